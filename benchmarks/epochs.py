@@ -25,7 +25,7 @@ from figures import Figure, factor, parser, report, share
 
 from autotune.data.record import Slice
 from autotune.runtime.executor import WarmUp
-from autotune.runtime.local import TrialProcesses
+from autotune.runtime.local import LocalExecutor
 from autotune.runtime.trial_process import is_stopped
 from autotune.script.loading import parse_reference
 from autotune.space.configuration import baseline_configuration
@@ -122,7 +122,7 @@ class PlainFit:
         os.kill(self._pid, signal.SIGKILL)
 
 
-def log_ratio(processes: TrialProcesses, server: subprocess.Popen[bytes], case: Case, logs: Path) -> float:
+def log_ratio(processes: LocalExecutor, server: subprocess.Popen[bytes], case: Case, logs: Path) -> float:
     """Logarithm of a trial's throughput over plain fit's, one fresh process of each."""
     size, batch, _ = case
     configuration = baseline_configuration(batch, {}, Device.CPU, where="benchmark")
@@ -156,9 +156,9 @@ def shown(parts: list[Slice], warm: WarmUp) -> float:
     return throughput_interval(rates, [each.examples for each in parts]).value
 
 
-def trials_of(name: str, logs: Path) -> TrialProcesses:
+def trials_of(name: str, logs: Path) -> LocalExecutor:
     """Trials of one of the workloads."""
-    return TrialProcesses(parse_reference(f"{HERE / 'tiled.py'}:{name}"), logs=logs)
+    return LocalExecutor(parse_reference(f"{HERE / 'tiled.py'}:{name}"), logs=logs)
 
 
 def log_ratios(cases: Sequence[Case]) -> list[float]:

@@ -32,8 +32,9 @@ from scipy import stats
 
 from autotune.data.figures import LogInterval
 from autotune.data.record import Phase, Slice
-from autotune.runtime.executor import Data, LiveTrial, WarmUp
-from autotune.runtime.local import TrialProcesses
+from autotune.runtime.executor import LiveTrial, WarmUp
+from autotune.runtime.local import LocalExecutor
+from autotune.runtime.protocol import Data
 from autotune.script.loading import parse_reference
 from autotune.space.configuration import baseline_configuration
 from autotune.space.knobs import Device
@@ -97,7 +98,7 @@ class Sizes:
 class Bench:
     """Trial processes of one configuration."""
 
-    def __init__(self, processes: TrialProcesses, sizes: Sizes, scratch: Path) -> None:
+    def __init__(self, processes: LocalExecutor, sizes: Sizes, scratch: Path) -> None:
         self._processes = processes
         self._sizes = sizes
         self._scratch = scratch
@@ -189,7 +190,7 @@ def disturbance(seed: int) -> Iterator[None]:
 def repeats(workload: str, count: int, sizes: Sizes, rng: random.Random, scratch: Path) -> dict[str, list[Found]]:
     """What each repeat with a workload found, by condition."""
     found: dict[str, list[Found]] = {condition: [] for condition in CONDITIONS}
-    with TrialProcesses(parse_reference(workload), logs=scratch) as processes:
+    with LocalExecutor(parse_reference(workload), logs=scratch) as processes:
         bench = Bench(processes, sizes, scratch)
         for _ in range(count):
             for condition in rng.sample(CONDITIONS, 2):

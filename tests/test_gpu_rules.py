@@ -9,11 +9,11 @@ from autotune.data.errors import ApplyError
 from autotune.data.hardware import Gpu
 from autotune.machine.gpu import GpuReading, VisibleGpu
 from autotune.recipe.apply import apply_before_build
-from autotune.runtime import error_patterns, template
-from autotune.runtime.error_patterns import card_fault, says_no_memory, says_taken
+from autotune.runtime import logs, template
 from autotune.runtime.failures import call_user
+from autotune.runtime.logs import gpu_fault_hint, is_busy_gpu_error, is_memory_error
 from autotune.runtime.protocol import LossCurves, LossRuns
-from autotune.runtime.template import device_is_open, is_gpu_file
+from autotune.runtime.template import is_gpu_file, is_gpu_open
 from autotune.training import fit, gpus
 
 FULL_OR_TAKEN = [
@@ -39,20 +39,20 @@ OTHERWISE = [
 @pytest.mark.parametrize("text", FULL_OR_TAKEN)
 def test_a_card_that_is_full_or_taken_is_want_of_memory(text):
     """Then a candidate is tried without the baseline beside it, and what is larger is not tried in vain."""
-    assert says_no_memory(text)
-    assert says_no_memory(f"Graph execution error:\n\n{text.upper()}\n\t [[{{{{node dense/MatMul}}}}]]")
+    assert is_memory_error(text)
+    assert is_memory_error(f"Graph execution error:\n\n{text.upper()}\n\t [[{{{{node dense/MatMul}}}}]]")
 
 
 def test_a_card_that_another_process_holds_is_told_from_a_full_one():
     """Alone, a trial that meets it tells nothing of memory."""
-    assert [says_taken(each) for each in FULL_OR_TAKEN].count(True) == 2
-    assert all(says_taken(each) == ("busy or unavailable" in each) for each in FULL_OR_TAKEN)
+    assert [is_busy_gpu_error(each) for each in FULL_OR_TAKEN].count(True) == 2
+    assert all(is_busy_gpu_error(each) == ("busy or unavailable" in each) for each in FULL_OR_TAKEN)
 
 
 @pytest.mark.parametrize("text", OTHERWISE)
 def test_other_errors_are_not(text):
     """They are the configuration's, or the user's to mend."""
-    assert not says_no_memory(text)
+    assert not is_memory_error(text)
 
 
 @pytest.mark.parametrize(
@@ -66,23 +66,23 @@ def test_other_errors_are_not(text):
 )
 def test_a_card_that_fails_is_named_with_what_to_do(monkeypatch, text, step):
     """Memory that cannot be corrected, and kernels that reach where they may not."""
-    monkeypatch.setattr(error_patterns, "visible_gpus", lambda: [VisibleGpu("GPU-3f8a", "NVIDIA H200")])
-    hint = card_fault(f"Graph execution error:\n\n{text.upper()}")
+    monkeypatch.setattr(logs, "visible_gpus", lambda: [VisibleGpu("GPU-3f8a", "NVIDIA H200")])
+    hint = gpu_fault_hint(f"Graph execution error:\n\n{text.upper()}")
     assert "NVIDIA H200 (GPU-3f8a)" in hint
     assert step in hint
-    assert not says_no_memory(text)
+    assert not is_memory_error(text)
 
 
 def test_a_card_that_nvml_does_not_name_is_the_card(monkeypatch):
     """As where NVML has died with it."""
-    monkeypatch.setattr(error_patterns, "visible_gpus", list)
-    assert "The memory of the card has failed" in card_fault("uncorrectable ECC error encountered")
+    monkeypatch.setattr(logs, "visible_gpus", list)
+    assert "The memory of the card has failed" in gpu_fault_hint("uncorrectable ECC error encountered")
 
 
 @pytest.mark.parametrize("text", [*FULL_OR_TAKEN, *OTHERWISE])
 def test_other_errors_blame_no_card(text):
     """Want of memory, and mistakes in a model."""
-    assert card_fault(text) == ""
+    assert gpu_fault_hint(text) == ""
 
 
 def test_a_failed_card_passes_through_the_users_own_functions():
@@ -119,16 +119,16 @@ def test_a_template_that_holds_such_a_file_is_found_out(tmp_path):
     descriptors.mkdir()
     (descriptors / "3").symlink_to("/dev/null")
     (descriptors / "4").write_text("closed meanwhile: no link any more")
-    assert not device_is_open(descriptors)
+    assert not is_gpu_open(descriptors)
     (descriptors / "5").symlink_to("/dev/nvidiactl")
-    assert device_is_open(descriptors)
+    assert is_gpu_open(descriptors)
 
 
 def test_importing_what_wakes_a_card_is_found_before_anything_is_asked(monkeypatch):
     """Then no child is forked to ask TensorFlow, and trials start afresh."""
-    monkeypatch.setattr(template, "device_is_open", lambda: True)
+    monkeypatch.setattr(template, "is_gpu_open", lambda: True)
     monkeypatch.setattr(template, "_fork", lambda: pytest.fail("a process with a GPU was forked"))
-    assert template.survey()[0] == "cuda"
+    assert template.inspect_import()[0] == "cuda"
 
 
 class Cards:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from autotune.data.errors import ArgumentError, WorkloadError
 from autotune.data.facts import WorkloadReference
-from autotune.runtime.user_errors import users_traceback
+from autotune.runtime.failures import format_user_traceback
 from autotune.script import loading
 from autotune.script.loading import facts_of, load, parse_reference, reference_of, refuse_while_loading
 from autotune.script.workload import Workload
@@ -445,7 +445,7 @@ def test_only_the_users_frames_are_shown(tmp_path):
         "        return through_pydantic()\n"
         "call_with_config(lambda: short(Shown()), None)\n"
     )
-    shown = users_traceback(raised_by(tmp_path, source))
+    shown = format_user_traceback(raised_by(tmp_path, source))
     assert shown.startswith("Traceback (your code):\n")
     assert shown.endswith("TypeError: in the middle")
     for function in ("<lambda>", "through_pydantic", "through_json", "inner"):
@@ -455,14 +455,14 @@ def test_only_the_users_frames_are_shown(tmp_path):
 
 
 def test_an_error_from_a_library_shows_the_users_line_that_called_it(tmp_path):
-    shown = users_traceback(raised_by(tmp_path, "import json\njson.loads('{')\n"))
+    shown = format_user_traceback(raised_by(tmp_path, "import json\njson.loads('{')\n"))
     assert "line 2, in <module>\n    json.loads('{')" in shown
     assert "decoder.py" not in shown
     assert "JSONDecodeError" in shown.splitlines()[-1]
 
 
 def test_an_error_without_any_frame_of_the_users_is_one_line():
-    assert users_traceback(ValueError("no frames")) == "ValueError: no frames"
+    assert format_user_traceback(ValueError("no frames")) == "ValueError: no frames"
 
 
 # ----------------------------------------------------------------------------------------------------- facts

@@ -64,7 +64,7 @@ def test_a_log_that_was_cut_is_read_on(log, monkeypatch):
     monkeypatch.setattr(logs, "HEAD_BYTES", 1 << 10)
     seen = Retracing(log, xla=True)
     assert slices(seen, log, COMPILED.format(1) + "x" * 80 * 4000 + "\n") == [1]
-    logs.cap(log)
+    logs.cap_log(log)
     assert slices(seen, log, "", "\n" + COMPILED.format(2)) == [0, 1]
 
 

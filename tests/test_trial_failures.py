@@ -7,8 +7,8 @@ import pytest
 
 from autotune.data.errors import AutotuneError, WorkloadError
 from autotune.data.record import Outcome
-from autotune.runtime.error_patterns import says_no_memory
 from autotune.runtime.failures import TrainingFailed, call_user
+from autotune.runtime.logs import is_memory_error
 from autotune.runtime.protocol import ChannelClosed
 from autotune.script import runner as worker
 
@@ -147,4 +147,4 @@ def test_the_innermost_line_that_says_something_is_the_cause(run, error, cause):
 )
 def test_what_says_that_memory_ran_out(text, expected):
     """The loader's want of room for thread-local variables is none of memory."""
-    assert says_no_memory(text) is expected
+    assert is_memory_error(text) is expected

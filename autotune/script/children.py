@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
-from autotune.runtime.user_errors import OnceImported, users_line
+from autotune.runtime.failures import ImportHook, locate_user_line
 
 VARIABLE = "AUTOTUNE_SURVEY"  # the survey's process, its answer's descriptor, and whether an import ends it already
 _FOLDER = str(Path(__file__).with_name("child_site"))
@@ -57,7 +57,7 @@ def refuse_training(*_: Any, **__: Any) -> NoReturn:
     """Answer that the script trains in a child process, with the line that trains."""
     answer_for_parent(
         {
-            "message": f"{users_line(traceback.extract_stack())}: trains in a process that the script starts, "
+            "message": f"{locate_user_line(traceback.extract_stack())}: trains in a process that the script starts, "
             "and only the script's own process can be timed",
             "hint": "Have the script train in its own process, such as by an option; or tune the file that trains.",
         }
@@ -68,7 +68,7 @@ def watch_imports() -> None:
     """Watch a fresh interpreter that is about to import TensorFlow or Keras."""
     if os.environ[VARIABLE].endswith("import"):
         answer_for_parent({})
-    sys.meta_path.insert(0, OnceImported("keras", _watch_training))
+    sys.meta_path.insert(0, ImportHook("keras", _watch_training))
 
 
 def _watch_training(keras: ModuleType) -> None:

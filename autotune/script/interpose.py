@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any
 
 from autotune.data.facts import Site
-from autotune.runtime.user_errors import OnceImported
+from autotune.runtime.failures import ImportHook
 from autotune.script import tuned
 from autotune.script.call_sites import site_of, users_frame
 from autotune.script.dataset_trace import Made, batch_calls, tag
@@ -75,7 +75,7 @@ class Wrappers:
             if name in sys.modules:
                 wrap(sys.modules[name])
             else:
-                sys.meta_path.insert(0, OnceImported(name, wrap))
+                sys.meta_path.insert(0, ImportHook(name, wrap))
 
     @property
     def active(self) -> bool:

@@ -16,9 +16,15 @@ from autotune.data.facts import ScriptSettings, WorkloadFacts, WorkloadReference
 from autotune.data.files import is_utf8, read_at_most
 from autotune.data.options import checked_args
 from autotune.data.printable import with_article
-from autotune.runtime.error_patterns import says_no_memory
+from autotune.runtime.failures import (
+    ARGS_HINT,
+    format_user_traceback,
+    make_exit_error,
+    refuse_training,
+    summarize_error,
+)
+from autotune.runtime.logs import is_memory_error
 from autotune.runtime.sources import binds_workload, fingerprint_of
-from autotune.runtime.user_errors import ARGS_HINT, cause_of, exit_error, training_refused, users_traceback
 from autotune.script.workload import Workload, takes_config
 from autotune.space.knobs import did_you_mean
 
@@ -149,12 +155,12 @@ def load(reference: WorkloadReference) -> Workload:
     _loading_workload = True
     try:
         hint = 'Put it under `if __name__ == "__main__":`; trials train by themselves.'
-        with training_refused("while the file is imported", hint):
+        with refuse_training("while the file is imported", hint):
             module = _import(reference)
     except WorkloadError:
         raise
     except BaseException as error:
-        if isinstance(error, MemoryError) or says_no_memory(str(error)):
+        if isinstance(error, MemoryError) or is_memory_error(str(error)):
             raise  # no mistake of the file's
         for name in sorted(sys.stdlib_module_names):
             found = Path(getattr(sys.modules.get(name), "__file__", None) or "/")
@@ -216,11 +222,11 @@ def _import_failed(reference: WorkloadReference, error: BaseException) -> Worklo
         )
     what = f"importing {reference.file or reference.module}"
     if isinstance(error, SystemExit):
-        return exit_error(what, error, ARGS_HINT)
+        return make_exit_error(what, error, ARGS_HINT)
     hint = "Mend the file; it must be importable."
     if "no known parent package" in str(error):
         hint = "Name it as a module, from the directory above its package: autotune tune PACKAGE.MODULE"
-    return WorkloadError(f"{what} raised {cause_of(error)}", hint=hint, detail=users_traceback(error))
+    return WorkloadError(f"{what} raised {summarize_error(error)}", hint=hint, detail=format_user_traceback(error))
 
 
 def facts_of(

@@ -17,7 +17,7 @@ from autotune.machine.telemetry import peak_host_bytes
 from autotune.recipe import apply
 from autotune.recipe.apply import list_devices
 from autotune.runtime import failures, protocol
-from autotune.runtime.executor import Data
+from autotune.runtime.protocol import Data
 from autotune.runtime.sources import directory_of
 from autotune.script.dataset_trace import batch_calls, drops_remainder, examples_of
 from autotune.script.execute import leave
@@ -68,7 +68,7 @@ class TrialHooks(Hooks):
 
     def _failed(self, error: BaseException) -> NoReturn:
         self.effects.training_begins()
-        self.channel.send(failures.told(error))
+        self.channel.send(failures.encode_failure(error))
         leave(1)
 
 

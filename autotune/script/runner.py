@@ -45,7 +45,7 @@ def run(
     except protocol.ChannelClosed:
         return 1
     except BaseException as error:
-        channel.send(failures.told(error))
+        channel.send(failures.encode_failure(error))
         return 1
     return 0
 

@@ -27,7 +27,7 @@ from autotune.data.facts import ScriptSettings, WorkloadReference
 from autotune.data.run_directory import SCRATCH
 from autotune.runtime import containment
 from autotune.runtime.created_files import identity_of, read_created
-from autotune.runtime.user_errors import users_frames
+from autotune.runtime.failures import select_user_frames
 from autotune.script.interpose import around, replace_everywhere
 
 _TRACKERS_OFF = {
@@ -381,7 +381,7 @@ class SideEffects:
         )
 
     def _refuse_change(self, event: str, full: str) -> None:
-        frame = users_frames(traceback.extract_stack())[-1:]
+        frame = select_user_frames(traceback.extract_stack())[-1:]
         where = f"{frame[0].filename}, line {frame[0].lineno}" if frame else "a package"
         verb = "writes to" if event == "open" else "changes"
         self._inside = True
@@ -419,7 +419,7 @@ def _calling_frame() -> traceback.FrameSummary | None:
             continue
         if re.search(r"/(?:site|dist)-packages/", frame.filename):
             return None
-        if users_frames([frame]):
+        if select_user_frames([frame]):
             return frame
     return None
 

@@ -16,8 +16,8 @@ from autotune.data.errors import WorkloadError
 from autotune.data.facts import Fit, ScriptSettings, Site, WorkloadFacts, WorkloadReference
 from autotune.data.printable import plural
 from autotune.runtime import failures, sources
+from autotune.runtime.failures import locate_user_line
 from autotune.runtime.sources import directory_of, file_of
-from autotune.runtime.user_errors import users_line
 from autotune.script import children, ranks
 from autotune.script.execute import leave, tell, told_by_fork
 from autotune.script.fit_call import FitCall, few_steps
@@ -232,7 +232,7 @@ class _Survey(Hooks):
     def _refuse_session(self, *_: Any, **__: Any) -> None:
         self._refuse(
             WorkloadError(
-                f"{users_line(traceback.extract_stack())}: opens a tf.compat.v1.Session, which cannot be tuned",
+                f"{locate_user_line(traceback.extract_stack())}: opens a tf.compat.v1.Session, which cannot be tuned",
                 hint="Train by Keras, or by a loop with tf.GradientTape.",
             )
         )
@@ -243,7 +243,7 @@ class _Survey(Hooks):
         self._fail(error)
 
     def _fail(self, error: BaseException) -> NoReturn:
-        told, no_memory = failures.told(error), failures.is_out_of_memory(error)
+        told, no_memory = failures.encode_failure(error), failures.is_out_of_memory(error)
         self._say({"message": told.reason, "hint": told.hint, "detail": told.detail, "no_memory": no_memory})
 
     def _say(self, told: dict[str, Any]) -> NoReturn:

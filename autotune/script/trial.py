@@ -16,8 +16,14 @@ from autotune.data.record import Outcome
 from autotune.recipe import apply
 from autotune.recipe.tf_private import keep_collectives
 from autotune.runtime import failures, protocol
-from autotune.runtime.executor import Data
-from autotune.runtime.user_errors import ARGS_HINT, cause_of, exit_error, users_line, users_traceback
+from autotune.runtime.failures import (
+    ARGS_HINT,
+    format_user_traceback,
+    locate_user_line,
+    make_exit_error,
+    summarize_error,
+)
+from autotune.runtime.protocol import Data
 from autotune.script import ranks
 from autotune.script.dataset_trace import drops_remainder
 from autotune.script.execute import leave, run_as_main
@@ -101,7 +107,7 @@ def run_users(reference: WorkloadReference, *, endless: Site | None = None) -> N
     """Run the script, with a `range()` of it that has no end.
 
     Raises:
-        WorkloadError: It has raised an exception. What `failures.is_nobodys` says passes through.
+        WorkloadError: It has raised an exception. What `failures.is_environment_failure` says passes through.
     """
     name, own = reference.shown, os.getpid()
     try:
@@ -112,21 +118,21 @@ def run_users(reference: WorkloadReference, *, endless: Site | None = None) -> N
                 leave(sys.exc_info()[0] is not None)
     except SystemExit as error:
         if error.code not in (None, 0):
-            raise exit_error(name, error, ARGS_HINT) from error
+            raise make_exit_error(name, error, ARGS_HINT) from error
     except EOFError as error:
-        line = users_line(traceback.extract_tb(error.__traceback__))
+        line = locate_user_line(traceback.extract_tb(error.__traceback__))
         raise WorkloadError(
             f"{line}: asks for input, and a trial has none", hint=f"Give it as an argument of the script. {ARGS_HINT}"
         ) from error
     except (WorkloadError, failures.TrainingFailed):
         raise
     except BaseException as error:
-        if failures.is_nobodys(error):
+        if failures.is_environment_failure(error):
             raise
         raise WorkloadError(
-            f"{name} raised {cause_of(error)}",
+            f"{name} raised {summarize_error(error)}",
             hint=f"Check that it runs by itself: python {name}",
-            detail=users_traceback(error),
+            detail=format_user_traceback(error),
         ) from error
 
 

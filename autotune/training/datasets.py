@@ -15,7 +15,7 @@ from autotune.recipe import apply
 from autotune.recipe.apply import kind_of
 from autotune.recipe.lazy import tf
 from autotune.recipe.tf_private import attribute_of, inputs_of
-from autotune.runtime.failures import call_user, strategy_error
+from autotune.runtime.failures import call_user, make_strategy_error
 from autotune.script.workload import Workload, call_with_config
 from autotune.space.configuration import Configuration
 
@@ -68,7 +68,7 @@ def pipeline(dataset: tf.data.Dataset, workload: Workload, configuration: Config
 def _made_by(function: Callable[..., Any], part: str, configuration: Configuration) -> tf.data.Dataset:
     dataset = call_user(part, lambda: call_with_config(function, configuration))
     if isinstance(dataset, tf.distribute.DistributedDataset):
-        raise strategy_error(f"{part}() returned a dataset that a tf.distribute strategy has distributed")
+        raise make_strategy_error(f"{part}() returned a dataset that a tf.distribute strategy has distributed")
     dataset = apply.as_dataset(dataset) if part == "validation" else dataset
     if not isinstance(dataset, tf.data.Dataset):
         hint = "Wrap arrays as tf.data.Dataset.from_tensor_slices((x, y))."

@@ -21,8 +21,8 @@ from autotune.recipe.apply import list_devices
 from autotune.recipe.lazy import keras, tf
 from autotune.recipe.tf_private import finite_steps
 from autotune.runtime import protocol
-from autotune.runtime.executor import Data
 from autotune.runtime.failures import TrainingFailed, is_out_of_memory
+from autotune.runtime.protocol import Data
 from autotune.script.workload import Workload
 from autotune.space.configuration import Configuration
 from autotune.space.variables import without_caches

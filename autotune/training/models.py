@@ -12,7 +12,7 @@ from autotune.recipe import apply
 from autotune.recipe.apply import strategy_of
 from autotune.recipe.lazy import keras, tf
 from autotune.recipe.tf_private import computing_layers, inputs_of
-from autotune.runtime.failures import call_user, strategy_error
+from autotune.runtime.failures import call_user, make_strategy_error
 from autotune.script.workload import Workload
 from autotune.space.configuration import Configuration
 from autotune.space.knobs import KNOBS
@@ -42,7 +42,7 @@ def _compiled(workload: Workload, configuration: Configuration) -> keras.Model:
         )
     strategy = model.distribute_strategy  # TensorFlow would refuse to train it outside
     if tf.distribute.get_strategy() is not ours or strategy is not ours:
-        raise strategy_error(f"model() builds the model under {with_article(type(strategy).__name__)}")
+        raise make_strategy_error(f"model() builds the model under {with_article(type(strategy).__name__)}")
     if workload.compile is not None:
         _compile(model, workload.compile, configuration)
     elif not model.compiled:

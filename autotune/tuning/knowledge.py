@@ -153,7 +153,7 @@ class View:
     ) -> LogInterval | None:
         if len(instances) < 2:
             return None
-        apart = self._run.executor.apart(confirmation.trial.configuration, other)
+        apart = self._run.executor.needs_different_template(confirmation.trial.configuration, other)
         looks = confirmation.looks
         prior = self.process_prior(without=looks.candidate)
         return claim_interval(instances, prior=prior, confidence=looks.confidence, other_template=apart)

@@ -8,7 +8,8 @@ from dataclasses import replace
 
 from autotune.data.errors import BudgetError, MeasuringStoppedError, NoStableConfigurationError, WorkloadError
 from autotune.data.record import Outcome, Slice
-from autotune.runtime.executor import IN_SEARCH, SeatLost, TrialFailed, TrialTiming, WarmUp
+from autotune.runtime.executor import IN_SEARCH, SeatLost, TrialFailed, WarmUp
+from autotune.runtime.protocol import TrialTiming
 from autotune.tuning.run import Run, never_two_alive
 from autotune.tuning.side import PATIENCE_SECONDS, Side
 from autotune.tuning.trial import Trial
@@ -103,7 +104,7 @@ def baseline_error(run: Run, trial: Trial, failure: TrialFailed, *, hurried: boo
         )
     if failure.outcome is Outcome.TIMEOUT and not trial.slices:
         hint = "Try it on its own with model.fit first; if it trains there, give a larger --budget."
-        if getattr(run.executor, "isolation", "template") == "template":
+        if run.executor.isolation == "template":
             hint = (
                 "If it never trains at all, try it on its own with model.fit first; if it does train there, try "
                 "--isolation spawn: threads that a library has started at import do not survive a fork."

@@ -109,7 +109,7 @@ class Invocation:
     @property
     def isolation(self) -> str:
         """How trials are kept apart: as was asked for, unless importing the workload leaves no choice."""
-        return str(getattr(self.executor, "isolation", self.options.isolation))
+        return self.executor.isolation
 
 
 @dataclass(frozen=True, kw_only=True)

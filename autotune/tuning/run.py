@@ -14,8 +14,9 @@ from autotune.data.credentials import mask_text
 from autotune.data.options import Objective
 from autotune.data.record import Boundary, Outcome, Phase, TrialRecord
 from autotune.data.run_directory import RunDirectory
-from autotune.runtime.error_patterns import says_taken
-from autotune.runtime.executor import Clock, Data, DeviceUnavailable, Executor, TrialFailed
+from autotune.runtime.executor import Clock, DeviceUnavailable, Executor, TrialFailed
+from autotune.runtime.logs import is_busy_gpu_error
+from autotune.runtime.protocol import Data
 from autotune.space.configuration import Configuration
 from autotune.stats.scaling import scaling_efficiency
 from autotune.tuning.events import Observer, TrialBegan, TrialEnded, TrialMeasured
@@ -142,7 +143,7 @@ def never_two_alive() -> Iterator[None]:
     try:
         yield
     except TrialFailed as failure:
-        if failure.outcome is Outcome.OOM and says_taken(failure.reason):
+        if failure.outcome is Outcome.OOM and is_busy_gpu_error(failure.reason):
             taken = DeviceUnavailable(
                 Outcome.ERROR,
                 failure.reason,

@@ -11,8 +11,9 @@ from autotune.data.errors import MeasuringStoppedError
 from autotune.data.figures import LogInterval
 from autotune.data.record import Outcome, Pairing, Phase, TrialRecord
 from autotune.recipe.apply import environment
-from autotune.runtime.error_patterns import says_taken
-from autotune.runtime.executor import IN_SEARCH, Data, DeviceUnavailable, SeatLost, TrialFailed, WarmUp
+from autotune.runtime.executor import IN_SEARCH, DeviceUnavailable, SeatLost, TrialFailed, WarmUp
+from autotune.runtime.logs import is_busy_gpu_error
+from autotune.runtime.protocol import Data
 from autotune.space.configuration import Configuration, add_strategy_knobs, move_to_device, reset_idle
 from autotune.space.knobs import KNOBS, Device
 from autotune.stats.deciding import Stop, stop_measuring
@@ -253,7 +254,7 @@ class Seat:
                 if failure.outcome is not Outcome.OOM:
                     raise
                 out_of_memory = failure  # perhaps only the two together do not fit
-                self.bracketed = says_taken(failure.reason)  # then no later one fits beside the baseline either
+                self.bracketed = is_busy_gpu_error(failure.reason)  # then no later one fits beside the baseline either
             else:
                 return
         try:

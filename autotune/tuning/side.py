@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from autotune.data.record import Outcome, Slice
-from autotune.runtime.executor import IN_SEARCH, LiveTrial, SeatLost, TrialFailed, TrialTiming, WarmUp
+from autotune.runtime.executor import IN_SEARCH, LiveTrial, SeatLost, TrialFailed, WarmUp
+from autotune.runtime.protocol import TrialTiming
 from autotune.tuning.run import Run
 from autotune.tuning.slicing import taken_seconds
 from autotune.tuning.trial import Trial

@@ -21,9 +21,9 @@ from autotune.machine.gpu import visible_gpus
 from autotune.machine.other_runs import announced, local_devices
 from autotune.recipe.recipe import Recipe
 from autotune.report.page import write_page_or_say
-from autotune.runtime.local import TrialProcesses
-from autotune.runtime.places import cut_cores, machine_of, of_devices
-from autotune.runtime.ray_seats import RayTrials
+from autotune.runtime.local import LocalExecutor
+from autotune.runtime.places import cut_cores, group_gpus, restrict_to_seat
+from autotune.runtime.ray import RayExecutor
 from autotune.script.loading import refuse_while_loading
 from autotune.script.workload import Workload
 from autotune.space.space_file import SearchSpace, find_search_space, shipped_names
@@ -213,7 +213,7 @@ def _run(
         announced(directory.path, _devices_of(options, places), say=say, wait=wait, advice=WAIT_ADVICE) as waited,
     ):
         began += waited
-        machine = machine_of(places, fingerprint())
+        machine = restrict_to_seat(fingerprint(), places)
         if earlier is None:
             directory.write_run(
                 RunRecord(run=directory.name, started_at=now_utc(), machine=machine, arguments=asdict(options.recorded))
@@ -269,7 +269,7 @@ def _places(options: Options) -> Sequence[Place] | None:
     if options.executor == "ray":
         return None
     if options.devices is not None:
-        return of_devices(options.devices, options.seat_devices)
+        return group_gpus(options.devices, options.seat_devices)
     return None if options.seats is None else cut_cores(options.seats)
 
 
@@ -289,10 +289,10 @@ def _executor(
     *,
     say: Callable[[str], None],
     left: Callable[[], float],
-) -> TrialProcesses | RayTrials:
+) -> LocalExecutor | RayExecutor:
     """What runs the trials."""
     if options.executor == "ray":
-        return RayTrials(
+        return RayExecutor(
             reference,
             isolation=options.isolation,
             profile=options.profile,
@@ -303,7 +303,7 @@ def _executor(
             say=say,
             left=left,
         )
-    return TrialProcesses(
+    return LocalExecutor(
         reference,
         logs=directory.log_directory,
         isolation=options.isolation,

@@ -32,7 +32,7 @@ from autotune.machine.gpu import visible_gpus
 from autotune.machine.other_runs import announced, local_devices
 from autotune.recipe.recipe import Recipe
 from autotune.runtime.executor import TrialFailed
-from autotune.runtime.local import TrialProcesses
+from autotune.runtime.local import LocalExecutor
 from autotune.script.loading import refuse_while_loading
 from autotune.script.workload import Workload
 from autotune.space.configuration import Configuration
@@ -137,7 +137,7 @@ def verify(
                 local_devices([gpu.uuid for gpu in visible_gpus()]),
                 say=lambda text: observe(Notice(text=text)),
             ),
-            TrialProcesses(
+            LocalExecutor(
                 reference, logs=directory.log_directory, isolation=isolation, import_seconds=options.budget
             ) as processes,
         ):
@@ -318,7 +318,7 @@ def _as_if_searched(recipe: Recipe, opened: Opened) -> TrialRecord:
 def _claim(confirmation: Confirmation, opened: Opened) -> LogInterval | None:
     if len(confirmation.instances) < 2:
         return None
-    apart = opened.run.executor.apart(confirmation.trial.configuration, opened.run.baseline)
+    apart = opened.run.executor.needs_different_template(confirmation.trial.configuration, opened.run.baseline)
     processes = confirmation.instances
     prior = process_prior([[values] for values in processes], rounds=min(map(len, processes)))
     return claim_interval(processes, prior=prior, other_template=apart)

@@ -14,9 +14,9 @@ from autotune.data.facts import WorkloadReference
 from autotune.data.record import Outcome
 from autotune.data.run_directory import RunDirectory
 from autotune.recipe.recipe import Recipe
-from autotune.runtime.executor import Data, TrialFailed
-from autotune.runtime.local import TrialProcesses
-from autotune.runtime.protocol import LossRuns
+from autotune.runtime.executor import TrialFailed
+from autotune.runtime.local import LocalExecutor
+from autotune.runtime.protocol import Data, LossRuns
 from autotune.space.configuration import read_trials
 from autotune.space.knobs import STRATEGY_KNOBS
 
@@ -91,7 +91,7 @@ def _two_devices():
 def processes(_two_devices, tmp_path_factory):
     """Trials of the cases, in a template that sees two devices."""
     reference = WorkloadReference(file=str(WORKLOADS / "cases.py"), search_path=(str(WORKLOADS),))
-    with TrialProcesses(reference, logs=tmp_path_factory.mktemp("templates")) as opened:
+    with LocalExecutor(reference, logs=tmp_path_factory.mktemp("templates")) as opened:
         opened.open()
         yield opened
 
