@@ -15,16 +15,9 @@ from autotune.data.facts import ScriptFacts, ScriptSettings, Site, Trains, Workl
 from autotune.data.options import Options
 from autotune.data.run_directory import CREATED, SCRATCH, RunDirectory
 from autotune.runtime.created_files import identity_of, remove_created
-from autotune.runtime.sources import (
-    binds_workload,
-    calls_of,
-    fingerprint,
-    installed_packages,
-    is_called_in_loop,
-    own_files,
-)
+from autotune.runtime.sources import binds_workload, fingerprint_of_script, installed_packages, own_files
 from autotune.script import tuned
-from autotune.script.call_sites import shown, site_of
+from autotune.script.call_sites import calls_in, count_method_calls, is_called_in_loop, shown, site_of
 from autotune.script.loading import parse_reference
 from autotune.script.sandbox import SideEffects
 from autotune.script.settings import Settings
@@ -153,17 +146,19 @@ def test_a_scripts_own_files_are_those_it_imports_from_its_directory(tmp_path):
     files = own_files(file, tmp_path)
     assert {each.name for each in files} == {"train.py", "data.py", "big.py", "__init__.py"}
     assert len(files) == 4
-    assert calls_of(files, "fit") == 2
+    assert count_method_calls(files, "fit") == 2
     assert installed_packages(files) == ["numpy", "pandas"]
 
 
 def test_the_fingerprint_follows_every_file_of_the_script(tmp_path):
     """A change in a module that the script imports is a change of the script."""
-    files = [written(tmp_path, "train.py", "import data\n"), written(tmp_path, "data.py", "a = 1\n")]
-    before = fingerprint(files)
-    assert fingerprint(files[::-1]) == before
-    files[1].write_text("a = 2\n", encoding="utf-8")
-    assert fingerprint(files) != before
+    data = written(tmp_path, "data.py", "a = 1\n")
+    file = written(tmp_path, "train.py", "import data\n")
+    reference = WorkloadReference(file=str(file), search_path=(str(tmp_path),))
+    before = fingerprint_of_script(reference)
+    assert fingerprint_of_script(reference) == before
+    data.write_text("a = 2\n", encoding="utf-8")
+    assert fingerprint_of_script(reference) != before
 
 
 # ------------------------------------------------------------------------------------------ where its calls are
@@ -242,8 +237,6 @@ def test_a_call_in_a_linked_script_is_the_same_call(tmp_path):
 
 def test_a_call_that_moved_to_another_line_is_the_same_call(tmp_path):
     """Lines may be added and removed: the key stays."""
-    from autotune.script.call_sites import calls_in
-
     before = sites_of(tmp_path)
     calls_in.cache_clear()
     after = sites_of(tmp_path, shift="pass\npass  # é\n")
