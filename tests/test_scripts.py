@@ -20,8 +20,17 @@ from autotune.data.run_directory import CREATED, SCRATCH, RunDirectory
 from autotune.runtime import containment
 from autotune.runtime.created_files import CreatedFiles, identity_of, remove_created
 from autotune.runtime.sources import binds_workload, fingerprint_of_script, installed_packages, own_files
-from autotune.script import tuned
-from autotune.script.call_sites import calls_in, count_method_calls, is_called_in_loop, shown, site_of, users_frame
+from autotune.script import children, tuned, write_watch
+from autotune.script.call_sites import (
+    calls_in,
+    count_method_calls,
+    enclosing_ranges,
+    is_called_in_loop,
+    shown,
+    site_of,
+    users_frame,
+)
+from autotune.script.execute import run_in_fork, send_answer
 from autotune.script.loading import parse_reference
 from autotune.script.sandbox import SideEffects
 from autotune.script.settings import Settings
@@ -165,6 +174,33 @@ def test_the_fingerprint_follows_every_file_of_the_script(tmp_path):
     assert fingerprint_of_script(reference) != before
 
 
+def test_a_fork_answers_and_nothing_of_it_is_left():
+    """A process that it has started may hold its pipe; a fork that dies answers nothing."""
+
+    def run(pipe):
+        child = subprocess.Popen(["sleep", "1000"], close_fds=False)
+        send_answer(pipe, {"pid": child.pid})
+
+    answer = run_in_fork(run)
+    with contextlib.suppress(ProcessLookupError):  # killed with its group, reaped by nobody yet
+        assert Path(f"/proc/{answer['pid']}/stat").read_text().split()[2] == "Z"
+    assert run_in_fork(lambda pipe: os._exit(1)) == {}
+
+
+def test_pythons_that_a_script_starts_import_the_users_own_customization(tmp_path, monkeypatch):
+    """The survey's hides it only until it has been imported, and is on no search path afterwards."""
+    written(tmp_path, "sitecustomize.py", "print('the user')\n")
+    for name in ("PYTHONPATH", "AUTOTUNE_SURVEY"):
+        monkeypatch.setenv(name, str(tmp_path))
+    children.watch_children(7)
+    assert not children.is_child()
+    code = "import sys; print(sys.modules['sitecustomize'].__file__, [p for p in sys.path if 'child_site' in p])"
+    code += "\nfrom autotune.script import children; print(children.is_child())"
+    environment = {**os.environ, "PYTHONPATH": os.environ["PYTHONPATH"] + os.pathsep + os.getcwd()}
+    seen = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert seen.stdout.splitlines() == ["the user", f"{tmp_path}/sitecustomize.py []", "True"]
+
+
 # ------------------------------------------------------------------------------------------ where its calls are
 
 
@@ -247,6 +283,22 @@ def test_a_call_that_moved_to_another_line_is_the_same_call(tmp_path):
     calls_in.cache_clear()
     assert {size: each.key for size, each in after.items()} == {size: each.key for size, each in before.items()}
     assert after[4].line == before[4].line + 2
+
+
+def test_the_ranges_around_a_line_are_found_the_innermost_first(tmp_path):
+    """Also below `enumerate` and a progress bar; loops over anything else, and loops beside the line, are none."""
+    source = """
+    for trial in range(2):
+        for epoch in tqdm(enumerate(range(3)), desc="x"):
+            for batch in batches:
+                step(batch)
+        for other in range(4):
+            step(other)
+    """
+    file = written(tmp_path, "train.py", source)
+    found = enclosing_ranges(str(file), 5, str(tmp_path))
+    assert [(site.call, site.line) for site in found] == [("range", 3), ("range", 2)]
+    assert enclosing_ranges(str(file), 1, str(tmp_path)) == []
 
 
 def test_a_call_through_pythons_own_wrappers_is_the_users():
@@ -431,6 +483,50 @@ def test_a_directory_that_holds_others_files_is_not_removed(work):
 
     assert f"changes {work}/out, which exists" in in_watched_fork(work.parent / "run", work, act)
     assert files_below(work / "out") == ["a.txt", "mine.txt"]
+
+
+@pytest.mark.parametrize(
+    ("command", "reads"),
+    [
+        ("git rev-parse HEAD", True),
+        ("cat a.txt | wc -l && /usr/bin/nvidia-smi -L", True),
+        (["bash", "-c", "ls; pwd"], True),
+        (b"uname -a", True),
+        ("git checkout .", False),
+        ("git", False),
+        ("cat a.txt > b.txt", False),
+        ("cat $(rm b.txt)", False),
+        ("cat a.txt; rm b.txt", False),
+        ("cat 'a", False),
+        (["bash", "-c", "rm b.txt"], False),
+        (["python", "-c", "pass"], False),
+        ([], False),
+    ],
+)
+def test_a_program_runs_where_it_is_known_to_only_read(command, reads):
+    """Of several programs, all of them."""
+    assert write_watch._only_reads(command) is reads
+
+
+@pytest.mark.parametrize(
+    ("database", "file"),
+    [
+        ("study.db", "study.db"),
+        (b"study.db", "study.db"),
+        ("file:study.db?cache=shared", "study.db"),
+        ("file:///data/study.db", "/data/study.db"),
+        ("file://localhost/data/study.db", "/data/study.db"),
+        ("file:study.db?mode=ro", None),
+        ("file:study.db?cache=private&immutable=1", None),
+        ("file:memory?mode=memory", None),
+        (":memory:", None),
+        ("", None),
+        (None, None),
+    ],
+)
+def test_a_database_is_known_by_its_file(database, file):
+    """None for one that cannot be written, or lies in memory."""
+    assert write_watch._database_path(database) == (file and os.path.abspath(file))
 
 
 def test_trials_own_what_they_have_created_and_nobody_has_changed(work, tmp_path):

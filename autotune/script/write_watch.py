@@ -103,12 +103,12 @@ class WriteWatch:
 
     def install_tensorflow(self, tf: Any) -> None:
         """Watch functions of TensorFlow and h5py, which open files without Python's knowledge."""
-        around(tf.io.TFRecordWriter, "__init__", self._open_records)
         around(tf.io.gfile.GFile, "__init__", self._open_by_mode)
         if "h5py" in sys.modules:
             around(sys.modules["h5py"].File, "__init__", self._open_by_mode)
-        around(tf.io, "write_file", partial(self._change_path, "open"))
+        around(tf.io.TFRecordWriter, "__init__", self._open_records)
         around(tf.data.Dataset, "save", self._save_dataset)
+        around(tf.io, "write_file", partial(self._change_path, "open"))
         for name, event in _GFILE_EVENTS.items():
             around(tf.io.gfile, name, partial(self._change_path, event))
         for name, event in (("rename", "os.rename"), ("copy", "")):
@@ -138,24 +138,19 @@ class WriteWatch:
             self._check("open", name)
         usual(opened, name, mode, *rest, **named)
 
-    def _change_path(self, event: str, usual: Callable[..., Any], path: Any, *rest: Any, **named: Any) -> Any:
-        import tensorflow as tf
-
-        if event in ("os.remove", "shutil.rmtree") and not tf.io.gfile.exists(path):
+    def _change_path(self, event: str, usual: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+        path = arguments[0] if arguments else named.get("path", named.get("filename"))
+        if event in ("os.remove", "shutil.rmtree") and not _exists(path):
             return None  # a save would have created it
         self._check(event, path)
-        return usual(path, *rest, **named)
+        return usual(*arguments, **named)
 
-    def _move(
-        self, event: str, usual: Callable[..., Any], src: Any, dst: Any, overwrite: bool = False, **named: Any
-    ) -> Any:
-        import tensorflow as tf
-
+    def _move(self, event: str, usual: Callable[..., Any], src: Any, dst: Any, overwrite: bool = False) -> Any:
         if event:
             self._check(event, src)
-        if overwrite or not tf.io.gfile.exists(dst):  # otherwise TensorFlow refuses
+        if overwrite or not _exists(dst):  # otherwise TensorFlow refuses
             self._check("open", dst)
-        return usual(src, dst, overwrite, **named)
+        return usual(src, dst, overwrite)
 
     def _save_dataset(self, usual: Callable[..., Any], dataset: Any, path: Any, *rest: Any, **named: Any) -> Any:
         if os.path.exists(os.fspath(path)):
@@ -296,6 +291,13 @@ class WriteWatch:
         line = users_line(traceback.extract_stack())
         self._paused = True
         self._refuse(WorkloadError(f"{line}: {verb} {full}, which exists", hint=_ALLOW))
+
+
+def _exists(path: Any) -> bool:
+    """Return whether a file is there for TensorFlow, which reads remote ones too."""
+    import tensorflow as tf
+
+    return bool(tf.io.gfile.exists(path))
 
 
 def _full_path(path: Any, directory: Any) -> str:

@@ -106,7 +106,7 @@ logging.info("begins")
 import os
 if not os.path.exists("made"):
     tf.io.gfile.makedirs("made/inner")
-    tf.io.write_file("made/inner/a.bin", tf.constant("1"))
+    tf.io.write_file(filename="made/inner/a.bin", contents=tf.constant("1"))
     with tf.io.TFRecordWriter("made/b.tfrecord") as writer:
         writer.write(b"1")
     with tf.io.gfile.GFile("made/c.txt", "w") as stream:
