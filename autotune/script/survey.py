@@ -15,15 +15,16 @@ from typing import Any, NoReturn
 from autotune.data.errors import WorkloadError
 from autotune.data.facts import Fit, ScriptSettings, Site, WorkloadFacts, WorkloadReference
 from autotune.data.printable import plural
-from autotune.runtime import failures, sources
+from autotune.runtime import failures
 from autotune.runtime.failures import locate_user_line
-from autotune.runtime.sources import directory_of, file_of
+from autotune.runtime.sources import directory_of, file_of, own_files
 from autotune.script import children, ranks
-from autotune.script.execute import leave, tell, told_by_fork
+from autotune.script.call_sites import count_method_calls, is_called_in_loop
+from autotune.script.execute import leave, run_in_fork, send_answer
 from autotune.script.fit_call import FitCall, few_steps
 from autotune.script.interpose import Hooks, Wrappers
 from autotune.script.loop_watch import LoopWatch
-from autotune.script.reach import Around, facts_of_fit, facts_of_loop
+from autotune.script.reach import ScriptContext, facts_of_fit, facts_of_loop
 from autotune.script.sandbox import SideEffects
 from autotune.script.scope import refuse_strategies
 from autotune.script.settings import Settings
@@ -46,9 +47,9 @@ def survey(reference: WorkloadReference, variables: dict[str, str]) -> WorkloadF
         WorkloadError: It cannot be tuned; the message says why, and what to do.
         MemoryError: Memory ran out.
     """
-    told = told_by_fork(lambda answer: _Survey(reference, variables, answer).run())
+    told = run_in_fork(lambda answer: _Survey(reference, variables, answer).run())
     if workers := told.get("workers"):
-        told = told_by_fork(lambda answer: _Survey(reference, variables, answer, workers).run())
+        told = run_in_fork(lambda answer: _Survey(reference, variables, answer, workers).run())
     if "facts" in told:
         return WorkloadFacts.model_validate(told["facts"])
     if told.get("no_memory"):
@@ -68,16 +69,16 @@ class _Survey(Hooks):
         self._number = 0  # of this worker
         self._wanted = (reference.script or ScriptSettings()).fit
         directory = directory_of(reference)
-        own = sources.own_files(file_of(reference), Path(directory))
-        self._repeats = sources.is_called_in_loop(own, "fit")
-        self._only = sources.calls_of(own, "fit") <= 1
+        own = own_files(file_of(reference), Path(directory))
+        self._repeats = is_called_in_loop(own, "fit")
+        self._only = count_method_calls(own, "fit") <= 1
         self._fits: list[Fit] = []
         self._facts: list[WorkloadFacts] = []
         self._failed_fits: list[tuple[Site, WorkloadFacts]] = []  # calls of `fit` that raised when they were cut short
         self._effects = SideEffects(reference, self._refuse)
         self._wrappers = Wrappers(Settings(), self, directory, self._effects.scratch)
         self._watch = LoopWatch(self._wrappers)
-        self._around = Around(
+        self._around = ScriptContext(
             reference=reference, variables=variables, wrappers=self._wrappers, effects=self._effects, workers=workers
         )
         self._began = time.perf_counter()
@@ -250,5 +251,5 @@ class _Survey(Hooks):
         if children.is_child() and not self._number:
             children.answer_for_parent(told)
         self._effects.training_begins()
-        tell(self._answer, told)
+        send_answer(self._answer, told)
         leave(0)
