@@ -6,7 +6,7 @@ import math
 import pytest
 
 from autotune.training import boundary
-from autotune.training.session import Training
+from autotune.training.progress import Training
 
 
 def training(steps, steps_per_call=1, synchronise=lambda: None):

@@ -20,7 +20,7 @@ from autotune.runtime.protocol import Finish, FirstStep, Measure, Ready, SliceDo
 from autotune.training import gauges
 from autotune.training.boundary import BetweenEpochs
 from autotune.training.clock import LongEpoch, StepClock
-from autotune.training.session import Training
+from autotune.training.progress import Progress, Training
 from autotune.training.slices import TrainingEnded, finite_loss, freeze_own_group, step_quantiles
 
 FROZEN_SECONDS = 100.0
@@ -102,15 +102,17 @@ class Simulation:
         rest = 0 if examples is None or drop_remainder else examples % batch_size
         self.steps_in_epoch = whole + (rest > 0)
         self.has_smaller_batch = rest > 0
-        measured = [lambda: gauges.machine(self.counters), *more_gauges]
+        measured = [lambda: gauges.measure_machine(self.counters), *more_gauges]
         self.clock = StepClock(
-            Training(
-                steps_per_call=steps_per_call,
-                batch_size=batch_size,
-                examples=told or examples,
-                drop_remainder=drop_remainder,
-                synchronise=self.synchronise,
-                charged_per_epoch_seconds=charged_seconds,
+            Progress(
+                Training(
+                    steps_per_call=steps_per_call,
+                    batch_size=batch_size,
+                    examples=told or examples,
+                    drop_remainder=drop_remainder,
+                    synchronise=self.synchronise,
+                    charged_per_epoch_seconds=charged_seconds,
+                )
             ),
             self,
             warmup_seconds=warmup_seconds,
@@ -121,7 +123,7 @@ class Simulation:
             clock=lambda: self.now,
         )
         if skips is not None:
-            measured.append(gauges.skipped_steps(self.clock.progress, lambda: self.updates))
+            measured.append(gauges.skipped_steps_gauge(self.clock.progress, lambda: self.updates))
 
     # The tuner's end.
 

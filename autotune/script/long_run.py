@@ -23,11 +23,11 @@ from autotune.script.interpose import Hooks, Wrappers
 from autotune.script.loading import parse_reference
 from autotune.script.loop_watch import LoopWatch
 from autotune.script.sandbox import listed_callbacks
-from autotune.script.scope import open_when_building, refuse_another_scope
 from autotune.script.settings import Settings
+from autotune.script.strategies import open_when_building, refuse_another_scope
 from autotune.space.configuration import Configuration
 from autotune.space.knobs import KNOBS, Stage
-from autotune.training.models import set_compiled, set_steps
+from autotune.training.fit import set_compiled, set_steps
 
 if TYPE_CHECKING:
     from autotune.recipe.recipe import Recipe

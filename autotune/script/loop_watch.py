@@ -26,7 +26,7 @@ from autotune.script.dataset_trace import batch_calls
 from autotune.script.interpose import Wrappers, around, owner_of
 from autotune.space.configuration import Configuration
 from autotune.space.knobs import KNOBS, Stage
-from autotune.training.datasets import batch_length
+from autotune.training.pipeline import batch_length
 
 _READS = "_autotune_reads"
 """What an iterator reads, and what a distributed dataset was made of."""

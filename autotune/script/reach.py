@@ -24,7 +24,7 @@ from autotune.script.sandbox import SideEffects
 from autotune.script.settings import as_knob
 from autotune.space.combining import ONE_STEP
 from autotune.space.knobs import AS_WRITTEN, KNOBS, STRATEGY_KNOBS, Device, Stage
-from autotune.training.datasets import batch_length
+from autotune.training.pipeline import batch_length
 
 ON_CHAIN = ("num_parallel_calls", "prefetch")
 """Knobs that are arguments of `tf.data` calls of the script's."""

@@ -16,17 +16,17 @@ from autotune.recipe import apply
 from autotune.runtime import failures, protocol
 from autotune.runtime.sources import file_of, refuse_broken
 from autotune.script import trial as script_trial
+from autotune.script import workload_fit
 from autotune.script.execute import discover, import_packages
 from autotune.script.loading import facts_of, load, require_tensorflow
 from autotune.script.survey import survey as survey_script
 from autotune.script.workload import Workload
 from autotune.space.configuration import Configuration
-from autotune.training import fit
-from autotune.training.retracing import enable_compile_logging
+from autotune.training.gauges import enable_compile_logging
 
 __all__ = ["describe_workload", "enable_compile_logging", "import_workload", "run"]
 
-KINDS: dict[type, Callable[..., None]] = {Workload: fit.run, WorkloadReference: script_trial.run}
+KINDS: dict[type, Callable[..., None]] = {Workload: workload_fit.run, WorkloadReference: script_trial.run}
 """What runs a trial of each kind of workload."""
 
 

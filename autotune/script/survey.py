@@ -18,15 +18,15 @@ from autotune.data.printable import plural
 from autotune.runtime import failures, sources
 from autotune.runtime.sources import directory_of, file_of
 from autotune.runtime.user_errors import users_line
-from autotune.script import children, ranks
+from autotune.script import children, strategies
 from autotune.script.execute import leave, tell, told_by_fork
 from autotune.script.fit_call import FitCall, few_steps
 from autotune.script.interpose import Hooks, Wrappers
 from autotune.script.loop_watch import LoopWatch
 from autotune.script.reach import Around, facts_of_fit, facts_of_loop
 from autotune.script.sandbox import SideEffects
-from autotune.script.scope import refuse_strategies
 from autotune.script.settings import Settings
+from autotune.script.strategies import refuse_strategies
 from autotune.script.trial import never_trains, run_users
 
 LOOP_STEPS, UPDATES = 3, 5
@@ -92,15 +92,15 @@ class _Survey(Hooks):
         children.watch_children(self._answer)
         try:
             if self._workers:
-                self._number = ranks.start_others(self._workers, lambda why: self._fail(WorkloadError(why)))
+                self._number = strategies.start_workers(self._workers, lambda why: self._fail(WorkloadError(why)))
             self._effects.install(tf, keras)
             self._wrappers.install()
             self._watch.install(tf, keras, layers=True)
             refuse_strategies(tf, keras, self._refuse)
             if self._workers:
-                ranks.keep_own_config(tf)
+                strategies.keep_own_config(tf)
             else:
-                ranks.around_strategy(tf, self._look_for_workers)
+                strategies.before_strategy(tf, self._look_for_workers)
             tf.compat.v1.Session.__init__ = self._refuse_session
             run_users(self._reference)
         except BaseException as error:
@@ -117,7 +117,7 @@ class _Survey(Hooks):
         import keras
 
         if self._workers > 1:
-            self._fail(ranks.FIT_FAILS)
+            self._fail(strategies.FIT_FAILS)
         if children.is_child():
             children.refuse_training()
         number, began = len(self._fits) + 1, time.perf_counter()
@@ -226,7 +226,7 @@ class _Survey(Hooks):
 
     def _look_for_workers(self) -> None:
         """The strategy needs the script's other workers: it is run again with them."""
-        if workers := ranks.workers_asked_for():
+        if workers := strategies.workers_asked_for():
             self._say({"workers": workers})
 
     def _refuse_session(self, *_: Any, **__: Any) -> None:
