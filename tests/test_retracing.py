@@ -93,6 +93,24 @@ def test_calls_in_which_something_is_traced_are_counted(log, monkeypatch):
     assert measured(1.0) == {"retraces": 2}
 
 
+def test_a_trace_and_its_compilation_are_one_retrace(log, monkeypatch):
+    """What is traced anew is compiled anew; a further shape is compiled without a trace."""
+    spent = [0.0]
+    monkeypatch.setattr(gauges, "tracing_seconds", lambda: lambda: spent[0])
+    seen = Retracing(log, xla=True)
+
+    def train(compilations):
+        spent[0] += 0.5 if compilations else 0.0
+        append(log, compilations * COMPILED.format(1))
+
+    measured = seen.gauge()
+    seen.wrap(train)(1)
+    assert measured(1.0) == {"retraces": 1}
+    measured = seen.gauge()
+    seen.wrap(train)(3)
+    assert measured(1.0) == {"retraces": 3}
+
+
 @pytest.mark.parametrize(
     ("before", "after"),
     [

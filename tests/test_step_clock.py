@@ -317,6 +317,15 @@ def test_a_slice_of_epochs_begins_and_ends_when_the_device_has_caught_up():
     assert simulation.events[begun : simulation.events.index("slice")].count("synchronise") == 2
 
 
+@pytest.mark.parametrize("length", [{"boundary_seconds": 0.0}, NO_END], ids=["epochs", "steps"])
+def test_what_the_device_is_behind_at_the_end_of_a_slice_is_time_of_its_calls(length):
+    """Calls that only hand over their work look shorter by as much, and the wait for input longer."""
+    simulation = Simulation(Measure(seconds=0.5), synchronise_seconds=0.25, **length)
+    (measured,) = simulation.run()
+    calls = measured.steps - measured.epochs  # an epoch's first call is left out
+    assert simulation.clock.slices.call_seconds == pytest.approx(1 / 64 + 0.25 / calls)
+
+
 def test_the_loss_of_epochs_is_that_of_a_whole_one():
     """Keras begins its mean anew in each: the first call's would be of one batch."""
     simulation = Simulation(Measure(seconds=0.1), **SHORT, loss=lambda call: 9.0 if call % STEPS == 0 else 0.5)

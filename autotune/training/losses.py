@@ -122,9 +122,8 @@ def _scale_learning_rate(optimizer: Any, scale: float) -> bool:
     """Multiply the learning rate; return whether that is possible: a schedule's cannot be set."""
     if scale == 1.0:
         return True
-    inner = getattr(optimizer, "inner_optimizer", optimizer)  # of a LossScaleOptimizer
     try:
-        inner.learning_rate = float(inner.learning_rate.numpy()) * scale
+        optimizer.learning_rate = float(optimizer.learning_rate.numpy()) * scale
     except (TypeError, AttributeError):
         return False
     return True
