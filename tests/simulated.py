@@ -23,7 +23,7 @@ from autotune.runtime.executor import IN_SEARCH, Executor, TrialFailed, WarmUp
 from autotune.runtime.protocol import Data, Finished, LossCurves, LossRuns, Ready, Started, StartedByImport, TrialTiming
 from autotune.space.configuration import Configuration
 from autotune.stats.steady_state import SMALLEST_WINDOW, WINDOW_SECONDS
-from autotune.training.session import Training
+from autotune.training.progress import Training
 
 LAUNCH_SECONDS = 0.01
 CORES = 2

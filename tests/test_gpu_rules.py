@@ -14,7 +14,9 @@ from autotune.runtime.failures import call_user
 from autotune.runtime.logs import gpu_fault_hint, is_busy_gpu_error, is_memory_error
 from autotune.runtime.protocol import LossCurves, LossRuns
 from autotune.runtime.template import is_gpu_file, is_gpu_open
-from autotune.training import fit, gpus
+from autotune.script import workload_fit
+from autotune.space.configuration import Configuration
+from autotune.training import gauges
 
 FULL_OR_TAKEN = [
     "OOM when allocating tensor: Out of memory while trying to allocate 1073741824 bytes.",
@@ -173,8 +175,8 @@ def test_nvml_is_asked_of_the_cards_that_tensorflow_trains_on(monkeypatch, visib
     devices = [SimpleNamespace(name=f"/physical_device:GPU:{each}") for each in visible]
     config = SimpleNamespace(get_visible_devices=lambda kind: devices)
     monkeypatch.setitem(sys.modules, "tensorflow", SimpleNamespace(config=config))
-    monkeypatch.setattr(gpus, "open_meters", lambda places: seen.append(places) or ["a card"])
-    assert gpus.cards() == ["a card"] * len(asked)
+    monkeypatch.setattr(gauges, "open_meters", lambda places: seen.append(places) or ["a card"])
+    assert gauges.cards_in_use() == ["a card"] * len(asked)
     assert seen == asked
 
 
@@ -223,16 +225,17 @@ GIB = 1 << 30
 def test_the_limit_is_the_cards_memory_or_what_the_workload_allows(monkeypatch, cards, sizes, expected):
     """Of several cards or parts the smallest one's; nothing is made up where NVML does not answer."""
     found = GpuReading(tuple(Gpu(name="card", memory_bytes=size * GIB) for size in sizes))
-    monkeypatch.setattr(gpus, "read_gpus", lambda: found)
+    monkeypatch.setattr(gauges, "read_gpus", lambda: found)
     monkeypatch.setitem(sys.modules, "tensorflow", SimpleNamespace(config=Divided(cards)))
-    assert gpus.device_limit_bytes() == expected
+    assert gauges.device_limit_bytes() == expected
 
 
 def test_a_process_for_losses_tells_of_its_cards(monkeypatch):
     """Else each of them would be taken for one that has lost them."""
-    monkeypatch.setattr(gpus, "gpu_names", lambda: ("NVIDIA H200",))
-    monkeypatch.setattr(fit, "loss_curves", lambda *given: ((1.0,),))
+    monkeypatch.setattr(gauges, "gpu_names", lambda: ("NVIDIA H200",))
+    monkeypatch.setattr(workload_fit, "loss_curves", lambda *given: ((1.0,),))
     losses = LossRuns(folder="batches", recorded_batch_size=32, seeds=(0,), most_steps=1, seconds=1.0)
     sent = []
-    fit.run(SimpleNamespace(losses=losses, data=None), SimpleNamespace(send=sent.append), None, None)
+    request, channel = SimpleNamespace(losses=losses, data=None), SimpleNamespace(send=sent.append)
+    workload_fit.run(request, channel, SimpleNamespace(model=None), Configuration({"batch_size": 32}))
     assert sent == [LossCurves(curves=((1.0,),), gpus=("NVIDIA H200",))]

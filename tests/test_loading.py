@@ -377,7 +377,7 @@ def test_a_file_that_raises_is_answered_with_the_users_own_frames(tmp_path):
     file = write(tmp_path / "train.py", "def read():\n    return {}['path']\n\nread()\n")
     error = refusal(load, reference_to(file))
     assert error.message == f"importing {file} raised KeyError: 'path'"
-    assert error.hint == "Mend the file; it must be importable."
+    assert error.hint == "Fix the file so that it can be imported."
     shown = [line for line in error.detail.splitlines() if line.strip(" ~^")]  # Python marks the place, too
     assert shown == [
         "Traceback (your code):",

@@ -27,7 +27,7 @@ from autotune.script.dataset_trace import batch_calls
 from autotune.script.interpose import Wrappers, around, owner_of
 from autotune.space.configuration import Configuration
 from autotune.space.knobs import KNOBS, Stage
-from autotune.training.datasets import batch_length
+from autotune.training.pipeline import batch_length
 
 _ORIGIN = "_autotune_origin"
 """Attribute of iterators and distributed datasets."""

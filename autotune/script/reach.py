@@ -25,7 +25,7 @@ from autotune.script.sandbox import SideEffects
 from autotune.script.settings import as_knob
 from autotune.space.configuration import ONE_STEP
 from autotune.space.knobs import AS_WRITTEN, KNOBS, STRATEGY_KNOBS, Device, Stage
-from autotune.training.datasets import batch_length
+from autotune.training.pipeline import batch_length
 
 _XLA = [name for name in KNOBS if name == "jit_compile" or name.startswith("xla_")]
 _OPTIONS = [name for name, knob in KNOBS.items() if knob.stage is Stage.OPTIONS]

@@ -388,9 +388,14 @@ def test_another_fit_keeps_its_steps_per_execution(surveyed, tmp_path, changes):
 
 
 def test_a_cache_in_a_file_does_not_mix_batch_sizes(surveyed, tmp_path):
-    """A cache that the script has filled with its own batches is neither read nor written by another batch size."""
+    """The script's cache is neither read nor written by another batch size, which has a file of its own."""
     (tmp_path / "train.py").write_text(CACHED, encoding="utf-8")
     assert said(trained(tmp_path, ["train.py"]), "steps").startswith("steps 18 ")
+    own = {path.name: path.read_bytes() for path in tmp_path.glob("kept*")}
     ended = by_recipe(tmp_path, recipe_of(surveyed["cached"], tmp_path, batch_size=48))
     assert said(ended, "steps").startswith("steps 6 "), ended.stderr
+    others = {path.name for path in tmp_path.glob("kept*")} - own.keys()
+    assert "kept.batch-48.index" in others
+    assert all(name.startswith("kept.batch-48.") for name in others)
+    assert {name: (tmp_path / name).read_bytes() for name in own} == own
     assert said(trained(tmp_path, ["train.py"]), "steps").startswith("steps 18 ")
