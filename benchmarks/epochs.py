@@ -31,7 +31,7 @@ from autotune.script.loading import parse_reference
 from autotune.space.configuration import baseline_configuration
 from autotune.space.knobs import Device
 from autotune.stats.ratios import rate, throughput_interval
-from autotune.tuning.slicing import slice_seconds
+from autotune.tuning.costs import slice_length
 
 HERE = Path(__file__).resolve().parent
 SIZES = (300, 3_000, 100_000)
@@ -130,7 +130,7 @@ def log_ratio(processes: TrialProcesses, server: subprocess.Popen[bytes], case: 
     trial = processes.launch(configuration, log=str(logs / f"{size}-{batch}.log"), data=None)
     try:
         warm = trial.warm_up(PATIENCE_SECONDS)
-        length = slice_seconds(warm, wanted=TURN_SECONDS)
+        length = slice_length(warm, wanted=TURN_SECONDS)
         plain.turn(WARMUP_SECONDS)
         since = plain.epoch_ends()[-1]
         own: list[Slice] = []

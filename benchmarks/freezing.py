@@ -26,7 +26,7 @@ from autotune.runtime.trial_process import TrialProcess
 from autotune.script.loading import parse_reference
 from autotune.space.configuration import baseline_configuration
 from autotune.space.knobs import Device
-from autotune.tuning.slicing import SHORT_SLICE_SECONDS
+from autotune.tuning.costs import SHORT_SLICE_SECONDS
 
 WORKLOADS = Path(__file__).with_name("pipelines.py")
 PREFETCHES: tuple[int | str, ...] = (0, 2, 8, 32, "autotune")

@@ -38,7 +38,7 @@ from autotune.script.loading import parse_reference
 from autotune.space.configuration import baseline_configuration
 from autotune.space.knobs import Device
 from autotune.stats.intervals import mean_interval
-from autotune.tuning.slicing import SHORT_SLICE_SECONDS
+from autotune.tuning.costs import SHORT_SLICE_SECONDS
 from autotune.tuning.trial import Trial
 
 HERE = Path(__file__).resolve().parent

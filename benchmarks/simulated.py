@@ -13,6 +13,7 @@ import enum
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
 
 from autotune.data.facts import WorkloadFacts
 from autotune.data.hardware import GpuUse
@@ -427,6 +428,7 @@ class SimulatedTrials:
     ) -> None:
         self.facts, self.seats = facts, seats
         self.elastic, self.whole, self.machine = False, None, None
+        self.isolation: Literal["template", "spawn"] = "template"
         self.samples_per_second = samples_per_second
         self.noise = noise
         self.drift = drift or (lambda seconds: 1.0)

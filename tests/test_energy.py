@@ -27,7 +27,7 @@ from autotune.stats.deciding import Finding, Verdict
 from autotune.stats.gpu_figures import gpu_figures
 from autotune.stats.ratios import compared_rate
 from autotune.stats.stability import THROTTLING
-from autotune.tuning.slicing import LONG_SLICE_SECONDS
+from autotune.tuning.costs import LONG_SLICE_SECONDS
 from autotune.tuning.verify import verify_with
 
 CARD = Gpu(name="NVIDIA H200", memory_bytes=150754820096, compute_capability="9.0")

@@ -7,7 +7,7 @@ from simulated_runs import BASELINE, FAST, LIMITS, a_record, run_on, simulated_t
 from autotune.data.figures import LogInterval
 from autotune.data.record import Looks, Phase, Standing
 from autotune.stats.deciding import EndedBy
-from autotune.tuning.confirmation import Confirmation
+from autotune.tuning.confirmation import LeaderTrials
 from autotune.tuning.knowledge import View
 from autotune.tuning.leaders import Leaders
 from autotune.tuning.loop import Loop
@@ -25,7 +25,7 @@ def begun(path):
         trial = Trial(number, Phase.CONFIRM, configuration)
         trial.looks = (Looks(leader=number // 10, candidate=number - 10, error=0.025, most=12, reference=number + 1),)
         run.records[number - 10] = a_record(configuration, trial=number - 10)
-        view.confirmations[number] = Confirmation(
+        view.confirmations[number] = LeaderTrials(
             reference=Trial(number + 1, Phase.CONFIRM, BASELINE),
             trial=trial,
             champion=None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from autotune.data.facts import WorkloadFacts
 from autotune.data.hardware import Machine
@@ -103,6 +103,7 @@ class Executor(Protocol):
         whole: The name of a further seat that has what all others share, as all cores of a host. A recipe speaks of it,
             so confirmations run on it while the others rest. None where each seat is a whole.
         machine: What the first seat runs on; None for the driver's own machine.
+        isolation: How trials are kept apart: forks of a template, or fresh interpreters. Known once it is open.
         started_by_import: What importing the workload started that no fork survives. Known once it is open; None where
             there is no such thing.
     """
@@ -111,6 +112,7 @@ class Executor(Protocol):
     elastic: bool
     whole: str | None
     machine: Machine | None
+    isolation: Literal["template", "spawn"]
     started_by_import: StartedByImport | None
 
     def place(self, seat: str) -> Place:

@@ -12,7 +12,7 @@ from autotune.space.configuration import Configuration
 from autotune.stats.intervals import ProcessPrior, Spread, claim_interval, pooled_spread, process_prior
 from autotune.tuning import costs
 from autotune.tuning.candidates import Others
-from autotune.tuning.confirmation import Confirmation
+from autotune.tuning.confirmation import LeaderTrials
 from autotune.tuning.learning import numerics_of
 from autotune.tuning.run import Run
 from autotune.tuning.state import Candidate, Leader
@@ -29,7 +29,7 @@ class View:
         self._measured_seconds = measured_seconds
         self.tried: dict[Configuration, Trial] = {}
         """What was tried in the search, by what was asked for and by what was in force."""
-        self.confirmations: dict[int, Confirmation] = {}  # of all leaders, by the numbers of their trials
+        self.confirmations: dict[int, LeaderTrials] = {}  # of all leaders, by the numbers of their trials
         self.compared: set[tuple[object, ...]] = set()  # the classes of numerics whose losses were compared
         self.refused: set[tuple[object, ...]] = set()  # those that do not learn as float32 does
 
@@ -108,7 +108,7 @@ class View:
         ratios = {asked: each.ratio for asked, each in candidates if each.measured and not each.unstable}
         return Others(running=list(dict.fromkeys(running)), ratios={self.trial(0).asked: 0.0, **ratios})
 
-    def leader(self, confirmation: Confirmation) -> Leader:
+    def leader(self, confirmation: LeaderTrials) -> Leader:
         """A leader as it is weighed."""
         records = self.beside_leader(confirmation)
         expected, least = costs.pair_seconds(records), costs.pair_seconds(records, least=True)
@@ -125,12 +125,12 @@ class View:
             least_pair_seconds=least,
         )
 
-    def beside_leader(self, confirmation: Confirmation) -> list[TrialRecord]:
+    def beside_leader(self, confirmation: LeaderTrials) -> list[TrialRecord]:
         """The search's records of all that take turns in a confirmation."""
         champion = self.champion_records() if confirmation.champion is not None else []
         return [self._run.records[0], confirmation.in_search, *champion]
 
-    def champion(self) -> Confirmation | None:
+    def champion(self) -> LeaderTrials | None:
         """The confirmation of what is recommended if the run ends now."""
         confirmed = [each for each in self.confirmations.values() if each.looks.standing is Standing.CONFIRMED]
         return confirmed[-1] if confirmed else None
@@ -140,16 +140,16 @@ class View:
         champion = self.champion()
         return [] if champion is None else [champion.in_search]
 
-    def claim(self, confirmation: Confirmation) -> LogInterval | None:
+    def claim(self, confirmation: LeaderTrials) -> LogInterval | None:
         """Logarithm of a leader's speed-up, at the level of its looks; None before the second process."""
         return self._interval(confirmation, confirmation.instances, self._run.baseline)
 
-    def over_champion(self, confirmation: Confirmation, champion: Confirmation) -> LogInterval | None:
+    def over_champion(self, confirmation: LeaderTrials, champion: LeaderTrials) -> LogInterval | None:
         """The same over the champion, from rounds that both were in."""
         return self._interval(confirmation, confirmation.over_champion, champion.trial.configuration)
 
     def _interval(
-        self, confirmation: Confirmation, instances: Sequence[Sequence[float]], other: Configuration
+        self, confirmation: LeaderTrials, instances: Sequence[Sequence[float]], other: Configuration
     ) -> LogInterval | None:
         if len(instances) < 2:
             return None

@@ -13,7 +13,7 @@ from autotune.space.configuration import Configuration
 from autotune.stats import numerics
 from autotune.stats.deciding import is_faster
 from autotune.tuning import costs
-from autotune.tuning.confirmation import BASELINE_FAILURES, Confirmation, FreshPairs, SlicePlan
+from autotune.tuning.confirmation import BASELINE_FAILURES, FreshPairs, LeaderTrials, SlicePlan
 from autotune.tuning.events import Began, Notice, PairMeasured
 from autotune.tuning.knowledge import View
 from autotune.tuning.learning import numerics_of
@@ -65,11 +65,11 @@ class Leaders:
                 champion=None if beside is None else beside.number,
             ),
         )
-        view.confirmations[trial.number] = Confirmation(
+        view.confirmations[trial.number] = LeaderTrials(
             reference=reference, trial=trial, champion=beside, in_search=run.records[candidate.number]
         )
 
-    def measure_pair(self, confirmation: Confirmation, *, seat: str, left: float) -> None:
+    def measure_pair(self, confirmation: LeaderTrials, *, seat: str, left: float) -> None:
         """Measure a fresh pair of processes, and look at the claim; `left` is in seconds."""
         # Raises Interrupted, TimeIsUp.
         run, before = self._run, len(confirmation.measured)
@@ -110,19 +110,19 @@ class Leaders:
                     )
                 )
 
-    def _shows_a_gain(self, confirmation: Confirmation) -> bool:
+    def _shows_a_gain(self, confirmation: LeaderTrials) -> bool:
         """Return whether the pairs so far show a gain, stable or not."""
         claim = self._view.claim(confirmation)
         return claim is not None and is_faster(claim, min_gain=self._min_gain)
 
-    def _champion_failed(self, confirmation: Confirmation, failure: TrialFailed) -> None:
+    def _champion_failed(self, confirmation: LeaderTrials, failure: TrialFailed) -> None:
         """What was confirmed and fails twice in a row is not stable; the leader need not beat it then."""
         champion = self._view.champion()
         if champion is not None and self._failures >= BASELINE_FAILURES:
             champion.failure, confirmation.champion, self._failures = failure, None, 0
             self._conclude(champion, Standing.UNSTABLE)
 
-    def _keep(self, confirmation: Confirmation) -> None:
+    def _keep(self, confirmation: LeaderTrials) -> None:
         """Write down what was measured: a run that is stopped goes on from there."""
         for each in (confirmation.reference, confirmation.champion):
             if each is not None and (each.slices or each.rated):
@@ -130,7 +130,7 @@ class Leaders:
         self._write(confirmation, announce=False)
 
     def _write(
-        self, confirmation: Confirmation, *, announce: bool = True, refused: dict[str, object] | None = None
+        self, confirmation: LeaderTrials, *, announce: bool = True, refused: dict[str, object] | None = None
     ) -> None:
         """Write the leader's record; its speed-up is the claim over processes, not over all slices."""
         claim = self._view.claim(confirmation)
@@ -141,18 +141,18 @@ class Leaders:
         }
         self._run.keep(confirmation.record().model_copy(update=update), announce=announce)
 
-    def give_up(self, confirmation: Confirmation) -> None:
+    def give_up(self, confirmation: LeaderTrials) -> None:
         """Leave a leader that the time will hardly show to be faster."""
         self._conclude(confirmation, Standing.NOT_SHOWN)
 
-    def last_look(self, confirmation: Confirmation) -> None:
+    def last_look(self, confirmation: LeaderTrials) -> None:
         """Conclude what the time has not sufficed for."""
         standing = self._judged(confirmation)
         if standing in (Standing.OPEN, Standing.NOT_SHOWN):
             standing = Standing.OUT_OF_TIME
         self._conclude(confirmation, standing)
 
-    def _conclude(self, confirmation: Confirmation, standing: Standing) -> None:
+    def _conclude(self, confirmation: LeaderTrials, standing: Standing) -> None:
         """Keep what a look has shown."""
         trial = confirmation.trial
         refused: dict[str, object] | None = None
@@ -167,7 +167,7 @@ class Leaders:
         if standing is Standing.CONFIRMED:  # the last one is the champion, whichever was begun first
             self._view.confirmations[trial.number] = self._view.confirmations.pop(trial.number)
 
-    def _judged(self, confirmation: Confirmation) -> Standing:
+    def _judged(self, confirmation: LeaderTrials) -> Standing:
         """Where a leader stands now."""
         if confirmation.failure is not None:
             return Standing.UNSTABLE
@@ -194,7 +194,7 @@ class Leaders:
         is_hopeless = claim.high < gain or (claim.value < gain and claim.high < bound)
         return Standing.NOT_SHOWN if is_hopeless or is_spent else Standing.OPEN
 
-    def _beats_champion(self, confirmation: Confirmation) -> bool:
+    def _beats_champion(self, confirmation: LeaderTrials) -> bool:
         """Whether it is surely faster than the leader confirmed before, in rounds that both were in."""
         champion = self._view.champion()
         if champion is None or champion is confirmation:
@@ -204,7 +204,7 @@ class Leaders:
         over = self._view.over_champion(confirmation, champion)
         return over is not None and over.low > 0
 
-    def _rules(self, confirmation: Confirmation) -> tuple[Check, ...]:
+    def _rules(self, confirmation: LeaderTrials) -> tuple[Check, ...]:
         """The stability rules, what the losses showed among them."""
         record, baseline = confirmation.trial.record(Outcome.OK), confirmation.reference.record(Outcome.OK)
         own = numerics_of(confirmation.trial.configuration)
@@ -244,7 +244,7 @@ class Leaders:
             looks = trial.looks[-1]
             # A side that failed before its first slice has left no record.
             reference = Trial(looks.reference, Phase.CONFIRM, self._run.baseline)
-            self._view.confirmations[trial.number] = Confirmation(
+            self._view.confirmations[trial.number] = LeaderTrials(
                 reference=by_number.get(looks.reference, reference),
                 trial=trial,
                 champion=by_number.get(looks.champion or 0),

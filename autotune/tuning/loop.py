@@ -25,7 +25,7 @@ from autotune.space.space_file import ResolvedSpace
 from autotune.stats.deciding import EndedBy
 from autotune.tuning import costs
 from autotune.tuning.candidates import WAITS, Proposals, has_short_steps, limit_of
-from autotune.tuning.confirmation import Confirmation, FreshPairs
+from autotune.tuning.confirmation import FreshPairs, LeaderTrials
 from autotune.tuning.events import Notice
 from autotune.tuning.exclusive_resources import ExclusiveResources
 from autotune.tuning.feasibility import known_to_fail
@@ -50,10 +50,9 @@ from autotune.tuning.run import Run
 from autotune.tuning.sampler import Sampler
 from autotune.tuning.seat import SameInForce, Seat, TrialLimits
 from autotune.tuning.seats import MOST_LOSSES, NoSeatLeft, Seats
-from autotune.tuning.side import Interrupted
 from autotune.tuning.state import State
 from autotune.tuning.trial import Trial
-from autotune.tuning.waiting import CLOSING_SECONDS, Deadline, TimeIsUp
+from autotune.tuning.waiting import CLOSING_SECONDS, Deadline, Interrupted, TimeIsUp
 
 CHECK_SHARE = 0.1  # of the budget: what comparing losses may take, all together
 CATCH_UP_SHARE = 0.05  # of the time that is left: what writing an earlier invocation's trials to the study may take
@@ -61,12 +60,12 @@ LATEST_CANDIDATES = 5  # what another candidate takes is the median of so many
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class SearchResult:
     """What a run has found when it ends."""
 
     state: State
     ended_by: EndedBy
-    confirmations: Mapping[int, Confirmation]  # of all leaders, by the numbers of their trials
+    confirmations: Mapping[int, LeaderTrials]  # of all leaders, by the numbers of their trials
     checks: Mapping[int, tuple[Check, ...]]
 
 
@@ -116,7 +115,7 @@ class Loop:
         self._leaders.restore(earlier)
         sampler.catch_up(run.records.values(), seconds=CATCH_UP_SHARE * max(0.0, options.budget - run.clock()))
 
-    def run(self) -> Found:
+    def run(self) -> SearchResult:
         """Until the answer is settled, or the time is over."""
         with self._seats:
             while True:
@@ -148,7 +147,7 @@ class Loop:
         # Seats of a host share the processor, which feeds a training that waits for its input.
         return (self._view.confirmations[action.leader].in_search.input_wait_fraction or 0.0) > WAITS
 
-    def _without_seats(self) -> Found:
+    def _without_seats(self) -> SearchResult:
         """The run ends with what it has."""
         run = self._run
         if not any(each.outcome.measured for each in run.records.values() if each.phase is not Phase.BASELINE):
@@ -159,12 +158,14 @@ class Loop:
         run.observe(Notice(text="no seat is left; the run ends with what was measured"))
         return self._ended(self.state(), EndedBy.FAILED)
 
-    def _ended(self, state: State, by: EndedBy) -> Found:
+    def _ended(self, state: State, by: EndedBy) -> SearchResult:
         if by in (EndedBy.BUDGET, EndedBy.FAILED) and state.opened:
             for each in state.opened:
                 self._leaders.last_look(self._view.confirmations[each.number])
             state = self.state()
-        return Found(state=state, ended_by=by, confirmations=self._view.confirmations, checks=self._leaders.checks)
+        return SearchResult(
+            state=state, ended_by=by, confirmations=self._view.confirmations, checks=self._leaders.checks
+        )
 
     def _do(self, action: Action, seat: Seat) -> None:
         try:

@@ -9,6 +9,7 @@ import random
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from autotune.data.credentials import credential_values
 from autotune.data.errors import ArgumentError, NoStableConfigurationError, WorkloadError
@@ -108,9 +109,9 @@ class Invocation:
     spent_before: float = 0.0  # seconds of earlier invocations that do not count for the budget
 
     @property
-    def isolation(self) -> str:
+    def isolation(self) -> Literal["template", "spawn"]:
         """How trials are kept apart: as was asked for, unless importing the workload leaves no choice."""
-        return str(getattr(self.executor, "isolation", self.options.isolation))
+        return self.executor.isolation
 
 
 @dataclass(frozen=True, kw_only=True)
