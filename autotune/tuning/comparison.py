@@ -49,14 +49,15 @@ class MeasuredProcess:
     generous: float = GENEROUS
     on_warm: Callable[[WarmUp], None] = lambda warm: None
     live: LiveTrial | None = field(default=None, init=False)
+    _warm: WarmUp | None = field(default=None, init=False)
     beside: bool = field(default=False, init=False)  # another process of the comparison is alive
     is_kept: ClassVar[bool] = False  # it outlives the comparison
 
     @property
     def warm(self) -> WarmUp:
         """What its latest start reported."""
-        assert self.trial.warm is not None
-        return self.trial.warm
+        assert self._warm is not None
+        return self._warm
 
     def ensure(self) -> None:
         """Start it unless it is alive."""
@@ -68,7 +69,7 @@ class MeasuredProcess:
         run, trial, live, began = self.run, self.trial, None, self.run.clock()
         usual, at_most = self.usual_start, self.start_timeout
         if usual is None:
-            usual = 0.0 if trial.warm is None else trial.warm.ready_seconds
+            usual = trial.processes[-1].ready_seconds if trial.processes else 0.0
             at_most = max(at_most, GENEROUS * usual)
         trial.place = run.executor.place(self.seat)
         try:
@@ -84,6 +85,7 @@ class MeasuredProcess:
                     trial.instances += 1
                     warm = live.warm_up(timeout)
                 run.refuse_other_devices(warm.started.gpus)
+                self._warm = warm
                 trial.note_warm(warm)
                 self.on_warm(warm)
         except BaseException:
@@ -261,7 +263,7 @@ class Comparison:
                         baseline_first=order.index(self.reference) < order.index(candidate),
                         baseline=baseline,
                         candidate=slices[candidate.trial.number],
-                        reference=self.reference.warm,
+                        reference=self.reference.trial,
                     )
                 beside.append(baseline)
                 rounds += 1
@@ -287,7 +289,7 @@ class Comparison:
                     baseline_first=place % 2 == 0,
                     baseline=(before, after)[place % 2][place // 2],
                     candidate=measured,
-                    reference=self.reference.warm,
+                    reference=self.reference.trial,
                 )
 
     def _measure_block(self, process: MeasuredProcess, count: int) -> list[Slice]:

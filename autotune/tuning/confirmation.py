@@ -32,7 +32,7 @@ NEGLIGIBLE = 0.01
 BASELINE_FAILURES = 2  # in a row, of the baseline beside a leader: then the confirmation ends
 
 
-@dataclass(kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True)
 class LeaderTrials:
     """The trials of one leader's confirmation."""
 
@@ -40,8 +40,11 @@ class LeaderTrials:
     trial: Trial  # of the leader's
     champion: Trial | None  # of those of the leader confirmed before
     in_search: TrialRecord
-    failure: TrialFailed | None = None  # why it cannot be recommended at all
-    seconds: list[float] = field(default_factory=list)  # what each instance took
+
+    @property
+    def failure(self) -> TrialFailed | None:
+        """Why it cannot be recommended at all."""
+        return self.trial.failure
 
     @property
     def measured(self) -> list[int]:
@@ -77,17 +80,18 @@ class LeaderTrials:
 
     def start_seconds(self, records: Sequence[TrialRecord]) -> float:
         """Return what an instance takes beyond its slices: by the last ones, or by the search's records."""
-        if not self.seconds:
+        taken = self.trial.instance_seconds
+        if not taken:
             return sum(map(costs.start_seconds, records))
         slices = sum(pair.baseline.seconds + pair.candidate.seconds for pair in self.trial.pairs)
-        beside = [] if self.champion is None else self.champion.pairs
+        beside = () if self.champion is None else self.champion.pairs
         slices += sum(pair.candidate.seconds for pair in beside)
         of_slices = slices / max(1, len(self.measured))
-        return max(0.0, statistics.fmean(self.seconds) - of_slices) if self.measured else 0.0
+        return max(0.0, statistics.fmean(taken) - of_slices) if self.measured else 0.0
 
     def record(self) -> TrialRecord:
         """Return the leader's record, as it stands."""
-        return self.trial.record(Outcome.OK, failure=self.failure)
+        return self.trial.record(Outcome.OK, failure=self.trial.failure)
 
     def watch_memory(self, run: Run) -> MemoryWatch:
         """Return what all slices so far show of the leader's memory."""
@@ -103,7 +107,7 @@ class LeaderTrials:
         """Keep the leader's failure. Raises that of another side, of a device and of a seat."""
         if isinstance(failure, (DeviceUnavailable, SeatLost)) or failure.trial != self.trial.number:
             raise failure
-        self.failure = failure
+        self.trial.failure = failure
 
 
 def claim_of(
@@ -156,13 +160,13 @@ class PairSchedule:
         leader = self.leader
         shares = []
         for trial, record in ((leader.reference, self.run.records[0]), (leader.trial, leader.in_search)):
-            own = None if trial.finished is None else trial.finished.input_wait_fraction
+            own = trial.latest("input_wait_fraction")
             shares.append(costs.most_waiting(record.own_slices, record.input_wait_fraction if own is None else own))
         return shares
 
     def goes_on(self, rounds: int, length: float) -> bool:
         """See `Schedule`."""
-        if rounds < self.rounds + self.leader.trial.repeats():
+        if rounds < self.rounds + self.leader.trial.extra_pairs_allowed():
             return True
         return rounds < FEWEST_SLICES and self.is_leak_possible
 
@@ -181,8 +185,7 @@ class PairSchedule:
     def close(self, process: MeasuredProcess) -> None:
         """See `Schedule`. Figures that take time are asked for once, of the pair that decides."""
         examine = self._decides if process.beside else process.trial.instances > 1  # a block cannot know that
-        finished = process.trial.finished
-        examine = examine and (finished is None or finished.input_wait_fraction is None)
+        examine = examine and process.trial.latest("input_wait_fraction") is None
         process.close(INPUT_WAIT_SECONDS if examine else 0.0, thorough=examine)
 
     @cached_property
@@ -226,7 +229,7 @@ class FreshPairs:
         finally:
             known = {process.trial.configuration: process.boundary for process in processes}
             self._boundaries |= {configuration: found for configuration, found in known.items() if found is not None}
-        leader.seconds.append(run.clock() - began)
+        leader.trial.instance_seconds.append(run.clock() - began)
         run.measured(leader.trial)
 
     def _process(self, trial: Trial, leader: LeaderTrials, seat: str) -> MeasuredProcess:

@@ -101,7 +101,7 @@ def _checks(
             )
     steps = int(trial.configuration["steps_per_execution"])
     calls = [call_seconds(timed, steps) for timed in trial.slices]
-    boundary = 0.0 if trial.warm is None else trial.warm.ready.epoch_overhead_seconds or 0.0
+    boundary = trial.epoch_cost.seconds or 0.0
     found.append(hangs(calls, calls[:1], boundary_seconds=boundary))
     return tuple(found)
 

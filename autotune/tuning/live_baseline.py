@@ -61,7 +61,7 @@ class LiveBaseline(MeasuredProcess):
 
     def starts_again(self, failure: TrialFailed, deaths: int) -> bool:
         """Return whether to start it again after so many deaths in a row: it has trained before."""
-        trained = bool(self.trial.slices) or self.trial.warm is not None
+        trained = bool(self.trial.slices or self.trial.processes)
         return trained and failure.outcome is Outcome.CRASHED and deaths < MOST_DEATHS
 
     def _judged(self, failure: TrialFailed) -> Exception:

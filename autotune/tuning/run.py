@@ -19,7 +19,7 @@ from autotune.runtime.executor import Clock, Data, DeviceUnavailable, Executor, 
 from autotune.space.configuration import Configuration
 from autotune.stats.scaling import scaling_efficiency
 from autotune.tuning.events import Observer, TrialBegan, TrialEnded, TrialMeasured
-from autotune.tuning.trial import Trial, speedup_of
+from autotune.tuning.trial import Trial
 
 
 class Turn:
@@ -82,6 +82,7 @@ class Run:
     unit: str = "samples"  # what speeds count, for people
     baseline: Configuration  # what the user would run anyway; `jit_compile` is resolved at its start
     records: dict[int, TrialRecord] = field(default_factory=dict)  # every trial's record, by number
+    trials: dict[int, Trial] = field(default_factory=dict)  # every trial, by number: those that run, too
     numbers: Iterator[int] = field(default_factory=itertools.count)
     spent_before: float = 0.0  # seconds of earlier invocations that do not count for the budget
     credentials: tuple[str, ...] = ()  # which no record may hold
@@ -102,8 +103,9 @@ class Run:
         return self.interruptions() > 0
 
     def new_trial(self, phase: Phase, configuration: Configuration) -> Trial:
-        """A trial with the next number, its directory made, announced."""
+        """Return a trial with the next number, its directory made, announced."""
         trial = Trial(next(self.numbers), phase, configuration, self.objective)
+        self.trials[trial.number] = trial
         self.directory.prepare_trial(trial.number)
         self.announce(trial)
         return trial
@@ -140,7 +142,7 @@ class Run:
 
     def measured(self, trial: Trial) -> None:
         """Tell the observer of the estimate so far."""
-        self.observe(TrialMeasured(trial=trial.number, speedup=speedup_of(trial), pairs=len(trial.log_ratios)))
+        self.observe(TrialMeasured(trial=trial.number, speedup=trial.speedup, pairs=len(trial.log_ratios)))
 
     def keep(self, record: TrialRecord, *, announce: bool = True) -> TrialRecord:
         """Write a record, and tell the observer that the trial ended; returns it with the moment at which it did."""

@@ -22,7 +22,7 @@ from autotune.tuning.comparison import PATIENCE_SECONDS, Comparison, MeasuredPro
 from autotune.tuning.costs import MUCH_WAITING, SLICE_SECONDS, is_busy, slice_length, taken_seconds
 from autotune.tuning.live_baseline import LiveBaseline, baseline_error
 from autotune.tuning.run import Run
-from autotune.tuning.trial import Trial, rate_of
+from autotune.tuning.trial import Trial
 from autotune.tuning.waiting import GENEROUS, Deadline, Interrupted, TimeIsUp
 
 INPUT_WAIT_SECONDS = 0.3  # of the baseline and of leaders, whose figures stand in the recipe
@@ -86,7 +86,7 @@ class SearchSchedule:
             return True
         run.measured(trial)
         trial.stopped_by = self.enough()
-        spent = run.clock() - self.measuring_since - 2 * length * trial.repeats()
+        spent = run.clock() - self.measuring_since - 2 * length * trial.extra_pairs_allowed()
         over = spent + 2 * length > limits.measured or left < 2 * length
         if trial.stopped_by is None and rounds >= 2 and over:
             trial.stopped_by = Stop.TIME
@@ -159,7 +159,8 @@ class Seat:
                     trial.add_slices([baseline.slice_once(length)])
                 break
             except SeatLost as lost:
-                run.keep(trial.record(Outcome.INTERRUPTED, reason=lost.whole))
+                if earlier is None:  # else what it gave then stands
+                    run.keep(trial.record(Outcome.INTERRUPTED, reason=lost.whole))
                 raise
             except (TrialFailed, TimeIsUp) as error:
                 failure = error if isinstance(error, TrialFailed) else TrialFailed(Outcome.TIMEOUT, "no time is left")
@@ -205,14 +206,14 @@ class Seat:
     def rate(self) -> float:
         """Return samples per second of the baseline in one more slice."""
         self.baseline.ensure()
-        return rate_of(self.baseline.trial, self.baseline.slice(slice_length(self.baseline.warm)))
+        return self.baseline.trial.rate_of(self.baseline.slice(slice_length(self.baseline.warm)))
 
     def _refuse_drift(self, trial: Trial) -> None:
         """Measure the baseline again where it was slow beside a trial. Raises Drifted, and what a slice raises."""
         # Ratios of this seat stay good: both sides were slow. What comes after may not be.
         own = self.baseline.trial
-        usual = [rate_of(own, each) for each in own.slices[self._before :][:BASELINE_SLICES]]
-        beside = [rate_of(own, pair.baseline) for pair in trial.pairs if not pair.disturbed]
+        usual = [own.rate_of(each) for each in own.slices[self._before :][:BASELINE_SLICES]]
+        beside = [own.rate_of(pair.baseline) for pair in trial.pairs if not pair.disturbed]
         if not beside or statistics.median(beside) > (1 - MOST_DRIFT) * statistics.median(usual):
             return
         again = [self.rate() for _ in range(BASELINE_SLICES)]
@@ -228,7 +229,7 @@ class Seat:
         if self._live is None or self._live.live is None:
             return
         trial = self._live.trial
-        examine = examine and (trial.finished is None or trial.finished.ceilings is None)
+        examine = examine and trial.latest("ceilings") is None
         try:
             self._live.close(INPUT_WAIT_SECONDS if examine else QUICK_INPUT_WAIT_SECONDS, thorough=examine)
         except TrialFailed as failure:
@@ -248,7 +249,7 @@ class Seat:
         """Run a trial beside the baseline in one more process, and keep its record."""
         # Raises Interrupted, TimeIsUp, SameInForce, NoStableConfigurationError; the record is kept in any case.
         # Called again for a trial that ran before, it adds to what was measured.
-        run, before, known = self._run, len(trial.rated), trial.number in self._run.records
+        run, before, known = self._run, len(trial.pairs), trial.number in self._run.records
         ended: Exception | None = None
         outcome, reason, log_tail = Outcome.OK, "", ""
         trial.others = others
@@ -287,7 +288,7 @@ class Seat:
                 outcome = Outcome.INTERRUPTED
                 reason = "stopped by the user" if isinstance(why, Interrupted) else "the time was over"
         record = trial.record(outcome, reason=reason, log_tail=log_tail)
-        if ended is not None and len(trial.rated) == before:
+        if ended is not None and len(trial.pairs) == before:
             record = run.records.get(trial.number, record)
         record = run.keep(record)
         if ended is not None:
@@ -298,7 +299,7 @@ class Seat:
 
     def _compare(self, trial: Trial, limits: TrialLimits, enough: Callable[[], Stop | None]) -> None:
         """Compare a candidate with the live baseline: in turns where both fit in memory, else in blocks."""
-        run, pairs_before = self._run, len(trial.rated)
+        run, pairs_before = self._run, len(trial.pairs)
         self.baseline.ensure()
         self._imported.add(_variables(trial.configuration))
         # The baseline's boundary of epochs is taken over, unless the pipeline is made of other parts.
@@ -326,7 +327,7 @@ class Seat:
         try:
             comparison.measure()
         except TimeIsUp:
-            if comparison.out_of_memory is None or len(trial.rated) == pairs_before:
+            if comparison.out_of_memory is None or len(trial.pairs) == pairs_before:
                 raise
             trial.pairing = Pairing.ALTERNATING
             raise comparison.out_of_memory from None  # what it gave before it failed makes it no success

@@ -349,7 +349,6 @@ def tune_with(invocation: Invocation, written: SearchSpace | None) -> Recipe:
             options=options,
             limits=opened.limits,
             import_seconds=opened.import_seconds,
-            earlier=[] if earlier is None else earlier.trials()[1:],
         ).run()
         opened.seat.end_baseline()
         note_profiles(run)

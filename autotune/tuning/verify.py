@@ -245,8 +245,8 @@ def _measured(recipe: Recipe, opened: Opened, budget: float) -> tuple[LeaderTria
             run.observe(Notice(text=f"the baseline failed in a fresh process ({why}), which counts for nothing"))
         except (TimeIsUp, Interrupted):
             break
-        if confirmation.seconds:
-            expected = sum(confirmation.seconds) / len(confirmation.seconds)
+        if taken := confirmation.trial.instance_seconds:
+            expected = sum(taken) / len(taken)
     if confirmation.reference.slices:
         run.keep(confirmation.reference.record(Outcome.OK), announce=False)
     now = _claim(confirmation, opened)  # over processes, not over all slices
