@@ -30,8 +30,8 @@ from autotune.runtime.trial_process import is_stopped
 from autotune.script.loading import parse_reference
 from autotune.space.configuration import baseline_configuration
 from autotune.space.knobs import Device
-from autotune.stats.ratios import rate, throughput_interval
-from autotune.tuning.slicing import slice_seconds
+from autotune.stats.ratios import EpochCost, rate, throughput_interval
+from autotune.tuning.costs import slice_length
 
 HERE = Path(__file__).resolve().parent
 SIZES = (300, 3_000, 100_000)
@@ -130,7 +130,7 @@ def log_ratio(processes: LocalExecutor, server: subprocess.Popen[bytes], case: C
     trial = processes.launch(configuration, log=str(logs / f"{size}-{batch}.log"), data=None)
     try:
         warm = trial.warm_up(PATIENCE_SECONDS)
-        length = slice_seconds(warm, wanted=TURN_SECONDS)
+        length = slice_length(warm, wanted=TURN_SECONDS)
         plain.turn(WARMUP_SECONDS)
         since = plain.epoch_ends()[-1]
         own: list[Slice] = []
@@ -149,10 +149,8 @@ def log_ratio(processes: LocalExecutor, server: subprocess.Popen[bytes], case: C
 def shown(parts: list[Slice], warm: WarmUp) -> float:
     """Samples per second, as a trial's record has them."""
     ready = warm.ready
-    rates = [
-        rate(each, examples_per_epoch=warm.started.examples, epoch_overhead_seconds=ready.epoch_overhead_seconds)
-        for each in parts
-    ]
+    cost = EpochCost(examples=warm.started.examples, seconds=ready.epoch_overhead_seconds)
+    rates = [rate(each, cost) for each in parts]
     return throughput_interval(rates, [each.examples for each in parts]).value
 
 

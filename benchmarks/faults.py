@@ -81,9 +81,8 @@ def orphans(marker: str, expected: set[psutil.Process]) -> list[psutil.Process]:
 
 
 def expected_of(study: Study) -> set[psutil.Process]:
-    """The baseline, its template, and the supervisors: what must be there between two trials."""
-    side = study.seat.baseline.side
-    live = None if side is None else side.live
+    """The baseline, its template, and the keepers: what must be there between two trials."""
+    live = study.seat.baseline.live
     mine = below(os.getpid())
     alive = {each for each in mine if live is not None and each.pid == getattr(live, "pid", None)}
     supervisors = set(psutil.Process().children())

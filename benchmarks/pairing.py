@@ -39,7 +39,7 @@ from autotune.script.loading import parse_reference
 from autotune.space.configuration import baseline_configuration
 from autotune.space.knobs import Device
 from autotune.stats.intervals import mean_interval
-from autotune.tuning.slicing import SHORT_SLICE_SECONDS
+from autotune.tuning.costs import SHORT_SLICE_SECONDS
 from autotune.tuning.trial import Trial
 
 HERE = Path(__file__).resolve().parent
@@ -120,9 +120,10 @@ class Bench:
 
     def alternating(self, rng: random.Random) -> Found:
         """The paired way, and all slices unpaired."""
-        trial = Trial(1, Phase.SEARCH, self._configuration)  # log-ratios, as of the other ways
+        trial, reference = (Trial(number, Phase.SEARCH, self._configuration) for number in (1, 0))
         with self.live() as (first, own), self.live() as (second, warm):
             trial.note_warm(own)
+            reference.note_warm(warm)
             order: list[LiveTrial] = []
             for number in range(self._sizes.pairs):  # drawn, and turned round, as in a confirmation
                 order = order[::-1] if number % 2 else rng.sample((first, second), 2)
@@ -131,7 +132,7 @@ class Bench:
                     baseline_first=next(iter(taken)) is second,
                     baseline=taken[second],
                     candidate=taken[first],
-                    reference=warm,
+                    reference=reference,
                 )
         groups = [
             [log_rate(each) for each in side]

@@ -16,7 +16,6 @@ from autotune.stats.disturbance import CAUSES, find_disturbances, load_of, usabl
 from autotune.tuning import trial as running
 from autotune.tuning.policy import error_of
 from autotune.tuning.resume import Earlier
-from autotune.tuning.trial import speedup_of
 
 SPEED = faster_by(jit_compile=1.5, batch_size=1.2, steps_per_execution=1.1)
 
@@ -316,4 +315,4 @@ def test_a_restored_trial_has_the_marks_of_its_record(tmp_path):
     for number, record in records.items():
         assert tuple(restored[number].pairs) == record.pairs
         if record.speedup is not None:
-            assert speedup_of(restored[number]).value == pytest.approx(record.speedup.value)
+            assert restored[number].speedup.value == pytest.approx(record.speedup.value)

@@ -33,7 +33,6 @@ from autotune.space.configuration import Configuration, read_trials
 from autotune.stats.deciding import EndedBy, Verdict
 from autotune.tuning.events import TrialBegan, TrialMeasured
 from autotune.tuning.resume import note_resumption, read_earlier, refuse_another_machine
-from autotune.tuning.trial import speedup_of
 
 SPEED = faster_by(jit_compile=1.5, batch_size=1.2, steps_per_execution=1.1)
 ONE_KNOB = 'schema_version = 1\n[knobs.jit_compile]\nkind = "categorical"\nchoices = [false, true]\n'
@@ -326,7 +325,7 @@ def test_a_restored_trial_says_what_its_record_says(tmp_path):
             directory.write_trial(each)
     (restored,) = read_earlier(directory).trials()[1:]
     assert restored.log_ratios == pytest.approx(trial.log_ratios)
-    assert speedup_of(restored) == record.speedup
+    assert restored.speedup == record.speedup
     assert (restored.instances, restored.seconds) == (record.instances, record.seconds)
 
 

@@ -127,6 +127,7 @@ class Executor:
         whole: The name of a further seat that has what all others share, as all cores of a host. A recipe speaks of it,
             so confirmations run on it while the others rest. None where each seat is a whole.
         machine: What the first seat runs on; None for the driver's own machine.
+        isolation: How trials are kept apart: forks of a template, or fresh interpreters. Known once it is open.
         started_by_import: What importing the workload started that no fork survives. Known once it is open; None where
             there is no such thing.
         isolation: How trials are separated; `spawn` where importing the workload leaves no choice.

@@ -22,8 +22,8 @@ from autotune.space.knobs import KNOBS
 from autotune.space.probes import Limit, Situation
 from autotune.space.space_file import ResolvedSpace
 from autotune.stats.disturbance import gpu_figures
+from autotune.tuning.costs import is_busy
 from autotune.tuning.sampler import Sampler
-from autotune.tuning.slicing import is_busy
 
 MOST_REPEATS = 5  # samples in a row that are known or passed over: then chance proposes
 MOST_DRAWN = 4096  # configurations that chance draws; a space of no more is gone through

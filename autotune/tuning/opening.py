@@ -9,6 +9,7 @@ import random
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from autotune.data.credentials import credential_values
 from autotune.data.errors import ArgumentError, NoStableConfigurationError, WorkloadError
@@ -107,7 +108,7 @@ class Invocation:
     spent_before: float = 0.0  # seconds of earlier invocations that do not count for the budget
 
     @property
-    def isolation(self) -> str:
+    def isolation(self) -> Literal["template", "spawn"]:
         """How trials are kept apart: as was asked for, unless importing the workload leaves no choice."""
         return self.executor.isolation
 
@@ -180,6 +181,7 @@ def open_run(
             baseline_of(facts, str(invocation.reference), device, observe), options.global_batch, facts
         ),
         records={} if earlier is None else dict(earlier.records),
+        trials={} if earlier is None else {trial.number: trial for trial in earlier.trials()},
         numbers=itertools.count(0 if earlier is None else earlier.next_number),
         spent_before=invocation.spent_before,
         credentials=credential_values(
@@ -194,14 +196,16 @@ def open_run(
     bracketed = workers > 1 or options.pairing == "bracketed"
     seat = Seat(run, deadline, name=executor.seats[0], bracketed=bracketed)
     longest = max(BASELINE_SECONDS, BASELINE_SHARE * options.budget)
-    known = [] if earlier is None else earlier.trials()[:1]
+    known = run.trials.get(0)
     try:
-        warm = seat.start_baseline(max(1.0, min(longest, options.budget - clock())), *known)
+        warm = seat.start_baseline(max(1.0, min(longest, options.budget - clock())), known)
     except SeatLost as lost:
         observe(Notice(text=f"seat {seat.name} was lost and is started again: {lost.reason}"))
         try:
             executor.restart(seat.name)
-            warm = seat.start_baseline(max(1.0, min(longest, options.budget - clock())), *known)
+            warm = seat.start_baseline(max(1.0, min(longest, options.budget - clock())), run.trials.get(0))
+            if known is None:
+                seat.keep_baseline()
         except SeatLost as again:
             raise NoStableConfigurationError(
                 f"seat {seat.name} was lost twice: {again.reason}",

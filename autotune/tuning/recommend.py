@@ -20,7 +20,7 @@ from autotune.stats.disturbance import gpu_figures
 from autotune.stats.stability import DEVICE_GROWTH, DEVICE_MEMORY, HOST_GROWTH, THROTTLING
 from autotune.tuning import policy
 from autotune.tuning.learning import numerics_of
-from autotune.tuning.loop import Found
+from autotune.tuning.loop import SearchResult
 from autotune.tuning.run import Run
 from autotune.tuning.state import Candidate, Leader
 from autotune.tuning.surroundings import samples_of
@@ -41,7 +41,7 @@ LEAST_GO_ON_SECONDS = 60.0
 
 def recommend(
     *,
-    found: Found,
+    found: SearchResult,
     watched: Watch | None,
     batch_losses: numerics.BatchLosses | None,
     run: Run,
@@ -98,7 +98,13 @@ def _spread(chosen: TrialRecord, run: Run) -> TrialRecord | None:
 
 
 def _evidence(
-    found: Found, champion: Leader | None, watched: Watch | None, run: Run, workload: WorkloadRecord, *, measured: bool
+    found: SearchResult,
+    champion: Leader | None,
+    watched: Watch | None,
+    run: Run,
+    workload: WorkloadRecord,
+    *,
+    measured: bool,
 ) -> Evidence:
     state, script = found.state, workload.script
     unreached = {*run.not_reached, *(() if workload.takes_config else ("num_parallel_calls",))}
@@ -164,7 +170,7 @@ def _evidence(
     )
 
 
-def _go_on_seconds(found: Found) -> float:
+def _go_on_seconds(found: SearchResult) -> float:
     wanted = MARGIN * policy.seconds_to_settle(found.state) + found.state.first_pair_seconds
     return math.ceil(max(LEAST_GO_ON_SECONDS, wanted) / ROUND_TO_SECONDS) * float(ROUND_TO_SECONDS)
 
@@ -172,13 +178,13 @@ def _go_on_seconds(found: Found) -> float:
 # ----------------------------------------------------------------------------------------- what came closest
 
 
-def _closest_leader(found: Found) -> Leader | None:
+def _closest_leader(found: SearchResult) -> Leader | None:
     """The leader that was not recommended and whose claim was the highest."""
     leaders = [each for each in found.state.leaders if each.ratio is not None]
     return max(leaders, key=lambda each: each.ratio.value if each.ratio else 0.0, default=None)
 
 
-def _best_candidate(found: Found, watched: Watch | None, run: Run, min_gain: float) -> BestCandidate | None:
+def _best_candidate(found: SearchResult, watched: Watch | None, run: Run, min_gain: float) -> BestCandidate | None:
     """Return what came closest, and why it is not recommended."""
     state = found.state
     leader = state.champion or state.open
@@ -202,7 +208,7 @@ def _best_candidate(found: Found, watched: Watch | None, run: Run, min_gain: flo
 
 
 def _why_not(
-    best: Candidate, leader: Leader | None, found: Found, watched: Watch | None, run: Run, min_gain: float
+    best: Candidate, leader: Leader | None, found: SearchResult, watched: Watch | None, run: Run, min_gain: float
 ) -> str:
     state = found.state
     if state.champion is not None and watched is not None:
@@ -310,7 +316,7 @@ def _peak(record: TrialRecord, fallback: TrialRecord) -> PeakMemory:
     return PeakMemory(host=source.peak_host_bytes, device=source.peak_device_bytes)
 
 
-def _confirmation(found: Found, leader: Leader | None, run: Run) -> Confirmation:
+def _confirmation(found: SearchResult, leader: Leader | None, run: Run) -> Confirmation:
     leaders = len(found.state.leaders)
     if leader is None:
         return Confirmation(processes=0, pairs=0, leaders=leaders, confidence=None, pairing=None, trials=())

@@ -19,7 +19,7 @@ from autotune.data.hardware import Machine
 from autotune.data.models import KnobValue
 from autotune.data.options import Objective, Options
 from autotune.data.printable import plural
-from autotune.data.record import Outcome, TrialRecord
+from autotune.data.record import Outcome, TrialRecord, reference_of
 from autotune.data.run_directory import CREATED, Resumption, RunDirectory, RunRecord, left_out
 from autotune.runtime.created_files import read_created
 from autotune.space.configuration import Configuration, read_trials
@@ -50,23 +50,13 @@ class Earlier:
         return max((each.ended_at_seconds or 0.0 for each in self.records.values()), default=0.0)
 
     def trials(self) -> list[Trial]:
-        """The finished trials, as the search knows them; the baseline first."""
-        baseline = self.records.get(0)
-        if baseline is None:
-            return []
+        """Return the finished trials, as the search knows them; the baseline first."""
         objective: Objective = "energy" if self.run.arguments.get("objective") == "energy" else "throughput"
-        return [
-            Trial.of_record(record, self._reference_of(record) or baseline, objective)
-            for _, record in sorted(self.records.items())
-        ]
-
-    def _reference_of(self, record: TrialRecord) -> TrialRecord | None:
-        """The baseline's record that a leader's, or a champion's, slices are set against; None in the search."""
-        for each in self.records.values():
-            for looks in each.looks[-1:]:
-                if record.trial in (each.trial, looks.champion):
-                    return self.records.get(looks.reference)
-        return None
+        records = [record for _, record in sorted(self.records.items())]
+        trials = {record.trial: Trial.of_record(record, objective) for record in records}
+        for record in records:
+            trials[record.trial].reference = trials[reference_of(record, records).trial]
+        return list(trials.values())
 
 
 def options_of(run: RunRecord) -> Options:

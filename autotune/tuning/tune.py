@@ -27,7 +27,7 @@ from autotune.runtime.ray import RayExecutor
 from autotune.script.loading import refuse_while_loading
 from autotune.script.workload import Workload
 from autotune.space.space_file import SearchSpace, find_search_space, shipped_names
-from autotune.tuning.ending import batch_losses, watched
+from autotune.tuning.ending import compare_losses_of_winner, watch_winner
 from autotune.tuning.events import Notice, Observer, RunBegan, silent
 from autotune.tuning.interruptions import interruptions_noted
 from autotune.tuning.loop import Loop
@@ -349,15 +349,14 @@ def tune_with(invocation: Invocation, written: SearchSpace | None) -> Recipe:
             options=options,
             limits=opened.limits,
             import_seconds=opened.import_seconds,
-            earlier=[] if earlier is None else earlier.trials()[1:],
         ).run()
         opened.seat.end_baseline()
         note_profiles(run)
         sampler.write_again(run.records.values(), seconds=options.budget - run.clock())
         recipe = recommend(
             found=found,
-            watched=watched(found, opened, invocation),
-            batch_losses=batch_losses(found, run, options),
+            watched=watch_winner(found, opened, invocation),
+            batch_losses=compare_losses_of_winner(found, run, options),
             run=run,
             record=record,
             options=options.recorded,

@@ -115,13 +115,13 @@ def test_a_live_baseline_that_somebody_kills_is_started_again(processes, tmp_pat
 
     def launch_and_kill(configuration, **options):
         live = launch(configuration, **options)
-        if study.seat.baseline.side is None and not killed:  # the one that takes its place
+        if study.seat.baseline.live is None and not killed:  # the one that takes its place
             killed.append(live.pid)
             os.kill(live.pid, signal.SIGKILL)
         return live
 
     processes.launch = launch_and_kill
-    os.kill(study.seat.baseline.side.live.pid, signal.SIGKILL)
+    os.kill(study.seat.baseline.live.pid, signal.SIGKILL)
     record = study.try_fault("")
     study.end()
     assert killed
