@@ -34,6 +34,7 @@ def profile(**changes):
         (Seen(waits=0.02, waits_error=0.04), "compute_or_memory", 0.98),
         (Seen(waits=0.06, waits_error=0.04), "compute_or_memory", 0.94),
         (Seen(waits=0.0, waits_error=0.25), "balanced", 0.0),
+        (Seen(waits=0.06, waits_error=0.78), "unknown", None),
         (Seen(waits=0.3, ceilings=Ceilings(by_input=23_528.0, by_compute=9_212.0)), "compute_or_memory", 0.7),
         (Seen(waits=0.3, ceilings=Ceilings(by_input=23_528.0, by_compute=None)), "input", 0.3),
         (Seen(waits=0.3, ceilings=Ceilings(by_input=9_212.0, by_compute=12_500.0)), "input", 0.3),

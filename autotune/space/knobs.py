@@ -127,7 +127,7 @@ _TABLE = (
         numerics=Numerics.ARITHMETIC,
         plain="float32",
         probes=(
-            *(early.for_compute(60, exactly(f"mixed_{each}")) for each in ("bfloat16", "float16")),
+            *(probe(60, exactly(f"mixed_{each}")) for each in ("bfloat16", "float16")),
             probe(60, exactly("float32")),
         ),
     ),
@@ -152,7 +152,7 @@ _TABLE = (
         stage=Stage.COMPILE,
         numerics=Numerics.ARITHMETIC,
         plain=False,
-        probes=(early.for_compute(50, exactly(True)), probe(50, exactly(False))),
+        probes=(probe(50, exactly(True)), probe(50, exactly(False))),
     ),
     Knob(
         name="steps_per_execution",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 Pick = Callable[[Sequence[Any], Any], Any]
 """Picks one of a knob's choices, given its value in the fastest configuration; None where none suits."""
@@ -40,16 +40,12 @@ def _numbers(choices: Sequence[Any]) -> list[int]:
     return [each for each in choices if type(each) is int and each > 0]
 
 
-Limit = Literal["input", "compute"]
-"""What limits the fastest configuration, as far as the order of probes depends on it."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Situation:
     """What decides which probes come first."""
 
     at_first: bool  # the baseline is still the fastest
-    limit: Limit | None  # what limits the fastest; None: launches, or it is unknown
+    waits_for_input: bool  # the fastest configuration does
     short_steps: bool  # more steps per execution are likely to help
 
 
@@ -78,9 +74,4 @@ def batch(factor: int) -> tuple[Probe, ...]:
 
 def for_input(place: int, to: Pick, **together: Pick) -> Probe:
     """What helps a training that waits for its input: early where it does, late where it does not."""
-    return Probe(place=lambda now: place if now.limit == "input" else place + 50, to=to, together=together)
-
-
-def for_compute(place: int, to: Pick) -> Probe:
-    """What makes a step compute less or faster: early where that limits the training."""
-    return Probe(place=lambda now: place - 45 if now.limit == "compute" else place, to=to)
+    return Probe(place=lambda now: place if now.waits_for_input else place + 50, to=to, together=together)

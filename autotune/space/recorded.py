@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from autotune.data.errors import ConfigurationError, RunDirectoryError
-from autotune.data.record import TrialRecord
-from autotune.data.run_directory import RunDirectory
+from autotune.data.record import TrialRecord, baseline_trial
+from autotune.data.run_directory import RunDirectory, RunRecord
 from autotune.space.configuration import Configuration
 
 
@@ -33,3 +33,11 @@ def trial_configuration(directory: RunDirectory, record: TrialRecord) -> Configu
     """A trial's configuration, checked as by `check_configuration`."""
     file = directory.trial_directory(record.trial) / "result.json"
     return check_configuration(record.configuration, file, "configuration")
+
+
+def baseline_of(directory: RunDirectory, run: RunRecord, trials: Sequence[TrialRecord]) -> Configuration | None:
+    """Return a run's baseline, checked; that of its first baseline trial where run.json has none."""
+    if run.baseline is not None:
+        return check_configuration(run.baseline, directory.path / "run.json", "baseline")
+    tried = baseline_trial(trials)
+    return trial_configuration(directory, tried) if tried is not None else None

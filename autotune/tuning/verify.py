@@ -41,8 +41,7 @@ from autotune.stats.deciding import Finding, finding
 from autotune.stats.intervals import claim_interval, process_prior
 from autotune.tuning import costs
 from autotune.tuning.confirmation import BASELINE_FAILURES, Confirmation, FreshPairs, SlicePlan
-from autotune.tuning.events import Notice, Observer, silent
-from autotune.tuning.interruptions import interruptions_noted
+from autotune.tuning.events import Notice, Observer, interruptions_noted, silent
 from autotune.tuning.opening import Invocation, Opened, limits_of, open_run, prepared, reference_to
 from autotune.tuning.rules import Limits, checks_of
 from autotune.tuning.side import Interrupted
