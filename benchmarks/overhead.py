@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from figures import Bar, Figure, mean, parser, report
 
+from autotune import tune
 from autotune.data.record import Outcome, Phase, TrialRecord
 from autotune.data.run_directory import RunDirectory
 from autotune.runtime.executor import Data
@@ -27,7 +28,6 @@ from autotune.space.configuration import baseline_configuration
 from autotune.space.knobs import Device
 from autotune.space.recorded import read_trials
 from autotune.tuning.events import Event, TrialBegan, TrialEnded
-from autotune.tuning.tune import tune
 
 WORKLOAD = Path(__file__).resolve().parent.parent / "examples" / "digits_mlp.py"
 STARTS = 7

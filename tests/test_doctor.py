@@ -78,7 +78,6 @@ BROKEN = {
 
 @pytest.mark.parametrize("name", BROKEN)
 def test_what_is_broken_is_named_with_its_next_step(name):
-    """Exactly one thing is found on a machine with one fault, and that is what to do first."""
     seen, level, what, fix = BROKEN[name]
     (found,) = [each for each in examined(seen) if each.level is not Level.FACT]
     assert found.level is Level[level]
@@ -88,7 +87,6 @@ def test_what_is_broken_is_named_with_its_next_step(name):
 
 
 def test_a_healthy_machine_has_facts_only():
-    """What the card and the processor can do is told, and there is nothing to do first."""
     findings = examined(HEALTHY)
     assert {each.level for each in findings} == {Level.FACT}
     assert first_thing(findings) == ""
@@ -99,7 +97,6 @@ def test_a_healthy_machine_has_facts_only():
 
 
 def test_it_is_said_whether_trials_are_contained():
-    """With the reason and a way out where they are not."""
     (contained,) = [found for found in examined(machine_with(uncontained="")) if "contained" in found.what]
     assert contained.level is Level.FACT
     refused = machine_with(uncontained="unshare: Operation not permitted")
@@ -109,7 +106,6 @@ def test_it_is_said_whether_trials_are_contained():
 
 
 def test_a_machine_without_a_card_is_none_that_is_broken():
-    """TensorFlow runs on the processor there, with or without CUDA in it."""
     for built in (None, HEALTHY.built_with):
         seen = machine_with(pci_nvidia=False, driver=None, cards=(), libraries=(), built_with=built)
         assert {each.level for each in examined(seen)} == {Level.FACT}
@@ -117,13 +113,11 @@ def test_a_machine_without_a_card_is_none_that_is_broken():
 
 @pytest.mark.parametrize("name", NOT_READ)
 def test_a_variable_that_is_not_read_any_more_is_named(name):
-    """It does no harm, and nothing either."""
     (found,) = [each for each in examined(machine_with(environment={name: "1"})) if name in each.what]
     assert "does not read it any more" in found.what
 
 
 def test_what_stops_comes_before_what_slows():
-    """With several faults the first thing to do is about what keeps TensorFlow from the device."""
     seen = machine_with(jitter=0.2, shm_bytes=1 << 20, driver="470.57")
     findings = examined(seen)
     assert findings[0].level is Level.STOPS
@@ -153,7 +147,6 @@ def seen_below(monkeypatch):
 
 
 def test_what_is_read_below_a_root(tmp_path, seen_below):
-    """Processor flags, the bus, NUMA nodes and the loader's cache."""
     root = faked(
         tmp_path,
         proc__cpuinfo="model name : x\nflags\t\t: fpu avx2 avx512_bf16\n",
@@ -177,7 +170,6 @@ def test_what_is_read_below_a_root(tmp_path, seen_below):
     ids=["version 2", "version 1"],
 )
 def test_a_containers_quota_is_seen_in_both_versions_of_control_groups(tmp_path, monkeypatch, seen_below, files):
-    """One and a half cores, whatever the machine has."""
     monkeypatch.setattr(fingerprint, "CGROUP_ROOT", faked(tmp_path / "groups", **files))
     monkeypatch.setattr(fingerprint, "PROC_ROOT", faked(tmp_path / "proc", self__cgroup="0::/\n"))
     seen = seen_below(tmp_path)
@@ -185,7 +177,6 @@ def test_a_containers_quota_is_seen_in_both_versions_of_control_groups(tmp_path,
 
 
 def test_the_command_prints_a_line_each_and_leaves_by_what_it_found(monkeypatch, capsys):
-    """A line for each finding with its fix, the first thing to do at the end, and exit code 1 where something stops."""
     monkeypatch.setattr(doctor_report, "look", lambda: BROKEN["old driver"][0])
     assert cli.main(["doctor"]) == 1
     out = capsys.readouterr().out

@@ -38,7 +38,6 @@ def run(tmp_path_factory):
 
 
 def test_the_effect_of_a_knob_is_found_and_that_of_others_is_none(run):
-    """The planted factor lies in the interval; a knob that does nothing has one around 1."""
     effects = knob_effects(run.path).set_index(["knob", "before", "after"])
     batch = effects.loc[("batch_size", "32", "128")]
     assert batch["low"] <= 1.5 <= batch["high"]
@@ -50,7 +49,6 @@ def test_the_effect_of_a_knob_is_found_and_that_of_others_is_none(run):
 
 
 def test_importances_stand_beside_the_effects(run):
-    """Optuna's share of each knob; they are shares of one."""
     importances = knob_effects(run.path).groupby("knob")["importance"].first()
     assert set(importances.index) == {"batch_size", "steps_per_execution", "data_autotune"}
     assert importances.between(0, 1).all()
@@ -58,7 +56,6 @@ def test_importances_stand_beside_the_effects(run):
 
 
 def test_every_slice_is_a_row(run):
-    """Both sides of each pair and the baseline's own slices, with their throughput."""
     slices = load_slices(run.path)
     records = list(read_trials(run))
     assert len(slices) == sum(2 * len(each.pairs) + len(each.slices) for each in records)
@@ -68,7 +65,6 @@ def test_every_slice_is_a_row(run):
 
 
 def test_the_operations_of_profiled_trials_are_rows(run, tmp_path):
-    """A trial without a profile adds none; without any the columns keep their dtypes."""
     empty = load_ops(run.path)
     assert empty.empty
     (record, *_) = read_trials(run)
@@ -83,7 +79,6 @@ def test_the_operations_of_profiled_trials_are_rows(run, tmp_path):
 
 
 def test_tables_without_rows_keep_their_columns(tmp_path):
-    """A run without trials gives the same columns and dtypes."""
     with on_disk(tmp_path / "run") as directory:
         for load in (knob_effects, load_slices, load_ops):
             frame = load(directory.path)
@@ -93,7 +88,6 @@ def test_tables_without_rows_keep_their_columns(tmp_path):
 
 
 def test_the_study_agrees_with_the_history_row_by_row(run):
-    """`study.db` opens in Optuna, and its trials are those of the search, with the same speed-ups."""
     storage = f"sqlite:///{run.study_file}"
     (name,) = optuna.get_all_study_names(storage)
     study = optuna.load_study(study_name=name, storage=storage).trials_dataframe()
@@ -108,7 +102,6 @@ def test_the_study_agrees_with_the_history_row_by_row(run):
 
 
 def test_the_notebook_runs_on_the_recorded_run(monkeypatch):
-    """Each of its cells runs after the other, and the last one shows a recipe as HTML."""
     examples = Path(__file__).parents[1] / "examples"
     notebook = json.loads((examples / "compare_runs.ipynb").read_text(encoding="utf-8"))
     monkeypatch.chdir(examples)
@@ -121,7 +114,6 @@ def test_the_notebook_runs_on_the_recorded_run(monkeypatch):
 
 
 def test_runs_are_compared_in_a_table(run, tmp_path):
-    """What each found, and which recipe is the fastest of its workload on its machine."""
     again = tmp_path / "again"
     shutil.copytree(run.path, again)
     table = compare(run.path, again)

@@ -89,7 +89,6 @@ def tell(expression: str) -> str:
 
 @needs_browser
 def test_it_is_drawn_without_errors_and_loads_nothing(run, tmp_path):
-    """Both charts are drawn, all sections are there in order, no script fails, and no request leaves the page."""
     script = tell(
         "[[...document.querySelectorAll('h2')].map((each) => each.textContent),"
         " document.querySelectorAll('#search-chart circle').length,"
@@ -116,7 +115,6 @@ def test_it_is_drawn_without_errors_and_loads_nothing(run, tmp_path):
 
 @needs_browser
 def test_the_table_sorts_and_filters(run, tmp_path):
-    """A click on a heading sorts by it, a second one turns it round; text and outcome leave only what matches."""
     script = """
       const texts = (nodes) => [...nodes].map((each) => each.textContent);
       const column = (index) => texts(document.querySelectorAll(`#trial-rows td:nth-child(${index})`));
@@ -150,7 +148,6 @@ def test_the_table_sorts_and_filters(run, tmp_path):
 @pytest.mark.parametrize("width", [1280, 500])
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_it_fits_wide_and_narrow_windows_in_both_themes(run, tmp_path, width, theme):
-    """Nothing makes the whole page scroll sideways, and text stands out from what is behind it."""
     script = tell(
         "[document.documentElement.scrollWidth <= innerWidth,"
         " matchMedia('(prefers-color-scheme: dark)').matches,"
@@ -169,7 +166,6 @@ def test_it_fits_wide_and_narrow_windows_in_both_themes(run, tmp_path, width, th
 
 @needs_browser
 def test_it_can_be_used_by_keyboard(run, tmp_path):
-    """Points of the charts and headings of the table take the focus, and a point then says what it is."""
     script = """
       const dot = document.querySelector("#search-chart circle");
       dot.focus();
@@ -184,7 +180,6 @@ def test_it_can_be_used_by_keyboard(run, tmp_path):
 
 
 def test_what_others_wrote_stays_text(run):
-    """A name, a reason or a log cannot end the data or the script that it stands in; a long log is cut."""
     page = (run / "report.html").read_text(encoding="utf-8")
     assert page.count("</script>") == 1
     assert "<img" not in page
@@ -193,7 +188,6 @@ def test_what_others_wrote_stays_text(run):
 
 
 def test_an_unfinished_and_a_damaged_run_have_a_page_that_says_what_is_missing(run, tmp_path):
-    """Without a recipe, with a damaged trial, and without any trial."""
     cut = tmp_path / "cut"
     shutil.copytree(run, cut)
     (cut / "recipe.json").unlink()
@@ -210,7 +204,6 @@ def test_an_unfinished_and_a_damaged_run_have_a_page_that_says_what_is_missing(r
 
 
 def test_the_page_holds_the_advice_and_the_ceilings(run):
-    """What limits the baseline, and what could be gained at most, stand in the answer."""
     data = page_data(RunDirectory(run))
     assert "the pipeline alone makes 400 samples/s" in data["advice"][0]
     assert data["sides"][0]["ceilings"]["by_compute"] == 1080.0
@@ -219,7 +212,6 @@ def test_the_page_holds_the_advice_and_the_ceilings(run):
 
 
 def test_before_and_after_are_of_the_claim(run):
-    """The search's own throughput of the baseline is of another minute, and would give another ratio."""
     evidence = Recipe.load(run / "recipe.json").evidence
     shown = [side["throughput"]["value"] for side in page_data(RunDirectory(run))["sides"]]
     assert shown == [evidence.baseline_throughput.value, evidence.throughput.value]

@@ -9,6 +9,7 @@ from pathlib import Path
 import pandas as pd
 
 from autotune.data.hardware import Machine, gpu_names
+from autotune.data.printable import one_line
 from autotune.data.record import Outcome, Phase, TrialRecord, baseline_trial
 from autotune.data.run_directory import RunDirectory, RunRecord, find_runs, parse_utc
 from autotune.recipe.recipe import Recipe
@@ -69,8 +70,8 @@ def _row(directory: RunDirectory, run: RunRecord, first: RunRecord) -> dict[str,
     )
     beside = baseline_trial(trials)
     return {
-        "run": run.run,
-        "workload": run.workload.name if run.workload else None,
+        "run": one_line(run.run),
+        "workload": one_line(run.workload.name) if run.workload else None,
         "machine": describe_machine(run.machine),
         "machine_id": run.machine.id,
         "started_at": parse_utc(run.started_at, directory.path / "run.json"),

@@ -50,7 +50,7 @@ def as_imported(baseline: Configuration, facts: WorkloadFacts, *, where: str) ->
                 f"not be TensorFlow's default. It takes {knob.domain.describe()}.",
             )
         baseline = baseline.replace(**{name: found})
-        setting = f"sets {name}={format_value(found)}, and so does the baseline"
+        setting = f"sets {name}={format_value(found)}, so the baseline has it too"
         if by_shell:
             notices.append(f"the environment {setting}")
         else:
