@@ -449,7 +449,7 @@ def test_verify_says_what_it_found_and_leaves_with_0_only_if_the_claim_holds(cap
         instances = 0 if measured is None else 6
         return Verification(finding=found, claimed=CLAIMED, measured=measured, instances=instances, reason="so it is")
 
-    monkeypatch.setattr(verify, "verify", verify)
+    monkeypatch.setattr("autotune.tuning.verify.verify", verify)
     options = ("--budget", "80s", "--seed", 3, "--memory-margin", 0.2, "--isolation", "spawn")
     code, out, err = run(capsys, "verify", "recipe.json", "train.py", *options)
     assert code == (0 if found is Finding.HOLDS else 1)

@@ -272,14 +272,14 @@ def test_a_gain_comes_with_its_interval_and_the_lines_for_the_training_code(reci
 def test_no_gain_says_what_is_excluded_and_to_keep_what_there_is(recipes):
     recipe = recipes[Verdict.NO_SIGNIFICANT_GAIN]
     text = shown(recipe, excluded_gain=0.061, ended_by=EndedBy.SETTLED, candidates=7)
-    assert "No significant gain: gains above 7% are excluded (7 candidates tried). Keep what you have." in text
+    assert "No significant gain: gains above 7% are excluded (7 candidates tried). Keep your current settings." in text
     assert "gains above 10% are excluded (1 candidate tried, none is left)" in shown(
         recipe, excluded_gain=0.1, ended_by=EndedBy.EXHAUSTED
     )
     assert "no candidate could be measured (1 candidate tried" in shown(recipe, excluded_gain=None)
     assert "Best candidate: batch_size=128: ×" in text
     assert "Training code that trains like it needs no change." in text
-    assert "NumPy arrays given to fit, or a tf.distribute strategy" in text
+    assert "NumPy arrays passed to fit, or a tf.distribute strategy" in text
     assert "Recipe.load" not in text
     assert "--resume" not in text
 
@@ -325,14 +325,14 @@ def test_a_run_with_time_left_does_not_say_that_the_budget_ended(recipes):
     recipe = recipes[Verdict.UNDECIDED]
     times = recipe.created_by.model_copy(update={"budget_seconds": 120.0, "spent_seconds": 83.0})
     text = shown(recipe.model_copy(update={"created_by": times}), ended_by=EndedBy.BUDGET)
-    assert "Undecided: the 37 s that were left held no further trial" in text
+    assert "Undecided: the 37 s that were left are too short for another trial" in text
 
 
 def test_unstable_names_the_rule(recipes):
     text = shown(recipes[Verdict.UNSTABLE])
     assert "Unstable: every faster candidate failed or broke a stability rule (1 candidate tried)." in text
     assert re.search(r"Best candidate: batch_size=128: ×1\.\d\d .*it broke a rule: retracing: ", text)
-    assert "Keep what you have" in text
+    assert "Keep your current settings" in text
     assert "--resume" not in text
 
 

@@ -137,6 +137,6 @@ def test_credentials_are_recorded_as_a_mask_and_asked_for_again():
         recorded.resumed_with({"args": ()})
     assert caught.value.hint.endswith("again: -- '--token=***' --epochs 3")
     assert recorded.resumed_with({"args": SECRET}).args == SECRET
-    with pytest.raises(ArgumentError, match="not those of the run") as caught:
+    with pytest.raises(ArgumentError, match="differ from those of the run") as caught:
         recorded.resumed_with({"args": ("--token=hunter22", "--epochs", "4")})
     assert "hunter22" not in str(caught.value)

@@ -205,7 +205,7 @@ def test_an_unfinished_and_a_damaged_run_have_a_page_that_says_what_is_missing(r
 
 def test_the_page_holds_the_advice_and_the_ceilings(run):
     data = page_data(RunDirectory(run))
-    assert "the pipeline alone makes 400 samples/s" in data["advice"][0]
+    assert "the pipeline alone reaches 400 samples/s" in data["advice"][0]
     assert data["sides"][0]["ceilings"]["by_compute"] == 1080.0
     assert len(data["sides"]) == 2
     assert data["answer"]["verdict"] == "faster"

@@ -143,7 +143,7 @@ def test_threads_of_the_shell_become_the_baselines(shell, name, variable):
 
 def test_xla_that_keras_turns_off_is_said():
     (said,) = oddities(facts({"jit_compile": True}), a_warm_up(), Device.CPU)
-    assert "names jit_compile=true, and Keras turns XLA off" in said
+    assert "names jit_compile=true, but Keras turns XLA off" in said
 
 
 def test_settings_that_are_no_knobs_are_said():
@@ -160,7 +160,9 @@ def test_what_does_nothing_on_the_device_is_said():
 
 def test_validation_without_epochs_is_said():
     endless = a_warm_up(examples=None, epoch_seconds=None)
-    assert any("validation costs is left out" in each for each in oddities(facts(validates=True), endless, Device.CPU))
+    assert any(
+        "time for validation is not counted" in each for each in oddities(facts(validates=True), endless, Device.CPU)
+    )
     assert list(oddities(facts(), endless, Device.CPU)) == []
     assert list(oddities(facts(validates=True), a_warm_up(), Device.CPU)) == []
 
@@ -168,9 +170,9 @@ def test_validation_without_epochs_is_said():
 @pytest.mark.parametrize(
     ("examples", "uncounted", "timed_by", "said"),
     [
-        (None, False, "steps", "the training data does not say how long it is"),
-        (None, True, "steps", "the training data does not say how long it is"),
-        (1000, True, "steps", "the validation data does not say how long it is"),
+        (None, False, "steps", "the training dataset has unknown cardinality"),
+        (None, True, "steps", "the training dataset has unknown cardinality"),
+        (1000, True, "steps", "the validation dataset has unknown cardinality"),
         (1000, False, "steps", None),
         (1000, True, "epochs", None),  # a slice holds whole validations
     ],
@@ -232,13 +234,13 @@ def test_a_run_tells_of_a_baseline_that_retraces(tmp_path):
 
 def test_what_the_note_on_the_budget_is_of_is_said():
     (short,) = worth_notes("one call of fit", samples=1000, rate=100.0, budget=60.0)
-    assert short.startswith("one call of fit would take 10 s as it is, less than the budget")
+    assert short.startswith("one call of fit takes 10 s without tuning, less than the budget")
     (long,) = worth_notes("the training", samples=36_000_000, rate=100.0, budget=100_000.0)
-    assert long == "the training would take 100.0 hours as it is: the budget of 27.8 hours is 28% of that"
+    assert long == "the training takes 100.0 hours without tuning: the budget of 27.8 hours is 28% of that"
     (minutes,) = worth_notes("one call of fit", samples=36_000, rate=100.0, budget=60.0)
-    assert minutes == "one call of fit would take 6 min as it is: the budget of 60 s is 17% of that"
+    assert minutes == "one call of fit takes 6 min without tuning: the budget of 60 s is 17% of that"
     (instant,) = worth_notes("one call of fit", samples=30, rate=100.0, budget=60.0)
-    assert instant.startswith("one call of fit would take 0.3 s as it is")
+    assert instant.startswith("one call of fit takes 0.3 s without tuning")
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ class Option:
     may_change: bool = False  # a resumed run may be given another value
 
 
-def option(default: Any, *declared: Any, **flags: bool) -> Any:
+def option(default: Any, *declared: Any, **flags: Any) -> Any:
     """Declare a field of `Options` that users give; see `Option`."""
     return dataclasses.field(default=default, metadata={"option": Option(*declared, **flags)})
 

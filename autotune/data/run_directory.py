@@ -393,8 +393,8 @@ def find_runs(*paths: str | Path) -> tuple[RunDirectory, ...]:
                 readable.append(directory)
         if not readable:
             raise problems[0]
-        for problem in problems:
-            warnings.warn(f"{problem.message}: this run is left out", DamagedRunWarning, stacklevel=3)
+        for error in problems:
+            warnings.warn(f"{error.message}: this run is left out", DamagedRunWarning, stacklevel=3)
         for directory in readable:
             found.setdefault(directory.path.resolve(), directory)
     return tuple(found.values())

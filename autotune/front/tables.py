@@ -76,7 +76,7 @@ def show_comparison(frame: pandas.DataFrame, console: RichConsole | None = None)
     console = console or terminal()
     headings = ("run", "workload", "machine", "trials", "failed", "claim", "recommended")
     known = frame.astype(object).where(frame.notna(), None)
-    rows: list[dict[str, Any]] = known.to_dict("records")
+    rows = [{str(name): value for name, value in row.items()} for row in known.to_dict("records")]
     shown = table(headings, map(_compared, rows))
     if not console.is_terminal:  # as wide as the table: nothing is cut or folded in a pipe
         unbounded = console.options.update(max_width=1 << 16)

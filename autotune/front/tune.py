@@ -48,10 +48,10 @@ def tune(
         NoStableConfigurationError: The baseline itself fails.
         TuningInterruptedError: Interrupted before anything was measured.
     """
-    from autotune.report.page import try_write_page  # which imports pandas
-
     request = read_request(workload, args=args, out=out, resume=resume, options=options)
     recipe = run_tuning(request, observe, wait=wait)
+    from autotune.report.page import try_write_page  # imports pandas, which nothing needs before
+
     if problem := try_write_page(request.directory.path):
         observe(Notice(text=problem))
     return recipe

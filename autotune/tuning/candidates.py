@@ -169,7 +169,7 @@ def neighbours(
 ) -> list[Configuration]:
     """Return the untried neighbours of the fastest configuration, the most promising first."""
     # A change that was tried anywhere before comes after those that were not.
-    now = Situation(at_first=best == space.baseline, waits=waits, short_steps=short_steps)
+    now = Situation(at_first=best == space.baseline, waits_for_input=waits, short_steps=short_steps)
     known = {item for configuration in (space.baseline, *tried) for item in configuration.items()}
     found: dict[Configuration, bool] = {}  # and whether each of its changes was tried before
     for changes in _changes(best, space, now):
