@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from simulated_runs import faster_by, on_disk, simulated_trials, tune_simulated
@@ -19,6 +20,7 @@ from test_recommendation import run_that_is
 from autotune.data.errors import ArgumentError
 from autotune.data.figures import Interval
 from autotune.data.hardware import Gpu
+from autotune.data.options import OPTIONS, Options
 from autotune.front import cli
 from autotune.front.cli import app
 from autotune.machine.gpus import GpuReading
@@ -501,3 +503,43 @@ def test_other_commands_have_no_file_to_hand_arguments_to(capsys, tmp_path):
     code, _, err = run(capsys, "history", "--", tmp_path / "nowhere")
     assert code == 2
     assert "nowhere" in err
+
+
+def test_a_dashboard_is_served_on_this_machine_only(capsys, finished, monkeypatch):
+    served = []
+
+    def run_server(storage, host, port):
+        served.append((host, port, len(storage.get_all_studies())))
+        if port == 81:
+            raise OSError(98, "Address already in use")
+
+    monkeypatch.setitem(sys.modules, "optuna_dashboard", SimpleNamespace(run_server=run_server, __spec__=object()))
+    code, out, _ = run(capsys, "dashboard", finished, "--port", 8123)
+    assert code == 0
+    assert "http://127.0.0.1:8123/" in out
+    code, _, err = run(capsys, "dashboard", finished, "--port", 81)
+    assert code == 2
+    assert "port 81 cannot be used: Address already in use" in err
+    assert served == [("127.0.0.1", 8123, 1), ("127.0.0.1", 81, 1)]
+
+
+def test_a_dashboard_of_a_run_without_a_study_is_refused(capsys, tmp_path):
+    with on_disk(tmp_path / "run"):
+        code, _, err = run(capsys, "dashboard", tmp_path / "run")
+    assert code == 2
+    assert "has no study.db" in err
+
+
+def test_the_options_of_the_function_and_the_command_are_those_that_are_declared():
+    from autotune import tune
+
+    function, command = inspect.signature(tune).parameters, inspect.signature(app["tune"].default_command).parameters
+    names = list(OPTIONS)
+    assert [name for name in function if name in OPTIONS] == [name for name in command if name in OPTIONS] == names
+    defaults = Options(budget=60.0)
+    for name in names[1:]:
+        assert function[name].default == command[name].default == getattr(defaults, name)
+    documented = " ".join(inspect.getdoc(tune).split())
+    assert all(f"{name}: {option.help}" in documented for name, option in OPTIONS.items())
+    with pytest.raises(TypeError, match="unexpected keyword argument 'bugdet'"):
+        tune("train.py", bugdet="3m")

@@ -411,3 +411,21 @@ def test_bounds_that_are_the_figure_itself_are_not_shown():
 def test_a_speed_is_in_the_unit_of_what_is_counted():
     baseline = record(phase=Phase.BASELINE, speedup=None, throughput=Interval(value=2.4, low=2.0, high=3.0))
     assert "2.4 updates/s" in drawn([TrialEnded(record=baseline, changes="baseline", unit="updates")], terminal=False)
+
+
+@pytest.mark.parametrize(
+    ("spent", "end"), [(600.0, "tuning took 10:00, which is paid back after 10:00 of training."), (5400.0, "1:30:00.")]
+)
+def test_what_tuning_costs_is_set_against_what_it_saves(recipes, spent, end):
+    recipe = recipes[Verdict.FASTER]
+    recipe = recipe.model_copy(
+        update={
+            "workload": recipe.workload.model_copy(update={"train_samples": 3_600_000}),
+            "created_by": recipe.created_by.model_copy(update={"spent_seconds": spent}),
+        }
+    )
+    rates = {"baseline_throughput": 1000.0, "throughput": 2000.0}
+    text = shown(recipe, **{name: Interval(value=rate, low=rate, high=rate) for name, rate in rates.items()})
+    (line,) = [line for line in text.splitlines() if line.startswith("Your training")]
+    assert line.startswith("Your training of 3,600,000 samples: 30:00 instead of 1:00:00; tuning took ")
+    assert line.endswith(end)

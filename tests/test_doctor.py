@@ -1,6 +1,7 @@
 """Broken machines, each named rightly with its next step; what is read below a faked root; and the command."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,7 @@ BROKEN = {
     "shared card": (with_card(others=2), "SLOWS", "2 other processes on NVIDIA H100", "nobody else"),
     "memory errors": (with_card(ecc_errors=3), "SLOWS", "3 memory errors", "Reset"),
     "power cap": (with_card(power_limit=300.0), "SLOWS", "300 of its usual 700 W", "-pl 700"),
+    "mild power cap": (with_card(power_limit=420.0), "SLOWS", "420 of its usual 700 W", "-pl 700"),
     "few cores": (machine_with(usable_cores=2.5), "SLOWS", "2.5 of the machine's 16 cores", "--cpus"),
     "small shm": (machine_with(shm_bytes=64 << 20), "SLOWS", "/dev/shm has 64 MiB", "--shm-size"),
     "old processor": (machine_with(cpu_flags=frozenset({"sse4_2", "avx"})), "SLOWS", "no AVX2", "newer"),
@@ -137,6 +139,8 @@ def faked(root: Path, **files: str) -> Path:
 def seen_below(monkeypatch):
     """What is read below a root, without a build, cards or measuring."""
     loaded = "\tlibcudart.so.12 (libc6,x86-64) => /usr/lib/libcudart.so.12\n\tlibm.so.6 => /x\n"
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(4)))
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
     monkeypatch.setattr(doctor_report, "_build", lambda: ({"cuda_version": "12.5", "cudnn_version": "9"}, ""))
     monkeypatch.setattr(doctor_report, "_cards", lambda nvml: ("580.65", (H100,)))
     monkeypatch.setattr(doctor_report, "with_nvml", lambda use, otherwise: use(None))
@@ -172,8 +176,7 @@ def test_what_is_read_below_a_root(tmp_path, seen_below):
 def test_a_containers_quota_is_seen_in_both_versions_of_control_groups(tmp_path, monkeypatch, seen_below, files):
     monkeypatch.setattr(fingerprint, "CGROUP_ROOT", faked(tmp_path / "groups", **files))
     monkeypatch.setattr(fingerprint, "PROC_ROOT", faked(tmp_path / "proc", self__cgroup="0::/\n"))
-    seen = seen_below(tmp_path)
-    assert seen.usable_cores == pytest.approx(min(1.5, seen.cores))
+    assert seen_below(tmp_path).usable_cores == pytest.approx(1.5)
 
 
 def test_the_command_prints_a_line_each_and_leaves_by_what_it_found(monkeypatch, capsys):
@@ -186,5 +189,10 @@ def test_the_command_prints_a_line_each_and_leaves_by_what_it_found(monkeypatch,
     told = json.loads(capsys.readouterr().out)
     assert told["first"] == "Install a driver of version 525 or later."
     assert told["findings"][0]["level"] == "stops"
-    monkeypatch.setattr(doctor_report, "look", lambda: HEALTHY)
-    assert cli.main(["doctor"]) == 0
+    for machine in (BROKEN["shared card"][0], HEALTHY):  # what only slows is no failure
+        monkeypatch.setattr(doctor_report, "look", lambda machine=machine: machine)
+        assert cli.main(["doctor"]) == 0
+
+
+def test_a_power_limit_near_the_usual_one_is_no_finding():
+    assert {found.level for found in examined(with_card(power_limit=650.0))} == {Level.FACT}

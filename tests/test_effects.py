@@ -1,16 +1,19 @@
 """What each knob did, slices and operations in long form: over whole simulated runs."""
 
 import json
+import math
 import shutil
 from pathlib import Path
 
 import optuna
 import pytest
-from simulated_runs import faster_by, on_disk, simulated_trials, tune_simulated
+from simulated_runs import BASELINE, a_record, faster_by, on_disk, simulated_trials, tune_simulated
 
-from autotune.data.figures import Operation, Profile
+from autotune.data.figures import Interval, Operation, Profile
+from autotune.data.record import Phase
+from autotune.data.run_directory import RunDirectory
 from autotune.report.compare import compare
-from autotune.report.effects import knob_effects, load_ops, load_slices
+from autotune.report.effects import effects_in, knob_effects, load_ops, load_slices
 from autotune.report.history import load_history
 from autotune.space.recorded import read_trials
 
@@ -119,5 +122,26 @@ def test_runs_are_compared_in_a_table(run, tmp_path):
     table = compare(run.path, again)
     assert list(table["verdict"]) == ["faster", "faster"]
     assert table["claim"].between(1.3, 1.7).all()
-    assert table["use"].sum() >= 1
+    assert table["use"].sum() == 1, "of two equal recipes one is to be used"
     assert table["differs"].eq("").all()
+
+
+def test_pairs_of_trials_count_by_their_precision(tmp_path):
+    def record(trial, phase, speedup, error, **changes):
+        low, high = speedup * math.exp(-1.96 * error), speedup * math.exp(1.96 * error)
+        return a_record(BASELINE.replace(**changes), trial=trial, phase=phase, speedup=1.0, pairs=()).model_copy(
+            update={"speedup": Interval(value=speedup, low=low, high=high)}
+        )
+
+    records = [
+        a_record(BASELINE, trial=0, phase=Phase.BASELINE),
+        record(1, Phase.SEARCH, 1.2, 0.01, batch_size=128),
+        record(2, Phase.SEARCH, 1.0, 0.03, jit_compile=True),
+        record(3, Phase.SEARCH, 2.0, 0.04, jit_compile=True, batch_size=128),
+    ]
+    rows = {row["knob"]: row for row in effects_in(RunDirectory(tmp_path), records)}
+    weights = 1 / 0.01**2, 1 / (0.03**2 + 0.04**2)
+    mean = (weights[0] * math.log(1.2) + weights[1] * math.log(2.0)) / sum(weights)
+    assert rows["batch_size"]["effect"] == pytest.approx(math.exp(mean), rel=1e-6)
+    assert rows["batch_size"]["high"] == pytest.approx(math.exp(mean + 1.96 / math.sqrt(sum(weights))), rel=1e-6)
+    assert rows["batch_size"]["pairs"] == 2

@@ -842,3 +842,25 @@ def test_leaders_that_are_confirmed_at_once_have_each_its_own_baseline():
     records = [a_record(trial=0, phase=Phase.BASELINE), *references, *leaders]
     assert [reference_of(each, records).trial for each in leaders] == [4, 3]
     assert [reference_of(each, records).trial for each in references] == [3, 4]
+
+
+def test_the_fastest_recipe_of_a_workload_on_a_kind_of_machine_is_the_one_to_use(tmp_path):
+    other = MACHINE.model_copy(update={"cores": 64})
+    runs = [
+        a_run(tmp_path / "slow", recipe=a_recipe(speedup=(1.2, 1.1, 1.3))),
+        a_run(tmp_path / "fast", recipe=a_recipe(speedup=(1.9, 1.8, 2.0))),
+        a_run(tmp_path / "middle", recipe=a_recipe(speedup=(1.5, 1.4, 1.6))),
+        a_run(tmp_path / "elsewhere", recipe=a_recipe(speedup=(1.1, 1.05, 1.2)), machine=other),
+        a_run(tmp_path / "unfinished"),
+    ]
+    assert compare(*runs)["use"].tolist() == [False, True, False, True, False]
+
+
+def test_a_knob_that_only_some_runs_have_is_a_column_of_the_printed_table(tmp_path):
+    without = a_run(tmp_path / "without", TRIALS[:1])
+    with_it = a_run(tmp_path / "with", [a_trial(0, Phase.BASELINE, configuration={**BASELINE, "cache": False})])
+    printed = io.StringIO()
+    show_history(load_history(without, with_it), Console(file=printed, width=400))
+    heading, first, second, _ = printed.getvalue().splitlines()
+    place = heading.split().index("cache")
+    assert (first.split()[place], second.split()[place]) == ("–", "False")

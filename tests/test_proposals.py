@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from optuna.trial import TrialState
 from simulated_runs import BASELINE, GROWING_SPACE, SMALL_SPACE, a_record, space_of
 
+from autotune.space.probes import near
 from autotune.space.space_file import find_search_space
 from autotune.tuning.candidates import Others, Proposals, Sampler, neighbours, waits_for_input
 
@@ -222,3 +223,8 @@ def test_what_runs_on_another_seat_is_taken_to_become_the_fastest():
     others = Others(running=[running], ratios={space.baseline: 0.0})
     _, configuration = proposals.next({space.baseline, running}, space.baseline, others=others)
     assert configuration in neighbours(running, {space.baseline, running}, space)
+
+
+@pytest.mark.parametrize(("number", "choice"), [(100, 256), (60, 16), (1, 16), (1000, 256)])
+def test_the_nearest_choice_is_so_on_a_logarithmic_scale(number, choice):
+    assert near(number)([16, 256, "autotune", True, 0], None) == choice

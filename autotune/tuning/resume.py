@@ -154,7 +154,7 @@ def refuse_another_workload(earlier: Earlier, *, fingerprint: str) -> None:
     run = earlier.run
     if run.workload is not None and run.workload.fingerprint != fingerprint:
         raise RunDirectoryError(
-            f"{run.run} cannot be resumed: the workload's file has changed since it began", hint=_START_ANEW
+            f"{run.run} cannot be resumed: the workload's file changed since it began", hint=_START_ANEW
         )
 
 
