@@ -140,3 +140,16 @@ def test_credentials_are_recorded_as_a_mask_and_asked_for_again():
     with pytest.raises(ArgumentError, match="differ from those of the run") as caught:
         recorded.resumed_with({"args": ("--token=hunter22", "--epochs", "4")})
     assert "hunter22" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "may_change"),
+    [("trials", 5, True), ("soak", 30.0, True), ("seed", 3, False), ("fixed_batch", True, False), ("fit", 2, False)],
+)
+def test_a_resumed_run_keeps_its_options_except_those_that_may_change(name, value, may_change):
+    begun = Options(budget=60.0)
+    if may_change:
+        assert getattr(begun.resumed_with({name: value}), name) == value
+    else:
+        with pytest.raises(ArgumentError, match=f"{name} is .*, and the run to be resumed has"):
+            begun.resumed_with({name: value})
