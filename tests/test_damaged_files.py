@@ -30,7 +30,7 @@ from autotune.front import closing, tables
 from autotune.recipe.apply import environment
 from autotune.recipe.recipe import Recipe
 from autotune.recipe.schema import recipe_schema
-from autotune.report.compare import compare_runs
+from autotune.report.compare import compare
 from autotune.report.history import load_history
 from autotune.space.configuration import baseline_configuration, read_trials
 from autotune.space.knobs import Device
@@ -308,7 +308,7 @@ def test_a_damaged_run_directory_is_read_or_refused(odd, changed):
         assert odd or changed or (record and len(trials) == 3), "the whole run is read"
         for each in (*filter(None, [record]), *(trials or ())):
             assert type(each).model_validate_json(each.model_dump_json()) == each
-        if (runs := read(compare_runs, run)) is not None:
+        if (runs := read(compare, run)) is not None:
             shown(tables.show_comparison, runs)
         if (frame := read(load_history, run)) is not None:
             assert len(shown(tables.show_history, frame).splitlines()) == len(frame) + 2

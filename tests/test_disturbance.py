@@ -11,7 +11,7 @@ from simulated_runs import Fresh, a_slice, faster_by, log_ratios_of, quick_tune,
 
 from autotune.data.hardware import GpuUse
 from autotune.data.record import LOOK_SHARE, Phase
-from autotune.front.progress import trial_line
+from autotune.front.console import trial_line
 from autotune.stats.disturbance import CAUSES, find_disturbances, load_of, usable_pairs
 from autotune.tuning import trial as running
 from autotune.tuning.policy import error_of
@@ -200,7 +200,7 @@ def test_the_trial_says_why_pairs_were_left_out(tmp_path):
     left_out = [pair.disturbed_by for pair in record.pairs if pair.disturbed]
     assert set(left_out) == {"others"}
     line = trial_line(record, "jit_compile=true", stamp="1:00").plain
-    assert f"({len(left_out)} of {len(record.pairs)} pairs left out: {CAUSES['others']})" in line
+    assert f"({len(left_out)} of {len(record.pairs)} pairs discarded: {CAUSES['others']})" in line
 
 
 # ------------------------------------------------------------------------------------------- the whole chain

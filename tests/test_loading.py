@@ -11,13 +11,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from autotune import tune
 from autotune.data.errors import ArgumentError, WorkloadError
 from autotune.data.facts import WorkloadReference
 from autotune.runtime.failures import format_user_traceback
 from autotune.script import loading
 from autotune.script.loading import facts_of, load, parse_reference, reference_of, refuse_while_loading
 from autotune.script.workload import Workload
-from autotune.tuning.tune import tune
 
 GOOD = """
 import autotune

@@ -609,3 +609,14 @@ def test_killed_at_any_moment(tmp_path):
         assert_each_was_run_once(directory)
         assert directory.recipe_file.exists()
     assert killed >= 0.9 * MOMENTS
+
+
+def test_the_number_of_an_interrupted_trial_is_not_used_again(tmp_path):
+    with on_disk(tmp_path / "run") as directory:
+        directory.write_trial(a_record(trial=0, phase=Phase.BASELINE))
+        directory.write_trial(a_record(trial=1, speedup=1.1))
+        directory.write_trial(a_record(trial=2, outcome=Outcome.INTERRUPTED))
+        directory.prepare_trial(3)  # it was killed before it had a result
+    earlier = read_earlier(directory)
+    assert sorted(earlier.records) == [0, 1]
+    assert earlier.next_number == 4

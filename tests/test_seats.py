@@ -285,7 +285,7 @@ def test_parts_of_a_host_rest_while_a_leader_is_confirmed_on_the_whole(tmp_path)
     assert {each.seat for each in confirmed} == {"whole"}
     assert {each.seat for each in directory.trials.values() if each.phase is Phase.SEARCH} == {"left", "right"}
     assert [each for each in together if "whole" in each] == [frozenset({"whole"})]
-    assert not any("would take" in each.text for each in watcher.of(Notice))  # a part tells nothing of it
+    assert not any("without tuning" in each.text for each in watcher.of(Notice))  # a part tells nothing of it
     assert recipe.evidence.verdict is Verdict.FASTER
 
 

@@ -23,7 +23,7 @@ from autotune.space.configuration import Configuration, find_conflict
 from autotune.space.space_file import ResolvedSpace
 from autotune.stats.deciding import EndedBy
 from autotune.tuning import costs
-from autotune.tuning.candidates import WAITS, Proposals, has_short_steps, limit_of
+from autotune.tuning.candidates import WAITS, Proposals, Sampler, has_short_steps, waits_for_input
 from autotune.tuning.confirmation import FreshPairs, LeaderTrials
 from autotune.tuning.events import Notice
 from autotune.tuning.exclusive_resources import ExclusiveResources
@@ -46,7 +46,6 @@ from autotune.tuning.policy import (
 )
 from autotune.tuning.rules import Limits
 from autotune.tuning.run import Run
-from autotune.tuning.sampler import Sampler
 from autotune.tuning.seat import SameInForce, Seat, TrialLimits
 from autotune.tuning.seats import MOST_LOSSES, NoSeatLeft, Seats
 from autotune.tuning.state import State
@@ -235,13 +234,13 @@ class Loop:
             configuration = self._lost.pop()
             asked = self._sampler.ask_for(configuration)
         else:
-            records, short = run.records, has_short_steps(run.records[0])
+            records = run.records
             searched = [records[trial.number] for trial in knowledge.ended()]
             proposed = self._proposals.next(
                 knowledge.tried(),
                 best.asked,
-                limit=limit_of(records[best.number], searched, short_steps=short),
-                short_steps=short,
+                waits=waits_for_input(records[best.number], searched),
+                short_steps=has_short_steps(records[0]),
                 passes_over=lambda configuration: self._passes_over(configuration, seat),
                 others=knowledge.others() if len(run.executor.seats) > 1 else None,
             )

@@ -41,8 +41,7 @@ from autotune.stats.deciding import ClaimResult, judge_claim
 from autotune.stats.intervals import process_prior
 from autotune.tuning import costs
 from autotune.tuning.confirmation import BASELINE_FAILURES, FreshPairs, LeaderTrials, SlicePlan, claim_of
-from autotune.tuning.events import Notice, Observer, silent
-from autotune.tuning.interruptions import interruptions_noted
+from autotune.tuning.events import Notice, Observer, interruptions_noted, silent
 from autotune.tuning.opening import Invocation, Opened, limits_of, open_run, prepared, reference_to
 from autotune.tuning.rules import Limits, checks_of
 from autotune.tuning.trial import now_utc

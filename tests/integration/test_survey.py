@@ -517,7 +517,7 @@ def test_no_setting_of_xla_is_varied_under_a_strategy(told):
     assert {found["not_reached"][name] for name in names} == {NO_XLA}
     assert found["baseline"]["jit_compile"] is True
     said = list(script_notes(ScriptFacts.model_validate(found), 10.0))
-    assert f"the script compiles with jit_compile=True. {NO_XLA}: take it out" in said
+    assert f"the script compiles with jit_compile=True. {NO_XLA}: remove it" in said
 
 
 def test_the_longest_of_several_fits_is_tuned(told):
