@@ -233,7 +233,7 @@ def test_the_limit_is_the_cards_memory_or_what_the_workload_allows(monkeypatch, 
 def test_a_process_for_losses_tells_of_its_cards(monkeypatch):
     """Else each of them would be taken for one that has lost them."""
     monkeypatch.setattr(gauges, "gpu_names", lambda: ("NVIDIA H200",))
-    monkeypatch.setattr(workload_fit, "loss_curves", lambda *given: ((1.0,),))
+    monkeypatch.setattr(workload_fit, "loss_curves", lambda *given, **named: ((1.0,),))
     losses = LossRuns(folder="batches", recorded_batch_size=32, seeds=(0,), most_steps=1, seconds=1.0)
     sent = []
     request, channel = SimpleNamespace(losses=losses, data=None), SimpleNamespace(send=sent.append)
