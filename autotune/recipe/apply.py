@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from autotune.data.errors import ApplyError
 from autotune.data.models import KnobValue
-from autotune.recipe.strategy import distributed, divide_cpu
+from autotune.recipe.strategy import distributed
 from autotune.recipe.tf_private import data_adapter
 from autotune.space.configuration import Configuration
 from autotune.space.knobs import KNOBS, Knob, Stage
@@ -137,10 +137,6 @@ def apply_before_build(configuration: Mapping[str, KnobValue]) -> None:
             knob.set(tf, value)
         except RuntimeError as error:
             raise _too_late(f"{knob.name}={value}") from error
-    try:
-        divide_cpu(tf)
-    except RuntimeError as error:
-        raise _too_late("the division of the processor") from error
     for gpu in tf.config.list_physical_devices("GPU"):
         divided = tf.config.get_logical_device_configuration(gpu) is not None  # by the user: it has growth or that
         if divided or tf.config.experimental.get_memory_growth(gpu) is True:

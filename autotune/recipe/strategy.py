@@ -3,25 +3,12 @@
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Mapping
 from typing import Any
 
 from autotune.data.errors import ApplyError
 from autotune.data.models import KnobValue
 from autotune.space.combining import refusal
-
-LOGICAL_CPUS = "AUTOTUNE_LOGICAL_CPUS"
-"""A variable of the shell: into so many devices the processor is divided, to try strategies where no GPU is."""
-
-
-def divide_cpu(tf: Any) -> None:
-    """Divide the processor as `LOGICAL_CPUS` says, unless that is done or there is a GPU. RuntimeError if too late."""
-    text = os.environ.get(LOGICAL_CPUS, "")
-    (cpu,) = tf.config.list_physical_devices("CPU") if text.isdecimal() and int(text) > 1 else (None,)
-    if cpu is None or tf.config.list_physical_devices("GPU") or tf.config.get_logical_device_configuration(cpu):
-        return
-    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * int(text))
 
 
 def devices() -> tuple[str, ...]:
@@ -54,8 +41,8 @@ def _made(kind: str, replicas: int, cross_device: str) -> Any:
 
     found = devices()
     if replicas > len(found):
-        hint = f"Tune again here, or try it on the processor with {LOGICAL_CPUS}={replicas} in the environment."
-        raise ApplyError(f"replicas={replicas} needs as many devices, and TensorFlow sees {len(found)}", hint=hint)
+        message = f"replicas={replicas} needs as many devices, and TensorFlow sees {len(found)}"
+        raise ApplyError(message, hint="Tune again on this machine.")
     if kind == "one_device":
         return tf.distribute.OneDeviceStrategy(found[0])
     if cross_device == "nccl" and not tf.config.list_logical_devices("GPU"):

@@ -42,6 +42,9 @@ import tensorflow as tf
 import autotune
 
 FAULT = os.environ.get("FAULT", "")
+if "TWO_DEVICES" in os.environ:
+    (processor,) = tf.config.list_physical_devices("CPU")
+    tf.config.set_logical_device_configuration(processor, [tf.config.LogicalDeviceConfiguration()] * 2)
 
 
 def work(values, replica):
@@ -81,8 +84,8 @@ workload = autotune.Workload(
 
 @pytest.fixture(autouse=True)
 def _two_devices(monkeypatch):
-    """The processor is two devices."""
-    monkeypatch.setenv("AUTOTUNE_LOGICAL_CPUS", "2")
+    """The workloads divide the processor into two devices."""
+    monkeypatch.setenv("TWO_DEVICES", "yes")
 
 
 @pytest.fixture
