@@ -14,7 +14,6 @@ from autotune.data.errors import ApplyError, ArgumentError, AutotuneError, Recip
 from autotune.data.facts import ScriptFacts, Site, Trains, WorkloadReference
 from autotune.data.options import checked_args
 from autotune.recipe import apply
-from autotune.recipe.apply import divide_cpu
 from autotune.recipe.guard import LOG, Guard, guard_callback, say
 from autotune.runtime.sources import directory_of, file_of
 from autotune.script.execute import run_as_main
@@ -100,8 +99,8 @@ class LongRun(Hooks):
             if KNOBS[knob].stage is stage:
                 KNOBS[knob].set(tf, value)
         if name == "tensorflow":
-            divide_cpu(tf)
-        elif self._loop:
+            return
+        if self._loop:
             LoopWatch(self._wrappers, self._facts).install(tf, sys.modules["keras"])
         else:
             open_when_building(sys.modules["keras"], self._configuration)

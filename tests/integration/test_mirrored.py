@@ -42,6 +42,9 @@ import tensorflow as tf
 import autotune
 
 FAULT = os.environ.get("FAULT", "")
+if "TWO_DEVICES" in os.environ:
+    (processor,) = tf.config.list_physical_devices("CPU")
+    tf.config.set_logical_device_configuration(processor, [tf.config.LogicalDeviceConfiguration()] * 2)
 
 
 def work(values, replica):
@@ -81,9 +84,9 @@ workload = autotune.Workload(
 
 @pytest.fixture(scope="module", autouse=True)
 def _two_devices():
-    """The processor is two devices."""
+    """The workloads divide the processor into two devices."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("AUTOTUNE_LOGICAL_CPUS", "2")
+        patch.setenv("TWO_DEVICES", "yes")
         yield
 
 
