@@ -28,7 +28,7 @@ from studies import Study  # noqa: E402
 
 from autotune.data.facts import WorkloadReference  # noqa: E402
 from autotune.runtime.local import TrialProcesses  # noqa: E402
-from autotune.space.recorded import read_trials  # noqa: E402
+from autotune.space.configuration import read_trials  # noqa: E402
 
 STUDIES, ROUNDS = 2, 2
 """Each study has every fault so often."""

@@ -18,7 +18,7 @@ from autotune.runtime.protocol import LossRuns
 from autotune.script.loading import parse_reference
 from autotune.space.configuration import Configuration, baseline_configuration
 from autotune.space.knobs import Device
-from autotune.stats.numerics import parity
+from autotune.stats.numerics import check_parity
 from autotune.tuning.learning import PARITY_SEEDS as SEEDS
 
 WORKLOADS = Path(__file__).with_name("planted.py")
@@ -65,7 +65,9 @@ class Bench:
     def passed(self, changes: dict[str, Any]) -> tuple[int, int]:
         """How many repeats passed, and how many of all could tell."""
         own = self._curves(self._baseline.replace(**changes), tuple(range(0, self._repeats * len(SEEDS), len(SEEDS))))
-        checks = [parity(self._reference[index * len(SEEDS) :][: len(SEEDS)], curve) for index, curve in enumerate(own)]
+        checks = [
+            check_parity(self._reference[index * len(SEEDS) :][: len(SEEDS)], curve) for index, curve in enumerate(own)
+        ]
         return sum(each.passed for each in checks), sum(each.tells for each in checks)
 
     def close(self) -> None:

@@ -25,7 +25,7 @@ from typing import Any
 from plain_training import trained
 
 from autotune.machine.fingerprint import available_cores
-from autotune.machine.gpus import read_gpus
+from autotune.machine.gpu import read_gpus
 from autotune.recipe import apply
 from autotune.script.workload import Workload, call_with_config, takes_config
 from autotune.space.configuration import Configuration, baseline_configuration
@@ -69,7 +69,7 @@ class Rounds:
             cores=available_cores(),
             examples=self.examples,
             dataset_takes_config=self._facts["takes_config"],
-            kept=dict.fromkeys(self._facts["set_by_dataset"], "the workload's dataset() sets it itself"),
+            fixed=dict.fromkeys(self._facts["set_by_dataset"], "the workload's dataset() sets it itself"),
         )
 
     def speeds(self, candidate: Configuration, seconds: float) -> tuple[float, float]:

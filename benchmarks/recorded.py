@@ -23,7 +23,7 @@ from autotune.runtime.executor import TrialTiming
 from autotune.runtime.protocol import LossRuns
 from autotune.space.configuration import Configuration
 from autotune.stats.deciding import Verdict
-from autotune.stats.throughput import Measured
+from autotune.stats.intervals import Measured
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 from simulated import SimulatedTrial, SimulatedTrials

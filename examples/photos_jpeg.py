@@ -1,7 +1,7 @@
-"""JPEG files are decoded, resized and augmented for every step: a small network that waits for its input.
+"""Train a small, input-bound network: every step decodes, resizes and augments JPEG files.
 
-The files are patches of the two photographs that ship inside scikit-learn, encoded once and kept in memory; the
-label is the photograph that a patch was cut from.
+The files are patches of the two photographs that ship with scikit-learn, encoded once and kept in memory. The label of
+a patch is its photograph.
 
     autotune tune examples/photos_jpeg.py
 """
@@ -20,7 +20,7 @@ IMAGE_PIXELS = 48
 
 
 def patches() -> tuple[tf.Tensor, tf.Tensor]:
-    """JPEG bytes of patches at random places, the same ones each time, and the photograph each comes from."""
+    """Return the JPEG bytes of patches at fixed random places, and the photograph of each patch."""
     folder = files("sklearn.datasets").joinpath("images")
     photographs = tf.stack([tf.io.decode_jpeg(folder.joinpath(name).read_bytes()) for name in PHOTOGRAPHS])
 
@@ -30,12 +30,12 @@ def patches() -> tuple[tf.Tensor, tf.Tensor]:
         patch = tf.image.stateless_random_crop(photographs[label], size, seed=(0, number))
         return tf.io.encode_jpeg(patch, quality=90), tf.cast(label, tf.int32)
 
-    every = tf.data.Dataset.range(PATCHES).map(cut, num_parallel_calls=tf.data.AUTOTUNE)
-    return every.batch(PATCHES).get_single_element()
+    encoded = tf.data.Dataset.range(PATCHES).map(cut, num_parallel_calls=tf.data.AUTOTUNE)
+    return encoded.batch(PATCHES).get_single_element()
 
 
-def seen(jpeg: tf.Tensor, label: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """What the network sees of a file: decoded, resized, mirrored half of the time, in another light."""
+def decode_and_augment(jpeg: tf.Tensor, label: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Decode and resize a file, mirror it half of the time, and change its brightness."""
     pixels = tf.image.convert_image_dtype(tf.io.decode_jpeg(jpeg, channels=3), tf.float32)
     image = tf.image.resize(pixels, (IMAGE_PIXELS, IMAGE_PIXELS), antialias=True)
     image = tf.image.random_flip_left_right(image)
@@ -43,13 +43,13 @@ def seen(jpeg: tf.Tensor, label: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 def training_examples(config: autotune.DatasetConfig) -> tf.data.Dataset:
-    """Single examples, in a new order and augmented anew each epoch; the bytes are shuffled, not the images."""
+    """Return single examples, augmented in each epoch; shuffles the JPEG bytes, which are smaller than images."""
     examples = tf.data.Dataset.from_tensor_slices(patches()).shuffle(PATCHES)
-    return examples.map(seen, num_parallel_calls=config.num_parallel_calls)
+    return examples.map(decode_and_augment, num_parallel_calls=config.num_parallel_calls)
 
 
 def network() -> keras.Model:
-    """Three convolutions that halve the image, then one number for each photograph, in float32."""
+    """Build three convolutions that halve the image, and one float32 output per photograph."""
     model = keras.Sequential([keras.Input((IMAGE_PIXELS, IMAGE_PIXELS, 3))])
     for filters in (8, 16, 32):
         model.add(keras.layers.Conv2D(filters, 3, strides=2, activation="relu"))
@@ -59,7 +59,7 @@ def network() -> keras.Model:
 
 
 def compile_arguments() -> dict:
-    """Optimizer, loss and metrics."""
+    """Return the optimizer, loss and metrics."""
     return {
         "optimizer": keras.optimizers.Adam(1e-3),
         "loss": keras.losses.SparseCategoricalCrossentropy(from_logits=True),

@@ -1,4 +1,4 @@
-"""A small transformer learns to write Python, one character after another, from the standard library's own source.
+"""Train a small character-level transformer on the source of Python's standard library.
 
 autotune tune examples/source_transformer.py
 """
@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import autotune
 
-MODULES = ("argparse", "inspect", "typing")  # some 340,000 characters of the Python that runs this
+MODULES = ("argparse", "inspect", "typing")  # about 340,000 characters of the running Python
 CHARACTERS = 128  # ASCII
 LENGTH = 64
 WIDTH = 64
@@ -21,14 +21,14 @@ BLOCKS = 2
 
 
 def source_text() -> np.ndarray:
-    """The modules' source, in this order, as ASCII codes; other characters are left out."""
+    """Return the source of the modules as ASCII codes, without other characters."""
     library = Path(sysconfig.get_path("stdlib"))
     text = "\n".join((library / f"{name}.py").read_text(encoding="utf-8") for name in MODULES)
     return np.frombuffer(text.encode("ascii", errors="ignore"), dtype="uint8").astype("int32")
 
 
 def training_examples() -> tf.data.Dataset:
-    """Single examples, in a new order each epoch: `LENGTH` characters, and the same ones moved on by one."""
+    """Return single examples, shuffled in each epoch: `LENGTH` characters, and the same text one character later."""
     text = source_text()
     windows = text[: len(text) // (LENGTH + 1) * (LENGTH + 1)].reshape(-1, LENGTH + 1)
     examples = tf.data.Dataset.from_tensor_slices((windows[:, :-1], windows[:, 1:]))
@@ -36,20 +36,20 @@ def training_examples() -> tf.data.Dataset:
 
 
 class Embeddings(keras.layers.Layer):
-    """A vector for what each character is, plus one for where it stands."""
+    """Sum of a character embedding and a position embedding."""
 
     def __init__(self) -> None:
         super().__init__()
         self.characters = keras.layers.Embedding(CHARACTERS, WIDTH)
-        self.places = keras.layers.Embedding(LENGTH, WIDTH)
+        self.positions = keras.layers.Embedding(LENGTH, WIDTH)
 
     def call(self, codes: tf.Tensor) -> tf.Tensor:
-        """Codes of shape (batch, length) → vectors of shape (batch, length, `WIDTH`)."""
-        return self.characters(codes) + self.places(keras.ops.arange(LENGTH))
+        """Map codes (batch, length) to vectors (batch, length, `WIDTH`)."""
+        return self.characters(codes) + self.positions(keras.ops.arange(LENGTH))
 
 
 def block(x: keras.KerasTensor) -> keras.KerasTensor:
-    """Attention to the characters so far, then dense layers, each added to what came in; no biases anywhere."""
+    """Apply causal attention and dense layers, each with a residual connection and without biases."""
     attention = keras.layers.MultiHeadAttention(HEADS, key_dim=WIDTH // HEADS, use_bias=False)
     normal = keras.layers.RMSNormalization()(x)
     x = keras.layers.Add()([x, attention(normal, normal, use_causal_mask=True)])
@@ -59,7 +59,7 @@ def block(x: keras.KerasTensor) -> keras.KerasTensor:
 
 
 def network() -> keras.Model:
-    """Characters → blocks → a number for each next character, in float32 under mixed precision too."""
+    """Build embeddings, blocks and one logit per next character; logits stay float32 under mixed precision."""
     codes = keras.Input((LENGTH,), dtype="int32")
     x = Embeddings()(codes)
     for _ in range(BLOCKS):
@@ -69,7 +69,7 @@ def network() -> keras.Model:
 
 
 def compile_arguments() -> dict:
-    """Optimizer and loss."""
+    """Return the optimizer and loss."""
     return {
         "optimizer": keras.optimizers.AdamW(1e-3),
         "loss": keras.losses.SparseCategoricalCrossentropy(from_logits=True),

@@ -1,7 +1,7 @@
-"""A wide and deep network on a table: hashed pairs of columns beside dense layers, in very short steps.
+"""Train a wide and deep network on a table: hashed pairs of columns beside dense layers, in very short steps.
 
-The table is scikit-learn's 569 tumours with 30 measurements each; because it is small, an epoch has 12,000 rows that
-were drawn from it once, with replacement. Most of the time goes into launching the steps, not into computing.
+The table is scikit-learn's 569 tumours with 30 measurements each. It is small, so an epoch has 12,000 rows, drawn once
+with replacement. Launching the steps takes most of the time.
 
     autotune tune examples/tabular_wide_deep.py
 """
@@ -16,13 +16,13 @@ from sklearn.datasets import load_breast_cancer
 import autotune
 
 ROWS = 12_000
-CROSSED_COLUMNS = 8  # each with each: 28 pairs
+CROSSED_COLUMNS = 8  # which makes 28 pairs
 QUANTILES = 10
 HASH_BUCKETS = 1000
 
 
 def crosses(table: np.ndarray) -> np.ndarray:
-    """For every row the hash buckets of its pairs, a pair being the deciles that two columns' values lie in."""
+    """Return each row's hash buckets, one per pair of columns; a pair is the deciles of its two values."""
     edges = np.quantile(table, np.linspace(0, 1, QUANTILES + 1)[1:-1], axis=0)
     deciles = np.stack([np.searchsorted(edges[:, column], table[:, column]) for column in range(CROSSED_COLUMNS)])
     names = [
@@ -33,7 +33,7 @@ def crosses(table: np.ndarray) -> np.ndarray:
 
 
 def training_examples() -> tf.data.Dataset:
-    """Single examples, in a new order each epoch: a dict of both inputs, and 1 for a benign tumour."""
+    """Return single examples, shuffled in each epoch: a dict of both inputs, and 1 for a benign tumour."""
     table, benign = load_breast_cancer(return_X_y=True)
     rows = np.random.default_rng(seed=0).integers(len(table), size=ROWS)
     inputs = {
@@ -45,7 +45,7 @@ def training_examples() -> tf.data.Dataset:
 
 
 def network() -> keras.Model:
-    """A linear term over the pairs plus dense layers over the measurements; their sum stays float32."""
+    """Build a linear term over the pairs and dense layers over the measurements; their sum stays float32."""
     measurements = keras.Input((30,), name="measurements")
     pairs = keras.Input((CROSSED_COLUMNS * (CROSSED_COLUMNS - 1) // 2,), dtype="int32", name="crosses")
     weights = keras.layers.Embedding(HASH_BUCKETS, 1, embeddings_initializer="zeros")(pairs)
@@ -58,7 +58,7 @@ def network() -> keras.Model:
 
 
 def compile_arguments() -> dict:
-    """Optimizer, loss and metrics."""
+    """Return the optimizer, loss and metrics."""
     return {
         "optimizer": keras.optimizers.Adam(1e-3),
         "loss": keras.losses.BinaryCrossentropy(from_logits=True),

@@ -1,4 +1,4 @@
-"""Trains a small network on the 1,797 handwritten digits that ship inside scikit-learn.
+"""Train a small network on the 1,797 handwritten digits that ship with scikit-learn.
 
 python examples/train_digits.py --epochs 20
 """
@@ -14,14 +14,14 @@ HELD_OUT = 360
 
 
 def digits() -> tuple[np.ndarray, np.ndarray]:
-    """All images as rows of 64 numbers from 0 to 1, and their digits, in a fixed shuffled order."""
+    """Return all images (rows of 64 numbers from 0 to 1) and their digits, in a fixed shuffled order."""
     images, labels = load_digits(return_X_y=True)
     order = np.random.default_rng(seed=0).permutation(len(images))
     return (images[order] / 16).astype("float32"), labels[order].astype("int32")
 
 
 def build_model() -> keras.Model:
-    """64 pixels → two hidden layers → ten classes; the last layer stays float32 under mixed precision."""
+    """Build two hidden layers and ten classes; the last layer stays float32 under mixed precision."""
     return keras.Sequential(
         [
             keras.Input((64,)),
@@ -53,7 +53,7 @@ def main() -> None:
     model.fit(train, epochs=args.epochs, verbose=2)
 
     _, accuracy = model.evaluate(held_out, verbose=0)
-    print(f"accuracy on digits it has not seen: {accuracy:.3f}")
+    print(f"held-out accuracy: {accuracy:.3f}")
     model.save(args.save_to)
 
 

@@ -1,9 +1,9 @@
-"""Ordinary training code that applies a recipe: two lines more than without one.
+"""Train `digits_mlp.py`'s network in ordinary code, with or without a recipe.
 
-    python examples/train_with_recipe.py                 # the baseline's way
-    python examples/train_with_recipe.py recipe.json     # the recipe's way
+    python examples/train_with_recipe.py                 # the baseline
+    python examples/train_with_recipe.py recipe.json     # the recipe
 
-Prints held-out accuracy, and samples per second from the second epoch on (the first one traces and compiles).
+Prints the held-out accuracy, and samples per second. The first epoch traces and compiles, so it is not timed.
 """
 
 import argparse
@@ -13,9 +13,9 @@ import autotune
 
 
 def main() -> None:
-    """Train `digits_mlp.py`'s network for real epochs, with or without a recipe."""
+    """Train, evaluate, and print accuracy and speed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("recipe", nargs="?", help="a recipe.json; the baseline's way without")
+    parser.add_argument("recipe", nargs="?", help="a recipe.json; the baseline if omitted")
     parser.add_argument("--epochs", type=int, default=150)
     arguments = parser.parse_args()
 
@@ -23,11 +23,11 @@ def main() -> None:
     if recipe:
         recipe.apply()  # before TensorFlow starts: threads, precision, environment variables
 
-    import digits_mlp  # imports TensorFlow, hence below
+    import digits_mlp  # imports TensorFlow, so it must follow apply()
     import keras
 
     class EpochTimes(keras.callbacks.Callback):
-        """Notes when each epoch ends."""
+        """Record the time at which each epoch ends."""
 
         def __init__(self) -> None:
             super().__init__()

@@ -21,8 +21,7 @@ from autotune.runtime.protocol import Ready, Started
 from autotune.space.configuration import Configuration, baseline_configuration
 from autotune.space.knobs import Device
 from autotune.space.space_file import SearchSpace
-from autotune.stats.intervals import Spread, claim_interval, process_prior
-from autotune.stats.throughput import overall_log_ratios
+from autotune.stats.intervals import Spread, claim_interval, overall_log_ratios, process_prior
 from autotune.tuning import costs
 from autotune.tuning.confirmation import Confirmation, FreshPairs, SlicePlan
 from autotune.tuning.events import silent

@@ -7,7 +7,7 @@ from autotune.data.figures import Bottleneck, Ceilings, Interval, Profile
 from autotune.data.record import Outcome, Phase, Slice, StepSeconds, TrialRecord
 from autotune.recipe.advice import advice
 from autotune.report import xprof_reader
-from autotune.stats.bottleneck import NOT_INSTALLED, Seen, bottleneck_of
+from autotune.stats.bottleneck import NOT_INSTALLED, StepFigures, find_bottleneck
 from autotune.tuning.trial import limit_of
 
 
@@ -26,46 +26,46 @@ def profile(**changes):
 @pytest.mark.parametrize(
     ("seen", "name", "figure"),
     [
-        (Seen(waits=0.25), "input", 0.25),
-        (Seen(waits=0.25, profile=profile(operation_seconds=1e-4)), "input", 0.25),
-        (Seen(waits=0.25, waits_error=0.1), "input", 0.25),
-        (Seen(waits=0.25, waits_error=0.22), "balanced", 0.25),
-        (Seen(waits=0.16, waits_error=0.08), "balanced", 0.16),
-        (Seen(waits=0.02, waits_error=0.04), "compute_or_memory", 0.98),
-        (Seen(waits=0.06, waits_error=0.04), "compute_or_memory", 0.94),
-        (Seen(waits=0.0, waits_error=0.25), "balanced", 0.0),
-        (Seen(waits=0.3, ceilings=Ceilings(by_input=23_528.0, by_compute=9_212.0)), "compute_or_memory", 0.7),
-        (Seen(waits=0.3, ceilings=Ceilings(by_input=23_528.0, by_compute=None)), "input", 0.3),
-        (Seen(waits=0.3, ceilings=Ceilings(by_input=9_212.0, by_compute=12_500.0)), "input", 0.3),
-        (Seen(waits=0.3, outside=0.2, ceilings=Ceilings(by_input=23_528.0, by_compute=9_212.0)), "launch", 0.2),
-        (Seen(waits=0.06), "balanced", 0.06),
-        (Seen(waits=0.06, outside=0.2), "launch", 0.2),
-        (Seen(waits=0.06, profile=profile(operation_seconds=3e-4)), "launch", 0.7),
-        (Seen(waits=0.01, profile=profile(breakdown={"launch": 2e-4})), "launch", 0.2),
-        (Seen(waits=0.01, profile=profile(breakdown={"communication": 2e-4})), "communication", 0.2),
-        (Seen(waits=0.01, outside=0.05, profile=profile(matrix_share=0.9)), "compute", 0.9),
-        (Seen(waits=0.01, profile=profile(matrix_share=0.1)), "memory_bandwidth", 0.9),
-        (Seen(waits=0.01, profile=profile()), "balanced", 0.5),
-        (Seen(waits=0.01, profile=profile(matrix_share=0.9, memory_bound_share=0.7)), "memory_bandwidth", 0.7),
-        (Seen(waits=0.01, profile=profile(matrix_share=0.1, memory_bound_share=0.2)), "compute", 0.8),
-        (Seen(waits=0.01, profile=profile(matrix_share=0.9, memory_bound_share=0.5)), "compute", 0.9),
-        (Seen(waits=0.01, profile=profile(operation_seconds=4e-3)), "balanced", 0.5),
-        (Seen(waits=0.3, profile=profile(breakdown={"input": 1e-5, "compute": 9.9e-4})), "balanced", 0.5),
-        (Seen(waits=0.01, profile=profile(breakdown={"input": 3e-4, "compute": 7e-4})), "input", 0.3),
-        (Seen(waits=0.01), "compute_or_memory", 0.99),
-        (Seen(waits=0.01, gpu=0.5), "launch", 0.5),
-        (Seen(waits=0.01, gpu=0.5, profile=profile()), "balanced", 0.5),
-        (Seen(waits=0.06, gpu=0.5), "balanced", 0.06),
-        (Seen(waits=0.01, gpu=0.97, gpu_memory=0.7), "memory_bandwidth", 0.7),
-        (Seen(waits=0.01, gpu=0.97, gpu_memory=0.3), "compute_or_memory", 0.99),
-        (Seen(waits=0.01, profile=Profile(reason="xprof is not installed")), "compute_or_memory", 0.99),
-        (Seen(), "unknown", None),
-        (Seen(waits=0.0, profile=profile(matrix_share=None)), "unknown", None),
+        (StepFigures(waits=0.25), "input", 0.25),
+        (StepFigures(waits=0.25, profile=profile(operation_seconds=1e-4)), "input", 0.25),
+        (StepFigures(waits=0.25, waits_error=0.1), "input", 0.25),
+        (StepFigures(waits=0.25, waits_error=0.22), "balanced", 0.25),
+        (StepFigures(waits=0.16, waits_error=0.08), "balanced", 0.16),
+        (StepFigures(waits=0.02, waits_error=0.04), "compute_or_memory", 0.98),
+        (StepFigures(waits=0.06, waits_error=0.04), "compute_or_memory", 0.94),
+        (StepFigures(waits=0.0, waits_error=0.25), "balanced", 0.0),
+        (StepFigures(waits=0.3, ceilings=Ceilings(by_input=23_528.0, by_compute=9_212.0)), "compute_or_memory", 0.7),
+        (StepFigures(waits=0.3, ceilings=Ceilings(by_input=23_528.0, by_compute=None)), "input", 0.3),
+        (StepFigures(waits=0.3, ceilings=Ceilings(by_input=9_212.0, by_compute=12_500.0)), "input", 0.3),
+        (StepFigures(waits=0.3, outside=0.2, ceilings=Ceilings(by_input=23_528.0, by_compute=9_212.0)), "launch", 0.2),
+        (StepFigures(waits=0.06), "balanced", 0.06),
+        (StepFigures(waits=0.06, outside=0.2), "launch", 0.2),
+        (StepFigures(waits=0.06, profile=profile(operation_seconds=3e-4)), "launch", 0.7),
+        (StepFigures(waits=0.01, profile=profile(breakdown={"launch": 2e-4})), "launch", 0.2),
+        (StepFigures(waits=0.01, profile=profile(breakdown={"communication": 2e-4})), "communication", 0.2),
+        (StepFigures(waits=0.01, outside=0.05, profile=profile(matrix_share=0.9)), "compute", 0.9),
+        (StepFigures(waits=0.01, profile=profile(matrix_share=0.1)), "memory_bandwidth", 0.9),
+        (StepFigures(waits=0.01, profile=profile()), "balanced", 0.5),
+        (StepFigures(waits=0.01, profile=profile(matrix_share=0.9, memory_bound_share=0.7)), "memory_bandwidth", 0.7),
+        (StepFigures(waits=0.01, profile=profile(matrix_share=0.1, memory_bound_share=0.2)), "compute", 0.8),
+        (StepFigures(waits=0.01, profile=profile(matrix_share=0.9, memory_bound_share=0.5)), "compute", 0.9),
+        (StepFigures(waits=0.01, profile=profile(operation_seconds=4e-3)), "balanced", 0.5),
+        (StepFigures(waits=0.3, profile=profile(breakdown={"input": 1e-5, "compute": 9.9e-4})), "balanced", 0.5),
+        (StepFigures(waits=0.01, profile=profile(breakdown={"input": 3e-4, "compute": 7e-4})), "input", 0.3),
+        (StepFigures(waits=0.01), "compute_or_memory", 0.99),
+        (StepFigures(waits=0.01, gpu=0.5), "launch", 0.5),
+        (StepFigures(waits=0.01, gpu=0.5, profile=profile()), "balanced", 0.5),
+        (StepFigures(waits=0.06, gpu=0.5), "balanced", 0.06),
+        (StepFigures(waits=0.01, gpu=0.97, gpu_memory=0.7), "memory_bandwidth", 0.7),
+        (StepFigures(waits=0.01, gpu=0.97, gpu_memory=0.3), "compute_or_memory", 0.99),
+        (StepFigures(waits=0.01, profile=Profile(reason="xprof is not installed")), "compute_or_memory", 0.99),
+        (StepFigures(), "unknown", None),
+        (StepFigures(waits=0.0, profile=profile(matrix_share=None)), "unknown", None),
     ],
 )
 def test_the_rules_name_what_limits_a_trial(seen, name, figure):
     """Each limit rests on a figure, and what cannot be known says why."""
-    found = bottleneck_of(seen)
+    found = find_bottleneck(seen)
     assert found.name == name
     assert found.share == (None if figure is None else pytest.approx(figure))
     assert found.why

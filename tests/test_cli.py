@@ -21,9 +21,9 @@ from autotune.data.figures import Interval
 from autotune.data.hardware import Gpu
 from autotune.front import cli
 from autotune.front.cli import app
-from autotune.machine.gpus import GpuReading
+from autotune.machine.gpu import GpuReading
 from autotune.space.knobs import KNOBS
-from autotune.stats.deciding import EndedBy, Finding, Verdict
+from autotune.stats.deciding import ClaimResult, EndedBy, Verdict
 from autotune.tuning.events import RunBegan
 from autotune.tuning.verify import Verification
 
@@ -283,7 +283,7 @@ def test_the_search_space_that_the_documents_show_is_one(capsys, tmp_path):
 )
 def test_space_shows_the_choices_of_this_machines_device(capsys, monkeypatch, here, asked, shown):
     """A GPU's where there is one, unless another device is asked about."""
-    monkeypatch.setattr("autotune.machine.gpus.read_gpus", lambda: GpuReading(gpus=here))
+    monkeypatch.setattr("autotune.machine.gpu.read_gpus", lambda: GpuReading(gpus=here))
     code, out, _ = run(capsys, "space", "gpu", *asked)
     assert code == 0
     assert re.search(rf"tensor_float_32 +{shown} *\n", out)
@@ -458,7 +458,7 @@ def test_show_of_an_undecided_run_has_the_command_that_goes_on(capsys, tmp_path)
 CLAIMED, MEASURED = Interval(value=1.5, low=1.4, high=1.61), Interval(value=1.2, low=1.15, high=1.26)
 
 
-@pytest.mark.parametrize("found", Finding)
+@pytest.mark.parametrize("found", ClaimResult)
 @pytest.mark.parametrize("measured", [MEASURED, None])
 def test_verify_says_what_it_found_and_leaves_with_0_only_if_the_claim_holds(capsys, monkeypatch, found, measured):
     """Each finding is told with both figures and its reason; scripts tell by the exit code, 0 or 1."""
@@ -472,7 +472,7 @@ def test_verify_says_what_it_found_and_leaves_with_0_only_if_the_claim_holds(cap
     monkeypatch.setattr(verify, "verify", verify)
     options = ("--budget", "80s", "--seed", 3, "--memory-margin", 0.2, "--isolation", "spawn")
     code, out, err = run(capsys, "verify", "recipe.json", "train.py", *options)
-    assert code == (0 if found is Finding.HOLDS else 1)
+    assert code == (0 if found is ClaimResult.HOLDS else 1)
     assert err == ""
     assert f"{found}: so it is." in out.splitlines()
     assert "claimed   ×1.50 (1.40 to 1.61)" in out.splitlines()
@@ -490,7 +490,7 @@ def test_the_help_of_verify_names_every_finding_and_exit_code(capsys):
     told = " ".join(out.split())
     assert "holds (exit code 0)" in told
     assert "(exit code 1)" in told
-    for found in Finding:
+    for found in ClaimResult:
         assert f" {found}" in told
     for code in (2, 3, 4, 130):
         assert re.search(rf" {code} \w", told[told.index("Other exit codes") :])

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autotune.data.errors import ConfigurationError
-from autotune.space.configuration import Configuration, baseline_configuration, format_value, on_device
+from autotune.space.configuration import Configuration, baseline_configuration, format_value, move_to_device
 from autotune.space.knobs import KNOBS, Device
 
 
@@ -220,7 +220,7 @@ def test_a_wrong_knob_in_the_baseline_names_the_workload(named):
 def test_moving_to_another_device_swaps_the_knobs_that_exist():
     """Knobs that do not exist there go, those that come get their default, the rest keep their value."""
     on_cpu = baseline_configuration(48, {"prefetch": 4, "onednn": False}, Device.CPU, where="train.py")
-    moved = on_device(on_cpu, Device.GPU)
+    moved = move_to_device(on_cpu, Device.GPU)
     assert "onednn" not in moved
     assert moved["tensor_float_32"] is True
     assert (moved.batch_size, moved["prefetch"]) == (48, 4)
@@ -229,7 +229,7 @@ def test_moving_to_another_device_swaps_the_knobs_that_exist():
 def test_moving_to_the_same_device_changes_nothing():
     """A configuration that is complete for a device stays as it is there."""
     on_cpu = baseline_configuration(48, {"onednn": False}, Device.CPU, where="train.py")
-    assert on_device(on_cpu, Device.CPU) == on_cpu
+    assert move_to_device(on_cpu, Device.CPU) == on_cpu
 
 
 def test_a_baseline_that_names_replicas_without_a_strategy_is_refused():

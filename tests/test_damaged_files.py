@@ -32,9 +32,8 @@ from autotune.recipe.recipe import Recipe
 from autotune.recipe.schema import recipe_schema
 from autotune.report.compare import compare_runs
 from autotune.report.history import load_history
-from autotune.space.configuration import baseline_configuration
+from autotune.space.configuration import baseline_configuration, read_trials
 from autotune.space.knobs import Device
-from autotune.space.recorded import read_trials
 from autotune.space.space_file import SearchSpace, find_search_space
 from autotune.stats.deciding import Verdict
 

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from autotune.data.figures import LogInterval
-from autotune.stats.deciding import Finding, Stop, finding, is_faster, stop_measuring
+from autotune.stats.deciding import ClaimResult, Stop, is_faster, judge_claim, stop_measuring
 from autotune.stats.intervals import Spread
 
 KNOWN = Spread(deviation=0.05, degrees=100)
@@ -95,12 +95,12 @@ def test_faster_needs_a_sure_gain_that_is_worth_it(speedup, half_width, min_gain
 @pytest.mark.parametrize(
     ("now", "min_gain", "expected"),
     [
-        (around(0.30, 0.01), 0.02, Finding.WEAKER),
-        (around(0.30, 0.01), 0.15, Finding.HOLDS),
-        (around(-0.01, 0.02), 0.02, Finding.GONE),
-        (around(-0.01, 0.02), 0.60, Finding.UNDECIDED),
+        (around(0.30, 0.01), 0.02, ClaimResult.WEAKER),
+        (around(0.30, 0.01), 0.15, ClaimResult.HOLDS),
+        (around(-0.01, 0.02), 0.02, ClaimResult.GONE),
+        (around(-0.01, 0.02), 0.60, ClaimResult.UNDECIDED),
     ],
 )
 def test_what_a_claim_lacks_must_count(now, min_gain, expected):
     """Less than the smallest gain that counts, however surely it is missing, is not held against a claim."""
-    assert finding(around(0.40, 0.01), now, min_gain=min_gain) is expected
+    assert judge_claim(around(0.40, 0.01), now, min_gain=min_gain) is expected

@@ -12,7 +12,7 @@ from simulated_runs import Fresh, a_slice, faster_by, log_ratios_of, quick_tune,
 from autotune.data.hardware import GpuUse
 from autotune.data.record import LOOK_SHARE, Phase
 from autotune.front.progress import trial_line
-from autotune.stats.disturbance import CAUSES, disturbances, kept, load_of
+from autotune.stats.disturbance import CAUSES, find_disturbances, load_of, usable_pairs
 from autotune.tuning import trial as running
 from autotune.tuning.policy import error_of
 from autotune.tuning.resume import Earlier
@@ -28,7 +28,7 @@ def loaded(load):
 
 def disturbed_pairs(loads):
     """Which pairs of slices with these loads are left out, the baseline's load first."""
-    found = disturbances([(loaded(one), loaded(other)) for one, other in loads])
+    found = find_disturbances([(loaded(one), loaded(other)) for one, other in loads])
     assert set(found) <= {None, "others"}
     return [each is not None for each in found]
 
@@ -119,7 +119,7 @@ def test_candidate_and_baseline_are_judged_alike(loads):
 @given(st.lists(st.booleans(), max_size=30))
 def test_enough_pairs_remain_or_all_are_used(disturbed):
     """Never fewer than half, never fewer than two, and no disturbed one beside those that were left out."""
-    keep = kept(disturbed)
+    keep = usable_pairs(disturbed)
     assert len(keep) == len(disturbed)
     if not all(keep):
         assert sum(keep) >= max(2, len(keep) / 2)
@@ -138,7 +138,7 @@ def on_gpu(count=12, **sides):
         ]
         for side, told in {"baseline": {}, "candidate": {}, **sides}.items()
     }
-    found = disturbances(list(zip(slices["baseline"], slices["candidate"], strict=True)))
+    found = find_disturbances(list(zip(slices["baseline"], slices["candidate"], strict=True)))
     return {place: cause for place, cause in enumerate(found) if cause is not None}
 
 
@@ -236,7 +236,7 @@ def test_with_bursts_the_claim_is_narrower_and_still_covers(tmp_path, monkeypatc
         return statistics.fmean(each.half_width for each in found), covered
 
     with_detection, covered = all_of_them()
-    monkeypatch.setattr(running, "disturbances", lambda pairs: [None] * len(pairs))
+    monkeypatch.setattr(running, "find_disturbances", lambda pairs: [None] * len(pairs))
     without, _ = all_of_them()
     assert with_detection < 0.7 * without
     assert covered >= 22

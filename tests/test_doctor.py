@@ -8,12 +8,12 @@ import pytest
 from autotune.front import cli, doctor_report
 from autotune.front.doctor_report import look
 from autotune.machine import fingerprint
-from autotune.machine.doctor import Card, Level, Seen, examined, first_thing
+from autotune.machine.doctor import GpuState, Level, MachineState, diagnose, first_fix
 from autotune.space.variables import NOT_READ
 
-H100 = Card(name="NVIDIA H100", memory_bytes=80 << 30, capability=(9, 0), power_limit=700.0, power_default=700.0)
+H100 = GpuState(name="NVIDIA H100", memory_bytes=80 << 30, capability=(9, 0), power_limit=700.0, power_default=700.0)
 LIBRARIES = ("libcublas.so.12", "libcudart.so.12", "libcudnn.so.9")
-HEALTHY = Seen(
+HEALTHY = MachineState(
     tensorflow="2.21.0",
     built_with={"cuda_version": "12.5.1", "cudnn_version": "9"},
     libraries=LIBRARIES,
@@ -80,18 +80,18 @@ BROKEN = {
 def test_what_is_broken_is_named_with_its_next_step(name):
     """Exactly one thing is found on a machine with one fault, and that is what to do first."""
     seen, level, what, fix = BROKEN[name]
-    (found,) = [each for each in examined(seen) if each.level is not Level.FACT]
+    (found,) = [each for each in diagnose(seen) if each.level is not Level.FACT]
     assert found.level is Level[level]
     assert what in found.what
     assert fix in found.fix
-    assert first_thing(examined(seen)) == found.fix
+    assert first_fix(diagnose(seen)) == found.fix
 
 
 def test_a_healthy_machine_has_facts_only():
     """What the card and the processor can do is told, and there is nothing to do first."""
-    findings = examined(HEALTHY)
+    findings = diagnose(HEALTHY)
     assert {each.level for each in findings} == {Level.FACT}
-    assert first_thing(findings) == ""
+    assert first_fix(findings) == ""
     told = " | ".join(each.what for each in findings)
     assert "compute capability 9.0; has tensor cores, bfloat16 and TF32, fp8" in told
     assert "AMX-BF16, computes in bfloat16" in told
@@ -100,10 +100,10 @@ def test_a_healthy_machine_has_facts_only():
 
 def test_it_is_said_whether_trials_are_contained():
     """With the reason and a way out where they are not."""
-    (contained,) = [found for found in examined(machine_with(uncontained="")) if "contained" in found.what]
+    (contained,) = [found for found in diagnose(machine_with(uncontained="")) if "contained" in found.what]
     assert contained.level is Level.FACT
     refused = machine_with(uncontained="unshare: Operation not permitted")
-    (uncontained,) = [found for found in examined(refused) if "contained" in found.what]
+    (uncontained,) = [found for found in diagnose(refused) if "contained" in found.what]
     assert "cannot be contained (unshare: Operation not permitted)" in uncontained.what
     assert "seccomp" in uncontained.fix
 
@@ -112,22 +112,22 @@ def test_a_machine_without_a_card_is_none_that_is_broken():
     """TensorFlow runs on the processor there, with or without CUDA in it."""
     for built in (None, HEALTHY.built_with):
         seen = machine_with(pci_nvidia=False, driver=None, cards=(), libraries=(), built_with=built)
-        assert {each.level for each in examined(seen)} == {Level.FACT}
+        assert {each.level for each in diagnose(seen)} == {Level.FACT}
 
 
 @pytest.mark.parametrize("name", NOT_READ)
 def test_a_variable_that_is_not_read_any_more_is_named(name):
     """It does no harm, and nothing either."""
-    (found,) = [each for each in examined(machine_with(environment={name: "1"})) if name in each.what]
-    assert "does not read it any more" in found.what
+    (found,) = [each for each in diagnose(machine_with(environment={name: "1"})) if name in each.what]
+    assert "no longer reads it" in found.what
 
 
 def test_what_stops_comes_before_what_slows():
     """With several faults the first thing to do is about what keeps TensorFlow from the device."""
     seen = machine_with(jitter=0.2, shm_bytes=1 << 20, driver="470.57")
-    findings = examined(seen)
+    findings = diagnose(seen)
     assert findings[0].level is Level.STOPS
-    assert first_thing(findings) == "Install a driver of version 525 or later."
+    assert first_fix(findings) == "Install a driver of version 525 or later."
 
 
 def faked(root: Path, **files: str) -> Path:
@@ -145,7 +145,7 @@ def seen_below(monkeypatch):
     loaded = "\tlibcudart.so.12 (libc6,x86-64) => /usr/lib/libcudart.so.12\n\tlibm.so.6 => /x\n"
     monkeypatch.setattr(doctor_report, "_build", lambda: ({"cuda_version": "12.5", "cudnn_version": "9"}, ""))
     monkeypatch.setattr(doctor_report, "_cards", lambda nvml: ("580.65", (H100,)))
-    monkeypatch.setattr(doctor_report, "with_nvml", lambda use, otherwise: use(None))
+    monkeypatch.setattr(doctor_report, "query_nvml", lambda use, otherwise: use(None))
     monkeypatch.setattr(doctor_report, "_ldconfig", lambda: loaded)
     monkeypatch.setattr(doctor_report, "_disk", lambda: None)
     monkeypatch.setattr(doctor_report, "_jitter", lambda: None)

@@ -12,7 +12,7 @@ from autotune.data.figures import Operation, Profile
 from autotune.report.compare import compare
 from autotune.report.effects import knob_effects, load_ops, load_slices
 from autotune.report.history import load_history
-from autotune.space.recorded import read_trials
+from autotune.space.configuration import read_trials
 
 SPACE = """
 schema_version = 1

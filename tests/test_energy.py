@@ -1,6 +1,7 @@
 """Energy: what a trial's cards took for a sample, and runs whose objective it is."""
 
 import io
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -23,8 +24,8 @@ from autotune.data.record import Outcome, Phase
 from autotune.front.closing import show_recipe
 from autotune.recipe.advice import verdict_in_words
 from autotune.report.history import load_history
-from autotune.stats.deciding import Finding, Verdict
-from autotune.stats.gpu_figures import gpu_figures
+from autotune.stats.deciding import ClaimResult, Verdict
+from autotune.stats.disturbance import gpu_figures
 from autotune.stats.ratios import compared_rate
 from autotune.stats.stability import THROTTLING
 from autotune.tuning.slicing import LONG_SLICE_SECONDS
@@ -33,6 +34,12 @@ from autotune.tuning.verify import verify_with
 CARD = Gpu(name="NVIDIA H200", memory_bytes=150754820096, compute_capability="9.0")
 HAS_GPU = MACHINE.model_copy(update={"gpus": (CARD,)})
 SPEED = faster_by(jit_compile=1.5)
+
+
+def figures_of(slices, samples_per_second):
+    """The figures of a trial with these slices and this throughput."""
+    rate = None if samples_per_second is None else SimpleNamespace(value=samples_per_second)
+    return gpu_figures(SimpleNamespace(own_slices=slices, throughput=rate))
 
 
 def watts(configuration):
@@ -149,7 +156,7 @@ def test_a_claim_on_energy_is_verified_by_energy(tmp_path):
     invocation = an_invocation(
         trials_with(seed=1), MemoryDirectory(tmp_path / "again"), machine=HAS_GPU, objective="energy", budget=200.0
     )
-    assert verify_with(invocation, recipe).finding is Finding.HOLDS
+    assert verify_with(invocation, recipe).finding is ClaimResult.HOLDS
 
 
 @pytest.mark.parametrize(("pairing", "share"), [("auto", 0.9), ("bracketed", 0.7)])
@@ -178,7 +185,7 @@ def test_the_figures_are_of_all_cards():
     """Power and energy add up, shares are means, the temperature is the highest."""
     one = GpuUse(joules=800.0, utilisation=0.9, sm_mhz=900, most_sm_mhz=1000, celsius=70, limited_by=("thermal",))
     other = GpuUse(joules=400.0, utilisation=0.7, sm_mhz=1000, most_sm_mhz=1000, celsius=60, limited_by=())
-    assert gpu_figures([in_use(one, other)], 3000.0) == {
+    assert figures_of([in_use(one, other)], 3000.0) == {
         "joules_per_sample": pytest.approx(0.2),
         "gpu_power_watts": pytest.approx(600.0),
         "gpu_utilisation": pytest.approx(0.8),
@@ -191,12 +198,12 @@ def test_the_figures_are_of_all_cards():
 
 def test_power_without_energy_is_no_energy():
     """A card that tells its power at a moment has not told what a sample took; without cards nothing is known."""
-    figures = gpu_figures([in_use(GpuUse(watts=80.0))], 4000.0)
+    figures = figures_of([in_use(GpuUse(watts=80.0))], 4000.0)
     assert (figures["gpu_power_watts"], figures["joules_per_sample"]) == (80.0, None)
-    still = gpu_figures([in_use(GpuUse(joules=800.0)), in_use(GpuUse(joules=0.0))], 4000.0)
+    still = figures_of([in_use(GpuUse(joules=800.0)), in_use(GpuUse(joules=0.0))], 4000.0)
     assert still["gpu_power_watts"] == 200.0  # the counter had not been brought up to date within a slice
-    assert set(gpu_figures([a_slice()], 4000.0).values()) == {None}
-    assert set(gpu_figures([], None).values()) == {None}
+    assert set(figures_of([a_slice()], 4000.0).values()) == {None}
+    assert set(figures_of([], None).values()) == {None}
 
 
 def test_a_hot_winner_is_said_to_be_one(tmp_path):

@@ -10,12 +10,10 @@ from autotune.data.errors import ApplyError, ArgumentError
 from autotune.data.hardware import Gpu
 from autotune.data.options import Options
 from autotune.data.record import Outcome, Place
-from autotune.machine.xla_flags import lacking
+from autotune.machine.gpu import missing_xla_flags
 from autotune.recipe import apply
-from autotune.space.configuration import acting, baseline_configuration
-from autotune.space.gpu_knobs import GPU_KNOBS
-from autotune.space.knobs import KNOBS, Device, Numerics, Stage
-from autotune.space.recorded import read_trials
+from autotune.space.configuration import baseline_configuration, read_trials, reset_idle
+from autotune.space.knobs import GPU_KNOBS, KNOBS, Device, Numerics, Stage
 from autotune.space.space_file import SearchSpace, find_search_space
 from autotune.tuning import spaces
 from autotune.tuning.candidates import neighbours
@@ -120,20 +118,20 @@ def test_the_baselines_own_precision_stays():
 )
 def test_a_knob_that_does_nothing_is_no_other_candidate(changes, idle):
     """A flag of XLA without XLA, and a count of threads that are not used."""
-    assert (acting(BASELINE.replace(**changes), BASELINE) == BASELINE) is idle
+    assert (reset_idle(BASELINE.replace(**changes), BASELINE) == BASELINE) is idle
 
 
 def test_a_step_that_is_compiled_whole_leaves_nothing_to_cluster():
     """Then auto-clustering has the baseline's value."""
     both = BASELINE.replace(jit_compile=True, xla_auto_clustering=True)
-    assert acting(both, BASELINE) == BASELINE.replace(jit_compile=True)
+    assert reset_idle(both, BASELINE) == BASELINE.replace(jit_compile=True)
 
 
 def test_no_neighbour_is_the_same_under_another_name():
     """All that are proposed differ in something that acts."""
     found = neighbours(BASELINE, {BASELINE}, resolved("gpu_thorough"), limit=None)
     assert BASELINE not in found
-    assert all(acting(each, BASELINE) == each for each in found)
+    assert all(reset_idle(each, BASELINE) == each for each in found)
     changed = {name for each in found for name in each.differences(BASELINE)}
     assert {"xla_gpu_graph_min_graph_size", "xla_auto_clustering", "cublaslt", "gpu_thread_mode"} <= changed
 
@@ -206,24 +204,24 @@ NAMES = ["batch_size", "xla_gpu_graph_min_graph_size", "xla_gpu_enable_cublaslt"
 def test_one_process_is_asked_for_all_flags():
     """With TensorFlow's own values; a clean end says that it has them all."""
     asked = []
-    assert lacking(NAMES, lambda text: asked.append(text) or (0, "")) == {}
+    assert missing_xla_flags(NAMES, lambda text: asked.append(text) or (0, "")) == {}
     assert asked == ["--xla_gpu_graph_min_graph_size=5 --xla_gpu_enable_cublaslt=false"]
 
 
 def test_flags_that_the_binary_lacks_are_left_out():
     """As XLA names them when it aborts."""
     said = "F0000 00:00 1 parse_flags_from_env.cc:234] Unknown flag in XLA_FLAGS: --xla_gpu_enable_cublaslt=false\n"
-    assert list(lacking(NAMES, lambda text: (-6, said))) == ["xla_gpu_enable_cublaslt"]
+    assert list(missing_xla_flags(NAMES, lambda text: (-6, said))) == ["xla_gpu_enable_cublaslt"]
 
 
 def test_no_answer_leaves_all_flags_out():
     """A flag that might abort each trial is not tried."""
-    assert list(lacking(NAMES, lambda text: (1, "ModuleNotFoundError"))) == NAMES[1:]
+    assert list(missing_xla_flags(NAMES, lambda text: (1, "ModuleNotFoundError"))) == NAMES[1:]
 
 
 def test_a_space_without_flags_asks_nobody():
     """A process that imports TensorFlow takes seconds."""
-    assert lacking(["batch_size", "cublaslt"], lambda text: pytest.fail("asked")) == {}
+    assert missing_xla_flags(["batch_size", "cublaslt"], lambda text: pytest.fail("asked")) == {}
 
 
 # ------------------------------------------------------------------------------------------------- runs
@@ -253,7 +251,9 @@ def test_a_run_on_a_gpu_leaves_out_what_the_binary_lacks(tmp_path, monkeypatch):
     """It says so in one line, tries no such flag, and finds the rest."""
     notices = []
     monkeypatch.setattr(
-        spaces, "lacking", lambda names: lacking(names, lambda text: (-6, f"Unknown flag in XLA_FLAGS: {text}"))
+        spaces,
+        "missing_xla_flags",
+        lambda names: missing_xla_flags(names, lambda text: (-6, f"Unknown flag in XLA_FLAGS: {text}")),
     )
     machine = MACHINE.model_copy(update={"gpus": (A100,)})
     with on_disk(tmp_path / "run") as directory:
@@ -270,7 +270,7 @@ def test_a_run_on_a_gpu_leaves_out_what_the_binary_lacks(tmp_path, monkeypatch):
 
 def test_a_run_on_a_processor_has_no_knob_of_a_gpu(tmp_path, monkeypatch):
     """Nobody is asked for XLA's flags, and neither baseline nor recipe names one."""
-    monkeypatch.setattr(spaces, "lacking", lambda names: pytest.fail("asked"))
+    monkeypatch.setattr(spaces, "missing_xla_flags", lambda names: pytest.fail("asked"))
     with on_disk(tmp_path / "run") as directory:
         recipe = tune_simulated(simulated_trials(noise=0.02), directory, space=SPACE, budget=120.0)
     assert not set(recipe.baseline) & {each.name for each in GPU_KNOBS}
@@ -285,7 +285,7 @@ def test_a_setting_of_the_shell_that_is_not_safe_is_said_at_the_start(tmp_path, 
         tune_simulated(simulated_trials(noise=0.02), directory, space=SPACE, budget=60.0, observe=notices.append)
     said = [each.text for each in notices if isinstance(each, Notice)]
     assert said[0].startswith("XLA_FLAGS has --xla_gpu_autotune_level=0: below 4, XLA does not check")
-    assert said[1] == "TF_ENABLE_CUBLAS_TENSOR_OP_MATH_FP32 is set, but not read any more by TensorFlow 2.21.0"
+    assert said[1] == "TF_ENABLE_CUBLAS_TENSOR_OP_MATH_FP32 is set, but TensorFlow 2.21.0 no longer reads it"
 
 
 def test_what_keras_decides_is_what_is_recorded(tmp_path):
@@ -320,7 +320,7 @@ def test_thorough_on_a_processor_is_the_usual_space(tmp_path):
 
 def test_thorough_on_a_gpu_is_the_wider_space(tmp_path, monkeypatch):
     """Its knobs are varied beside the usual ones."""
-    monkeypatch.setattr(spaces, "lacking", lambda names: {})
+    monkeypatch.setattr(spaces, "missing_xla_flags", lambda names: {})
     machine = MACHINE.model_copy(update={"gpus": (A100,)})
     with on_disk(tmp_path / "run") as directory:
         invocation = an_invocation(on_gpu(), directory, machine=machine, budget=60.0, thorough=True)

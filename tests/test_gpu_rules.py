@@ -7,7 +7,7 @@ import pytest
 
 from autotune.data.errors import ApplyError
 from autotune.data.hardware import Gpu
-from autotune.machine.gpus import GpuReading, VisibleGpu
+from autotune.machine.gpu import GpuReading, VisibleGpu
 from autotune.recipe.apply import apply_before_build
 from autotune.runtime import error_patterns, template
 from autotune.runtime.error_patterns import card_fault, says_no_memory, says_taken
@@ -173,7 +173,7 @@ def test_nvml_is_asked_of_the_cards_that_tensorflow_trains_on(monkeypatch, visib
     devices = [SimpleNamespace(name=f"/physical_device:GPU:{each}") for each in visible]
     config = SimpleNamespace(get_visible_devices=lambda kind: devices)
     monkeypatch.setitem(sys.modules, "tensorflow", SimpleNamespace(config=config))
-    monkeypatch.setattr(gpus, "open_cards", lambda places: seen.append(places) or ["a card"])
+    monkeypatch.setattr(gpus, "open_meters", lambda places: seen.append(places) or ["a card"])
     assert gpus.cards() == ["a card"] * len(asked)
     assert seen == asked
 

@@ -11,8 +11,8 @@ from simulated_runs import a_slice
 
 from autotune.data.hardware import GpuUse
 from autotune.data.record import Slice
-from autotune.machine import gpu_use
-from autotune.machine.gpu_use import LIMITED_BY, open_cards
+from autotune.machine import gpu
+from autotune.machine.gpu import LIMITED_BY, open_meters
 from autotune.training import gauges
 from autotune.training.gpus import used
 
@@ -24,14 +24,14 @@ LARGER = "MIG-d1000000-0000-5000-8000-000000000004"
 def card(monkeypatch):
     """A function that opens the first visible card of a file; time stands still. Returns it with its answers."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(gpu_use.time, "monotonic", lambda: 100.0)
+    monkeypatch.setattr(gpu.time, "monotonic", lambda: 100.0)
 
     def open_first(name, **options):
         recorded = RecordedNvml(name, **options)
         monkeypatch.setitem(sys.modules, "pynvml", recorded)
         if name == "nvml_mig.json":
             monkeypatch.setenv("CUDA_VISIBLE_DEVICES", LARGER)
-        (opened,) = open_cards([0])
+        (opened,) = open_meters([0])
         return opened, recorded.gpus[1 if name == "nvml_mig.json" else 0]["answers"]
 
     return open_first
@@ -39,11 +39,11 @@ def card(monkeypatch):
 
 def use_of(opened, answers, monkeypatch, *, millijoules=0, seconds=2.0, lasted=2.0):
     """What it tells of a slice of so many seconds in which it counted so much, of a stretch that lasted longer."""
-    before = opened.counted()
+    before = opened.read_counters()
     if "TotalEnergyConsumption" in answers:
         answers["TotalEnergyConsumption"] += millijoules
-    monkeypatch.setattr(gpu_use.time, "monotonic", lambda: 100.0 + lasted)
-    return opened.use(before, seconds=seconds)
+    monkeypatch.setattr(gpu.time, "monotonic", lambda: 100.0 + lasted)
+    return opened.read_use(before, seconds=seconds)
 
 
 def test_a_data_centre_card_tells_everything(card, monkeypatch):
@@ -132,18 +132,18 @@ def test_a_driver_with_the_older_name_tells_the_reasons_too(card, monkeypatch):
 def test_a_card_that_answers_nothing_any_more_fails_no_slice(card, monkeypatch):
     """All that is then known is that nothing is known."""
     opened, answers = card("nvml_a100.json", failing=0)
-    before = opened.counted()
+    before = opened.read_counters()
     answers.clear()
-    assert opened.use(before, seconds=1.0) == GpuUse()
+    assert opened.read_use(before, seconds=1.0) == GpuUse()
 
 
 def test_only_the_cards_that_are_trained_on_are_asked(monkeypatch):
     """Places among what CUDA shows; none without a driver."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setitem(sys.modules, "pynvml", RecordedNvml("nvml_mixed.json"))
-    assert len(open_cards([1])) == 1
+    assert len(open_meters([1])) == 1
     monkeypatch.setitem(sys.modules, "pynvml", RecordedNvml("nvml_mixed.json", starts=False))
-    assert open_cards([0]) == []
+    assert open_meters([0]) == []
 
 
 def test_the_gauge_gives_a_slice_one_entry_a_card(card):

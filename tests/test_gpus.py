@@ -6,7 +6,7 @@ import pytest
 from recorded_nvml import NVMLError, RecordedNvml
 
 from autotune.data.hardware import Gpu
-from autotune.machine.gpus import GpuReading, read_gpus
+from autotune.machine.gpu import GpuReading, read_gpus
 
 H200 = Gpu(
     name="NVIDIA H200", memory_bytes=150754820096, compute_capability="9.0", ecc=True, persistence=True, mig=False

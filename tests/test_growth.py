@@ -8,7 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.stats.growth import FEWEST_SLICES, HOST, LEAST_GROWTH_BYTES, growth, memory_growth, why_unclear
+from autotune.stats.stability import (
+    FEWEST_SLICES,
+    HOST_GROWTH,
+    LEAST_GROWTH_BYTES,
+    check_memory_growth,
+    estimate_growth,
+    explain_unclear_growth,
+)
 
 MIB = 1 << 20
 LIMIT = 16 << 30
@@ -30,7 +37,9 @@ def samples(per_example, *, count=40, examples=2000, noise=0.0, settling=0.0, se
 def check(own, baseline=None, limit=LIMIT):
     """The rule, for a process that holds 500 MiB and trains 4,000 examples a second; the baseline's memory stays."""
     baseline = [samples(0.0)] if baseline is None else baseline
-    return memory_growth(own, baseline, of=HOST, examples_per_second=PACE, held_bytes=500 * MIB, limit_bytes=limit)
+    return check_memory_growth(
+        own, baseline, name=HOST_GROWTH, examples_per_second=PACE, held_bytes=500 * MIB, limit_bytes=limit
+    )
 
 
 def test_a_leak_is_refused_with_the_hours_until_memory_is_full():
@@ -87,7 +96,7 @@ def test_growth_that_dies_down_is_no_leak():
     """It goes on into the watched part, but its second half has less than half of the pace."""
     slow = [(x, y + 150 * MIB * (1 - math.exp(-x / 15000))) for x, y in samples(0.0)]
     assert slow[-1][1] - slow[len(slow) // 3][1] > LEAST_GROWTH_BYTES, "the case is another one"
-    assert growth([slow])[0] == 0
+    assert estimate_growth([slow])[0] == 0
     assert check([slow]).passed
 
 
@@ -107,8 +116,8 @@ def test_one_step_up_in_each_process_is_no_leak():
         [(first + (last - first) * n / (low + high - 1), (level if n < low else more) * MIB) for n in range(low + high)]
         for first, last, low, level, high, more in TRANSFORMER
     ]
-    found = memory_growth(
-        processes, [samples(0.0)], of=HOST, examples_per_second=600.0, held_bytes=640 * MIB, limit_bytes=LIMIT
+    found = check_memory_growth(
+        processes, [samples(0.0)], name=HOST_GROWTH, examples_per_second=600.0, held_bytes=640 * MIB, limit_bytes=LIMIT
     )
     assert found.passed, found.detail
 
@@ -119,7 +128,7 @@ def test_one_step_is_no_leak_wherever_it_comes(count, data):
     at = data.draw(st.lists(st.integers(0, count), min_size=1, max_size=4))
     high = data.draw(st.floats(1.0, 4096.0))
     stepped = [[(2000.0 * n, (500 + high * (n > each)) * MIB) for n in range(count)] for each in at]
-    assert growth(stepped)[0] == 0
+    assert estimate_growth(stepped)[0] == 0
 
 
 @pytest.mark.parametrize("every", [2, 3, 5])
@@ -153,7 +162,7 @@ def test_too_few_slices_say_nothing():
 @given(st.floats(0, 1e5), st.integers(FEWEST_SLICES, 60), st.integers(1, 4))
 def test_the_slope_of_an_exact_line_is_found(per_example, count, processes):
     """Whatever the number of slices and processes."""
-    pace, examples = growth([samples(per_example, count=count, seed=n) for n in range(processes)])
+    pace, examples = estimate_growth([samples(per_example, count=count, seed=n) for n in range(processes)])
     assert pace == pytest.approx(per_example, rel=1e-6, abs=1e-3)
     assert examples < 2000 * count
 
@@ -179,11 +188,11 @@ FEW = FEWEST_SLICES - 3
 )
 def test_few_slices_leave_memory_unclear_that_grew_or_that_the_batch_size_does_not_explain(own, batch_ratio, reason):
     """Memory that stays level, or that enough slices were seen of, is clear."""
-    found = why_unclear(own, [samples(0.0)], batch_ratio=batch_ratio)
+    found = explain_unclear_growth(own, [samples(0.0)], batch_ratio=batch_ratio)
     assert found.startswith(reason) or reason in found
     assert bool(found) == bool(reason)
 
 
 def test_a_leak_beside_a_baseline_that_was_hardly_seen_is_unclear():
     """More slices of both show whose leak it is."""
-    assert "of the baseline" in why_unclear([samples(2048)], [samples(2048, count=FEW)], batch_ratio=1.0)
+    assert "of the baseline" in explain_unclear_growth([samples(2048)], [samples(2048, count=FEW)], batch_ratio=1.0)

@@ -137,11 +137,13 @@ def test_templates_of_either_side_widen_an_interval():
     steady = [[0.1, 0.1]] * 8
     prior = ProcessPrior(deviation=0.01, degrees=8)
     narrow = claim_interval(steady, prior=prior)
-    found, surer = (claim_interval(steady, prior=prior, confidence=level, apart=True) for level in (0.95, 0.99))
+    found, surer = (
+        claim_interval(steady, prior=prior, confidence=level, other_template=True) for level in (0.95, 0.99)
+    )
     luck = t_quantile(0.95, TEMPLATE_DEGREES) * TEMPLATE_DEVIATION * math.sqrt(2)
     assert math.sqrt(found.half_width**2 - narrow.half_width**2) == pytest.approx(luck)
     assert surer.half_width > found.half_width
-    unknown = claim_interval([[0.1]], prior=prior, apart=True)
+    unknown = claim_interval([[0.1]], prior=prior, other_template=True)
     assert (unknown.value, unknown.low, unknown.high) == (0.1, -math.inf, math.inf)
 
 

@@ -3,8 +3,7 @@
 import pytest
 
 from autotune.data.errors import ConfigurationError
-from autotune.space.gpu_knobs import GPU_KNOBS
-from autotune.space.knobs import KNOBS, Device, Domain, check_value, knobs_on, nearest
+from autotune.space.knobs import GPU_KNOBS, KNOBS, Device, Domain, check_value, did_you_mean, knobs_on
 
 
 @pytest.mark.parametrize(
@@ -82,8 +81,8 @@ def test_a_name_that_is_not_text_is_an_unknown_knob():
 
 def test_nearest_offers_one_known_name():
     """The closest of the known names is offered, as a question that ends in a space."""
-    assert nearest("prefech", ("precision", "prefetch")) == "Did you mean 'prefetch'? "
-    assert nearest("prefech", ()) == ""
+    assert did_you_mean("prefech", ("precision", "prefetch")) == "Did you mean 'prefetch'? "
+    assert did_you_mean("prefech", ()) == ""
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from autotune.data.record import Outcome, Pairing, Phase, Standing
 from autotune.data.run_directory import RunDirectory
 from autotune.recipe.advice import verdict_in_words
 from autotune.runtime.executor import TrialFailed
-from autotune.space.recorded import read_trials
+from autotune.space.configuration import read_trials
 from autotune.stats.deciding import EndedBy, Verdict
 from autotune.tuning.events import Began, Notice, PairMeasured, TrialBegan, TrialEnded
 from autotune.tuning.rules import Limits

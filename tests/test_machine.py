@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from autotune.data.errors import InputError
 from autotune.data.hardware import Gpu, Machine
 from autotune.machine import fingerprint
-from autotune.machine.gpus import GpuReading
+from autotune.machine.gpu import GpuReading
 
 GIB = 1 << 30
 H200 = Gpu(name="NVIDIA H200", memory_bytes=150754820096, compute_capability="9.0")

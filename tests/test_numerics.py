@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.stats.numerics import FEWEST_STEPS, LEAST_TOLERANCE, batch_losses, parity
+from autotune.stats.numerics import FEWEST_STEPS, LEAST_TOLERANCE, batch_losses, check_parity
 
 STEPS = 60
 
@@ -25,7 +25,7 @@ REFERENCE = [curve(seed) for seed in range(5)]
 
 def test_the_reference_itself_passes():
     """No excess, and the check saw enough to tell."""
-    check = parity(REFERENCE, REFERENCE[0])
+    check = check_parity(REFERENCE, REFERENCE[0])
     assert check.passed
     assert check.tells
     assert check.value == 0.0
@@ -33,7 +33,7 @@ def test_the_reference_itself_passes():
 
 def test_a_loss_that_stalls_fails():
     """It ends where it began: the excess is the whole fall."""
-    check = parity(REFERENCE, [2.3] * STEPS)
+    check = check_parity(REFERENCE, [2.3] * STEPS)
     assert not check.passed
     assert check.value > check.limit > 0
     assert "in float32 without XLA" in check.detail
@@ -41,12 +41,12 @@ def test_a_loss_that_stalls_fails():
 
 def test_a_loss_that_falls_further_passes():
     """Only worse is worse."""
-    assert parity(REFERENCE, [loss / 2 for loss in REFERENCE[0]]).passed
+    assert check_parity(REFERENCE, [loss / 2 for loss in REFERENCE[0]]).passed
 
 
 def test_a_loss_that_is_lost_midway_fails():
     """The step is named; whether the curve was fine before does not matter."""
-    check = parity(REFERENCE, [*REFERENCE[0][:20], None, *REFERENCE[0][21:]])
+    check = check_parity(REFERENCE, [*REFERENCE[0][:20], None, *REFERENCE[0][21:]])
     assert not check.passed
     assert check.tells
     assert check.detail == "no finite loss at step 21"
@@ -56,15 +56,16 @@ def test_the_limit_is_how_far_two_trainings_may_end_apart():
     """Student's t for five seeds, times their deviation, times the root of two: both trainings have a share in it."""
     ends = (1.0, 1.1, 1.2, 1.3, 1.4)
     reference = [[9.0] * 20 + [end] * 10 for end in ends]
-    assert parity(reference, reference[0]).limit == pytest.approx(2.776445 * statistics.stdev(ends) * math.sqrt(2))
+    limit = check_parity(reference, reference[0]).limit
+    assert limit == pytest.approx(2.776445 * statistics.stdev(ends) * math.sqrt(2))
 
 
 def test_seeds_that_make_no_difference_leave_some_tolerance():
     """A convex model from zeros: rounding alone must not refuse bfloat16."""
     same = [curve(0, noise=0.0)] * 5
     fall = same[0][0] - same[0][-1]
-    assert parity(same, [loss + 0.02 * fall for loss in same[0]]).passed
-    assert not parity(same, [loss + 3 * LEAST_TOLERANCE * fall for loss in same[0]]).passed
+    assert check_parity(same, [loss + 0.02 * fall for loss in same[0]]).passed
+    assert not check_parity(same, [loss + 3 * LEAST_TOLERANCE * fall for loss in same[0]]).passed
 
 
 @pytest.mark.parametrize(
@@ -79,7 +80,7 @@ def test_seeds_that_make_no_difference_leave_some_tolerance():
 )
 def test_where_too_little_was_seen_nothing_is_claimed(reference, own, words):
     """It passes, says that it cannot tell, and why."""
-    check = parity(reference, own)
+    check = check_parity(reference, own)
     assert check.passed
     assert not check.tells
     assert check.detail.startswith("cannot tell: ")
@@ -92,7 +93,7 @@ def test_innocent_curves_pass_in_nineteen_of_twenty():
     for repeat in range(400):
         seeds = range(1000 * repeat, 1000 * repeat + 6)
         curves = [curve(seed) for seed in seeds]
-        passed += parity(curves[:5], curves[5]).passed
+        passed += check_parity(curves[:5], curves[5]).passed
     assert passed >= 0.95 * 400
 
 
@@ -102,7 +103,7 @@ def test_innocent_curves_pass_in_nineteen_of_twenty():
 )
 def test_any_curves_give_a_check(reference, own):
     """Whatever a model reports, the rule answers, and a refusal says why."""
-    check = parity(reference, own)
+    check = check_parity(reference, own)
     assert check.detail
     assert check.passed or check.tells
 

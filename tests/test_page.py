@@ -15,7 +15,7 @@ from autotune.data.record import Outcome
 from autotune.data.run_directory import RunDirectory
 from autotune.recipe.recipe import Recipe
 from autotune.report.page import LONGEST_LOG, page_data, write_page
-from autotune.space.recorded import read_trials
+from autotune.space.configuration import read_trials
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 FLAGS = (

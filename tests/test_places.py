@@ -5,7 +5,7 @@ from simulated_runs import BASELINE, MACHINE
 
 from autotune.data.errors import ArgumentError
 from autotune.data.hardware import Gpu
-from autotune.machine.gpus import VisibleGpu
+from autotune.machine.gpu import VisibleGpu
 from autotune.runtime import places
 from autotune.runtime.local import scaled_for
 from autotune.runtime.places import cut_cores, machine_of, of_devices, whole_host

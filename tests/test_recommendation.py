@@ -11,7 +11,7 @@ from autotune.data.record import Outcome, Phase
 from autotune.recipe.recipe import Recipe
 from autotune.runtime.executor import TrialFailed
 from autotune.stats.deciding import EndedBy, Verdict
-from autotune.stats.stability import DEVICE_MEMORY, loss_does_not_rise, loss_is_finite, peak_memory
+from autotune.stats.stability import DEVICE_MEMORY, check_falling_loss, check_finite_loss, check_peak_memory
 from autotune.tuning import tune
 from autotune.tuning.events import PairMeasured, TrialBegan, TrialEnded, silent
 from autotune.tuning.recommend import break_even, recommend
@@ -386,15 +386,15 @@ def test_a_leak_of_nobody_knows_whom_is_not_called_a_check(ended, name, value, l
 
 def test_a_check_that_could_not_be_made_did_not_pass(ended):
     """A model without a loss: what could not be looked at is listed as not checked, and not among the checks."""
-    none = [loss_is_finite([None, None]), loss_does_not_rise(None, None, baseline_first=None, baseline_last=None)]
-    fits = peak_memory(DEVICE_MEMORY, 1 << 30, 1 << 34)
+    none = [check_finite_loss([None, None]), check_falling_loss(None, None, baseline_first=None, baseline_last=None)]
+    fits = check_peak_memory(DEVICE_MEMORY, 1 << 30, 1 << 34)
     stability = ended.recipe(checks=[*none, fits]).evidence.stability
     assert [each.name for each in stability.checks] == [DEVICE_MEMORY]
     assert "a finite training loss (the model reports no loss)" in stability.not_checked
     assert "whether the training loss falls (the model reports no loss)" in stability.not_checked
 
 
-@pytest.mark.parametrize("checks", [(), (peak_memory(DEVICE_MEMORY, 1 << 30, 1 << 34),)])
+@pytest.mark.parametrize("checks", [(), (check_peak_memory(DEVICE_MEMORY, 1 << 30, 1 << 34),)])
 @pytest.mark.parametrize("peak", [None, 1 << 30])
 def test_what_nobody_looked_at_on_a_device_is_said(ended, checks, peak):
     """Where one was used: throttling; and its memory, where nobody knows how much it has."""

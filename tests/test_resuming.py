@@ -29,8 +29,7 @@ from autotune.data.errors import RunDirectoryError
 from autotune.data.record import Outcome, Pairing, Phase, Standing
 from autotune.data.run_directory import CREATED, RunDirectory
 from autotune.runtime.executor import TrialFailed
-from autotune.space.configuration import Configuration
-from autotune.space.recorded import read_trials
+from autotune.space.configuration import Configuration, read_trials
 from autotune.stats.deciding import EndedBy, Verdict
 from autotune.tuning.events import TrialBegan, TrialMeasured
 from autotune.tuning.resume import note_resumption, read_earlier, refuse_another_machine

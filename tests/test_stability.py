@@ -12,15 +12,15 @@ from autotune.stats.stability import (
     LOSS_RISE,
     MOST_HANGS,
     CallSeconds,
-    gain_exceeds_variation,
-    hangs,
-    loss_does_not_rise,
-    loss_is_finite,
-    loss_scale_skips,
-    no_retracing,
-    no_throttling,
-    peak_memory,
-    tail,
+    check_constant_work,
+    check_falling_loss,
+    check_finite_loss,
+    check_hangs,
+    check_loss_scale,
+    check_peak_memory,
+    check_retracing,
+    check_slow_calls,
+    check_throttling,
 )
 from autotune.tuning.rules import call_seconds, checks_of
 
@@ -31,7 +31,7 @@ LIMIT = 10 << 30
 def test_a_tenth_of_the_memory_stays_free(name):
     """A peak that leaves the margin passes; one byte more does not."""
     allowed = int(LIMIT * 0.9)
-    fits, too_much = peak_memory(name, allowed, LIMIT), peak_memory(name, allowed + 1, LIMIT)
+    fits, too_much = check_peak_memory(name, allowed, LIMIT), check_peak_memory(name, allowed + 1, LIMIT)
     assert fits.passed
     assert not too_much.passed
     assert (fits.name, fits.value, fits.limit) == (name, allowed, LIMIT * 0.9)
@@ -39,25 +39,25 @@ def test_a_tenth_of_the_memory_stays_free(name):
 
 def test_the_memory_rule_says_how_much_there_was():
     """Its detail has peak and limit in GiB."""
-    assert peak_memory(HOST_MEMORY, 5 << 30, LIMIT).detail == "peak 5.00 GiB of 10.00 GiB, 10% kept free"
+    assert check_peak_memory(HOST_MEMORY, 5 << 30, LIMIT).detail == "peak 5.00 GiB of 10.00 GiB, 10% kept free"
 
 
 def test_the_margin_can_be_another():
     """A margin of half the memory is held against half of it."""
-    assert not peak_memory(HOST_MEMORY, 6 << 30, LIMIT, margin=0.5).passed
+    assert not check_peak_memory(HOST_MEMORY, 6 << 30, LIMIT, margin=0.5).passed
 
 
 def test_looks_at_the_loss_are_counted():
     """Looks at which the model reported none do not count; where it reports none at all, nothing was checked."""
-    assert loss_is_finite([2.0, None, 1.0]).value == 2
-    assert loss_is_finite([2.0, None, 1.0]).tells
-    assert "no loss" in loss_is_finite([None]).detail
-    assert not loss_is_finite([None]).tells
+    assert check_finite_loss([2.0, None, 1.0]).value == 2
+    assert check_finite_loss([2.0, None, 1.0]).tells
+    assert "no loss" in check_finite_loss([None]).detail
+    assert not check_finite_loss([None]).tells
 
 
 def rising(first, last, *, baseline_first=2.3, baseline_last=1.5):
     """The loss rule, beside a baseline whose loss falls."""
-    return loss_does_not_rise(first, last, baseline_first=baseline_first, baseline_last=baseline_last)
+    return check_falling_loss(first, last, baseline_first=baseline_first, baseline_last=baseline_last)
 
 
 @pytest.mark.parametrize(
@@ -121,12 +121,12 @@ def test_a_model_without_a_loss_is_not_checked(missing):
 )
 def test_retracing_is_refused_where_the_baseline_does_not(own, baseline, passed):
     """More than once, in at least half of the processes, and more than twice as often as the baseline."""
-    assert no_retracing(own, baseline).passed is passed
+    assert check_retracing(own, baseline).passed is passed
 
 
 def test_what_to_do_about_retracing_is_said():
     """Both to those who are refused and to those whose workload does it whatever the configuration."""
-    refused, excused, fine = no_retracing([7], [0]), no_retracing([7], [7]), no_retracing([0], [0])
+    refused, excused, fine = check_retracing([7], [0]), check_retracing([7], [7]), check_retracing([0], [0])
     assert "again 7 times after the warm-up (baseline: 0); give all batches one shape" in refused.detail
     assert "the configuration is not to blame; give all batches one shape" in excused.detail
     assert "one shape" not in fine.detail
@@ -157,15 +157,15 @@ STEADY = [calls(0.002)] * 12
 )
 def test_an_innocent_tail_passes(own, baseline):
     """Noise, `fit`'s own stalls, a burst, slow steps, and what the baseline's longest calls show as well."""
-    assert tail(own, baseline).passed
-    assert hangs(own, baseline, boundary_seconds=0.0).passed
+    assert check_slow_calls(own, baseline).passed
+    assert check_hangs(own, baseline, boundary_seconds=0.0).passed
 
 
 @pytest.mark.parametrize("slow", [0.3, 2.0])
 def test_steps_that_alternate_wildly_are_refused(slow):
     """In most slices some steps take a hundred times the median, and none of the baseline's."""
     own = [calls(0.003, slow=slow)] * 7 + [calls(0.003)] * 5
-    found = tail(own, STEADY)
+    found = check_slow_calls(own, STEADY)
     assert not found.passed
     assert (found.value, found.limit) == (pytest.approx(slow - 0.003), 0.25)
 
@@ -186,8 +186,8 @@ def test_a_boundary_that_only_large_batches_have_among_their_calls_is_no_hang():
     """Epochs of three calls are timed whole, validation of two seconds included; the baseline's are timed by steps."""
     own = [calls(0.1, longest=2.1)] * 8
     steps = [calls(0.01)] * 8
-    assert hangs(own, steps, boundary_seconds=1.0).passed
-    assert not hangs(own, steps, boundary_seconds=0.02).passed
+    assert check_hangs(own, steps, boundary_seconds=1.0).passed
+    assert not check_hangs(own, steps, boundary_seconds=0.02).passed
 
 
 @pytest.mark.parametrize(
@@ -198,10 +198,10 @@ def test_hanging_now_and_then_is_refused(hanging, beside, passed):
     hang = calls(0.003, longest=2.5)
     own = [hang] * hanging + [calls(0.003)] * (60 - hanging)
     baseline = [hang] * beside + [calls(0.003)] * (60 - beside)
-    found = hangs(own, baseline, boundary_seconds=0.0)
+    found = check_hangs(own, baseline, boundary_seconds=0.0)
     assert found.passed is passed
     assert f"{hanging} of 60 slices" in found.detail
-    assert tail(own, baseline).passed, "medians do not see it"
+    assert check_slow_calls(own, baseline).passed, "medians do not see it"
 
 
 # ------------------------------------------------------------------------------------------------ loss scales
@@ -223,7 +223,7 @@ def test_hanging_now_and_then_is_refused(hanging, beside, passed):
 )
 def test_a_loss_scale_may_skip_few_steps(skipped, steps, beside, passed):
     """A twentieth more than the baseline, which chance stays within; a few in a process are no sign of anything."""
-    found = loss_scale_skips(skipped, steps, baseline_share=beside)
+    found = check_loss_scale(skipped, steps, baseline_share=beside)
     assert found.passed is passed
     assert f"baseline: {beside:.1%}" in found.detail
     assert found.value <= 1.0
@@ -240,7 +240,7 @@ def test_a_loss_scale_may_skip_few_steps(skipped, steps, beside, passed):
 )
 def test_a_winner_that_heats_the_card_more_than_the_baseline_is_refused(own, baseline, passed, said):
     """Where both met the same hot card it passes, and the recipe says so."""
-    check = no_throttling(own, baseline)
+    check = check_throttling(own, baseline)
     assert (check.passed, check.tells) == (passed, True)
     assert said in check.detail
     assert ("cool the card" in check.detail) == any(own)
@@ -248,8 +248,8 @@ def test_a_winner_that_heats_the_card_more_than_the_baseline_is_refused(own, bas
 
 def test_a_gain_below_what_the_baseline_varies_by_itself_is_not_claimed():
     """Episodes that grow slow both sides down: a gain of 1.5 says nothing where the baseline varies by 2."""
-    assert gain_exceeds_variation([30.0, 16.0], [20.0, 10.0]).passed is False
-    assert gain_exceeds_variation([45.0, 48.0], [20.0, 18.0]).passed is True
+    assert check_constant_work([30.0, 16.0], [20.0, 10.0]).passed is False
+    assert check_constant_work([45.0, 48.0], [20.0, 18.0]).passed is True
 
 
 def test_only_where_updates_are_no_constant_work_is_the_gain_held_against_their_variation(tmp_path):

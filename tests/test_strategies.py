@@ -10,12 +10,10 @@ from autotune.data.errors import RecipeError, WorkloadError
 from autotune.data.facts import ScriptFacts, Trains, WorkloadFacts
 from autotune.recipe.advice import advice, usage
 from autotune.recipe.recipe import Recipe
-from autotune.space.combining import coherent, refusal
-from autotune.space.configuration import baseline_configuration
+from autotune.space.configuration import baseline_configuration, find_conflict, normalize, read_trials
 from autotune.space.knobs import KNOBS, STRATEGY_KNOBS, Device
-from autotune.space.recorded import read_trials
 from autotune.space.space_file import SearchSpace, find_search_space
-from autotune.stats.deciding import Finding
+from autotune.stats.deciding import ClaimResult
 from autotune.stats.scaling import scaling_efficiency
 from autotune.tuning import spaces
 from autotune.tuning.candidates import Proposals, neighbours
@@ -72,7 +70,7 @@ def space_on(devices, baseline):
 )
 def test_what_cannot_be_in_force_together_is_refused_in_a_sentence(knobs, why):
     """On several replicas: no XLA, no batch that they cannot share, no steps together with TensorFlow's own sums."""
-    found = refusal(of_strategy(**knobs))
+    found = find_conflict(of_strategy(**knobs))
     assert why in found
     assert bool(why) == bool(found)
 
@@ -122,8 +120,8 @@ def test_what_is_proposed_under_mirrored_needs_no_refusal():
     for best in (baseline, space.configuration({"strategy": "mirrored"})):
         found = neighbours(best, {best}, space, limit=None)
         assert found
-        assert not any(map(refusal, found))
-        assert all(coherent(each, space.choices) == each for each in found)
+        assert not any(map(find_conflict, found))
+        assert all(normalize(each, space.choices) == each for each in found)
     for cross_device, steps in (("auto", 1), ("reduce_to_one", 4)):
         spread = space.configuration({"strategy": "mirrored", "cross_device": cross_device})
         assert [spread[name] for name in ("replicas", "steps_per_execution", "jit_compile")] == [4, steps, False]
@@ -145,7 +143,7 @@ def test_what_is_idle_under_a_strategy_has_the_baselines_value_however_it_is_pro
     joined = proposals._joined(compiled, {baseline: 0.0, compiled: 0.2, spread: 0.4})
     assert joined
     for each in (*found, *joined, *itertools.islice(proposals._drawn(0), 50)):
-        assert not refusal(each)
+        assert not find_conflict(each)
         assert space.canonical(each) == each
 
 
@@ -218,7 +216,7 @@ def test_a_recipe_is_verified_where_a_trial_has_as_many_devices(tmp_path):
         with on_disk(tmp_path / name) as directory:
             invocation = an_invocation(simulated_trials(noise=0.02, gpus=gpus), directory, budget=60.0)
             if recipe is of_one:
-                assert verify_with(invocation, recipe).finding is Finding.HOLDS
+                assert verify_with(invocation, recipe).finding is ClaimResult.HOLDS
                 continue
             with pytest.raises(RecipeError, match="where a trial has several devices, and here it has one"):
                 verify_with(invocation, recipe)
@@ -247,7 +245,7 @@ def test_each_knob_that_does_not_reach_a_script_is_named_once_with_its_reason():
 @pytest.mark.parametrize("thorough", [False, True])
 def test_on_several_devices_strategies_are_searched_thoroughly_or_not(tmp_path, monkeypatch, thorough):
     """The thorough space adds to what several devices have."""
-    monkeypatch.setattr(spaces, "lacking", lambda names: {})
+    monkeypatch.setattr(spaces, "missing_xla_flags", lambda names: {})
     trials = simulated_trials(gpus=("NVIDIA H100", "NVIDIA H100"))
     with on_disk(tmp_path / "run") as directory:
         tune_with(an_invocation(trials, directory, budget=60.0, trials=1, thorough=thorough), None)

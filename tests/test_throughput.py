@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.stats.intervals import mean_interval
-from autotune.stats.throughput import long_run_rate, overall_log_ratios
+from autotune.stats.intervals import long_run_rate, mean_interval, overall_log_ratios
 
 
 def test_without_boundaries_it_is_examples_over_seconds():

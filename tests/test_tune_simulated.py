@@ -37,8 +37,7 @@ from autotune.recipe.recipe import Recipe
 from autotune.report.history import load_history
 from autotune.report.page import write_page
 from autotune.runtime.executor import TrialFailed
-from autotune.space.configuration import Configuration
-from autotune.space.recorded import read_trials
+from autotune.space.configuration import Configuration, read_trials
 from autotune.space.space_file import SearchSpace
 from autotune.stats.deciding import EndedBy, Verdict
 from autotune.tuning.events import Notice, TrialBegan, TrialEnded

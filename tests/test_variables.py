@@ -7,7 +7,15 @@ import pytest
 
 from autotune.data.errors import SearchSpaceError
 from autotune.space.space_file import SearchSpace
-from autotune.space.variables import NOT_READ, REFUSED, flag_value, flags, notes, set_flag, without_caches
+from autotune.space.variables import (
+    NOT_READ,
+    REFUSED,
+    environment_notes,
+    flag_value,
+    parse_flags,
+    set_flag,
+    without_caches,
+)
 
 
 def test_a_flag_is_set_beside_the_users_own():
@@ -24,7 +32,7 @@ def test_the_flags_may_stand_in_a_file(tmp_path):
     file.write_text("--xla_gpu_x=3\n--xla_gpu_y\n")
     assert flag_value({"XLA_FLAGS": str(file)}, "XLA_FLAGS", "xla_gpu_x") == "3"
     assert flag_value({"XLA_FLAGS": str(file)}, "XLA_FLAGS", "xla_gpu_y") == "true"
-    assert flags({"XLA_FLAGS": str(tmp_path / "none")}, "XLA_FLAGS") == {}
+    assert parse_flags({"XLA_FLAGS": str(tmp_path / "none")}, "XLA_FLAGS") == {}
 
 
 @pytest.mark.parametrize(
@@ -38,7 +46,7 @@ def test_the_flags_may_stand_in_a_file(tmp_path):
 )
 def test_a_refused_setting_of_the_users_is_warned_of_once(variables, said):
     """One line names the setting and the reason."""
-    (line,) = notes(variables, "2.21.0")
+    (line,) = environment_notes(variables, "2.21.0")
     assert said in line
     assert next(iter(variables)) in line
 
@@ -54,13 +62,13 @@ def test_a_refused_setting_of_the_users_is_warned_of_once(variables, said):
 )
 def test_what_is_safe_is_not_warned_of(variables):
     """Safe values of the same settings, and other flags."""
-    assert list(notes(variables, "2.21.0")) == []
+    assert list(environment_notes(variables, "2.21.0")) == []
 
 
 def test_a_variable_that_is_not_read_is_named():
     """With the version that does not read it."""
-    expected = [f"{name} is set, but not read any more by TensorFlow 2.21.0" for name in NOT_READ]
-    assert list(notes(dict.fromkeys(NOT_READ, "1"), "2.21.0")) == expected
+    expected = [f"{name} is set, but TensorFlow 2.21.0 no longer reads it" for name in NOT_READ]
+    assert list(environment_notes(dict.fromkeys(NOT_READ, "1"), "2.21.0")) == expected
 
 
 @pytest.mark.parametrize("name", [*REFUSED, "--xla_gpu_autotune_level"])
@@ -80,7 +88,7 @@ def test_caches_of_compilations_are_taken_out_and_said():
         "TF_XLA_FLAGS": "--tf_xla_persistent_cache_directory=/c",
     }
     assert without_caches(variables) == {"XLA_FLAGS": "--xla_dump_to=/d", "TF_XLA_FLAGS": ""}
-    assert [line.partition(" ")[0] for line in notes(variables, "2.21.0")] == ["XLA_FLAGS", "TF_XLA_FLAGS"]
+    assert [line.partition(" ")[0] for line in environment_notes(variables, "2.21.0")] == ["XLA_FLAGS", "TF_XLA_FLAGS"]
     assert without_caches({"XLA_FLAGS": "--xla_dump_to=/d"}) == {}
 
 
@@ -91,7 +99,7 @@ def test_a_pipe_that_a_variable_names_is_left_to_xla(tmp_path):
     writer = threading.Thread(target=pipe.write_text, args=("--xla_dump_to=/there",), daemon=True)
     writer.start()
     try:
-        assert flags({"XLA_FLAGS": str(pipe)}, "XLA_FLAGS") == {}
+        assert parse_flags({"XLA_FLAGS": str(pipe)}, "XLA_FLAGS") == {}
         assert pipe.read_text() == "--xla_dump_to=/there"
     finally:
         writer.join(10.0)

@@ -19,7 +19,7 @@ from autotune.data.record import Outcome, Phase
 from autotune.runtime.executor import TrialFailed
 from autotune.runtime.local import TrialProcesses
 from autotune.script.workload import Workload
-from autotune.stats.deciding import Finding, finding
+from autotune.stats.deciding import ClaimResult, judge_claim
 from autotune.tuning import verify as verify_module
 from autotune.tuning.events import Notice, TrialBegan, TrialEnded, TrialMeasured
 from autotune.tuning.verify import Verification, verify, verify_with
@@ -55,7 +55,13 @@ def found(recipe, path, *, speed=1.5, budget=100.0, observe=None, found_by_objec
 
 @pytest.mark.parametrize(
     ("speed", "expected"),
-    [(1.5, Finding.HOLDS), (1.8, Finding.HOLDS), (1.2, Finding.WEAKER), (1.0, Finding.GONE), (0.8, Finding.GONE)],
+    [
+        (1.5, ClaimResult.HOLDS),
+        (1.8, ClaimResult.HOLDS),
+        (1.2, ClaimResult.WEAKER),
+        (1.0, ClaimResult.GONE),
+        (0.8, ClaimResult.GONE),
+    ],
 )
 def test_what_the_batch_gives_now_decides(recipe, tmp_path, speed, expected):
     """As much or more holds; less, but something, is weaker; nothing is gone."""
@@ -83,7 +89,7 @@ def test_the_trials_line_and_the_finding_have_the_same_figure(recipe, tmp_path):
 def test_where_noise_hides_all_nothing_is_decided(recipe, tmp_path):
     """No gain and the claim both fit what was measured: undecided, and twice the time is the advice."""
     verification = found(recipe, tmp_path, noise=2.0, budget=200.0)
-    assert verification.finding is Finding.UNDECIDED
+    assert verification.finding is ClaimResult.UNDECIDED
     assert verification.reason.endswith("give --budget 400s")
 
 
@@ -92,13 +98,13 @@ def test_a_budget_without_two_processes_decides_nothing_and_a_larger_one_is_name
     budget, advised = 12.0, []
     while len(advised) < 6:
         verification = found(recipe, tmp_path / str(budget), budget=budget)
-        if verification.finding is not Finding.UNDECIDED:
+        if verification.finding is not ClaimResult.UNDECIDED:
             break
         advised.append(verification)
         budget = float(re.search(r"give --budget (\d+)s$", verification.reason)[1])
     assert advised[0].measured is None
     assert "fewer than two fresh processes a side" in advised[0].reason
-    assert verification.finding is Finding.HOLDS
+    assert verification.finding is ClaimResult.HOLDS
     assert budget <= 100.0
 
 
@@ -121,7 +127,7 @@ def test_ctrl_c_judges_what_there_is(recipe, tmp_path, enough):
         assert interrupted.value.exit_code == 130
     else:
         verification = found(recipe, tmp_path, observe=watcher)
-        assert verification.finding is Finding.HOLDS
+        assert verification.finding is ClaimResult.HOLDS
         assert verification.instances == enough
     assert stopping.wait(timeout=30)
 
@@ -148,7 +154,7 @@ def out_of_memory(configuration):
 def test_a_configuration_that_fails_or_breaks_a_rule_is_unstable(recipe, tmp_path, settings, expected):
     """Whatever it gave when it was tuned; where its files are is said."""
     verification = found(recipe, tmp_path, **settings)
-    assert verification.finding is Finding.UNSTABLE
+    assert verification.finding is ClaimResult.UNSTABLE
     assert verification.reason.startswith(expected)
     assert (place_in(verification.reason) / "result.json").is_file()
 
@@ -168,7 +174,7 @@ def test_a_baseline_that_fails_beside_it_is_not_want_of_time(recipe, tmp_path):
         return TrialFailed(Outcome.CRASHED, "gone") if len(launched) > 1 else None
 
     verification = found(recipe, tmp_path, failure=failure)
-    assert verification.finding is Finding.UNDECIDED
+    assert verification.finding is ClaimResult.UNDECIDED
     assert verification.reason.startswith("the baseline kept failing: gone (see ")
     assert "--budget" not in verification.reason
     assert place_in(verification.reason).is_dir()
@@ -185,7 +191,7 @@ def test_a_baseline_that_fails_now_and_then_does_not_end_it(recipe, tmp_path):
 
     watcher = Watcher()
     verification = found(recipe, tmp_path, failure=failure, observe=watcher)
-    assert verification.finding is Finding.HOLDS
+    assert verification.finding is ClaimResult.HOLDS
     assert sum("counts for nothing" in each.text for each in watcher.of(Notice)) > 2
 
 
@@ -227,7 +233,7 @@ def test_how_trials_are_kept_apart_is_the_users(recipe, tmp_path, monkeypatch):
 def settings_of_verify_with(monkeypatch):
     """A list of what `verify` hands over from now on, one entry for each time; nothing is measured."""
     given = []
-    nothing = Verification(finding=Finding.UNDECIDED, claimed=None, measured=None, instances=0, reason="")
+    nothing = Verification(finding=ClaimResult.UNDECIDED, claimed=None, measured=None, instances=0, reason="")
 
     def verify_with_nothing(invocation, recipe, *, found_by_object):
         given.append({"limits": invocation.limits, "found_by_object": found_by_object})
@@ -266,7 +272,7 @@ def test_another_workload_is_refused(recipe, tmp_path):
 def test_a_workload_that_was_only_renamed_is_the_same(recipe, tmp_path):
     """The same source under another file's name needs no word."""
     watcher = Watcher()
-    assert found(of_workload(recipe, name="digits"), tmp_path, observe=watcher).finding is Finding.HOLDS
+    assert found(of_workload(recipe, name="digits"), tmp_path, observe=watcher).finding is ClaimResult.HOLDS
     assert not [each for each in watcher.of(Notice) if "recipe" in each.text]
 
 
@@ -275,7 +281,7 @@ def test_an_object_that_a_script_has_imported_is_not_refused(recipe, tmp_path):
     other = of_workload(recipe, name="digits", fingerprint="sha256:11")
     watcher = Watcher()
     verification = found(other, tmp_path, observe=watcher, found_by_object=True)
-    assert verification.finding is Finding.HOLDS
+    assert verification.finding is ClaimResult.HOLDS
     assert any("the recipe is of 'digits'" in each.text for each in watcher.of(Notice))
 
 
@@ -321,7 +327,7 @@ def test_a_recipe_that_claims_nothing_holds(recipe, tmp_path):
     """The baseline is the baseline: nothing is confirmed."""
     watcher = Watcher()
     verification = found(claiming_nothing(recipe, recipe.baseline), tmp_path, observe=watcher)
-    assert verification.finding is Finding.HOLDS
+    assert verification.finding is ClaimResult.HOLDS
     assert verification.claimed is None
     assert [each.phase for each in watcher.of(TrialBegan)] == [Phase.BASELINE]
 
@@ -345,24 +351,24 @@ def around(value, half_width):
 @pytest.mark.parametrize(
     ("claim", "now", "expected"),
     [
-        (around(1.5, 0.05), around(1.45, 0.05), Finding.HOLDS),
-        (around(1.5, 0.05), around(2.0, 0.01), Finding.HOLDS),
-        (around(1.5, 0.05), around(1.3, 0.05), Finding.WEAKER),
-        (around(1.5, 0.005), around(1.48, 0.005), Finding.HOLDS),
-        (around(1.5, 0.30), around(1.3, 0.05), Finding.HOLDS),
-        (around(1.5, 0.05), around(1.5, 0.21), Finding.UNDECIDED),
-        (around(1.5, 0.05), around(1.5, 0.20), Finding.HOLDS),
-        (around(1.5, 0.25), around(1.5, 0.24), Finding.HOLDS),
-        (around(8.32, 0.06), around(5.0, 1.5), Finding.UNDECIDED),
-        (around(1.10, 0.027), around(2.0, 0.077), Finding.HOLDS),
-        (around(1.5, 0.05), around(1.02, 0.05), Finding.GONE),
-        (around(1.05, 0.04), around(1.02, 0.05), Finding.UNDECIDED),
-        (around(1.5, 0.05), around(0.7, 0.05), Finding.GONE),
+        (around(1.5, 0.05), around(1.45, 0.05), ClaimResult.HOLDS),
+        (around(1.5, 0.05), around(2.0, 0.01), ClaimResult.HOLDS),
+        (around(1.5, 0.05), around(1.3, 0.05), ClaimResult.WEAKER),
+        (around(1.5, 0.005), around(1.48, 0.005), ClaimResult.HOLDS),
+        (around(1.5, 0.30), around(1.3, 0.05), ClaimResult.HOLDS),
+        (around(1.5, 0.05), around(1.5, 0.21), ClaimResult.UNDECIDED),
+        (around(1.5, 0.05), around(1.5, 0.20), ClaimResult.HOLDS),
+        (around(1.5, 0.25), around(1.5, 0.24), ClaimResult.HOLDS),
+        (around(8.32, 0.06), around(5.0, 1.5), ClaimResult.UNDECIDED),
+        (around(1.10, 0.027), around(2.0, 0.077), ClaimResult.HOLDS),
+        (around(1.5, 0.05), around(1.02, 0.05), ClaimResult.GONE),
+        (around(1.05, 0.04), around(1.02, 0.05), ClaimResult.UNDECIDED),
+        (around(1.5, 0.05), around(0.7, 0.05), ClaimResult.GONE),
     ],
 )
 def test_two_intervals_are_held_against_each_other(claim, now, expected):
     """Both errors count; only less than was claimed is against it, and what is vague is not for it."""
-    assert finding(claim, now, min_gain=MIN_GAIN) is expected
+    assert judge_claim(claim, now, min_gain=MIN_GAIN) is expected
 
 
 def claiming(recipe, value, half_width, *, min_gain=MIN_GAIN):
@@ -372,7 +378,7 @@ def claiming(recipe, value, half_width, *, min_gain=MIN_GAIN):
 
 
 @pytest.mark.parametrize(
-    ("min_gain", "expected"), [(0.02, Finding.HOLDS), (0.005, Finding.WEAKER), (0.5, Finding.HOLDS)]
+    ("min_gain", "expected"), [(0.02, ClaimResult.HOLDS), (0.005, ClaimResult.WEAKER), (0.5, ClaimResult.HOLDS)]
 )
 def test_the_smallest_gain_that_counts_is_the_recipes(recipe, tmp_path, min_gain, expected):
     """A claim that lacks 1.8% holds unless as little counts."""
@@ -383,19 +389,19 @@ def test_the_smallest_gain_that_counts_is_the_recipes(recipe, tmp_path, min_gain
 def test_however_large_a_gain_had_to_be_little_may_be_lost(recipe, tmp_path):
     """Asking for a gain of half does not excuse a tenth less than was claimed."""
     claim = claiming(recipe, 1.5 * 1.1, 0.001, min_gain=0.5)
-    assert found(claim, tmp_path, noise=0.0001).finding is Finding.WEAKER
+    assert found(claim, tmp_path, noise=0.0001).finding is ClaimResult.WEAKER
 
 
 @pytest.mark.parametrize(
     ("claim", "speed", "noise", "expected", "reason"),
     [
-        ((1.5, 0.05), 1.5, 0.01, Finding.HOLDS, "both are gains, and they agree within their intervals"),
-        ((1.5, 0.05), 1.3, 0.01, Finding.WEAKER, "a gain over the baseline here, but clearly less"),
-        ((1.5, 0.05), 0.9, 0.01, Finding.GONE, "no gain over the baseline is shown here"),
-        ((1.02, 0.5), 0.97, 0.01, Finding.UNDECIDED, "too wide to be refuted; tune again for longer"),
-        ((1.018, 0.001), 0.9985, 0.0005, Finding.UNDECIDED, "not clearly less than claimed either; give --budget"),
-        ((1.2, 0.05), 1.15, 1.0, Finding.UNDECIDED, "not clearly less than claimed either; give --budget"),
-        ((8.3, 0.05), 30.0, 2.2, Finding.UNDECIDED, "too uncertain to check the claim; give --budget"),
+        ((1.5, 0.05), 1.5, 0.01, ClaimResult.HOLDS, "both are gains, and they agree within their intervals"),
+        ((1.5, 0.05), 1.3, 0.01, ClaimResult.WEAKER, "a gain over the baseline here, but clearly less"),
+        ((1.5, 0.05), 0.9, 0.01, ClaimResult.GONE, "no gain over the baseline is shown here"),
+        ((1.02, 0.5), 0.97, 0.01, ClaimResult.UNDECIDED, "too wide to be refuted; tune again for longer"),
+        ((1.018, 0.001), 0.9985, 0.0005, ClaimResult.UNDECIDED, "not clearly less than claimed either; give --budget"),
+        ((1.2, 0.05), 1.15, 1.0, ClaimResult.UNDECIDED, "not clearly less than claimed either; give --budget"),
+        ((8.3, 0.05), 30.0, 2.2, ClaimResult.UNDECIDED, "too uncertain to check the claim; give --budget"),
     ],
 )
 def test_each_finding_says_what_it_rests_on(recipe, tmp_path, claim, speed, noise, expected, reason):
@@ -429,7 +435,7 @@ def verify_simulated(recipe, monkeypatch, tmp_path):
 def test_nothing_is_left_of_a_finding_that_names_no_log(verify_simulated):
     """The temporary directory goes."""
     verified, temporary = verify_simulated
-    assert verified().finding is Finding.HOLDS
+    assert verified().finding is ClaimResult.HOLDS
     assert list(temporary.iterdir()) == []
 
 
@@ -437,7 +443,7 @@ def test_the_log_of_what_is_unstable_stays(verify_simulated):
     """What the reason names is there to be read."""
     verified, temporary = verify_simulated
     verification = verified(failure=out_of_memory)
-    assert verification.finding is Finding.UNSTABLE
+    assert verification.finding is ClaimResult.UNSTABLE
     assert (place_in(verification.reason) / "result.json").is_file()
     assert place_in(verification.reason).is_relative_to(temporary)
 
@@ -499,7 +505,7 @@ def test_a_recipes_workload_is_loaded_with_its_arguments(recipe, tmp_path, monke
         seen.append(invocation.reference.args)
         facts = SimpleNamespace(fingerprint=recipe.workload.fingerprint, name=recipe.workload.name)
         verify_module._compare_workloads(recipe, facts, invocation, may_be_imported=False)
-        return Verification(finding=Finding.HOLDS, claimed=None, measured=None, instances=0, reason="")
+        return Verification(finding=ClaimResult.HOLDS, claimed=None, measured=None, instances=0, reason="")
 
     monkeypatch.setattr(verify_module, "verify_with", compare)
     verify(made, file, args=given, observe=watcher)

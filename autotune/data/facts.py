@@ -1,4 +1,4 @@
-"""What is known of a script: how it trains, what it sets by itself, and where a knob reaches it. No TensorFlow."""
+"""Facts about a script or workload: how it trains, what it sets by itself, and where a knob reaches it."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ class Site(Frozen):
     line: int  # when it was found; it may have moved since
 
     def __str__(self) -> str:
-        """As shown to a user: `batch() in train.py, line 12`."""
+        """Return what a user is shown: `batch() in train.py, line 12`."""
         return f"{self.call}() in {self.file}, line {self.line}"
 
     @property
     def key(self) -> tuple[str, str, str, int]:
-        """What stays the same where lines move."""
+        """The parts that stay the same when lines move."""
         return self.file, self.function, self.call, self.order
 
 
 class Fit(Frozen):
-    """A call of `model.fit`, in the order in which the script makes them."""
+    """A call of `model.fit`."""
 
     line: str  # `train.py, line 30`
     site: Site | None = None
@@ -49,14 +49,14 @@ class Fit(Frozen):
 
 
 class ScriptFacts(Frozen):
-    """What running a script once has shown, up to its training."""
+    """Facts that running a script once, up to its training, has shown."""
 
     trains: Trains
     fit: int = 1  # which `fit` is tuned, from 1
     fit_site: Site | None = None  # where it stands: the recipe acts at each execution of it
     fit_calls: Count = 1  # how often the survey saw it called there; more than once where a loop calls it
     compile_site: Site | None = None  # where its model was compiled
-    fits: Many[Fit] = ()
+    fits: Many[Fit] = ()  # in the order in which the script calls them
     baseline: dict[str, Value]  # the knobs as the script leaves them
     sites: dict[str, Many[Site]] = Field({})  # where a knob reaches the script's own calls
     not_reached: dict[str, str] = Field({})  # knobs that do not reach it, with the reason and the next step
@@ -73,17 +73,17 @@ class ScriptFacts(Frozen):
 
     @property
     def unit(self) -> str:
-        """Return what its speed counts: updates, where the examples of an update cannot be told."""
+        """What its speed counts: updates, where the examples of an update are unknown."""
         return "updates" if self.work_varies else "samples"
 
     @property
     def recorded(self) -> ScriptFacts:
-        """These facts as files hold them: without values of variables that may be secrets."""
+        """The facts as files hold them: without values of variables that may be secrets."""
         return self.model_copy(update={"variables": recorded_variables(self.variables)})
 
 
 class ScriptSettings(Frozen):
-    """What the user says about a script, beyond its arguments."""
+    """The user's settings for a script, beyond its arguments."""
 
     fit: int | None = None  # which `fit` is tuned, from 1; None for the longest
     allow_writes: bool = False  # trials may write to files that exist
@@ -93,7 +93,7 @@ class ScriptSettings(Frozen):
 
 
 class WorkloadReference(BaseModel, frozen=True, extra="forbid"):
-    """Where the workload is: a file or a module, and a name in it."""
+    """The place of a workload: a file or a module, and a name in it."""
 
     file: str | None = None  # absolute path, or None for a module
     module: str | None = None  # dotted name, or None for a file
@@ -104,7 +104,7 @@ class WorkloadReference(BaseModel, frozen=True, extra="forbid"):
     called_as: str = ""  # a script's path as the user wrote it: it may be a link to `file`
 
     def __str__(self) -> str:
-        """As the user writes it: `path/to/file.py:name`; without a name for a script."""
+        """Return it as the user writes it: `path/to/file.py:name`; without a name for a script."""
         return self.shown if self.script is not None else f"{self.file or self.module}:{self.name}"
 
     @property
@@ -116,7 +116,7 @@ class WorkloadReference(BaseModel, frozen=True, extra="forbid"):
 
 
 class WorkloadFacts(BaseModel, frozen=True, extra="forbid"):
-    """What the template learned by importing the user's module."""
+    """Facts that the template found by importing the user's module."""
 
     name: str
     batch_size: int

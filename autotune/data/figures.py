@@ -1,4 +1,4 @@
-"""Figures that records hold: intervals, checks, bottlenecks and profiles. Values only: `stats` computes them."""
+"""Figures that records hold: intervals, checks, bottlenecks and profiles. `stats` computes them."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class LogInterval:
 
     @property
     def ratio(self) -> Interval | None:
-        """The same of the ratio, as it is written; None where it is unbounded, or too wide for numbers."""
+        """The interval of the ratio; None where it is unbounded, or too wide for numbers."""
         if max(abs(self.low), abs(self.high)) > 300:
             return None
         return Interval(value=math.exp(self.value), low=math.exp(self.low), high=math.exp(self.high))
 
 
 class Interval(Frozen, strict=True):
-    """A figure and its confidence interval, as they are written: `low <= value <= high`."""
+    """A figure and its confidence interval, as files hold it: `low <= value <= high`."""
 
     value: Annotated[FiniteFloat, Field(gt=0)]
     low: Annotated[FiniteFloat, Field(ge=0)]
@@ -47,19 +47,19 @@ class Interval(Frozen, strict=True):
         return self
 
     def shown(self, unit: str = "×", form: str = ".2f") -> str:
-        """`×2.57 (2.28 to 2.90)`; bounds that are the figure itself are no interval."""
+        """Return `×2.57 (2.28 to 2.90)`; bounds that are the figure itself are no interval."""
         bounds = f" ({self.low:{form}} to {self.high:{form}})" if self.low < self.high else ""
         return f"{unit}{self.value:{form}}{bounds}"
 
     @property
     def log(self) -> LogInterval:
-        """The same of the logarithm, for computing."""
+        """The interval of the logarithm, for computing."""
         low = math.log(self.low) if self.low else -math.inf
         return LogInterval(value=math.log(self.value), low=low, high=math.log(self.high), count=0)
 
 
 class Check(Frozen, strict=True):
-    """One rule that the configuration passed or failed, with its figure and limit."""
+    """A rule that a configuration passed or failed, with its figure and limit."""
 
     name: str
     passed: bool
@@ -69,7 +69,7 @@ class Check(Frozen, strict=True):
 
     @property
     def tells(self) -> bool:
-        """Whether enough was seen to pass or fail."""
+        """Whether enough was measured to pass or fail."""
         return self.value is not None or not self.passed
 
 
@@ -87,7 +87,7 @@ class Bottleneck(Frozen):
 
 
 class Ceilings(Frozen):
-    """The most that a training could reach, in samples per second; None where it was not measured."""
+    """The highest possible throughputs, in samples per second; None where not measured."""
 
     by_input: Amount | None = None  # the input pipeline alone
     by_compute: Amount | None = None  # the step on a batch that is kept
@@ -105,7 +105,7 @@ class Operation(Frozen):
 
 
 class Profile(Frozen):
-    """What a full profile of a trial has shown."""
+    """The figures of a full profile of a trial."""
 
     steps: int = 0  # that were profiled
     step_seconds: Amount | None = None  # of a profiled step, which is slower than others

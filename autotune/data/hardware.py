@@ -1,4 +1,4 @@
-"""The machine that a run measured on, and what its GPUs did during a slice. Values only: `machine` reads them."""
+"""The machine that a run measured on, and what its GPUs did during a slice. `machine` reads them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from autotune.data.models import Amount, Count, Frozen, Many
 
 
 class Gpu(Frozen, strict=True):
-    """One NVIDIA GPU, or one MIG instance of it."""
+    """An NVIDIA GPU, or a MIG instance of it."""
 
     name: str  # as the driver calls it, such as `NVIDIA H200`
     memory_bytes: Count  # all of it, whoever uses it now
@@ -28,9 +28,9 @@ GPU_MODES = ("ecc", "persistence", "mig")
 
 
 class GpuUse(Frozen):
-    """A GPU or MIG instance during a slice; None is what it does not tell.
+    """A GPU or MIG instance during a slice; None is what it does not report.
 
-    A MIG instance tells no power, energy or utilisation. Clocks, heat and their limits are its card's.
+    A MIG instance reports no power, energy or utilisation. Clocks, heat and their limits are its card's.
     """
 
     sm_mhz: Count | None = None
@@ -53,13 +53,11 @@ class GpuUse(Frozen):
 
 
 MEMORY_TOLERANCE = 0.1  # the share by which memory of the same size may differ
-
-
 _GIB = 1 << 30
 
 
 class Machine(Frozen, strict=True):
-    """What a speed was measured on: what this process may use, and versions."""
+    """A machine as this process may use it, and versions."""
 
     cpu: str  # the model's name
     cores: Annotated[Count, Field(ge=1)]
@@ -85,9 +83,9 @@ class Machine(Frozen, strict=True):
         return hashlib.sha256(canonical.encode()).hexdigest()[:12]
 
     def differences(self, other: Machine) -> tuple[str, ...]:
-        """What can make `other` faster or slower, such as `GPU: measured on NVIDIA H200, here none`."""
+        """Return what can make `other` faster or slower, such as `GPU: measured on NVIDIA H200, here none`."""
         gpus = gpu_names(self.gpus), gpu_names(other.gpus)
-        counts = [Counter(gpu.name for gpu in each.gpus) for each in (self, other)]
+        counts = [Counter(gpu.name for gpu in machine.gpus) for machine in (self, other)]
         if self.gpus and counts[0].keys() == counts[1].keys() and counts[0] <= counts[1]:
             gpus = gpus[0], gpus[0]  # a seat had a part of cards of one kind
         pairs: list[tuple[str, str | None, str | None]] = [
@@ -97,28 +95,28 @@ class Machine(Frozen, strict=True):
             ("GPU", *gpus),
         ]
         if self.gpus and gpus[0] == gpus[1]:
-            sizes = [min(gpu.memory_bytes for gpu in each.gpus) for each in (self, other)]
+            sizes = [min(gpu.memory_bytes for gpu in machine.gpus) for machine in (self, other)]
             pairs.append(("GPU memory", *_sizes(*sizes)))
             pairs.append(("NVIDIA driver", self.driver, other.driver))
-        for what, package in (("TensorFlow", "tensorflow"), ("Keras", "keras")):
-            pairs.append((what, self.packages.get(package), other.packages.get(package)))
-        there, here = (".".join(each.python.split(".")[:2]) for each in (self, other))
+        for label, package in (("TensorFlow", "tensorflow"), ("Keras", "keras")):
+            pairs.append((label, self.packages.get(package), other.packages.get(package)))
+        there, here = (".".join(machine.python.split(".")[:2]) for machine in (self, other))
         pairs.append(("Python", there, here))
         return tuple(
-            f"{what}: measured on {there or 'none'}, here {here or 'none'}"
-            for what, there, here in pairs
+            f"{label}: measured on {there or 'none'}, here {here or 'none'}"
+            for label, there, here in pairs
             if there != here
         )
 
 
 def gpu_names(gpus: tuple[Gpu, ...]) -> str:
-    """`2 × NVIDIA H200, NVIDIA L4`; empty for none."""
+    """Return `2 × NVIDIA H200, NVIDIA L4`; empty for none."""
     counts = Counter(gpu.name for gpu in gpus)
     return ", ".join(f"{count} × {name}" if count > 1 else name for name, count in counts.items())
 
 
 def _sizes(measured: int, here: int) -> tuple[str, str]:
-    """Both sizes in GiB; the same text twice when they differ by no more than the tolerance."""
+    """Return both sizes in GiB; the same text twice when they differ by no more than the tolerance."""
     if abs(here - measured) <= MEMORY_TOLERANCE * measured:
         here = measured
     return f"{measured / _GIB:.2f} GiB", f"{here / _GIB:.2f} GiB"

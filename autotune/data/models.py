@@ -1,4 +1,4 @@
-"""What the data of all files and messages share: their base, their types, and the first mistake in damaged ones."""
+"""The base and the types of all files and messages, and the first mistake in a damaged one."""
 
 from __future__ import annotations
 
@@ -26,26 +26,27 @@ _MEMBER = re.compile(r"bool|int|float|str|none|constrained-\w+|.*\[.*\]")  # how
 
 
 def first_mistake(error: ValidationError) -> tuple[str, str]:
-    """Where pydantic finds it, as keys with dots between (empty for the whole), and what it is."""
+    """Return the place of the first mistake, as keys with dots between (empty for the whole), and what it is."""
     errors = error.errors(include_url=False, include_context=False)
     first = errors[0]
     *place, last = first["loc"] or ("",)
     found = short(first["input"])
     if not isinstance(last, str) or not _MEMBER.fullmatch(last):
         shown = isinstance(first["input"], str | int | float | None)  # a whole document says nothing
-        what = first["msg"] + (f", found {found}" if shown and first["msg"].startswith("Input should") else "")
-        return ".".join(str(part) for part in first["loc"]), what
+        problem = first["msg"] + (f", found {found}" if shown and first["msg"].startswith("Input should") else "")
+        return ".".join(map(str, first["loc"])), problem
     # A union has an error for each of its members.
-    members = [each for each in errors if list(each["loc"][:-1]) == place and _MEMBER.fullmatch(str(each["loc"][-1]))]
-    expected = [each["msg"].removeprefix("Input should be ") for each in members]
-    *others, last_one = dict.fromkeys(expected)
-    wanted = f"{', '.join(others)} or {last_one}" if others else last_one
+    members = [
+        other["msg"].removeprefix("Input should be ")
+        for other in errors
+        if list(other["loc"][:-1]) == place and _MEMBER.fullmatch(str(other["loc"][-1]))
+    ]
+    *others, final = dict.fromkeys(members)
+    wanted = f"{', '.join(others)} or {final}" if others else final
     return ".".join(map(str, place)), f"expected {wanted}, found {found}"
 
 
 KnobValue = bool | int | str
-"""What a knob can be set to. `bool`, `int` and `str` are kept apart: `True` is never `1`."""
-
-
+"""The value of a knob. `True` is never `1`."""
 Value = StrictBool | StrictInt | StrictStr
-"""The same in the models of files and messages, where pydantic would otherwise turn one into another."""
+"""The value of a knob in files and messages, where pydantic would otherwise turn one type into another."""

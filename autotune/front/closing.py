@@ -15,7 +15,7 @@ from autotune.front.text import duration, note, ratio, say, size, table, termina
 from autotune.recipe.advice import usage, verdict_in_words
 from autotune.space.configuration import Configuration, format_value
 from autotune.space.knobs import KNOBS
-from autotune.stats.deciding import Finding, Verdict
+from autotune.stats.deciding import ClaimResult, Verdict
 from autotune.stats.stability import THROTTLING
 
 if TYPE_CHECKING:
@@ -223,5 +223,5 @@ def show_verification(verification: Verification) -> None:
         say(f"claimed   {ratio(verification.claimed)}", console)
         processes = f" from {verification.instances} fresh processes a side" if verification.instances else ""
         say(f"measured  {ratio(verification.measured)}{processes}", console)
-    style = "bold green" if found is Finding.HOLDS else "bold red"
+    style = "bold green" if found is ClaimResult.HOLDS else "bold red"
     say(f"{found}: {verification.reason}.", console, style=style)

@@ -20,15 +20,15 @@ from typing import Any
 
 import psutil
 
-from autotune.machine.doctor import Card, Seen
+from autotune.machine.doctor import GpuState, MachineState
 from autotune.machine.fingerprint import core_quota, installed_version, memory_limit_bytes, text_of
-from autotune.machine.gpus import asked, parts_of, with_nvml
+from autotune.machine.gpu import ask_nvml, query_nvml, split_gpu
 from autotune.runtime.containment import why_unavailable
 
 JITTER_SECONDS, STRETCH_SECONDS = 5.0, 0.1
 DISK_BYTES = 64 << 20
 ASK_SECONDS = 120
-Cards = tuple[str | None, tuple[Card, ...]]
+Cards = tuple[str | None, tuple[GpuState, ...]]
 _NO_CARDS: Cards = (None, ())
 _ASK = """
 import json, tensorflow as tf
@@ -38,16 +38,16 @@ print("BUILD" + json.dumps({name: str(info.get(name, "")) for name in names}))
 """
 
 
-def look(root: Path = Path("/")) -> Seen:
+def look(root: Path = Path("/")) -> MachineState:
     """Read the machine; `root` stands for `/` in paths of `/proc`, `/sys` and `/dev`."""
     version = installed_version("tensorflow")
     built, problem = _build() if version else (None, "")
-    driver, cards = with_nvml(_cards, _NO_CARDS)
+    driver, cards = query_nvml(_cards, _NO_CARDS)
     flags = re.search(r"^(?:flags|Features)\s*:(.*)$", text_of(root / "proc/cpuinfo"), re.MULTILINE)
     nodes = list((root / "sys/devices/system/node").glob("node[0-9]*"))
     vendors = (text_of(each).strip() for each in (root / "sys/bus/pci/devices").glob("*/vendor"))
     shm = root / "dev/shm"
-    return Seen(
+    return MachineState(
         tensorflow=version,
         built_with=built,
         import_error=problem,
@@ -90,21 +90,21 @@ def _build() -> tuple[dict[str, str] | None, str]:
 def _cards(nvml: Any) -> Cards:
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
     handles = map(nvml.nvmlDeviceGetHandleByIndex, range(0 if hidden else nvml.nvmlDeviceGetCount()))
-    return str(nvml.nvmlSystemGetDriverVersion()), tuple(_card(partial(asked, nvml), nvml, each) for each in handles)
+    return str(nvml.nvmlSystemGetDriverVersion()), tuple(_card(partial(ask_nvml, nvml), nvml, each) for each in handles)
 
 
-def _card(ask: Callable[..., Any], nvml: Any, handle: Any) -> Card:
+def _card(ask: Callable[..., Any], nvml: Any, handle: Any) -> GpuState:
     mig = ask("nvmlDeviceGetMigMode", handle)
     modes = {nvml.NVML_COMPUTEMODE_PROHIBITED: "prohibited", nvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS: "exclusive"}
     limit, usual = (ask(f"nvmlDeviceGetPowerManagement{each}", handle) for each in ("Limit", "DefaultLimit"))
     errors = ask("nvmlDeviceGetTotalEccErrors", handle, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC)
     memory, capability = ask("nvmlDeviceGetMemoryInfo", handle), ask("nvmlDeviceGetCudaComputeCapability", handle)
-    return Card(
+    return GpuState(
         name=str(ask("nvmlDeviceGetName", handle) or "a GPU"),
         memory_bytes=int(memory.total) if memory else 0,
         capability=tuple(capability) if capability else None,
         mig=bool(mig and mig[0]),
-        instances=sum(each.instance is not None for each in parts_of(nvml, 0, handle)),
+        instances=sum(each.instance is not None for each in split_gpu(nvml, 0, handle)),
         mode=modes.get(ask("nvmlDeviceGetComputeMode", handle), "default"),
         others=len(ask("nvmlDeviceGetComputeRunningProcesses", handle) or ()),
         ecc_errors=errors,

@@ -12,7 +12,7 @@ from cyclopts import Parameter
 from autotune.data.errors import ArgumentError, RunDirectoryError
 from autotune.data.printable import plural
 from autotune.front.app import app
-from autotune.space.recorded import read_trials
+from autotune.space.configuration import read_trials
 
 
 @app.command
@@ -147,9 +147,9 @@ def doctor(*, json: bool = False) -> int:
     """
     from autotune.front.doctor_report import look
     from autotune.front.tables import show_findings
-    from autotune.machine.doctor import Level, examined
+    from autotune.machine.doctor import Level, diagnose
 
-    findings = examined(look())
+    findings = diagnose(look())
     show_findings(findings, as_json=json)
     return 1 if any(each.level is Level.STOPS for each in findings) else 0
 
@@ -190,7 +190,7 @@ def space(
             raise ArgumentError(f"{option} is {count}", hint="It must be at least 1.")
     from autotune.front.tables import show_space
     from autotune.machine.fingerprint import available_cores
-    from autotune.machine.gpus import lowest_capability, read_gpus
+    from autotune.machine.gpu import lowest_capability, read_gpus
     from autotune.space.configuration import baseline_configuration
     from autotune.space.knobs import Device
     from autotune.space.space_file import find_search_space

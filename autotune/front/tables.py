@@ -14,7 +14,7 @@ from autotune.data.printable import one_line, plural
 from autotune.data.record import TrialRecord
 from autotune.front.progress import trial_line
 from autotune.front.text import duration, ratio, say, size, table, terminal
-from autotune.machine.doctor import Finding, Level, first_thing
+from autotune.machine.doctor import Finding, Level, first_fix
 from autotune.space.configuration import Configuration, format_value
 from autotune.space.knobs import KNOBS, Numerics
 from autotune.stats.deciding import Verdict
@@ -121,7 +121,7 @@ def _compared(run: RunSummary) -> list[Text]:
 def show_findings(findings: Sequence[Finding], *, as_json: bool) -> None:
     """What a doctor found, a line each with its fix, and the one thing to do first."""
     console = terminal()
-    first = first_thing(findings)
+    first = first_fix(findings)
     if as_json:
         told = {"findings": [each._asdict() for each in findings], "first": first}
         console.print(Text(json.dumps(told, indent=2)), soft_wrap=True)

@@ -193,10 +193,10 @@ def verify(
     from autotune.data.options import seconds_of
     from autotune.front.closing import show_verification
     from autotune.front.progress import Progress
-    from autotune.stats.deciding import Finding
+    from autotune.stats.deciding import ClaimResult
     from autotune.tuning.verify import verify as run
 
     with Progress(budget=seconds_of("budget", budget)) as progress:
         verification = run(recipe, workload, **how, observe=progress)
     show_verification(verification)
-    return 0 if verification.finding is Finding.HOLDS else 1
+    return 0 if verification.finding is ClaimResult.HOLDS else 1

@@ -1,4 +1,4 @@
-"""What keeps TensorFlow from a machine's devices, or makes it slow there: rules over what was seen. Pure."""
+"""Diagnose what keeps TensorFlow from a machine's devices, or makes it slow there. Pure rules over what was read."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import NamedTuple
 from pydantic import Field
 
 from autotune.data.models import Frozen, Many
+from autotune.data.printable import plural
 from autotune.space.variables import NOT_READ
 
 OLDEST_DRIVERS = {"11": 450, "12": 525, "13": 580}
@@ -26,8 +27,8 @@ class Level(enum.StrEnum):
     FACT = "fact"
 
 
-class Card(Frozen):
-    """A GPU, as NVML tells of it; None where it does not."""
+class GpuState(Frozen):
+    """A GPU, as NVML describes it; None where it does not."""
 
     name: str
     memory_bytes: int
@@ -41,7 +42,7 @@ class Card(Frozen):
     power_default: float | None = None
 
 
-class Seen(Frozen):
+class MachineState(Frozen):
     """What was read of a machine."""
 
     tensorflow: str | None = None  # the installed version
@@ -50,7 +51,7 @@ class Seen(Frozen):
     libraries: Many[str] = ()  # that the loader finds, by file name
     pci_nvidia: bool = False  # an NVIDIA device is on the bus
     driver: str | None = None
-    cards: Many[Card] = ()
+    cards: Many[GpuState] = ()
     visible: str | None = None  # CUDA_VISIBLE_DEVICES
     cpu_flags: frozenset[str] = frozenset()
     machine: str = "x86_64"
@@ -67,194 +68,157 @@ class Seen(Frozen):
 
 
 class Finding(NamedTuple):
-    """One thing, and what to do about it."""
+    """One thing about the machine, and what to do about it."""
 
     level: Level
     what: str
     fix: str = ""
 
 
-def examined(seen: Seen) -> list[Finding]:
-    """All that is to be said, what stops TensorFlow first."""
+def _stops(what: str, fix: str) -> Finding:
+    return Finding(Level.STOPS, what, fix)
+
+
+def _slows(what: str, fix: str) -> Finding:
+    return Finding(Level.SLOWS, what, fix)
+
+
+def _fact(what: str, fix: str = "") -> Finding:
+    return Finding(Level.FACT, what, fix)
+
+
+def diagnose(state: MachineState) -> list[Finding]:
+    """Return all findings, what stops TensorFlow first."""
     order = list(Level)
-    return sorted(
-        [*_software(seen), *_driver(seen), *_cards(seen), *_host(seen), *_surroundings(seen)],
-        key=lambda each: order.index(each.level),
-    )
+    rules = (_check_software, _check_driver, _check_cards, _check_host, _check_surroundings)
+    return sorted((finding for rule in rules for finding in rule(state)), key=lambda found: order.index(found.level))
 
 
-def first_thing(findings: Iterable[Finding]) -> str:
-    """The one thing to do first; empty where nothing is in the way."""
-    return next((each.fix for each in findings if each.level is not Level.FACT and each.fix), "")
+def first_fix(findings: Iterable[Finding]) -> str:
+    """Return the one thing to do first; empty where nothing is in the way."""
+    return next((found.fix for found in findings if found.level is not Level.FACT and found.fix), "")
 
 
-def _software(seen: Seen) -> Iterator[Finding]:
-    if seen.tensorflow is None:
-        yield Finding(Level.STOPS, "TensorFlow is not installed", "pip install 'tensorflow[and-cuda]', or your build")
+def _check_software(state: MachineState) -> Iterator[Finding]:
+    has_gpu = state.pci_nvidia or bool(state.cards)
+    if state.tensorflow is None:
+        yield _stops("TensorFlow is not installed", "pip install 'tensorflow[and-cuda]', or your build")
         return
-    if seen.import_error:
-        yield Finding(
-            Level.STOPS,
-            f"TensorFlow {seen.tensorflow} cannot be imported: {seen.import_error}",
-            "Install it anew in a fresh virtual environment.",
-        )
+    if state.import_error:
+        problem = f"TensorFlow {state.tensorflow} cannot be imported: {state.import_error}"
+        yield _stops(problem, "Install it anew in a fresh virtual environment.")
         return
-    if seen.built_with is None:
-        level = Level.STOPS if seen.pci_nvidia or seen.cards else Level.FACT
-        fix = "pip uninstall tensorflow-cpu && pip install 'tensorflow[and-cuda]'" if level is Level.STOPS else ""
-        yield Finding(level, f"TensorFlow {seen.tensorflow} is built without CUDA", fix)
+    if state.built_with is None:
+        what = f"TensorFlow {state.tensorflow} is built without CUDA"
+        fix = "pip uninstall tensorflow-cpu && pip install 'tensorflow[and-cuda]'"
+        yield _stops(what, fix) if has_gpu else _fact(what)
         return
-    cuda, cudnn = seen.built_with.get("cuda_version", ""), seen.built_with.get("cudnn_version", "")
-    yield Finding(Level.FACT, f"TensorFlow {seen.tensorflow} wants CUDA {cuda} and cuDNN {cudnn}")
-    if not (seen.pci_nvidia or seen.cards):
+    cuda, cudnn = state.built_with.get("cuda_version", ""), state.built_with.get("cudnn_version", "")
+    yield _fact(f"TensorFlow {state.tensorflow} wants CUDA {cuda} and cuDNN {cudnn}")
+    if not has_gpu:
         return
     for library, version in (("libcudart", cuda), ("libcudnn", cudnn), ("libcublas", cuda)):
         name = f"{library}.so.{version.partition('.')[0]}"
-        if name in seen.libraries or not version:
+        if name in state.libraries or not version:
             continue
-        others = sorted(each for each in seen.libraries if each.startswith(f"{library}.so."))
+        others = sorted(other for other in state.libraries if other.startswith(f"{library}.so."))
         found = f"; there is {others[0]}, of another version" if others else ""
-        yield Finding(
-            Level.STOPS,
-            f"the loader does not find {name}{found}",
-            "pip install 'tensorflow[and-cuda]' brings the libraries that fit.",
-        )
+        fix = "pip install 'tensorflow[and-cuda]' brings the libraries that fit."
+        yield _stops(f"the loader does not find {name}{found}", fix)
 
 
-def _driver(seen: Seen) -> Iterator[Finding]:
-    if seen.driver is None:
-        if seen.pci_nvidia:
-            yield Finding(
-                Level.STOPS,
-                "an NVIDIA device is on the bus, and its driver does not answer",
-                "Install NVIDIA's driver, or start the container with GPUs (docker run --gpus all).",
-            )
-        elif seen.built_with is not None:
-            yield Finding(Level.FACT, "no NVIDIA device: TensorFlow runs on the processor")
+def _check_driver(state: MachineState) -> Iterator[Finding]:
+    if state.driver is None:
+        if state.pci_nvidia:
+            fix = "Install NVIDIA's driver, or start the container with GPUs (docker run --gpus all)."
+            yield _stops("an NVIDIA device is on the bus, and its driver does not answer", fix)
+        elif state.built_with is not None:
+            yield _fact("no NVIDIA device: TensorFlow runs on the processor")
         return
-    cuda = (seen.built_with or {}).get("cuda_version", "").partition(".")[0]
-    oldest, major = OLDEST_DRIVERS.get(cuda), int(seen.driver.partition(".")[0] or 0)
+    cuda = (state.built_with or {}).get("cuda_version", "").partition(".")[0]
+    oldest, major = OLDEST_DRIVERS.get(cuda), int(state.driver.partition(".")[0] or 0)
     if oldest is not None and major < oldest:
-        yield Finding(
-            Level.STOPS,
-            f"driver {seen.driver} is too old for CUDA {cuda}, which needs {oldest} or later",
-            f"Install a driver of version {oldest} or later.",
-        )
-    if not seen.cards:
-        hidden = seen.visible is not None
-        yield Finding(
-            Level.STOPS,
-            f"CUDA_VISIBLE_DEVICES={seen.visible!r} hides every GPU" if hidden else "the driver shows no GPU",
-            "Unset CUDA_VISIBLE_DEVICES, or name a GPU of `nvidia-smi -L` in it."
-            if hidden
-            else "See what nvidia-smi says; a card that has fallen off the bus needs a restart.",
-        )
+        problem = f"driver {state.driver} is too old for CUDA {cuda}, which needs {oldest} or later"
+        yield _stops(problem, f"Install a driver of version {oldest} or later.")
+    if not state.cards and state.visible is not None:
+        fix = "Unset CUDA_VISIBLE_DEVICES, or name a GPU of `nvidia-smi -L` in it."
+        yield _stops(f"CUDA_VISIBLE_DEVICES={state.visible!r} hides every GPU", fix)
+    elif not state.cards:
+        fix = "See what nvidia-smi says; a card that has fallen off the bus needs a restart."
+        yield _stops("the driver shows no GPU", fix)
 
 
-def _cards(seen: Seen) -> Iterator[Finding]:
-    for card in seen.cards:
-        can = _can(card.capability)
-        version = "" if card.capability is None else f", compute capability {card.capability[0]}.{card.capability[1]}"
-        yield Finding(Level.FACT, f"{card.name}: {card.memory_bytes / 2**30:.0f} GiB{version}{can}")
+def _check_cards(state: MachineState) -> Iterator[Finding]:
+    for card in state.cards:
+        yield _fact(f"{card.name}: {card.memory_bytes / 2**30:.0f} GiB{_describe_capability(card.capability)}")
         if card.mig and not card.instances:
-            yield Finding(
-                Level.STOPS,
-                f"{card.name} is in MIG mode without an instance",
-                "Make one: nvidia-smi mig -cgi 0 -C; or leave MIG mode: nvidia-smi -mig 0.",
-            )
+            fix = "Make one: nvidia-smi mig -cgi 0 -C; or leave MIG mode: nvidia-smi -mig 0."
+            yield _stops(f"{card.name} is in MIG mode without an instance", fix)
         if card.mode == "prohibited" or (card.mode == "exclusive" and card.others):
-            yield Finding(
-                Level.STOPS,
-                f"{card.name} is in {card.mode} mode"
-                + (f", and {card.others} other process has it" if card.others else ""),
-                "Wait for the other process, or allow several: nvidia-smi -c DEFAULT.",
-            )
+            holder = f", and {card.others} other process has it" if card.others else ""
+            fix = "Wait for the other process, or allow several: nvidia-smi -c DEFAULT."
+            yield _stops(f"{card.name} is in {card.mode} mode{holder}", fix)
         elif card.others:
-            yield Finding(
-                Level.SLOWS,
-                f"{card.others} other process{'' if card.others == 1 else 'es'} on {card.name}",
-                "Tune while nobody else uses the card.",
-            )
+            processes = f"{card.others} other process{'' if card.others == 1 else 'es'}"
+            yield _slows(f"{processes} on {card.name}", "Tune while nobody else uses the card.")
         if card.ecc_errors:
-            yield Finding(
-                Level.SLOWS,
-                f"{card.name} has {card.ecc_errors} memory errors that could not be corrected",
-                "Reset the card, and replace it where they come back.",
-            )
+            problem = f"{card.name} has {plural(card.ecc_errors, 'memory error')} that could not be corrected"
+            yield _slows(problem, "Reset the card, and replace it where they come back.")
         if card.power_limit and card.power_default and card.power_limit < 0.9 * card.power_default:
-            yield Finding(
-                Level.SLOWS,
-                f"{card.name} is limited to {card.power_limit:.0f} of its usual {card.power_default:.0f} W",
-                f"nvidia-smi -pl {card.power_default:.0f}, where that is allowed.",
-            )
+            problem = f"{card.name} is limited to {card.power_limit:.0f} of its usual {card.power_default:.0f} W"
+            yield _slows(problem, f"nvidia-smi -pl {card.power_default:.0f}, where that is allowed.")
 
 
-def _can(capability: tuple[int, int] | None) -> str:
+def _describe_capability(capability: tuple[int, int] | None) -> str:
     if capability is None:
         return ""
     units = {"tensor cores": (7, 0), "bfloat16 and TF32": (8, 0), "fp8": (8, 9)}
-    return f"; has {', '.join(name for name, least in units.items() if capability >= least) or 'no tensor cores'}"
+    has = ", ".join(name for name, least in units.items() if capability >= least) or "no tensor cores"
+    return f", compute capability {capability[0]}.{capability[1]}; has {has}"
 
 
-def _host(seen: Seen) -> Iterator[Finding]:
-    best = next(
-        (name for name in ("amx_bf16", "avx512_bf16", "avx512f", "avx2", "avx") if name in seen.cpu_flags), None
-    )
-    if seen.machine == "x86_64" and best in (None, "avx"):
-        yield Finding(
-            Level.SLOWS,
-            "the processor has no AVX2: oneDNN's fast kernels are not used",
-            "Use a newer processor, or a virtual machine that shows its instructions.",
-        )
+def _check_host(state: MachineState) -> Iterator[Finding]:
+    instructions = ("amx_bf16", "avx512_bf16", "avx512f", "avx2", "avx")
+    best = next((name for name in instructions if name in state.cpu_flags), None)
+    if state.machine == "x86_64" and best in (None, "avx"):
+        fix = "Use a newer processor, or a virtual machine that shows its instructions."
+        yield _slows("the processor has no AVX2: oneDNN's fast kernels are not used", fix)
     elif best is not None:
         half = "computes in bfloat16" if "bf16" in best else "has no units for bfloat16"
-        yield Finding(Level.FACT, f"processor: {best.replace('_', '-').upper()}, {half}; {seen.numa_nodes} NUMA")
-    if seen.usable_cores < seen.cores:
-        yield Finding(
-            Level.SLOWS if seen.usable_cores < 0.75 * seen.cores else Level.FACT,
-            f"{seen.usable_cores:g} of the machine's {seen.cores} cores may be used here",
-            "Give the container more (docker run --cpus), or this process (taskset).",
-        )
-    if 0 < seen.usable_memory_bytes < seen.memory_bytes:
-        yield Finding(
-            Level.FACT,
-            f"{seen.usable_memory_bytes / 2**30:.1f} of {seen.memory_bytes / 2**30:.1f} GiB of memory are usable",
-        )
-    if seen.shm_bytes is not None and seen.shm_bytes < SMALL_SHM:
-        yield Finding(
-            Level.SLOWS,
-            f"/dev/shm has {seen.shm_bytes / 2**20:.0f} MiB: NCCL and PyDataset's processes need more",
-            "Start the container with --shm-size=2g.",
-        )
-    if seen.disk_bytes_per_second is not None and seen.disk_bytes_per_second < SLOW_DISK:
-        yield Finding(
-            Level.SLOWS,
-            f"this directory is read at {seen.disk_bytes_per_second / 1e6:.0f} MB/s",
-            "Keep training data on a local disk.",
-        )
+        yield _fact(f"processor: {best.replace('_', '-').upper()}, {half}; {state.numa_nodes} NUMA")
+    if state.usable_cores < state.cores:
+        what = f"{state.usable_cores:g} of the machine's {state.cores} cores may be used here"
+        fix = "Give the container more (docker run --cpus), or this process (taskset)."
+        yield _slows(what, fix) if state.usable_cores < 0.75 * state.cores else _fact(what, fix)
+    if 0 < state.usable_memory_bytes < state.memory_bytes:
+        usable, memory = state.usable_memory_bytes / 2**30, state.memory_bytes / 2**30
+        yield _fact(f"{usable:.1f} of {memory:.1f} GiB of memory are usable")
+    if state.shm_bytes is not None and state.shm_bytes < SMALL_SHM:
+        problem = f"/dev/shm has {state.shm_bytes / 2**20:.0f} MiB: NCCL and PyDataset's processes need more"
+        yield _slows(problem, "Start the container with --shm-size=2g.")
+    if state.disk_bytes_per_second is not None and state.disk_bytes_per_second < SLOW_DISK:
+        speed = f"{state.disk_bytes_per_second / 1e6:.0f} MB/s"
+        yield _slows(f"this directory is read at {speed}", "Keep training data on a local disk.")
 
 
-def _surroundings(seen: Seen) -> Iterator[Finding]:
+def _check_surroundings(state: MachineState) -> Iterator[Finding]:
     for name in NOT_READ:
-        if name in seen.environment:
-            yield Finding(Level.FACT, f"{name} is set, but TensorFlow does not read it any more")
-    if seen.uncontained == "":
-        yield Finding(Level.FACT, "trials are contained: the kernel keeps what they write away from your files")
-    elif seen.uncontained is not None:
-        yield Finding(
-            Level.FACT,
-            f"trials cannot be contained ({seen.uncontained}): only what Python itself writes is watched",
+        if name in state.environment:
+            yield _fact(f"{name} is set, but TensorFlow no longer reads it")
+    if state.uncontained == "":
+        yield _fact("trials are contained: the kernel keeps what they write away from your files")
+    elif state.uncontained is not None:
+        what = f"trials cannot be contained ({state.uncontained}): only what Python itself writes is watched"
+        yield _fact(
+            what,
             "Allow user namespaces, as by docker run --security-opt seccomp=unconfined, or keep copies of your files.",
         )
-    if seen.jitter is None:
+    if state.jitter is None:
         return
-    spread = f"equal stretches of work differ by {seen.jitter:.0%}"
-    if seen.jitter >= RESTLESS:
-        budget = min(30, math.ceil(3 * (seen.jitter / RESTLESS)))
-        yield Finding(
-            Level.SLOWS,
-            f"this machine is restless: {spread}; expect wide intervals",
-            f"Tune with --budget {budget}m, and while little else runs.",
-        )
+    spread = f"equal stretches of work differ by {state.jitter:.0%}"
+    if state.jitter >= RESTLESS:
+        minutes = min(30, math.ceil(3 * (state.jitter / RESTLESS)))
+        problem = f"this machine is restless: {spread}; expect wide intervals"
+        yield _slows(problem, f"Tune with --budget {minutes}m, and while little else runs.")
     else:
-        yield Finding(Level.FACT, f"this machine is calm: {spread}; a budget of 3 minutes will do")
+        yield _fact(f"this machine is calm: {spread}; a budget of 3 minutes will do")

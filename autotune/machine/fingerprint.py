@@ -15,7 +15,7 @@ import psutil
 
 from autotune.data.errors import InputError
 from autotune.data.hardware import Machine
-from autotune.machine.gpus import read_gpus
+from autotune.machine.gpu import read_gpus
 
 PACKAGES = ("autotune", "tensorflow", "keras", "numpy", "optuna")
 CGROUP_ROOT = Path("/sys/fs/cgroup")
@@ -31,7 +31,7 @@ def require_linux() -> None:
 
 
 def fingerprint() -> Machine:
-    """This machine, as this process may use it. Takes milliseconds, and wakes no GPU."""
+    """Describe this machine, as this process may use it. Takes milliseconds, and wakes no GPU."""
     gpus, driver, cuda = read_gpus()
     model = re.search(r"^model name[ \t]*:(.*\S)", text_of(PROC_ROOT / "cpuinfo"), re.MULTILINE)
     return Machine(
@@ -49,7 +49,7 @@ def fingerprint() -> Machine:
 
 
 def installed_version(package: str) -> str | None:
-    """The installed version; None without one. Builds such as `tensorflow-cpu` hold the package under another name."""
+    """Return the installed version; None without one. Finds a package in builds of another name: `tensorflow-cpu`."""
     with contextlib.suppress(metadata.PackageNotFoundError, KeyError):  # KeyError: left by a broken uninstall
         return metadata.version(package)
     with contextlib.suppress(metadata.PackageNotFoundError, KeyError):
@@ -58,12 +58,12 @@ def installed_version(package: str) -> str | None:
 
 
 def available_cores() -> int:
-    """Cores this process may use: the smaller of its affinity and its quota. 1.5 cores keep two threads busy."""
+    """Return how many cores this process may use, by affinity and quota. 1.5 cores keep two threads busy."""
     return math.ceil(min(len(os.sched_getaffinity(0)), core_quota()))
 
 
 def core_quota() -> float:
-    """The tightest CPU quota of this process's control groups, in cores; infinite where there is none."""
+    """Return the tightest CPU quota of this process's control groups, in cores; infinite without one."""
     quotas = [math.inf]
     for group in _control_groups():
         # Version 2 keeps "quota period" in one file, version 1 in two; both in microseconds.
@@ -77,14 +77,14 @@ def core_quota() -> float:
 
 
 def memory_limit_bytes() -> int:
-    """Host memory this process may use: the smaller of the host's and the tightest limit of its control groups."""
+    """Return the host memory this process may use: the host's, or the tightest limit of its control groups."""
     texts = [text_of(group / name) for group in _control_groups() for name in ("memory.max", "memory.limit_in_bytes")]
     limits = [limit for text in texts if (limit := _number(text)) is not None]
     return int(min([psutil.virtual_memory().total, *limits]))
 
 
 def _control_groups() -> set[Path]:
-    """The directories in which a limit on this process may stand; not all of them exist."""
+    """Return the directories in which a limit on this process may stand; not all of them exist."""
     # In a container the mount's root may be the group that /proc names as the host sees it: roots always count.
     found = {CGROUP_ROOT, CGROUP_ROOT / "cpu", CGROUP_ROOT / "memory"}
     for line in text_of(PROC_ROOT / "self" / "cgroup").split("\n"):
@@ -97,7 +97,7 @@ def _control_groups() -> set[Path]:
 
 
 def text_of(file: Path) -> str:
-    """A file's text; empty when it cannot be read."""
+    """Return a file's text; empty when it cannot be read."""
     try:
         return file.read_text(encoding="utf-8", errors="replace")
     except (OSError, ValueError):  # ValueError: a null character in the path
@@ -105,7 +105,7 @@ def text_of(file: Path) -> str:
 
 
 def _number(text: str) -> float | None:
-    """The number in `text`, if it is at least 1; None for anything else, such as `max`."""
+    """Return the number in `text`, if it is at least 1; None for anything else, such as `max`."""
     try:
         number = float(text)
     except ValueError:

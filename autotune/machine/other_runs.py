@@ -41,7 +41,7 @@ class AnnouncedRun:
     devices: tuple[str, ...]
 
     def overlaps(self, other: AnnouncedRun) -> bool:
-        """Tell whether both use one device."""
+        """Return whether both use one device."""
         return not set(self.devices).isdisjoint(other.devices)
 
 
@@ -153,8 +153,8 @@ def _announced_runs(place: Path) -> Iterator[tuple[str, AnnouncedRun]]:
         try:
             if _is_locked(descriptor):
                 with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-                    told = json.loads(os.read(descriptor, _LARGEST_BYTES))
-                    yield file.name, AnnouncedRun(**{**told, "devices": tuple(told["devices"])})
+                    content = json.loads(os.read(descriptor, _LARGEST_BYTES))
+                    yield file.name, AnnouncedRun(**{**content, "devices": tuple(content["devices"])})
             else:
                 file.unlink(missing_ok=True)
         finally:

@@ -1,4 +1,4 @@
-"""What a trial process reads of itself and of its machine; what a machine does not show is None."""
+"""Counters that a trial process reads of itself and of its machine; what a machine does not show is None."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from autotune.machine.fingerprint import core_quota
 
 
 def peak_host_bytes() -> int:
-    """Largest resident memory so far of this process, plus that of its living children.
+    """Return the largest resident memory so far of this process, plus that of its living children.
 
     Pages shared with the template count: the training needs them when it runs alone.
     """
     me = psutil.Process()
-    return sum(_status_bytes(each.pid, "VmHWM") for each in (me, *me.children(recursive=True)))
+    return sum(_status_bytes(process.pid, "VmHWM") for process in (me, *me.children(recursive=True)))
 
 
 def host_bytes() -> int:
-    """Resident memory now of this process and its children that no file backs: a leak makes it grow."""
+    """Return the resident memory of this process and its children that no file backs: a leak makes it grow."""
     # Read between consecutive slices, so children are found without a walk over all processes.
     return sum(_status_bytes(pid, "RssAnon", "RssShmem") for pid in (os.getpid(), *_descendants(os.getpid())))
 
 
 def _status_bytes(pid: int, *names: str) -> int:
-    """The sum of these lines of a process's status, which psutil does not read; 0 once the process has ended."""
+    """Sum these lines of a process's status, which psutil does not read; 0 once the process has ended."""
     try:
         with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as file:
             kibibytes = dict(re.findall(r"^(\w+):\s*(\d+) kB$", file.read(), re.MULTILINE))
@@ -43,7 +43,7 @@ def _status_bytes(pid: int, *names: str) -> int:
 
 
 def _descendants(pid: int) -> Iterator[int]:
-    """The living children of a process, and theirs; none where the kernel does not list them."""
+    """Yield the living children of a process, and theirs; none where the kernel does not list them."""
     for file in glob.iglob(f"/proc/{pid}/task/*/children"):
         with contextlib.suppress(OSError), open(file, encoding="ascii") as children:
             for child in map(int, children.read().split()):
@@ -63,7 +63,7 @@ class Counters:
 
 
 def read_counters() -> Counters:
-    """What was counted up to now. Takes a millisecond: not to be called in a timed stretch."""
+    """Read what was counted up to now. Takes a millisecond: not to be called in a timed stretch."""
     allowed, quota = os.sched_getaffinity(0), core_quota()
     busy = steal = None
     if quota >= len(allowed):  # a smaller quota is of no certain cores, and others are entitled to the rest
@@ -71,8 +71,8 @@ def read_counters() -> Counters:
         with contextlib.suppress(OSError, ValueError, IndexError):
             all_cores = psutil.cpu_times(percpu=True)
             times = [all_cores[core] for core in allowed]
-            busy = sum(each.user + each.nice + each.system + each.irq + each.softirq for each in times)
-            steal = sum(each.steal for each in times)
+            busy = sum(core.user + core.nice + core.system + core.irq + core.softirq for core in times)
+            steal = sum(core.steal for core in times)
     own = sum(os.times()[:4])
     for pid in _descendants(os.getpid()):
         with contextlib.suppress(psutil.Error):
@@ -81,12 +81,12 @@ def read_counters() -> Counters:
 
 
 def part_of(before: Counters, after: Counters, *, seconds: float) -> float:
-    """Which part of what lies between two readings is a slice's of so many seconds; at most 1."""
+    """Return the share of what lies between two readings that belongs to a slice of so many seconds; at most 1."""
     return min(1.0, seconds / max(after.at - before.at, 1e-9))
 
 
 def between(before: Counters, after: Counters, *, seconds: float) -> dict[str, Any]:
-    """What happened during a slice of so many seconds between two readings, in proportion, as fields of a `Slice`."""
+    """Return what happened during a slice of so many seconds between two readings, in proportion, as `Slice` fields."""
     part = part_of(before, after, seconds=seconds)
 
     def counted(earlier: float | None, later: float | None) -> float | None:

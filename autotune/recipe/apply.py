@@ -1,7 +1,8 @@
-"""Applying a configuration, stage by stage, in trials and in training code. TensorFlow is imported in functions."""
+"""Apply a configuration, stage by stage, in trials and in training code. TensorFlow is imported in functions."""
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import sys
@@ -11,78 +12,80 @@ from typing import TYPE_CHECKING, Any
 
 from autotune.data.errors import ApplyError
 from autotune.data.models import KnobValue
-from autotune.recipe.strategy import distributed, divide_cpu
 from autotune.recipe.tf_private import data_adapter
-from autotune.space.configuration import Configuration
+from autotune.space.configuration import Configuration, find_conflict
 from autotune.space.knobs import KNOBS, Knob, Stage
 
 if TYPE_CHECKING:
     import tensorflow as tf
 
+LOGICAL_CPUS = "AUTOTUNE_LOGICAL_CPUS"
+"""A variable of the shell: divides the processor into so many devices, to try strategies where there is no GPU."""
+
 _layer_before_fork = ""
 _applied: dict[str, KnobValue] | None = None  # by `apply_in_training`, in this process
 
 
-def _acting(configuration: Mapping[str, KnobValue], *stages: Stage) -> Iterator[tuple[Knob, KnobValue]]:
+def _knobs_of(configuration: Mapping[str, KnobValue], *stages: Stage) -> Iterator[tuple[Knob, KnobValue]]:
     for name, knob in KNOBS.items():
         if knob.stage in stages and name in configuration:
             yield knob, configuration[name]
 
 
 def environment(configuration: Mapping[str, KnobValue], stage: Stage = Stage.IMPORT) -> dict[str, str]:
-    """The environment variables that the knobs of a stage change in this process."""
+    """Return the environment variables that the knobs of a stage change in this process."""
     variables = dict(os.environ)
-    for knob, value in _acting(configuration, stage):
+    for knob, value in _knobs_of(configuration, stage):
         if knob.read(variables) != value:
             knob.set(variables, value)
     return {name: text for name, text in variables.items() if os.environ.get(name) != text}
 
 
 def in_force() -> dict[str, KnobValue]:
-    """The values of the knobs that act before a model is built, as TensorFlow and Keras report them. Wakes CUDA."""
+    """Read the knobs that act before a model is built, as TensorFlow and Keras report them. Wakes CUDA."""
     import tensorflow as tf
 
     targets = {Stage.IMPORT: os.environ, Stage.START: os.environ, Stage.RUNTIME: tf, Stage.BUILD: tf}
-    found = {each.name: each.read(targets[each.stage]) for each in KNOBS.values() if each.stage in targets}
-    return {name: value for name, value in found.items() if value is not None}
+    values = {knob.name: knob.read(targets[knob.stage]) for knob in KNOBS.values() if knob.stage in targets}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def not_knobs() -> tuple[str, ...]:
-    """Settings of the shell and of TensorFlow that act on speed and are no knobs, as `NAME=value`."""
+    """Read settings of the shell and of TensorFlow that act on speed and are no knobs, as `NAME=value`."""
     import tensorflow as tf
 
     shell = {name: text for name in ("TF_XLA_FLAGS", "XLA_FLAGS") if (text := os.environ.get(name))}
     grappler = {"jit": tf.config.optimizer.get_jit(), **tf.config.optimizer.get_experimental_options()}
-    set_ = {f"tf.config.optimizer {name}": value for name, value in grappler.items() if value}
-    set_["tf.config.run_functions_eagerly"] = tf.config.functions_run_eagerly()
-    return tuple(f"{name}={value}" for name, value in {**shell, **set_}.items() if value)
+    settings = {**shell, **{f"tf.config.optimizer {name}": value for name, value in grappler.items()}}
+    settings["tf.config.run_functions_eagerly"] = tf.config.functions_run_eagerly()
+    return tuple(f"{name}={value}" for name, value in settings.items() if value)
 
 
 def note_layers() -> None:
-    """Remember the layers that live in this process, for its forks: their collector does not see them."""
+    """Remember the layers that exist in this process, for its forks: their garbage collector does not see them."""
     global _layer_before_fork
-    _layer_before_fork = _layer()
+    _layer_before_fork = _name_a_layer()
 
 
-def _layer() -> str:
-    """The name of a layer that lives; empty for none."""
+def _name_a_layer() -> str:
+    """Name a layer that exists; empty for none."""
     import keras
 
     return _layer_before_fork or _first_of(keras.layers.Layer)
 
 
 def _first_of(*kinds: type) -> str:
-    """The name of an object of one of these kinds that lives in this process: `Adam 'adam'`; empty for none."""
+    """Name an object of one of these kinds that exists in this process: `Adam 'adam'`; empty for none."""
     for kind in kinds:
-        for each in gc.get_objects():
-            if issubclass(type(each), kind):
-                name = getattr(each, "name", None)
-                return f"{type(each).__name__} {name!r}" if name else type(each).__name__
+        for candidate in gc.get_objects():
+            if issubclass(type(candidate), kind):
+                name = getattr(candidate, "name", None)
+                return f"{type(candidate).__name__} {name!r}" if name else type(candidate).__name__
     return ""
 
 
 def runtime_has_started() -> bool:
-    """Whether TensorFlow's runtime runs: a thread count can only be changed before. Wakes CUDA."""
+    """Return whether TensorFlow's runtime runs: only before that can a thread count be changed. Wakes CUDA."""
     import tensorflow as tf
 
     threads = tf.config.threading.get_inter_op_parallelism_threads()
@@ -95,7 +98,7 @@ def runtime_has_started() -> bool:
 
 
 def apply_in_training(configuration: Mapping[str, KnobValue]) -> None:
-    """Set everything that precedes the model, in a process that trains. Raises ApplyError where it is too late."""
+    """Set every knob that acts before the model, in a process that trains. Raises ApplyError where it is too late."""
     global _applied
     if _applied != dict(configuration):
         apply_before_import(configuration)
@@ -125,10 +128,10 @@ def apply_before_build(configuration: Mapping[str, KnobValue]) -> None:
         os.environ.update(changed)  # first: asking whether the runtime runs may read them
         if runtime_has_started():
             raise _too_late(" ".join(f"{name}={text!r}" for name, text in changed.items()))
-    for knob, value in _acting(configuration, Stage.RUNTIME, Stage.BUILD):
+    for knob, value in _knobs_of(configuration, Stage.RUNTIME, Stage.BUILD):
         if knob.read(tf) == value:
             continue
-        if knob.stage is Stage.BUILD and (layer := _layer()):
+        if knob.stage is Stage.BUILD and (layer := _name_a_layer()):
             raise ApplyError(
                 f"{knob.name}={value} cannot act any more: the layer {layer} was built before it was set",
                 hint="Call recipe.apply() before any layer or model is made, those at the top of imported files too.",
@@ -152,21 +155,23 @@ def apply_before_build(configuration: Mapping[str, KnobValue]) -> None:
 
 
 def overridden(configuration: Mapping[str, KnobValue]) -> dict[str, KnobValue]:
-    """The knobs of the runtime and of layers that something has set to another value since, with that value."""
+    """Return the knobs of the runtime and of layers that something has set to another value since, with that value."""
     import tensorflow as tf
 
-    acting = _acting(configuration, Stage.START, Stage.RUNTIME, Stage.BUILD)
-    found = {knob.name: knob.read(os.environ if knob.stage is Stage.START else tf) for knob, _ in acting}
-    return {name: now for name, now in found.items() if now is not None and now != configuration[name]}
+    current = {
+        knob.name: knob.read(os.environ if knob.stage is Stage.START else tf)
+        for knob, _ in _knobs_of(configuration, Stage.START, Stage.RUNTIME, Stage.BUILD)
+    }
+    return {name: value for name, value in current.items() if value is not None and value != configuration[name]}
 
 
 def refuse_overridden(configuration: Mapping[str, KnobValue]) -> None:
-    """Raise ApplyError where training code has undone what `apply_in_training` set in this process."""
+    """Raise ApplyError where training code has changed what `apply_in_training` set in this process."""
     if _applied != dict(configuration):
         return
-    for name, now in overridden(configuration).items():
+    for name, value in overridden(configuration).items():
         raise ApplyError(
-            f"the recipe set {name}={configuration[name]}, and a later line has set it to {now}",
+            f"the recipe set {name}={configuration[name]}, and a later line has set it to {value}",
             hint="Take that line out, or move it above recipe.apply(). Layers that were built since keep what it set.",
         )
 
@@ -185,12 +190,12 @@ def _too_late(what: str) -> ApplyError:
 
 
 def compile_arguments(configuration: Mapping[str, KnobValue]) -> dict[str, KnobValue]:
-    """The keyword arguments of `model.compile` that the configuration stands for."""
-    return {knob.name: value for knob, value in _acting(configuration, Stage.COMPILE)}
+    """Return the keyword arguments of `model.compile` that the configuration stands for."""
+    return {knob.name: value for knob, value in _knobs_of(configuration, Stage.COMPILE)}
 
 
 def accumulate(optimizer: Any, configuration: Mapping[str, KnobValue]) -> None:
-    """Have an optimizer of Keras add up the gradients of a global batch. Raises ApplyError where that cannot be."""
+    """Make an optimizer of Keras accumulate the gradients of a global batch. Raises ApplyError where it cannot."""
     if "global_batch" not in configuration:
         return
     steps = int(configuration["global_batch"]) // int(configuration["batch_size"])
@@ -212,19 +217,19 @@ def accumulate(optimizer: Any, configuration: Mapping[str, KnobValue]) -> None:
 
 
 def pipeline(dataset: tf.data.Dataset, configuration: Configuration, *, batched: bool = False) -> tf.data.Dataset:
-    """Batches, prefetched as the configuration says, that end where `dataset` ends. `batched`: it holds batches."""
+    """Return the batches, prefetched as the configuration says, of a dataset that holds examples or is `batched`."""
     import tensorflow as tf
 
     if not batched:
         dataset = dataset.batch(configuration.batch_size)
     own, options = set_by_dataset(dataset), None
-    for knob, value in _acting(configuration, Stage.OPTIONS):
+    for knob, value in _knobs_of(configuration, Stage.OPTIONS):
         if value not in (knob.default, own.get(knob.name)):
             options = options or tf.data.Options()
             knob.set(options, value)
     if options is not None:  # options that say nothing cost each epoch something all the same
         dataset = dataset.with_options(options)
-    for knob, value in _acting(configuration, Stage.PIPELINE):
+    for knob, value in _knobs_of(configuration, Stage.PIPELINE):
         dataset = knob.set(dataset, value) if knob.acts(configuration) else dataset
     return dataset
 
@@ -243,7 +248,7 @@ class TrainingPipeline:
     def fit_args(self) -> dict[str, Any]:
         """The keyword arguments of `model.fit` for the training data."""
         steps = {} if self.steps_per_epoch is None else {"steps_per_epoch": self.steps_per_epoch}
-        x = distributed(self.dataset, self.in_force) if self.source is None else self.source
+        x = distribute(self.dataset, self.in_force) if self.source is None else self.source
         return {"x": x, **steps}
 
     @property
@@ -255,7 +260,7 @@ class TrainingPipeline:
 def training_pipeline(
     dataset: tf.data.Dataset, configuration: Configuration, *, batched: bool = False, drop_remainder: bool = False
 ) -> TrainingPipeline:
-    """As `pipeline`, but repeated where `persistent_iterator` is on and the cardinality is known and finite.
+    """Do as `pipeline`, but repeat where `persistent_iterator` is on and the cardinality is known and finite.
 
     It needs a prefetch of at least 1, and a `steps_per_execution` that divides the steps of an epoch.
     """
@@ -274,7 +279,7 @@ def _ending(batches: tf.data.Dataset, configuration: Configuration) -> TrainingP
 
 
 def pipeline_in_steps(dataset: tf.data.Dataset, configuration: Configuration, steps: int) -> TrainingPipeline:
-    """Batches of which an epoch takes so many, as a script says by `steps_per_epoch`."""
+    """Return batches of which an epoch takes so many, as a script says by `steps_per_epoch`."""
     divisor = largest_divisor(steps, int(configuration.get("steps_per_execution", 1)))
     changes = {"persistent_iterator": False, "steps_per_execution": divisor}
     configuration = configuration.replace(**{name: value for name, value in changes.items() if name in configuration})
@@ -287,7 +292,7 @@ def pipeline_in_steps(dataset: tf.data.Dataset, configuration: Configuration, st
 def _persistent(
     batches: tf.data.Dataset, configuration: Configuration, steps: int, *, take: int | None = None
 ) -> TrainingPipeline:
-    """A pipeline without an end, whose epochs have so many steps: all batches, or the first `take` of them."""
+    """Return an endless pipeline whose epochs have so many steps: all batches, or the first `take` of them."""
     repeated = _repeated(batches, take)
     changes: dict[str, KnobValue] = {}
     if "steps_per_execution" in configuration:
@@ -303,12 +308,12 @@ def _persistent(
 
 
 def largest_divisor(number: int, at_most: int) -> int:
-    """The largest divisor of `number` that is not above `at_most`; both are at least 1."""
-    return next(each for each in range(min(number, at_most), 0, -1) if number % each == 0)
+    """Return the largest divisor of `number` that is not above `at_most`; both are at least 1."""
+    return next(divisor for divisor in range(min(number, at_most), 0, -1) if number % divisor == 0)
 
 
 def _repeated(batches: tf.data.Dataset, take: int | None) -> tf.data.Dataset:
-    """The batches, or the first `take`, without an end. A last prefetch goes behind the repeat to keep its batches."""
+    """Repeat the batches, or the first `take`, endlessly. Put a last prefetch behind it, to keep its batches."""
     if kind_of(batches) == "Options":
         (inner,) = batches._inputs()
         return _repeated(inner, take).with_options(batches.options())
@@ -319,32 +324,32 @@ def _repeated(batches: tf.data.Dataset, take: int | None) -> tf.data.Dataset:
 
 
 def _prefetches(batches: tf.data.Dataset) -> bool:
-    """Whether the dataset ends in a prefetch."""
+    """Return whether the dataset ends in a prefetch."""
     while kind_of(batches) == "Options":
         (batches,) = batches._inputs()
     return kind_of(batches) == "Prefetch" and int(batches._buffer_size) != 0
 
 
 def as_dataset(data: Any) -> Any:
-    """Arrays, alone or in tuples and dicts, as a dataset of single examples; anything else as it is."""
+    """Turn arrays, alone or in tuples and dicts, into a dataset of single examples; return anything else as it is."""
     import numpy as np
     import tensorflow as tf
 
     parts = data if isinstance(data, tuple) else (data,)  # of (x, y, sample_weight), which may be None
     leaves = tf.nest.flatten(parts)
-    if not all(each is None or isinstance(each, np.ndarray | tf.Tensor) for each in leaves):
+    if not all(leaf is None or isinstance(leaf, np.ndarray | tf.Tensor) for leaf in leaves):
         return data
-    kept = tuple(each for each in parts if each is not None)
-    return tf.data.Dataset.from_tensor_slices(kept if isinstance(data, tuple) else data)
+    given = tuple(part for part in parts if part is not None)
+    return tf.data.Dataset.from_tensor_slices(given if isinstance(data, tuple) else data)
 
 
 def kind_of(dataset: tf.data.Dataset) -> str:
-    """What a dataset does to its input, as `tf.data` names it: `Map`, `Shuffle`, `Cache`."""
+    """Return what a dataset does to its input, as `tf.data` names it: `Map`, `Shuffle`, `Cache`."""
     return type(dataset).__name__.strip("_").removesuffix("Dataset")
 
 
 def set_by_dataset(dataset: tf.data.Dataset) -> dict[str, KnobValue]:
-    """The options of a user's dataset that are not TensorFlow's defaults; to be read before the pipeline's own."""
+    """Return the options of a user's dataset that are not TensorFlow's defaults. Call it before the pipeline's own."""
     own, options = {}, dataset.options()
     for knob in KNOBS.values():
         value = knob.read(options) if knob.stage is Stage.OPTIONS else None
@@ -354,19 +359,19 @@ def set_by_dataset(dataset: tf.data.Dataset) -> dict[str, KnobValue]:
 
 
 def batch_ranks(dataset: tf.data.Dataset) -> tuple[int | None, ...]:
-    """How many axes each tensor of an element has; None where that is not known."""
-    return tuple(None if each is None else each.rank for each in _shapes(dataset))
+    """Return how many axes each tensor of an element has; None where that is not known."""
+    return tuple(None if shape is None else shape.rank for shape in _shapes(dataset))
 
 
 def looks_batched(dataset: tf.data.Dataset) -> bool:
-    """Whether all tensors of an element have the same first axis, as those of a batch have."""
-    return len({each[0] if each is not None and each.rank else -1 for each in _shapes(dataset)}) == 1
+    """Return whether all tensors of an element have the same first axis, as those of a batch have."""
+    return len({shape[0] if shape is not None and shape.rank else -1 for shape in _shapes(dataset)}) == 1
 
 
 def _shapes(dataset: tf.data.Dataset) -> list[Any]:
     import tensorflow as tf
 
-    return [getattr(each, "shape", None) for each in tf.nest.flatten(dataset.element_spec)]
+    return [getattr(spec, "shape", None) for spec in tf.nest.flatten(dataset.element_spec)]
 
 
 def keras_batches(parts: tuple[Any, Any, Any], *, counted: bool = True, **arguments: Any) -> tf.data.Dataset:
@@ -378,3 +383,68 @@ def keras_batches(parts: tuple[Any, Any, Any], *, counted: bool = True, **argume
     if not counted or not batches:
         return dataset
     return dataset.apply(tf.data.experimental.assert_cardinality(batches))
+
+
+def divide_cpu(tf: Any) -> None:
+    """Divide the processor as `LOGICAL_CPUS` says, unless that is done or there is a GPU. RuntimeError if too late."""
+    text = os.environ.get(LOGICAL_CPUS, "")
+    (cpu,) = tf.config.list_physical_devices("CPU") if text.isdecimal() and int(text) > 1 else (None,)
+    if cpu is None or tf.config.list_physical_devices("GPU") or tf.config.get_logical_device_configuration(cpu):
+        return
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * int(text))
+
+
+def list_devices() -> tuple[str, ...]:
+    """List the devices that a training here can be spread over: all GPUs, or the parts of the processor."""
+    import tensorflow as tf
+
+    devices = tf.config.list_logical_devices("GPU") or tf.config.list_logical_devices("CPU")
+    return tuple(device.name for device in devices)
+
+
+def strategy_of(configuration: Mapping[str, KnobValue]) -> Any:
+    """Return the configuration's strategy, made once in a process; TensorFlow's own no-op for `none`.
+
+    Raises:
+        ApplyError: This machine cannot have it, or other knobs exclude it.
+    """
+    import tensorflow as tf
+
+    kind = str(configuration.get("strategy", "none"))
+    if kind == "none":
+        return tf.distribute.get_strategy()
+    if why := find_conflict(configuration):
+        raise ApplyError(why, hint="Change one of these knobs.")
+    return _make_strategy(kind, int(configuration.get("replicas", 1)), str(configuration.get("cross_device", "auto")))
+
+
+@functools.cache
+def _make_strategy(kind: str, replicas: int, cross_device: str) -> Any:
+    import tensorflow as tf
+
+    devices = list_devices()
+    if replicas > len(devices):
+        hint = f"Tune again here, or try it on the processor with {LOGICAL_CPUS}={replicas} in the environment."
+        raise ApplyError(f"replicas={replicas} needs as many devices, and TensorFlow sees {len(devices)}", hint=hint)
+    if kind == "one_device":
+        return tf.distribute.OneDeviceStrategy(devices[0])
+    if cross_device == "nccl" and not tf.config.list_logical_devices("GPU"):
+        raise ApplyError("cross_device=nccl needs GPUs", hint="Use auto, hierarchical_copy or reduce_to_one.")
+    operations = {
+        "auto": lambda: None,
+        "nccl": tf.distribute.NcclAllReduce,
+        "hierarchical_copy": tf.distribute.HierarchicalCopyAllReduce,
+        "reduce_to_one": tf.distribute.ReductionToOneDevice,
+    }
+    return tf.distribute.MirroredStrategy(list(devices[:replicas]), cross_device_ops=operations[cross_device]())
+
+
+def distribute(dataset: Any, configuration: Mapping[str, KnobValue]) -> Any:
+    """Return the batches as `fit` reads them: spread beforehand where a replica's buffer has not TensorFlow's size."""
+    import tensorflow as tf
+
+    size = int(configuration.get("per_replica_buffer_size", 1))
+    if size == 1:
+        return dataset
+    options = tf.distribute.InputOptions(experimental_per_replica_buffer_size=size)
+    return strategy_of(configuration).experimental_distribute_dataset(dataset, options)

@@ -1,4 +1,4 @@
-"""What a recommendation rests on: the models of a recipe's `evidence`, and the types that all its parts share."""
+"""The evidence of a recipe: the models of its `evidence`, and the types that all its parts share."""
 
 from __future__ import annotations
 
@@ -20,18 +20,17 @@ def _checked_knobs(values: dict[str, KnobValue]) -> dict[str, KnobValue]:
         configuration = Configuration(values)
     except ConfigurationError as error:
         raise ValueError(f"{error.message.removeprefix('configuration: ')} ({error.hint})") from error
-    lacking = [
-        [each.name for each in knobs_on(device) if each.name not in configuration and not each.of_workload]
+    missing = [
+        [knob.name for knob in knobs_on(device) if knob.name not in configuration and not knob.of_workload]
         for device in Device
     ]
-    fewest = min(lacking, key=len)
-    if fewest:
+    if fewest := min(missing, key=len):
         raise ValueError(f"has no {', '.join(fewest)}")
     return dict(configuration)
 
 
 Knobs = Annotated[dict[str, Value], AfterValidator(_checked_knobs)]
-"""Every knob of one kind of device: `apply` leaves a missing knob alone, and would run what was never measured."""
+"""Every knob of a device: `apply` leaves a missing knob alone, and would run what was never measured."""
 
 
 class Part(Frozen, strict=True):
@@ -39,14 +38,14 @@ class Part(Frozen, strict=True):
 
 
 class PeakMemory(Part):
-    """Largest memory, in bytes: of the process tree, and on the device (None without one)."""
+    """Peak memory in bytes: of the process tree, and on the device (None without one)."""
 
     host: Count | None
     device: Count | None
 
 
 class Stability(Part):
-    """What was checked of the recommended configuration, and what was not."""
+    """The checks of the recommended configuration, and what was not checked."""
 
     checks: Many[Check]
     not_checked: Many[str]
@@ -69,7 +68,7 @@ BROKE_A_RULE = "it broke a rule"
 
 
 class BestCandidate(Part):
-    """What came closest, where it was not recommended."""
+    """The best candidate, where none is recommended."""
 
     configuration: Knobs
     speedup: Interval | None = Field(description="As confirmed so far; null where too little was measured.")
@@ -78,7 +77,7 @@ class BestCandidate(Part):
 
     @property
     def estimate(self) -> Interval:
-        """The best guess at its speed-up; without an interval where no confirmation began."""
+        """The best estimate of its speed-up; without an interval where no confirmation began."""
         guess = self.search_speedup or 1.0
         return self.speedup or Interval(value=guess, low=guess, high=guess)
 
@@ -89,7 +88,7 @@ class BestCandidate(Part):
 
 
 class Watch(Part):
-    """A watch over the recommended configuration: one process trained without a pause (`--soak`)."""
+    """A long look at the recommended configuration: one process trained without a pause (`--soak`)."""
 
     seconds: Amount
     throughput: Interval | None = Field(description="Samples per second; null where no slice ended.")
@@ -98,7 +97,7 @@ class Watch(Part):
 
 
 class Evidence(Part):
-    """What the recommendation rests on."""
+    """The evidence for the recommendation."""
 
     verdict: Verdict = Field(description="With all but `faster`, the configuration is the baseline's.")
     ended_by: EndedBy

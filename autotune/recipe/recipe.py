@@ -24,7 +24,6 @@ from autotune.data.printable import one_line, with_article
 from autotune.machine.fingerprint import fingerprint
 from autotune.recipe import apply
 from autotune.recipe.evidence import BestCandidate, Evidence, Knobs, Part
-from autotune.recipe.strategy import strategy_of
 from autotune.space.configuration import Configuration, DatasetConfig
 from autotune.stats.deciding import Verdict
 from autotune.stats.numerics import BatchLosses
@@ -46,7 +45,7 @@ class MachineMismatchWarning(UserWarning):
 
 
 class LearningRate(Part):
-    """A note for when the batch size changed: two usual rules for scaling the learning rate.
+    """Two usual rules for scaling the learning rate with the batch size.
 
     Linear scaling suits SGD (arXiv:1706.02677), square-root scaling Adam and its kin (arXiv:2205.10287).
     """
@@ -58,7 +57,7 @@ class LearningRate(Part):
 
     @classmethod
     def between(cls, batch_size: int, baseline: int, *, losses: BatchLosses | None = None) -> LearningRate | None:
-        """The note for a change of batch size; None when it did not change."""
+        """Return the rules for a change of batch size; None when it did not change."""
         if batch_size == baseline:
             return None
         ratio = batch_size / baseline
@@ -117,8 +116,8 @@ class Recipe(Part):
     @model_validator(mode="after")
     def _same_knobs_everywhere(self) -> Self:
         sides = {"configuration": self.configuration, "baseline": self.baseline}
-        for (has, one), (lacks, other) in itertools.permutations(sides.items()):
-            if missing := ", ".join(name for name in one if name not in other):
+        for (has, knobs), (lacks, others) in itertools.permutations(sides.items()):
+            if missing := ", ".join(name for name in knobs if name not in others):
                 raise ValueError(f"{lacks} has no {missing}, and {has} has")
         return self
 
@@ -156,22 +155,20 @@ class Recipe(Part):
         except ValidationError as error:
             where, mistake = first_mistake(error)
             if where == "schema_version":
-                raise RecipeError(
-                    f"{source}: this autotune reads recipes of schema_version {SCHEMA_VERSION} only",
-                    hint="Install the autotune that wrote it, or a later one.",
-                ) from error
-            what = _one_line(f"{where or 'the file'}: {mistake.removeprefix('Value error, ')}")
-            raise RecipeError(f"{source}: not a recipe: {what}", hint=_DAMAGED) from error
+                problem = f"{source}: this autotune reads recipes of schema_version {SCHEMA_VERSION} only"
+                raise RecipeError(problem, hint="Install the autotune that wrote it, or a later one.") from error
+            problem = _one_line(f"{where or 'the file'}: {mistake.removeprefix('Value error, ')}")
+            raise RecipeError(f"{source}: not a recipe: {problem}", hint=_DAMAGED) from error
         if "schema_version" not in recipe.model_fields_set:
             raise RecipeError(f"{source}: not a recipe: schema_version is missing", hint=_DAMAGED)
         return recipe
 
     def to_json(self) -> str:
-        """The recipe as it is written to a file."""
+        """Return the text of the recipe's file."""
         return self.model_dump_json(indent=2) + "\n"
 
     def save(self, path: str | Path) -> None:
-        """Write the recipe, whole or not at all.
+        """Write the recipe to a file, whole or not at all.
 
         Raises:
             RunDirectoryError: The place cannot be written.
@@ -179,9 +176,9 @@ class Recipe(Part):
         write_atomically(Path(path), self.to_json())
 
     def apply(self, *, on_mismatch: Literal["warn", "error", "ignore"] = "warn") -> None:
-        """Set threads, precision and the like: before TensorFlow makes its first tensor, dataset or model.
+        """Set threads, precision and the like. Call it before the first tensor, dataset or model is made.
 
-        This is what the trial processes ran. It also turns on memory growth on every GPU, as they did.
+        It does what the trial processes did, and turns on memory growth on every GPU, as they did.
 
         Args:
             on_mismatch: What to do where this machine differs from the recipe's in what can change speed.
@@ -196,7 +193,7 @@ class Recipe(Part):
         apply.apply_in_training(self.configuration)
 
     def guard(self, *, log: str | Path | None = None) -> Any:
-        """A Keras callback that compares the training's throughput with the claim, and warns once where it is slow.
+        """Return a Keras callback that compares the throughput with the claim, and warns once where it is slow.
 
         Args:
             log: A file that takes a line of JSON every ten seconds; None for none.
@@ -206,14 +203,14 @@ class Recipe(Part):
         return guard_callback(Guard(self, log=None if log is None else Path(log)), self.batch_size)
 
     def compile_args(self, optimizer: str | keras.Optimizer | None = None) -> dict[str, Any]:
-        """Keyword arguments for `model.compile`: `jit_compile` and `steps_per_execution`.
+        """Return keyword arguments for `model.compile`: `jit_compile` and `steps_per_execution`.
 
         Args:
-            optimizer: Needed by a recipe of `--global-batch`: it is made to accumulate gradients, and is one of the
+            optimizer: Required by a recipe of `--global-batch`: it is set to accumulate gradients, and is added to the
                 arguments.
 
         Raises:
-            ApplyError: Something that `apply()` set was changed since, such as the dtype policy. Or the optimizer is
+            ApplyError: Something that `apply()` set has changed since, such as the dtype policy. Or the optimizer is
                 missing, or was built before.
         """
         apply.refuse_overridden(self.configuration)
@@ -221,8 +218,8 @@ class Recipe(Part):
         if optimizer is not None:
             import keras
 
-            arguments["optimizer"] = made = keras.optimizers.get(optimizer)
-            apply.accumulate(made, self.configuration)
+            arguments["optimizer"] = keras.optimizers.get(optimizer)
+            apply.accumulate(arguments["optimizer"], self.configuration)
         elif Configuration(self.configuration).update_size > self.batch_size:
             raise ApplyError(
                 f"the recipe accumulates the gradients of {self.configuration['global_batch']} examples",
@@ -231,20 +228,20 @@ class Recipe(Part):
         return arguments
 
     def strategy(self) -> tf.distribute.Strategy:
-        """The `tf.distribute` strategy that the trials trained under: build and compile the model in its `scope()`.
+        """Return the `tf.distribute` strategy of the trials: build and compile the model in its `scope()`.
 
-        Without one in the recipe it is TensorFlow's own default, whose scope does nothing. Call it after `apply()`.
+        For a recipe without one this is TensorFlow's default, whose scope does nothing. Call it after `apply()`.
 
         Raises:
             ApplyError: This machine has fewer devices than replicas. Or as `compile_args`.
         """
         apply.refuse_overridden(self.configuration)
-        found: tf.distribute.Strategy = strategy_of(self.configuration)
-        return found
+        strategy: tf.distribute.Strategy = apply.strategy_of(self.configuration)
+        return strategy
 
     @property
     def dataset_config(self) -> DatasetConfig:
-        """What the workload's `dataset(config)` was told in the trials."""
+        """The config that the workload's `dataset(config)` was given in the trials."""
         return DatasetConfig.of(Configuration(self.configuration))
 
     @property
@@ -255,9 +252,9 @@ class Recipe(Part):
     def batch(self, dataset: tf.data.Dataset, *, drop_remainder: bool | None = None) -> tf.data.Dataset:
         """Batch and prefetch a dataset of single examples as in the trials.
 
-        A workload that does its own batching (`batched=True`) hands in batches of `dataset_config.batch_size`. With
-        the recipe of a script, both are taken.
-        The batches never repeat, so validation data ends. `fit_args` prepares training data.
+        Give batches of `dataset_config.batch_size` where the workload does its own batching (`batched=True`). The
+        recipe of a script takes either. The batches never repeat, so validation data ends; `fit_args` prepares training
+        data.
 
         Args:
             dataset: Single examples, or batches with `batched=True`. Arrays are examples.
@@ -275,11 +272,11 @@ class Recipe(Part):
     def fit_args(
         self, dataset: tf.data.Dataset, *, drop_remainder: bool | None = None, steps_per_execution: int | None = None
     ) -> dict[str, Any]:
-        """Keyword arguments of `model.fit` for the training data: `x`, and `steps_per_epoch` where it is needed.
+        """Return keyword arguments of `model.fit` for the training data: `x`, and `steps_per_epoch` where needed.
 
-        With the knob `persistent_iterator`, `x` repeats without an end and `steps_per_epoch` ends each epoch. Without
-        it, and for datasets of unknown or infinite cardinality, `x` is `batch(dataset)` and the only argument. Use
-        `batch` if you give `fit` a `steps_per_epoch` of your own.
+        With the knob `persistent_iterator`, `x` repeats endlessly and `steps_per_epoch` ends each epoch. Without it,
+        and for datasets of unknown or infinite cardinality, `x` is `batch(dataset)` and the only argument. Use `batch`
+        if you give `fit` a `steps_per_epoch` of your own.
 
         Args:
             dataset: Single examples, or batches with `batched=True`. Arrays are examples; with the recipe of a script
@@ -305,13 +302,15 @@ class Recipe(Part):
         return training.fit_args
 
     def _repr_html_(self) -> str:
-        """The recipe as notebooks show it."""
-        cells = [(name, self.baseline.get(name), value) for name, value in self.changes.items()]
-        rows = "".join(f"<tr>{''.join(f'<td>{html.escape(str(each))}</td>' for each in row)}</tr>" for row in cells)
-        said = self.evidence.speedup.shown() if cells else "the baseline"
+        """Return the recipe as notebooks show it."""
+        rows = ""
+        for name, value in self.changes.items():
+            cells = (html.escape(str(cell)) for cell in (name, self.baseline.get(name), value))
+            rows += f"<tr><td>{'</td><td>'.join(cells)}</td></tr>"
+        gain = self.evidence.speedup.shown() if rows else "the baseline"
         verdict = self.evidence.verdict.value.replace("_", " ")
         return (
-            f"<b>{html.escape(self.workload.name)}: {verdict}, {said}</b>"
+            f"<b>{html.escape(self.workload.name)}: {verdict}, {gain}</b>"
             f"<table><tr><th>knob</th><th>baseline</th><th>recommended</th></tr>{rows}</table>"
         )
 
@@ -322,25 +321,18 @@ class Recipe(Part):
             RecipeError: The run was decided, or measured no candidate.
         """
         candidate, evidence = self.candidate, self.evidence
+        longer = "Tune for longer: autotune tune … --resume RUN."
         if evidence.verdict is not Verdict.UNDECIDED:
             verdict = evidence.verdict.value.replace("_", " ")
-            raise RecipeError(
-                f"no candidate waits for confirmation: the recipe's run ended with {verdict!r}",
-                hint="Run the recipe without --candidate.",
-            )
+            problem = f"no candidate waits for confirmation: the recipe's run ended with {verdict!r}"
+            raise RecipeError(problem, hint="Run the recipe without --candidate.")
         if candidate is None:
-            raise RecipeError(
-                "the recipe's run measured no candidate", hint="Tune for longer: autotune tune … --resume RUN."
-            )
+            raise RecipeError("the recipe's run measured no candidate", hint=longer)
         if not candidate.may_be_faster:
-            raise RecipeError(
-                f"the best candidate is no faster than the baseline, or unstable: {candidate.reason}",
-                hint="Tune for longer: autotune tune … --resume RUN.",
-            )
-        faster, rate = candidate.estimate, evidence.baseline_throughput
-        throughput = Interval(
-            value=rate.value * faster.value, low=rate.value * faster.low, high=rate.value * faster.high
-        )
+            problem = f"the best candidate is no faster than the baseline, or unstable: {candidate.reason}"
+            raise RecipeError(problem, hint=longer)
+        faster, rate = candidate.estimate, evidence.baseline_throughput.value
+        throughput = Interval(value=rate * faster.value, low=rate * faster.low, high=rate * faster.high)
         sizes = (Configuration(candidate.configuration).update_size, Configuration(self.baseline).update_size)
         return self.model_copy(
             update={
@@ -357,17 +349,17 @@ class Recipe(Part):
 
 
 def mismatches(machine: Machine, on_mismatch: str) -> list[str]:
-    """What to say of a machine that differs from the recipe's; see `Recipe.apply`."""
+    """Return warnings about a machine that differs from the recipe's; see `Recipe.apply`."""
     if on_mismatch not in ("warn", "error", "ignore"):
         raise ArgumentError(f"on_mismatch={on_mismatch!r}", hint="It is 'warn', 'error' or 'ignore'.")
     differences = [] if on_mismatch == "ignore" else machine.differences(fingerprint())
     if not differences:
         return []
-    what = "the recipe was measured on another machine: " + "; ".join(map(_one_line, differences))
+    problem = "the recipe was measured on another machine: " + "; ".join(map(_one_line, differences))
     hint = "Tune again here, or pass on_mismatch='ignore'."
     if on_mismatch == "error":
-        raise MachineMismatchError(what, hint=hint)
-    return [f"{what}. {hint}"]
+        raise MachineMismatchError(problem, hint=hint)
+    return [f"{problem}. {hint}"]
 
 
 def _training_pipeline(
@@ -395,8 +387,8 @@ def _training_pipeline(
         batched = _extra_axes(dataset, workload)[:1] == [0]
         if shuffle and dataset is not given:
             dataset, batched = _shuffled_batches(given, configuration.batch_size, drop=drop), True
-    made = apply.training_pipeline(dataset, configuration, batched=batched, drop_remainder=drop)
-    excess = set(_extra_axes(made.dataset, workload))
+    pipeline = apply.training_pipeline(dataset, configuration, batched=batched, drop_remainder=drop)
+    excess = set(_extra_axes(pipeline.dataset, workload))
     if excess == {1} and not workload.batched and apply.looks_batched(dataset):
         raise ApplyError(
             "the recipe was given a dataset that is batched already",
@@ -407,20 +399,20 @@ def _training_pipeline(
             "the recipe was given single examples, and the tuned workload did its own batching",
             hint="Batch the dataset first, by recipe.dataset_config.batch_size.",
         )
-    return made
+    return pipeline
 
 
 def _extra_axes(dataset: tf.data.Dataset, workload: RecipeWorkload) -> list[int | None]:
     """Return how many axes each tensor of an element has beyond those of the workload's batches; None: unknown."""
     pairs = zip(apply.batch_ranks(dataset), workload.batch_ranks or (), strict=False)
-    return [None if found is None or known is None else found - known for found, known in pairs]
+    return [None if rank is None or known is None else rank - known for rank, known in pairs]
 
 
 def _shuffled_batches(arrays: Any, batch_size: int, *, drop: bool) -> tf.data.Dataset:
     """Return the batches that `fit` makes of arrays: it shuffles them anew in each epoch."""
-    from autotune.recipe.apply import keras_batches
-
     x, y, weights = (*(arrays if isinstance(arrays, tuple) else (arrays,)), None, None)[:3]
-    batches = keras_batches((x, y, weights), counted=False, batch_size=batch_size, shuffle=True, class_weight=None)
+    batches = apply.keras_batches(
+        (x, y, weights), counted=False, batch_size=batch_size, shuffle=True, class_weight=None
+    )
     full = len(apply.as_dataset(arrays)) // batch_size
     return batches.take(full) if drop else batches

@@ -10,7 +10,7 @@ from autotune.recipe.recipe import SCHEMA_FILE, SCHEMA_VERSION, Recipe
 
 
 def recipe_schema() -> dict[str, Any]:
-    """The schema as the models have it now. A file must name its version, which the models fill in."""
+    """Return the schema of the models. A file must name its version, which the models fill in."""
     schema = Recipe.model_json_schema()
     name = f"autotune-recipe-{SCHEMA_VERSION}"
     about = {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": name}
@@ -18,7 +18,7 @@ def recipe_schema() -> dict[str, Any]:
 
 
 def schema_text() -> str:
-    """What `recipe.schema.json` holds."""
+    """Return the text of `recipe.schema.json`."""
     return json.dumps(recipe_schema(), indent=2, ensure_ascii=False) + "\n"
 
 

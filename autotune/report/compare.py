@@ -15,8 +15,7 @@ from autotune.data.record import Outcome, Phase, TrialRecord, baseline_trial
 from autotune.data.run_directory import RunDirectory, RunRecord, parse_utc
 from autotune.recipe.recipe import Recipe
 from autotune.report.runs import baseline_of, find_runs
-from autotune.space.configuration import Configuration
-from autotune.space.recorded import read_trials, trial_configuration
+from autotune.space.configuration import Configuration, read_trials, trial_configuration
 from autotune.stats.deciding import Verdict
 
 if TYPE_CHECKING:

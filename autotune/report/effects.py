@@ -21,8 +21,7 @@ from autotune.data.record import Outcome, Pair, Phase, Slice, TrialRecord
 from autotune.data.run_directory import RunDirectory
 from autotune.report.history import BOOLEAN, FLOAT, INTEGER, STRING, table, typed
 from autotune.report.runs import find_runs
-from autotune.space.configuration import Configuration, format_value
-from autotune.space.recorded import read_trials, trial_configuration
+from autotune.space.configuration import Configuration, format_value, read_trials, trial_configuration
 
 _EFFECTS = typed(STRING, "run knob before after") | typed(FLOAT, "effect low high")
 _EFFECTS |= typed(INTEGER, "pairs") | typed(FLOAT, "importance")

@@ -17,13 +17,12 @@ from autotune.data.printable import one_line
 from autotune.data.record import Outcome, Phase, TrialRecord, reference_of
 from autotune.data.run_directory import RunDirectory, parse_utc
 from autotune.report.runs import find_runs
-from autotune.space.configuration import format_value
+from autotune.space.configuration import format_value, read_trials, trial_configuration
 from autotune.space.knobs import KNOBS, Domain
-from autotune.space.recorded import read_trials, trial_configuration
 from autotune.stats.deciding import Stop
-from autotune.stats.gpu_figures import recorded_gpu_figures
+from autotune.stats.disturbance import gpu_figures
+from autotune.stats.intervals import overall_rate
 from autotune.stats.ratios import recorded_rate
-from autotune.stats.throughput import overall_rate
 
 STRING, INTEGER, FLOAT, BOOLEAN = pd.StringDtype(), pd.Int64Dtype(), pd.Float64Dtype(), pd.BooleanDtype()
 TIME = pd.DatetimeTZDtype("us", "UTC")
@@ -127,7 +126,7 @@ def _row(record: TrialRecord, directory: RunDirectory, reference: TrialRecord) -
     beside = [(recorded_rate(pair.baseline, reference), pair.baseline.examples) for pair in record.pairs]
     return {
         **{name: getattr(record, name) for name in _OF_RECORD},
-        **recorded_gpu_figures(record),
+        **gpu_figures(record),
         **{
             name: format_value(value) if _as_text(KNOBS[name].domain) else value
             for name, value in trial_configuration(directory, record).items()

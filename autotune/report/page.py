@@ -21,9 +21,8 @@ from autotune.recipe.advice import advice, usage, verdict_in_words
 from autotune.recipe.recipe import Recipe
 from autotune.report.compare import chosen_trial, describe_machine
 from autotune.report.runs import baseline_of
-from autotune.space.configuration import Configuration, format_value
-from autotune.space.recorded import read_trials
-from autotune.stats.gpu_figures import recorded_gpu_figures
+from autotune.space.configuration import Configuration, format_value, read_trials
+from autotune.stats.disturbance import gpu_figures
 
 T = TypeVar("T")
 NAME = "report.html"
@@ -96,7 +95,7 @@ def page_data(directory: RunDirectory) -> dict[str, Any]:
         "answer": _answer(recipe, run, directory.recipe_file),
         "advice": [] if first is None else advice(first, chosen, script),
         "sides": [
-            {**each.model_dump(mode="json", include=_OF_SIDE), **recorded_gpu_figures(each), **rate}
+            {**each.model_dump(mode="json", include=_OF_SIDE), **gpu_figures(each), **rate}
             for each, rate in zip(sides, _rates(recipe), strict=False)
         ],
         "trials": [_trial(each, baseline) for each in records],

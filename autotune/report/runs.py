@@ -10,8 +10,7 @@ from pathlib import Path
 from autotune.data.errors import DamagedRunWarning, RunDirectoryError
 from autotune.data.record import TrialRecord, baseline_trial
 from autotune.data.run_directory import RunDirectory, RunRecord
-from autotune.space.configuration import Configuration
-from autotune.space.recorded import check_configuration, trial_configuration
+from autotune.space.configuration import Configuration, check_configuration, trial_configuration
 
 
 def find_runs(*paths: str | Path) -> tuple[RunDirectory, ...]:

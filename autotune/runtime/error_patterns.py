@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 
-from autotune.machine.gpus import visible_gpus
+from autotune.machine.gpu import visible_gpus
 
 # Of CUDA's libraries, when a card is full, and of Python, C++ and the kernel, within an error of TensorFlow's.
 _FULL = (

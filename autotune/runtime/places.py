@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from autotune.data.errors import ArgumentError
 from autotune.data.hardware import Machine
 from autotune.data.record import Place
-from autotune.machine.gpus import VisibleGpu, visible_gpus
+from autotune.machine.gpu import VisibleGpu, visible_gpus
 
 WHOLE = "whole"  # the seat that has what all others share
 CORES_VARIABLE = "AUTOTUNE_CORES"  # tells a template which cores its trials may use

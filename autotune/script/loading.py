@@ -20,7 +20,7 @@ from autotune.runtime.error_patterns import says_no_memory
 from autotune.runtime.sources import binds_workload, fingerprint_of
 from autotune.runtime.user_errors import ARGS_HINT, cause_of, exit_error, training_refused, users_traceback
 from autotune.script.workload import Workload, takes_config
-from autotune.space.knobs import nearest
+from autotune.space.knobs import did_you_mean
 
 LONGEST_NAME = 255  # bytes of a file's name on Linux: a run's directory is named after the workload
 MODULE_NAME = "__mp_main__"  # as `multiprocessing` calls a program's file in the processes that it spawns
@@ -168,7 +168,7 @@ def load(reference: WorkloadReference) -> Workload:
         public = tuple(name for name in vars(module) if not name.startswith("_"))
         raise WorkloadError(
             f"{where}: no {reference.name!r} in it",
-            hint=f"{nearest(reference.name, public)}Write `{reference.name} = autotune.Workload(…)` at the top "
+            hint=f"{did_you_mean(reference.name, public)}Write `{reference.name} = autotune.Workload(…)` at the top "
             f"level, or name the variable: {where}:NAME.",
         )
     if not isinstance(value, Workload):

@@ -14,8 +14,8 @@ from autotune.data.errors import ApplyError, ArgumentError, AutotuneError, Recip
 from autotune.data.facts import ScriptFacts, Site, Trains, WorkloadReference
 from autotune.data.options import checked_args
 from autotune.recipe import apply
+from autotune.recipe.apply import divide_cpu
 from autotune.recipe.guard import LOG, Guard, guard_callback, say
-from autotune.recipe.strategy import divide_cpu
 from autotune.runtime.sources import directory_of, file_of
 from autotune.script.execute import run_as_main
 from autotune.script.fit_call import FitCall

@@ -15,7 +15,7 @@ from autotune.data.facts import ScriptFacts, ScriptSettings, Site, WorkloadRefer
 from autotune.data.record import Boundary, Outcome
 from autotune.machine.telemetry import peak_host_bytes
 from autotune.recipe import apply
-from autotune.recipe.strategy import devices
+from autotune.recipe.apply import list_devices
 from autotune.runtime import failures, protocol
 from autotune.runtime.executor import Data
 from autotune.runtime.sources import directory_of
@@ -229,7 +229,7 @@ class LoopTraining(TrialHooks):
                 batch_ranks=apply.batch_ranks(dataset) if is_dataset else (),
                 parameters=sum(int(each.shape.num_elements() or 0) for each in weights),
                 gpus=gpus.gpu_names(),
-                devices=len(devices()),
+                devices=len(list_devices()),
                 device_limit_bytes=gpus.device_limit_bytes(),
                 build=gpus.build_versions(),
                 not_knobs=apply.not_knobs(),

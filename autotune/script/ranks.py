@@ -19,7 +19,7 @@ from typing import Any
 
 from autotune.data.errors import WorkloadError
 from autotune.data.printable import with_article
-from autotune.machine.gpus import visible_gpus
+from autotune.machine.gpu import visible_gpus
 from autotune.runtime.lifeline import die_with_parent
 from autotune.script.interpose import around
 

@@ -22,7 +22,7 @@ from autotune.script.interpose import Wrappers
 from autotune.script.loop_watch import LoopWatch
 from autotune.script.sandbox import SideEffects
 from autotune.script.settings import as_knob
-from autotune.space.combining import ONE_STEP
+from autotune.space.configuration import ONE_STEP
 from autotune.space.knobs import AS_WRITTEN, KNOBS, STRATEGY_KNOBS, Device, Stage
 from autotune.training.datasets import batch_length
 

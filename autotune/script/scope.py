@@ -7,7 +7,7 @@ from typing import Any
 
 from autotune.data.errors import ApplyError, WorkloadError
 from autotune.data.models import KnobValue
-from autotune.recipe.strategy import strategy_of
+from autotune.recipe.apply import strategy_of
 from autotune.recipe.tf_private import let_mirrored_variables_be_numbers
 from autotune.script.interpose import around
 

@@ -1,4 +1,4 @@
-"""What is trained, as functions of the user's, and what the tuner may know of it without TensorFlow."""
+"""A `Workload`: what is trained, as functions of the user's. Imports no TensorFlow."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from autotune.data.errors import ConfigurationError, WorkloadError
 from autotune.data.models import KnobValue
 from autotune.data.printable import plural, with_article
 from autotune.space.configuration import Configuration, DatasetConfig
-from autotune.space.knobs import check_value, nearest
+from autotune.space.knobs import check_value, did_you_mean
 
 if TYPE_CHECKING:
     import keras
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """What is trained: a model, its data and its compile arguments, each made afresh on request.
+    """A model, its data and its compile arguments, each made anew on request.
 
     Args:
         model: Returns a Keras model, not compiled unless `compile` is None.
@@ -34,7 +34,7 @@ class Workload:
         baseline: Knobs that the user would set anyway, by name; the rest is TensorFlow's default.
         validation: Like `dataset`: what `fit` is given as `validation_data`, once per epoch.
         batched: The dataset does its own batching, by `config.batch_size`.
-        drop_remainder: The last, smaller batch of an epoch is dropped.
+        drop_remainder: Drop the last, smaller batch of an epoch.
         name: For the recipe, by which `autotune verify` knows it again; the variable's or file's name when None.
 
     Raises:
@@ -55,18 +55,18 @@ class Workload:
     name: str | None = None
 
     def __new__(cls, *positional: object, **named: object) -> Workload:
-        """Refuse what would be a bare TypeError; without any arguments it is a copy that is being made."""
-        known = tuple(each.name for each in fields(cls))
+        """Refuse what would be a bare TypeError. Without any arguments, a copy is being made."""
+        known = tuple(item.name for item in fields(cls))
         unknown = [name for name in named if name not in known]
-        needed = (each.name for each in fields(cls) if each.default is each.default_factory is MISSING)
-        missing = [name for name in needed if name not in named]
+        required = (item.name for item in fields(cls) if item.default is item.default_factory is MISSING)
+        missing = [name for name in required if name not in named]
         hint = "Write Workload(model=…, dataset=…, compile=…, batch_size=…); `help(autotune.Workload)` has the rest."
         if positional:
             message = f"Workload(…) was given {plural(len(positional), 'argument')} without a name, expected none"
             raise WorkloadError(message, hint=hint)
         if unknown:
             message = f"Workload({unknown[0]}=…): there is no such argument"
-            raise WorkloadError(message, hint=nearest(unknown[0], known) + hint)
+            raise WorkloadError(message, hint=did_you_mean(unknown[0], known) + hint)
         if named and missing:
             raise WorkloadError(f"Workload({missing[0]}=…) is missing", hint=hint)
         return super().__new__(cls)
@@ -112,7 +112,7 @@ def takes_config(function: Callable[..., Any]) -> bool:
 
 
 def call_with_config(function: Callable[..., Any], configuration: Configuration) -> Any:
-    """`function(config)` if it takes one, else `function()`."""
+    """Call `function(config)` if it takes a config, else `function()`."""
     parameter = _config_parameter(function)
     if parameter is None:
         return function()
@@ -123,12 +123,13 @@ def call_with_config(function: Callable[..., Any], configuration: Configuration)
 
 def _config_parameter(function: Callable[..., Any]) -> inspect.Parameter | None:
     try:
-        found = inspect.signature(function).parameters.values()
+        parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
         return None
     given = function.keywords if isinstance(function, functools.partial) else {}
-    free = [each for each in found if each.name not in given]
-    named = [each for each in free if each.name == "config" and each.kind in (_EITHER, inspect.Parameter.KEYWORD_ONLY)]
+    free = [parameter for parameter in parameters if parameter.name not in given]
+    by_name = (_EITHER, inspect.Parameter.KEYWORD_ONLY)
     by_place = (_EITHER, inspect.Parameter.POSITIONAL_ONLY)
-    first = [each for each in free[:1] if each.kind in by_place and each.default is each.empty]
+    named = [parameter for parameter in free if parameter.name == "config" and parameter.kind in by_name]
+    first = [parameter for parameter in free[:1] if parameter.kind in by_place and parameter.default is parameter.empty]
     return next(iter(named + first), None)

@@ -1,35 +1,120 @@
 """Every knob there is, in one table. An entry holds all that is known about a knob.
 
-To add a knob, add an entry to `_TABLE` (those of GPUs alone are in `gpu_knobs`), and a range to the search spaces that
-are to vary it. No TensorFlow, Keras or Optuna may be imported here.
+To add a knob, add an entry to `_TABLE` or `GPU_KNOBS`, and a range to the search spaces that are to vary it.
+TensorFlow and Keras are imported in setters and readers only.
 """
 
 from __future__ import annotations
 
 import difflib
+import enum
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
 
 from autotune.data.errors import ConfigurationError
-from autotune.data.models import KnobValue as KnobValue
-from autotune.data.models import Value as Value
+from autotune.data.models import KnobValue
 from autotune.data.printable import short
-from autotune.space import probes as early
-from autotune.space.gpu_knobs import GPU_KNOBS, ON_GPU
-from autotune.space.knob import AS_WRITTEN as AS_WRITTEN
-from autotune.space.knob import Device as Device
-from autotune.space.knob import Domain as Domain
-from autotune.space.knob import Knob as Knob
-from autotune.space.knob import Numerics as Numerics
-from autotune.space.knob import Stage as Stage
-from autotune.space.knob import alike
-from autotune.space.probes import Probe, exactly, near, probe
-from autotune.space.variables import own_variable
+from autotune.space.probes import Probe, exactly, for_batch, for_compute, for_input, larger, near, probe, smaller, times
+from autotune.space.variables import TF_XLA, XLA, variable_fields
+
+AS_WRITTEN = "as_written"
+"""Of a script's calls that differ among themselves: each keeps its own value."""
 
 
-def _by_number(value: KnobValue) -> int | None:
+class Stage(enum.StrEnum):
+    """When a knob acts. All setters and readers of a stage take the same target."""
+
+    IMPORT = "import"  # TensorFlow reads the environment. Target: the variables, as a dict
+    START = "start"  # TensorFlow's runtime starts, and reads the environment. Target: the variables, as a dict
+    RUNTIME = "runtime"  # the first tensor, dataset or model starts TensorFlow's runtime. Target: `tensorflow`
+    BUILD = "build"  # layers are constructed. Target: the module `tensorflow`
+    PIPELINE = "pipeline"  # the pipeline is built. Target: the dataset of batches; the setter returns a new one
+    OPTIONS = "options"  # the pipeline gets its options. Target: a `tf.data.Options`
+    SCOPE = "scope"  # the model is built and compiled, in the scope of a `tf.distribute` strategy. No setter
+    COMPILE = "compile"  # the knob is an argument of `model.compile`. No setter
+    OPTIMIZER = "optimizer"  # the model is compiled. No setter: see `apply.accumulate`
+
+
+class Device(enum.StrEnum):
+    """What a training runs on."""
+
+    CPU = "cpu"
+    GPU = "gpu"
+
+
+class Numerics(enum.StrEnum):
+    """What a knob changes in the numbers that a training computes."""
+
+    SAME = "same"
+    EXAMPLES = "examples"  # other examples share a step, or steps come in another order
+    ARITHMETIC = "arithmetic"  # the same examples give other numbers: the losses must be compared
+
+
+@dataclass(frozen=True, kw_only=True)
+class Domain:
+    """The values a knob can take: integers in a range, booleans, words, or a union of those."""
+
+    integers: tuple[int, int] | None = None  # smallest and largest, both included
+    booleans: bool = False
+    words: tuple[str, ...] = ()
+
+    def __contains__(self, value: object) -> bool:
+        """Whether the knob can take `value`; `True` and `1` are different values."""
+        if isinstance(value, bool):
+            return self.booleans
+        if isinstance(value, int):
+            return self.integers is not None and self.integers[0] <= value <= self.integers[1]
+        return isinstance(value, str) and value in self.words
+
+    def describe(self) -> str:
+        """Return the values in words, for tables and messages: `an integer from 0 to 1024, or "autotune"`."""
+        parts = ["true or false"] if self.booleans else []
+        if self.integers is not None:
+            parts.append(f"an integer from {self.integers[0]} to {self.integers[1]}")
+        if self.words:
+            parts.append(" or ".join(f'"{word}"' for word in self.words))
+        return ", or ".join(parts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Knob:
+    """All that is known about one knob."""
+
+    name: str  # as in TensorFlow or Keras
+    summary: str  # one line for `autotune knobs`
+    domain: Domain
+    default: KnobValue | None  # TensorFlow's; None where only the workload can say
+    stage: Stage
+    set: Callable[[Any, Any], Any] = lambda target, value: target  # makes a value act on the stage's target
+    read: Callable[[Any], KnobValue | None] = lambda target: None  # the value in force; None where it is unknown
+    variable: str | None = None  # of the shell, that acts where nothing else is set
+    devices: frozenset[Device] = frozenset(Device)
+    capability: Mapping[KnobValue, float] = field(default_factory=dict)  # lowest of a GPU that has a value's fast path
+    acts: Callable[[Mapping[str, KnobValue]], bool] = lambda configuration: True  # whether it does anything in it
+    memory: Callable[[KnobValue], int | None] = lambda value: None  # ranks values by need; None: unknown
+    numerics: Numerics = Numerics.SAME
+    plain: KnobValue | None = None  # its value in the reference of the numerics check; None: the baseline's
+    per_core: bool = False  # a number of threads: scaled down on a part of the cores
+    structural: bool = False  # changes what the pipeline is made of, and with it the cost between epochs
+    probes: tuple[Probe, ...] = ()  # tried first; without any, two values are tried after all probes
+    needs_dataset_config: bool = False  # reaches the pipeline only through `dataset(config)`
+    of_workload: bool = False  # some workloads have it; the recipes of others lack it
+
+
+_ON_GPU = frozenset({Device.GPU})
+_ARITHMETIC: dict[str, Any] = {"numerics": Numerics.ARITHMETIC, "plain": False}
+_OF_SCRIPT: dict[str, Any] = {"default": None, "stage": Stage.PIPELINE, "structural": True, "of_workload": True}
+_OF_STRATEGY: dict[str, Any] = {"stage": Stage.SCOPE, "of_workload": True}
+
+
+def _same_memory(value: KnobValue) -> int:
+    return 0
+
+
+def _number(value: KnobValue) -> int | None:
     return value if type(value) is int else None
 
 
@@ -45,21 +130,21 @@ def _read_precision(tf: Any) -> str:
     return str(keras.config.dtype_policy().name)
 
 
-def _op_threads(of: str, summary: str) -> Knob:
-    """The number of threads of one of TensorFlow's two pools; 0 is TensorFlow's choice."""
-    variable = f"TF_NUM_{of.upper()}OP_THREADS"
+def _op_threads(pool: str, summary: str) -> Knob:
+    """Return the knob of one of TensorFlow's two thread pools; 0 is TensorFlow's choice."""
+    variable = f"TF_NUM_{pool.upper()}OP_THREADS"
 
     def write(tf: Any, threads: int) -> None:
         os.environ.pop(variable, None)  # or it would act where 0 is wanted
-        getattr(tf.config.threading, f"set_{of}_op_parallelism_threads")(threads)
+        getattr(tf.config.threading, f"set_{pool}_op_parallelism_threads")(threads)
 
     def read(tf: Any) -> int:
         text = os.environ.get(variable, "")
-        set_ = int(getattr(tf.config.threading, f"get_{of}_op_parallelism_threads")())
-        return set_ or (int(text) if text.isdecimal() else 0)
+        threads = int(getattr(tf.config.threading, f"get_{pool}_op_parallelism_threads")())
+        return threads or (int(text) if text.isdecimal() else 0)
 
     return Knob(
-        name=f"{of}_op_threads",
+        name=f"{pool}_op_threads",
         summary=f"{summary}; 0 is TensorFlow's choice",
         domain=Domain(integers=(0, 4096)),
         default=0,
@@ -67,7 +152,7 @@ def _op_threads(of: str, summary: str) -> Knob:
         set=write,
         read=read,
         variable=variable,
-        memory=alike,
+        memory=_same_memory,
         per_core=True,
     )
 
@@ -79,20 +164,149 @@ def _prefetch(batches: Any, depth: int | str) -> Any:
     return batches.prefetch(autotune if depth == "autotune" else depth)
 
 
+def _prefetch_to_device(batches: Any, depth: int, device: str = "/GPU:0") -> Any:
+    import tensorflow as tf
+
+    return batches.apply(tf.data.experimental.prefetch_to_device(device, depth)) if depth else batches
+
+
 def _set_auto_shard(options: Any, policy: str) -> None:
     import tensorflow as tf
 
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy[policy.upper()]
 
 
-def _option(path: str) -> Callable[[Any, Any], None]:
-    """A setter of one of a dataset's options."""
+def _set_option(path: str) -> Callable[[Any, Any], None]:
+    """Return the setter of one of a dataset's options."""
     parent, _, last = path.rpartition(".")
     return lambda options, value: setattr(attrgetter(parent)(options) if parent else options, last, value)
 
 
-_OF_SCRIPT: dict[str, Any] = {"default": None, "stage": Stage.PIPELINE, "structural": True, "of_workload": True}
-_OF_STRATEGY: dict[str, Any] = {"stage": Stage.SCOPE, "of_workload": True}
+def _gpu_variable(
+    name: str, summary: str, variable: str, texts: dict[Any, str], default: KnobValue, *, flag: str = "", **more: Any
+) -> Knob:
+    """Return the knob of an environment variable, or of a flag in one; see `variable_fields`."""
+    # Read when the runtime starts or XLA first compiles: after a template has forked.
+    domain = Domain(words=tuple(texts))
+    if isinstance(default, bool):
+        domain = Domain(booleans=True)
+    elif isinstance(default, int):
+        domain = Domain(integers=(min(texts), max(texts)))
+    fields = variable_fields(variable, texts, default, flag=flag)
+    return Knob(name=name, summary=summary, domain=domain, stage=Stage.START, devices=_ON_GPU, **fields, **more)
+
+
+def _xla_flag(name: str, summary: str, default: KnobValue, most: int = 0, **more: Any) -> Knob:
+    """Return the knob of a flag in XLA_FLAGS that is true or false, or a number from 0 to `most`."""
+
+    def acts(configuration: Mapping[str, KnobValue]) -> bool:
+        return bool(configuration.get("jit_compile") or configuration.get("xla_auto_clustering"))
+
+    texts: dict[Any, str] = {number: str(number) for number in range(most + 1)}
+    texts = texts if most else {False: "false", True: "true"}
+    return _gpu_variable(name, summary, XLA, texts, default, flag=name, acts=acts, **more)
+
+
+def _grappler_pass(key: str, summary: str) -> Knob:
+    """Return the knob of one of Grappler's passes, which are on by default. Grappler silently ignores unknown keys."""
+    return Knob(
+        name=key,
+        summary=summary,
+        domain=Domain(booleans=True),
+        default=True,
+        stage=Stage.RUNTIME,
+        set=lambda tf, on: tf.config.optimizer.set_experimental_options({key: on}),
+        read=lambda tf: tf.config.optimizer.get_experimental_options().get(key, True),
+        devices=_ON_GPU,
+        numerics=Numerics.ARITHMETIC,
+    )
+
+
+GPU_KNOBS = (
+    _gpu_variable(  # tensorflow/compiler/jit/flags.cc; a step that is compiled as a whole leaves nothing to cluster
+        "xla_auto_clustering",
+        "XLA compiles the clusters of operations that it finds (TF_XLA_FLAGS, tf_xla_auto_jit)",
+        TF_XLA,
+        {False: "0", True: "2"},
+        False,
+        flag="tf_xla_auto_jit",
+        acts=lambda configuration: not configuration.get("jit_compile"),
+        probes=(probe(52, exactly(True), jit_compile=exactly(False)),),
+        **_ARITHMETIC,
+    ),
+    _gpu_variable(  # tensorflow/core/common_runtime/gpu/gpu_device.cc
+        "gpu_thread_mode",
+        "threads that launch kernels: the CPU's, one GPU's own, or all GPUs' (TF_GPU_THREAD_MODE)",
+        "TF_GPU_THREAD_MODE",
+        {mode: mode for mode in ("global", "gpu_private", "gpu_shared")},
+        "global",
+        memory=_same_memory,
+        probes=(probe(62, exactly("gpu_private")),),
+    ),
+    _gpu_variable(  # the same file
+        "gpu_thread_count",
+        "how many of those threads, where they are not the CPU's (TF_GPU_THREAD_COUNT)",
+        "TF_GPU_THREAD_COUNT",
+        {number: str(number) for number in range(1, 65)},
+        2,
+        memory=_same_memory,
+        acts=lambda configuration: configuration.get("gpu_thread_mode") != "global",
+    ),
+    _gpu_variable(  # tensorflow/core/kernels/matmul_op_impl.h, tensorflow/core/grappler/optimizers/remapper.cc
+        "cublaslt",
+        "matrix products by cuBLASLt, with bias and activation fused (TF_USE_CUBLASLT)",
+        "TF_USE_CUBLASLT",
+        {False: "0", True: "1"},
+        False,
+        probes=(probe(64, exactly(True)),),
+        **_ARITHMETIC,
+    ),
+    _xla_flag(  # xla/debug_options_flags.cc, as for all flags of XLA
+        "xla_gpu_graph_min_graph_size",
+        "fewest kernels that XLA launches as one CUDA graph",
+        5,
+        most=1024,
+        probes=(probe(66, exactly(1), jit_compile=exactly(True)),),
+    ),
+    # Keras copies each batch inside the step (keras/src/backend/tensorflow/trainer.py, TFEpochIterator). The copying
+    # part must be a pipeline's last, and hides its length: an epoch then ends in a step that fails half-way.
+    Knob(
+        name="prefetch_to_device",
+        summary="batches copied to the GPU ahead of the step, with persistent_iterator; 0 is none",
+        domain=Domain(integers=(0, 64)),
+        default=0,
+        stage=Stage.PIPELINE,
+        set=_prefetch_to_device,
+        devices=_ON_GPU,
+        memory=_number,
+        structural=True,
+        acts=lambda configuration: (
+            bool(configuration.get("persistent_iterator")) and configuration.get("strategy", "none") == "none"
+        ),  # a strategy copies the batches itself
+        probes=(for_input(45, exactly(2), persistent_iterator=exactly(True)),),
+    ),
+    _xla_flag("xla_gpu_enable_cublaslt", "XLA's matrix products by cuBLASLt", False, **_ARITHMETIC),
+    _xla_flag("xla_gpu_enable_cudnn_layer_norm", "XLA's layer normalisation by cuDNN", False, **_ARITHMETIC),
+    _xla_flag(
+        "xla_gpu_cudnn_gemm_fusion_level",
+        "how much XLA fuses into cuDNN's matrix products; 0 is nothing",
+        0,
+        most=3,
+        numerics=Numerics.ARITHMETIC,
+        plain=0,
+    ),
+    _xla_flag("xla_gpu_exhaustive_tiling_search", "XLA tries all tilings of its matrix products", False, **_ARITHMETIC),
+    _grappler_pass("layout_optimizer", "Grappler chooses the layout of images in memory"),
+    _grappler_pass("remapping", "Grappler fuses operations into one kernel"),
+    _gpu_variable(  # tensorflow/core/common_runtime/gpu/gpu_process_state.cc; an empty text is TensorFlow's default
+        "gpu_allocator",
+        "who hands out the GPU's memory: TensorFlow (bfc) or CUDA (TF_GPU_ALLOCATOR)",
+        "TF_GPU_ALLOCATOR",
+        {"bfc": "", "cuda_malloc_async": "cuda_malloc_async"},
+        "bfc",
+    ),
+)
+"""The knobs that exist on an NVIDIA GPU alone, but `tensor_float_32`, in the order in which tables show them."""
 
 _TABLE = (
     Knob(
@@ -101,9 +315,9 @@ _TABLE = (
         domain=Domain(integers=(1, 1 << 20)),
         default=None,
         stage=Stage.PIPELINE,
-        memory=_by_number,
+        memory=_number,
         numerics=Numerics.EXAMPLES,
-        probes=(*early.batch(4), *early.batch(2), probe(10, early.larger), probe(80, early.smaller)),
+        probes=(*for_batch(4), *for_batch(2), probe(10, larger), probe(80, smaller)),
     ),
     Knob(
         name="global_batch",
@@ -127,7 +341,7 @@ _TABLE = (
         numerics=Numerics.ARITHMETIC,
         plain="float32",
         probes=(
-            *(early.for_compute(60, exactly(f"mixed_{each}")) for each in ("bfloat16", "float16")),
+            *(for_compute(60, exactly(f"mixed_{name}")) for name in ("bfloat16", "float16")),
             probe(60, exactly("float32")),
         ),
     ),
@@ -139,9 +353,9 @@ _TABLE = (
         stage=Stage.RUNTIME,
         set=lambda tf, on: tf.config.experimental.enable_tensor_float_32_execution(on),
         read=lambda tf: tf.config.experimental.tensor_float_32_execution_enabled(),
-        devices=ON_GPU,
+        devices=_ON_GPU,
         capability={True: 8.0, False: 8.0},
-        memory=alike,
+        memory=_same_memory,
         numerics=Numerics.ARITHMETIC,
     ),
     Knob(
@@ -152,7 +366,7 @@ _TABLE = (
         stage=Stage.COMPILE,
         numerics=Numerics.ARITHMETIC,
         plain=False,
-        probes=(early.for_compute(50, exactly(True)), probe(50, exactly(False))),
+        probes=(for_compute(50, exactly(True)), probe(50, exactly(False))),
     ),
     Knob(
         name="steps_per_execution",
@@ -161,9 +375,9 @@ _TABLE = (
         default=1,
         stage=Stage.COMPILE,
         probes=(
-            Probe(place=lambda now: 20 if now.short_steps else None, to=early.times(4)),
-            probe(70, early.larger),
-            probe(70, early.smaller),
+            Probe(place=lambda now: 20 if now.short_steps else None, to=times(4)),
+            probe(70, larger),
+            probe(70, smaller),
         ),
     ),
     Knob(
@@ -173,9 +387,9 @@ _TABLE = (
         default=0,
         stage=Stage.PIPELINE,
         set=_prefetch,
-        memory=_by_number,
+        memory=_number,
         structural=True,
-        probes=(early.for_input(41, exactly(2)), early.for_input(42, exactly("autotune"))),
+        probes=(for_input(41, exactly(2)), for_input(42, exactly("autotune"))),
     ),
     Knob(
         name="num_parallel_calls",
@@ -183,11 +397,11 @@ _TABLE = (
         domain=Domain(integers=(0, 4096), words=("autotune", AS_WRITTEN)),
         default=0,
         stage=Stage.PIPELINE,
-        memory=_by_number,
+        memory=_number,
         structural=True,
         probes=(  # parallel calls need threads to run on
-            early.for_input(40, near(16), data_threads=near(16)),
-            early.for_input(43, exactly("autotune")),
+            for_input(40, near(16), data_threads=near(16)),
+            for_input(43, exactly("autotune")),
         ),
         needs_dataset_config=True,
     ),
@@ -197,12 +411,12 @@ _TABLE = (
         domain=Domain(integers=(0, 4096)),
         default=0,
         stage=Stage.OPTIONS,
-        set=_option("threading.private_threadpool_size"),
+        set=_set_option("threading.private_threadpool_size"),
         read=attrgetter("threading.private_threadpool_size"),
-        memory=lambda threads: _by_number(threads) or None,  # the shared pool is as wide as the machine
+        memory=lambda threads: _number(threads) or None,  # the shared pool is as wide as the machine
         per_core=True,
         structural=True,
-        probes=(early.for_input(40, near(16), num_parallel_calls=near(16)),),
+        probes=(for_input(40, near(16), num_parallel_calls=near(16)),),
     ),
     Knob(
         name="deterministic",
@@ -210,9 +424,9 @@ _TABLE = (
         domain=Domain(booleans=True),
         default=True,
         stage=Stage.OPTIONS,
-        set=_option("deterministic"),
+        set=_set_option("deterministic"),
         read=attrgetter("deterministic"),
-        memory=alike,
+        memory=_same_memory,
         numerics=Numerics.EXAMPLES,
     ),
     Knob(
@@ -221,7 +435,7 @@ _TABLE = (
         domain=Domain(booleans=True),
         default=True,
         stage=Stage.OPTIONS,
-        set=_option("autotune.enabled"),
+        set=_set_option("autotune.enabled"),
         read=attrgetter("autotune.enabled"),
         structural=True,
         probes=(probe(65, exactly(False)), probe(65, exactly(True))),
@@ -240,29 +454,29 @@ _TABLE = (
         summary="keep in memory what a script's last map without chance has made (--allow-cache)",
         domain=Domain(booleans=True),
         memory=lambda on: int(bool(on)),
-        probes=(early.for_input(39, exactly(True)),),
+        probes=(for_input(39, exactly(True)),),
         **_OF_SCRIPT,
     ),
     Knob(
         name="workers",
         summary="threads or processes that make the batches of a script's PyDataset",
         domain=Domain(integers=(1, 4096)),
-        memory=_by_number,
-        probes=(early.for_input(40, near(16)),),
+        memory=_number,
+        probes=(for_input(40, near(16)),),
         **_OF_SCRIPT,
     ),
     Knob(
         name="use_multiprocessing",
         summary="processes, not threads, make the batches of a script's PyDataset",
         domain=Domain(booleans=True),
-        probes=(early.for_input(44, exactly(True)),),
+        probes=(for_input(44, exactly(True)),),
         **_OF_SCRIPT,
     ),
     Knob(
         name="max_queue_size",
         summary="batches that wait in the queue of a script's PyDataset",
         domain=Domain(integers=(1, 4096)),
-        memory=_by_number,
+        memory=_number,
         **_OF_SCRIPT,
     ),
     _op_threads("intra", "threads inside one operation"),
@@ -274,7 +488,7 @@ _TABLE = (
         stage=Stage.IMPORT,
         devices=frozenset({Device.CPU}),
         numerics=Numerics.ARITHMETIC,
-        **own_variable("TF_ENABLE_ONEDNN_OPTS", {False: "0", True: "1"}, True),
+        **variable_fields("TF_ENABLE_ONEDNN_OPTS", {False: "0", True: "1"}, True),
     ),
     *GPU_KNOBS,
     Knob(
@@ -284,7 +498,7 @@ _TABLE = (
         default="none",
         numerics=Numerics.ARITHMETIC,
         plain="none",
-        probes=(probe(5, exactly("mirrored"), batch_size=early.times(2)), probe(6, exactly("mirrored"))),
+        probes=(probe(5, exactly("mirrored"), batch_size=times(2)), probe(6, exactly("mirrored"))),
         **_OF_STRATEGY,
     ),
     Knob(
@@ -315,29 +529,29 @@ _TABLE = (
         summary="batches that wait on each device of strategy=mirrored",
         domain=Domain(integers=(1, 64)),
         default=1,
-        memory=_by_number,
+        memory=_number,
         **_OF_STRATEGY,
     ),
 )
 
 STRATEGY_KNOBS = ("strategy", "replicas", "cross_device", "auto_shard_policy", "per_replica_buffer_size")
-"""They exist where a seat has several devices, in none but such searches and their recipes."""
-KNOBS: dict[str, Knob] = {each.name: each for each in _TABLE}
+"""They exist only where a seat has several devices, and in the recipes of such searches."""
+KNOBS: dict[str, Knob] = {knob.name: knob for knob in _TABLE}
 """Every knob by name, in the order in which tables show them."""
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """`Did you mean 'x'? ` when `known` holds a name close to `name`, else an empty string."""
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return `Did you mean 'x'? ` where `known` holds a name close to `name`, else an empty string."""
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
     return f"Did you mean {close[0]!r}? " if close else ""
 
 
 def check_value(name: str, value: object, *, where: str) -> KnobValue:
-    """`value`. Raises ConfigurationError where the knob does not exist or cannot take it; `where` is for messages."""
+    """Return `value`. Raises ConfigurationError where the knob does not exist or cannot take it."""
     if name not in KNOBS:
         raise ConfigurationError(
             f"{where}: there is no knob called {short(name)}",
-            hint=f"{nearest(str(name), KNOBS)}`autotune knobs` lists them all.",
+            hint=f"{did_you_mean(str(name), KNOBS)}`autotune knobs` lists them all.",
         )
     domain = KNOBS[name].domain
     if value not in domain or not isinstance(value, (bool, int, str)):
@@ -346,5 +560,5 @@ def check_value(name: str, value: object, *, where: str) -> KnobValue:
 
 
 def knobs_on(device: Device) -> tuple[Knob, ...]:
-    """The knobs that exist on `device`, in table order."""
-    return tuple(each for each in KNOBS.values() if device in each.devices)
+    """Return the knobs that exist on `device`, in table order."""
+    return tuple(knob for knob in KNOBS.values() if device in knob.devices)

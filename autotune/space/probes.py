@@ -1,4 +1,4 @@
-"""Probes: changes of knobs that are tried early, because they usually pay. Each knob has its own in the table."""
+"""Probes: changes of knobs that usually pay, and are tried early. Each knob's own are in its entry of the table."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ Pick = Callable[[Sequence[Any], Any], Any]
 
 
 def exactly(value: bool | int | str) -> Pick:
-    """This value."""
-    return lambda choices, now: next((each for each in choices if (type(each), each) == (type(value), value)), None)
+    """Pick this value."""
+    return lambda choices, now: next((found for found in choices if (type(found), found) == (type(value), value)), None)
 
 
 def near(number: float) -> Pick:
-    """The choice nearest to a number, on a logarithmic scale."""
-    return lambda choices, now: min(_numbers(choices), key=lambda each: abs(math.log(each / number)), default=None)
+    """Pick the choice nearest to a number, on a logarithmic scale."""
+    return lambda choices, now: min(_positive(choices), key=lambda found: abs(math.log(found / number)), default=None)
 
 
 def times(factor: float) -> Pick:
-    """The choice nearest to so many times the value."""
+    """Pick the choice nearest to so many times the value."""
     return lambda choices, now: near(factor * now)(choices, now)
 
 
 def larger(choices: Sequence[Any], now: Any) -> Any:
-    """The next larger choice."""
-    return min((each for each in _numbers(choices) if each > now), default=None)
+    """Pick the next larger choice."""
+    return min((number for number in _positive(choices) if number > now), default=None)
 
 
 def smaller(choices: Sequence[Any], now: Any) -> Any:
-    """The next smaller choice."""
-    return max((each for each in _numbers(choices) if each < now), default=None)
+    """Pick the next smaller choice."""
+    return max((number for number in _positive(choices) if number < now), default=None)
 
 
-def _numbers(choices: Sequence[Any]) -> list[int]:
-    return [each for each in choices if type(each) is int and each > 0]
+def _positive(choices: Sequence[Any]) -> list[int]:
+    return [value for value in choices if type(value) is int and value > 0]
 
 
 Limit = Literal["input", "compute"]
@@ -46,7 +46,7 @@ Limit = Literal["input", "compute"]
 
 @dataclass(frozen=True, kw_only=True)
 class Situation:
-    """What decides which probes come first."""
+    """The state of the search that decides which probes come first."""
 
     at_first: bool  # the baseline is still the fastest
     limit: Limit | None  # what limits the fastest; None: launches, or it is unknown
@@ -63,12 +63,12 @@ class Probe:
 
 
 def probe(place: int, to: Pick, **together: Pick) -> Probe:
-    """A probe with the same place in every situation."""
+    """Return a probe that has the same place in every situation."""
     return Probe(place=lambda now: place, to=to, together=together)
 
 
-def batch(factor: int) -> tuple[Probe, ...]:
-    """The baseline's batch size times a factor; with more steps per execution where steps are short."""
+def for_batch(factor: int) -> tuple[Probe, ...]:
+    """Multiply the baseline's batch size; where steps are short, raise the steps per execution too."""
     to, steps = times(factor), {"steps_per_execution": near(8)}
     return (
         Probe(place=lambda now: 0 if now.at_first and now.short_steps else None, to=to, together=steps),
@@ -77,10 +77,10 @@ def batch(factor: int) -> tuple[Probe, ...]:
 
 
 def for_input(place: int, to: Pick, **together: Pick) -> Probe:
-    """What helps a training that waits for its input: early where it does, late where it does not."""
+    """Feed a training faster: early where it waits for its input, late where it does not."""
     return Probe(place=lambda now: place if now.limit == "input" else place + 50, to=to, together=together)
 
 
 def for_compute(place: int, to: Pick) -> Probe:
-    """What makes a step compute less or faster: early where that limits the training."""
+    """Make a step compute less or faster: early where compute limits the training."""
     return Probe(place=lambda now: place - 45 if now.limit == "compute" else place, to=to)

@@ -28,9 +28,8 @@ from autotune.data.errors import ArgumentError, SearchSpaceError
 from autotune.data.files import read_at_most
 from autotune.data.models import KnobValue
 from autotune.data.printable import short
-from autotune.space.combining import coherent
-from autotune.space.configuration import Configuration, acting, format_value
-from autotune.space.knobs import KNOBS, STRATEGY_KNOBS, Device, nearest
+from autotune.space.configuration import Configuration, format_value, normalize, reset_idle
+from autotune.space.knobs import KNOBS, STRATEGY_KNOBS, Device, did_you_mean
 from autotune.space.variables import REFUSED
 
 SCHEMA_VERSION = 1
@@ -48,7 +47,7 @@ _COMBINATION = re.compile(r"\s*(?P<function>min|max)\s*\((?P<terms>[^()]*)\)\s*"
 
 
 def bound(text: object, *, cores: int, examples: int | None, where: str) -> int | None:
-    """The number that a bound stands for; None where it rests on an unknown number of examples.
+    """Compute the number that a bound stands for; None where it rests on an unknown number of examples.
 
     Grammar: a term, `min(term, …)` or `max(term, …)`. Terms: `12`, `cores`, `4*cores`, `2*examples/3` (floor division).
     """
@@ -77,6 +76,53 @@ class Range:
     low: int | str = 0
     high: int | str = 0
 
+    @classmethod
+    def read(cls, name: str, table: Any, source: str) -> Range:
+        """Check a table of the file. Raises SearchSpaceError where the knob cannot vary over it."""
+        plain, where = name.removeprefix("--"), f"{source}: [knobs.{name}]"
+        _require(plain not in REFUSED, f"{source}: {plain} is refused: {REFUSED.get(plain)}", "Leave it out.")
+        hint = f"{did_you_mean(name, KNOBS)}`autotune knobs` lists them all."
+        _require(name in KNOBS, f"{source}: there is no knob called {short(name)}", hint)
+        domain = KNOBS[name].domain
+        takes = f"{name} takes {domain.describe()}."
+        kind = table.get("kind") if isinstance(table, dict) else None
+        hint = f"{did_you_mean(str(kind), _KEYS_OF_KIND)}Kinds: {', '.join(_KEYS_OF_KIND)}."
+        _require(isinstance(kind, str) and kind in _KEYS_OF_KIND, f"{where}: kind is {_short(kind)}", hint)
+        _refuse_unknown(table, _KEYS_OF_KIND[str(kind)], where=where)
+        choices, low, high = table.get("choices"), table.get("low"), table.get("high")
+        if kind == "categorical":
+            fits = isinstance(choices, list) and 1 <= len(choices) <= LARGEST_NUMBER_OF_CHOICES
+            hint = f"Write a list of one to {LARGEST_NUMBER_OF_CHOICES} values."
+            _require(fits, f"{where}: choices is {_short(choices)}", hint)
+            for index, value in enumerate(choices):
+                _require(value in domain, f"{where}: choices[{index}] is {_short(value)}", takes)
+            return cls(choices=tuple(choices))
+        _require(domain.integers is not None, f"{where}: kind {kind!r} needs a knob with numbers", takes)
+        bound(low, cores=1, examples=1, where=f"{where}: low")  # refuses what it cannot read
+        if high != UNTIL_OUT_OF_MEMORY or name != "batch_size":
+            bound(high, cores=1, examples=1, where=f"{where}: high")
+        return cls(low=low, high=high)
+
+    def values(self, name: str, *, cores: int, examples: int | None, source: str) -> Sequence[Any]:
+        """Return the values on this machine. Raises SearchSpaceError where there are none, or too large ones."""
+        if self.choices:
+            return self.choices
+        where, domain = f"{source}: [knobs.{name}]", KNOBS[name].domain
+        until_memory = f"min({LARGEST_DOUBLED_BATCH}, examples/4)"
+        ends = (self.low, until_memory if self.high == UNTIL_OUT_OF_MEMORY else self.high)
+        low, high = (bound(end, cores=cores, examples=examples, where=where) for end in ends)
+        if low is None or high is None:
+            problem = f"{where} has a bound on the number of examples, which is not known here"
+            raise SearchSpaceError(problem, hint="Write a number as the bound.")
+        if name == "batch_size" and examples:
+            high = min(high, examples)
+        powers = [1 << exponent for exponent in range(high.bit_length()) if 1 << exponent >= low]
+        problem = f"{where} is empty here: from {low} to {high}"
+        _require(bool(powers) or name == "batch_size", problem, "Lower `low` or raise `high`.")
+        for power in powers:
+            _require(power in domain, f"{where} reaches {power} here", f"{name} takes {domain.describe()}.")
+        return powers
+
 
 @dataclass(frozen=True, kw_only=True)
 class ResolvedSpace:
@@ -92,12 +138,12 @@ class ResolvedSpace:
         return math.prod(len(values) for values in self.choices.values())
 
     def configuration(self, varied: Mapping[str, KnobValue]) -> Configuration:
-        """The baseline with the varied knobs set, and those that its strategy decides."""
+        """Return the baseline with the varied knobs set, and those that its strategy decides."""
         return self.canonical(self.baseline.replace(**varied))
 
     def canonical(self, configuration: Configuration) -> Configuration:
-        """The one configuration among those that train alike: without what its strategy excludes and what is idle."""
-        return acting(coherent(configuration, self.choices), self.baseline)
+        """Return the one configuration among those that train alike: see `normalize` and `reset_idle`."""
+        return reset_idle(normalize(configuration, self.choices), self.baseline)
 
     def __contains__(self, configuration: object) -> bool:
         """Whether every knob of `configuration` has a value that this space allows."""
@@ -132,13 +178,12 @@ class SearchSpace:
         _require(
             type(version) is int and version == SCHEMA_VERSION,
             f"{source}: schema_version is {_short(version)}, this autotune reads {SCHEMA_VERSION}",
-            hint="Upgrade autotune." if newer else f"Write: schema_version = {SCHEMA_VERSION}",
+            "Upgrade autotune." if newer else f"Write: schema_version = {SCHEMA_VERSION}",
         )
         knobs = document.get("knobs")
-        if not isinstance(knobs, dict) or not knobs:
-            hint = "Add a table such as [knobs.batch_size]."
-            raise SearchSpaceError(f"{source}: no knobs to vary", hint=hint)
-        ranges = {name: _read_range(name, table, source) for name, table in knobs.items()}
+        fits = isinstance(knobs, dict) and bool(knobs)
+        _require(fits, f"{source}: no knobs to vary", "Add a table such as [knobs.batch_size].")
+        ranges = {name: Range.read(name, table, source) for name, table in document["knobs"].items()}
         return cls(source=source, ranges=ranges)
 
     def resolve(
@@ -151,14 +196,21 @@ class SearchSpace:
         dataset_takes_config: bool,
         largest_batch: int | None = None,
         devices: int = 1,
-        kept: Mapping[str, str] = MappingProxyType({}),
+        fixed: Mapping[str, str] = MappingProxyType({}),
         capability: str | None = None,
     ) -> ResolvedSpace:
-        """The choices of every knob, the baseline's value always among them.
+        """Return the choices of every knob, the baseline's value always among them.
 
-        `examples` are of one epoch, `devices` those of a seat. `kept` are knobs that do not vary, with the reason.
-
-        `capability` is the lowest compute capability of the GPUs, such as `8.0`; None where it is not known.
+        Args:
+            baseline: The configuration around which the knobs vary.
+            device: What the training runs on.
+            cores: Of this machine.
+            examples: Of one epoch; None where that is not known.
+            dataset_takes_config: Whether the workload's `dataset()` takes a config.
+            largest_batch: The largest batch size allowed; None for any.
+            devices: Of a seat.
+            fixed: Knobs that do not vary, with the reason.
+            capability: The lowest compute capability of the GPUs, such as `8.0`; None where it is not known.
 
         Raises SearchSpaceError where a range is empty or nothing varies, ArgumentError for a `largest_batch` too small.
         """
@@ -172,32 +224,22 @@ class SearchSpace:
             ranges.setdefault("replicas", Range(choices=(devices,)))
         choices: dict[str, tuple[KnobValue, ...]] = {}
         left_out: dict[str, str] = {}
-        for name, each in ranges.items():
-            knob = KNOBS[name]
-            if device not in knob.devices:
-                left_out[name] = f"does not exist on a {device}"
-            elif name in kept:
-                left_out[name] = kept[name]
-            elif name not in baseline:
-                left_out[name] = "the seat has one device" if name in STRATEGY_KNOBS else "only some scripts have it"
-            elif knob.needs_dataset_config and not dataset_takes_config:
-                left_out[name] = "the workload's dataset() takes no config"
+        for name, written in ranges.items():
+            if why := _why_left_out(name, device, fixed, baseline, dataset_takes_config):
+                left_out[name] = why
+                continue
+            values = written.values(name, cores=cores, examples=examples, source=self.source)
+            if name == "batch_size":
+                values = [value for value in values if _batch_fits(value, baseline, largest_batch)]
+            if name == "replicas":
+                values = [*(value for value in values if value < devices), devices]
+            slow = _slow_values(name, capability if device is Device.GPU else None)
+            left_out |= {f"{name}={format_value(value)}": why for value, why in slow.items()}
+            allowed = _with_baseline([value for value in values if value not in slow], baseline[name])
+            if len(allowed) > 1:
+                choices[name] = allowed
             else:
-                values = self._values(name, each, cores, examples)
-                if name == "batch_size":
-                    values = [value for value in values if _batch_fits(value, baseline, largest_batch)]
-                if name == "replicas":
-                    values = [*(value for value in values if value < devices), devices]
-                if device is Device.GPU and capability is not None:
-                    slow = {value: least for value, least in knob.capability.items() if float(capability) < least}
-                    values = [value for value in values if value not in slow]
-                    told = {f"{name}={format_value(value)}": least for value, least in slow.items()}
-                    left_out |= {each: f"needs compute capability {told[each]}, not {capability}" for each in told}
-                found = _with_baseline(values, baseline[name])
-                if len(found) > 1:
-                    choices[name] = found
-                else:
-                    left_out[name] = f"only the baseline's value, {format_value(baseline[name])}, is left"
+                left_out[name] = f"only the baseline's value, {format_value(baseline[name])}, is left"
         if not choices:
             raise SearchSpaceError(
                 f"{self.source}: nothing is left to vary here",
@@ -206,35 +248,33 @@ class SearchSpace:
         choices = {name: choices[name] for name in KNOBS if name in choices}
         return ResolvedSpace(baseline=baseline, choices=choices, left_out=left_out)
 
-    def _values(self, name: str, written: Range, cores: int, examples: int | None) -> Sequence[Any]:
-        if written.choices:
-            return written.choices
-        where, domain = f"{self.source}: [knobs.{name}]", KNOBS[name].domain
-        until_memory = f"min({LARGEST_DOUBLED_BATCH}, examples/4)"
-        ends = (written.low, until_memory if written.high == UNTIL_OUT_OF_MEMORY else written.high)
-        low, high = (bound(each, cores=cores, examples=examples, where=where) for each in ends)
-        if low is None or high is None:
-            raise SearchSpaceError(
-                f"{where} has a bound on the number of examples, which is not known here",
-                hint="Write a number as the bound.",
-            )
-        if name == "batch_size" and examples:
-            high = min(high, examples)
-        values = [1 << exponent for exponent in range(high.bit_length()) if 1 << exponent >= low]
-        _require(
-            bool(values) or name == "batch_size",
-            f"{where} is empty here: from {low} to {high}",
-            hint="Lower `low` or raise `high`.",
-        )
-        for value in values:
-            _require(value in domain, f"{where} reaches {value} here", f"{name} takes {domain.describe()}.")
-        return values
+
+def _why_left_out(
+    name: str, device: Device, fixed: Mapping[str, str], baseline: Configuration, dataset_takes_config: bool
+) -> str:
+    """Return why a knob does not vary here; empty where it does."""
+    if device not in KNOBS[name].devices:
+        return f"does not exist on a {device}"
+    if name in fixed:
+        return fixed[name]
+    if name not in baseline:
+        return "the seat has one device" if name in STRATEGY_KNOBS else "only some scripts have it"
+    if KNOBS[name].needs_dataset_config and not dataset_takes_config:
+        return "the workload's dataset() takes no config"
+    return ""
+
+
+def _slow_values(name: str, capability: str | None) -> dict[KnobValue, str]:
+    """Return the values of a knob for which the GPUs have no fast path, with the reason."""
+    needs = KNOBS[name].capability if capability is not None else {}
+    why = "needs compute capability {}, not {}"
+    return {value: why.format(need, capability) for value, need in needs.items() if float(capability or 0) < need}
 
 
 def _batch_fits(value: int, baseline: Configuration, largest: int | None) -> bool:
-    """Whether a batch size is allowed; where gradients are accumulated, it is a whole part of an update's examples."""
-    whole = "global_batch" not in baseline or baseline.update_size % value == 0
-    return whole and (largest is None or value <= largest)
+    """Whether a batch size is allowed; where gradients are accumulated, it must divide an update's examples."""
+    divides = "global_batch" not in baseline or baseline.update_size % value == 0
+    return divides and (largest is None or value <= largest)
 
 
 def _with_baseline(values: Sequence[KnobValue], baseline: KnobValue) -> tuple[KnobValue, ...]:
@@ -244,43 +284,15 @@ def _with_baseline(values: Sequence[KnobValue], baseline: KnobValue) -> tuple[Kn
     return (*sorted(numbers), *others)
 
 
-def _require(fine: bool, problem: str, hint: str) -> None:
-    if not fine:
+def _require(fits: bool, problem: str, hint: str) -> None:
+    if not fits:
         raise SearchSpaceError(problem, hint=hint)
 
 
 def _refuse_unknown(table: Mapping[str, object], known: tuple[str, ...], *, where: str) -> None:
     for key in table:
-        hint = f"{nearest(key, known)}Known here: {', '.join(known)}."
-        _require(key in known, f"{where}: unknown key {_short(key)}", hint)
-
-
-def _read_range(name: str, table: Any, source: str) -> Range:
-    plain = name.removeprefix("--")
-    _require(plain not in REFUSED, f"{source}: {plain} is refused: {REFUSED.get(plain)}", "Leave it out.")
-    hint = f"{nearest(name, KNOBS)}`autotune knobs` lists them all."
-    _require(name in KNOBS, f"{source}: there is no knob called {_short(name)}", hint)
-    domain, where = KNOBS[name].domain, f"{source}: [knobs.{name}]"
-    takes = f"{name} takes {domain.describe()}."
-    kind = table.get("kind") if isinstance(table, dict) else None
-    close = nearest(kind, _KEYS_OF_KIND) if isinstance(kind, str) else ""
-    hint = f"{close}Kinds: {', '.join(_KEYS_OF_KIND)}."
-    _require(isinstance(kind, str) and kind in _KEYS_OF_KIND, f"{where}: kind is {_short(kind)}", hint)
-    _refuse_unknown(table, _KEYS_OF_KIND[str(kind)], where=where)
-    if kind == "categorical":
-        choices = table.get("choices")
-        fine = isinstance(choices, list) and 1 <= len(choices) <= LARGEST_NUMBER_OF_CHOICES
-        hint = f"Write a list of one to {LARGEST_NUMBER_OF_CHOICES} values."
-        _require(fine, f"{where}: choices is {_short(choices)}", hint)
-        for index, value in enumerate(choices):
-            _require(value in domain, f"{where}: choices[{index}] is {_short(value)}", takes)
-        return Range(choices=tuple(choices))
-    _require(domain.integers is not None, f"{where}: kind {kind!r} needs a knob with numbers", takes)
-    low, high = table.get("low"), table.get("high")
-    bound(low, cores=1, examples=1, where=f"{where}: low")  # refuses what it cannot read
-    if high != UNTIL_OUT_OF_MEMORY or name != "batch_size":
-        bound(high, cores=1, examples=1, where=f"{where}: high")
-    return Range(low=low, high=high)
+        hint = f"{did_you_mean(key, known)}Known here: {', '.join(known)}."
+        _require(key in known, f"{where}: unknown key {short(key)}", hint)
 
 
 def _short(value: object) -> str:
@@ -288,19 +300,19 @@ def _short(value: object) -> str:
 
 
 def shipped_directory() -> Path:
-    """Where the search spaces that come with autotune are: inside the package, or beside it in a checkout."""
+    """Return where the shipped search spaces are: inside the package, or beside it in a checkout."""
     package = Path(__file__).resolve().parent.parent
     inside = package / "search_spaces"
     return inside if inside.is_dir() else package.parent / "search_spaces"
 
 
 def shipped_names() -> tuple[str, ...]:
-    """The names that `--space` takes in place of a path."""
+    """Return the names that `--space` takes in place of a path."""
     return tuple(sorted(path.stem for path in shipped_directory().glob("*.toml")))
 
 
 def find_search_space(name_or_path: str | Path) -> SearchSpace:
-    """The shipped search space of that name, or the one in that file; SearchSpaceError where there is neither."""
+    """Read the shipped search space of that name, or the one in that file. Raises SearchSpaceError without either."""
     file, source = Path(name_or_path), str(name_or_path)
     if source in shipped_names():
         file, source = shipped_directory() / f"{source}.toml", f"{source}.toml"
@@ -310,7 +322,7 @@ def find_search_space(name_or_path: str | Path) -> SearchSpace:
     except FileNotFoundError as error:
         raise SearchSpaceError(
             f"no search space {source!r}: no such file, and none of that name is shipped",
-            hint=f"{nearest(source, shipped_names())}Shipped: {', '.join(shipped_names())}.",
+            hint=f"{did_you_mean(source, shipped_names())}Shipped: {', '.join(shipped_names())}.",
         ) from error
     except (OSError, ValueError) as error:  # ValueError: a null character in the path
         undecoded = "not UTF-8 text" if isinstance(error, UnicodeDecodeError) else str(error)

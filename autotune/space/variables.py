@@ -1,4 +1,4 @@
-"""Settings of the environment: flags inside variables, settings that are refused, and variables that nothing reads."""
+"""The user's environment: flags inside variables, unsafe settings, and variables that TensorFlow does not read."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ NOT_READ = (
     "TF_DISABLE_CUDNN_TENSOR_OP_MATH",
     "TF_DISABLE_CUDNN_RNN_TENSOR_OP_MATH",
 )
-"""Variables that guides name, and that stand in no library of TensorFlow 2.21."""
+"""Variables that guides recommend, and that no library of TensorFlow 2.21 contains."""
 
 _CACHES = {
     XLA: ("xla_gpu_per_fusion_autotune_cache_dir", "xla_gpu_load_autotune_results_from"),
     TF_XLA: ("tf_xla_persistent_cache_directory",),
 }
-"""Flags by which one process takes over what another has compiled, or found by autotuning."""
+"""Flags by which one process reuses what another has compiled or autotuned."""
 
 
-def flags(variables: Mapping[str, str], variable: str) -> dict[str, str]:
-    """The flags in a variable by name, as they are written: `{"xla_dump_to": "--xla_dump_to=/tmp"}`."""
+def parse_flags(variables: Mapping[str, str], variable: str) -> dict[str, str]:
+    """Return the flags in a variable by name, as they are written: `{"xla_dump_to": "--xla_dump_to=/tmp"}`."""
     # As XLA parses it (xla/parse_flags_from_env.cc): flags, or the path of a file with flags.
     text = variables.get(variable, "").strip()
     if text and not text.startswith("-"):
@@ -46,12 +46,12 @@ def flags(variables: Mapping[str, str], variable: str) -> dict[str, str]:
         except (OSError, ValueError):
             text = ""
     written = re.findall(r"""(?:[^\s"']|"[^"]*"|'[^']*')+""", text)
-    return {each.partition("=")[0].lstrip("-"): each for each in written}
+    return {flag.partition("=")[0].lstrip("-"): flag for flag in written}
 
 
 def flag_value(variables: Mapping[str, str], variable: str, flag: str) -> str | None:
-    """The text of a flag, `true` for a bare one; None where it is not set."""
-    written = flags(variables, variable).get(flag)
+    """Return the text of a flag, `true` for a bare one; None where it is not set."""
+    written = parse_flags(variables, variable).get(flag)
     if written is None:
         return None
     _, equals, text = written.partition("=")
@@ -60,21 +60,21 @@ def flag_value(variables: Mapping[str, str], variable: str, flag: str) -> str | 
 
 def set_flag(variables: MutableMapping[str, str], variable: str, flag: str, text: str) -> None:
     """Set one flag, and leave the others as they are."""
-    variables[variable] = " ".join({**flags(variables, variable), flag: f"--{flag}={text}"}.values())
+    variables[variable] = " ".join({**parse_flags(variables, variable), flag: f"--{flag}={text}"}.values())
 
 
 def without_caches(variables: Mapping[str, str]) -> dict[str, str]:
-    """The variables that name a cache of compilations, without it: each process is to autotune for itself."""
+    """Return the variables that name a cache of compilations, without it: each process must autotune for itself."""
     changed = {}
     for variable, caches in _CACHES.items():
-        found = flags(variables, variable)
-        if found.keys() & set(caches):
-            changed[variable] = " ".join(each for flag, each in found.items() if flag not in caches)
+        flags = parse_flags(variables, variable)
+        if flags.keys() & set(caches):
+            changed[variable] = " ".join(text for flag, text in flags.items() if flag not in caches)
     return changed
 
 
-def notes(variables: Mapping[str, str], tensorflow: str) -> Iterator[str]:
-    """What to know of the user's environment, a sentence each; `tensorflow` is its version."""
+def environment_notes(variables: Mapping[str, str], tensorflow: str) -> Iterator[str]:
+    """Yield what a user should know of the environment, a sentence each; `tensorflow` is its version."""
     for name, why in REFUSED.items():
         variable = name if name.startswith("TF_") else XLA
         text = variables.get(name, "").lower() if variable == name else flag_value(variables, XLA, name)
@@ -83,25 +83,25 @@ def notes(variables: Mapping[str, str], tensorflow: str) -> Iterator[str]:
             yield f"{shown}: {why}; unset it for a safe training"
     for name in NOT_READ:
         if name in variables:
-            yield f"{name} is set, but not read any more by TensorFlow {tensorflow}"
+            yield f"{name} is set, but TensorFlow {tensorflow} no longer reads it"
     for variable in without_caches(variables):
-        yield f"{variable} names a cache of compilations: trials run without it, so that each process tunes for itself"
+        yield f"{variable} names a compilation cache: trials run without it, so that each process tunes for itself"
 
 
-def own_variable(variable: str, texts: Mapping[Any, str], default: Any, *, flag: str = "") -> dict[str, Any]:
-    """The fields of a knob that is a variable by itself, or one flag in it.
+def variable_fields(variable: str, texts: Mapping[Any, str], default: Any, *, flag: str = "") -> dict[str, Any]:
+    """Return the fields of a knob that is an environment variable, or one flag in it.
 
     Args:
         variable: Its name.
-        texts: What stands there for each value.
-        default: Its value where nothing stands there.
-        flag: The flag's name.
+        texts: The text that stands there for each value.
+        default: The knob's value where nothing stands there.
+        flag: The flag's name; empty where the knob is the whole variable.
     """
 
     def read(variables: Mapping[str, str]) -> Any:
         text = flag_value(variables, variable, flag) if flag else variables.get(variable, "").lower()
         known = (text, {"1": "true", "0": "false", "true": "1", "false": "0"}.get(text or ""))
-        return next((value for value, each in texts.items() if each in known), default)
+        return next((value for value, written in texts.items() if written in known), default)
 
     def write(variables: MutableMapping[str, str], value: Any) -> None:
         text = texts.get(value)

@@ -1,4 +1,4 @@
-"""What limits a training: the words, and what is kept of a profile. Pure."""
+"""Find what limits a training, from what was measured of its steps. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from autotune.data.figures import Bottleneck, Ceilings, Name, Profile
 from autotune.data.models import Frozen
 
 NOT_INSTALLED = "xprof is not installed: `pip install xprof` reads the files that are kept"
-"""Why a profile that was taken is not read."""
+"""The reason of a profile that was taken and cannot be read."""
 # As shares of a step, those of XProf's own `input_pipeline_analyzer`; the last is of launch and of communication.
 INPUT_MODERATE, INPUT_HIGH = 0.05, 0.20
 SHOWN_ERROR = 0.005
@@ -27,8 +27,8 @@ MATRIX_KERNELS = (
 """Words of such operations in those names, in lower case."""
 
 
-class Seen(Frozen):
-    """What is known of a trial's steps; None where it was not measured."""
+class StepFigures(Frozen):
+    """What was measured of a trial's steps; None where it was not."""
 
     waits: float | None = None  # share of a step that waits for input
     waits_error: float = 0.0  # half of the width of its interval
@@ -39,8 +39,8 @@ class Seen(Frozen):
     gpu_memory: float | None = None  # share of it in which the GPU's memory was read or written
 
 
-def bottleneck_of(seen: Seen) -> Bottleneck:
-    """What limits a trial, by the first of these rules that holds.
+def find_bottleneck(seen: StepFigures) -> Bottleneck:
+    """Return what limits a trial, by the first of these rules that holds.
 
     | limit | rule |
     |---|---|
@@ -91,7 +91,7 @@ def _pipeline_is_faster(ceilings: Ceilings | None) -> bool:
 
 
 def _by_profile(profile: Profile) -> Bottleneck | None:
-    """Communication or launch, where a profile shows it."""
+    """Return communication or launch, where a profile shows it."""
     step = profile.step_seconds or 0.0
     if step <= 0:
         return None
@@ -108,7 +108,7 @@ def _by_profile(profile: Profile) -> Bottleneck | None:
 
 
 def _of_operations(profile: Profile) -> Bottleneck:
-    """Compute or memory bandwidth, by what the operations are."""
+    """Return compute or memory bandwidth, by what the operations are."""
     share, slow = profile.matrix_share, profile.memory_bound_share
     if slow is not None and abs(slow - MOSTLY) >= 0.1:
         limit: Name = "memory_bandwidth" if slow > MOSTLY else "compute"

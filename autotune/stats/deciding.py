@@ -1,4 +1,4 @@
-"""Decisions on what was measured: when a trial stops, what a gain needs, whether a claim holds. Pure functions."""
+"""Decide when a trial stops, whether a gain is shown, and whether a claim holds. Pure functions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Stop(enum.StrEnum):
 def stop_measuring(
     log_ratios: Sequence[float], *, leader: LogInterval | None, others: Spread | None = None
 ) -> Stop | None:
-    """Why to stop measuring a search trial, or None to go on; `log_ratios` are of its pairs so far."""
+    """Return why to stop measuring a search trial, or None to go on; `log_ratios` are of its pairs so far."""
     spread_is_known = others is not None and others.degrees >= BORROWED_DEGREES
     if leader is not None and len(log_ratios) >= (2 if spread_is_known else FEWEST_PAIRS):
         cautious = mean_interval(log_ratios, confidence=0.99, others=others)  # as it is looked at after each pair
@@ -42,7 +42,7 @@ def stop_measuring(
 
 
 class Verdict(enum.StrEnum):
-    """What a run comes to."""
+    """The conclusion of a run."""
 
     FASTER = "faster"
     NO_SIGNIFICANT_GAIN = "no_significant_gain"  # gains above a bound are excluded, or nothing is left to be tried
@@ -65,8 +65,8 @@ def is_faster(ratio: LogInterval, *, min_gain: float) -> bool:
     return ratio.low > 0 and ratio.value >= math.log1p(min_gain)
 
 
-class Finding(enum.StrEnum):
-    """What a verification says of a claim."""
+class ClaimResult(enum.StrEnum):
+    """What a verification finds out about a claim."""
 
     HOLDS = "holds"
     WEAKER = "weaker"  # faster, but surely by less than was claimed
@@ -75,13 +75,13 @@ class Finding(enum.StrEnum):
     UNDECIDED = "undecided"  # what was measured shows neither that the claim holds nor that it does not
 
 
-def finding(claim: LogInterval, now: LogInterval, *, min_gain: float) -> Finding:
-    """Whether a claimed speed-up, as a logarithm, is what is measured now; `min_gain` may be lost in any case."""
+def judge_claim(claim: LogInterval, now: LogInterval, *, min_gain: float) -> ClaimResult:
+    """Compare a claimed speed-up, as a logarithm, with what is measured now; `min_gain` may be lost in any case."""
     short = claim.value - now.value > max(math.hypot(claim.half_width, now.half_width), math.log1p(min_gain))
     if now.low <= 0:
-        return Finding.GONE if short else Finding.UNDECIDED
+        return ClaimResult.GONE if short else ClaimResult.UNDECIDED
     if short:
-        return Finding.WEAKER
+        return ClaimResult.WEAKER
     # An interval from 1.1 to 22 would hold any claim.
     vague = now.low < claim.value and now.half_width > max(claim.half_width, claim.value / 2)
-    return Finding.UNDECIDED if vague else Finding.HOLDS
+    return ClaimResult.UNDECIDED if vague else ClaimResult.HOLDS

@@ -1,6 +1,6 @@
-"""Estimates with confidence intervals, from paired slices and from instances of them.
+"""Estimate rates and speed-ups, with confidence intervals, from paired slices and from processes.
 
-Everything is computed on logarithms of ratios, so a speed-up of 2 and one of 1/2 are equally far from none.
+Intervals are computed on logarithms of ratios, so a speed-up of 2 and one of 1/2 are equally far from none.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from autotune.data.figures import LogInterval
 
 CONFIDENCE = 0.95
+Measured = tuple[float, int]  # a slice as samples per second, and the examples that it trained on
 BORROWED_DEGREES = 8  # most that a trial borrows from the others: one that is noisier shows it
 LEAST_DEVIATION = 0.02  # log deviation between processes that is allowed for even where slices show none
 CONTRADICTION = 0.05  # how rarely pairs that the prior describes vary so much that they are taken to contradict it
@@ -47,7 +48,7 @@ RECORDED_MACHINES = (  # fitted by benchmarks/looks.py --fit from benchmarks/dat
 
 @functools.lru_cache(maxsize=512)
 def t_quantile(confidence: float, degrees: float) -> float:
-    """Two-sided Student-t quantile: 1.96 for 0.95 and many degrees of freedom, 4.30 for two."""
+    """Return the two-sided Student-t quantile: 1.96 for 0.95 and many degrees of freedom, 4.30 for two."""
     from scipy import special  # takes 0.2 s to import; scipy.stats takes 1 s
 
     return float(special.stdtrit(degrees, 0.5 + confidence / 2))
@@ -68,13 +69,13 @@ def _around(mean: float, margin: float, count: int) -> LogInterval:
 def mean_interval(
     values: Sequence[float], *, confidence: float = CONFIDENCE, others: Spread | None = None
 ) -> LogInterval:
-    """Mean of log-ratios with its Student-t interval; infinite where nothing is known of their spread."""
+    """Return the mean of log-ratios with its Student-t interval; infinite where nothing is known of their spread."""
     # The spread of other trials is a prior (the moderated t of Smyth, 2004).
     mean, own = statistics.fmean(values), len(values) - 1
     borrowed = min(others.degrees, BORROWED_DEGREES) if others else 0
     if own + borrowed < 1:
         return _around(mean, math.inf, len(values))
-    squares = sum((each - mean) ** 2 for each in values)
+    squares = sum((value - mean) ** 2 for value in values)
     if others:
         squares += borrowed * others.deviation**2
     error = math.sqrt(squares / (own + borrowed) / len(values))
@@ -96,7 +97,11 @@ class ProcessPrior:
 
 
 def claim_interval(
-    processes: Sequence[Sequence[float]], *, prior: ProcessPrior, confidence: float = CONFIDENCE, apart: bool = False
+    processes: Sequence[Sequence[float]],
+    *,
+    prior: ProcessPrior,
+    confidence: float = CONFIDENCE,
+    other_template: bool = False,
 ) -> LogInterval:
     """Return the mean over fresh pairs of processes, with a moderated Student-t interval.
 
@@ -104,7 +109,7 @@ def claim_interval(
         processes: The log-ratios of the slices of each pair of processes.
         prior: How much such pairs should vary.
         confidence: Of the interval at this look.
-        apart: Whether both sides are forks of different templates, whose luck does not cancel.
+        other_template: Whether both sides are forks of different templates, whose luck does not cancel.
 
     The variance between pairs is `(d0 * s0**2 + d * s**2) / (d0 + d)`, with `d0 + d` degrees of freedom (empirical
     Bayes: Smyth 2004, doi:10.2202/1544-6115.1027). Pairs that contradict the prior stand alone (Phipson et al. 2016,
@@ -124,7 +129,7 @@ def claim_interval(
     margin = t_quantile(confidence, degrees) * math.sqrt(variance / count)
     if prior.least:
         margin = max(margin, t_quantile(confidence, prior.least_degrees + count - 1) * prior.least / math.sqrt(count))
-    if apart:
+    if other_template:
         luck = t_quantile(confidence, TEMPLATE_DEGREES) * TEMPLATE_DEVIATION * math.sqrt(2)
         margin = math.hypot(margin, luck)
     return _around(mean, margin, count)
@@ -162,8 +167,37 @@ def process_prior(trials: Sequence[Sequence[Sequence[float]]], *, rounds: int) -
 
 
 def pooled_spread(groups: Sequence[Sequence[float]]) -> Spread:
-    """Spread of a single log-ratio about its group's mean, pooled over groups; 0 where no group has two."""
-    several = [each for each in groups if len(each) > 1]
-    degrees = sum(len(each) - 1 for each in several)
-    squares = sum(statistics.variance(each) * (len(each) - 1) for each in several)
+    """Return the spread of a log-ratio about its group's mean, pooled over groups; 0 where no group has two."""
+    several = [group for group in groups if len(group) > 1]
+    degrees = sum(len(group) - 1 for group in several)
+    squares = sum(statistics.variance(group) * (len(group) - 1) for group in several)
     return Spread(deviation=math.sqrt(squares / degrees) if degrees else 0.0, degrees=degrees)
+
+
+def long_run_rate(
+    examples: int, seconds: float, *, examples_per_epoch: int | None = None, epoch_overhead_seconds: float | None = None
+) -> float:
+    """Return samples per second of a long training, with the cost of epoch boundaries in proportion."""
+    overhead = (epoch_overhead_seconds or 0.0) * examples / examples_per_epoch if examples_per_epoch else 0.0
+    return examples / (seconds + overhead)
+
+
+def overall_rate(slices: Sequence[Measured]) -> float:
+    """Return all examples over all the time, in samples per second: a training pays for its slow stretches."""
+    return sum(examples for _, examples in slices) / math.fsum(examples / rate for rate, examples in slices)
+
+
+def overall_log_ratios(baseline: Sequence[Measured], candidate: Sequence[Measured]) -> list[float]:
+    """Return a value for each pair that stands for its log-ratio; their mean is the log-ratio of the overall rates."""
+    # A value's distance from the mean is the pair's influence on it: so their spread gives the error of the mean.
+    overall = math.log(overall_rate(candidate) / overall_rate(baseline))
+    influences = zip(_influences(candidate), _influences(baseline), strict=True)
+    # Rounded: where speeds are equal the values are, too.
+    return [round(overall + own - other, 12) for own, other in influences]
+
+
+def _influences(side: Sequence[Measured]) -> list[float]:
+    """Return each slice's relative excess in examples over the others, less its relative excess in time."""
+    examples = statistics.fmean(count for _, count in side)
+    seconds = statistics.fmean(count / rate for rate, count in side)
+    return [count / examples - count / rate / seconds for rate, count in side]

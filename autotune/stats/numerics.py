@@ -1,4 +1,4 @@
-"""Does a configuration learn as float32 without XLA does, from the same weights and batches? A rule on loss curves."""
+"""Check that a configuration learns as float32 without XLA does, from the same weights and batches. Pure."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ FEWEST_STEPS = 9
 Curve = Sequence[float | None]  # losses by step; None for one that was not finite
 
 
-def parity(float32: Sequence[Curve], curve: Curve) -> Check:
-    """Whether a loss curve ends where float32 without XLA may end."""
+def check_parity(float32: Sequence[Curve], curve: Curve) -> Check:
+    """Check that a loss curve ends where float32 without XLA may end."""
     # The first of `float32` begins with the weights of `curve`; the spread over all says what weights make of it.
     steps = min([len(curve), *map(len, float32)], default=0)
     if steps < FEWEST_STEPS:
         return cannot_tell(f"{steps} steps were seen, {FEWEST_STEPS} are needed")
-    if any(None in each[:steps] for each in float32):
+    if any(None in losses[:steps] for losses in float32):
         return cannot_tell("float32 without XLA itself has a loss that is not finite")
     if None in curve[:steps]:
         return Check(name=NAME, passed=False, detail=f"no finite loss at step {curve.index(None) + 1}")
-    ends = [_late(each[:steps]) for each in float32]
-    fall = statistics.fmean(_mean(each[:3]) for each in float32) - statistics.fmean(ends)
-    tolerance = max(_distance(ends) * math.sqrt(2), LEAST_TOLERANCE * fall)
+    ends = [_late(losses[:steps]) for losses in float32]
+    fall = statistics.fmean(_mean(losses[:3]) for losses in float32) - statistics.fmean(ends)
+    tolerance = max(_half_width(ends) * math.sqrt(2), LEAST_TOLERANCE * fall)
     falls = f"by {fall:.3g}, and other weights make {tolerance:.3g} of difference"
     if fall <= tolerance:
         return cannot_tell(f"within {steps} steps float32 falls {falls}")
@@ -48,7 +48,7 @@ def parity(float32: Sequence[Curve], curve: Curve) -> Check:
 
 
 def cannot_tell(why: str) -> Check:
-    """The check where too little was seen; `why` is half a sentence."""
+    """Return the check where too little was seen; `why` is half a sentence."""
     return Check(name=NAME, passed=True, detail=f"cannot tell: {why}")
 
 
@@ -68,17 +68,17 @@ class BatchLosses(Frozen, strict=True):
 
 
 def batch_losses(before: Sequence[Curve], after: Sequence[Curve], *, examples: int) -> BatchLosses | None:
-    """The late losses of these curves, a curve for each seed; None where the baseline's are not finite."""
+    """Compare the late losses of these curves, a curve for each seed; None where the baseline's are not finite."""
     # `after` has the seeds three times: with the learning rate as it is, scaled by the root, scaled linearly.
-    seeds, ends = len(before), [_late(each) for each in before]
+    seeds, ends = len(before), [_late(curve) for curve in before]
     if not math.isfinite(sum(ends)):
         return None
-    scaled = (_mean([_late(each) for each in after[start : start + seeds]]) for start in range(0, 3 * seeds, seeds))
-    unscaled, root, linear = (each if math.isfinite(each) else None for each in scaled)
+    scaled = (_mean([_late(curve) for curve in after[start : start + seeds]]) for start in range(0, 3 * seeds, seeds))
+    unscaled, root, linear = (loss if math.isfinite(loss) else None for loss in scaled)
     return BatchLosses(
         examples=examples,
         baseline=statistics.fmean(ends),
-        baseline_spread=_distance(ends) * math.sqrt(1 + 1 / seeds),
+        baseline_spread=_half_width(ends) * math.sqrt(1 + 1 / seeds),
         unscaled=unscaled,
         sqrt_scaled=root,
         linear_scaled=linear,
@@ -86,15 +86,15 @@ def batch_losses(before: Sequence[Curve], after: Sequence[Curve], *, examples: i
 
 
 def _late(curve: Curve) -> float:
-    """The mean of the last third."""
+    """Return the mean of the last third."""
     return _mean(curve[-max(1, round(len(curve) / 3)) :])
 
 
 def _mean(losses: Curve) -> float:
-    """The mean; NaN where a loss is missing, or there is none."""
-    return statistics.fmean(math.nan if each is None else each for each in losses or [None])
+    """Return the mean; NaN where a loss is missing, or there is none."""
+    return statistics.fmean(math.nan if loss is None else loss for loss in losses or [None])
 
 
-def _distance(ends: Sequence[float]) -> float:
-    """Half-width of the interval of one loss; 0 for a single one, which shows no spread."""
+def _half_width(ends: Sequence[float]) -> float:
+    """Return the half-width of the interval of one loss; 0 for a single one, which shows no spread."""
     return t_quantile(CONFIDENCE, len(ends) - 1) * statistics.stdev(ends) if len(ends) > 1 else 0.0

@@ -10,10 +10,8 @@ from dataclasses import dataclass
 from autotune.data.figures import Interval
 from autotune.data.options import Objective
 from autotune.data.record import Pair, Slice, TrialRecord
-from autotune.stats.disturbance import kept
-from autotune.stats.gpu_figures import joules_of
-from autotune.stats.intervals import mean_interval
-from autotune.stats.throughput import long_run_rate, overall_log_ratios, overall_rate
+from autotune.stats.disturbance import joules_of, usable_pairs
+from autotune.stats.intervals import long_run_rate, mean_interval, overall_log_ratios, overall_rate
 
 FEW_PROCESSES = 4  # with fewer, slices tell more of a throughput than processes
 _Side = tuple[float, int, bool]  # a slice: its rate, examples, and whether it is of whole epochs
@@ -90,7 +88,7 @@ def log_ratios_over(
     found = {}
     for instance, own in by_instance(pairs).items():
         both = [(each, beside[each.pair.baseline]) for each in own if each.pair.baseline in beside]
-        keep = kept([one.pair.disturbed or other.pair.disturbed for one, other in both])
+        keep = usable_pairs([one.pair.disturbed or other.pair.disturbed for one, other in both])
         sides = [(other.sides[1], one.sides[1]) for (one, other), keeps in zip(both, keep, strict=True) if keeps]
         if sides:
             found[instance] = _ratios(sides, overall=overall and not own[0].bracketed)

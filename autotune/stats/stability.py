@@ -5,13 +5,16 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from autotune.data.figures import Check
 from autotune.data.options import MEMORY_MARGIN
+from autotune.data.printable import time_in_words
 
 HOST_MEMORY, DEVICE_MEMORY = "host_memory", "device_memory"
+HOST_GROWTH, DEVICE_GROWTH = "host_memory_growth", "device_memory_growth"
 LOSS_RISE = 0.10  # a loss may end this share above where it began and still not count as rising
-MOST_RETRACES = 1  # of one process after its warm-up: a shape that comes seldom is compiled for once
+MOST_RETRACES = 1  # of one process after its warm-up: a rare shape is compiled for once
 RETRACING_ADVICE = (
     "give all batches one shape (pad, bucket to a few lengths, drop the remainder), and pass tensors instead of "
     "Python numbers to what is traced"
@@ -20,33 +23,37 @@ MOST_HANGS = 2  # slices that decide nothing: one burst of whatever else runs re
 THROTTLING = "throttling"
 MOST_THROTTLED = 0.25  # share of slices beyond the baseline's: both sides take turns on one card, and heat it alike
 MOST_SKIPPED = 0.05  # share of steps beyond the baseline's: a scale that grows every 2,000 steps skips one
+FEWEST_SLICES = 6  # of a process whose memory is judged
+UNEXPLAINED = 1.5  # times the baseline's memory, per ratio of batch sizes: more may be a leak
+LEAST_GROWTH_BYTES = 16 << 20  # within one process: allocators vary by less
+DAY_SECONDS = 24 * 3600.0  # a training that long must fit into memory
 
 
-def peak_memory(name: str, peak_bytes: int, limit_bytes: int, *, margin: float = MEMORY_MARGIN) -> Check:
-    """Peak memory against the limit of the machine, container or device."""
+def check_peak_memory(name: str, peak_bytes: int, limit_bytes: int, *, margin: float = MEMORY_MARGIN) -> Check:
+    """Check peak memory against the limit of the machine, container or device."""
     detail = f"peak {peak_bytes / 2**30:.2f} GiB of {limit_bytes / 2**30:.2f} GiB, {margin:.0%} kept free"
     return _within(name, peak_bytes, limit_bytes * (1 - margin), detail)
 
 
 def _within(name: str, value: float, limit: float, detail: str, advice: str = "") -> Check:
-    """Passed where the value is within its limit; else the detail ends with the advice."""
+    """Pass where the value is within its limit; else end the detail with the advice."""
     passed = value <= limit
     detail += f"; {advice}" if advice and not passed else ""
     return Check(name=name, passed=passed, value=float(value), limit=float(limit), detail=detail)
 
 
-def loss_is_finite(losses: Sequence[float | None]) -> Check:
-    """At how many looks the model reported a loss. A trial whose loss was not finite has ended before."""
+def check_finite_loss(losses: Sequence[float | None]) -> Check:
+    """Count the looks at which the model reported a loss. A trial whose loss was not finite has ended before."""
     reported = sum(loss is not None for loss in losses)
     if not reported:
         return Check(name="finite_loss", passed=True, detail="the model reports no loss")
     return Check(name="finite_loss", passed=True, value=float(reported), detail=f"finite at each of {reported} looks")
 
 
-def loss_does_not_rise(
+def check_falling_loss(
     first: float | None, last: float | None, *, baseline_first: float | None, baseline_last: float | None
 ) -> Check:
-    """Whether the training loss still falls, where the baseline's does."""
+    """Check that the training loss still falls, where the baseline's does."""
     # Both sides begin with the same weights, so a rise begins above the unluckier one of their first calls.
     name = "loss_falls"
     if first is None or last is None or baseline_first is None or baseline_last is None:
@@ -59,8 +66,8 @@ def loss_does_not_rise(
     return _within(name, last, start + LOSS_RISE * abs(start), detail)
 
 
-def no_retracing(own: Sequence[int], baseline: Sequence[int]) -> Check:
-    """Whether the train function stays as it was traced and compiled once a trial is warm."""
+def check_retracing(own: Sequence[int], baseline: Sequence[int]) -> Check:
+    """Check that the train function is not traced and compiled again once a trial is warm."""
     # It takes seconds, and memory for good. Twice the baseline's is allowed: a faster one meets more batches.
     value, usual = statistics.median_high(own), statistics.median_high(baseline)
     limit = max(MOST_RETRACES, 2 * usual)
@@ -75,16 +82,16 @@ class CallSeconds:
     """Seconds that the calls of the train function took in one slice."""
 
     median: float
-    slow: float  # a high quantile that no boundary between epochs is counted to
-    longest: float  # of all of them, a call that a boundary belongs to included
+    slow: float  # a high quantile that excludes calls with a boundary between epochs
+    longest: float  # of all calls, those with a boundary included
 
 
-def tail(own: Sequence[CallSeconds], baseline: Sequence[CallSeconds]) -> Check:
-    """Whether slow calls are about as slow as the baseline's, in the same rounds."""
+def check_slow_calls(own: Sequence[CallSeconds], baseline: Sequence[CallSeconds]) -> Check:
+    """Check that slow calls are about as slow as the baseline's, in the same rounds."""
     # Medians over slices, so a burst decides nothing; plain `fit` stalls by up to 80 ms now and then.
-    value = statistics.median(each.slow - each.median for each in own)
-    median = statistics.median(each.median for each in own)
-    usual = statistics.median(each.longest - each.median for each in baseline)
+    value = statistics.median(calls.slow - calls.median for calls in own)
+    median = statistics.median(calls.median for calls in own)
+    usual = statistics.median(calls.longest - calls.median for calls in baseline)
     detail = (
         f"slow calls take {_seconds(value)} more than the median one, which takes {_seconds(median)} "
         f"(baseline: the slowest call {_seconds(usual)} more)"
@@ -93,14 +100,14 @@ def tail(own: Sequence[CallSeconds], baseline: Sequence[CallSeconds]) -> Check:
     return _within("step_tail", value, max(0.25, 3 * median, 3 * usual), detail, advice)
 
 
-def hangs(own: Sequence[CallSeconds], baseline: Sequence[CallSeconds], *, boundary_seconds: float) -> Check:
-    """Whether training stands still for seconds now and then, more often than the baseline beside it."""
-    # Slices with a hang are counted: `tail` does not see a rare one.
+def check_hangs(own: Sequence[CallSeconds], baseline: Sequence[CallSeconds], *, boundary_seconds: float) -> Check:
+    """Check that training stands still for seconds no more often than the baseline beside it."""
+    # Slices with a hang are counted: `check_slow_calls` does not see a rare one.
     least = max(1.5, 5 * boundary_seconds)
     value, usual = (
-        sum(each.longest - each.median > max(least, 2 * each.median) for each in side) for side in (own, baseline)
+        sum(calls.longest - calls.median > max(least, 2 * calls.median) for calls in side) for side in (own, baseline)
     )
-    longest = max(each.longest - each.median for each in own)
+    longest = max(calls.longest - calls.median for calls in own)
     detail = (
         f"{value} of {len(own)} slices had a call that took over {least:.3g} s more than the median one, at most "
         f"{_seconds(longest)} (baseline: {usual} of {len(baseline)})"
@@ -113,8 +120,8 @@ def _seconds(seconds: float) -> str:
     return f"{1000 * seconds:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
 
 
-def loss_scale_skips(skipped: Sequence[int], steps: Sequence[int], *, baseline_share: float) -> Check:
-    """Whether float16's loss scale lets nearly all steps change the weights."""
+def check_loss_scale(skipped: Sequence[int], steps: Sequence[int], *, baseline_share: float) -> Check:
+    """Check that float16's loss scale lets nearly all steps change the weights."""
     # A scale that has grown too far skips one step in thousands; gradients that overflow at any scale skip them all.
     share = min(1.0, sum(skipped) / sum(steps))
     limit = baseline_share + MOST_SKIPPED
@@ -128,8 +135,8 @@ def loss_scale_skips(skipped: Sequence[int], steps: Sequence[int], *, baseline_s
     return Check(name="loss_scale", passed=passed, value=share, limit=limit, detail=detail)
 
 
-def no_throttling(own: Sequence[bool], baseline: Sequence[bool]) -> Check:
-    """Whether the card kept its clocks; each value is whether heat or a hardware slowdown held them down in a slice."""
+def check_throttling(own: Sequence[bool], baseline: Sequence[bool]) -> Check:
+    """Check that the card kept its clocks; a value is whether heat or a hardware slowdown held them down in a slice."""
     # What both sides meet slows both. A configuration that heats the card more than the baseline will do so for hours.
     share, usual = (sum(side) / len(side) for side in (own, baseline))
     detail = (
@@ -140,15 +147,104 @@ def no_throttling(own: Sequence[bool], baseline: Sequence[bool]) -> Check:
     return _within(THROTTLING, share, usual + MOST_THROTTLED, detail)
 
 
-def gain_exceeds_variation(own: Sequence[float], baseline: Sequence[float]) -> Check:
-    """Return whether the gain exceeds what the baseline's own speed varies; each value is a slice's updates per second.
+def check_constant_work(own: Sequence[float], baseline: Sequence[float]) -> Check:
+    """Check that the gain exceeds what the baseline's own speed varies; a value is a slice's updates per second.
 
     For trainings whose updates are no constant work: their speed changes with what was learned.
     """
-    gain = statistics.median(one / other for one, other in zip(own, baseline, strict=True))
+    gain = statistics.median(rate / other for rate, other in zip(own, baseline, strict=True))
     varies = max(baseline) / min(baseline)
     detail = (
         f"an update is no constant work: the baseline's own updates/s vary by ×{varies:.2f} from slice to slice, "
         f"and the gain is ×{gain:.2f}"
     )
     return Check(name="constant_work", passed=varies < gain, value=varies, limit=gain, detail=detail)
+
+
+Samples = Sequence[tuple[float, float]]
+"""Of one process, at the ends of its slices: examples trained so far, and bytes held then."""
+
+
+def check_memory_growth(
+    own: Sequence[Samples],
+    baseline: Sequence[Samples],
+    *,
+    name: str,
+    examples_per_second: float,
+    held_bytes: int,
+    limit_bytes: int,
+    margin: float = MEMORY_MARGIN,
+) -> Check:
+    """Check that a day of training does not run out of memory, where the baseline's memory does not grow as fast."""
+    if (found := estimate_growth(own)) is None:
+        return Check(name=name, passed=True, detail="too little was seen to tell")
+    pace, examples = found
+    grown = pace * examples
+    value = pace * examples_per_second * DAY_SECONDS if grown >= LEAST_GROWTH_BYTES else 0.0
+    limit = limit_bytes * (1 - margin) - held_bytes
+    seen = f"{grown / 2**20:+.1f} MiB within {examples / examples_per_second:.0f} s of training"
+    if not value or value <= limit:
+        return Check(name=name, passed=True, value=value, limit=limit, detail=seen)
+    beside = estimate_growth(baseline)
+    if beside is None or beside[0] >= pace / 2:
+        if beside is not None and beside[0] * beside[1] >= LEAST_GROWTH_BYTES:
+            detail = f"{seen}; the baseline grows as much for each example, so it is the workload that leaks"
+            return Check(name=name, passed=True, value=value, limit=limit, detail=detail)
+        detail = f"{seen}; too little was seen of the baseline to tell whose leak it is"
+        return Check(name=name, passed=True, limit=limit, detail=detail)
+    full = time_in_words(max(0.0, limit) / (pace * examples_per_second))
+    detail = f"{seen}, and it goes on: memory is full after {full}; the baseline does not grow like that"
+    return Check(name=name, passed=False, value=value, limit=limit, detail=detail)
+
+
+def estimate_growth(processes: Sequence[Samples]) -> tuple[float, float] | None:
+    """Return bytes per example, the median over processes, and the most examples that one was watched for; or None."""
+    settled = [samples[-(-len(samples) // 3) :] for samples in processes if len(samples) >= FEWEST_SLICES]
+    settled = [samples for samples in settled if all(x < later for (x, _), (later, _) in pairwise(samples))]
+    if not settled:
+        return None
+    pace = statistics.median(map(_lasting_pace, settled))
+    return pace, max(samples[-1][0] - samples[0][0] for samples in settled)
+
+
+def _lasting_pace(samples: Samples) -> float:
+    """Return bytes per example by which both halves surely grow: least squares, less a standard error."""
+    # Neither a single step up is a leak, nor what settles, as allocators, caches and XLA's last compilation do.
+    from scipy import stats  # takes a second to import: only where memory is judged
+
+    middle = len(samples) // 2
+    first, second = (stats.linregress(*zip(*half, strict=True)) for half in (samples[: middle + 1], samples[middle:]))
+    if second.slope < first.slope / 2:
+        return 0.0
+    return max(0.0, min(float(line.slope - line.stderr) for line in (first, second)))
+
+
+def explain_unclear_growth(own: Sequence[Samples], baseline: Sequence[Samples], *, batch_ratio: float) -> str:
+    """Say why memory may be leaking where too few slices were seen to tell; empty where they tell, or nothing grew.
+
+    Args:
+        own: Of the configuration's processes.
+        baseline: Of the baseline's.
+        batch_ratio: The configuration's batch size over the baseline's, or 1 where it is smaller.
+    """
+    # A process of few slices counts by its growth beyond the pace of longer ones, where those were watched too.
+    found = estimate_growth(own)
+    pace, examples = found or (0.0, 0.0)
+    since = min((process[0][0] for process in own if len(process) >= FEWEST_SLICES), default=0.0)
+    short = [[sample for sample in process if sample[0] >= since] for process in own if len(process) < FEWEST_SLICES]
+    risen, slices = max((_risen(process, pace) for process in short if process), default=(0.0, 0))
+    if risen >= LEAST_GROWTH_BYTES:
+        return f"it grew by {risen / 2**20:.0f} MiB within {slices} slices"
+    if found is not None:
+        unknown = pace * examples >= LEAST_GROWTH_BYTES and estimate_growth(baseline) is None
+        return "it grew, and too little was seen of the baseline to tell whose leak it is" if unknown else ""
+    held, usual = (max((process[-1][1] for process in side), default=0.0) for side in (own, baseline))
+    if usual and held > UNEXPLAINED * batch_ratio * usual:
+        return f"it holds {held / 2**20:.0f} MiB against the baseline's {usual / 2**20:.0f} MiB"
+    return ""
+
+
+def _risen(process: Samples, pace: float) -> tuple[float, int]:
+    """Return the bytes by which a process grew beyond a pace in bytes per example, and its slices."""
+    (began, before), (ended, after) = process[0], process[-1]
+    return after - before - pace * (ended - began), len(process)

@@ -17,8 +17,8 @@ from typing import Any
 
 from autotune.data.record import Outcome
 from autotune.recipe import apply
+from autotune.recipe.apply import list_devices
 from autotune.recipe.lazy import keras, tf
-from autotune.recipe.strategy import devices
 from autotune.recipe.tf_private import finite_steps
 from autotune.runtime import protocol
 from autotune.runtime.executor import Data
@@ -123,7 +123,7 @@ def time_fit(
             batch_ranks=apply.batch_ranks(train.dataset),
             parameters=int(model.count_params()) if model.built else 0,
             gpus=gpus.gpu_names(),
-            devices=len(devices()),
+            devices=len(list_devices()),
             device_limit_bytes=gpus.device_limit_bytes(),
             build=gpus.build_versions(),
             set_by_dataset=apply.set_by_dataset(dataset) if train.source is None else {},

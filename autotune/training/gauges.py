@@ -13,7 +13,7 @@ from typing import Any
 
 from autotune.data.printable import plural
 from autotune.data.record import Outcome
-from autotune.machine.gpu_use import Card
+from autotune.machine.gpu import GpuMeter
 from autotune.machine.telemetry import Counters, between, host_bytes, part_of, read_counters
 from autotune.recipe.lazy import keras, tf
 from autotune.runtime.failures import TrainingFailed
@@ -36,13 +36,13 @@ def machine(read: Callable[[], Counters] = read_counters) -> Callable[[float], d
     return measured
 
 
-def gpus(cards: Sequence[Card]) -> list[Gauge]:
+def gpus(cards: Sequence[GpuMeter]) -> list[Gauge]:
     """A gauge of what NVML tells of the cards that are trained on; none without a card."""
 
     def gauge() -> Callable[[float], dict[str, Any]]:
-        before = [each.counted() for each in cards]
+        before = [card.read_counters() for card in cards]
         return lambda seconds: {
-            "gpus": tuple(card.use(counted, seconds=seconds) for card, counted in zip(cards, before, strict=True))
+            "gpus": tuple(card.read_use(counted, seconds=seconds) for card, counted in zip(cards, before, strict=True))
         }
 
     return [gauge] if cards else []

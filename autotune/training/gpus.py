@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from autotune.machine.gpu_use import Card, open_cards
-from autotune.machine.gpus import read_gpus
+from autotune.machine.gpu import GpuMeter, open_meters, read_gpus
 from autotune.recipe.lazy import tf
 
 
@@ -16,7 +15,7 @@ def gpu_names() -> tuple[str, ...]:
     return tuple(str(details(gpu).get("device_name", gpu.name)) for gpu in tf.config.list_physical_devices("GPU"))
 
 
-def cards(strategy: tf.distribute.Strategy | None = None) -> list[Card]:
+def cards(strategy: tf.distribute.Strategy | None = None) -> list[GpuMeter]:
     """The GPUs that a training uses, for NVML: its strategy's, the first without one; all where that is not known."""
     visible = [int(each.name.rpartition(":")[2]) for each in tf.config.get_visible_devices("GPU")]
     if strategy is not None:
@@ -24,7 +23,7 @@ def cards(strategy: tf.distribute.Strategy | None = None) -> list[Card]:
             visible = used(visible, strategy.extended.worker_devices)
         except RuntimeError:  # TensorFlow's own no-op has none
             visible = used(visible, ())
-    return open_cards(visible) if visible else []
+    return open_meters(visible) if visible else []
 
 
 def used(visible: Sequence[int], devices: Sequence[str]) -> list[int]:

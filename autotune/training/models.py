@@ -9,8 +9,8 @@ from typing import Any
 from autotune.data.errors import ApplyError, WorkloadError
 from autotune.data.printable import with_article
 from autotune.recipe import apply
+from autotune.recipe.apply import strategy_of
 from autotune.recipe.lazy import keras, tf
-from autotune.recipe.strategy import strategy_of
 from autotune.recipe.tf_private import computing_layers, inputs_of
 from autotune.runtime.failures import call_user, strategy_error
 from autotune.script.workload import Workload

@@ -21,7 +21,7 @@ from autotune.space.configuration import Configuration
 from autotune.space.knobs import KNOBS
 from autotune.space.probes import Limit, Situation
 from autotune.space.space_file import ResolvedSpace
-from autotune.stats.gpu_figures import recorded_gpu_figures
+from autotune.stats.disturbance import gpu_figures
 from autotune.tuning.sampler import Sampler
 from autotune.tuning.slicing import is_busy
 
@@ -57,7 +57,7 @@ def limit_of(best: TrialRecord, others: Sequence[TrialRecord], *, short_steps: b
     if known[0] > WAITS if known else not is_busy(best.slices):
         return "input"
     of_launch = best.bottleneck is not None and best.bottleneck.name == "launch"
-    unseen = recorded_gpu_figures(best)["gpu_utilisation"] is None  # then short steps are the only sign of it
+    unseen = gpu_figures(best)["gpu_utilisation"] is None  # then short steps are the only sign of it
     return None if of_launch or (short_steps and unseen) else "compute"
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from autotune.data.record import Boundary, Looks, Outcome, Pairing, Slice, TrialRecord
 from autotune.runtime.executor import IN_SEARCH, DeviceUnavailable, SeatLost, TrialFailed
 from autotune.space.configuration import Configuration
-from autotune.stats.growth import FEWEST_SLICES
+from autotune.stats.stability import FEWEST_SLICES
 from autotune.tuning import costs
 from autotune.tuning.comparison import set_in_blocks, take_turns
 from autotune.tuning.costs import LEAST_ROUNDS, MOST_ROUNDS, MOST_SLICES_SECONDS

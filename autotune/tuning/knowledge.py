@@ -156,7 +156,7 @@ class View:
         apart = self._run.executor.apart(confirmation.trial.configuration, other)
         looks = confirmation.looks
         prior = self.process_prior(without=looks.candidate)
-        return claim_interval(instances, prior=prior, confidence=looks.confidence, apart=apart)
+        return claim_interval(instances, prior=prior, confidence=looks.confidence, other_template=apart)
 
     def best(self) -> Trial:
         """The fastest so far by its estimate less its error; the baseline where nothing is faster."""

@@ -14,7 +14,7 @@ from autotune.runtime.executor import DeviceUnavailable, SeatLost, TrialFailed
 from autotune.runtime.protocol import LossRuns
 from autotune.space.configuration import Configuration
 from autotune.space.knobs import KNOBS, Numerics
-from autotune.stats.numerics import FEWEST_STEPS, NAME, BatchLosses, batch_losses, cannot_tell, parity
+from autotune.stats.numerics import FEWEST_STEPS, NAME, BatchLosses, batch_losses, cannot_tell, check_parity
 from autotune.tuning.events import Began, Notice
 from autotune.tuning.run import Run, never_two_alive
 from autotune.tuning.side import Interrupted
@@ -145,7 +145,7 @@ def _compared(trainings: Trainings, configuration: Configuration, plain: Configu
         if failure.outcome is Outcome.TIMEOUT:
             return cannot_tell("its losses did not come within the time there was")
         return Check(name=NAME, passed=False, detail=failure.reason)
-    return parity(float32, own[0])
+    return check_parity(float32, own[0])
 
 
 def _refuse_lost(failure: TrialFailed, run: Run) -> None:

@@ -19,8 +19,7 @@ from autotune.data.figures import Check
 from autotune.data.options import Options
 from autotune.data.record import Outcome, Pairing, Phase
 from autotune.runtime.executor import SeatLost
-from autotune.space.combining import refusal
-from autotune.space.configuration import Configuration
+from autotune.space.configuration import Configuration, find_conflict
 from autotune.space.space_file import ResolvedSpace
 from autotune.stats.deciding import EndedBy
 from autotune.tuning import costs
@@ -316,7 +315,7 @@ class Loop:
 
     def _passes_over(self, configuration: Configuration, seat: Seat) -> bool:
         """Whether its knobs exclude one another, it does not learn, or needs an import that the time does not hold."""
-        if refusal(configuration) or numerics_of(configuration) in self._view.refused:
+        if find_conflict(configuration) or numerics_of(configuration) in self._view.refused:
             return True
         if not seat.imports_first(configuration):
             return False

@@ -23,11 +23,10 @@ from autotune.runtime.executor import Clock, Executor, SeatLost, WarmUp
 from autotune.script.loading import parse_reference, reference_of
 from autotune.script.workload import Workload
 from autotune.space import variables
-from autotune.space.combining import NOT_ACCUMULATED, refusal
-from autotune.space.configuration import Configuration, baseline_configuration
+from autotune.space.configuration import NOT_ACCUMULATED, Configuration, baseline_configuration, find_conflict
 from autotune.space.knobs import Device
 from autotune.space.space_file import ResolvedSpace
-from autotune.stats.gpu_figures import joules_of
+from autotune.stats.disturbance import joules_of
 from autotune.tuning.events import Began, Notice, Observer
 from autotune.tuning.resume import Earlier, refuse_another_machine, refuse_another_workload
 from autotune.tuning.rules import Limits
@@ -238,7 +237,7 @@ def open_run(
         else script_notes(facts.script, warm.ready_seconds, warm.started.devices, opened.device)
     )
     own = {} if facts.script is None else facts.script.variables
-    set_ = variables.notes({**os.environ, **own}, machine.packages.get("tensorflow", ""))
+    set_ = variables.environment_notes({**os.environ, **own}, machine.packages.get("tensorflow", ""))
     slices = seat.baseline.trial.slices
     odd = (*oddities(facts, warm, opened.device), *refit_notes(facts.script, slices))
     for text in (*set_, *notes, *odd, *instabilities(slices), *foreign_load(slices)):
@@ -250,7 +249,7 @@ def baseline_of(facts: WorkloadFacts, where: str, device: Device, observe: Obser
     """What the user would run anyway, as far as can be told before anything was built."""
     refuse_knobs_that_cannot_act(facts, where=where)
     named = baseline_configuration(facts.batch_size, facts.baseline, device, where=f"{where}: Workload(baseline=…)")
-    if why := refusal(named):
+    if why := find_conflict(named):
         raise WorkloadError(f"{where}: {why}", hint="Change Workload(batch_size=…) or Workload(baseline=…).")
     baseline, notices = as_imported(named, facts, where=where)
     for text in notices:
@@ -274,7 +273,7 @@ def _accumulated(baseline: Configuration, examples: int | None, facts: WorkloadF
         )
     accumulated = baseline.replace(global_batch=examples)
     own = facts.script is not None and "MirroredStrategy" in facts.script.not_reached.get("strategy", "")
-    if why := NOT_ACCUMULATED if own else refusal(accumulated):
+    if why := NOT_ACCUMULATED if own else find_conflict(accumulated):
         raise ArgumentError(f"--global-batch {examples} cannot be kept: {why}", hint="Leave it out, or the strategy.")
     return accumulated
 

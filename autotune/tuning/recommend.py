@@ -14,10 +14,10 @@ from autotune.recipe.advice import advice
 from autotune.recipe.evidence import BROKE_A_RULE, BestCandidate, Confirmation, Evidence, PeakMemory, Stability, Watch
 from autotune.recipe.recipe import CreatedBy, LearningRate, Recipe, RecipeWorkload
 from autotune.space.configuration import Configuration
-from autotune.stats import growth, numerics
+from autotune.stats import numerics
 from autotune.stats.deciding import Verdict
-from autotune.stats.gpu_figures import recorded_gpu_figures
-from autotune.stats.stability import DEVICE_MEMORY, THROTTLING
+from autotune.stats.disturbance import gpu_figures
+from autotune.stats.stability import DEVICE_GROWTH, DEVICE_MEMORY, HOST_GROWTH, THROTTLING
 from autotune.tuning import policy
 from autotune.tuning.learning import numerics_of
 from autotune.tuning.loop import Found
@@ -139,8 +139,8 @@ def _evidence(
         ),
         peak_memory_bytes=_peak(chosen, searched if champion is None else chosen),
         baseline_peak_memory_bytes=_peak(reference, searched),
-        joules_per_sample=recorded_gpu_figures(chosen)["joules_per_sample"],
-        baseline_joules_per_sample=recorded_gpu_figures(reference)["joules_per_sample"],
+        joules_per_sample=gpu_figures(chosen)["joules_per_sample"],
+        baseline_joules_per_sample=gpu_figures(reference)["joules_per_sample"],
         input_wait_fraction=chosen.input_wait_fraction,
         advice=tuple(
             advice(
@@ -278,7 +278,7 @@ def _not_checked(
             missing.append("device memory (the device's size could not be read)")
     missing += [
         f"{GROWTH_NOT_CHECKED} ({name.replace('_', ' ')}: {names[name].detail})"
-        for name in (growth.HOST, growth.DEVICE)
+        for name in (HOST_GROWTH, DEVICE_GROWTH)
         if name in names and not names[name].tells
     ]
     missing += [

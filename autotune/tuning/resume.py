@@ -22,8 +22,7 @@ from autotune.data.printable import plural
 from autotune.data.record import Outcome, TrialRecord
 from autotune.data.run_directory import CREATED, Resumption, RunDirectory, RunRecord, left_out
 from autotune.runtime.created_files import read_created
-from autotune.space.configuration import Configuration
-from autotune.space.recorded import read_trials
+from autotune.space.configuration import Configuration, read_trials
 from autotune.tuning.trial import Trial, now_utc
 
 _START_ANEW = "Start a new run, with another --out."

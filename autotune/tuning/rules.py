@@ -9,24 +9,27 @@ from itertools import accumulate, chain
 from autotune.data.figures import Check
 from autotune.data.options import MEMORY_MARGIN
 from autotune.data.record import Pairing, Phase, Slice, TrialRecord
-from autotune.stats import growth
 from autotune.stats.disturbance import HEAT, slowed_by
 from autotune.stats.stability import (
+    DEVICE_GROWTH,
     DEVICE_MEMORY,
+    HOST_GROWTH,
     HOST_MEMORY,
     CallSeconds,
-    gain_exceeds_variation,
-    hangs,
-    loss_does_not_rise,
-    loss_is_finite,
-    loss_scale_skips,
-    no_retracing,
-    no_throttling,
-    peak_memory,
-    tail,
+    check_constant_work,
+    check_falling_loss,
+    check_finite_loss,
+    check_hangs,
+    check_loss_scale,
+    check_memory_growth,
+    check_peak_memory,
+    check_retracing,
+    check_slow_calls,
+    check_throttling,
+    explain_unclear_growth,
 )
 
-_MEMORIES = (growth.HOST, growth.DEVICE)
+_MEMORIES = (HOST_GROWTH, DEVICE_GROWTH)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,23 +51,23 @@ def checks_of(
     """The stability rules, applied to a leader's record beside the baseline's; `searched` are the run's records."""
     losses = [pair.candidate.loss for pair in record.pairs]
     checks = [
-        loss_is_finite(losses),
-        loss_does_not_rise(
+        check_finite_loss(losses),
+        check_falling_loss(
             record.first_loss, record.last_loss, baseline_first=baseline.first_loss, baseline_last=baseline.last_loss
         ),
     ]
     for name, of, peak, limit in (
-        (HOST_MEMORY, growth.HOST, record.peak_host_bytes, limits.host_bytes),
-        (DEVICE_MEMORY, growth.DEVICE, record.peak_device_bytes, limits.device_bytes),
+        (HOST_MEMORY, HOST_GROWTH, record.peak_host_bytes, limits.host_bytes),
+        (DEVICE_MEMORY, DEVICE_GROWTH, record.peak_device_bytes, limits.device_bytes),
     ):
         if peak is None or not limit:
             continue
-        checks.append(peak_memory(name, peak, limit, margin=limits.margin))
+        checks.append(check_peak_memory(name, peak, limit, margin=limits.margin))
         if record.throughput is not None:
-            grows = growth.memory_growth(
+            grows = check_memory_growth(
                 memory_of(record, of, candidate=True, searched=searched),
                 memory_of(record, of, candidate=False, searched=searched),
-                of=of,
+                name=of,
                 examples_per_second=record.throughput.value,
                 held_bytes=peak,
                 limit_bytes=limit,
@@ -76,7 +79,7 @@ def checks_of(
     if limits.work_varies and (pairs := [pair for pair in record.pairs if not pair.disturbed]):
         own = [pair.candidate.steps / pair.candidate.seconds for pair in pairs]
         beside = [pair.baseline.steps / pair.baseline.seconds for pair in pairs]
-        checks.append(gain_exceeds_variation(own, beside))
+        checks.append(check_constant_work(own, beside))
     return tuple(checks)
 
 
@@ -130,7 +133,7 @@ class MemoryWatch:
     @property
     def why_unclear(self) -> str:
         """Why memory may be leaking with too few slices to tell; empty where that is clear."""
-        found = [(of, growth.why_unclear(*self._sides(of), batch_ratio=self._ratio)) for of in _MEMORIES]
+        found = [(of, explain_unclear_growth(*self._sides(of), batch_ratio=self._ratio)) for of in _MEMORIES]
         return next((f"{of.replace('_', ' ')}: {reason}" for of, reason in found if reason), "")
 
     @property
@@ -144,7 +147,7 @@ class MemoryWatch:
 def memory_samples(slices: Sequence[Slice], of: str) -> list[tuple[float, float]]:
     """Examples trained so far and memory held, at the end of each slice of a process."""
     counted = accumulate(each.examples for each in slices)
-    held = [each.host_bytes if of == growth.HOST else each.device_bytes for each in slices]
+    held = [each.host_bytes if of == HOST_GROWTH else each.device_bytes for each in slices]
     return [
         (float(examples if each.trained_examples is None else each.trained_examples), float(memory))
         for examples, each, memory in zip(counted, slices, held, strict=True)
@@ -157,19 +160,19 @@ def _checks_of_slices(record: TrialRecord, baseline: TrialRecord) -> list[Check]
     own, beside = (_by_process(record, candidate=each) for each in (True, False))
     boundary = max(record.epoch_overhead_seconds or 0.0, baseline.epoch_overhead_seconds or 0.0)
     calls, usual = _calls(own, record), _calls(beside, baseline)
-    checks = [tail(calls, usual), hangs(calls, usual, boundary_seconds=boundary)]
+    checks = [check_slow_calls(calls, usual), check_hangs(calls, usual, boundary_seconds=boundary)]
     if retraces := _sums(own, lambda each: each.retraces):
-        checks.append(no_retracing(retraces, _sums(beside, lambda each: each.retraces) or [0]))
+        checks.append(check_retracing(retraces, _sums(beside, lambda each: each.retraces) or [0]))
     throttled = [
         [not heat.isdisjoint(HEAT) for each in chain(*side.values()) if (heat := slowed_by(each)) is not None]
         for side in (own, beside)
     ]
     if all(throttled):
-        checks.append(no_throttling(*throttled))
+        checks.append(check_throttling(*throttled))
     if skipped := _sums(own, lambda each: each.skipped_steps):
         baseline_skipped = _sums(beside, lambda each: each.skipped_steps) or [0]
         checks.append(
-            loss_scale_skips(
+            check_loss_scale(
                 skipped,
                 _sums(own, lambda each: each.steps) or [],
                 baseline_share=sum(baseline_skipped) / sum(_sums(beside, lambda each: each.steps) or [1]),

@@ -13,7 +13,7 @@ from autotune.data.record import Outcome, Pairing, Phase, TrialRecord
 from autotune.recipe.apply import environment
 from autotune.runtime.error_patterns import says_taken
 from autotune.runtime.executor import IN_SEARCH, Data, DeviceUnavailable, SeatLost, TrialFailed, WarmUp
-from autotune.space.configuration import Configuration, acting, on_device, on_several_devices
+from autotune.space.configuration import Configuration, add_strategy_knobs, move_to_device, reset_idle
 from autotune.space.knobs import KNOBS, Device
 from autotune.stats.deciding import Stop, stop_measuring
 from autotune.stats.intervals import Spread, mean_interval
@@ -129,11 +129,11 @@ class Seat:
         run.data, run.gpus = Data.found_by(started), started.gpus
         run.boundary = warm.ready.boundary
         run.device_limit_bytes = started.device_limit_bytes
-        run.baseline = on_device(run.baseline, Device.GPU if started.gpus else Device.CPU).replace(
+        run.baseline = move_to_device(run.baseline, Device.GPU if started.gpus else Device.CPU).replace(
             jit_compile=started.jit_compile, **started.set_by_dataset
         )
         if started.devices > 1 and not run.not_reached.keys() & {"strategy"} and "global_batch" not in run.baseline:
-            run.baseline = on_several_devices(run.baseline)
+            run.baseline = add_strategy_knobs(run.baseline)
         trial.configuration = trial.asked = run.baseline
 
     def keep_baseline(self) -> None:
@@ -343,7 +343,7 @@ class Seat:
                     Outcome.ERROR, "Keras does not compile this model with XLA: jit_compile falls back to false"
                 )
             resolved = trial.configuration.replace(**{"jit_compile": started.jit_compile, **started.in_force})
-            in_force = acting(resolved, self._run.baseline)
+            in_force = reset_idle(resolved, self._run.baseline)
             if in_force != trial.configuration and limits.known(in_force):
                 raise SameInForce(in_force)
         except BaseException:

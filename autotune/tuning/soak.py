@@ -10,8 +10,7 @@ from autotune.data.record import Outcome, Phase, Slice, TrialRecord
 from autotune.recipe.evidence import Watch
 from autotune.runtime.executor import IN_SEARCH, DeviceUnavailable, TrialFailed
 from autotune.space.configuration import Configuration
-from autotune.stats import growth
-from autotune.stats.stability import hangs
+from autotune.stats.stability import DEVICE_GROWTH, HOST_GROWTH, check_hangs, check_memory_growth
 from autotune.tuning.rules import Limits, call_seconds, memory_of, memory_samples
 from autotune.tuning.run import Run, never_two_alive
 from autotune.tuning.seat import BASELINE_SECONDS
@@ -78,15 +77,15 @@ def _checks(
     if throughput is None:
         return ()
     found = []
-    held = {growth.HOST: limits.host_bytes, growth.DEVICE: limits.device_bytes}
+    held = {HOST_GROWTH: limits.host_bytes, DEVICE_GROWTH: limits.device_bytes}
     for of, limit in held.items():
         samples = memory_samples(trial.slices, of)
         if samples and limit:
             found.append(
-                growth.memory_growth(
+                check_memory_growth(
                     [samples],
                     memory_of(confirmed, of, candidate=False, searched=searched),
-                    of=of,
+                    name=of,
                     examples_per_second=throughput.value,
                     held_bytes=round(max(each for _, each in samples)),
                     limit_bytes=limit,
@@ -97,5 +96,5 @@ def _checks(
     calls = [call_seconds(each, steps) for each in trial.slices]
     warm = trial.warm
     boundary = 0.0 if warm is None else warm.ready.epoch_overhead_seconds or 0.0
-    found.append(hangs(calls, calls[:1], boundary_seconds=boundary))
+    found.append(check_hangs(calls, calls[:1], boundary_seconds=boundary))
     return tuple(found)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from autotune.data.options import Options
-from autotune.machine.gpus import lowest_capability
-from autotune.machine.xla_flags import lacking
+from autotune.machine.gpu import lowest_capability, missing_xla_flags
 from autotune.space.knobs import Device
 from autotune.space.space_file import ResolvedSpace, SearchSpace, find_search_space
 from autotune.tuning.events import Notice
@@ -27,7 +26,7 @@ def space_of(written: SearchSpace | None, opened: Opened, options: Options) -> t
         kept |= opened.facts.script.not_reached
 
     def resolved(space: SearchSpace) -> ResolvedSpace:
-        if opened.device is Device.GPU and (missing := lacking(space.ranges.keys() - kept.keys())):
+        if opened.device is Device.GPU and (missing := missing_xla_flags(space.ranges.keys() - kept.keys())):
             opened.run.observe(Notice(text=f"not varied: {', '.join(sorted(missing))}: {min(missing.values())}"))
             kept.update(missing)
         return space.resolve(
@@ -38,7 +37,7 @@ def space_of(written: SearchSpace | None, opened: Opened, options: Options) -> t
             dataset_takes_config=opened.facts.dataset_takes_config,
             largest_batch=options.max_batch,
             devices=opened.warm.started.devices,
-            kept=kept,
+            fixed=kept,
             capability=lowest_capability(opened.machine.gpus),
         )
 

@@ -16,9 +16,8 @@ from autotune.runtime.executor import TrialFailed, WarmUp
 from autotune.runtime.protocol import Finished
 from autotune.space.configuration import Configuration
 from autotune.stats import ratios
-from autotune.stats.bottleneck import Seen, bottleneck_of
-from autotune.stats.disturbance import disturbances
-from autotune.stats.gpu_figures import recorded_gpu_figures
+from autotune.stats.bottleneck import StepFigures, find_bottleneck
+from autotune.stats.disturbance import find_disturbances, gpu_figures
 from autotune.stats.intervals import Spread, mean_interval
 from autotune.stats.ratios import RatedPair, by_instance, rate
 
@@ -129,7 +128,7 @@ class Trial:
         judged = pairs
         if self.phase is Phase.CONFIRM:
             judged = [each for each in pairs if each.pair.instance == pair.instance]
-        causes = disturbances([(each.pair.baseline, each.pair.candidate) for each in judged])
+        causes = find_disturbances([(each.pair.baseline, each.pair.candidate) for each in judged])
         self.rated = pairs[: -len(judged)]
         for each, cause in zip(judged, causes, strict=True):
             marked = each.pair.model_copy(update={"disturbed": cause is not None, "disturbed_by": cause})
@@ -277,9 +276,9 @@ def limit_of(record: TrialRecord) -> Bottleneck:
     error = UNKNOWN_WAIT_ERROR
     if len(paces) > 1:
         error = 2 * statistics.stdev(paces) * math.sqrt(1 + 1 / len(paces))
-    used = recorded_gpu_figures(record)
-    return bottleneck_of(
-        Seen(
+    used = gpu_figures(record)
+    return find_bottleneck(
+        StepFigures(
             waits=record.input_wait_fraction,
             waits_error=min(1.0, error * (1 - (record.input_wait_fraction or 0.0))),
             outside=record.outside_fraction,

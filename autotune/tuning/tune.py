@@ -17,7 +17,7 @@ from autotune.data.options import MEMORY_MARGIN, MIN_GAIN, Objective, Options, s
 from autotune.data.record import Place
 from autotune.data.run_directory import RunDirectory, RunRecord, new_run_directory
 from autotune.machine.fingerprint import fingerprint, require_linux
-from autotune.machine.gpus import visible_gpus
+from autotune.machine.gpu import visible_gpus
 from autotune.machine.other_runs import announced, local_devices
 from autotune.recipe.recipe import Recipe
 from autotune.report.page import write_page_or_say

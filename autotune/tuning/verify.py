@@ -28,7 +28,7 @@ from autotune.data.printable import first_line
 from autotune.data.record import Outcome, Pairing, Phase, TrialRecord
 from autotune.data.run_directory import RunDirectory
 from autotune.machine.fingerprint import fingerprint, require_linux
-from autotune.machine.gpus import visible_gpus
+from autotune.machine.gpu import visible_gpus
 from autotune.machine.other_runs import announced, local_devices
 from autotune.recipe.recipe import Recipe
 from autotune.runtime.executor import TrialFailed
@@ -37,7 +37,7 @@ from autotune.script.loading import refuse_while_loading
 from autotune.script.workload import Workload
 from autotune.space.configuration import Configuration
 from autotune.space.knobs import STRATEGY_KNOBS
-from autotune.stats.deciding import Finding, finding
+from autotune.stats.deciding import ClaimResult, judge_claim
 from autotune.stats.intervals import claim_interval, process_prior
 from autotune.tuning import costs
 from autotune.tuning.confirmation import BASELINE_FAILURES, Confirmation, FreshPairs, SlicePlan
@@ -66,7 +66,7 @@ class Verification:
         reason: Why, in one sentence.
     """
 
-    finding: Finding
+    finding: ClaimResult
     claimed: Interval | None
     measured: Interval | None
     instances: int
@@ -182,7 +182,7 @@ def verify_with(invocation: Invocation, recipe: Recipe, *, found_by_object: bool
         opened.seat.end_baseline()
         if not recipe.changes:
             return Verification(
-                finding=Finding.HOLDS,
+                finding=ClaimResult.HOLDS,
                 claimed=None,
                 measured=None,
                 instances=0,
@@ -197,16 +197,16 @@ def verify_with(invocation: Invocation, recipe: Recipe, *, found_by_object: bool
         failed = _failed(confirmation, opened.limits)
         if failed is not None:
             place = run.directory.trial_directory(confirmation.trial.number)
-            found, reason = Finding.UNSTABLE, f"{failed} (see {place})"
+            found, reason = ClaimResult.UNSTABLE, f"{failed} (see {place})"
         elif baseline_failure and now is None:
             place = run.directory.trial_directory(confirmation.reference.number)
-            found, reason = Finding.UNDECIDED, f"the baseline kept failing: {baseline_failure} (see {place})"
+            found, reason = ClaimResult.UNDECIDED, f"the baseline kept failing: {baseline_failure} (see {place})"
         else:
             found, reason = _judged(recipe, now, invocation.options.budget)
             memory = confirmation.watch_memory(run).why_unclear
-            if found is Finding.HOLDS and memory:
+            if found is ClaimResult.HOLDS and memory:
                 reason = f"too little was seen to tell whether it leaks memory ({memory}); give a larger --budget"
-                found = Finding.UNDECIDED
+                found = ClaimResult.UNDECIDED
         return Verification(
             finding=found,
             claimed=recipe.evidence.speedup,
@@ -321,7 +321,7 @@ def _claim(confirmation: Confirmation, opened: Opened) -> LogInterval | None:
     apart = opened.run.executor.apart(confirmation.trial.configuration, opened.run.baseline)
     processes = confirmation.instances
     prior = process_prior([[values] for values in processes], rounds=min(map(len, processes)))
-    return claim_interval(processes, prior=prior, apart=apart)
+    return claim_interval(processes, prior=prior, other_template=apart)
 
 
 def _failed(confirmation: Confirmation, limits: Limits) -> str | None:
@@ -337,20 +337,20 @@ def _failed(confirmation: Confirmation, limits: Limits) -> str | None:
     return f"it broke a rule: {'; '.join(broken)}" if broken else None
 
 
-def _judged(recipe: Recipe, now: LogInterval | None, budget: float) -> tuple[Finding, str]:
+def _judged(recipe: Recipe, now: LogInterval | None, budget: float) -> tuple[ClaimResult, str]:
     """What the speed-up says of the claim, and why."""
     evidence = recipe.evidence
     counts = min(evidence.min_gain, MIN_GAIN)  # of a gain that has to be large, no large part may be lost
     more = f"give --budget {math.ceil(LARGER * budget / 10) * 10}s"
     if now is None or not math.isfinite(now.half_width):
-        return Finding.UNDECIDED, f"the time held fewer than two fresh processes a side; {more}"
+        return ClaimResult.UNDECIDED, f"the time held fewer than two fresh processes a side; {more}"
     claim = evidence.speedup.log
-    found = finding(claim, now, min_gain=counts)
-    if found is Finding.HOLDS:
+    found = judge_claim(claim, now, min_gain=counts)
+    if found is ClaimResult.HOLDS:
         reason = "both are gains, and they agree within their intervals, or the gain here is larger"
-    elif found is Finding.WEAKER:
+    elif found is ClaimResult.WEAKER:
         reason = "there is a gain over the baseline here, but clearly less than claimed"
-    elif found is Finding.GONE:
+    elif found is ClaimResult.GONE:
         reason = "no gain over the baseline is shown here, and it is clearly less than claimed"
     elif now.low > 0:
         reason = f"it is faster than the baseline here, but by how much is too uncertain to check the claim; {more}"

@@ -13,7 +13,7 @@ from autotune.data.errors import RunDirectoryError
 from autotune.data.facts import WorkloadReference
 from autotune.data.run_directory import RunDirectory
 from autotune.runtime.local import TrialProcesses
-from autotune.space.recorded import read_trials
+from autotune.space.configuration import read_trials
 
 REFERENCE = WorkloadReference(file=str(WORKLOAD), search_path=(str(WORKLOAD.parent),))
 

@@ -13,7 +13,7 @@ from studies import Study
 
 from autotune.data.record import Outcome
 from autotune.runtime.executor import TrialFailed
-from autotune.space.recorded import read_trials
+from autotune.space.configuration import read_trials
 
 pytestmark = pytest.mark.slow
 

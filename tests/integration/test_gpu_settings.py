@@ -7,11 +7,9 @@ from unittest import mock
 
 import pytest
 
-from autotune.machine.xla_flags import lacking
-from autotune.space.gpu_knobs import GPU_KNOBS
-from autotune.space.knob import Domain, Knob, Stage
-from autotune.space.knobs import KNOBS
-from autotune.space.variables import NOT_READ, REFUSED, own_variable
+from autotune.machine.gpu import missing_xla_flags
+from autotune.space.knobs import GPU_KNOBS, KNOBS, Domain, Knob, Stage
+from autotune.space.variables import NOT_READ, REFUSED, variable_fields
 
 pytestmark = pytest.mark.slow
 
@@ -33,11 +31,11 @@ def test_the_installed_binary_is_asked_for_its_flags():
         summary="none",
         domain=Domain(booleans=True),
         stage=Stage.START,
-        **own_variable("XLA_FLAGS", {False: "false", True: "true"}, False, flag="xla_gpu_of_another_version"),
+        **variable_fields("XLA_FLAGS", {False: "false", True: "true"}, False, flag="xla_gpu_of_another_version"),
     )
     names = [each.name for each in GPU_KNOBS if each.variable == "XLA_FLAGS"]
     with mock.patch.dict(KNOBS, {unknown.name: unknown}):
-        assert list(lacking([*names, unknown.name])) == [unknown.name]
+        assert list(missing_xla_flags([*names, unknown.name])) == [unknown.name]
 
 
 def test_the_variables_of_the_table_stand_in_the_binary():

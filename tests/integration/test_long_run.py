@@ -13,7 +13,7 @@ from real_trials import REPOSITORY
 
 from autotune.data.facts import WorkloadFacts
 from autotune.recipe.recipe import Recipe
-from autotune.space.configuration import Configuration, on_several_devices
+from autotune.space.configuration import Configuration, add_strategy_knobs
 
 RECORDED = REPOSITORY / "results" / "digits_mlp_command_one" / "recipe.json"
 
@@ -163,7 +163,7 @@ def recipe_of(facts: WorkloadFacts, folder: Path, **changes: object) -> Path:
     usual = {**dict(recorded.baseline), **facts.script.baseline, "prefetch": 0, "persistent_iterator": False}
     usual |= {name: changes[name] for name in ("global_batch",) if name in changes}
     if "strategy" in changes:
-        usual = dict(on_several_devices(Configuration(usual)))
+        usual = dict(add_strategy_knobs(Configuration(usual)))
     workload = recorded.workload.model_copy(update={"name": "train", "script": facts.script, "args": ()})
     recipe = recorded.model_copy(
         update={"baseline": usual, "configuration": {**usual, **changes}, "workload": workload, "learning_rate": None}

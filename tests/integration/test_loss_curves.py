@@ -7,7 +7,7 @@ from real_trials import PATIENCE_SECONDS
 
 from autotune.runtime.executor import Data, TrialFailed
 from autotune.runtime.protocol import LossRuns
-from autotune.stats.numerics import parity
+from autotune.stats.numerics import check_parity
 
 pytestmark = pytest.mark.slow
 
@@ -86,23 +86,23 @@ SEEDS = (0, 1, 2, 3, 4)
 
 def test_an_innocent_bfloat16_passes(curves):
     reference = curves("learns", seeds=SEEDS)
-    check = parity(reference, curves("learns", precision="mixed_bfloat16")[0])
+    check = check_parity(reference, curves("learns", precision="mixed_bfloat16")[0])
     assert check.passed
     assert check.tells
 
 
 def test_half_precision_that_underflows_is_refused(curves):
     reference = curves("underflows", seeds=SEEDS)
-    check = parity(reference, curves("underflows", precision="mixed_float16")[0])
+    check = check_parity(reference, curves("underflows", precision="mixed_float16")[0])
     assert not check.passed
-    assert parity(reference, curves("underflows", precision="mixed_bfloat16")[0]).passed
+    assert check_parity(reference, curves("underflows", precision="mixed_bfloat16")[0]).passed
 
 
 def test_xla_with_bfloat16_that_stalls_is_refused(curves):
     reference = curves("stalls", seeds=SEEDS)
-    assert not parity(reference, curves("stalls", precision="mixed_bfloat16", jit_compile=True)[0]).passed
-    assert parity(reference, curves("stalls", jit_compile=True)[0]).passed
-    assert parity(reference, curves("stalls", precision="mixed_bfloat16")[0]).passed
+    assert not check_parity(reference, curves("stalls", precision="mixed_bfloat16", jit_compile=True)[0]).passed
+    assert check_parity(reference, curves("stalls", jit_compile=True)[0]).passed
+    assert check_parity(reference, curves("stalls", precision="mixed_bfloat16")[0]).passed
 
 
 def test_a_loss_that_is_not_finite_is_none(curves):

@@ -17,8 +17,8 @@ from autotune.recipe.recipe import Recipe
 from autotune.runtime.executor import Data, TrialFailed
 from autotune.runtime.local import TrialProcesses
 from autotune.runtime.protocol import LossRuns
+from autotune.space.configuration import read_trials
 from autotune.space.knobs import STRATEGY_KNOBS
-from autotune.space.recorded import read_trials
 
 pytestmark = pytest.mark.slow
 MIRRORED = {"strategy": "mirrored", "replicas": 2}

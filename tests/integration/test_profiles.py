@@ -9,7 +9,7 @@ from real_trials import PATIENCE_SECONDS, QUICK, WORKLOADS, configuration
 
 from autotune.data.facts import WorkloadReference
 from autotune.runtime.local import TrialProcesses
-from autotune.stats.bottleneck import Seen, bottleneck_of
+from autotune.stats.bottleneck import StepFigures, find_bottleneck
 from autotune.tuning.profiles import read_profiles
 
 pytestmark = pytest.mark.slow
@@ -85,7 +85,7 @@ def test_the_kernels_of_a_gpu_are_read(tmp_path):
     assert [each.kind for each in profile.kernels] == ["tensor cores", "kernel", "kernel"]
     assert profile.operation_seconds == pytest.approx(9e-4)
     assert profile.tensor_core_share == pytest.approx(6 / 9)
-    found = bottleneck_of(Seen(waits=0.0, profile=profile))
+    found = find_bottleneck(StepFigures(waits=0.0, profile=profile))
     assert (found.name, found.share) == ("compute", pytest.approx(8 / 9))
     assert "at least 67% of it on tensor cores" in found.why
 

@@ -12,7 +12,7 @@ from test_end_to_end import with_enough_time
 
 from autotune.data.run_directory import RunDirectory
 from autotune.recipe.recipe import Recipe
-from autotune.space.recorded import read_trials
+from autotune.space.configuration import read_trials
 
 SCRIPTS = REPOSITORY / "tests" / "scripts"
 BUDGET = 25

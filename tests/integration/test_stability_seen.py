@@ -6,7 +6,7 @@ import pytest
 
 from autotune.data.record import Outcome
 from autotune.runtime.executor import Data
-from autotune.stats.growth import HOST, memory_growth
+from autotune.stats.stability import HOST_GROWTH, check_memory_growth
 
 pytestmark = pytest.mark.slow
 
@@ -76,10 +76,10 @@ def test_a_leak_is_seen_in_a_continuous_run(launch, case, passes):
     parts = trial.trial.measure_continuously(0.3, 12, 120.0)
     trained = itertools.accumulate(each.examples for each in parts)
     samples = [(float(count), float(each.host_bytes)) for count, each in zip(trained, parts, strict=True)]
-    found = memory_growth(
+    found = check_memory_growth(
         [samples],
         [[(count, 500.0 * 2**20) for count, _ in samples]],
-        of=HOST,
+        name=HOST_GROWTH,
         examples_per_second=sum(each.examples for each in parts) / sum(each.seconds for each in parts),
         held_bytes=1 << 30,
         limit_bytes=16 << 30,
