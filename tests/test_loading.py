@@ -87,7 +87,7 @@ def find_conflict(function, *arguments):
     ("text", "name"), [("jobs/train.py", "workload"), ("jobs/train.py:large", "large"), ("link.py", "workload")]
 )
 def test_a_file_is_looked_up_from_the_current_directory_and_through_links(directory, text, name):
-    file = write(directory / "jobs" / "train.py", "small = large = 1")
+    file = write(directory / "jobs" / "train.py", "workload = large = 1")
     (directory / "link.py").symlink_to(file)
     assert parse_reference(text) == reference_to(file, name)
 

@@ -35,8 +35,8 @@ def test_what_limits_a_training_is_named(processes, tmp_path, case):
     assert profile.steps > 0
     assert len(profile.operations) > 0
     assert profile.reason == ""
-    seen = StepFigures(waits=finished.input_wait_fraction, outside=finished.outside_fraction, profile=profile)
-    found = find_bottleneck(seen)
+    figures = StepFigures(waits=finished.input_wait_fraction, outside=finished.outside_fraction, profile=profile)
+    found = find_bottleneck(figures)
     assert found.name == case, found.why
 
 
