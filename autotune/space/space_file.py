@@ -86,7 +86,7 @@ class Range:
         domain = KNOBS[name].domain
         takes = f"{name} takes {domain.describe()}."
         kind = table.get("kind") if isinstance(table, dict) else None
-        hint = f"{did_you_mean(str(kind), _KEYS_OF_KIND)}Kinds: {', '.join(_KEYS_OF_KIND)}."
+        hint = f"{did_you_mean(kind if isinstance(kind, str) else '', _KEYS_OF_KIND)}Kinds: {', '.join(_KEYS_OF_KIND)}."
         _require(isinstance(kind, str) and kind in _KEYS_OF_KIND, f"{where}: kind is {_short(kind)}", hint)
         _refuse_unknown(table, _KEYS_OF_KIND[str(kind)], where=where)
         choices, low, high = table.get("choices"), table.get("low"), table.get("high")
@@ -199,13 +199,12 @@ class SearchSpace:
         fixed: Mapping[str, str] = MappingProxyType({}),
         capability: str | None = None,
     ) -> ResolvedSpace:
-        """Return the choices of every knob, the baseline's value always among them.
+        """Return the choices of every knob, the baseline's value among them.
 
         Args:
             baseline: The configuration around which the knobs vary.
-            device: What the training runs on.
-            cores: Of this machine.
-            examples: Of one epoch; None where that is not known.
+            device, cores: What the training runs on.
+            examples: Of one epoch; None where unknown.
             dataset_takes_config: Whether the workload's `dataset()` takes a config.
             largest_batch: The largest batch size allowed; None for any.
             devices: Of a seat.
@@ -231,7 +230,7 @@ class SearchSpace:
             values = written.values(name, cores=cores, examples=examples, source=self.source)
             if name == "batch_size":
                 values = [value for value in values if _batch_fits(value, baseline, largest_batch)]
-            if name == "replicas":
+            elif name == "replicas":
                 values = [*(value for value in values if value < devices), devices]
             slow = _slow_values(name, capability if device is Device.GPU else None)
             left_out |= {f"{name}={format_value(value)}": why for value, why in slow.items()}
@@ -245,8 +244,9 @@ class SearchSpace:
                 f"{self.source}: nothing is left to vary here",
                 hint="; ".join(f"{name}: {why}" for name, why in left_out.items()) + ".",
             )
-        choices = {name: choices[name] for name in KNOBS if name in choices}
-        return ResolvedSpace(baseline=baseline, choices=choices, left_out=left_out)
+        return ResolvedSpace(
+            baseline=baseline, choices={name: choices[name] for name in KNOBS if name in choices}, left_out=left_out
+        )
 
 
 def _why_left_out(
