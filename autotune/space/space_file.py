@@ -203,7 +203,8 @@ class SearchSpace:
 
         Args:
             baseline: The configuration around which the knobs vary.
-            device, cores: What the training runs on.
+            device: What the training runs on.
+            cores: Of this machine.
             examples: Of one epoch; None where unknown.
             dataset_takes_config: Whether the workload's `dataset()` takes a config.
             largest_batch: The largest batch size allowed; None for any.
@@ -218,12 +219,10 @@ class SearchSpace:
                 f"--max-batch {largest_batch} is below the workload's own batch size, which is {baseline.batch_size}",
                 hint=f"Give --max-batch {baseline.batch_size} or more, or the workload another batch_size.",
             )
-        ranges = dict(self.ranges)
-        if devices > 1 and "strategy" in ranges:
-            ranges.setdefault("replicas", Range(choices=(devices,)))
+        replicas = {"replicas": Range(choices=(devices,))} if devices > 1 and "strategy" in self.ranges else {}
         choices: dict[str, tuple[KnobValue, ...]] = {}
         left_out: dict[str, str] = {}
-        for name, written in ranges.items():
+        for name, written in {**replicas, **self.ranges}.items():
             if why := _why_left_out(name, device, fixed, baseline, dataset_takes_config):
                 left_out[name] = why
                 continue
