@@ -131,7 +131,7 @@ def test_the_command_prints_an_edit_that_patch_reads(tmp_path, monkeypatch, caps
     file.write_text(ARRAYS, encoding="utf-8")
     recipe_of(file, {"batch_size": 32}, batch_size=64, data_threads=3).save(tmp_path / "recipe.json")
     assert cli.main(["show", "recipe.json", "--diff", "train.py"]) == 0
-    out = capsys.readouterr().out
-    assert "--- train.py" in out
+    out, err = capsys.readouterr()
+    assert out.startswith("--- train.py\n+++ train.py\n")
     assert "+model.fit(x, y, batch_size=64)" in out
-    assert "data_threads=3" in out
+    assert "data_threads=3" in err

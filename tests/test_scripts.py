@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+import time
 from pathlib import Path
 
 import pytest
@@ -150,15 +151,17 @@ def test_a_script_sees_itself_as_under_python(tmp_path, called):
     assert seen[0] == seen[1]
 
 
-def test_a_scripts_own_files_are_those_it_imports_from_its_directory(tmp_path):
+def test_a_scripts_own_files_are_those_it_imports_from_its_directory(tmp_path, monkeypatch):
     """Modules and packages beside it belong to it; installed packages do not. Each is listed once."""
     file = written(tmp_path, "train.py", "import numpy\nimport nets.big\nfrom data import load\n")
     written(tmp_path, "data.py", "import train\nmodel.fit(x)\nscaler.fit(y)\n")
     written(tmp_path, "nets/__init__.py", "")
-    written(tmp_path, "nets/big.py", "import pandas\n")
+    written(tmp_path, "nets/big.py", "import pandas\nfrom .small import layer\n")
+    written(tmp_path, "nets/small.py", "")
+    monkeypatch.syspath_prepend(tmp_path)
     files = own_files(file, tmp_path)
-    assert {each.name for each in files} == {"train.py", "data.py", "big.py", "__init__.py"}
-    assert len(files) == 4
+    assert {each.name for each in files} == {"train.py", "data.py", "big.py", "small.py", "__init__.py"}
+    assert len(files) == 5
     assert count_method_calls(files, "fit") == 2
     assert installed_packages(files) == ["numpy", "pandas"]
 
@@ -181,9 +184,13 @@ def test_a_fork_answers_and_nothing_of_it_is_left():
         child = subprocess.Popen(["sleep", "1000"], close_fds=False)
         send_answer(pipe, {"pid": child.pid})
 
-    answer = run_in_fork(run)
-    with contextlib.suppress(ProcessLookupError):  # killed with its group, reaped by nobody yet
-        assert Path(f"/proc/{answer['pid']}/stat").read_text().split()[2] == "Z"
+    stat = Path(f"/proc/{run_in_fork(run)['pid']}/stat")
+    for _ in range(1000):
+        if not stat.exists() or stat.read_text().split()[2] == "Z":  # it was killed, and may be reaped by nobody yet
+            break
+        time.sleep(0.01)
+    else:
+        pytest.fail("the child lives")
     assert run_in_fork(lambda pipe: os._exit(1)) == {}
 
 
@@ -482,6 +489,19 @@ def test_a_directory_that_holds_others_files_is_not_removed(work):
         shutil.rmtree("out")
 
     assert f"changes {work}/out, which exists" in in_watched_fork(work.parent / "run", work, act)
+    assert files_below(work / "out") == ["a.txt", "mine.txt"]
+
+
+def test_an_earlier_trials_directory_is_not_removed_once_others_have_put_a_file_in_it(work):
+    """It is refused as a whole, before any file is gone: TensorFlow would remove all at once."""
+    run = work.parent / "run"
+    created = CreatedFiles(run / "created.txt")
+    created.add(str(work / "out"))
+    written(work, "out/a.txt", "a trial's")
+    created.save()
+    written(work, "out/mine.txt", "mine")
+    refused = in_watched_fork(run, work, lambda _: shutil.rmtree("out"))
+    assert f"changes {work}/out, which exists" in refused
     assert files_below(work / "out") == ["a.txt", "mine.txt"]
 
 
