@@ -82,7 +82,9 @@ class LongRun(Hooks):
         self._wrappers = Wrappers(self._settings, self, directory)
         log = path.resolve().parent / LOG
         own = not os.path.lexists(log) or (log.is_file() and not log.is_symlink())  # it may be somebody else's folder
-        self._guard = Guard(recipe, log=log if own and os.access(log.parent, os.W_OK) else None)
+        self._guard = Guard(
+            recipe.evidence, recipe.machine, log=log if own and os.access(log.parent, os.W_OK) else None
+        )
         self._looked_for_missing = self._said_other_batch = False
         self._scaled: list[tuple[Any, float]] = []  # optimizers and factors: `fit` may be called for each epoch
         self._first_batch: int | None = None  # that the script gave to the tuned fit
