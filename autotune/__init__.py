@@ -18,6 +18,7 @@ from autotune.space.configuration import DatasetConfig as DatasetConfig
 from autotune.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from autotune.front.tune import tune as tune
     from autotune.recipe.recipe import MachineMismatchWarning as MachineMismatchWarning
     from autotune.recipe.recipe import Recipe as Recipe
     from autotune.report.compare import compare as compare
@@ -28,18 +29,17 @@ if TYPE_CHECKING:
     from autotune.script.long_run import activate as activate
     from autotune.script.tuned import steps as steps
     from autotune.script.tuned import tuned as tuned
-    from autotune.tuning.tune import tune as tune
     from autotune.tuning.verify import Verification as Verification
     from autotune.tuning.verify import verify as verify
 
 _MODULES = {
+    "front.tune": "tune",
     "recipe.recipe": "MachineMismatchWarning Recipe",
     "report.compare": "compare",
     "report.effects": "knob_effects load_ops load_slices",
     "report.history": "load_history",
     "script.long_run": "activate",
     "script.tuned": "steps tuned",
-    "tuning.tune": "tune",
     "tuning.verify": "Verification verify",
 }
 _LAZY = {name: f"autotune.{module}" for module, names in _MODULES.items() for name in names.split()}

@@ -25,13 +25,13 @@ from figures import Figure, factor, parser, report, share
 
 from autotune.data.record import Slice
 from autotune.runtime.executor import WarmUp
-from autotune.runtime.local import TrialProcesses
+from autotune.runtime.local import LocalExecutor
 from autotune.runtime.trial_process import is_stopped
 from autotune.script.loading import parse_reference
 from autotune.space.configuration import baseline_configuration
 from autotune.space.knobs import Device
-from autotune.stats.ratios import rate, throughput_interval
-from autotune.tuning.slicing import slice_seconds
+from autotune.stats.ratios import EpochCost, rate, throughput_interval
+from autotune.tuning.costs import slice_length
 
 HERE = Path(__file__).resolve().parent
 SIZES = (300, 3_000, 100_000)
@@ -122,7 +122,7 @@ class PlainFit:
         os.kill(self._pid, signal.SIGKILL)
 
 
-def log_ratio(processes: TrialProcesses, server: subprocess.Popen[bytes], case: Case, logs: Path) -> float:
+def log_ratio(processes: LocalExecutor, server: subprocess.Popen[bytes], case: Case, logs: Path) -> float:
     """Logarithm of a trial's throughput over plain fit's, one fresh process of each."""
     size, batch, _ = case
     configuration = baseline_configuration(batch, {}, Device.CPU, where="benchmark")
@@ -130,7 +130,7 @@ def log_ratio(processes: TrialProcesses, server: subprocess.Popen[bytes], case: 
     trial = processes.launch(configuration, log=str(logs / f"{size}-{batch}.log"), data=None)
     try:
         warm = trial.warm_up(PATIENCE_SECONDS)
-        length = slice_seconds(warm, wanted=TURN_SECONDS)
+        length = slice_length(warm, wanted=TURN_SECONDS)
         plain.turn(WARMUP_SECONDS)
         since = plain.epoch_ends()[-1]
         own: list[Slice] = []
@@ -149,16 +149,14 @@ def log_ratio(processes: TrialProcesses, server: subprocess.Popen[bytes], case: 
 def shown(parts: list[Slice], warm: WarmUp) -> float:
     """Samples per second, as a trial's record has them."""
     ready = warm.ready
-    rates = [
-        rate(each, examples_per_epoch=warm.started.examples, epoch_overhead_seconds=ready.epoch_overhead_seconds)
-        for each in parts
-    ]
+    cost = EpochCost(examples=warm.started.examples, seconds=ready.epoch_overhead_seconds)
+    rates = [rate(each, cost) for each in parts]
     return throughput_interval(rates, [each.examples for each in parts]).value
 
 
-def trials_of(name: str, logs: Path) -> TrialProcesses:
+def trials_of(name: str, logs: Path) -> LocalExecutor:
     """Trials of one of the workloads."""
-    return TrialProcesses(parse_reference(f"{HERE / 'tiled.py'}:{name}"), logs=logs)
+    return LocalExecutor(parse_reference(f"{HERE / 'tiled.py'}:{name}"), logs=logs)
 
 
 def log_ratios(cases: Sequence[Case]) -> list[float]:

@@ -27,7 +27,7 @@ from figures import Figure, one, parser, report, share  # noqa: E402
 from studies import Study  # noqa: E402
 
 from autotune.data.facts import WorkloadReference  # noqa: E402
-from autotune.runtime.local import TrialProcesses  # noqa: E402
+from autotune.runtime.local import LocalExecutor  # noqa: E402
 from autotune.space.configuration import read_trials  # noqa: E402
 
 STUDIES, ROUNDS = 2, 2
@@ -82,17 +82,16 @@ def orphans(marker: str, expected: set[psutil.Process]) -> list[psutil.Process]:
 
 def expected_of(study: Study) -> set[psutil.Process]:
     """The baseline, its template, and the keepers: what must be there between two trials."""
-    side = study.seat.baseline.side
-    live = None if side is None else side.live
+    live = study.seat.baseline.live
     mine = below(os.getpid())
     alive = {each for each in mine if live is not None and each.pid == getattr(live, "pid", None)}
-    keepers = set(psutil.Process().children())
-    templates = {child for keeper in keepers for child in keeper.children()}
-    return alive | keepers | templates
+    supervisors = set(psutil.Process().children())
+    templates = {child for supervisor in supervisors for child in supervisor.children()}
+    return alive | supervisors | templates
 
 
 def run_study(
-    faults: list[Fault], processes: TrialProcesses, path: Path, seconds: float, ends: float, tallies: dict[str, Tally]
+    faults: list[Fault], processes: LocalExecutor, path: Path, seconds: float, ends: float, tallies: dict[str, Tally]
 ) -> None:
     """One study over these faults, in this order."""
     marker = f"AUTOTUNE_FAULTS_{os.getpid()}"
@@ -128,7 +127,7 @@ def tallies_of(quick: bool) -> dict[str, Tally]:
         chosen = [each for each in FAULTS if (group or not each.cgroup) and not (quick and each.name in SLOW)]
         tallies = {fault.name: Tally() for fault in chosen}
         reference = WorkloadReference(file=str(WORKLOAD), search_path=(str(WORKLOAD.parent),))
-        with TrialProcesses(reference, logs=Path(folder)) as processes:
+        with LocalExecutor(reference, logs=Path(folder)) as processes:
             processes.open()
             for number in range(1 if quick else STUDIES):
                 order = chosen * (1 if quick else ROUNDS)

@@ -19,8 +19,8 @@ from figures import Figure, factor, one, parser, report
 
 import autotune
 from autotune.recipe.recipe import Recipe
-from autotune.runtime.executor import Data
-from autotune.runtime.local import TrialProcesses
+from autotune.runtime.local import LocalExecutor
+from autotune.runtime.protocol import Data
 from autotune.runtime.trial_process import TrialProcess
 from autotune.script.loading import parse_reference
 from autotune.space.configuration import Configuration
@@ -41,7 +41,7 @@ PATIENCE_SECONDS = 600.0
 class Turns:
     """Two configurations of one workload, each in a process of its own, which take turns."""
 
-    def __init__(self, processes: TrialProcesses, folder: Path) -> None:
+    def __init__(self, processes: LocalExecutor, folder: Path) -> None:
         self._processes, self._folder = processes, folder
         self.first_step_seconds: list[float] = []
         self._data: Data | None = None
@@ -49,6 +49,7 @@ class Turns:
     def start(self, configuration: Configuration) -> TrialProcess:
         """A trial that is warm."""
         trial = self._processes.launch(configuration, log=str(self._folder / "log.txt"), data=self._data)
+        assert isinstance(trial, TrialProcess)
         warm = trial.warm_up(PATIENCE_SECONDS)
         self._data = Data.found_by(warm.started)
         self.first_step_seconds.append(warm.first_step_seconds)
@@ -95,14 +96,14 @@ def measured(name: str, budget: str, runs: Path, rounds: int) -> dict[str, Figur
     sides, memory = evidence.confirmation.processes, evidence.peak_memory_bytes.device
     found = {f"{name}: speed-up over Keras's default": one(claim.value, sides, ci95=[claim.low, claim.high])}
     with tempfile.TemporaryDirectory() as scratch:
-        with TrialProcesses(reference, logs=Path(scratch)) as processes:
+        with LocalExecutor(reference, logs=Path(scratch)) as processes:
             processes.open()
             devices = opened_devices()
             turns = Turns(processes, Path(scratch))
             rates, after_pause = turns.ratios(
                 tuned, Configuration(recipe.baseline).replace(jit_compile=False, **plain), rounds
             )
-        with TrialProcesses(reference, logs=Path(scratch), isolation="spawn") as processes:
+        with LocalExecutor(reference, logs=Path(scratch), isolation="spawn") as processes:
             processes.open()
             fresh = Turns(processes, Path(scratch))
             fresh.start(Configuration(recipe.baseline)).kill()

@@ -12,9 +12,8 @@ from typing import Any
 
 from figures import Figure, parser, report, share
 
-from autotune.runtime.executor import Data
-from autotune.runtime.local import TrialProcesses
-from autotune.runtime.protocol import LossRuns
+from autotune.runtime.local import LocalExecutor
+from autotune.runtime.protocol import Data, LossRuns
 from autotune.script.loading import parse_reference
 from autotune.space.configuration import Configuration, baseline_configuration
 from autotune.space.knobs import Device
@@ -44,7 +43,7 @@ class Bench:
         self._scratch = scratch / name
         self._scratch.mkdir()
         self._repeats = repeats
-        self._processes = TrialProcesses(parse_reference(f"{WORKLOADS}:{name}"), logs=self._scratch)
+        self._processes = LocalExecutor(parse_reference(f"{WORKLOADS}:{name}"), logs=self._scratch)
         self._processes.open()
         self._baseline = baseline_configuration(32, {"jit_compile": False}, Device.CPU, where="benchmark")
         self._reference = self._curves(self._baseline, tuple(range(repeats * len(SEEDS))))

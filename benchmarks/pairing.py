@@ -32,13 +32,14 @@ from scipy import stats
 
 from autotune.data.figures import LogInterval
 from autotune.data.record import Phase, Slice
-from autotune.runtime.executor import Data, LiveTrial, WarmUp
-from autotune.runtime.local import TrialProcesses
+from autotune.runtime.executor import LiveTrial, WarmUp
+from autotune.runtime.local import LocalExecutor
+from autotune.runtime.protocol import Data
 from autotune.script.loading import parse_reference
 from autotune.space.configuration import baseline_configuration
 from autotune.space.knobs import Device
 from autotune.stats.intervals import mean_interval
-from autotune.tuning.slicing import SHORT_SLICE_SECONDS
+from autotune.tuning.costs import SHORT_SLICE_SECONDS
 from autotune.tuning.trial import Trial
 
 HERE = Path(__file__).resolve().parent
@@ -97,7 +98,7 @@ class Sizes:
 class Bench:
     """Trial processes of one configuration."""
 
-    def __init__(self, processes: TrialProcesses, sizes: Sizes, scratch: Path) -> None:
+    def __init__(self, processes: LocalExecutor, sizes: Sizes, scratch: Path) -> None:
         self._processes = processes
         self._sizes = sizes
         self._scratch = scratch
@@ -119,9 +120,10 @@ class Bench:
 
     def alternating(self, rng: random.Random) -> Found:
         """The paired way, and all slices unpaired."""
-        trial = Trial(1, Phase.SEARCH, self._configuration)  # log-ratios, as of the other ways
+        trial, reference = (Trial(number, Phase.SEARCH, self._configuration) for number in (1, 0))
         with self.live() as (first, own), self.live() as (second, warm):
             trial.note_warm(own)
+            reference.note_warm(warm)
             order: list[LiveTrial] = []
             for number in range(self._sizes.pairs):  # drawn, and turned round, as in a confirmation
                 order = order[::-1] if number % 2 else rng.sample((first, second), 2)
@@ -130,7 +132,7 @@ class Bench:
                     baseline_first=next(iter(taken)) is second,
                     baseline=taken[second],
                     candidate=taken[first],
-                    reference=warm,
+                    reference=reference,
                 )
         groups = [
             [log_rate(each) for each in side]
@@ -189,7 +191,7 @@ def disturbance(seed: int) -> Iterator[None]:
 def repeats(workload: str, count: int, sizes: Sizes, rng: random.Random, scratch: Path) -> dict[str, list[Found]]:
     """What each repeat with a workload found, by condition."""
     found: dict[str, list[Found]] = {condition: [] for condition in CONDITIONS}
-    with TrialProcesses(parse_reference(workload), logs=scratch) as processes:
+    with LocalExecutor(parse_reference(workload), logs=scratch) as processes:
         bench = Bench(processes, sizes, scratch)
         for _ in range(count):
             for condition in rng.sample(CONDITIONS, 2):

@@ -13,7 +13,7 @@ from typing import Any
 import keras
 import tiled
 
-from autotune.runtime.lifeline import die_with_parent
+from autotune.runtime.supervisor import die_with_parent
 
 
 class EpochEnds(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ships no types

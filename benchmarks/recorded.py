@@ -19,8 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.recipe.recipe import Recipe
-from autotune.runtime.executor import TrialTiming
-from autotune.runtime.protocol import LossRuns
+from autotune.runtime.protocol import LossRuns, TrialTiming
 from autotune.space.configuration import Configuration
 from autotune.stats.deciding import Verdict
 from autotune.stats.intervals import Measured

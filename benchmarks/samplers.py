@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Protocol, get_args
+from typing import Protocol
 
 import numpy as np
 import optuna
@@ -29,11 +29,8 @@ from autotune.data.figures import Interval
 from autotune.data.record import Outcome, Phase, TrialRecord
 from autotune.space.configuration import Configuration, baseline_configuration
 from autotune.space.knobs import Device
-from autotune.space.probes import Limit
 from autotune.space.space_file import ResolvedSpace, SearchSpace, find_search_space
-from autotune.stats.bottleneck import LAUNCH_HIGH
-from autotune.tuning.candidates import WAITS, Proposals
-from autotune.tuning.sampler import Sampler
+from autotune.tuning.candidates import WAITS, Proposals, Sampler
 from autotune.tuning.trial import now_utc
 
 STUDIES, STUDIES_QUICK = 40, 2
@@ -55,8 +52,8 @@ Speeds = dict[Configuration, float]
 # ------------------------------------------------------------------------------------------------- machines
 
 
-def modelled(space: ResolvedSpace, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Log-speeds of all configurations, by the places of their values; shares of their time that wait, and launch."""
+def modelled(space: ResolvedSpace, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """Log-speeds of all configurations, by the places of their values; shares of their time that wait for input."""
     values = {
         name: np.array(choices, dtype=object).reshape([-1 if other == name else 1 for other in space.choices])
         for name, choices in space.choices.items()
@@ -76,8 +73,8 @@ def modelled(space: ResolvedSpace, rng: np.random.Generator) -> tuple[np.ndarray
     unhidden = np.where(values["prefetch"] == 0, waits, np.maximum(0.0, waits - busy))
     seconds = busy + unhidden + between * np.where(values["persistent_iterator"] == True, 0.3, 1.0)  # noqa: E712
     seconds = seconds * np.where(values["data_autotune"] == True, 1.0, rng.uniform(0.95, 1.05))  # noqa: E712
-    shares = [np.broadcast_to(each / seconds, seconds.shape).astype(float) for each in (unhidden, launches)]
-    return -np.log(seconds.astype(float)), *shares
+    waiting = np.broadcast_to(unhidden / seconds, seconds.shape).astype(float)
+    return -np.log(seconds.astype(float)), waiting
 
 
 Deviations = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
@@ -96,12 +93,11 @@ class Machine:
         space: What is searched.
         speeds: By the places of the values.
         waiting: The share of its time that each waits for input.
-        launching: The share of it that each takes for calls into TensorFlow.
     """
 
-    def __init__(self, space: ResolvedSpace, speeds: np.ndarray, waiting: np.ndarray, launching: np.ndarray) -> None:
+    def __init__(self, space: ResolvedSpace, speeds: np.ndarray, waiting: np.ndarray) -> None:
         self.space = space
-        self._waiting, self._launching = waiting, launching
+        self._waiting = waiting
         self._speeds = speeds - speeds[self._places(space.baseline)]
         self.best = float(self._speeds.max())
 
@@ -109,12 +105,9 @@ class Machine:
         """Its true log-speed."""
         return float(self._speeds[self._places(configuration)])
 
-    def limit(self, configuration: Configuration) -> Limit | None:
-        """What limits it, as the tuner asks."""
-        places = self._places(configuration)
-        if self._waiting[places] > WAITS:
-            return "input"
-        return None if self._launching[places] > LAUNCH_HIGH else "compute"
+    def waits(self, configuration: Configuration) -> bool:
+        """Whether it waits for input, as the tuner asks."""
+        return bool(self._waiting[self._places(configuration)] > WAITS)
 
     def _places(self, configuration: Configuration) -> tuple[int, ...]:
         return tuple(choices.index(configuration[name]) for name, choices in self.space.choices.items())
@@ -133,8 +126,8 @@ def machines(studies: int) -> Iterator[tuple[str, list[Machine]]]:
         drawn = []
         for seed in range(studies):
             rng = np.random.default_rng(seed)
-            speeds, waiting, launching = modelled(space, rng)
-            drawn.append(Machine(space, speeds + deviations(rng, shape), waiting, launching))
+            speeds, waiting = modelled(space, rng)
+            drawn.append(Machine(space, speeds + deviations(rng, shape), waiting))
         yield kind, drawn
     if TABLE.exists():
         yield f"recorded, {TABLE.stem}", [recorded()] * studies
@@ -147,7 +140,7 @@ def recorded() -> Machine:
     for each in json.loads(TABLE.read_text(encoding="utf-8"))["configurations"]:
         places = tuple(choices.index(each["knobs"][name]) for name, choices in space.choices.items())
         speeds[places] = math.log(each["speedup"]) if each["speedup"] else -math.inf
-    return Machine(space, speeds, np.zeros(speeds.shape), np.ones(speeds.shape))
+    return Machine(space, speeds, np.zeros(speeds.shape))
 
 
 # ------------------------------------------------------------------------------------------------- searchers
@@ -156,7 +149,7 @@ def recorded() -> Machine:
 class Searcher(Protocol):
     """Proposes configurations, and is told how fast they are."""
 
-    def ask(self, tried: Speeds, limit: Callable[[Configuration], Limit | None]) -> Configuration | None:
+    def ask(self, tried: Speeds, waits: Callable[[Configuration], bool]) -> Configuration | None:
         """One that was not tried, given what was measured; None where there is none."""
 
     def tell(self, configuration: Configuration, speed: float) -> None:
@@ -166,18 +159,18 @@ class Searcher(Protocol):
 class Ours:
     """The tuner's proposals as they are: neighbours of the fastest, then its sampler."""
 
-    def __init__(self, space: ResolvedSpace, seed: int, *, steered: Sequence[Limit] = get_args(Limit)) -> None:
-        self._steered = steered  # the limits of the fastest that decide what is tried first
+    def __init__(self, space: ResolvedSpace, seed: int, *, steered: bool = True) -> None:
+        self._steered = steered  # a wait for input decides what is tried first
         self._sampler = Sampler(space, file=None, name="benchmark", seed=seed)
         self._proposals = Proposals(space, self._sampler)
         self._asked: optuna.Trial | None = None
         self._told = 0
         self._sampler.catch_up([record_of(space.baseline, 0, 0.0)])
 
-    def ask(self, tried: Speeds, limit: Callable[[Configuration], Limit | None]) -> Configuration | None:
+    def ask(self, tried: Speeds, waits: Callable[[Configuration], bool]) -> Configuration | None:
         """See `Searcher`."""
         best = max(tried, key=lambda each: tried[each])
-        proposed = self._proposals.next(tried, best, limit=now if (now := limit(best)) in self._steered else None)
+        proposed = self._proposals.next(tried, best, waits=self._steered and waits(best))
         if proposed is None:
             return None
         self._asked, configuration = proposed
@@ -220,7 +213,7 @@ class OfOptuna:
         places = {name: choices.index(space.baseline[name]) for name, choices in space.choices.items()}
         self._study.add_trial(optuna.trial.create_trial(params=places, distributions=self._distributions, value=0.0))
 
-    def ask(self, tried: Speeds, limit: Callable[[Configuration], Limit | None]) -> Configuration | None:
+    def ask(self, tried: Speeds, waits: Callable[[Configuration], bool]) -> Configuration | None:
         """See `Searcher`. What is known already is told at once, and costs no candidate."""
         if len(tried) >= self._space.size:
             return None
@@ -255,8 +248,7 @@ def _made(sampler: Callable[[int], BaseSampler]) -> Made:
 
 SEARCHERS: dict[str, Made] = {
     "proposals as they are": Ours,
-    "proposals, by input only": lambda space, seed: Ours(space, seed, steered=["input"]),
-    "proposals, not steered": lambda space, seed: Ours(space, seed, steered=()),
+    "proposals, not steered": lambda space, seed: Ours(space, seed, steered=False),
     "TPE, multivariate": _made(lambda seed: TPESampler(seed=seed, multivariate=True)),
     "TPE, one knob at a time": _made(lambda seed: TPESampler(seed=seed, multivariate=False)),
     "GPSampler": _made(lambda seed: GPSampler(seed=seed)),
@@ -306,7 +298,7 @@ def study(machine: Machine, searcher: Searcher, seed: int) -> Course:
     tried: Speeds = {machine.space.baseline: 0.0}
     regrets = []
     for _ in range(MOST_CANDIDATES):
-        configuration = searcher.ask(tried, machine.limit)
+        configuration = searcher.ask(tried, machine.waits)
         if configuration is None:
             break
         tried[configuration] = machine.speed(configuration) + rng.gauss(0.0, ERROR)

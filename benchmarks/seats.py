@@ -28,8 +28,7 @@ from simulated_runs import FACTS, MemoryDirectory, on_disk, tune_simulated, with
 from autotune.data.record import Phase, TrialRecord
 from autotune.data.run_directory import RunDirectory
 from autotune.space.configuration import Configuration
-from autotune.tuning.candidates import Others, Proposals
-from autotune.tuning.sampler import Sampler
+from autotune.tuning.candidates import Others, Proposals, Sampler
 
 SCALE = 2.0
 """Seconds of a trial for each second here."""
@@ -147,7 +146,7 @@ def regret(machine: Machine, in_flight: int, seed: int) -> float:
         if number <= COMPARED_AFTER:
             best = max(measured, key=lambda each: measured[each])
             others = Others(running=[each for _, each in running], ratios=measured) if in_flight > 1 else None
-            proposed = proposals.next(known, best, limit=machine.limit(best), others=others)
+            proposed = proposals.next(known, best, waits=machine.waits(best), others=others)
             if proposed is not None:
                 running.append(proposed)
                 known.add(proposed[1])

@@ -19,11 +19,11 @@ from autotune.data.hardware import GpuUse
 from autotune.data.models import KnobValue
 from autotune.data.record import Boundary, Outcome, Place, Slice, StepSeconds
 from autotune.recipe.apply import environment
-from autotune.runtime.executor import IN_SEARCH, Data, TrialFailed, TrialTiming, WarmUp
-from autotune.runtime.protocol import Finished, LossCurves, LossRuns, Ready, Started, StartedByImport
+from autotune.runtime.executor import IN_SEARCH, Executor, TrialFailed, WarmUp
+from autotune.runtime.protocol import Data, Finished, LossCurves, LossRuns, Ready, Started, StartedByImport, TrialTiming
 from autotune.space.configuration import Configuration
 from autotune.stats.steady_state import SMALLEST_WINDOW, WINDOW_SECONDS
-from autotune.training.session import Training
+from autotune.training.progress import Training
 
 LAUNCH_SECONDS = 0.01
 CORES = 2
@@ -345,7 +345,7 @@ class SimulatedTrial:
         )
 
 
-class SimulatedTrials:
+class SimulatedTrials(Executor):
     """A machine that exists as a formula; see `Executor`.
 
     The functions among its arguments are asked of configurations in which `jit_compile` is resolved.
@@ -425,8 +425,8 @@ class SimulatedTrials:
         started_by_import: StartedByImport | None = None,
         seats: tuple[str, ...] = ("simulated",),
     ) -> None:
-        self.facts, self.seats = facts, seats
-        self.elastic, self.whole, self.machine = False, None, None
+        super().__init__(seats=seats)
+        self.facts = facts
         self.samples_per_second = samples_per_second
         self.noise = noise
         self.drift = drift or (lambda seconds: 1.0)
@@ -499,20 +499,6 @@ class SimulatedTrials:
     def place(self, seat: str) -> Place:
         """See `Executor`: each seat is a host of its own."""
         return Place(seat=seat, host=seat, device="simulated")
-
-    def refresh(self) -> None:
-        """See `Executor`."""
-
-    def restart(self, seat: str) -> None:
-        """See `Executor`."""
-
-    def drop(self, seat: str) -> None:
-        """See `Executor`."""
-        self.seats = tuple(each for each in self.seats if each != seat)
-
-    def apart(self, one: Configuration, other: Configuration) -> bool:
-        """See `Executor`."""
-        return environment(one) != environment(other)
 
     def close(self) -> None:
         """See `Executor`: what a trial is asked from now on, it answers with `crashed`."""

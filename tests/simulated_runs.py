@@ -23,7 +23,7 @@ from autotune.space.knobs import Device
 from autotune.space.space_file import SearchSpace
 from autotune.stats.intervals import Spread, claim_interval, overall_log_ratios, process_prior
 from autotune.tuning import costs
-from autotune.tuning.confirmation import Confirmation, FreshPairs, SlicePlan
+from autotune.tuning.confirmation import FreshPairs, LeaderTrials, SlicePlan
 from autotune.tuning.events import silent
 from autotune.tuning.opening import Invocation
 from autotune.tuning.resume import read_earlier
@@ -270,9 +270,7 @@ class Searching:
         self.seat = Seat(self.run, first, name="simulated", bracketed=bracketed)
         self.seat.start_baseline(baseline_seconds)
         self.deadline = Deadline(clock=trials.clock, at=trials.clock() + left)
-        for each in (self.seat, self.seat.baseline):
-            each._deadline = self.deadline
-        self.seat.baseline.side.deadline = self.deadline
+        self.seat._deadline = self.seat.baseline.deadline = self.deadline
 
     def measure(
         self, configuration=FAST, *, trial=None, seconds=4.0, timeout=30.0, leader=None, others=None, **limited
@@ -284,7 +282,7 @@ class Searching:
 
     def lose_the_baseline(self):
         """Its process dies while nobody looks."""
-        lose(self.seat.baseline.side.live)
+        lose(self.seat.baseline.live)
 
 
 class Fresh:
@@ -300,7 +298,7 @@ class Fresh:
         self.began = trials.clock()
         sides = [self.run.baseline, configuration, champion]
         reference, trial, other = (None if each is None else self.run.new_trial(Phase.CONFIRM, each) for each in sides)
-        self.confirmation = Confirmation(reference=reference, trial=trial, champion=other, in_search=found[0])
+        self.confirmation = LeaderTrials(reference=reference, trial=trial, champion=other, in_search=found[0])
         deadline = Deadline(clock=trials.clock, at=trials.clock() + left)
         self.pairs = FreshPairs(self.run, deadline, timeout=60.0)
 

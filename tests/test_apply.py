@@ -4,6 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from autotune.data.errors import ApplyError
+from autotune.recipe import apply
 from autotune.recipe.apply import largest_divisor
 
 
@@ -21,3 +23,12 @@ def test_no_larger_divisor_would_do(number, at_most):
     found = largest_divisor(number, at_most)
     assert number % found == 0
     assert not [each for each in range(found + 1, at_most + 1) if number % each == 0]
+
+
+def test_only_the_recipe_that_was_applied_is_held_against_later_lines(monkeypatch):
+    """A program may load a second recipe, whose values nobody has set."""
+    monkeypatch.setattr(apply, "_applied", {"precision": "mixed_bfloat16"})
+    monkeypatch.setattr(apply, "overridden", lambda configuration: {"precision": "float64"})
+    apply.refuse_overridden({"precision": "float32"})
+    with pytest.raises(ApplyError, match="precision=mixed_bfloat16, and a later line has set it to float64"):
+        apply.refuse_overridden({"precision": "mixed_bfloat16"})

@@ -34,6 +34,7 @@ def profile(**changes):
         (StepFigures(waits=0.02, waits_error=0.04), "compute_or_memory", 0.98),
         (StepFigures(waits=0.06, waits_error=0.04), "compute_or_memory", 0.94),
         (StepFigures(waits=0.0, waits_error=0.25), "balanced", 0.0),
+        (StepFigures(waits=0.06, waits_error=0.78), "unknown", None),
         (StepFigures(waits=0.3, ceilings=Ceilings(by_input=23_528.0, by_compute=9_212.0)), "compute_or_memory", 0.7),
         (StepFigures(waits=0.3, ceilings=Ceilings(by_input=23_528.0, by_compute=None)), "input", 0.3),
         (StepFigures(waits=0.3, ceilings=Ceilings(by_input=9_212.0, by_compute=12_500.0)), "input", 0.3),
@@ -120,7 +121,7 @@ def test_advice_has_the_figures_and_the_line():
     slow = Trial(INPUT, Ceilings(by_input=410.0, by_compute=1080.0), rate=410.0)
     first, second = advice(slow, None, SCRIPT)
     assert "waits for input 62% of its time" in first
-    assert "the pipeline alone makes 410 samples/s, the model could take 1,080" in first
+    assert "the pipeline alone reaches 410 samples/s, the model alone 1,080" in first
     assert "map() in train.py, line 41 runs serially" in first
     assert "×2.63" in second
 
@@ -137,7 +138,7 @@ def test_a_pipeline_that_cannot_help_is_said_so():
     compute = Bottleneck(name="compute", share=0.9, why="matrix products are 90% of the operations' time")
     said = advice(Trial(compute, Ceilings(by_input=9e9, by_compute=1020.0)), Trial(compute), None)
     assert len(said) == 3
-    assert said[1].startswith("No setting of the input pipeline can make this training clearly faster")
+    assert said[1].startswith("Input tuning cannot make this training clearly faster")
     assert "another precision" in said[2]
 
 

@@ -6,7 +6,7 @@ import math
 import pytest
 
 from autotune.training import boundary
-from autotune.training.session import Training
+from autotune.training.progress import Training
 
 
 def training(steps, steps_per_call=1, synchronise=lambda: None):
@@ -271,3 +271,28 @@ def test_without_tensorflows_private_names_no_shuffle_buffer_is_found(caplog):
         assert boundary._steps_in_shuffle_buffer(type(kind, (), {})(), 8) is None
     assert "_ShuffleDataset._buffer_size" in caplog.text
     assert "Dataset._inputs" in caplog.text
+
+
+# ------------------------------------------------------------------------------------------ between two calls of `fit`
+
+
+def test_what_lies_between_two_calls_of_fit_is_measured_without_their_epochs_boundaries(model):
+    """And with the time that the device is behind: a call that comes back has not done its work."""
+    behind = [0.0]
+
+    def synchronise():
+        model.wait(behind[0])
+
+    def fit(model, **arguments):
+        model.fit(Pipeline(), **arguments)
+
+    refits = boundary.Refits(3, synchronise)
+    model.make_train_function = lambda: None
+    behind[0] = 0.04
+    while not refits.are_measured:
+        began = model.epochs
+        refits.run(model, fit, {"initial_epoch": 0}, [])
+        assert model.epochs - began == 2, "two short epochs"
+        model.wait(0.25)  # the script's own lines
+    assert refits.seconds == pytest.approx(0.25)
+    assert refits.first_call_seconds == pytest.approx(0.05)

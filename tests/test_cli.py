@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from simulated_runs import faster_by, on_disk, simulated_trials, tune_simulated
@@ -19,6 +20,7 @@ from test_recommendation import run_that_is
 from autotune.data.errors import ArgumentError
 from autotune.data.figures import Interval
 from autotune.data.hardware import Gpu
+from autotune.data.options import OPTIONS, Options
 from autotune.front import cli
 from autotune.front.cli import app
 from autotune.machine.gpu import GpuReading
@@ -80,7 +82,6 @@ WRONG = {
 
 @pytest.mark.parametrize("case", WRONG, ids=lambda each: each.replace(" ", "-"))
 def test_wrong_input_is_answered_by_one_clear_message_and_exit_code_2(case, capsys, tmp_path, monkeypatch):
-    """Wrong input: exit code 2, the fault named on standard error, no traceback, nothing written."""
     monkeypatch.chdir(tmp_path)
     arguments, expected = WRONG[case]
     code, out, err = run(capsys, *arguments)
@@ -99,7 +100,6 @@ def test_wrong_input_is_answered_by_one_clear_message_and_exit_code_2(case, caps
     ],
 )
 def test_input_that_importing_finds_wrong_is_answered_alike(capsys, tmp_path, monkeypatch, workload, expected):
-    """Exit code 2 and one message. The run directory is gone."""
     monkeypatch.chdir(tmp_path)
     code, _, err = run(capsys, "tune", workload)
     assert code == 2
@@ -109,7 +109,6 @@ def test_input_that_importing_finds_wrong_is_answered_alike(capsys, tmp_path, mo
 
 
 def test_the_command_never_imports_tensorflow(tmp_path):
-    """Help, errors and tables come from a process that has not loaded TensorFlow, Keras or pandas."""
     script = (
         "import sys; from autotune.front.cli import main\n"
         "for arguments in (['--help'], ['knobs'], ['space', 'quick'], ['tune', 'nowhere.py'],"
@@ -126,7 +125,6 @@ def test_the_command_never_imports_tensorflow(tmp_path):
 
 
 def test_the_readme_and_the_help_list_every_command_and_option(capsys):
-    """No command is known to the code alone; each has its own help, with all its options."""
     table = re.findall(r"^\| (`autotune .*?) \|", README.read_text().replace("\\|", "/"), re.MULTILINE)
     told = re.findall(r"`autotune (\w+)([^`]*)`", " ".join(table))
     _, out, _ = run(capsys, "--help")
@@ -154,7 +152,6 @@ def options_of(command):
 
 
 def test_show_prints_the_trials_and_the_claim_of_a_run(capsys, finished):
-    """`show RUN` lists each trial; the recipe's speed-up and its interval stand below."""
     code, out, _ = run(capsys, "show", finished)
     recipe = json.loads((finished / "recipe.json").read_text())
     assert code == 0
@@ -166,7 +163,6 @@ def test_show_prints_the_trials_and_the_claim_of_a_run(capsys, finished):
 
 
 def test_show_prints_a_recipe_by_its_file(capsys, finished):
-    """`show RECIPE` prints baseline against recommendation."""
     code, out, _ = run(capsys, "show", finished / "recipe.json")
     assert code == 0
     assert "recommended" in out
@@ -174,7 +170,6 @@ def test_show_prints_a_recipe_by_its_file(capsys, finished):
 
 
 def test_history_writes_what_it_says(capsys, finished, tmp_path):
-    """`history --csv --parquet` writes both files with one row per trial."""
     import pandas as pd
 
     csv, parquet = tmp_path / "h.csv", tmp_path / "h.parquet"
@@ -188,7 +183,6 @@ def test_history_writes_what_it_says(capsys, finished, tmp_path):
 
 @pytest.mark.parametrize(("redirect", "before"), [(">", ""), (">>", "mine\n"), ("| cat >", "")])
 def test_history_writes_to_standard_output(finished, tmp_path, redirect, before):
-    """`--csv /dev/fd/1` gives the table and nothing else, and keeps what the file held before."""
     (tmp_path / "h.csv").write_text("mine\n")
     command = f"{shlex.quote(sys.executable)} -m autotune history {shlex.quote(str(finished))} --csv /dev/fd/1"
     subprocess.run(
@@ -200,7 +194,6 @@ def test_history_writes_to_standard_output(finished, tmp_path, redirect, before)
 
 
 def test_history_prints_a_line_for_each_trial(capsys, finished):
-    """`history RUN` alone prints the main columns."""
     code, out, _ = run(capsys, "history", finished)
     trials = len(list((finished / "trials").iterdir()))
     assert code == 0
@@ -209,7 +202,6 @@ def test_history_prints_a_line_for_each_trial(capsys, finished):
 
 
 def test_compare_sets_runs_side_by_side(capsys, finished):
-    """`compare RUN RUN` has a row for each, with its claim."""
     code, out, _ = run(capsys, "compare", finished, finished)
     assert code == 0
     assert out.count("simulated") >= 2
@@ -222,7 +214,6 @@ def unfinished(path):
 
 
 def test_compare_keeps_what_is_recommended_apart_from_what_looked_best(capsys, finished, tmp_path):
-    """Without a recipe nothing is recommended: the search's best is named as that."""
     copy = unfinished(shutil.copytree(finished, tmp_path / "copy"))
     _, out, _ = run(capsys, "compare", finished, copy)
     with_recipe, without = (line for line in out.splitlines() if "simulated" in line)
@@ -233,7 +224,6 @@ def test_compare_keeps_what_is_recommended_apart_from_what_looked_best(capsys, f
 
 
 def test_compare_cuts_and_folds_nothing_in_a_pipe(capsys, finished, tmp_path):
-    """However long the names are, a run is one line with its whole id."""
     paths = [shutil.copytree(finished, tmp_path / f"{'long' * 40}-{number}") for number in range(2)]
     for path in paths:
         record = json.loads((path / "run.json").read_text())
@@ -245,7 +235,6 @@ def test_compare_cuts_and_folds_nothing_in_a_pipe(capsys, finished, tmp_path):
 
 
 def test_space_shows_the_choices_and_their_number(capsys):
-    """`space quick` resolves bounds for the machine and multiplies the choices."""
     code, out, _ = run(capsys, "space", "quick", "--examples", 1437, "--cores", 2)
     assert code == 0
     assert re.search(r"batch_size +16 32 64 128 256 *\n", out)
@@ -255,7 +244,6 @@ def test_space_shows_the_choices_and_their_number(capsys):
 
 
 def test_space_can_be_asked_about_another_machine(capsys):
-    """`--cores` stands in for this machine's cores in the bounds."""
     _, few, _ = run(capsys, "space", "quick", "--cores", 2)
     _, many, _ = run(capsys, "space", "quick", "--cores", 64)
     for out, expected in ((few, "0 2 4 8 16"), (many, "0 2 4 8 16 32 64 128 256")):
@@ -263,7 +251,6 @@ def test_space_can_be_asked_about_another_machine(capsys):
 
 
 def test_the_search_space_that_the_documents_show_is_one(capsys, tmp_path):
-    """Who copies it has a space that works."""
     page = ROOT / "docs" / "search_space.md"
     (written,) = re.findall(r"^```toml\n(.+?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
     (tmp_path / "my.toml").write_text(written)
@@ -292,20 +279,17 @@ def test_space_shows_the_choices_of_this_machines_device(capsys, monkeypatch, he
 @pytest.mark.parametrize("what", ["--help", "history {run}"])
 @pytest.mark.parametrize("output", ["> /dev/full", "| true", ">&- 2>&- <&-"])
 def test_output_that_cannot_be_written_ends_nothing(finished, what, output):
-    """A full device, a closed stream, a reader that has gone: no word of it, and the exit code is the command's."""
     told = shell(f"{COMMAND} {what.format(run=shlex.quote(str(finished)))} {output}; exit ${{PIPESTATUS[0]}}")
     assert (told.returncode, told.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("output", ["2> /dev/full", "2>&-"])
 def test_an_error_that_cannot_be_written_keeps_its_exit_code(output):
-    """2 for wrong input, 4 never."""
     assert shell(f"{COMMAND} show nowhere {output}; exit ${{PIPESTATUS[0]}}").returncode == 2
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
 def test_letters_that_the_terminal_lacks_are_replaced(finished, encoding):
-    """`×2.00` becomes `?2.00` in ASCII, on standard error as well."""
     told = shell(f"PYTHONIOENCODING={encoding} {COMMAND} show {shlex.quote(str(finished))}", encoding)
     assert told.returncode == 0
     assert re.search(rf"Faster: {'[?]' if encoding == 'ascii' else '×'}\d\.\d\d", told.stdout)
@@ -327,7 +311,6 @@ def shell(command, encoding="utf-8"):
 
 
 def test_an_internal_error_says_so_and_hides_its_traceback(capsys, monkeypatch):
-    """A fault of autotune's own leaves with exit code 4 and one line; --debug shows where it was."""
 
     def broken():
         raise RuntimeError("broken")
@@ -343,7 +326,6 @@ def test_an_internal_error_says_so_and_hides_its_traceback(capsys, monkeypatch):
 
 
 def test_a_wrong_input_has_its_exit_code_with_a_traceback_as_well(capsys, tmp_path):
-    """With --debug, too, 1 is a claim that does not hold, and nothing else."""
     code, _, err = run(capsys, "show", tmp_path / "nowhere", "--debug")
     assert code == 2
     assert "Traceback" in err
@@ -352,7 +334,6 @@ def test_a_wrong_input_has_its_exit_code_with_a_traceback_as_well(capsys, tmp_pa
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGQUIT, signal.SIGTERM])
 def test_an_interrupt_leaves_with_130(capsys, monkeypatch, number):
-    """Ctrl-C and SIGTERM outside of a run's own handling are told in a line, and leave with exit code 130."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def interrupted():
@@ -367,7 +348,6 @@ def test_an_interrupt_leaves_with_130(capsys, monkeypatch, number):
 
 @pytest.mark.parametrize("place", ["run.json", "trials/0000/result.json"])
 def test_show_names_the_file_whose_knob_does_not_exist(capsys, finished, tmp_path, place):
-    """A run of another version, or a damaged one: the file is named, as by `history` and `compare`."""
     path = shutil.copytree(finished, tmp_path / "run")
     document = json.loads((path / place).read_text())
     document["baseline" if place == "run.json" else "configuration"]["warp"] = 9
@@ -389,7 +369,7 @@ def tune_gives(monkeypatch, tmp_path):
             observe(RunBegan(directory=directory.path, workload="simulated", budget=18.0))
             return recipe.model_copy(update={"evidence": recipe.evidence.model_copy(update=evidence)})
 
-        monkeypatch.setattr("autotune.tuning.tune.tune", tune)
+        monkeypatch.setattr("autotune.front.tune.tune", tune)
         return directory.path
 
     return gives
@@ -407,7 +387,6 @@ def tune_gives(monkeypatch, tmp_path):
 def test_tune_leaves_with_0_unless_it_was_stopped_with_nothing_to_recommend(
     capsys, tune_gives, verdict, ended_by, expected
 ):
-    """Every verdict is an answer; scripts tell by 130 that the user has cut it short."""
     path = tune_gives(verdict, ended_by=ended_by)
     code, out, err = run(capsys, "tune", "train.py", "--budget", "18s")
     assert code == expected
@@ -416,7 +395,6 @@ def test_tune_leaves_with_0_unless_it_was_stopped_with_nothing_to_recommend(
 
 
 def test_tune_ends_with_the_command_that_goes_on(capsys, tune_gives):
-    """With the workload as it was named, so that it can be pasted."""
     path = tune_gives(Verdict.UNDECIDED)
     _, out, _ = run(capsys, "tune", "my train.py:it")
     (going_on,) = [line for line in out.splitlines() if "--resume" in line]
@@ -426,7 +404,6 @@ def test_tune_ends_with_the_command_that_goes_on(capsys, tune_gives):
 
 
 def test_a_second_ctrl_c_says_how_to_go_on(capsys, monkeypatch, tmp_path):
-    """No verdict, exit code 130, and the command that goes on with what was measured; without a run, nothing to do."""
 
     def tune(workload, *, observe, **options):
         if workload == "my train.py":
@@ -434,7 +411,7 @@ def test_a_second_ctrl_c_says_how_to_go_on(capsys, monkeypatch, tmp_path):
             observe(RunBegan(directory=tmp_path / "my run", workload="simulated", budget=18.0))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("autotune.tuning.tune.tune", tune)
+    monkeypatch.setattr("autotune.front.tune.tune", tune)
     code, _, err = run(capsys, "tune", "my train.py")
     assert code == 130
     assert err.splitlines()[-1].endswith(f"autotune tune 'my train.py' --resume '{tmp_path / 'my run'}'")
@@ -444,7 +421,6 @@ def test_a_second_ctrl_c_says_how_to_go_on(capsys, monkeypatch, tmp_path):
 
 
 def test_show_of_an_undecided_run_has_the_command_that_goes_on(capsys, tmp_path):
-    """Also the next day, when the run's own output is gone; a decided one needs none."""
     trials = simulated_trials(faster_by(batch_size=2.0), noise=0.02)
     with on_disk(tmp_path / "my run") as directory:
         recipe = tune_simulated(trials, directory, budget=18.0)
@@ -461,7 +437,6 @@ CLAIMED, MEASURED = Interval(value=1.5, low=1.4, high=1.61), Interval(value=1.2,
 @pytest.mark.parametrize("found", ClaimResult)
 @pytest.mark.parametrize("measured", [MEASURED, None])
 def test_verify_says_what_it_found_and_leaves_with_0_only_if_the_claim_holds(capsys, monkeypatch, found, measured):
-    """Each finding is told with both figures and its reason; scripts tell by the exit code, 0 or 1."""
     given = []
 
     def verify(*arguments, **options):
@@ -469,7 +444,7 @@ def test_verify_says_what_it_found_and_leaves_with_0_only_if_the_claim_holds(cap
         instances = 0 if measured is None else 6
         return Verification(finding=found, claimed=CLAIMED, measured=measured, instances=instances, reason="so it is")
 
-    monkeypatch.setattr(verify, "verify", verify)
+    monkeypatch.setattr("autotune.tuning.verify.verify", verify)
     options = ("--budget", "80s", "--seed", 3, "--memory-margin", 0.2, "--isolation", "spawn")
     code, out, err = run(capsys, "verify", "recipe.json", "train.py", *options)
     assert code == (0 if found is ClaimResult.HOLDS else 1)
@@ -485,7 +460,6 @@ def test_verify_says_what_it_found_and_leaves_with_0_only_if_the_claim_holds(cap
 
 
 def test_the_help_of_verify_names_every_finding_and_exit_code(capsys):
-    """Who scripts it need not read the source."""
     _, out, _ = run(capsys, "verify", "--help")
     told = " ".join(out.split())
     assert "holds (exit code 0)" in told
@@ -506,21 +480,59 @@ def test_the_help_of_verify_names_every_finding_and_exit_code(capsys):
     ],
 )
 def test_what_follows_two_hyphens_is_the_files_own(capsys, monkeypatch, command, files):
-    """Nothing of it is an option of ours, `--debug` included; without `--` none is named."""
     called = {}
 
     def tune(workload, **options):
         called.update(options)
         raise ArgumentError("was called")
 
-    monkeypatch.setattr("autotune.tuning.tune.tune", tune)
+    monkeypatch.setattr("autotune.front.tune.tune", tune)
     code, _, err = run(capsys, *command)
     assert (code, called["args"]) == (2, files)
     assert "Traceback" not in err
 
 
 def test_other_commands_have_no_file_to_hand_arguments_to(capsys, tmp_path):
-    """There `--` only ends the options: a directory may be called `--debug`."""
     code, _, err = run(capsys, "history", "--", tmp_path / "nowhere")
     assert code == 2
     assert "nowhere" in err
+
+
+def test_a_dashboard_is_served_on_this_machine_only(capsys, finished, monkeypatch):
+    served = []
+
+    def run_server(storage, host, port):
+        served.append((host, port, len(storage.get_all_studies())))
+        if port == 81:
+            raise OSError(98, "Address already in use")
+
+    monkeypatch.setitem(sys.modules, "optuna_dashboard", SimpleNamespace(run_server=run_server, __spec__=object()))
+    code, out, _ = run(capsys, "dashboard", finished, "--port", 8123)
+    assert code == 0
+    assert "http://127.0.0.1:8123/" in out
+    code, _, err = run(capsys, "dashboard", finished, "--port", 81)
+    assert code == 2
+    assert "port 81 cannot be used: Address already in use" in err
+    assert served == [("127.0.0.1", 8123, 1), ("127.0.0.1", 81, 1)]
+
+
+def test_a_dashboard_of_a_run_without_a_study_is_refused(capsys, tmp_path):
+    with on_disk(tmp_path / "run"):
+        code, _, err = run(capsys, "dashboard", tmp_path / "run")
+    assert code == 2
+    assert "has no study.db" in err
+
+
+def test_the_options_of_the_function_and_the_command_are_those_that_are_declared():
+    from autotune import tune
+
+    function, command = inspect.signature(tune).parameters, inspect.signature(app["tune"].default_command).parameters
+    names = list(OPTIONS)
+    assert [name for name in function if name in OPTIONS] == [name for name in command if name in OPTIONS] == names
+    defaults = Options(budget=60.0)
+    for name in names[1:]:
+        assert function[name].default == command[name].default == getattr(defaults, name)
+    documented = " ".join(inspect.getdoc(tune).split())
+    assert all(f"{name}: {option.help}" in documented for name, option in OPTIONS.items())
+    with pytest.raises(TypeError, match="unexpected keyword argument 'bugdet'"):
+        tune("train.py", bugdet="3m")

@@ -21,9 +21,8 @@ from autotune.data.printable import one_line
 from autotune.data.record import Looks, Outcome, Phase, Standing, TrialRecord
 from autotune.front import cli
 from autotune.front.closing import show_recipe, show_usage
-from autotune.front.progress import Progress, trial_line
+from autotune.front.console import Progress, duration, ratio, show_error, size, trial_line
 from autotune.front.tables import show_history
-from autotune.front.text import duration, ratio, show_error, size
 from autotune.recipe.evidence import Watch
 from autotune.report.history import columns
 from autotune.stats.deciding import EndedBy, Verdict
@@ -56,7 +55,6 @@ def drawn(events, *, terminal):
 
 
 def test_each_pair_of_a_confirmation_is_told():
-    """Two processes a side already show an interval; one shows none."""
     speedup = Interval(value=2.33, low=2.1, high=2.6)
     pairs = [PairMeasured(trial=14, processes=1, speedup=None), PairMeasured(trial=14, processes=2, speedup=speedup)]
     first, second = drawn(pairs, terminal=False).splitlines()
@@ -65,7 +63,6 @@ def test_each_pair_of_a_confirmation_is_told():
 
 
 def test_after_fifteen_seconds_of_silence_what_goes_on_is_told():
-    """Once; then the silence begins anew."""
     output, times = io.StringIO(), [0.0]
     progress = Progress(Console(file=output, width=100), clock=lambda: times[-1])
     progress(Began(text="importing the workload"))
@@ -98,7 +95,6 @@ EVENTS = [
 
 
 def test_away_from_a_terminal_there_are_plain_lines_only():
-    """No escape sequence, one line per finished trial, failures with their reason."""
     text = drawn(EVENTS, terminal=False)
     assert "\x1b" not in text
     assert re.search(r"search\s+3\s+×2.50\s+batch_size=128", text)
@@ -108,7 +104,6 @@ def test_away_from_a_terminal_there_are_plain_lines_only():
 
 
 def test_a_resumed_runs_moments_count_from_its_beginning():
-    """What an earlier invocation has taken of the budget is behind the moments that are shown."""
     resumed = RunBegan(directory=Path("results/x/1"), workload="digits", budget=180.0, spent=40.0)
     lines = drawn([resumed, *EVENTS[1:2]], terminal=False).splitlines()
     assert lines[1].strip() == "0:40  importing the workload"
@@ -118,7 +113,6 @@ def test_a_resumed_runs_moments_count_from_its_beginning():
     ("low", "high", "uncertain"), [(2.0, 3.0, False), (1.7, 3.4, True), (1.8, 3.5, False), (0.0, 3.0, True)]
 )
 def test_a_vague_speed_up_is_marked(low, high, uncertain):
-    """A trial's line has the speed-up alone; where its interval spans a factor of two, that it is uncertain."""
     measured = record(speedup=Interval(value=2.5, low=low, high=high))
     text = trial_line(measured, "batch_size=128", stamp="0:05").plain
     assert "×2.50" in text
@@ -136,7 +130,6 @@ def test_a_vague_speed_up_is_marked(low, high, uncertain):
     ],
 )
 def test_a_leaders_line_says_how_its_confirmation_stands(standing, told):
-    """After how many fresh processes a side, whatever came of it."""
     looks = Looks(leader=1, candidate=1, error=0.025, most=12, standing=standing, reference=2)
     pairs = tuple(a_pair(2.5, instance=instance) for instance in (0, 0, 1, 2))
     leader = record(phase=Phase.CONFIRM, looks=(looks,), pairs=pairs)
@@ -149,14 +142,12 @@ def test_a_leaders_line_says_how_its_confirmation_stands(standing, told):
 
 
 def test_on_a_terminal_the_status_tells_trial_speed_best_failures_and_time():
-    """The status block names what runs now, how fast it is, the best, what failed and what is left."""
     text = drawn(EVENTS, terminal=True)
     for expected in ("search", "trial 3: batch_size=128", "×2.40", "after 3 pairs", "best", "1 oom", "3:00 of 3:00"):
         assert expected in text
 
 
 def test_the_best_is_what_leads_by_the_latest_looks():
-    """A second look that lowers the leader gives the place to the next; one that fails leaves it out."""
 
     def ended(trial, speedup, **fields):
         interval = speedup and Interval(value=speedup, low=speedup - 1, high=speedup + 1)
@@ -172,7 +163,6 @@ def test_the_best_is_what_leads_by_the_latest_looks():
 
 @given(st.text())
 def test_no_control_character_of_a_users_text_reaches_the_terminal(text):
-    """Whatever a user's string holds, what is printed is one line of printable text."""
     cleaned = one_line(text)
     assert "\x1b" not in cleaned
     assert "\n" not in cleaned
@@ -180,13 +170,11 @@ def test_no_control_character_of_a_users_text_reaches_the_terminal(text):
 
 
 def test_markup_in_a_users_text_is_printed_as_it_is():
-    """Square brackets of a file name are not taken for colours."""
     text = drawn([Notice(text="[red]name[/red].py")], terminal=False)
     assert "[red]name[/red].py" in text
 
 
 def test_an_error_shows_message_hint_and_detail_on_standard_error(capsys):
-    """What is wrong, the next step, and the user's own frames, in this order."""
     show_error(WorkloadError("what", hint="next", detail="Traceback\n  line"))
     captured = capsys.readouterr()
     assert captured.out == ""
@@ -194,7 +182,6 @@ def test_an_error_shows_message_hint_and_detail_on_standard_error(capsys):
 
 
 def test_a_failed_baselines_reason_is_told_once(capsys):
-    """By the error: not by the trial's line above it as well, and not by the last line of the traceback below."""
     failed = record(trial=0, phase=Phase.BASELINE, outcome=Outcome.ERROR, reason="KeyError: 'age'")
     said = drawn([TrialEnded(record=failed, changes="baseline")], terminal=False)
     detail = "Traceback (your code):\n  line 1\n    KeyError: 'age'\nKeyError: 'age'"
@@ -210,13 +197,11 @@ def test_a_failed_baselines_reason_is_told_once(capsys):
 
 
 def test_durations_and_sizes_read_like_a_clock_and_like_a_file_manager():
-    """Seconds as minutes and hours; bytes in MiB and GiB; nothing for what was not measured."""
     assert [duration(each) for each in (0, 65, 3700, -3)] == ["0:00", "1:05", "1:01:40", "0:00"]
     assert [size(each) for each in (None, 1 << 20, 3 << 29)] == ["–", "1 MiB", "1.50 GiB"]
 
 
 def test_a_trial_that_never_settled_says_so():
-    """In a run's trials by a remark, only on what was measured; settled ones, and older records, say nothing."""
     text = {
         settled: trial_line(record(settled=settled), "batch_size=128", stamp="0:05").plain
         for settled in (True, False, None)
@@ -230,7 +215,6 @@ def test_a_trial_that_never_settled_says_so():
 
 @pytest.mark.parametrize(("settled", "shown"), [((True, False), True), ((True, None), False)])
 def test_a_history_has_the_settled_column_where_it_says_something(settled, shown):
-    """One trial that did not settle brings the column; unknown is not "no"."""
     frame = pd.DataFrame(
         {
             name: pd.Series(settled if name == "settled" else [pd.NA] * 2, dtype=dtype)
@@ -262,7 +246,6 @@ def shown(recipe, path=Path("recipe.json"), tuned="train.py", **evidence):
 
 
 def test_a_recipe_of_a_global_batch_says_how_it_is_accumulated(recipes):
-    """Also where it is the baseline: the training code alone would update the weights at each step."""
     for verdict in (Verdict.FASTER, Verdict.NO_SIGNIFICANT_GAIN):
         recipe = recipes[verdict]
         update = {part: {**getattr(recipe, part), "global_batch": 256} for part in ("baseline", "configuration")}
@@ -271,7 +254,6 @@ def test_a_recipe_of_a_global_batch_says_how_it_is_accumulated(recipes):
 
 
 def test_a_gain_comes_with_its_interval_and_the_lines_for_the_training_code(recipes):
-    """Both sides, the verdict with its interval and what it rests on, then how to use the recipe."""
     recipe = recipes[Verdict.FASTER]
     text = shown(recipe)
     heading = text.index("recommended")
@@ -288,17 +270,16 @@ def test_a_gain_comes_with_its_interval_and_the_lines_for_the_training_code(reci
 
 
 def test_no_gain_says_what_is_excluded_and_to_keep_what_there_is(recipes):
-    """The bound, rounded up, for how many candidates; the closest one; nothing to do."""
     recipe = recipes[Verdict.NO_SIGNIFICANT_GAIN]
     text = shown(recipe, excluded_gain=0.061, ended_by=EndedBy.SETTLED, candidates=7)
-    assert "No significant gain: gains above 7% are excluded (7 candidates tried). Keep what you have." in text
+    assert "No significant gain: gains above 7% are excluded (7 candidates tried). Keep your current settings." in text
     assert "gains above 10% are excluded (1 candidate tried, none is left)" in shown(
         recipe, excluded_gain=0.1, ended_by=EndedBy.EXHAUSTED
     )
     assert "no candidate could be measured (1 candidate tried" in shown(recipe, excluded_gain=None)
     assert "Best candidate: batch_size=128: ×" in text
     assert "Training code that trains like it needs no change." in text
-    assert "NumPy arrays given to fit, or a tf.distribute strategy" in text
+    assert "NumPy arrays passed to fit, or a tf.distribute strategy" in text
     assert "Recipe.load" not in text
     assert "--resume" not in text
 
@@ -308,7 +289,6 @@ def test_no_gain_says_what_is_excluded_and_to_keep_what_there_is(recipes):
 )
 @pytest.mark.parametrize("name", ["run", "my run's $HOME; rm -r x"])
 def test_undecided_ends_with_the_very_command_that_goes_on(recipes, ended_by, why, name):
-    """What came closest, and a command to paste into a shell, whatever the directory is called."""
     recipe = recipes[Verdict.UNDECIDED]
     spent = recipe.created_by.model_copy(update={"spent_seconds": recipe.created_by.budget_seconds})
     recipe = recipe.model_copy(update={"created_by": spent})
@@ -332,7 +312,6 @@ def test_undecided_ends_with_the_very_command_that_goes_on(recipes, ended_by, wh
     [{"speedup": None, "search_speedup": 0.9}, {"search_speedup": 1.5, "reason": "it broke a rule: retracing: 3"}],
 )
 def test_nobody_is_told_to_train_with_a_candidate_that_is_slower_or_unstable(recipes, changes):
-    """It is named, with its figure; no command trains with it."""
     recipe = recipes[Verdict.UNDECIDED]
     recipe = recipe.model_copy(update={"candidate": recipe.candidate.model_copy(update=changes)})
     text = shown(recipe, ended_by=EndedBy.BUDGET)
@@ -346,15 +325,14 @@ def test_a_run_with_time_left_does_not_say_that_the_budget_ended(recipes):
     recipe = recipes[Verdict.UNDECIDED]
     times = recipe.created_by.model_copy(update={"budget_seconds": 120.0, "spent_seconds": 83.0})
     text = shown(recipe.model_copy(update={"created_by": times}), ended_by=EndedBy.BUDGET)
-    assert "Undecided: the 37 s that were left held no further trial" in text
+    assert "Undecided: the 37 s that were left are too short for another trial" in text
 
 
 def test_unstable_names_the_rule(recipes):
-    """Faster, and refused: by which rule, with the figure."""
     text = shown(recipes[Verdict.UNSTABLE])
     assert "Unstable: every faster candidate failed or broke a stability rule (1 candidate tried)." in text
     assert re.search(r"Best candidate: batch_size=128: ×1\.\d\d .*it broke a rule: retracing: ", text)
-    assert "Keep what you have" in text
+    assert "Keep your current settings" in text
     assert "--resume" not in text
 
 
@@ -373,7 +351,6 @@ def test_unstable_names_the_rule(recipes):
     ],
 )
 def test_what_the_baseline_is_is_said(recipes, verdict, workload, knobs, expected):
-    """Whatever the verdict: arrays, or a strategy, would be another training than the one that was measured."""
     recipe = recipes[verdict]
     baseline = {**recipe.baseline, **knobs}
     changed = recipe.model_copy(update={"baseline": baseline, "workload": recipe.workload.model_copy(update=workload)})
@@ -382,7 +359,6 @@ def test_what_the_baseline_is_is_said(recipes, verdict, workload, knobs, expecte
 
 
 def test_the_baseline_as_recommendation_stands_alone(recipes):
-    """Nothing is shown beside it: its speed-up over itself says nothing."""
     text = shown(recipes[Verdict.NO_SIGNIFICANT_GAIN])
     assert "recommended" not in text
     assert text.splitlines()[1].startswith("No significant gain")
@@ -390,7 +366,6 @@ def test_the_baseline_as_recommendation_stands_alone(recipes):
 
 @pytest.mark.parametrize(("onednn", "before"), [(True, "the first tensor"), (False, "import tensorflow")])
 def test_training_code_is_told_what_apply_must_precede(recipes, monkeypatch, onednn, before):
-    """An environment variable that TensorFlow reads while it is imported is set before that."""
     monkeypatch.delenv("TF_ENABLE_ONEDNN_OPTS", raising=False)
     recipe = recipes[Verdict.FASTER]
     other = recipe.model_copy(update={"configuration": {**recipe.configuration, "onednn": onednn}})
@@ -398,7 +373,6 @@ def test_training_code_is_told_what_apply_must_precede(recipes, monkeypatch, one
 
 
 def test_what_was_not_checked_is_listed(recipes):
-    """Each thing of the recipe's list on a line."""
     recipe = recipes[Verdict.FASTER]
     lines = shown(recipe).splitlines()
     assert "Not checked:" in lines
@@ -407,7 +381,6 @@ def test_what_was_not_checked_is_listed(recipes):
 
 
 def test_a_watch_is_told_in_a_sentence(recipes):
-    """How long, how fast, and what it showed: nothing, a rule that was broken, or a failure."""
     leak = Check(name="leak", passed=False, value=1.0, limit=0.0, detail="it grows by 3 MiB a minute")
     rate = Interval(value=5982.0, low=5900.0, high=6000.0)
     told = {
@@ -424,7 +397,6 @@ def test_a_watch_is_told_in_a_sentence(recipes):
 
 
 def test_a_rate_from_one_slice_has_no_interval(recipes):
-    """One slice has no spread: its rate stands alone, not between two bounds that equal it."""
     one = Interval(value=4000.0, low=4000.0, high=4000.0)
     text = shown(recipes[Verdict.UNDECIDED], throughput=one, baseline_throughput=one)
     (line,) = (each for each in text.splitlines() if "samples/s" in each)
@@ -432,12 +404,28 @@ def test_a_rate_from_one_slice_has_no_interval(recipes):
 
 
 def test_bounds_that_are_the_figure_itself_are_not_shown():
-    """An interval of no width would look like certainty."""
     assert ratio(Interval(value=1.5, low=1.5, high=1.5)) == "×1.50"
     assert ratio(Interval(value=1.5, low=1.4, high=1.6)) == "×1.50 (1.40 to 1.60)"
 
 
 def test_a_speed_is_in_the_unit_of_what_is_counted():
-    """Updates that are no examples are not called samples, and a slow training keeps its digits."""
     baseline = record(phase=Phase.BASELINE, speedup=None, throughput=Interval(value=2.4, low=2.0, high=3.0))
     assert "2.4 updates/s" in drawn([TrialEnded(record=baseline, changes="baseline", unit="updates")], terminal=False)
+
+
+@pytest.mark.parametrize(
+    ("spent", "end"), [(600.0, "tuning took 10:00, which is paid back after 10:00 of training."), (5400.0, "1:30:00.")]
+)
+def test_what_tuning_costs_is_set_against_what_it_saves(recipes, spent, end):
+    recipe = recipes[Verdict.FASTER]
+    recipe = recipe.model_copy(
+        update={
+            "workload": recipe.workload.model_copy(update={"train_samples": 3_600_000}),
+            "created_by": recipe.created_by.model_copy(update={"spent_seconds": spent}),
+        }
+    )
+    rates = {"baseline_throughput": 1000.0, "throughput": 2000.0}
+    text = shown(recipe, **{name: Interval(value=rate, low=rate, high=rate) for name, rate in rates.items()})
+    (line,) = [line for line in text.splitlines() if line.startswith("Your training")]
+    assert line.startswith("Your training of 3,600,000 samples: 30:00 instead of 1:00:00; tuning took ")
+    assert line.endswith(end)

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 from autotune.runtime import containment
-from autotune.runtime.containment import contain, remove_all_layers, remove_layers, renew
+from autotune.runtime.containment import LayerLimit, contain, remove_all_layers, remove_layers, renew
 
 USER = 12345
 SYS_ADMIN = 1 << 21
@@ -431,3 +431,20 @@ def test_where_no_namespace_may_be_made_that_is_the_answer(home):
 
     assert in_fork(limited) == "unshare: No space left on device"
     assert os.listdir(home / "logs") == []
+
+
+def test_layers_that_grow_too_large_are_noticed(tmp_path, monkeypatch):
+    """They are counted now and then, also where others free as much of the disk; small ones are no matter."""
+    monkeypatch.setattr(containment, "LARGEST_LAYER_BYTES", 1 << 20)
+    (tmp_path / "7" / "upper-0").mkdir(parents=True)
+    limit = LayerLimit(tmp_path, 7)
+    monkeypatch.setattr(limit, "_free", lambda: 1 << 40)
+    (tmp_path / "7" / "upper-0" / "a.bin").write_bytes(b"x" * (1 << 19))
+    monkeypatch.setattr(containment, "COUNT_SECONDS", -1.0)
+    assert limit.excess() == ""
+    (tmp_path / "7" / "upper-0" / "b.bin").write_bytes(b"x" * (1 << 20))
+    monkeypatch.setattr(containment, "COUNT_SECONDS", 1000.0)
+    assert limit.excess() == ""
+    monkeypatch.setattr(containment, "COUNT_SECONDS", -1.0)
+    assert "to files, more than the 0.0 GiB that a trial may" in limit.excess()
+    assert LayerLimit(None).excess() == ""

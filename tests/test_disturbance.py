@@ -11,12 +11,11 @@ from simulated_runs import Fresh, a_slice, faster_by, log_ratios_of, quick_tune,
 
 from autotune.data.hardware import GpuUse
 from autotune.data.record import LOOK_SHARE, Phase
-from autotune.front.progress import trial_line
+from autotune.front.console import trial_line
 from autotune.stats.disturbance import CAUSES, find_disturbances, load_of, usable_pairs
 from autotune.tuning import trial as running
 from autotune.tuning.policy import error_of
 from autotune.tuning.resume import Earlier
-from autotune.tuning.trial import speedup_of
 
 SPEED = faster_by(jit_compile=1.5, batch_size=1.2, steps_per_execution=1.1)
 
@@ -201,7 +200,7 @@ def test_the_trial_says_why_pairs_were_left_out(tmp_path):
     left_out = [pair.disturbed_by for pair in record.pairs if pair.disturbed]
     assert set(left_out) == {"others"}
     line = trial_line(record, "jit_compile=true", stamp="1:00").plain
-    assert f"({len(left_out)} of {len(record.pairs)} pairs left out: {CAUSES['others']})" in line
+    assert f"({len(left_out)} of {len(record.pairs)} pairs discarded: {CAUSES['others']})" in line
 
 
 # ------------------------------------------------------------------------------------------- the whole chain
@@ -316,4 +315,4 @@ def test_a_restored_trial_has_the_marks_of_its_record(tmp_path):
     for number, record in records.items():
         assert tuple(restored[number].pairs) == record.pairs
         if record.speedup is not None:
-            assert speedup_of(restored[number]).value == pytest.approx(record.speedup.value)
+            assert restored[number].speedup.value == pytest.approx(record.speedup.value)

@@ -1,16 +1,19 @@
 """What each knob did, slices and operations in long form: over whole simulated runs."""
 
 import json
+import math
 import shutil
 from pathlib import Path
 
 import optuna
 import pytest
-from simulated_runs import faster_by, on_disk, simulated_trials, tune_simulated
+from simulated_runs import BASELINE, a_record, faster_by, on_disk, simulated_trials, tune_simulated
 
-from autotune.data.figures import Operation, Profile
+from autotune.data.figures import Interval, Operation, Profile
+from autotune.data.record import Phase
+from autotune.data.run_directory import RunDirectory
 from autotune.report.compare import compare
-from autotune.report.effects import knob_effects, load_ops, load_slices
+from autotune.report.effects import effects_in, knob_effects, load_ops, load_slices
 from autotune.report.history import load_history
 from autotune.space.configuration import read_trials
 
@@ -38,7 +41,6 @@ def run(tmp_path_factory):
 
 
 def test_the_effect_of_a_knob_is_found_and_that_of_others_is_none(run):
-    """The planted factor lies in the interval; a knob that does nothing has one around 1."""
     effects = knob_effects(run.path).set_index(["knob", "before", "after"])
     batch = effects.loc[("batch_size", "32", "128")]
     assert batch["low"] <= 1.5 <= batch["high"]
@@ -50,7 +52,6 @@ def test_the_effect_of_a_knob_is_found_and_that_of_others_is_none(run):
 
 
 def test_importances_stand_beside_the_effects(run):
-    """Optuna's share of each knob; they are shares of one."""
     importances = knob_effects(run.path).groupby("knob")["importance"].first()
     assert set(importances.index) == {"batch_size", "steps_per_execution", "data_autotune"}
     assert importances.between(0, 1).all()
@@ -58,7 +59,6 @@ def test_importances_stand_beside_the_effects(run):
 
 
 def test_every_slice_is_a_row(run):
-    """Both sides of each pair and the baseline's own slices, with their throughput."""
     slices = load_slices(run.path)
     records = list(read_trials(run))
     assert len(slices) == sum(2 * len(each.pairs) + len(each.slices) for each in records)
@@ -68,7 +68,6 @@ def test_every_slice_is_a_row(run):
 
 
 def test_the_operations_of_profiled_trials_are_rows(run, tmp_path):
-    """A trial without a profile adds none; without any the columns keep their dtypes."""
     empty = load_ops(run.path)
     assert empty.empty
     (record, *_) = read_trials(run)
@@ -83,7 +82,6 @@ def test_the_operations_of_profiled_trials_are_rows(run, tmp_path):
 
 
 def test_tables_without_rows_keep_their_columns(tmp_path):
-    """A run without trials gives the same columns and dtypes."""
     with on_disk(tmp_path / "run") as directory:
         for load in (knob_effects, load_slices, load_ops):
             frame = load(directory.path)
@@ -93,7 +91,6 @@ def test_tables_without_rows_keep_their_columns(tmp_path):
 
 
 def test_the_study_agrees_with_the_history_row_by_row(run):
-    """`study.db` opens in Optuna, and its trials are those of the search, with the same speed-ups."""
     storage = f"sqlite:///{run.study_file}"
     (name,) = optuna.get_all_study_names(storage)
     study = optuna.load_study(study_name=name, storage=storage).trials_dataframe()
@@ -108,7 +105,6 @@ def test_the_study_agrees_with_the_history_row_by_row(run):
 
 
 def test_the_notebook_runs_on_the_recorded_run(monkeypatch):
-    """Each of its cells runs after the other, and the last one shows a recipe as HTML."""
     examples = Path(__file__).parents[1] / "examples"
     notebook = json.loads((examples / "compare_runs.ipynb").read_text(encoding="utf-8"))
     monkeypatch.chdir(examples)
@@ -121,11 +117,31 @@ def test_the_notebook_runs_on_the_recorded_run(monkeypatch):
 
 
 def test_runs_are_compared_in_a_table(run, tmp_path):
-    """What each found, and which recipe is the fastest of its workload on its machine."""
     again = tmp_path / "again"
     shutil.copytree(run.path, again)
     table = compare(run.path, again)
     assert list(table["verdict"]) == ["faster", "faster"]
     assert table["claim"].between(1.3, 1.7).all()
-    assert table["use"].sum() >= 1
+    assert table["use"].sum() == 1, "of two equal recipes one is to be used"
     assert table["differs"].eq("").all()
+
+
+def test_pairs_of_trials_count_by_their_precision(tmp_path):
+    def record(trial, phase, speedup, error, **changes):
+        low, high = speedup * math.exp(-1.96 * error), speedup * math.exp(1.96 * error)
+        return a_record(BASELINE.replace(**changes), trial=trial, phase=phase, speedup=1.0, pairs=()).model_copy(
+            update={"speedup": Interval(value=speedup, low=low, high=high)}
+        )
+
+    records = [
+        a_record(BASELINE, trial=0, phase=Phase.BASELINE),
+        record(1, Phase.SEARCH, 1.2, 0.01, batch_size=128),
+        record(2, Phase.SEARCH, 1.0, 0.03, jit_compile=True),
+        record(3, Phase.SEARCH, 2.0, 0.04, jit_compile=True, batch_size=128),
+    ]
+    rows = {row["knob"]: row for row in effects_in(RunDirectory(tmp_path), records)}
+    weights = 1 / 0.01**2, 1 / (0.03**2 + 0.04**2)
+    mean = (weights[0] * math.log(1.2) + weights[1] * math.log(2.0)) / sum(weights)
+    assert rows["batch_size"]["effect"] == pytest.approx(math.exp(mean), rel=1e-6)
+    assert rows["batch_size"]["high"] == pytest.approx(math.exp(mean + 1.96 / math.sqrt(sum(weights))), rel=1e-6)
+    assert rows["batch_size"]["pairs"] == 2

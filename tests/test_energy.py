@@ -26,9 +26,9 @@ from autotune.recipe.advice import verdict_in_words
 from autotune.report.history import load_history
 from autotune.stats.deciding import ClaimResult, Verdict
 from autotune.stats.disturbance import gpu_figures
-from autotune.stats.ratios import compared_rate
+from autotune.stats.ratios import EpochCost, compared_rate
 from autotune.stats.stability import THROTTLING
-from autotune.tuning.slicing import LONG_SLICE_SECONDS
+from autotune.tuning.costs import LONG_SLICE_SECONDS
 from autotune.tuning.verify import verify_with
 
 CARD = Gpu(name="NVIDIA H200", memory_bytes=150754820096, compute_capability="9.0")
@@ -172,13 +172,13 @@ def test_slices_are_long_where_energy_is_compared(tmp_path, pairing, share):
 def test_the_energy_between_epochs_counts_at_the_slices_power():
     """An epoch of 1,000 samples that takes 0.25 s beyond its steps costs as much more energy as time."""
     each = in_use(GpuUse(joules=800.0))
-    assert compared_rate(each, None, None, "energy") == pytest.approx(10.0)
-    assert compared_rate(each, 1000, 0.25, "energy") == pytest.approx(5.0)
-    assert compared_rate(each, 1000, 0.25, "throughput") == pytest.approx(2000.0)
+    assert compared_rate(each, EpochCost(), "energy") == pytest.approx(10.0)
+    assert compared_rate(each, EpochCost(examples=1000, seconds=0.25), "energy") == pytest.approx(5.0)
+    assert compared_rate(each, EpochCost(examples=1000, seconds=0.25), "throughput") == pytest.approx(2000.0)
     charged = each.model_copy(update={"charged_seconds": each.seconds})
-    assert compared_rate(charged, None, None, "throughput") == compared_rate(each, None, None, "throughput") / 2
-    assert compared_rate(charged, None, None, "energy") == pytest.approx(5.0)
-    assert compared_rate(in_use(GpuUse()), None, None, "energy") is None
+    assert compared_rate(charged, EpochCost(), "throughput") == compared_rate(each, EpochCost(), "throughput") / 2
+    assert compared_rate(charged, EpochCost(), "energy") == pytest.approx(5.0)
+    assert compared_rate(in_use(GpuUse()), EpochCost(), "energy") is None
 
 
 def test_the_figures_are_of_all_cards():

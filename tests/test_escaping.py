@@ -21,11 +21,10 @@ from autotune.data.record import Outcome, Phase, TrialRecord
 from autotune.data.run_directory import RunDirectory, RunRecord, WorkloadRecord
 from autotune.front import cli
 from autotune.front.closing import show_recipe, show_usage
-from autotune.front.progress import Progress
+from autotune.front.console import Progress, show_error
 from autotune.front.tables import show_comparison, show_history, show_trials
-from autotune.front.text import show_error
 from autotune.recipe.recipe import Recipe
-from autotune.report.compare import compare_runs
+from autotune.report.compare import compare
 from autotune.report.history import load_history, write_csv
 from autotune.stats.deciding import Verdict
 from autotune.tuning.events import Began, Notice, RunBegan, TrialBegan, TrialEnded
@@ -139,7 +138,6 @@ def recipe_with(written, text, **evidence_changes):
 
 @given(STRINGS)
 def test_progress_draws_a_line_for_each_event_whatever_it_speaks_of(text):
-    """Names, changes, reasons and notices add no lines and no escape sequences, with or without a terminal."""
     events = [
         RunBegan(directory=Path(f"results/{text}"), workload=text, budget=180.0),
         Began(text=text),
@@ -161,7 +159,6 @@ def test_progress_draws_a_line_for_each_event_whatever_it_speaks_of(text):
 
 @given(STRINGS)
 def test_trials_are_a_line_each(text):
-    """A reason of several lines, or one that moves the cursor, stays on its trial's line."""
     records = [trial(reason=text), trial(2, reason="plain")]
     shown = printed(lambda output: show_trials(records, BASELINE, output))
     assert len(shown.split("\n")) == len(records) + 2
@@ -169,7 +166,6 @@ def test_trials_are_a_line_each(text):
 
 @given(STRINGS)
 def test_a_recipe_is_shown_as_text(written, text):
-    """Everything of a recipe that others wrote, and the name of its file."""
     recipe, other = recipe_with(written, text), recipe_with(written, "plain")
     plain = printed(lambda output: show_recipe(other, Path("plain"), output))
     shown = printed(lambda output: show_recipe(recipe, Path("a") / (text or "b"), output))
@@ -178,7 +174,6 @@ def test_a_recipe_is_shown_as_text(written, text):
 
 @given(NAMES)
 def test_the_lines_for_training_code_name_the_recipe_whatever_it_is_called(written, text):
-    """The line that is to be copied is Python, and loads that very file."""
     path = Path(text)
     recipe = recipe_with(written, "plain")
     shown = printed(lambda output: show_usage(recipe, path, tuned="train.py", console=output))
@@ -189,7 +184,6 @@ def test_the_lines_for_training_code_name_the_recipe_whatever_it_is_called(writt
 
 @given(text=NAMES, tuned=NAMES)
 def test_the_command_that_goes_on_is_one_line_whatever_names_are_in_it(written, text, tuned):
-    """What can be printed can be pasted; a name that cannot be printed drives no terminal."""
     recipe = recipe_with(written, "plain", verdict="undecided", go_on_seconds=60.0)
     path = Path("results") / text / "recipe.json"
     shown = printed(lambda output: show_usage(recipe, path, tuned=tuned, console=output))
@@ -202,11 +196,10 @@ def test_the_command_that_goes_on_is_one_line_whatever_names_are_in_it(written, 
 @given(text=STRINGS)
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_runs_are_a_row_each_in_every_table_and_file(tmp_path, text):
-    """`compare`, `history` and the CSV: a row for each run or trial, and no control characters."""
     write_run(tmp_path / "run", text)
     write_run(tmp_path / "other", "plain")
-    shown = printed(lambda output: show_comparison(compare_runs(tmp_path), output))
-    plain = printed(lambda output: show_comparison(compare_runs(tmp_path / "other", tmp_path / "other"), output))
+    shown = printed(lambda output: show_comparison(compare(tmp_path), output))
+    plain = printed(lambda output: show_comparison(compare(tmp_path / "other", tmp_path / "other"), output))
     assert len([line for line in shown.split("\n") if "no recipe" in line]) == 2
     assert len(shown.split("\n")) >= len(plain.split("\n"))
     frame = load_history(tmp_path)
@@ -219,7 +212,6 @@ def test_runs_are_a_row_each_in_every_table_and_file(tmp_path, text):
 
 @given(message=STRINGS, detail=STRINGS)
 def test_an_error_is_a_line_a_hint_and_its_detail(message, detail):
-    """On standard error stand a line for the message, one for the hint, and the detail without control characters."""
     output = io.StringIO()
     error = WorkloadError("x" + message, hint="y" + message, detail=detail)
     with pytest.MonkeyPatch.context() as patch:
@@ -232,10 +224,9 @@ def test_an_error_is_a_line_a_hint_and_its_detail(message, detail):
 
 @pytest.mark.parametrize("text", [NASTY, "[/nothing]", ":smile:"])
 def test_markup_and_escapes_are_shown_as_they_are_written(tmp_path, written, text):
-    """Nothing of a name is taken for colour, emoji or an end of markup, and nothing of it is lost."""
     write_run(tmp_path / "run", text)
     shown = one_line(text)
-    assert printed(lambda output: show_comparison(compare_runs(tmp_path), output)).count(shown) == 3
+    assert printed(lambda output: show_comparison(compare(tmp_path), output)).count(shown) == 3
     assert shown in printed(lambda output: show_history(load_history(tmp_path), output))
     assert shown in printed(lambda output: show_recipe(recipe_with(written, text), Path(text), output))
 
@@ -246,7 +237,6 @@ def test_markup_and_escapes_are_shown_as_they_are_written(tmp_path, written, tex
 @pytest.mark.parametrize("command", ["show", "history", "compare", "space", "tune", "frob"])
 @pytest.mark.parametrize("name", [NASTY, f"{NASTY}.py", "\udcff.py", "x" * 5000, "[/x].py:a"], ids=range(5))
 def test_a_name_that_is_nowhere_is_refused_in_printable_lines(capsys, tmp_path, monkeypatch, command, name):
-    """Missing files with line breaks, escapes, markup, broken or endless names: exit code 2, and no internal error."""
     monkeypatch.chdir(tmp_path)
     assert cli.main([command, name]) == 2
     captured = capsys.readouterr()
@@ -257,7 +247,6 @@ def test_a_name_that_is_nowhere_is_refused_in_printable_lines(capsys, tmp_path, 
 
 @pytest.mark.parametrize("name", [NASTY, "\udcff"])
 def test_files_with_such_names_are_read_and_shown(capsys, tmp_path, written, name):
-    """A recipe and a run whose path holds escapes, or is not UTF-8, are shown like any other."""
     folder = tmp_path / name
     write_run(folder, NASTY)
     (folder / "recipe.json").write_text(written)
@@ -272,7 +261,6 @@ def test_files_with_such_names_are_read_and_shown(capsys, tmp_path, written, nam
 
 @pytest.mark.parametrize("command", [["show"], ["history"], ["compare"], ["space"], ["tune"]])
 def test_a_pipe_in_place_of_a_file_is_not_waited_for(capsys, tmp_path, command):
-    """Nobody writes to it: the command says so at once."""
     run = tmp_path / "run"
     run.mkdir()
     for name in ("run.json", "fifo.py"):
@@ -284,7 +272,6 @@ def test_a_pipe_in_place_of_a_file_is_not_waited_for(capsys, tmp_path, command):
 
 @pytest.mark.parametrize("arguments", [["--out", "\udcff"], ["--space", "\udcff.toml"]], ids=["out", "space"])
 def test_a_run_is_not_begun_where_names_cannot_be_written_down(capsys, tmp_path, monkeypatch, arguments):
-    """Names that are not UTF-8 cannot stand in a run's files: refused before anything is written."""
     monkeypatch.chdir(tmp_path)
     example = Path(__file__).parents[1] / "examples" / "digits_mlp.py"
     assert cli.main(["tune", str(example), *arguments]) == 2
@@ -293,7 +280,6 @@ def test_a_run_is_not_begun_where_names_cannot_be_written_down(capsys, tmp_path,
 
 
 def test_a_workload_whose_path_cannot_be_written_down_is_refused(capsys, tmp_path, monkeypatch):
-    """Its path goes to other processes as JSON."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "\udcff.py").write_text("workload = 1\n")
     assert cli.main(["tune", "\udcff.py"]) == 2
@@ -301,7 +287,6 @@ def test_a_workload_whose_path_cannot_be_written_down_is_refused(capsys, tmp_pat
 
 
 def test_the_name_of_a_search_space_stands_in_run_json_whatever_it_is(tmp_path):
-    """A search space may be called anything; JSON gets what of it is text."""
     record = RunRecord(run="r", started_at="t", machine=MACHINE, arguments={"space": "\udcff.toml", "seed": 1})
     assert record.arguments == {"space": r"\udcff.toml", "seed": 1}
     assert RunRecord.model_validate_json(record.model_dump_json()) == record

@@ -15,7 +15,7 @@ from autotune.recipe import apply
 from autotune.space.configuration import baseline_configuration, read_trials, reset_idle
 from autotune.space.knobs import GPU_KNOBS, KNOBS, Device, Numerics, Stage
 from autotune.space.space_file import SearchSpace, find_search_space
-from autotune.tuning import spaces
+from autotune.tuning import opening
 from autotune.tuning.candidates import neighbours
 from autotune.tuning.events import Notice
 from autotune.tuning.surroundings import as_imported
@@ -129,7 +129,7 @@ def test_a_step_that_is_compiled_whole_leaves_nothing_to_cluster():
 
 def test_no_neighbour_is_the_same_under_another_name():
     """All that are proposed differ in something that acts."""
-    found = neighbours(BASELINE, {BASELINE}, resolved("gpu_thorough"), limit=None)
+    found = neighbours(BASELINE, {BASELINE}, resolved("gpu_thorough"))
     assert BASELINE not in found
     assert all(reset_idle(each, BASELINE) == each for each in found)
     changed = {name for each in found for name in each.differences(BASELINE)}
@@ -251,7 +251,7 @@ def test_a_run_on_a_gpu_leaves_out_what_the_binary_lacks(tmp_path, monkeypatch):
     """It says so in one line, tries no such flag, and finds the rest."""
     notices = []
     monkeypatch.setattr(
-        spaces,
+        opening,
         "missing_xla_flags",
         lambda names: missing_xla_flags(names, lambda text: (-6, f"Unknown flag in XLA_FLAGS: {text}")),
     )
@@ -270,7 +270,7 @@ def test_a_run_on_a_gpu_leaves_out_what_the_binary_lacks(tmp_path, monkeypatch):
 
 def test_a_run_on_a_processor_has_no_knob_of_a_gpu(tmp_path, monkeypatch):
     """Nobody is asked for XLA's flags, and neither baseline nor recipe names one."""
-    monkeypatch.setattr(spaces, "missing_xla_flags", lambda names: pytest.fail("asked"))
+    monkeypatch.setattr(opening, "missing_xla_flags", lambda names: pytest.fail("asked"))
     with on_disk(tmp_path / "run") as directory:
         recipe = tune_simulated(simulated_trials(noise=0.02), directory, space=SPACE, budget=120.0)
     assert not set(recipe.baseline) & {each.name for each in GPU_KNOBS}
@@ -320,7 +320,7 @@ def test_thorough_on_a_processor_is_the_usual_space(tmp_path):
 
 def test_thorough_on_a_gpu_is_the_wider_space(tmp_path, monkeypatch):
     """Its knobs are varied beside the usual ones."""
-    monkeypatch.setattr(spaces, "missing_xla_flags", lambda names: {})
+    monkeypatch.setattr(opening, "missing_xla_flags", lambda names: {})
     machine = MACHINE.model_copy(update={"gpus": (A100,)})
     with on_disk(tmp_path / "run") as directory:
         invocation = an_invocation(on_gpu(), directory, machine=machine, budget=60.0, thorough=True)

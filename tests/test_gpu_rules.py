@@ -9,12 +9,14 @@ from autotune.data.errors import ApplyError
 from autotune.data.hardware import Gpu
 from autotune.machine.gpu import GpuReading, VisibleGpu
 from autotune.recipe.apply import apply_before_build
-from autotune.runtime import error_patterns, template
-from autotune.runtime.error_patterns import card_fault, says_no_memory, says_taken
+from autotune.runtime import logs, template
 from autotune.runtime.failures import call_user
+from autotune.runtime.logs import gpu_fault_hint, is_busy_gpu_error, is_memory_error
 from autotune.runtime.protocol import LossCurves, LossRuns
-from autotune.runtime.template import device_is_open, is_gpu_file
-from autotune.training import fit, gpus
+from autotune.runtime.template import is_gpu_file, is_gpu_open
+from autotune.script import workload_fit
+from autotune.space.configuration import Configuration
+from autotune.training import gauges
 
 FULL_OR_TAKEN = [
     "OOM when allocating tensor: Out of memory while trying to allocate 1073741824 bytes.",
@@ -39,20 +41,20 @@ OTHERWISE = [
 @pytest.mark.parametrize("text", FULL_OR_TAKEN)
 def test_a_card_that_is_full_or_taken_is_want_of_memory(text):
     """Then a candidate is tried without the baseline beside it, and what is larger is not tried in vain."""
-    assert says_no_memory(text)
-    assert says_no_memory(f"Graph execution error:\n\n{text.upper()}\n\t [[{{{{node dense/MatMul}}}}]]")
+    assert is_memory_error(text)
+    assert is_memory_error(f"Graph execution error:\n\n{text.upper()}\n\t [[{{{{node dense/MatMul}}}}]]")
 
 
 def test_a_card_that_another_process_holds_is_told_from_a_full_one():
     """Alone, a trial that meets it tells nothing of memory."""
-    assert [says_taken(each) for each in FULL_OR_TAKEN].count(True) == 2
-    assert all(says_taken(each) == ("busy or unavailable" in each) for each in FULL_OR_TAKEN)
+    assert [is_busy_gpu_error(each) for each in FULL_OR_TAKEN].count(True) == 2
+    assert all(is_busy_gpu_error(each) == ("busy or unavailable" in each) for each in FULL_OR_TAKEN)
 
 
 @pytest.mark.parametrize("text", OTHERWISE)
 def test_other_errors_are_not(text):
     """They are the configuration's, or the user's to mend."""
-    assert not says_no_memory(text)
+    assert not is_memory_error(text)
 
 
 @pytest.mark.parametrize(
@@ -66,23 +68,23 @@ def test_other_errors_are_not(text):
 )
 def test_a_card_that_fails_is_named_with_what_to_do(monkeypatch, text, step):
     """Memory that cannot be corrected, and kernels that reach where they may not."""
-    monkeypatch.setattr(error_patterns, "visible_gpus", lambda: [VisibleGpu("GPU-3f8a", "NVIDIA H200")])
-    hint = card_fault(f"Graph execution error:\n\n{text.upper()}")
+    monkeypatch.setattr(logs, "visible_gpus", lambda: [VisibleGpu("GPU-3f8a", "NVIDIA H200")])
+    hint = gpu_fault_hint(f"Graph execution error:\n\n{text.upper()}")
     assert "NVIDIA H200 (GPU-3f8a)" in hint
     assert step in hint
-    assert not says_no_memory(text)
+    assert not is_memory_error(text)
 
 
 def test_a_card_that_nvml_does_not_name_is_the_card(monkeypatch):
     """As where NVML has died with it."""
-    monkeypatch.setattr(error_patterns, "visible_gpus", list)
-    assert "The memory of the card has failed" in card_fault("uncorrectable ECC error encountered")
+    monkeypatch.setattr(logs, "visible_gpus", list)
+    assert "The memory of the card has failed" in gpu_fault_hint("uncorrectable ECC error encountered")
 
 
 @pytest.mark.parametrize("text", [*FULL_OR_TAKEN, *OTHERWISE])
 def test_other_errors_blame_no_card(text):
     """Want of memory, and mistakes in a model."""
-    assert card_fault(text) == ""
+    assert gpu_fault_hint(text) == ""
 
 
 def test_a_failed_card_passes_through_the_users_own_functions():
@@ -119,16 +121,16 @@ def test_a_template_that_holds_such_a_file_is_found_out(tmp_path):
     descriptors.mkdir()
     (descriptors / "3").symlink_to("/dev/null")
     (descriptors / "4").write_text("closed meanwhile: no link any more")
-    assert not device_is_open(descriptors)
+    assert not is_gpu_open(descriptors)
     (descriptors / "5").symlink_to("/dev/nvidiactl")
-    assert device_is_open(descriptors)
+    assert is_gpu_open(descriptors)
 
 
 def test_importing_what_wakes_a_card_is_found_before_anything_is_asked(monkeypatch):
     """Then no child is forked to ask TensorFlow, and trials start afresh."""
-    monkeypatch.setattr(template, "device_is_open", lambda: True)
+    monkeypatch.setattr(template, "is_gpu_open", lambda: True)
     monkeypatch.setattr(template, "_fork", lambda: pytest.fail("a process with a GPU was forked"))
-    assert template.survey()[0] == "cuda"
+    assert template.inspect_import()[0] == "cuda"
 
 
 class Cards:
@@ -173,8 +175,8 @@ def test_nvml_is_asked_of_the_cards_that_tensorflow_trains_on(monkeypatch, visib
     devices = [SimpleNamespace(name=f"/physical_device:GPU:{each}") for each in visible]
     config = SimpleNamespace(get_visible_devices=lambda kind: devices)
     monkeypatch.setitem(sys.modules, "tensorflow", SimpleNamespace(config=config))
-    monkeypatch.setattr(gpus, "open_meters", lambda places: seen.append(places) or ["a card"])
-    assert gpus.cards() == ["a card"] * len(asked)
+    monkeypatch.setattr(gauges, "open_meters", lambda places: seen.append(places) or ["a card"])
+    assert gauges.cards_in_use() == ["a card"] * len(asked)
     assert seen == asked
 
 
@@ -223,16 +225,17 @@ GIB = 1 << 30
 def test_the_limit_is_the_cards_memory_or_what_the_workload_allows(monkeypatch, cards, sizes, expected):
     """Of several cards or parts the smallest one's; nothing is made up where NVML does not answer."""
     found = GpuReading(tuple(Gpu(name="card", memory_bytes=size * GIB) for size in sizes))
-    monkeypatch.setattr(gpus, "read_gpus", lambda: found)
+    monkeypatch.setattr(gauges, "read_gpus", lambda: found)
     monkeypatch.setitem(sys.modules, "tensorflow", SimpleNamespace(config=Divided(cards)))
-    assert gpus.device_limit_bytes() == expected
+    assert gauges.device_limit_bytes() == expected
 
 
 def test_a_process_for_losses_tells_of_its_cards(monkeypatch):
     """Else each of them would be taken for one that has lost them."""
-    monkeypatch.setattr(gpus, "gpu_names", lambda: ("NVIDIA H200",))
-    monkeypatch.setattr(fit, "loss_curves", lambda *given: ((1.0,),))
+    monkeypatch.setattr(gauges, "gpu_names", lambda: ("NVIDIA H200",))
+    monkeypatch.setattr(workload_fit, "loss_curves", lambda *given, **named: ((1.0,),))
     losses = LossRuns(folder="batches", recorded_batch_size=32, seeds=(0,), most_steps=1, seconds=1.0)
     sent = []
-    fit.run(SimpleNamespace(losses=losses, data=None), SimpleNamespace(send=sent.append), None, None)
+    request, channel = SimpleNamespace(losses=losses, data=None), SimpleNamespace(send=sent.append)
+    workload_fit.run(request, channel, SimpleNamespace(model=None), Configuration({"batch_size": 32}))
     assert sent == [LossCurves(curves=((1.0,),), gpus=("NVIDIA H200",))]

@@ -14,7 +14,7 @@ from autotune.data.record import Slice
 from autotune.machine import gpu
 from autotune.machine.gpu import LIMITED_BY, open_meters
 from autotune.training import gauges
-from autotune.training.gpus import used
+from autotune.training.gauges import visible_gpus_of
 
 CARDS = ("nvml_a100.json", "nvml_h100.json", "nvml_h200.json", "nvml_laptop.json", "nvml_mig.json")
 LARGER = "MIG-d1000000-0000-5000-8000-000000000004"
@@ -149,9 +149,9 @@ def test_only_the_cards_that_are_trained_on_are_asked(monkeypatch):
 def test_the_gauge_gives_a_slice_one_entry_a_card(card):
     """And there is no gauge without a card."""
     opened, _ = card("nvml_h200.json")
-    (gauge,) = gauges.gpus([opened])
+    (gauge,) = gauges.gpu_gauges([opened])
     assert [each.sm_mhz for each in gauge()(0.5)["gpus"]] == [1755]
-    assert gauges.gpus([]) == []
+    assert gauges.gpu_gauges([]) == []
 
 
 def test_a_slice_without_gpus_is_written_without_them():
@@ -191,4 +191,4 @@ def test_the_reasons_have_nvmls_bits():
 )
 def test_the_cards_that_are_read_are_those_that_train(devices, numbers):
     """A strategy's, in its order; without one TensorFlow trains on the first."""
-    assert used([2, 3, 5], devices) == numbers
+    assert visible_gpus_of(devices, [2, 3, 5]) == numbers

@@ -1,10 +1,14 @@
 """The watch over a long training: one warning where it is slow, its log, its last line, and how rarely it looks."""
 
 import json
+import sys
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from autotune.recipe import guard
 from autotune.recipe.guard import Guard
 from autotune.recipe.recipe import Recipe
 
@@ -116,3 +120,25 @@ def test_a_log_that_cannot_be_written_ends_no_training(tmp_path):
     training = Training(recipe(), tmp_path / "gone" / "long_run.jsonl")
     training.run(40.0, 1.0)
     assert training.said == []
+
+
+def test_a_recipes_callback_counts_calls_and_leaves_the_model_as_it_was(tmp_path, monkeypatch):
+    """`recipe.guard()`: a call of two steps has trained on two batches. Keras is a stand-in here."""
+    now = 0.0
+
+    def train(iterator):
+        nonlocal now
+        now += 1.0
+        return iterator
+
+    monkeypatch.setitem(sys.modules, "keras", SimpleNamespace(callbacks=SimpleNamespace(Callback=object)))
+    monkeypatch.setattr(guard, "Guard", partial(Guard, clock=lambda: now))
+    callback = recipe().guard(log=tmp_path / "long_run.jsonl")
+    callback.model = model = SimpleNamespace(train_function=train, steps_per_execution=2)
+    callback.on_train_begin()
+    assert [model.train_function(number) for number in range(60)] == list(range(60))
+    callback.on_train_end()
+    assert model.train_function is train
+    lines = [json.loads(line) for line in (tmp_path / "long_run.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert lines[-1]["calls"] == 60
+    assert {line["samples_per_second"] for line in lines} == {2 * recipe().batch_size}

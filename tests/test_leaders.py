@@ -1,16 +1,18 @@
-"""Leaders that are confirmed at the same time, on several seats: which of them is recommended."""
+"""Leaders that are confirmed at the same time, on several seats: which of them is recommended, and at what error."""
 
 from types import SimpleNamespace
 
+import pytest
 from simulated_runs import BASELINE, FAST, LIMITS, a_record, run_on, simulated_trials
 
 from autotune.data.figures import LogInterval
-from autotune.data.record import Looks, Phase, Standing
+from autotune.data.record import Looks, Outcome, Phase, Standing
 from autotune.stats.deciding import EndedBy
-from autotune.tuning.confirmation import Confirmation
-from autotune.tuning.knowledge import View
+from autotune.tuning.knowledge import Knowledge
 from autotune.tuning.leaders import Leaders
 from autotune.tuning.loop import Loop
+from autotune.tuning.policy import error_of
+from autotune.tuning.state import State
 from autotune.tuning.trial import Trial
 
 LARGE = BASELINE.replace(batch_size=64)
@@ -19,46 +21,60 @@ LARGE = BASELINE.replace(batch_size=64)
 def begun(path):
     """A run, what it knows, and the confirmations of two leaders that were begun one after the other."""
     run = run_on(simulated_trials(), path)
-    view = View(run, measured_seconds=1.0)
-    leaders = Leaders(run, view, None, limits=LIMITS, min_gain=0.02)
+    run.trials[0] = Trial(0, Phase.BASELINE, BASELINE)
+    run.records[0] = a_record(BASELINE, trial=0, phase=Phase.BASELINE)
+    knowledge = Knowledge(run, run.trials[0], measured_seconds=1.0)
+    leaders = Leaders(run, knowledge, None, limits=LIMITS, min_gain=0.02)
     for number, configuration in ((11, FAST), (21, LARGE)):
-        trial = Trial(number, Phase.CONFIRM, configuration)
+        run.trials[number] = trial = Trial(number, Phase.CONFIRM, configuration)
         trial.looks = (Looks(leader=number // 10, candidate=number - 10, error=0.025, most=12, reference=number + 1),)
         run.records[number - 10] = a_record(configuration, trial=number - 10)
-        view.confirmations[number] = Confirmation(
-            reference=Trial(number + 1, Phase.CONFIRM, BASELINE),
-            trial=trial,
-            champion=None,
-            in_search=run.records[number - 10],
-        )
-    return run, view, leaders
+        run.trials[number - 10] = Trial.of_record(run.records[number - 10])
+    return run, knowledge, leaders
 
 
 def test_the_one_that_was_confirmed_last_is_recommended_whichever_was_begun_first(tmp_path):
-    """It has beaten the other; so it is after a resumption, too."""
-    run, view, leaders = begun(tmp_path)
-    first, second = view.confirmations.values()
-    for each in (second, first):
+    run, knowledge, leaders = begun(tmp_path)
+    for number in (21, 11):
         run.executor.clock.advance(1.0)
-        leaders._conclude(each, Standing.CONFIRMED)
-    assert view.champion() is first
-    _, again, restored = begun(tmp_path)
-    again.confirmations.clear()
-    restored._run = run
-    restored.restore([first.trial, second.trial])
-    assert again.champion().trial is first.trial
+        leaders._conclude(knowledge.leader(number), Standing.CONFIRMED)
+    assert knowledge.champion().trial.number == 11
+    for number in (11, 21):  # and so it is by the records, after a resumption
+        run.trials[number] = Trial.of_record(run.records[number])
+    assert knowledge.champion().trial.number == 11
 
 
 def test_a_leader_that_beats_an_earlier_champion_must_beat_the_present_one(tmp_path, monkeypatch):
     """What it showed beside another is no comparison."""
-    _, view, leaders = begun(tmp_path)
-    first, second = view.confirmations.values()
-    leaders._conclude(first, Standing.CONFIRMED)
-    second.champion = Trial(30, Phase.CONFIRM, BASELINE.replace(prefetch=2))
-    monkeypatch.setattr(view, "over_champion", lambda *_: LogInterval(value=0.2, low=0.1, high=0.3, count=4))
-    assert not leaders._beats_champion(second)
-    second.champion = Trial(31, Phase.CONFIRM, FAST)
-    assert leaders._beats_champion(second)
+    run, knowledge, leaders = begun(tmp_path)
+    leaders._conclude(knowledge.leader(11), Standing.CONFIRMED)
+    monkeypatch.setattr(knowledge, "over_champion", lambda *_: LogInterval(value=0.2, low=0.1, high=0.3, count=4))
+    for beside, beats in ((BASELINE.replace(prefetch=2), False), (FAST, True)):
+        run.trials[30] = Trial(30, Phase.CONFIRM, beside)
+        leaders._update_looks(run.trials[21], champion=30)
+        assert leaders._beats(knowledge.leader(21), knowledge.champion()) is beats
+
+
+def test_a_leader_that_is_planned_anew_spends_an_error_of_its_own(tmp_path):
+    """The account counts looks that were planned, not leaders: the share of the first one is spent."""
+    run, knowledge, leaders = begun(tmp_path)
+    state = lambda: State(left=1.0, budget=1.0, leaders=tuple(map(knowledge.weigh_leader, knowledge.leaders())))  # noqa: E731
+    for planned in (3, 4):
+        assert state().next_leader == planned
+        leaders.begin(run.trials[1], error=error_of(state().next_leader))
+    assert [(looks.leader, looks.error) for looks in run.trials[11].looks[1:]] == [(3, error_of(3)), (4, error_of(4))]
+    assert error_of(4) < error_of(3)
+
+
+@pytest.mark.parametrize("outcome", [Outcome.OK, Outcome.INTERRUPTED])
+def test_an_interrupted_trial_was_not_tried(tmp_path, outcome):
+    """Its configuration may be proposed again; one that still runs may not."""
+    run, knowledge, _ = begun(tmp_path)
+    running = run.new_trial(Phase.SEARCH, BASELINE.replace(prefetch=2))
+    run.records[1] = run.records[1].model_copy(update={"outcome": outcome})
+    assert (FAST in knowledge.tried()) is (outcome is Outcome.OK)
+    assert running.asked in knowledge.tried()
+    assert running not in knowledge.ended()
 
 
 def test_all_leaders_that_are_open_when_the_time_is_over_are_looked_at(tmp_path):
@@ -66,9 +82,7 @@ def test_all_leaders_that_are_open_when_the_time_is_over_are_looked_at(tmp_path)
     seen = []
     state = SimpleNamespace(opened=[SimpleNamespace(number=11), SimpleNamespace(number=21)])
     loop = SimpleNamespace(
-        _leaders=SimpleNamespace(last_look=seen.append, checks={}),
-        _view=SimpleNamespace(confirmations={11: "one", 21: "other"}),
-        state=lambda: state,
+        _leaders=SimpleNamespace(last_look=seen.append), _knowledge=SimpleNamespace(leaders=list), state=lambda: state
     )
     Loop._ended(loop, state, EndedBy.BUDGET)
-    assert seen == ["one", "other"]
+    assert seen == [11, 21]

@@ -11,11 +11,11 @@ from autotune.runtime.logs import (
     HEAD_BYTES,
     LARGEST_LOG_BYTES,
     TAIL_LENGTH,
-    cap,
-    fatal_line,
+    cap_log,
+    find_fatal_line,
     open_log,
     printable,
-    tail,
+    read_tail,
 )
 
 
@@ -45,56 +45,56 @@ def test_a_link_in_a_logs_place_is_not_followed(log, tmp_path):
 def test_a_log_of_noise_alone_has_no_tail(log):
     """Then nothing is shown; the log itself stays as it is."""
     log.write_text("\n".join(NOISE) + "\n")
-    assert tail(log) == ""
+    assert read_tail(log) == ""
     assert log.read_text().splitlines() == NOISE
 
 
 def test_the_tail_keeps_what_stands_between_noise(log):
     """In its order."""
     log.write_text("\n".join([*NOISE, "one", *NOISE, "  two", *NOISE]))
-    assert tail(log) == "one\n  two"
+    assert read_tail(log) == "one\n  two"
 
 
 def test_noise_at_the_end_does_not_push_the_reason_out(log):
     """The tail is taken of what is left, not of what is read."""
     log.write_text("the reason\n" + "\n".join(NOISE * 5))
-    assert tail(log) == "the reason"
+    assert read_tail(log) == "the reason"
 
 
 def test_a_long_log_is_read_from_its_last_whole_line_on(log):
     """A line of noise that the reading cuts in two is not shown as half a line."""
     log.write_bytes(NOISE[4].encode() + b"x" * 100 + b"\n" + b"y\n" * (END_BYTES // 2 - 1) + b"\xff\n")
-    shown = tail(log)
+    shown = read_tail(log)
     assert len(shown) == TAIL_LENGTH
     assert shown.endswith("y\n\N{REPLACEMENT CHARACTER}")
     log.write_text(NOISE[0] * (END_BYTES // len(NOISE[0]) + 1) + "\nlast")
-    assert tail(log) == "last"
+    assert read_tail(log) == "last"
 
 
 def test_a_missing_log_has_no_tail(tmp_path):
     """A trial that died before its first line."""
-    assert tail(tmp_path / "none") == ""
+    assert read_tail(tmp_path / "none") == ""
 
 
 def test_bytes_that_a_terminal_would_obey_are_not_shown(log):
     """Colours, cursor movements, bells and zeros go; a progress bar's states are lines."""
     log.write_bytes(b"\x1b[31mred\x1b[0m\x00\x07\n 1/2\r 2/2\ttab\xff\x9b\n")
-    assert tail(log) == "red\n 1/2\n 2/2\ttab\N{REPLACEMENT CHARACTER}\N{REPLACEMENT CHARACTER}"
+    assert read_tail(log) == "red\n 1/2\n 2/2\ttab\N{REPLACEMENT CHARACTER}\N{REPLACEMENT CHARACTER}"
 
 
 def test_a_log_of_the_usual_size_is_left_alone(log):
     """Up to the limit, and when there is none yet."""
     log.write_bytes(b"x" * LARGEST_LOG_BYTES)
-    cap(log)
+    cap_log(log)
     assert log.stat().st_size == LARGEST_LOG_BYTES
-    cap(log.parent / "none")
+    cap_log(log.parent / "none")
     assert not (log.parent / "none").exists()
 
 
 def test_a_log_that_grew_too_large_loses_its_middle(log):
     """Its first lines and its last stay, and where it was cut is said."""
     log.write_bytes(b"first\n" + b"x" * LARGEST_LOG_BYTES + b"\nlast\n")
-    cap(log)
+    cap_log(log)
     text = log.read_bytes()
     assert HEAD_BYTES < len(text) < 2 * HEAD_BYTES
     assert text.startswith(b"first\n")
@@ -106,7 +106,7 @@ def test_a_writer_goes_on_after_the_cut(log):
     """It appends, so what it writes next comes after what was kept, with no hole between."""
     writer = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.write(writer, b"x" * (LARGEST_LOG_BYTES + 1))
-    cap(log)
+    cap_log(log)
     os.write(writer, b"more")
     os.close(writer)
     assert log.read_bytes().endswith(b"xmore")
@@ -125,9 +125,9 @@ def test_a_writer_goes_on_after_the_cut(log):
 def test_the_line_by_which_the_runtime_aborts_is_found(log, line):
     """In every month, and with a long stack printed after it."""
     log.write_text(f"F one of mine\n{line}\n" + "  File train.py, line 1\n" * 1000)
-    assert fatal_line(log) == line
+    assert find_fatal_line(log) == line
     log.write_text("Found nothing\nF1120\n")
-    assert fatal_line(log) == ""
+    assert find_fatal_line(log) == ""
 
 
 def test_what_is_no_text_can_be_written_all_the_same():

@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from simulated_runs import faster_by, on_disk, simulated_trials, tune_simulated
@@ -13,6 +14,7 @@ from simulated_runs import faster_by, on_disk, simulated_trials, tune_simulated
 from autotune.data.figures import Bottleneck, Ceilings, Operation, Profile
 from autotune.data.record import Outcome
 from autotune.data.run_directory import RunDirectory
+from autotune.front.tune import tune
 from autotune.recipe.recipe import Recipe
 from autotune.report.page import LONGEST_LOG, page_data, write_page
 from autotune.space.configuration import read_trials
@@ -204,7 +206,7 @@ def test_an_unfinished_and_a_damaged_run_have_a_page_that_says_what_is_missing(r
 
 def test_the_page_holds_the_advice_and_the_ceilings(run):
     data = page_data(RunDirectory(run))
-    assert "the pipeline alone makes 400 samples/s" in data["advice"][0]
+    assert "the pipeline alone reaches 400 samples/s" in data["advice"][0]
     assert data["sides"][0]["ceilings"]["by_compute"] == 1080.0
     assert len(data["sides"]) == 2
     assert data["answer"]["verdict"] == "faster"
@@ -214,3 +216,20 @@ def test_before_and_after_are_of_the_claim(run):
     evidence = Recipe.load(run / "recipe.json").evidence
     shown = [side["throughput"]["value"] for side in page_data(RunDirectory(run))["sides"]]
     assert shown == [evidence.baseline_throughput.value, evidence.throughput.value]
+
+
+def test_the_page_is_written_once_the_tuning_has_ended(run, tmp_path, monkeypatch):
+    ended = tmp_path / "ended"
+    shutil.copytree(run, ended)
+    (ended / "report.html").unlink()
+    request = SimpleNamespace(directory=RunDirectory(ended))
+    monkeypatch.setattr("autotune.front.tune.read_request", lambda workload, **given: request)
+    monkeypatch.setattr("autotune.front.tune.run_tuning", lambda *given, **how: "the recipe")
+    notices = []
+    assert tune("train.py", observe=notices.append) == "the recipe"
+    assert (ended / "report.html").is_file()
+    assert notices == []
+    (ended / "report.html").unlink()
+    (ended / "report.html").mkdir()
+    assert tune("train.py", observe=notices.append) == "the recipe"
+    assert notices[0].text.startswith("report.html was not written: ")

@@ -7,8 +7,7 @@ from autotune.data.errors import ArgumentError
 from autotune.data.hardware import Gpu
 from autotune.machine.gpu import VisibleGpu
 from autotune.runtime import places
-from autotune.runtime.local import scaled_for
-from autotune.runtime.places import cut_cores, machine_of, of_devices, whole_host
+from autotune.runtime.places import cut_cores, group_gpus, restrict_to_seat, scale_threads, whole_host
 
 H100 = [VisibleGpu(f"GPU-{number}-aaaa", "NVIDIA H100") for number in range(4)]
 
@@ -44,7 +43,7 @@ def test_more_seats_than_cores_are_refused():
 )
 def test_gpus_make_seats(wanted, each, devices):
     """By index or UUID, in the order asked for, one or several a seat; a seat names what CUDA shall show."""
-    assert [seat.devices for seat in of_devices(wanted, each, H100)] == devices
+    assert [seat.devices for seat in group_gpus(wanted, each, H100)] == devices
 
 
 @pytest.mark.parametrize(
@@ -61,15 +60,15 @@ def test_gpus_make_seats(wanted, each, devices):
 def test_devices_that_make_no_seats_are_refused(wanted, each, visible, message):
     """Each with what is wrong."""
     with pytest.raises(ArgumentError, match=message):
-        of_devices(wanted, each, visible)
+        group_gpus(wanted, each, visible)
 
 
 def test_threads_shrink_with_the_seat_and_stay_on_the_whole_host():
     """Four threads of a host of four cores are two on a half of it; TensorFlow's own choice stays."""
     whole = BASELINE.replace(intra_op_threads=4, data_threads=1, inter_op_threads=0)
-    half = scaled_for(cut_cores(2, [0, 1, 2, 3])[0], whole)
+    half = scale_threads(whole, cut_cores(2, [0, 1, 2, 3])[0])
     assert (half["intra_op_threads"], half["data_threads"], half["inter_op_threads"]) == (2, 1, 0)
-    assert scaled_for(whole_host(), whole) == whole
+    assert scale_threads(whole, whole_host()) == whole
 
 
 def test_a_recipe_names_the_gpus_of_one_seat(monkeypatch):
@@ -77,8 +76,8 @@ def test_a_recipe_names_the_gpus_of_one_seat(monkeypatch):
     mixed = [VisibleGpu("GPU-0", "NVIDIA L4"), *H100]
     monkeypatch.setattr(places, "visible_gpus", lambda: mixed)
     machine = MACHINE.model_copy(update={"gpus": tuple(Gpu(name=each.name, memory_bytes=1) for each in mixed)})
-    seats = of_devices("1,2", 1, mixed)
-    own = machine_of(seats, machine)
+    seats = group_gpus("1,2", 1, mixed)
+    own = restrict_to_seat(machine, seats)
     assert [each.name for each in own.gpus] == ["NVIDIA H100"]
-    assert own.differences(machine_of(seats, machine)) == ()
-    assert machine_of(None, machine) == machine_of(cut_cores(2, [0, 1]), machine) == machine
+    assert own.differences(restrict_to_seat(machine, seats)) == ()
+    assert restrict_to_seat(machine, None) == restrict_to_seat(machine, cut_cores(2, [0, 1])) == machine

@@ -1,18 +1,14 @@
 """Which configuration is tried next: neighbours of the fastest, the usually best first, then the sampler's."""
 
-from typing import get_args
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from optuna.trial import TrialState
 from simulated_runs import BASELINE, GROWING_SPACE, SMALL_SPACE, a_record, space_of
 
-from autotune.data.figures import Bottleneck
-from autotune.space.probes import Limit
+from autotune.space.probes import near
 from autotune.space.space_file import find_search_space
-from autotune.tuning.candidates import Others, Proposals, limit_of, neighbours
-from autotune.tuning.sampler import Sampler
+from autotune.tuning.candidates import Others, Proposals, Sampler, neighbours, waits_for_input
 
 TINY_SPACE = """
 schema_version = 1
@@ -38,13 +34,12 @@ def proposals_in(space):
     return Proposals(space, sampler), sampler
 
 
-def changes(space, best=BASELINE, tried=(), *, limit=None, **how):
+def changes(space, best=BASELINE, tried=(), **how):
     """How the neighbours of the best differ from it, in order."""
-    return [each.differences(best) for each in neighbours(best, {BASELINE, *tried}, space, limit=limit, **how)]
+    return [each.differences(best) for each in neighbours(best, {BASELINE, *tried}, space, **how)]
 
 
 def test_a_larger_batch_with_more_steps_per_execution_comes_first():
-    """Four times the batch size, then twice; after those what an iterator that persists gives, XLA and precision."""
     found = changes(shipped("quick"))
     assert [set(each) for each in found[:2]] == [{"batch_size", "steps_per_execution"}] * 2
     assert [each["batch_size"] for each in found[:2]] == [128, 64]
@@ -53,60 +48,33 @@ def test_a_larger_batch_with_more_steps_per_execution_comes_first():
 
 
 def test_input_knobs_come_before_all_other_single_changes_where_it_waits_for_input():
-    """Threads and parallel calls together, for calls need threads to run on; where it does not wait, they come late."""
 
-    def place(limit):
-        found = changes(shipped("quick"), limit=limit)
+    def place(waits):
+        found = changes(shipped("quick"), waits=waits)
         first = next(index for index, each in enumerate(found) if set(each) & INPUT)
         assert {"num_parallel_calls", "data_threads"} <= set(found[first])
         return first - next(index for index, each in enumerate(found) if "jit_compile" in each)
 
-    assert place("input") < 0 < place(None)
-
-
-def test_what_shortens_the_step_comes_first_where_the_step_limits():
-    """XLA and precision where compute limits, before what saves time between epochs."""
-
-    def before_the_iterator(limit):
-        alone = [next(iter(each.items())) for each in changes(shipped("quick"), limit=limit) if len(each) == 1]
-        early = set(alone[: alone.index(("persistent_iterator", True))])
-        return early & {("jit_compile", True), ("precision", "mixed_bfloat16")}
-
-    assert before_the_iterator("compute") == {("jit_compile", True), ("precision", "mixed_bfloat16")}
-    assert not before_the_iterator("input") | before_the_iterator(None)
+    assert place(True) < 0 < place(False)
 
 
 @pytest.mark.parametrize(
-    ("known", "others", "limit"),
-    [
-        ({"input_wait_fraction": 0.5}, {}, "input"),
-        ({"input_wait_fraction": None}, {"input_wait_fraction": 0.5}, "input"),
-        ({"input_wait_fraction": 0.0}, {"input_wait_fraction": 0.5}, None),
-        ({"input_wait_fraction": 0.0, "short": False}, {}, "compute"),
-        ({"input_wait_fraction": 0.0, "short": False, "launch": True}, {}, None),
-    ],
+    ("known", "others", "waits"), [(0.5, None, True), (None, 0.5, True), (0.0, 0.5, False), (None, 0.0, False)]
 )
-def test_what_limits_the_fastest_is_told_by_its_figures(known, others, limit):
-    """Its wait for input or its like's first; then launches, by the trial's bottleneck or by short steps."""
-    best = a_record(BASELINE, speedup=1.1).model_copy(
-        update={
-            "input_wait_fraction": known["input_wait_fraction"],
-            "bottleneck": Bottleneck(name="launch", why="") if known.get("launch") else None,
-        }
+def test_a_wait_for_input_is_the_fastest_trials_own_or_else_the_latest_others(known, others, waits):
+    best, beside = (
+        a_record(BASELINE, speedup=1.1).model_copy(update={"input_wait_fraction": share}) for share in (known, others)
     )
-    beside = [a_record(BASELINE, speedup=1.0).model_copy(update=others)] if others else []
-    assert limit_of(best, beside, short_steps=known.get("short", True)) == limit
+    assert waits_for_input(best, [beside]) is waits
 
 
 def test_steps_per_execution_are_not_raised_first_where_steps_are_long():
-    """Calling TensorFlow takes a millisecond: of steps of a second nothing is to be had."""
     found = changes(shipped("quick"), short_steps=False)
     assert set(found[0]) == {"batch_size"}
     assert "steps_per_execution" not in {name for each in found[:4] for name in each}
 
 
 def test_what_is_faster_is_changed_further():
-    """Neighbours are those of the fastest so far; a change that was tried elsewhere comes after what is new."""
     best = BASELINE.replace(batch_size=128)
     found = changes(space_of(), best, {best, BASELINE.replace(jit_compile=True)})
     assert found[0] == {"batch_size": 256}
@@ -116,7 +84,6 @@ def test_what_is_faster_is_changed_further():
 
 
 def test_values_that_are_no_choice_are_not_proposed():
-    """A wish for a number becomes the nearest choice, and a word or a truth value is itself or nothing."""
     narrow = space_of(SMALL_SPACE.replace("512", "64"))
     assert {each["batch_size"] for each in changes(narrow) if "batch_size" in each} <= {16, 64}
     assert all(type(each["jit_compile"]) is bool for each in changes(narrow) if "jit_compile" in each)
@@ -124,7 +91,6 @@ def test_values_that_are_no_choice_are_not_proposed():
 
 
 def test_knobs_that_nothing_is_known_of_are_tried_last():
-    """A few values of each, before the sampler has its turn."""
     found = changes(shipped("cpu"))
     named = {"intra_op_threads", "inter_op_threads", "onednn", "deterministic"}
     places = [index for index, each in enumerate(found) if set(each) & named]
@@ -132,16 +98,15 @@ def test_knobs_that_nothing_is_known_of_are_tried_last():
     assert places == list(range(len(found) - len(places), len(found)))
 
 
-@given(st.data(), st.sampled_from([None, *get_args(Limit)]), st.booleans(), st.sampled_from(["quick", "cpu"]))
-def test_neighbours_are_new_and_in_the_space(data, limit, short_steps, name):
-    """Whatever is the fastest and whatever was tried: none comes twice, none was tried."""
+@given(st.data(), st.booleans(), st.booleans(), st.sampled_from(["quick", "cpu"]))
+def test_neighbours_are_new_and_in_the_space(data, waits, short_steps, name):
     space = shipped(name)
     drawn = st.fixed_dictionaries({name: st.sampled_from(choices) for name, choices in space.choices.items()})
     configurations = drawn.map(space.configuration)
     best = data.draw(configurations)
     tried = {BASELINE, best, *data.draw(st.lists(configurations, max_size=5))}
-    tried |= set(list(neighbours(best, tried, space, limit=limit))[: data.draw(st.integers(0, 6))])
-    found = list(neighbours(best, tried, space, limit=limit, short_steps=short_steps))
+    tried |= set(list(neighbours(best, tried, space, waits=waits))[: data.draw(st.integers(0, 6))])
+    found = list(neighbours(best, tried, space, waits=waits, short_steps=short_steps))
     assert len(set(found)) == len(found)
     assert not set(found) & tried
     assert all(each in space for each in found)
@@ -154,11 +119,10 @@ def told(sampler):
 
 
 def test_all_of_a_small_space_is_proposed_once_and_then_it_is_exhausted():
-    """Neighbours and samples; each is an Optuna trial that is told how it did."""
     space = space_of(TINY_SPACE)
     proposals, sampler = proposals_in(space)
     tried = {BASELINE}
-    while (proposed := proposals.next(tried, BASELINE, limit=None)) is not None:
+    while (proposed := proposals.next(tried, BASELINE)) is not None:
         asked, configuration = proposed
         assert configuration not in tried
         tried.add(configuration)
@@ -170,11 +134,10 @@ def test_all_of_a_small_space_is_proposed_once_and_then_it_is_exhausted():
 
 
 def test_after_its_neighbours_the_sampler_proposes():
-    """What nobody would have named: three and more knobs changed at once."""
     space = space_of(GROWING_SPACE, examples=1 << 14)
     proposals, sampler = proposals_in(space)
-    tried = {BASELINE, *neighbours(BASELINE, {BASELINE}, space, limit=None)}
-    asked, configuration = proposals.next(tried, BASELINE, limit=None)
+    tried = {BASELINE, *neighbours(BASELINE, {BASELINE}, space)}
+    asked, configuration = proposals.next(tried, BASELINE)
     assert configuration not in tried
     assert configuration in space
     sampler.tell(asked, a_record(configuration, speedup=1.1))
@@ -182,16 +145,15 @@ def test_after_its_neighbours_the_sampler_proposes():
 
 
 def test_what_the_time_does_not_hold_is_passed_over_and_the_space_is_not_exhausted():
-    """More time would hold it; what does fit is proposed before that is said."""
     space = space_of(TINY_SPACE)
     proposals, sampler = proposals_in(space)
     needs_import = lambda each: each["jit_compile"]  # noqa: E731  # a word
     tried = {BASELINE}
-    asked, configuration = proposals.next(tried, BASELINE, limit=None, passes_over=needs_import)
+    asked, configuration = proposals.next(tried, BASELINE, passes_over=needs_import)
     assert not configuration["jit_compile"]
     sampler.tell(asked, a_record(configuration, speedup=1.1))
     tried.add(configuration)
-    assert proposals.next(tried, BASELINE, limit=None, passes_over=needs_import) is None
+    assert proposals.next(tried, BASELINE, passes_over=needs_import) is None
     assert proposals.nothing_fits
     assert not proposals.exhausted
     assert TrialState.RUNNING not in told(sampler)
@@ -199,9 +161,8 @@ def test_what_the_time_does_not_hold_is_passed_over_and_the_space_is_not_exhaust
 
 @pytest.mark.parametrize("short", [True, False])
 def test_more_steps_per_execution_are_tried_first_where_steps_are_short(short):
-    """Together with the batch size; where steps are long, that comes alone."""
     proposals, _ = proposals_in(space_of())
-    _, configuration = proposals.next({BASELINE}, BASELINE, limit=None, short_steps=short)
+    _, configuration = proposals.next({BASELINE}, BASELINE, short_steps=short)
     assert (configuration["steps_per_execution"] > 1) is short
 
 
@@ -220,7 +181,6 @@ class Repeating:
 
 
 def test_a_sampler_that_repeats_itself_ends_no_space():
-    """What it leaves out is proposed by chance; exhausted is only what has been tried whole."""
     space = space_of()
     every = {
         space.configuration({"batch_size": size, "jit_compile": jit, "steps_per_execution": steps})
@@ -229,22 +189,21 @@ def test_a_sampler_that_repeats_itself_ends_no_space():
         for steps in (1, 8)
     }
     tried, proposals = {BASELINE}, Proposals(space, Repeating())
-    while (found := proposals.next(tried, BASELINE, limit=None)) is not None:
+    while (found := proposals.next(tried, BASELINE)) is not None:
         tried.add(found[1])
     assert tried == every
     assert (proposals.exhausted, proposals.nothing_fits) == (True, False)
     other = Proposals(space, Repeating())
-    assert other.next({BASELINE}, BASELINE, limit=None, passes_over=lambda each: True) is None
+    assert other.next({BASELINE}, BASELINE, passes_over=lambda each: True) is None
     assert (other.exhausted, other.nothing_fits) == (False, True)
 
 
 def test_changes_that_helped_on_several_seats_are_joined():
-    """Each was tried beside the same fastest; the next candidate has them all."""
     space = space_of(SMALL_SPACE)
     proposals = Proposals(space, Sampler(space, file=None, name="test", seed=0))
     tried, ratios = {space.baseline}, {space.baseline: 0.0}
     for _ in range(4):
-        _, configuration = proposals.next(tried, space.baseline, limit=None)
+        _, configuration = proposals.next(tried, space.baseline)
         tried.add(configuration)
         ratios[configuration] = 0.1 if len(configuration.differences(space.baseline)) == 1 else -0.1
     helped = {}
@@ -252,16 +211,20 @@ def test_changes_that_helped_on_several_seats_are_joined():
         if ratios[each] > 0:
             helped |= {name: each[name] for name in each.differences(space.baseline)}
     best = max(ratios, key=ratios.__getitem__)
-    _, joined = proposals.next(tried, best, limit=None, others=Others(running=[], ratios=ratios))
+    _, joined = proposals.next(tried, best, others=Others(running=[], ratios=ratios))
     assert joined == space.baseline.replace(**helped)
     assert len(joined.differences(space.baseline)) > 1
 
 
 def test_what_runs_on_another_seat_is_taken_to_become_the_fastest():
-    """The next candidate is a neighbour of it, not of what is the fastest yet."""
     space = space_of(SMALL_SPACE)
     proposals = Proposals(space, Sampler(space, file=None, name="test", seed=0))
     running = BASELINE.replace(batch_size=128, steps_per_execution=8)
     others = Others(running=[running], ratios={space.baseline: 0.0})
-    _, configuration = proposals.next({space.baseline, running}, space.baseline, limit=None, others=others)
-    assert configuration in neighbours(running, {space.baseline, running}, space, limit=None)
+    _, configuration = proposals.next({space.baseline, running}, space.baseline, others=others)
+    assert configuration in neighbours(running, {space.baseline, running}, space)
+
+
+@pytest.mark.parametrize(("number", "choice"), [(100, 256), (60, 16), (1, 16), (1000, 256)])
+def test_the_nearest_choice_is_so_on_a_logarithmic_scale(number, choice):
+    assert near(number)([16, 256, "autotune", True, 0], None) == choice

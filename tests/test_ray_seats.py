@@ -1,21 +1,46 @@
-"""Seats of a cluster as the driver counts them, on a Ray that answers at once."""
+"""Seats of a cluster as the driver counts them, on a Ray that answers at once; and an actor without Ray."""
 
 # It has Ray's own names, and Ray documents them.
 
+import os
+import stat
 import subprocess
 import sys
 from types import SimpleNamespace
 
 import pytest
-from simulated_runs import FACTS, MACHINE, REFERENCE
+from simulated_runs import BASELINE, FACTS, MACHINE, REFERENCE
 
-from autotune.data.errors import ArgumentError, NoStableConfigurationError
-from autotune.runtime import ray_seats
-from autotune.runtime.executor import SeatLost
+from autotune.data.errors import ArgumentError, NoStableConfigurationError, WorkloadError
+from autotune.data.facts import ScriptSettings, WorkloadReference
+from autotune.data.options import Options
+from autotune.data.record import Outcome
+from autotune.data.run_directory import RunDirectory
+from autotune.runtime import ray as ray_seats
+from autotune.runtime import ray_actor
+from autotune.runtime.executor import SeatLost, TrialFailed
 from autotune.runtime.places import cut_cores, whole_host
-from autotune.runtime.ray_actor import Host, SeatActor, SeatSettings, sweep_scratch
-from autotune.runtime.ray_cluster import RESOURCE
-from autotune.runtime.ray_seats import RayTrials
+from autotune.runtime.ray import RESOURCE, RayExecutor
+from autotune.runtime.ray_actor import Host, OpenedSeat, SeatActor, SeatSettings, sweep_scratch
+from autotune.tuning import tune
+
+SETTINGS = SeatSettings(REFERENCE, ".", False, "template", "none", None)
+
+
+class RayError(Exception):
+    """The root of Ray's errors."""
+
+
+class GetTimeoutError(RayError):
+    """No answer within the time given."""
+
+
+class RayTaskError(RayError):
+    """An actor's method raised."""
+
+
+class RayActorError(RayError):
+    """The actor is gone."""
 
 
 class Actor:
@@ -24,41 +49,54 @@ class Actor:
     def __init__(self, ray):
         free = [name for name, seats in ray.seats.items() for _ in range(seats - ray.taken.count(name))]
         self.node, self.ray, self.slot = free[0], ray, None
+        self.asked, self.files, self.answer = [], {}, None
         ray.taken.append(self.node)
+        ray.actors.append(self)
 
     def __getattr__(self, method):
         """A method as Ray's actors have it."""
-        return SimpleNamespace(remote=lambda *arguments: getattr(self, f"_{method}")(*arguments))
+        return SimpleNamespace(remote=lambda *given, **named: getattr(self, f"_{method}")(*given, **named))
 
-    def _hello(self):
+    def _describe_host(self):
         machine = MACHINE.model_copy(update={"cpu": self.ray.processors.get(self.node, "usual")})
-        return Host(
-            name=self.node, node=self.node, machine=machine, devices=(), files_are_there=self.ray.files_are_there
-        )
+        has_files = self.ray.files_are_there
+        return Host(name=self.node, node=self.node, pid=1, machine=machine, devices=(), has_files=has_files)
 
-    def _open(self, slot, of):
+    def _open(self, slot, count):
         self.slot = slot
-        self.place = cut_cores(of, range(of))[slot] if of > 1 else whole_host()
-        return FACTS
+        if isinstance(self.ray.opens, Exception):
+            return self.ray.opens
+        place = cut_cores(count, range(count))[slot] if count > 1 else whole_host()
+        print_ = self.ray.fingerprints.get(self.node, FACTS.fingerprint)
+        return OpenedSeat(FACTS.model_copy(update={"fingerprint": print_}), "template", None, place)
 
-    def _state(self):
-        return ("template", None, self.place, "whole" if self.place.of_cores else None)
+    def _launch(self, seat, configuration, *, log, options):
+        self.asked.append((seat, log, options["timing"]))
+        return 7
+
+    def _call(self, number, method, **options):
+        self.asked.append((number, method, options))
+        return self.answer
+
+    def _end(self, number):
+        self.asked.append((number, "end"))
+        return self.files
 
     def _close(self):
         self.ray.taken.remove(self.node)
-
-    def _beat(self):
-        """Heard."""
 
 
 class FakeRay:
     """As much of Ray as the driver uses; `seats` by node."""
 
-    exceptions = SimpleNamespace(RayError=KeyError)
+    exceptions = SimpleNamespace(RayError=RayError, GetTimeoutError=GetTimeoutError, RayTaskError=RayTaskError)
     files_are_there = True
+    opens = None
 
     def __init__(self, **seats):
-        self.seats, self.taken, self.processors = seats, [], {}
+        self.seats, self.taken, self.actors, self.killed = seats, [], [], []
+        self.processors, self.fingerprints = {}, {}
+        self.gets_within = []
 
     def remote(self, kind):
         return SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda settings: Actor(self)))
@@ -75,11 +113,15 @@ class FakeRay:
     def wait(self, asked, **_):
         return asked, []
 
-    def get(self, answer, **_):
+    def get(self, answer, timeout=None):
+        self.gets_within.append(timeout)
+        if isinstance(answer, RayError):
+            raise answer
         return answer
 
     def kill(self, actor):
         """It is gone."""
+        self.killed.append(actor)
 
     def shutdown(self):
         """Left."""
@@ -87,7 +129,7 @@ class FakeRay:
 
 def opened(ray, **settings):
     """Trials on it, all of whose seats have come."""
-    trials = RayTrials(REFERENCE, **settings)
+    trials = RayExecutor(REFERENCE, **settings)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ray_seats, "connect", lambda address, **_: ray)
         trials.open()
@@ -95,12 +137,64 @@ def opened(ray, **settings):
     return trials
 
 
+def slots(trials):
+    """The part of its node's cores that each seat has."""
+    return {seat: trials._handles[seat].slot for seat in trials.seats}
+
+
+# -------------------------------------------------------------------------------------------- coming and going
+
+
+def test_seats_that_come_at_the_same_time_have_cores_of_their_own():
+    with opened(FakeRay(a=2, b=1)) as trials:
+        assert slots(trials) == {"seat0": 0, "seat1": 1, "seat2": 0}
+        assert len({trials.place(seat).cores for seat in trials.seats[:2]}) == 2
+
+
+def test_no_more_seats_are_used_than_were_asked_for():
+    with opened(FakeRay(a=2, b=1), seats=2) as trials:
+        assert len(trials.seats) == 2
+
+
+@pytest.mark.parametrize(
+    ("differs", "why"),
+    [
+        ({"processors": {"b": "another"}}, "another"),
+        ({"fingerprints": {"b": "sha256:01"}}, "the workload's file differs"),
+    ],
+)
+def test_a_host_that_differs_from_the_first_is_not_used(differs, why):
+    ray, said = FakeRay(a=1, b=1), []
+    vars(ray).update(differs)
+    with opened(ray, say=said.append) as trials:
+        trials.refresh()
+        assert [trials.place(seat).host for seat in trials.seats] == ["a"]
+        (line,) = said  # and it is not asked for again
+        assert line.startswith("a seat on b is not used: ")
+        assert why in line
+        assert [actor.node for actor in ray.killed] == ["b"]
+
+
+def test_what_the_first_seat_cannot_import_ends_the_run_and_a_later_one_is_not_used():
+    ray = FakeRay(a=1)
+    ray.opens = WorkloadError("no such module")
+    with pytest.raises(WorkloadError, match="no such module"):
+        opened(ray)
+    ray, said = FakeRay(a=1), []
+    with opened(ray, say=said.append) as trials:
+        ray.seats["b"], ray.opens = 1, WorkloadError("no such module")
+        trials.refresh()
+        trials.refresh()
+        assert trials.seats == ("seat0",)
+        assert said == ["a seat on b is not used: no such module"]
+
+
 def test_a_seat_that_is_made_anew_has_its_own_cores_again():
     """And not those of its neighbour."""
     with opened(FakeRay(a=2)) as trials:
         for seat in ("seat1", "seat0", "seat1"):
             trials.restart(seat)
-            assert {each: trials._seat(each).actor.slot for each in trials.seats} == {"seat0": 0, "seat1": 1}
+            assert slots(trials) == {"seat0": 0, "seat1": 1}
             assert len({trials.place(each).cores for each in trials.seats}) == 2
 
 
@@ -129,13 +223,117 @@ def test_a_cluster_of_which_no_seat_can_be_used_is_not_waited_for():
     assert line.startswith("a seat on a is not used: the workload's file is not there")
 
 
+# ------------------------------------------------------------------------------------------------- the trials
+
+
+def test_a_trial_is_started_and_asked_by_its_number(tmp_path):
+    ray = FakeRay(a=1)
+    with opened(ray) as trials:
+        (actor,) = ray.actors
+        trial = trials.launch(BASELINE, log=str(tmp_path / "own.txt"), data=None)
+        assert actor.asked[0][:2] == ("", "own.txt")
+        actor.answer = ("slice", "next")
+        assert trial.measure(0.5, 20.0) == "slice"
+        assert actor.asked[-1] == (7, "measure_continuously", {"seconds": 0.5, "count": 1, "timeout_seconds": 20.0})
+        assert ray.gets_within[-1] == 20.0 + ray_seats.SILENCE_SECONDS
+        assert trial.finish(0.1, 5.0, thorough=True) == ("slice", "next")
+        assert actor.asked[-2][2] == {"input_wait_seconds": 0.1, "thorough": True, "timeout_seconds": 5.0}
+        assert actor.asked[-1] == (7, "end")
+        trial.kill()
+        assert actor.asked.count((7, "end")) == 1
+
+
+def test_confirmations_run_on_all_cores_of_the_first_seats_host(tmp_path):
+    ray = FakeRay(a=2)
+    with opened(ray) as trials:
+        place = trials.place(trials.whole)
+        assert (place.seat, place.host, place.cores, place.of_cores) == ("whole", "a", (), 0)
+        trials.launch(BASELINE, seat=trials.whole, log=str(tmp_path / "log.txt"), data=None)
+        assert ray.actors[0].asked[0][0] == "whole"
+        trials.drop("seat0")
+        trials.launch(BASELINE, seat=trials.whole, log=str(tmp_path / "log.txt"), data=None)
+        assert ray.actors[1].asked[0][0] == "whole"
+        trials.drop("seat1")
+        with pytest.raises(SeatLost, match="whole is gone"):
+            trials.place(trials.whole)
+
+
+def test_a_failure_is_the_trials_own_and_its_files_come_to_the_driver(tmp_path):
+    """Those that lie in its folder: the other host may name what it likes."""
+    ray = FakeRay(a=1)
+    with opened(ray) as trials:
+        (actor,) = ray.actors
+        (tmp_path / "trial").mkdir()
+        trial = trials.launch(BASELINE, log=str(tmp_path / "trial" / "log.txt"), data=None)
+        actor.answer = TrialFailed(Outcome.CRASHED, "killed by SIGSEGV")
+        outside = tmp_path / "outside.txt"
+        actor.files = {"log.txt": b"said", "profile/a.pb": b"x", "../outside.txt": b"y", str(outside): b"y"}
+        with pytest.raises(TrialFailed, match="SIGSEGV"):
+            trial.warm_up(1.0)
+        found = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file())
+        assert found == ["trial/log.txt", "trial/profile/a.pb"]
+        assert stat.S_IMODE((tmp_path / "trial" / "log.txt").stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (GetTimeoutError(), "its actor on a has not answered for 61 s"),
+        (RayActorError("\nThe actor died.\nMore."), "its actor on a is gone: The actor died."),
+    ],
+)
+def test_an_actor_that_does_not_answer_loses_the_seat(tmp_path, answer, reason):
+    ray = FakeRay(a=1)
+    with opened(ray) as trials:
+        trial = trials.launch(BASELINE, log=str(tmp_path / "log.txt"), data=None)
+        ray.actors[0].answer = answer
+        with pytest.raises(SeatLost) as caught:
+            trial.warm_up(1.0)
+        assert caught.value.reason == reason
+        trial.kill()
+        assert (7, "end") not in ray.actors[0].asked
+
+
+def test_an_error_of_the_actors_own_is_none_of_the_seats(tmp_path):
+    ray = FakeRay(a=1)
+    with opened(ray) as trials:
+        trial = trials.launch(BASELINE, log=str(tmp_path / "log.txt"), data=None)
+        ray.actors[0].answer = RayTaskError("AttributeError")
+        with pytest.raises(RayTaskError):
+            trial.warm_up(1.0)
+
+
+# ------------------------------------------------------------------------------------------------- the cluster
+
+
+def nodes(*resources):
+    """A Ray with these nodes, the last of which is lost."""
+    lost = len(resources) - 1
+    total = {"GPU": sum(each.get("GPU", 0) for each in resources)}
+    found = [{"NodeID": str(at), "Alive": at != lost, "Resources": each} for at, each in enumerate(resources)]
+    return SimpleNamespace(nodes=lambda: found, cluster_resources=lambda: total, available_resources=lambda: {"GPU": 1})
+
+
+def test_gpus_make_seats_within_one_node():
+    ray = nodes({"GPU": 3.0, "CPU": 8}, {"CPU": 4}, {"GPU": 5}, {"GPU": 8})
+    assert ray_seats._capacity(ray, 2) == ({"num_gpus": 2, "num_cpus": 0}, 3)
+    assert ray_seats._seats_on(ray, "0") == 1
+    assert ray_seats._why_none_is_free(ray, 2) == "a seat needs 2 GPUs, others' jobs leave 1 free"
+    assert ray_seats._why_none_is_free(ray, 8) == "no node of the cluster has 8 GPUs"
+
+
+def test_a_node_without_gpus_is_a_seat_with_all_its_cores():
+    ray = nodes({"CPU": 8.0}, {"CPU": 4.0}, {"CPU": 2.0})
+    assert ray_seats._capacity(ray, 1) == ({"num_cpus": 4}, 2)
+
+
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1", "127.0.0.1:99999"])
 def test_an_address_that_does_not_answer_is_refused_at_once(address):
     """With what to start; no other Ray is started meanwhile."""
     ray = pytest.importorskip("ray")
     with (
         pytest.raises(ArgumentError, match=f"no Ray cluster answers at {address}"),
-        RayTrials(REFERENCE, address=address) as trials,
+        RayExecutor(REFERENCE, address=address) as trials,
     ):
         trials.open()
     assert not ray.is_initialized()
@@ -144,7 +342,7 @@ def test_an_address_that_does_not_answer_is_refused_at_once(address):
 SILENT = """
 import socket
 from autotune.data.errors import ArgumentError
-from autotune.runtime.ray_cluster import connect
+from autotune.runtime.ray import connect
 with socket.create_server(("127.0.0.1", 0)) as server:
     address = f"127.0.0.1:{server.getsockname()[1]}"
     try:
@@ -162,7 +360,7 @@ def test_what_answers_and_is_no_cluster_is_not_waited_for_beyond_the_budget():
 
 
 LOCAL = """
-from autotune.runtime.ray_cluster import connect
+from autotune.runtime.ray import connect
 ray = connect(None, seats=1, directory=None)
 print(ray.get(ray.remote(lambda: "answers").remote(), timeout=60))
 """
@@ -188,8 +386,7 @@ def test_no_seat_is_waited_for_beyond_the_budget():
 def test_a_host_with_fewer_cores_than_seats_says_so(monkeypatch):
     """In the seat's answer, which the driver raises; a variable that hides GPUs changes nothing."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
-    settings = SeatSettings(REFERENCE, ".", False, "template", "none", 60.0, None)
-    actor = SeatActor(settings)
+    actor = SeatActor(SETTINGS)
     answer = actor.open(0, 4096)
     actor.close()
     assert isinstance(answer, ArgumentError)
@@ -199,8 +396,8 @@ def test_a_host_with_fewer_cores_than_seats_says_so(monkeypatch):
 HOLD = """
 import sys
 from pathlib import Path
-from autotune.runtime.ray_actor import _hold
-held = _hold(Path(sys.argv[1]))
+from autotune.runtime.ray_actor import _lock_scratch
+held = _lock_scratch(Path(sys.argv[1]))
 print("holds", flush=True)
 sys.stdin.read()
 """
@@ -227,3 +424,93 @@ def test_what_a_killed_actor_left_is_swept_at_the_next_start(tmp_path, killed):
     assert scratch.exists() is not killed
     assert others.exists()
     assert target.exists()
+
+
+# --------------------------------------------------------------------------------------------------- the actor
+
+
+@pytest.fixture
+def actor_with(tmp_path, monkeypatch):
+    """Makes actors in this process, whose working directory is `here`; afterwards all is as before."""
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    made = []
+
+    def make(**settings):
+        made.append(SeatActor(SETTINGS._replace(**settings)))
+        return made[-1]
+
+    yield make
+    for actor in made:
+        actor.close()
+
+
+@pytest.mark.parametrize("threads", [None, "3"])
+def test_an_actor_has_the_drivers_own_number_of_threads(actor_with, monkeypatch, threads):
+    """Ray sets one of its own, by which every trial would be measured."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    actor_with(threads=threads)
+    assert os.environ.get("OMP_NUM_THREADS") == threads
+
+
+def test_an_actor_works_where_the_driver_does(actor_with, tmp_path):
+    actor_with(directory=str(tmp_path))
+    assert os.getcwd() == str(tmp_path)
+
+
+SCRIPT = WorkloadReference(
+    file="/home/me/project/code/train.py",
+    search_path=("/home/me/project", "/home/me/project/code"),
+    called_as="/home/me/project/code/train.py",
+)
+
+
+def test_an_upload_is_looked_for_where_ray_has_put_it(actor_with, tmp_path):
+    """The working directory is the copy's; what lay below the driver's lies below it."""
+    here = str(tmp_path / "here")
+    found = actor_with(reference=SCRIPT, directory="/home/me/project", uploaded=True)._reference
+    assert (found.file, found.called_as) == (f"{here}/code/train.py", f"{here}/code/train.py")
+    assert found.search_path == (here, f"{here}/code")
+    assert actor_with(reference=SCRIPT, directory="/home/me/project")._reference == SCRIPT
+
+
+def test_a_run_with_ray_upload_has_ray_copy_the_working_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    options = Options(budget=60.0, executor="ray", ray_upload=True)
+    asked = {}
+
+    def connect(address, **settings):
+        asked.update(settings)
+        return FakeRay(a=1)
+
+    monkeypatch.setattr(ray_seats, "connect", connect)
+    directory = RunDirectory(tmp_path / "run")
+    with tune._executor(REFERENCE, directory, options, None, say=print, left=lambda: 60.0) as trials:
+        trials.open()
+        assert asked["directory"] == str(tmp_path)
+        assert trials._settings.uploaded
+
+
+def test_what_an_actors_trial_has_written_is_handed_over_up_to_a_limit(actor_with, monkeypatch):
+    monkeypatch.setattr(ray_actor, "LARGEST_FILES_BYTES", 5)
+    actor = actor_with()
+    ended = []
+    actor._trials[3] = SimpleNamespace(kill=lambda: ended.append(3))
+    folder = actor._scratch / "3"
+    (folder / "profile").mkdir(parents=True)
+    (folder / "log.txt").write_bytes(b"1234")
+    (folder / "profile" / "x.pb").write_bytes(b"56")
+    assert actor.end(3) == {"log.txt": b"1234"}
+    assert ended == [3]
+    assert not folder.exists()
+    assert actor.end(3) == {}
+
+
+def test_an_actor_that_closes_removes_what_its_script_has_made(actor_with, tmp_path):
+    """And its own files; the driver's list of made files is another host's."""
+    script = ScriptSettings(created="/home/me/run/created.txt")
+    actor = actor_with(reference=REFERENCE.model_copy(update={"script": script}))
+    assert os.path.dirname(actor._reference.script.created) == str(actor._scratch)
+    actor.close()
+    assert not actor._scratch.exists()

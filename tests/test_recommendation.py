@@ -107,7 +107,6 @@ def ended(tmp_path_factory):
 
 
 def test_the_confirmed_leader_is_recommended(tmp_path):
-    """Its configuration and its confirmed figures; the baseline's of the same minutes beside them."""
     recipe, directory = run_that_is(Verdict.FASTER, tmp_path)
     evidence = recipe.evidence
     assert recipe.configuration == dict(FAST)
@@ -126,7 +125,6 @@ def test_the_confirmed_leader_is_recommended(tmp_path):
 
 
 def test_the_confirmation_can_be_traced(tmp_path):
-    """Processes, pairs, looks and the confidence that pays for them stand in the recipe."""
     recipe, directory = run_that_is(Verdict.FASTER, tmp_path)
     found = recipe.evidence.confirmation
     pairs = directory.trials[found.trials[-1]].pairs
@@ -138,7 +136,6 @@ def test_the_confirmation_can_be_traced(tmp_path):
 
 
 def test_excluded_gains_are_told_where_nothing_is_faster(tmp_path):
-    """No gain: the baseline stands, and the recipe says how large a gain may still be, for how many candidates."""
     recipe, _ = run_that_is(Verdict.NO_SIGNIFICANT_GAIN, tmp_path)
     evidence = recipe.evidence
     assert recipe.configuration == recipe.baseline == dict(BASELINE)
@@ -155,7 +152,6 @@ def test_excluded_gains_are_told_where_nothing_is_faster(tmp_path):
 
 
 def test_a_candidate_in_doubt_leaves_the_verdict_open(tmp_path):
-    """A space of which nothing is left to try is not without a gain while a large one is not excluded."""
     trials = simulated_trials(faster_by(batch_size=1.1), noise=0.2, seed=1)
     recipe = quick_tune(trials, tmp_path, space=ONE_CANDIDATE, budget=60.0)[0]
     evidence = recipe.evidence
@@ -167,7 +163,6 @@ def test_a_candidate_in_doubt_leaves_the_verdict_open(tmp_path):
 
 @pytest.mark.parametrize(("start_seconds", "budget"), [(1.5, 18.0), (25.0, 130.0)])
 def test_an_undecided_run_names_its_leader_and_a_budget_that_decides(tmp_path, start_seconds, budget):
-    """How fast the leader looked, why it is not recommended, and a budget to go on with that is enough."""
 
     def run(name, seconds):
         trials = simulated_trials(faster_by(batch_size=1.5), noise=0.03, start_seconds=start_seconds)
@@ -187,7 +182,6 @@ def test_an_undecided_run_names_its_leader_and_a_budget_that_decides(tmp_path, s
 
 
 def test_a_leader_that_broke_a_rule_is_named_with_the_rule(tmp_path):
-    """Faster and unstable: the baseline stands, and the rule is the reason."""
     recipe, _ = run_that_is(Verdict.UNSTABLE, tmp_path)
     best = recipe.candidate
     assert recipe.configuration == recipe.baseline
@@ -209,14 +203,12 @@ def stopped_when(path, enough, *, noise=0.02):
 
 
 def test_a_run_that_was_stopped_in_its_search_names_the_leader(tmp_path):
-    """What was measured up to then is in the recipe."""
     recipe = stopped_when(tmp_path, lambda watcher: len(watcher.of(TrialEnded)) > 1)
     assert recipe.candidate.configuration == dict(FAST)
     assert recipe.candidate.search_speedup == pytest.approx(1.1, rel=0.1)
 
 
 def test_a_confirmation_that_was_cut_off_tells_how_far_it_came(tmp_path):
-    """The interval so far, and how many processes it rests on."""
 
     def two_processes(watcher):
         return any(pair.processes == 2 for pair in watcher.of(PairMeasured))
@@ -229,7 +221,6 @@ def test_a_confirmation_that_was_cut_off_tells_how_far_it_came(tmp_path):
 
 
 def test_nothing_measured_excludes_nothing(tmp_path):
-    """Where no candidate runs at all, no bound is stated."""
     trials = simulated_trials(failure=lambda c: large(c, TrialFailed(Outcome.OOM, "full"), None))
     recipe = quick_tune(trials, tmp_path, space=ONE_CANDIDATE)[0]
     evidence = recipe.evidence
@@ -241,7 +232,6 @@ def test_nothing_measured_excludes_nothing(tmp_path):
 
 
 def test_peak_memory_of_the_baseline_falls_back_to_the_search(ended):
-    """Where the confirmation's process left no closing figures."""
     recipe = ended.recipe(winner={"peak_host_bytes": 5000, "peak_device_bytes": 7}, reference={"peak_host_bytes": 1100})
     peak = recipe.evidence.peak_memory_bytes
     assert (peak.host, peak.device, recipe.evidence.baseline_peak_memory_bytes.host) == (5000, 7, 1100)
@@ -250,7 +240,6 @@ def test_peak_memory_of_the_baseline_falls_back_to_the_search(ended):
 
 
 def test_the_compile_times_are_set_against_the_gain(ended):
-    """Two seconds longer at 6,000 instead of 4,000 samples a second: earned back after 24,000."""
 
     def side(rate, compile_seconds):
         return {"throughput": Interval(value=rate, low=rate, high=rate), "compile_seconds": compile_seconds}
@@ -261,7 +250,6 @@ def test_the_compile_times_are_set_against_the_gain(ended):
 
 
 def test_a_larger_batch_comes_with_the_learning_rate_note(ended):
-    """Four times the batch: linear and square-root scaling, neither applied."""
     note = ended.recipe(batch_losses=None).learning_rate
     assert (note.batch_ratio, note.linear_scale, note.sqrt_scale, note.losses) == (4.0, 4.0, 2.0, None)
 
@@ -278,12 +266,10 @@ def test_a_larger_batch_comes_with_the_learning_rate_note(ended):
     ],
 )
 def test_a_longer_compile_time_is_earned_back(compile_seconds, rate, expected):
-    """Two seconds more at twice the speed: after 16,000 samples; never, where it is not faster."""
     assert break_even(compile_seconds, 0.5, rate=rate, baseline_rate=4000.0) == expected
 
 
 def test_an_unknown_compile_time_is_never_earned_back():
-    """Where either time is not known there is nothing to tell."""
     assert break_even(None, 0.5, rate=8000.0, baseline_rate=4000.0) is None
     assert break_even(2.5, None, rate=8000.0, baseline_rate=4000.0) is None
 
@@ -298,7 +284,6 @@ def watched_run(path, *, observe=silent, **settings):
 
 
 def test_a_watch_over_the_winner_stands_in_the_recipe(tmp_path):
-    """How long it trained without a pause, how fast, what was checked; it is not listed as not checked."""
     recipe = watched_run(tmp_path)
     watch = recipe.evidence.watch
     assert recipe.evidence.verdict is Verdict.FASTER
@@ -309,7 +294,6 @@ def test_a_watch_over_the_winner_stands_in_the_recipe(tmp_path):
 
 
 def test_a_winner_that_fails_while_it_is_watched_is_not_recommended(tmp_path):
-    """The claim stands, the training does not last: the baseline stands, and why."""
     watcher = Watcher()
 
     def failure(configuration):
@@ -329,7 +313,6 @@ def test_a_winner_that_fails_while_it_is_watched_is_not_recommended(tmp_path):
 
 
 def test_what_takes_minutes_is_not_checked(ended):
-    """Without `--soak` no process has trained for minutes, and the recipe says what would do so."""
     assert [each for each in ended.not_checked() if "--soak" in each]
 
 
@@ -338,7 +321,6 @@ def test_what_takes_minutes_is_not_checked(ended):
     ("side", "named"), [("winner", "recommendation"), ("reference", "baseline")], ids=["winner", "baseline"]
 )
 def test_a_steady_state_that_was_not_seen_is_not_called_a_check(ended, side, named, settled, told):
-    """Of either side: what had not settled, or had too few steps to tell, is named."""
     sides = {"winner": {"settled": True}, "reference": {"settled": True}, side: {"settled": settled}}
     found = [each for each in ended.not_checked(**sides) if "steady" in each]
     assert len(found) == (told is not None)
@@ -346,7 +328,6 @@ def test_a_steady_state_that_was_not_seen_is_not_called_a_check(ended, side, nam
 
 
 def test_losses_that_were_compared_are_not_listed(tmp_path):
-    """Where a candidate computes otherwise its losses are compared first; else they are listed."""
     listed = []
     for space, changed in ((ONE_OF_ANOTHER_NUMERICS, "jit_compile"), (ONE_OF_EQUAL_BATCHES, "none")):
         trials = simulated_trials(faster_by(**{changed: 1.5, "steps_per_execution": 1.5}), noise=0.03)
@@ -359,7 +340,6 @@ def test_losses_that_were_compared_are_not_listed(tmp_path):
 
 
 def test_numerics_that_nobody_compared_are_listed(ended):
-    """A winner that computes otherwise than the baseline, and no check of its losses."""
     compiled = {**ended.records[ended.number].configuration, "jit_compile": True}
     assert [each for each in ended.not_checked(winner={"configuration": compiled}) if "numerics" in each]
     assert not [each for each in ended.not_checked() if "numerics" in each]
@@ -367,7 +347,6 @@ def test_numerics_that_nobody_compared_are_listed(ended):
 
 @pytest.mark.parametrize(("measured", "begins"), [(True, "held-out"), (False, "training and held-out")])
 def test_losses_at_another_batch_size_are_listed(ended, measured, begins):
-    """Held-out losses always are, training losses where there was no time for them."""
     losses = ended.given["batch_losses"]
     found = ended.not_checked(batch_losses=losses if measured else None)
     assert [each for each in found if "at the recommended batch size" in each] == [
@@ -378,7 +357,6 @@ def test_losses_at_another_batch_size_are_listed(ended, measured, begins):
 @pytest.mark.parametrize("name", ["host_memory_growth", "device_memory_growth"])
 @pytest.mark.parametrize(("value", "listed"), [(1.0, False), (None, True)])
 def test_a_leak_of_nobody_knows_whom_is_not_called_a_check(ended, name, value, listed):
-    """Memory that may be the configuration's own leak is listed as not checked."""
     grown = Check(name=name, passed=True, value=value, limit=2.0, detail="it grows")
     found = [each for each in ended.not_checked(checks=[grown]) if "leaks memory" in each]
     assert [name.replace("_", " ") in each for each in found] == [True] * listed
@@ -397,7 +375,6 @@ def test_a_check_that_could_not_be_made_did_not_pass(ended):
 @pytest.mark.parametrize("checks", [(), (check_peak_memory(DEVICE_MEMORY, 1 << 30, 1 << 34),)])
 @pytest.mark.parametrize("peak", [None, 1 << 30])
 def test_what_nobody_looked_at_on_a_device_is_said(ended, checks, peak):
-    """Where one was used: throttling; and its memory, where nobody knows how much it has."""
     found = ended.not_checked(winner={"peak_device_bytes": peak}, checks=checks)
     assert any("throttling" in each for each in found) is (peak is not None)
     assert any("could not be read" in each for each in found) is (peak is not None and not checks)
@@ -415,21 +392,18 @@ def test_what_nobody_looked_at_on_a_device_is_said(ended, checks, peak):
     ],
 )
 def test_what_no_figure_covers_is_listed(ended, fields, listed):
-    """Epochs or validation of unknown length where steps alone were timed; memory that no process told of."""
     usual = {"timed_by": "epochs", "examples_per_epoch": 1437, "peak_host_bytes": 1}
     new = set(ended.not_checked(winner={**usual, **fields})) - set(ended.not_checked(winner=usual))
     assert [listed in each for each in new] == [True] * (listed is not None)
 
 
 def test_retracing_that_the_log_does_not_show_is_listed(ended):
-    """Without the check, not as if it had passed."""
     others = [each for each in ended.given["found"].checks[ended.number] if each.name != "retracing"]
     assert any("retracing" in each for each in ended.not_checked(checks=others))
     assert not any("retracing" in each for each in ended.not_checked())
 
 
 def test_the_bound_of_a_hopeless_measurement_can_be_written(tmp_path):
-    """One pair of slices excludes next to nothing; the figure is finite all the same."""
     trials = simulated_trials(faster_by(batch_size=1.1), noise=2.0)
     evidence = quick_tune(trials, tmp_path, space=ONE_CANDIDATE, budget=20.0)[0].evidence
     assert evidence.excluded_gain is None or math.isfinite(evidence.excluded_gain)

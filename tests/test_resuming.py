@@ -33,7 +33,6 @@ from autotune.space.configuration import Configuration, read_trials
 from autotune.stats.deciding import EndedBy, Verdict
 from autotune.tuning.events import TrialBegan, TrialMeasured
 from autotune.tuning.resume import note_resumption, read_earlier, refuse_another_machine
-from autotune.tuning.trial import speedup_of
 
 SPEED = faster_by(jit_compile=1.5, batch_size=1.2, steps_per_execution=1.1)
 ONE_KNOB = 'schema_version = 1\n[knobs.jit_compile]\nkind = "categorical"\nchoices = [false, true]\n'
@@ -326,7 +325,7 @@ def test_a_restored_trial_says_what_its_record_says(tmp_path):
             directory.write_trial(each)
     (restored,) = read_earlier(directory).trials()[1:]
     assert restored.log_ratios == pytest.approx(trial.log_ratios)
-    assert speedup_of(restored) == record.speedup
+    assert restored.speedup == record.speedup
     assert (restored.instances, restored.seconds) == (record.instances, record.seconds)
 
 
@@ -610,3 +609,14 @@ def test_killed_at_any_moment(tmp_path):
         assert_each_was_run_once(directory)
         assert directory.recipe_file.exists()
     assert killed >= 0.9 * MOMENTS
+
+
+def test_the_number_of_an_interrupted_trial_is_not_used_again(tmp_path):
+    with on_disk(tmp_path / "run") as directory:
+        directory.write_trial(a_record(trial=0, phase=Phase.BASELINE))
+        directory.write_trial(a_record(trial=1, speedup=1.1))
+        directory.write_trial(a_record(trial=2, outcome=Outcome.INTERRUPTED))
+        directory.prepare_trial(3)  # it was killed before it had a result
+    earlier = read_earlier(directory)
+    assert sorted(earlier.records) == [0, 1]
+    assert earlier.next_number == 4

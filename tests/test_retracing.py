@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from autotune.runtime import logs as logs
-from autotune.training import retracing
-from autotune.training.retracing import Retracing, enable_compile_logging
+from autotune.training import gauges
+from autotune.training.gauges import Retracing, enable_compile_logging
 
 COMPILED = (
     "I0000 00:00:1795252585.290877    8765 device_compilation_profiler.cc:113] Compiled "
@@ -64,13 +64,13 @@ def test_a_log_that_was_cut_is_read_on(log, monkeypatch):
     monkeypatch.setattr(logs, "HEAD_BYTES", 1 << 10)
     seen = Retracing(log, xla=True)
     assert slices(seen, log, COMPILED.format(1) + "x" * 80 * 4000 + "\n") == [1]
-    logs.cap(log)
+    logs.cap_log(log)
     assert slices(seen, log, "", "\n" + COMPILED.format(2)) == [0, 1]
 
 
 def test_where_tensorflow_does_not_tell_of_traces_nothing_is_known(log, monkeypatch):
     """The function is left as it is."""
-    monkeypatch.setattr(retracing, "tracing_seconds", lambda: None)
+    monkeypatch.setattr(gauges, "tracing_seconds", lambda: None)
     seen = Retracing(log, xla=False)
     assert seen.wrap(len) is len
     assert slices(seen, log, "") == [None]
@@ -79,7 +79,7 @@ def test_where_tensorflow_does_not_tell_of_traces_nothing_is_known(log, monkeypa
 def test_calls_in_which_something_is_traced_are_counted(log, monkeypatch):
     """By the seconds that TensorFlow says it has spent on it."""
     spent = [0.0]
-    monkeypatch.setattr(retracing, "tracing_seconds", lambda: lambda: spent[0])
+    monkeypatch.setattr(gauges, "tracing_seconds", lambda: lambda: spent[0])
     seen = Retracing(log, xla=False)
 
     def train(seconds):
@@ -91,6 +91,24 @@ def test_calls_in_which_something_is_traced_are_counted(log, monkeypatch):
     for seconds in (0.0, 0.5, 0.0, 0.5):
         wrapped(seconds)
     assert measured(1.0) == {"retraces": 2}
+
+
+def test_a_trace_and_its_compilation_are_one_retrace(log, monkeypatch):
+    """What is traced anew is compiled anew; a further shape is compiled without a trace."""
+    spent = [0.0]
+    monkeypatch.setattr(gauges, "tracing_seconds", lambda: lambda: spent[0])
+    seen = Retracing(log, xla=True)
+
+    def train(compilations):
+        spent[0] += 0.5 if compilations else 0.0
+        append(log, compilations * COMPILED.format(1))
+
+    measured = seen.gauge()
+    seen.wrap(train)(1)
+    assert measured(1.0) == {"retraces": 1}
+    measured = seen.gauge()
+    seen.wrap(train)(3)
+    assert measured(1.0) == {"retraces": 3}
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from autotune.runtime.logs import without_runtime_noise
+from autotune.runtime.logs import remove_runtime_noise
 
 NOISE = """\
 WARNING: All log messages before absl::InitializeLog() is called are written to STDERR
@@ -40,10 +40,10 @@ WORDS = [
 @pytest.mark.parametrize("line", [each for each in NOISE if "[[{{node" not in each])
 def test_a_line_of_the_runtime_that_says_nothing_is_dropped(line):
     """Information, and warnings and errors that stand in every log."""
-    assert without_runtime_noise(line) == ""
+    assert remove_runtime_noise(line) == ""
 
 
 @pytest.mark.parametrize("line", WORDS)
 def test_a_line_that_says_something_is_kept(line):
     """Fatal lines, failed checks, errors not known to be harmless, and all that is the user's own."""
-    assert without_runtime_noise(f"{NOISE[0]}\nbefore\n{line}\nafter") == f"before\n{line}\nafter"
+    assert remove_runtime_noise(f"{NOISE[0]}\nbefore\n{line}\nafter") == f"before\n{line}\nafter"

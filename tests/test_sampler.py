@@ -13,7 +13,7 @@ from simulated_runs import BASELINE, a_pair, a_record, space_of
 
 from autotune.data.errors import RunDirectoryError
 from autotune.data.record import Outcome, Phase
-from autotune.tuning.sampler import Sampler, distributions
+from autotune.tuning.candidates import Sampler, distributions
 
 UNEVEN_SPACE = """
 schema_version = 1
@@ -49,7 +49,6 @@ def run(sampler, count, outcome=lambda configuration: 1.0):
 
 
 def test_every_sample_lies_in_the_space():
-    """Before and after the model takes over, each value is one of the choices, of its own type."""
     space = space_of(UNEVEN_SPACE)
     asked = run(a_sampler(space), 5 * FIRST, lambda each: each.batch_size / 100)
     assert all(configuration in space for configuration in asked)
@@ -59,7 +58,6 @@ def test_every_sample_lies_in_the_space():
 
 
 def test_the_order_of_numbers_counts():
-    """Three or more positive numbers are sampled on a logarithmic scale, everything else by category."""
     found = distributions(space_of(UNEVEN_SPACE))
     assert found["batch_size"] == IntDistribution(20, 300, log=True)
     assert found["prefetch"] == CategoricalDistribution((0, 2, 8, "autotune"))
@@ -67,7 +65,6 @@ def test_the_order_of_numbers_counts():
 
 
 def test_a_seed_makes_the_samples_repeatable():
-    """The same seed and the same results give the same samples; another seed gives others."""
 
     def speed(configuration):
         return configuration.batch_size / 100
@@ -78,7 +75,6 @@ def test_a_seed_makes_the_samples_repeatable():
 
 
 def test_the_model_goes_where_it_is_fast():
-    """Once it has a model, the sampler proposes the fast third of the space far more often than chance."""
     asked = run(a_sampler(space_of()), 50, lambda each: each.batch_size / 32)
     modelled = asked[FIRST:]
     assert sum(each.batch_size >= 256 for each in modelled) > 0.75 * len(modelled)
@@ -86,13 +82,11 @@ def test_the_model_goes_where_it_is_fast():
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_failing_half_of_the_space_is_mostly_avoided(seed):
-    """Of 40 samples after the start, few go where everything fails (told as failed, it was 35 of 40)."""
     asked = run(a_sampler(space_of(), seed=seed), 40 + FIRST, lambda each: None if each["jit_compile"] else 1.0)
     assert sum(bool(each["jit_compile"]) for each in asked[FIRST:]) <= 15
 
 
 def test_the_study_opens_as_optuna_reads_it(tmp_path):
-    """study.db is an Optuna study of the workload's name, to be maximised, with every trial's story."""
     sampler = a_sampler(space_of(), file=tmp_path / "study.db")
     trial, configuration = sampler.ask()
     sampler.tell(trial, a_record(configuration, trial=4, speedup=1.5))
@@ -118,7 +112,6 @@ def told(record):
     "outcome", [each for each in Outcome if each not in (Outcome.OK, Outcome.PRUNED, Outcome.INTERRUPTED)], ids=str
 )
 def test_failed_trials_are_told_as_pruned(outcome):
-    """Whatever went wrong, TPE hears PRUNED: trials told as FAIL it would ignore."""
     kept = told(a_record(outcome=outcome, speedup=3.0, reason="x" * 9000))
     assert kept.state is TrialState.PRUNED
     assert kept.intermediate_values == {}
@@ -126,38 +119,32 @@ def test_failed_trials_are_told_as_pruned(outcome):
 
 
 def test_an_interrupted_trial_teaches_the_sampler_nothing():
-    """Its configuration has not failed: TPE ignores it, and the run that goes on may try it again."""
     assert told(a_record(outcome=Outcome.INTERRUPTED)).state is TrialState.FAIL
 
 
 def test_a_trial_that_could_not_win_is_told_with_its_value():
-    """A pruned trial's speed-up so far is not lost on TPE."""
     kept = told(a_record(outcome=Outcome.PRUNED, speedup=0.5, pairs=(a_pair(0.5), a_pair(0.5))))
     assert kept.state is TrialState.PRUNED
     assert kept.intermediate_values == {2: 0.5}
 
 
 def test_the_baseline_counts_as_one():
-    """The baseline has no pairs: its speed-up over itself is 1."""
     kept = told(a_record(trial=0, phase=Phase.BASELINE))
     assert kept.state is TrialState.COMPLETE
     assert kept.value == 1.0
 
 
 def test_a_trial_without_an_interval_is_told_as_pruned():
-    """One pair gives no interval, so there is no value to tell."""
     assert told(a_record(trial=5)).state is TrialState.PRUNED
 
 
 def test_a_given_configuration_can_be_asked_for():
-    """What the search tries on its own enters the study with its very values."""
     sampler = a_sampler(space_of(UNEVEN_SPACE))
     wanted = BASELINE.replace(batch_size=300, prefetch="autotune", jit_compile=True)
     assert sampler.ask_for(wanted).params == {"batch_size": 300, "prefetch": "autotune", "jit_compile": True}
 
 
 def test_a_full_disk_is_said(tmp_path):
-    """A limit on file sizes stands for a full disk: the study's file, what the system said, and what to do."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
     try:
@@ -169,7 +156,6 @@ def test_a_full_disk_is_said(tmp_path):
 
 
 def test_a_disk_that_fills_up_midway_is_said(tmp_path):
-    """Every question and answer is written: the first that cannot be is an error of the run directory's."""
     sampler = a_sampler(space_of(UNEVEN_SPACE), file=tmp_path / "study.db")
     run(sampler, 1)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -182,7 +168,6 @@ def test_a_disk_that_fills_up_midway_is_said(tmp_path):
 
 
 def test_what_is_passed_over_is_told_as_pruned():
-    """A sample that is never run does not stay open in the study, and has no trial of the run."""
     sampler = a_sampler(space_of())
     asked, _ = sampler.ask()
     sampler.pass_over(asked)
@@ -193,7 +178,6 @@ def test_what_is_passed_over_is_told_as_pruned():
 
 @pytest.mark.parametrize("left_behind", ["an open trial", "a damaged file"])
 def test_the_study_is_made_anew_from_the_records(tmp_path, left_behind):
-    """Whatever an earlier invocation left: one trial for the baseline and for each of the search, none is open."""
     space, faster = space_of(), BASELINE.replace(jit_compile=True)
     file = tmp_path / "study.db"
     if left_behind == "an open trial":
@@ -220,7 +204,6 @@ def values_in(file):
 
 
 def test_what_the_file_holds_is_not_written_again(tmp_path):
-    """A thousand trials would take Optuna half a minute; what is missing is added."""
     space, faster, file = space_of(), BASELINE.replace(jit_compile=True), tmp_path / "study.db"
     before = [a_record(BASELINE, trial=0), a_record(faster, trial=1, speedup=1.5)]
     a_sampler(space, file=file).catch_up(before)
@@ -237,7 +220,6 @@ def test_what_the_file_holds_is_not_written_again(tmp_path):
 
 
 def test_writing_the_file_takes_no_longer_than_it_may(tmp_path):
-    """The sampler knows all of it; the next invocation writes what is missing."""
     records, file = [a_record(BASELINE, trial=0), a_record(BASELINE, trial=1)], tmp_path / "study.db"
     sampler = a_sampler(space_of(), file=file)
     sampler.catch_up(records, seconds=0.0)
@@ -248,7 +230,6 @@ def test_writing_the_file_takes_no_longer_than_it_may(tmp_path):
 
 
 def test_a_study_of_other_trials_is_replaced(tmp_path):
-    """It came with somebody else's run directory, or the records were taken away."""
     space, file = space_of(), tmp_path / "study.db"
     a_sampler(space, file=file).catch_up([a_record(BASELINE, trial=0), a_record(BASELINE, trial=7)])
     a_sampler(space, file=file).catch_up([a_record(BASELINE, trial=0)])
@@ -256,7 +237,6 @@ def test_a_study_of_other_trials_is_replaced(tmp_path):
 
 
 def test_a_journal_beside_the_study_is_not_rolled_back(tmp_path):
-    """SQLite would delete the file that it names."""
     space, file = space_of(), tmp_path / "study.db"
     a_sampler(space, file=file).catch_up([a_record(BASELINE, trial=0)])
     (tmp_path / "study.db-journal").write_bytes(b"\xd9\xd5\x05\xf9\x20\xa1\x63\xd7 and somebody else's")
@@ -267,7 +247,6 @@ def test_a_journal_beside_the_study_is_not_rolled_back(tmp_path):
 
 @pytest.mark.parametrize(("seconds", "value"), [(60.0, 1.7), (0.0, 1.5)])
 def test_what_was_measured_again_is_written_anew_where_the_time_holds_it(tmp_path, seconds, value):
-    """The records know better than the study what a trial has shown in the end."""
     space, faster, file = space_of(), BASELINE.replace(jit_compile=True), tmp_path / "study.db"
     baseline, record = a_record(BASELINE, trial=0), a_record(faster, trial=1, speedup=1.5)
     sampler = a_sampler(space, file=file)
@@ -280,7 +259,6 @@ def test_what_was_measured_again_is_written_anew_where_the_time_holds_it(tmp_pat
     "name", ["what?x=1", "50% #1", "a%41", "{SCHEMA_VERSION}", "{}", "file:x?mode=memory", "größe"]
 )
 def test_the_study_is_in_its_directory_whatever_that_is_called(tmp_path, monkeypatch, name):
-    """No character of a path cuts or changes it, also where the path is relative: the file is there, and no other."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / name).mkdir()
     run(a_sampler(space_of(), file=Path(name) / "study.db"), 1)

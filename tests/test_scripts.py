@@ -1,11 +1,15 @@
 """Scripts as they are, without TensorFlow: which file is one, where its calls are, what is changed, and the edit."""
 
+import contextlib
+import functools
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 import textwrap
+import time
 from pathlib import Path
 
 import pytest
@@ -14,17 +18,20 @@ from autotune.data.errors import ApplyError, ConfigurationError
 from autotune.data.facts import ScriptFacts, ScriptSettings, Site, Trains, WorkloadReference
 from autotune.data.options import Options
 from autotune.data.run_directory import CREATED, SCRATCH, RunDirectory
-from autotune.runtime.created_files import identity_of, remove_created
-from autotune.runtime.sources import (
-    binds_workload,
-    calls_of,
-    fingerprint,
-    installed_packages,
+from autotune.runtime import containment
+from autotune.runtime.created_files import CreatedFiles, identity_of, remove_created
+from autotune.runtime.sources import binds_workload, fingerprint_of_script, installed_packages, own_files
+from autotune.script import children, tuned, write_watch
+from autotune.script.call_sites import (
+    calls_in,
+    count_method_calls,
+    enclosing_ranges,
     is_called_in_loop,
-    own_files,
+    shown,
+    site_of,
+    users_frame,
 )
-from autotune.script import tuned
-from autotune.script.call_sites import shown, site_of
+from autotune.script.execute import run_in_fork, send_answer
 from autotune.script.loading import parse_reference
 from autotune.script.sandbox import SideEffects
 from autotune.script.settings import Settings
@@ -144,26 +151,61 @@ def test_a_script_sees_itself_as_under_python(tmp_path, called):
     assert seen[0] == seen[1]
 
 
-def test_a_scripts_own_files_are_those_it_imports_from_its_directory(tmp_path):
+def test_a_scripts_own_files_are_those_it_imports_from_its_directory(tmp_path, monkeypatch):
     """Modules and packages beside it belong to it; installed packages do not. Each is listed once."""
     file = written(tmp_path, "train.py", "import numpy\nimport nets.big\nfrom data import load\n")
     written(tmp_path, "data.py", "import train\nmodel.fit(x)\nscaler.fit(y)\n")
     written(tmp_path, "nets/__init__.py", "")
-    written(tmp_path, "nets/big.py", "import pandas\n")
+    written(tmp_path, "nets/big.py", "import pandas\nfrom .small import layer\n")
+    written(tmp_path, "nets/small.py", "")
+    monkeypatch.syspath_prepend(tmp_path)
     files = own_files(file, tmp_path)
-    assert {each.name for each in files} == {"train.py", "data.py", "big.py", "__init__.py"}
-    assert len(files) == 4
-    assert calls_of(files, "fit") == 2
+    assert {each.name for each in files} == {"train.py", "data.py", "big.py", "small.py", "__init__.py"}
+    assert len(files) == 5
+    assert count_method_calls(files, "fit") == 2
     assert installed_packages(files) == ["numpy", "pandas"]
 
 
 def test_the_fingerprint_follows_every_file_of_the_script(tmp_path):
     """A change in a module that the script imports is a change of the script."""
-    files = [written(tmp_path, "train.py", "import data\n"), written(tmp_path, "data.py", "a = 1\n")]
-    before = fingerprint(files)
-    assert fingerprint(files[::-1]) == before
-    files[1].write_text("a = 2\n", encoding="utf-8")
-    assert fingerprint(files) != before
+    data = written(tmp_path, "data.py", "a = 1\n")
+    file = written(tmp_path, "train.py", "import data\n")
+    reference = WorkloadReference(file=str(file), search_path=(str(tmp_path),))
+    before = fingerprint_of_script(reference)
+    assert fingerprint_of_script(reference) == before
+    data.write_text("a = 2\n", encoding="utf-8")
+    assert fingerprint_of_script(reference) != before
+
+
+def test_a_fork_answers_and_nothing_of_it_is_left():
+    """A process that it has started may hold its pipe; a fork that dies answers nothing."""
+
+    def run(pipe):
+        child = subprocess.Popen(["sleep", "1000"], close_fds=False)
+        send_answer(pipe, {"pid": child.pid})
+
+    stat = Path(f"/proc/{run_in_fork(run)['pid']}/stat")
+    for _ in range(1000):
+        if not stat.exists() or stat.read_text().split()[2] == "Z":  # it was killed, and may be reaped by nobody yet
+            break
+        time.sleep(0.01)
+    else:
+        pytest.fail("the child lives")
+    assert run_in_fork(lambda pipe: os._exit(1)) == {}
+
+
+def test_pythons_that_a_script_starts_import_the_users_own_customization(tmp_path, monkeypatch):
+    """The survey's hides it only until it has been imported, and is on no search path afterwards."""
+    written(tmp_path, "sitecustomize.py", "print('the user')\n")
+    for name in ("PYTHONPATH", "AUTOTUNE_SURVEY"):
+        monkeypatch.setenv(name, str(tmp_path))
+    children.watch_children(7)
+    assert not children.is_child()
+    code = "import sys; print(sys.modules['sitecustomize'].__file__, [p for p in sys.path if 'child_site' in p])"
+    code += "\nfrom autotune.script import children; print(children.is_child())"
+    environment = {**os.environ, "PYTHONPATH": os.environ["PYTHONPATH"] + os.pathsep + os.getcwd()}
+    seen = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert seen.stdout.splitlines() == ["the user", f"{tmp_path}/sitecustomize.py []", "True"]
 
 
 # ------------------------------------------------------------------------------------------ where its calls are
@@ -242,14 +284,46 @@ def test_a_call_in_a_linked_script_is_the_same_call(tmp_path):
 
 def test_a_call_that_moved_to_another_line_is_the_same_call(tmp_path):
     """Lines may be added and removed: the key stays."""
-    from autotune.script.call_sites import calls_in
-
     before = sites_of(tmp_path)
     calls_in.cache_clear()
     after = sites_of(tmp_path, shift="pass\npass  # é\n")
     calls_in.cache_clear()
     assert {size: each.key for size, each in after.items()} == {size: each.key for size, each in before.items()}
     assert after[4].line == before[4].line + 2
+
+
+def test_the_ranges_around_a_line_are_found_the_innermost_first(tmp_path):
+    """Also below `enumerate` and a progress bar; loops over anything else, and loops beside the line, are none."""
+    source = """
+    for trial in range(2):
+        for epoch in tqdm(enumerate(range(3)), desc="x"):
+            for batch in batches:
+                step(batch)
+        for other in range(4):
+            step(other)
+    """
+    file = written(tmp_path, "train.py", source)
+    found = enclosing_ranges(str(file), 5, str(tmp_path))
+    assert [(site.call, site.line) for site in found] == [("range", 3), ("range", 2)]
+    assert enclosing_ranges(str(file), 1, str(tmp_path)) == []
+
+
+def test_a_call_through_pythons_own_wrappers_is_the_users():
+    """TensorFlow calls itself by context managers and dispatching functions; a user's line stands above them."""
+    source = "def called(*_):\n    return users_frame()\n"
+    library = {"users_frame": users_frame}
+    exec(compile(source, "/lib/site-packages/tensorflow/ops.py", "exec"), library)
+
+    @contextlib.contextmanager
+    def managed():
+        yield library["called"]()
+
+    managed.__wrapped__.__code__ = managed.__wrapped__.__code__.replace(co_filename="/lib/site-packages/keras/a.py")
+    here = sys._getframe()
+    assert library["called"]() is here
+    assert functools.singledispatch(library["called"])(1) is here
+    with managed() as frame:
+        assert frame is here
 
 
 # ------------------------------------------------------------------------------------------ what is changed
@@ -272,6 +346,7 @@ def test_only_what_differs_from_the_script_is_changed():
     assert other.at("batch_size", SITE, 32) == 64
     elsewhere = SITE.model_copy(update={"order": 1})
     assert other.at("batch_size", elsewhere, 32) == 32
+    assert other.at("batch_size", SITE, 16) == 16, "the same line makes the batches of something else"
     assert other.value("jit_compile", "auto") is True
 
 
@@ -282,6 +357,18 @@ def test_a_call_site_that_is_gone_is_an_error_before_the_first_step():
     with pytest.raises(ApplyError, match=r"prefetch was set at prefetch\(\) in train.py, line 7"):
         settings.refuse_missing(FACTS)
     assert settings.refuse_missing(FACTS, skip=True) == ["prefetch"]
+
+
+def test_one_of_several_call_sites_that_is_gone_is_missing():
+    """The training would read batches of two sizes."""
+    second = SITE.model_copy(update={"order": 1, "line": 9})
+    facts = FACTS.model_copy(update={"sites": {"batch_size": (SITE, second)}})
+    settings = Settings.of({"batch_size": 64}, facts)
+    settings.at("batch_size", SITE, 32)
+    with pytest.raises(ApplyError, match="line 9"):
+        settings.refuse_missing(facts)
+    settings.at("batch_size", second, 32)
+    assert settings.refuse_missing(facts) == []
 
 
 def test_a_call_site_of_a_knob_that_is_not_changed_may_be_gone():
@@ -328,23 +415,205 @@ def test_only_what_trials_have_made_is_removed(tmp_path):
     assert not (work / "made").exists()
 
 
-def test_a_users_file_in_the_temporary_directory_is_not_written_over(tmp_path, monkeypatch):
-    """Where the kernel contains no trials: a trial writes to a file of its own, but to its own new files for real."""
-    (tmp_path / "run").mkdir()
-    monkeypatch.chdir("/")
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    settings = ScriptSettings(created=str(tmp_path / "run" / "created.txt"))
-    mine = written(tmp_path, "mine.csv", "mine")
+def in_watched_fork(run, folder, act):
+    """What a function returns, or why it is refused, in a fork whose writes are watched: its audit hook stays."""
+    reading, writing = os.pipe()
     pid = os.fork()
-    if pid == 0:  # its audit hook stays
-        reference = WorkloadReference(file="/train.py", script=settings)
-        SideEffects(reference, lambda error: os._exit(1)).watch_writes()
+    if pid == 0:
+        os.chdir(folder)
+        settings = ScriptSettings(created=str(run / "created.txt"))
+
+        def answer(text):
+            os.write(writing, str(text).encode())
+            os._exit(0)
+
+        effects = SideEffects(WorkloadReference(file="/train.py", script=settings), lambda error: answer(error.message))
+        effects.watch_writes()
+        try:
+            answer(act(effects))
+        except BaseException as error:
+            answer(repr(error))
+    os.close(writing)
+    with open(reading, encoding="utf-8") as stream:
+        answer = stream.read()
+    os.waitpid(pid, 0)
+    return answer
+
+
+@pytest.fixture
+def work(tmp_path):
+    """A user's directory, beside the one of a run."""
+    for name in ("run", "work"):
+        (tmp_path / name).mkdir()
+    return tmp_path / "work"
+
+
+def test_a_users_file_in_the_temporary_directory_is_not_written_over(work, monkeypatch):
+    """Where the kernel contains no trials: a trial writes to a file of its own, but to its own new files for real."""
+    monkeypatch.setattr(tempfile, "tempdir", str(work))
+    mine = written(work, "mine.csv", "mine")
+
+    def act(_):
         for name in ("mine.csv", "new.csv"):
-            (tmp_path / name).write_text("a trial's")
-        os._exit(0 if mine.read_text() == "a trial's" else 2)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+            (work / name).write_text("a trial's")
+        return mine.read_text()
+
+    assert in_watched_fork(work.parent / "run", "/", act) == "a trial's"
     assert mine.read_text() == "mine"
-    assert (tmp_path / "new.csv").read_text() == "a trial's"
+    assert (work / "new.csv").read_text() == "a trial's"
+
+
+def test_what_is_appended_to_a_file_that_exists_follows_what_it_holds(work):
+    """The script reads both, and the file stays."""
+    log = written(work, "log.txt", "old")
+
+    def act(effects):
+        with log.open("a") as stream:
+            stream.write(", new")
+        return log.read_text() + str(effects.left_out)
+
+    assert in_watched_fork(work.parent / "run", work, act) == "old, new['open() of files that exist']"
+    assert log.read_text() == "old"
+
+
+def test_a_directory_that_holds_others_files_is_not_removed(work):
+    """A trial's own file in it makes it nobody else's; a directory that is wholly the trial's goes."""
+    written(work, "out/mine.txt", "mine")
+
+    def act(_):
+        os.mkdir("made")
+        for name in ("made/a.txt", "out/a.txt"):
+            Path(name).write_text("a trial's")
+        shutil.rmtree("made")
+        assert not Path("made").exists()
+        shutil.rmtree("out")
+
+    assert f"changes {work}/out, which exists" in in_watched_fork(work.parent / "run", work, act)
+    assert files_below(work / "out") == ["a.txt", "mine.txt"]
+
+
+def test_an_earlier_trials_directory_is_not_removed_once_others_have_put_a_file_in_it(work):
+    """It is refused as a whole, before any file is gone: TensorFlow would remove all at once."""
+    run = work.parent / "run"
+    created = CreatedFiles(run / "created.txt")
+    created.add(str(work / "out"))
+    written(work, "out/a.txt", "a trial's")
+    created.save()
+    written(work, "out/mine.txt", "mine")
+    refused = in_watched_fork(run, work, lambda _: shutil.rmtree("out"))
+    assert f"changes {work}/out, which exists" in refused
+    assert files_below(work / "out") == ["a.txt", "mine.txt"]
+
+
+@pytest.mark.parametrize(
+    ("command", "reads"),
+    [
+        ("git rev-parse HEAD", True),
+        ("cat a.txt | wc -l && /usr/bin/nvidia-smi -L", True),
+        (["bash", "-c", "ls; pwd"], True),
+        (b"uname -a", True),
+        ("git checkout .", False),
+        ("git", False),
+        ("cat a.txt > b.txt", False),
+        ("cat $(rm b.txt)", False),
+        ("cat a.txt; rm b.txt", False),
+        ("cat 'a", False),
+        (["bash", "-c", "rm b.txt"], False),
+        (["python", "-c", "pass"], False),
+        ([], False),
+    ],
+)
+def test_a_program_runs_where_it_is_known_to_only_read(command, reads):
+    """Of several programs, all of them."""
+    assert write_watch._only_reads(command) is reads
+
+
+@pytest.mark.parametrize(
+    ("database", "file"),
+    [
+        ("study.db", "study.db"),
+        (b"study.db", "study.db"),
+        ("file:study.db?cache=shared", "study.db"),
+        ("file:///data/study.db", "/data/study.db"),
+        ("file://localhost/data/study.db", "/data/study.db"),
+        ("file:study.db?mode=ro", None),
+        ("file:study.db?cache=private&immutable=1", None),
+        ("file:memory?mode=memory", None),
+        (":memory:", None),
+        ("", None),
+        (None, None),
+    ],
+)
+def test_a_database_is_known_by_its_file(database, file):
+    """None for one that cannot be written, or lies in memory."""
+    assert write_watch._database_path(database) == (file and os.path.abspath(file))
+
+
+def test_trials_own_what_they_have_created_and_nobody_has_changed(work, tmp_path):
+    """Also in a later process: a directory of theirs is to be removed while it holds nothing else."""
+    created = CreatedFiles(tmp_path / "run" / "created.txt")
+    made = str(work / "made" / "inner")
+    created.add(made)
+    os.makedirs(made)
+    written(work, "made/inner/a.txt", "written by C code")
+    for path in (work / "made", made, f"{made}/a.txt"):
+        assert created.owns(str(path))
+    assert not created.owns(str(work))
+    created.save()
+    later = CreatedFiles(tmp_path / "run" / "created.txt")
+    assert later.may_remove(str(work / "made"))
+    mine = written(work, "made/mine.txt", "mine")
+    later.add(str(work / "made"))
+    assert not later.owns(str(mine))
+    assert not later.may_remove(str(work / "made"))
+    mine.unlink()
+    written(work, "made/inner/a.txt", "changed by the user")
+    assert not later.may_remove(str(work / "made"))
+    later.add(f"{made}/a.txt")
+    assert later.owns(f"{made}/a.txt"), "this process has written it, and may write it again"
+
+
+def test_a_link_that_a_trial_has_created_leads_to_files_of_others(work, tmp_path):
+    """What lies behind it is neither the trial's own nor removed with it."""
+    written(tmp_path, "data/mine.txt", "mine")
+    created = CreatedFiles(tmp_path / "run" / "created.txt")
+    created.add(str(work / "made" / "link"))
+    (work / "made").mkdir()
+    (work / "made" / "link").symlink_to(tmp_path / "data")
+    assert not created.owns(str(work / "made" / "link" / "mine.txt"))
+    created.save()
+    remove_created(tmp_path / "run" / "created.txt", [str(work)])
+    assert files_below(tmp_path) == ["data/mine.txt"]
+
+
+def test_experiment_trackers_are_off_in_trials_whatever_the_shell_says(monkeypatch, tmp_path):
+    """Nothing is uploaded; the registry of a tracking server is still read."""
+    monkeypatch.setattr(os, "environ", {"WANDB_MODE": "online", "MLFLOW_TRACKING_URI": "http://server"})
+    monkeypatch.setattr(containment, "is_active", lambda: True)
+    settings = ScriptSettings(created=str(tmp_path / "created.txt"))
+    SideEffects(WorkloadReference(file="/train.py", script=settings), print).install(None, None)
+    assert os.environ["WANDB_MODE"] == "disabled"
+    assert os.environ["NEPTUNE_MODE"] == "debug"
+    assert os.environ["MLFLOW_TRACKING_URI"] == f"file:{tmp_path / SCRATCH}/mlflow"
+    assert os.environ["MLFLOW_REGISTRY_URI"] == "http://server"
+
+
+@pytest.mark.parametrize("contained", [False, True])
+def test_callbacks_that_write_are_left_out_and_results_kept_where_they_are_read(monkeypatch, contained):
+    """A contained `fit` before the timed one saves what the script may load; no tracker ever runs."""
+    names = ("EarlyStopping", "ModelCheckpoint", "TensorBoard", "RemoteMonitor")
+    callbacks = [type(name, (), {})() for name in names]
+    callbacks += [type("Mine", (type(callbacks[1]),), {})(), type("Logger", (), {"__module__": "wandb.keras"})()]
+    monkeypatch.setattr(containment, "is_active", lambda: contained)
+    effects = SideEffects(WorkloadReference(file="/train.py"), print)
+
+    def kept(**options):
+        return [type(callback).__name__ for callback in effects.without_writers(callbacks, **options)]
+
+    assert kept(timed=True) == ["EarlyStopping"]
+    assert kept() == (["EarlyStopping", "ModelCheckpoint", "Mine"] if contained else ["EarlyStopping"])
+    assert effects.left_out == ["ModelCheckpoint", "TensorBoard", "RemoteMonitor", "Mine", "Logger"]
+    assert [*effects.without_writers(None), *effects.without_writers(callbacks[0])] == [callbacks[0]]
 
 
 @pytest.mark.parametrize("change", ["rewritten", "replaced", "appended"])

@@ -14,8 +14,7 @@ from autotune.runtime.executor import TrialFailed
 from autotune.stats.intervals import Spread
 from autotune.tuning.events import TrialEnded, TrialMeasured
 from autotune.tuning.seat import SameInForce
-from autotune.tuning.side import Interrupted
-from autotune.tuning.waiting import TimeIsUp
+from autotune.tuning.waiting import Interrupted, TimeIsUp
 
 OTHER = BASELINE.replace(prefetch=2)
 TWICE = faster_by(jit_compile=2.0)

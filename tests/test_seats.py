@@ -30,7 +30,7 @@ from autotune.tuning.events import Notice, TrialBegan
 from autotune.tuning.loop import Loop
 from autotune.tuning.policy import Confirm, Wait, next_action
 from autotune.tuning.seat import Seat
-from autotune.tuning.seat_contention import crowding_of
+from autotune.tuning.seat_contention import contention_of
 from autotune.tuning.waiting import TimeIsUp
 
 WAIT_SECONDS = 60.0
@@ -285,7 +285,7 @@ def test_parts_of_a_host_rest_while_a_leader_is_confirmed_on_the_whole(tmp_path)
     assert {each.seat for each in confirmed} == {"whole"}
     assert {each.seat for each in directory.trials.values() if each.phase is Phase.SEARCH} == {"left", "right"}
     assert [each for each in together if "whole" in each] == [frozenset({"whole"})]
-    assert not any("would take" in each.text for each in watcher.of(Notice))  # a part tells nothing of it
+    assert not any("without tuning" in each.text for each in watcher.of(Notice))  # a part tells nothing of it
     assert recipe.evidence.verdict is Verdict.FASTER
 
 
@@ -393,7 +393,7 @@ def test_leaders_are_confirmed_on_several_seats_at_the_same_time():
 
 def test_a_neighbour_costs_what_the_medians_tell():
     """Five percent of throughput, or a spread that is half as wide again and wide for itself, are too much."""
-    assert not crowding_of([100, 101, 99], [97, 98, 97]).too_much
-    assert crowding_of([100, 101, 99], [90, 91, 92]).too_much
-    assert crowding_of([100, 101, 99], [80, 99, 120]).too_much
-    assert not crowding_of([100, 100.1, 100], [100, 102, 99]).too_much
+    assert not contention_of([100, 101, 99], [97, 98, 97]).is_too_much
+    assert contention_of([100, 101, 99], [90, 91, 92]).is_too_much
+    assert contention_of([100, 101, 99], [80, 99, 120]).is_too_much
+    assert not contention_of([100, 100.1, 100], [100, 102, 99]).is_too_much

@@ -8,7 +8,8 @@ import pytest
 from simulated_runs import BASELINE, FACTS, faster_by, simulated_trials
 
 from autotune.data.record import Outcome
-from autotune.runtime.executor import Data, TrialFailed
+from autotune.runtime.executor import TrialFailed
+from autotune.runtime.protocol import Data
 
 KNOWN = Data(examples=1437, endless=False)
 
@@ -259,14 +260,14 @@ def test_what_is_closed_has_no_trials_any_more():
 
 
 def test_forks_of_one_template_share_its_luck():
-    """Of other templates they are told apart; `apart` says which are which."""
+    """Of other templates they are told apart; the executor says which are which."""
     trials = simulated_trials(template_noise=0.3, examples=None)
     apart = BASELINE.replace(onednn=False)
     one, like, other = (rate(warm(trials, each).measure(0.5, 100.0)) for each in (BASELINE, BASELINE, apart))
     assert one == pytest.approx(like)
     assert one != pytest.approx(other, rel=0.01)
-    assert trials.apart(BASELINE, apart)
-    assert not trials.apart(BASELINE, BASELINE.replace(batch_size=64))
+    assert trials.needs_different_template(BASELINE, apart)
+    assert not trials.needs_different_template(BASELINE, BASELINE.replace(batch_size=64))
 
 
 def test_what_is_in_force_may_be_another_configuration():

@@ -3,27 +3,27 @@
 import pytest
 from simulated_runs import a_slice, a_warm_up
 
-from autotune.tuning.slicing import is_busy, most_waiting, slice_seconds, taken_seconds, wanted_seconds
+from autotune.tuning.costs import is_busy, length_in_turns, most_waiting, slice_length, taken_seconds
 
 
 def test_a_slice_is_as_long_as_was_wanted_where_calls_and_epochs_are_short():
     """It holds many calls then."""
     warm = a_warm_up(call_seconds=0.001, epoch_seconds=None)
-    assert slice_seconds(warm, warm, wanted=0.25) == 0.25
-    assert slice_seconds(warm, warm, wanted=2.0) == 2.0
+    assert slice_length(warm, warm, wanted=0.25) == 0.25
+    assert slice_length(warm, warm, wanted=2.0) == 2.0
 
 
 def test_a_slice_holds_several_calls_of_the_slower_one():
     """Slow calls stretch the slices, up to what they may take, and never below one call."""
     slow, quick = (a_warm_up(call_seconds=each, epoch_seconds=None) for each in (0.3, 0.001))
-    assert slice_seconds(quick, slow) == slice_seconds(slow, quick) > 3 * 0.3
-    assert slice_seconds(quick, slow, most=0.5) == 0.5
-    assert slice_seconds(quick, slow, most=0.1) == pytest.approx(0.3)
+    assert slice_length(quick, slow) == slice_length(slow, quick) > 3 * 0.3
+    assert slice_length(quick, slow, most=0.5) == 0.5
+    assert slice_length(quick, slow, most=0.1) == pytest.approx(0.3)
 
 
 def test_a_slice_holds_a_whole_epoch_where_epochs_are_timed():
     """However short it may be: most of an epoch is asked for, which is one whole epoch and never two."""
-    length = slice_seconds(a_warm_up(epoch_seconds=1.4), most=0.3)
+    length = slice_length(a_warm_up(epoch_seconds=1.4), most=0.3)
     assert 1.4 / 2 < length < 1.4
 
 
@@ -64,15 +64,15 @@ def test_a_trial_waits_no_longer_than_for_input_and_with_idle_processors(busy, i
 
 def test_slices_are_short_only_where_nothing_waits_and_long_where_one_waits_a_lot():
     """One trial that may wait makes them all longer: they take turns in slices of one length."""
-    short, longer, longest = wanted_seconds(0.0, 0.1), wanted_seconds(0.1, 0.2), wanted_seconds(0.1, 0.9)
+    short, longer, longest = length_in_turns(0.0, 0.1), length_in_turns(0.1, 0.2), length_in_turns(0.1, 0.9)
     assert 0.0 < short < longer < longest
-    assert wanted_seconds(0.9, 0.1) == longest
+    assert length_in_turns(0.9, 0.1) == longest
 
 
 def test_where_nothing_is_known_of_waiting_slices_are_neither_short_nor_long():
     """It may wait, and was not seen to wait a lot."""
-    unknown = wanted_seconds(most_waiting([], None))
-    assert wanted_seconds(0.0) < unknown < wanted_seconds(1.0)
+    unknown = length_in_turns(most_waiting([], None))
+    assert length_in_turns(0.0) < unknown < length_in_turns(1.0)
 
 
 @pytest.mark.parametrize(("busy", "expected"), [(1.9, True), (1.0, True), (0.2, False)])

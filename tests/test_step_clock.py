@@ -20,7 +20,7 @@ from autotune.runtime.protocol import Finish, FirstStep, Measure, Ready, SliceDo
 from autotune.training import gauges
 from autotune.training.boundary import BetweenEpochs
 from autotune.training.clock import LongEpoch, StepClock
-from autotune.training.session import Training
+from autotune.training.progress import Progress, Training
 from autotune.training.slices import TrainingEnded, finite_loss, freeze_own_group, step_quantiles
 
 FROZEN_SECONDS = 100.0
@@ -102,15 +102,17 @@ class Simulation:
         rest = 0 if examples is None or drop_remainder else examples % batch_size
         self.steps_in_epoch = whole + (rest > 0)
         self.has_smaller_batch = rest > 0
-        measured = [lambda: gauges.machine(self.counters), *more_gauges]
+        measured = [lambda: gauges.measure_machine(self.counters), *more_gauges]
         self.clock = StepClock(
-            Training(
-                steps_per_call=steps_per_call,
-                batch_size=batch_size,
-                examples=told or examples,
-                drop_remainder=drop_remainder,
-                synchronise=self.synchronise,
-                charged_per_epoch_seconds=charged_seconds,
+            Progress(
+                Training(
+                    steps_per_call=steps_per_call,
+                    batch_size=batch_size,
+                    examples=told or examples,
+                    drop_remainder=drop_remainder,
+                    synchronise=self.synchronise,
+                    charged_per_epoch_seconds=charged_seconds,
+                )
             ),
             self,
             warmup_seconds=warmup_seconds,
@@ -121,7 +123,7 @@ class Simulation:
             clock=lambda: self.now,
         )
         if skips is not None:
-            measured.append(gauges.skipped_steps(self.clock.progress, lambda: self.updates))
+            measured.append(gauges.skipped_steps_gauge(self.clock.progress, lambda: self.updates))
 
     # The tuner's end.
 
@@ -313,6 +315,15 @@ def test_a_slice_of_epochs_begins_and_ends_when_the_device_has_caught_up():
     assert measured.seconds == EPOCH_SECONDS + 0.25
     begun = simulation.events.index("measure")
     assert simulation.events[begun : simulation.events.index("slice")].count("synchronise") == 2
+
+
+@pytest.mark.parametrize("length", [{"boundary_seconds": 0.0}, NO_END], ids=["epochs", "steps"])
+def test_what_the_device_is_behind_at_the_end_of_a_slice_is_time_of_its_calls(length):
+    """Calls that only hand over their work look shorter by as much, and the wait for input longer."""
+    simulation = Simulation(Measure(seconds=0.5), synchronise_seconds=0.25, **length)
+    (measured,) = simulation.run()
+    calls = measured.steps - measured.epochs  # an epoch's first call is left out
+    assert simulation.clock.slices.call_seconds == pytest.approx(1 / 64 + 0.25 / calls)
 
 
 def test_the_loss_of_epochs_is_that_of_a_whole_one():

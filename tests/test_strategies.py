@@ -15,7 +15,7 @@ from autotune.space.knobs import KNOBS, STRATEGY_KNOBS, Device
 from autotune.space.space_file import SearchSpace, find_search_space
 from autotune.stats.deciding import ClaimResult
 from autotune.stats.scaling import scaling_efficiency
-from autotune.tuning import spaces
+from autotune.tuning import opening
 from autotune.tuning.candidates import Proposals, neighbours
 from autotune.tuning.events import silent
 from autotune.tuning.opening import baseline_of
@@ -118,7 +118,7 @@ def test_what_is_proposed_under_mirrored_needs_no_refusal():
     baseline = of_strategy(steps_per_execution=4, jit_compile=True)
     space = space_on(4, baseline)
     for best in (baseline, space.configuration({"strategy": "mirrored"})):
-        found = neighbours(best, {best}, space, limit=None)
+        found = neighbours(best, {best}, space)
         assert found
         assert not any(map(find_conflict, found))
         assert all(normalize(each, space.choices) == each for each in found)
@@ -136,7 +136,7 @@ def test_what_is_idle_under_a_strategy_has_the_baselines_value_however_it_is_pro
     )
     compiled = baseline.replace(jit_compile=True, xla_gpu_graph_min_graph_size=1)
     spread = space.configuration({"strategy": "mirrored"})
-    found = neighbours(compiled, {compiled}, space, limit=None)
+    found = neighbours(compiled, {compiled}, space)
     assert spread in [each.replace(batch_size=baseline.batch_size) for each in found]
     proposals = Proposals(space, None)
     proposals._begun = {compiled: baseline, spread: baseline}
@@ -245,7 +245,7 @@ def test_each_knob_that_does_not_reach_a_script_is_named_once_with_its_reason():
 @pytest.mark.parametrize("thorough", [False, True])
 def test_on_several_devices_strategies_are_searched_thoroughly_or_not(tmp_path, monkeypatch, thorough):
     """The thorough space adds to what several devices have."""
-    monkeypatch.setattr(spaces, "missing_xla_flags", lambda names: {})
+    monkeypatch.setattr(opening, "missing_xla_flags", lambda names: {})
     trials = simulated_trials(gpus=("NVIDIA H100", "NVIDIA H100"))
     with on_disk(tmp_path / "run") as directory:
         tune_with(an_invocation(trials, directory, budget=60.0, trials=1, thorough=thorough), None)

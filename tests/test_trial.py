@@ -10,8 +10,8 @@ from autotune.data.record import Outcome, Pair, Pairing, Phase
 from autotune.runtime.executor import WarmUp
 from autotune.runtime.protocol import Finished, Ready, Started
 from autotune.space.configuration import Configuration
-from autotune.stats.ratios import RatedPair, recorded_rate, throughput_interval
-from autotune.tuning.trial import Trial, speedup_of
+from autotune.stats.ratios import recorded_rate, throughput_interval
+from autotune.tuning.trial import Trial
 
 
 def test_throughput_is_all_examples_over_all_the_time():
@@ -32,13 +32,7 @@ def test_the_interval_of_a_throughput_holds_it_and_narrows_with_more_slices():
 def test_a_speed_up_is_that_of_a_long_training():
     """A trial that stalls in every other slice is credited with what is left over all its time, as its rate is."""
     trial = restless_trial(Phase.CONFIRM)
-    assert speedup_of(trial).value == pytest.approx(16000 / 3 / 4000)
-
-
-def add(trial, pair, baseline_rate, rate):
-    """Give a trial a pair of slices with these rates."""
-    bracketed = trial.pairing is Pairing.BRACKETED
-    trial.rated.append(RatedPair(pair=pair, baseline=baseline_rate, candidate=rate, bracketed=bracketed))
+    assert trial.speedup.value == pytest.approx(16000 / 3 / 4000)
 
 
 def restless_trial(phase, *, pairing=Pairing.ALTERNATING, epochs=0, baseline_rates=(4000.0, 4000.0)):
@@ -47,8 +41,9 @@ def restless_trial(phase, *, pairing=Pairing.ALTERNATING, epochs=0, baseline_rat
     trial.instances, trial.pairing = 1, pairing
     for rate, baseline_rate in zip((8000.0, 4000.0) * 3, baseline_rates * 3, strict=True):
         baseline = a_slice(baseline_rate)
-        pair = Pair(baseline_first=True, baseline=baseline, candidate=a_slice(rate, seconds=2000 / rate, epochs=epochs))
-        add(trial, pair, baseline_rate, rate)
+        own = a_slice(rate, seconds=2000 / rate, epochs=epochs)
+        in_blocks = pairing is Pairing.BRACKETED
+        trial.pairs += (Pair(baseline_first=True, baseline=baseline, candidate=own, in_blocks=in_blocks),)
     return trial
 
 
@@ -60,7 +55,7 @@ def beside_another(marks, *, own_marked=False):
         for trial, rate in ((own, 6000.0 + 600.0 * index), (other, 4000.0)):
             disturbed = marked and (trial is own) == own_marked
             pair = Pair(baseline_first=True, baseline=baseline, candidate=a_slice(rate), disturbed=disturbed)
-            add(trial, pair, 4000.0, rate)
+            trial.pairs += (pair,)
     return own, other
 
 
@@ -90,7 +85,7 @@ def test_over_another_trial_what_is_left_must_be_enough():
 )
 def test_a_machine_that_halves_its_speed_cancels_out_where_sides_are_timed_differently(trial):
     """Slices of equal work take longer, those of equal time do less: only between neighbours is that the same."""
-    assert speedup_of(trial).value == pytest.approx(1.0)
+    assert trial.speedup.value == pytest.approx(1.0)
 
 
 def test_instances_keep_the_pairing_they_were_measured_in():
@@ -123,7 +118,7 @@ def test_a_confirmation_tells_its_throughput_over_processes(phase, wide, alone):
         if alone:
             trial.add_slices([a_slice(speed)] * 20)
         for _ in range(0 if alone else 20):
-            trial.add_pair(baseline_first=True, baseline=a_slice(), candidate=a_slice(speed), reference=trial.warm)
+            trial.add_pair(baseline_first=True, baseline=a_slice(), candidate=a_slice(speed), reference=trial)
     found = trial.record(Outcome.OK).throughput
     assert (found.high / found.low > 1.15) is wide
 
@@ -158,8 +153,10 @@ def test_closing_figures_of_several_processes_are_put_together():
     """The highest peaks whichever process had them, and the input wait of the one that was asked."""
     trial = Trial(1, Phase.CONFIRM, Configuration({}))
     for host, device, waits in [(5, None, 0.3), (3, 9, None), (4, 7, None)]:
+        trial.note_warm(warm(0.0))
         trial.note_closing(Finished(peak_host_bytes=host, peak_device_bytes=device, input_wait_fraction=waits))
-    assert trial.finished == Finished(peak_host_bytes=5, peak_device_bytes=9, input_wait_fraction=0.3)
+    record = trial.record(Outcome.OK)
+    assert (record.peak_host_bytes, record.peak_device_bytes, record.input_wait_fraction) == (5, 9, 0.3)
 
 
 def warm(overhead):
@@ -215,7 +212,7 @@ def test_losses_are_medians_of_processes(of_baseline):
             if of_baseline:
                 trial.add_slices([each])
             else:
-                trial.add_pair(baseline_first=True, baseline=each, candidate=each, reference=told)
+                trial.add_pair(baseline_first=True, baseline=each, candidate=each, reference=trial)
     record = trial.record(Outcome.OK)
     assert (record.first_loss, record.last_loss) == (2.5, 1.5)
 
@@ -224,11 +221,13 @@ def test_what_an_epoch_costs_is_borne_by_what_it_trains_on():
     """Of a thousand examples, 900 in whole batches: the rest is dropped, and the boundary comes after 9 seconds."""
     told = warm(1.0)
     dropping = replace(told, started=told.started.model_copy(update={"examples_per_epoch": 900}))
+    reference = Trial(0, Phase.CONFIRM, Configuration({}))
+    reference.note_warm(told)
     trial = Trial(1, Phase.CONFIRM, Configuration({}))
     trial.note_warm(dropping)
     each = a_slice(100, seconds=1.0, epochs=0)
     trial.add_slices([each])
-    trial.add_pair(baseline_first=True, baseline=each, candidate=each, reference=told)
+    trial.add_pair(baseline_first=True, baseline=each, candidate=each, reference=reference)
     record = trial.record(Outcome.OK)
     assert record.examples_per_epoch == 900
     assert record.throughput.value == pytest.approx(90.0)
@@ -259,7 +258,7 @@ def test_a_restored_trial_that_runs_no_more_leaves_the_record_it_had():
     trial.add_slices([a_slice(100)])
     record = trial.record(Outcome.OK)
     assert record.throughput is not None
-    again = Trial.of_record(record, record).record(Outcome.OK)
+    again = Trial.of_record(record).record(Outcome.OK)
     assert again == record
 
 
@@ -269,7 +268,7 @@ def test_a_restored_trial_that_goes_on_averages_over_all_its_processes():
     for overhead in (1.0, 2.0):
         trial.instances += 1
         trial.note_warm(warm(overhead))
-    restored = Trial.of_record(trial.record(Outcome.OK), trial.record(Outcome.OK))
+    restored = Trial.of_record(trial.record(Outcome.OK))
     restored.instances += 1
     restored.note_warm(warm(6.0))
     assert restored.record(Outcome.OK).epoch_overhead_seconds == pytest.approx(3.0)

@@ -5,10 +5,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from autotune.data.errors import AutotuneError, WorkloadError
+from autotune.data.errors import ApplyError, AutotuneError, WorkloadError
 from autotune.data.record import Outcome
-from autotune.runtime.error_patterns import says_no_memory
 from autotune.runtime.failures import TrainingFailed, call_user
+from autotune.runtime.logs import is_memory_error
 from autotune.runtime.protocol import ChannelClosed
 from autotune.script import runner as worker
 
@@ -22,7 +22,7 @@ def run(monkeypatch):
     """Runs a trial of that kind, which does as it is told; its exit status, and what it sent."""
     errors = SimpleNamespace(OpError=type("OpError", (Exception,), {}), ResourceExhaustedError=RecursionError)
     monkeypatch.setitem(sys.modules, "tensorflow", SimpleNamespace(errors=errors))
-    monkeypatch.setattr(worker, "_applied", lambda request, configuration, workload, reference: workload)
+    monkeypatch.setattr(worker, "_apply", lambda request, configuration, workload, reference: workload)
 
     def start(trial):
         sent = []
@@ -50,6 +50,7 @@ def test_a_kind_more_is_run_by_its_own_function(run):
         (TrainingFailed(Outcome.ERROR, "no data", input_error=True), "error", "no data", True),
         (WorkloadError("dataset() is empty", hint="Fill it."), "error", "dataset() is empty", True),
         (AutotuneError("it broke", hint="Mend it."), "error", "it broke", False),
+        (ApplyError("precision does not act", hint="Build it later."), "error", "precision does not act", True),
         (MemoryError("8 GiB"), "oom", "out of host memory: 8 GiB", False),
         (RecursionError("tensor"), "oom", "RecursionError: tensor", False),
         (RuntimeError("CUDA_ERROR: out of memory"), "oom", "RuntimeError: CUDA_ERROR: out of memory", False),
@@ -147,4 +148,4 @@ def test_the_innermost_line_that_says_something_is_the_cause(run, error, cause):
 )
 def test_what_says_that_memory_ran_out(text, expected):
     """The loader's want of room for thread-local variables is none of memory."""
-    assert says_no_memory(text) is expected
+    assert is_memory_error(text) is expected

@@ -4,7 +4,6 @@ import pytest
 
 from autotune.data.errors import BudgetError, RunDirectoryError, WorkloadError
 from autotune.data.run_directory import RunDirectory
-from autotune.tuning.run_lock import occupied
 
 
 def fail_with(error, path, *, trials=0):
@@ -12,7 +11,7 @@ def fail_with(error, path, *, trials=0):
 
     def run():
         directory = RunDirectory(path)
-        with occupied(directory):
+        with directory.claimed():
             (path / "run.json").write_text("{}")
             for number in range(trials):
                 (directory.prepare_trial(number) / "result.json").write_text("{}")
@@ -24,13 +23,11 @@ def fail_with(error, path, *, trials=0):
 
 @pytest.mark.parametrize("error", [WorkloadError("wrong"), BudgetError("short")])
 def test_a_wrong_input_leaves_nothing(tmp_path, error):
-    """The directory is gone with all above it that was made for it."""
     fail_with(error, tmp_path / "results" / "digits" / "one", trials=1)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_directory_above_that_was_there_before_stays(tmp_path):
-    """Empty or not, it is the user's."""
     (tmp_path / "mine").mkdir()
     fail_with(WorkloadError("wrong"), tmp_path / "mine" / "one")
     assert (tmp_path / "mine").is_dir()
@@ -38,7 +35,6 @@ def test_a_directory_above_that_was_there_before_stays(tmp_path):
 
 
 def test_a_directory_that_was_there_before_is_emptied_again(tmp_path):
-    """What the user had in it stays, and the next try is not told that it holds a run."""
     (tmp_path / "mine.txt").write_text("mine")
     fail_with(WorkloadError("wrong"), tmp_path)
     assert [each.name for each in tmp_path.iterdir()] == ["mine.txt"]
@@ -50,13 +46,12 @@ FOREIGN = ("note.txt", "staged_data/part-0", "trials/0001/model.keras", "logs/mi
 
 @pytest.mark.parametrize("there_before", [True, False])
 def test_what_others_put_there_meanwhile_stays(tmp_path, there_before):
-    """A refused run removes its own files by name: not another job's, not what the workload itself has written."""
     if there_before:
         (tmp_path / "one").mkdir()
 
     def run():
         directory = RunDirectory(tmp_path / "one")
-        with occupied(directory):
+        with directory.claimed():
             (directory.path / "run.json").write_text("{}")
             (directory.prepare_trial(0) / "result.json").write_text("{}")
             (directory.log_directory / "template-1.log").write_text("")
@@ -73,10 +68,9 @@ def test_what_others_put_there_meanwhile_stays(tmp_path, there_before):
 
 @pytest.mark.parametrize("name", ["study.db", "recipe.json", "trials/model.keras", "logs/template-1.log", ".lock"])
 def test_a_directory_that_holds_files_of_those_names_is_refused(tmp_path, name):
-    """A study of the user's own would be replaced, and a log of theirs written to: it is named, and left as it is."""
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text("mine")
-    with pytest.raises(RunDirectoryError) as caught, occupied(RunDirectory(tmp_path)):
+    with pytest.raises(RunDirectoryError) as caught, RunDirectory(tmp_path).claimed():
         pass
     first = name.partition("/")[0]
     assert caught.value.message == f"{tmp_path} holds {first} already, where a run would write its own"
@@ -86,12 +80,10 @@ def test_a_directory_that_holds_files_of_those_names_is_refused(tmp_path, name):
 
 
 def test_a_full_disk_leaves_what_was_finished(tmp_path):
-    """Whatever could not be written, the trials before it are still there."""
     fail_with(RunDirectoryError("full"), tmp_path / "one", trials=3)
     assert len(list((tmp_path / "one" / "trials").iterdir())) == 3
 
 
 def test_what_was_tried_stays_whatever_fails_later(tmp_path):
-    """A workload that breaks in the confirmation does not take the search's trials with it."""
     fail_with(WorkloadError("changed"), tmp_path / "one", trials=3)
     assert len(list((tmp_path / "one" / "trials").iterdir())) == 3

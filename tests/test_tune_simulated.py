@@ -605,7 +605,7 @@ def test_a_drifting_machine_does_not_fool_the_tuner(tmp_path):
     [
         ("runtime", "TensorFlow's runtime", "tensors, datasets and device queries"),
         ("cuda", "CUDA", "tensors, datasets and device queries"),
-        ("threads", "threads", "whatever starts them"),
+        ("threads", "threads", "the code that starts them"),
         (None, None, None),
     ],
 )
@@ -616,7 +616,7 @@ def test_what_no_fork_survives_is_told_of(started, starts, move, tmp_path):
     said = [each.text for each in watcher.of(Notice) if "fresh interpreter" in each.text]
     assert len(said) == (started is not None)
     for text in said:
-        assert f"file starts {starts}, so every trial" in text
+        assert f"file starts {starts}, so each trial" in text
         assert f"move {move} into functions" in text
 
 

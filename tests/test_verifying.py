@@ -17,7 +17,7 @@ from autotune.data.figures import LogInterval
 from autotune.data.options import MEMORY_MARGIN, MIN_GAIN
 from autotune.data.record import Outcome, Phase
 from autotune.runtime.executor import TrialFailed
-from autotune.runtime.local import TrialProcesses
+from autotune.runtime.local import LocalExecutor
 from autotune.script.workload import Workload
 from autotune.stats.deciding import ClaimResult, judge_claim
 from autotune.tuning import verify as verify_module
@@ -219,12 +219,12 @@ def test_how_trials_are_kept_apart_is_the_users(recipe, tmp_path, monkeypatch):
     settings_of_verify_with(monkeypatch)
     kept_apart = []
 
-    class Noting(TrialProcesses):
+    class Noting(LocalExecutor):
         def __init__(self, *arguments, isolation, **options):
             kept_apart.append(isolation)
             super().__init__(*arguments, isolation=isolation, **options)
 
-    monkeypatch.setattr(verify_module, "TrialProcesses", Noting)
+    monkeypatch.setattr(verify_module, "LocalExecutor", Noting)
     for options in ({"isolation": "spawn"}, {}):
         verify(recipe, f"{tmp_path / 'train.py'}:workload", **options)
     assert kept_apart == ["spawn", "template"]
@@ -425,7 +425,7 @@ def verify_simulated(recipe, monkeypatch, tmp_path):
 
     def verified(made=recipe, **settings):
         trials = simulated_trials(faster_by(batch_size=1.5), **{"noise": 0.03, **settings})
-        monkeypatch.setattr(verify_module, "TrialProcesses", lambda *_, **__: contextlib.nullcontext(trials))
+        monkeypatch.setattr(verify_module, "LocalExecutor", lambda *_, **__: contextlib.nullcontext(trials))
         monkeypatch.setattr(verify_module, "time", SimpleNamespace(monotonic=trials.clock))
         return verify(made, str(tmp_path / "train.py"))
 

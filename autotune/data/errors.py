@@ -1,4 +1,4 @@
-"""Everything that autotune raises on purpose, and the exit code each class leaves with. All of it may import this."""
+"""The errors that autotune raises on purpose, each with its exit code."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ class AutotuneError(Exception):
     """Base of every error that autotune raises on purpose.
 
     Args:
-        message: What is wrong and where, as one sentence.
-        hint: The next step, as one sentence; empty when the message already says it.
-        detail: Several lines to show below the message (the user's own traceback, a log tail).
+        message: What is wrong and where, in one sentence.
+        hint: The next step, in one sentence; empty if the message says it.
+        detail: Lines to show below the message, such as the user's own traceback or the end of a log.
     """
 
     exit_code: ClassVar[int] = 4
@@ -30,7 +30,7 @@ class AutotuneError(Exception):
 
 
 class InputError(AutotuneError):
-    """Something the user handed in is wrong, and the user can mend it."""
+    """The user's input is wrong, and the user can fix it."""
 
     exit_code = 2
 
@@ -64,11 +64,11 @@ class DamagedRunWarning(UserWarning):
 
 
 class BudgetError(InputError):
-    """The budget does not hold the baseline."""
+    """The budget is too short for the baseline."""
 
 
 class ApplyError(InputError):
-    """A recipe cannot act: applied too late in the process, or not to examples, or to a model that ignores it."""
+    """A recipe has no effect: applied too late in the process, not to examples, or to a model that ignores it."""
 
 
 class MachineMismatchError(InputError):
@@ -82,11 +82,11 @@ class NoStableConfigurationError(AutotuneError):
 
 
 class MeasuringStoppedError(NoStableConfigurationError):
-    """The baseline was measured, and then it or its device failed for good: what was measured stands."""
+    """The baseline was measured, and then it or its device failed for good: the measurements stand."""
 
 
 class TrialProcessError(AutotuneError):
-    """A process of the tuner's own failed in a way that is not the user's code's doing."""
+    """One of autotune's own processes failed, and the user's code did not cause it."""
 
 
 class TuningInterruptedError(AutotuneError):

@@ -1,4 +1,4 @@
-"""Files that are never seen half-written: write to a temporary name, flush to disk, rename; and careful reading."""
+"""Write files that are never seen half-written: to a temporary name, flushed, renamed; and read with care."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TEMPORARY = re.compile(r"\..+\.[0-9a-f]{16}")  # names of files that are being w
 
 
 def read_at_most(path: Path, most_bytes: int) -> bytes:
-    """The first `most_bytes` of a file, and one byte more where there are more; without UTF-8's byte-order mark.
+    """Read the first `most_bytes` of a file, and one byte more if there are more; without UTF-8's byte-order mark.
 
     Raises `OSError` also for pipes and devices, and `ValueError` for a null character in the path.
     """
@@ -28,7 +28,7 @@ def read_at_most(path: Path, most_bytes: int) -> bytes:
 
 
 def is_utf8(path: Path) -> bool:
-    """Whether the path can stand in JSON and cross between processes: Linux allows any bytes in names."""
+    """Return whether a path can stand in JSON and cross between processes: Linux allows any bytes in names."""
     try:
         str(path.absolute()).encode()
     except UnicodeEncodeError:
@@ -42,9 +42,9 @@ def write_atomically(
     *,
     hint: str = "What was finished before stays readable. Free some space, or give --out another directory.",
 ) -> None:
-    """Put `content` into `path`, whole or not at all. Raises `RunDirectoryError` with `hint` if it cannot.
+    """Write `content` to `path`, whole or not at all. Raises `RunDirectoryError` with `hint` on failure.
 
-    A link is followed. What is no regular file, such as a pipe or a device, is written to and stays what it is.
+    A link is followed. A pipe or a device is written to and stays what it is.
     """
     data = content.encode() if isinstance(content, str) else content
     target = Path(os.path.realpath(path))
@@ -53,7 +53,7 @@ def write_atomically(
     try:
         if _is_open_or_special(path):
             with contextlib.suppress(BrokenPipeError), path.open("ab") as stream:
-                stream.write(data)  # a reader that has gone has what it wanted
+                stream.write(data)  # the reader has left
             return
         with temporary.open("xb") as stream:
             stream.write(data)
@@ -68,7 +68,7 @@ def write_atomically(
 
 
 def _is_open_or_special(path: Path) -> bool:
-    """Whether a path leads to a pipe or a device, or to a file that a process has open, as /dev/stdout may."""
+    """Return whether a path leads to a pipe, a device, or a file that a process has open, as /dev/stdout may."""
     with contextlib.suppress(FileNotFoundError):
         kind = os.stat(path).st_mode
         opened = os.path.abspath(path).startswith(("/dev/std", "/dev/fd/", "/proc/"))

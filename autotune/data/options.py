@@ -1,13 +1,21 @@
-"""How a run is to be done, checked where it is made."""
+"""The options of a run, each declared once: type, default, bounds and help.
+
+`autotune.tune`, `autotune tune` and the checks of `Options` follow from the fields of `Options`.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
+import os
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import NoneType
-from typing import Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from autotune.data.credentials import MASK, mask_arguments, mask_text, masked_names
 from autotune.data.errors import ArgumentError
@@ -16,61 +24,126 @@ from autotune.data.printable import with_article
 Objective = Literal["throughput", "energy"]  # what is compared: samples per second, or per joule of the GPUs
 MIN_GAIN = 0.02  # smallest gain worth a recommendation, as a share
 MEMORY_MARGIN = 0.10  # share of the memory limit that must stay free at the peak
-LONGEST_ARGS = 25_000  # characters of them all: Linux takes 128 KiB for one argument of a process
-MAY_CHANGE = ("trials", "soak", "train_samples", "executor", "seats", "devices", "all_seats", "ray_address")
-"""Options that a resumed run may be given anew."""
-BOUNDS = {
-    "budget": (1.0, 1e7),
-    "trials": (1, 10**9),
-    "trial_timeout": (1.0, 1e7),
-    "min_gain": (0.0, 1e3),
-    "seed": (0, 2**32 - 1),
-    "max_batch": (1, 1 << 20),
-    "global_batch": (1, 1 << 24),
-    "memory_margin": (0.0, 0.9),
-    "soak": (0.0, 1e6),
-    "fit": (1, 1000),
-    "train_samples": (1, 10**15),
-    "seats": (1, 4096),
-    "seat_devices": (1, 64),
-}
-"""The least and the largest value of each number."""
+LONGEST_ARGS = 25_000  # characters in total: Linux takes 128 KiB for one argument of a process
+_REQUIRED: Any = dataclasses.MISSING
+
+
+@dataclass(frozen=True)
+class Option:
+    """What is declared of an option besides its type and default."""
+
+    help: str
+    bounds: tuple[float, float] = (0.0, 0.0)  # of a number
+    is_duration: bool = False  # users may give text such as `10m`; the field holds seconds
+    may_change: bool = False  # a resumed run may be given another value
+
+
+def option(default: Any, *declared: Any, **flags: Any) -> Any:
+    """Declare a field of `Options` that users give; see `Option`."""
+    return dataclasses.field(default=default, metadata={"option": Option(*declared, **flags)})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """How a run is to be done; see `tune`."""
+    """How a run is to be done, checked when it is made."""
 
-    budget: float
+    budget: float = option(
+        _REQUIRED,
+        "Wall-clock time for everything: 90s, 10m, 1h30m. When left out, the run ends as soon as the answer is "
+        "settled, after ten minutes at most. With resume, the time to go on with; when left out, what is left.",
+        (1.0, 1e7),
+        is_duration=True,
+    )
+    space: str | None = option(
+        None,
+        "A search-space file, or a shipped one: quick, cpu, gpu, gpu_thorough, several_gpus. Chosen by device when "
+        "left out.",
+    )
+    thorough: bool = option(False, "Search the device's wider space, such as gpu_thorough.")
+    trials: int | None = option(None, "The most trials of the search.", (1, 10**9), may_change=True)
+    seed: int = option(0, "Makes the samples repeatable, given the same results.", (0, 2**32 - 1))
+    min_gain: float = option(MIN_GAIN, "Smallest gain worth a recommendation: 0.02 is two percent.", (0.0, 1e3))
+    trial_timeout: float | None = option(
+        None, "Time for one trial; planned from the baseline when left out.", (1.0, 1e7), is_duration=True
+    )
+    isolation: Literal["template", "spawn"] = option(
+        "template", "template: fork trials from a process that has imported everything. spawn: import afresh for each."
+    )
+    pairing: Literal["auto", "bracketed"] = option(
+        "auto",
+        "auto: keep the baseline alive beside each candidate where memory allows. bracketed: never run two processes "
+        "at once.",
+    )
+    max_batch: int | None = option(None, "The largest batch size to try.", (1, 1 << 20))
+    fixed_batch: bool = option(False, "Keep the baseline's batch size.")
+    global_batch: int | None = option(
+        None,
+        "Examples per update of the weights, kept while the batch size is tuned: gradients are accumulated.",
+        (1, 1 << 24),
+    )
+    memory_margin: float = option(
+        MEMORY_MARGIN,
+        "Share of the memory, host's and device's, that must stay free at the peak: 0.1 is ten percent.",
+        (0.0, 0.9),
+    )
+    soak: float | None = option(
+        None,
+        "Time at the end in which the winner trains without a pause and is watched for leaks and hangs, such as 60s.",
+        (0.0, 1e6),
+        is_duration=True,
+        may_change=True,
+    )
+    objective: Literal["throughput", "energy"] = option(
+        "throughput",
+        "What is compared: throughput, samples per second; or energy, samples per joule of the GPUs, where NVML counts "
+        "their energy.",
+    )
+    profile: Literal["all", "finalists", "none"] = option(
+        "finalists",
+        "Which trials are profiled after their slices: all; the baseline and the leaders (finalists); or none. XProf "
+        "and TensorBoard open trials/NNNN/profile.",
+    )
+    fit: int | None = option(
+        None,
+        "Which model.fit of a script is tuned, from 1, in the order of the calls; the longest when left out.",
+        (1, 1000),
+    )
+    loss: str | None = option(
+        None, "Which number that a script's own training step returns is the loss: a key, or the position in a tuple."
+    )
+    allow_writes: bool = option(False, "Let the script write to existing files, in each trial.")
+    allow_cache: bool = option(False, "Also try to keep the output of a script's maps in memory: the knob cache.")
+    train_samples: int | None = option(
+        None,
+        "Samples that the long training will take, to say whether tuning is worth it; a script's epochs when left out.",
+        (1, 10**15),
+        may_change=True,
+    )
+    executor: Literal["local", "ray"] = option(
+        "local", "local: trials run on this machine. ray: on a Ray cluster, see docs/clusters.md.", may_change=True
+    )
+    seats: int | None = option(
+        None,
+        "How many trials run at the same time, each on a part of the cores. With Ray, the most seats to use.",
+        (1, 4096),
+        may_change=True,
+    )
+    devices: str | None = option(
+        None,
+        "GPUs of this machine on which trials run at the same time: all, or indices and UUIDs such as 0,1.",
+        may_change=True,
+    )
+    seat_devices: int = option(1, "GPUs that one trial uses.", (1, 64))
+    all_seats: bool = option(False, "Keep seats that slow one another down.", may_change=True)
+    ray_address: str | None = option(
+        None, "The cluster's address; RAY_ADDRESS, or a Ray of this machine's own, when left out.", may_change=True
+    )
+    ray_upload: bool = option(
+        False, "Let Ray copy the working directory to the hosts, which share a file system without it."
+    )
+    # The rest is no option of its own.
+    args: tuple[str, ...] = ()  # of the workload's file
     keeps_budget: bool = True  # it was asked for; else the run ends as soon as the answer is settled
-    space: str | None = None
-    trials: int | None = None
-    seed: int = 0
-    min_gain: float = MIN_GAIN
-    trial_timeout: float | None = None
-    isolation: Literal["template", "spawn"] = "template"
-    pairing: Literal["auto", "bracketed"] = "auto"
-    max_batch: int | None = None
-    fixed_batch: bool = False
-    global_batch: int | None = None
-    thorough: bool = False
-    memory_margin: float = MEMORY_MARGIN
-    soak: float | None = None
-    objective: Objective = "throughput"
-    args: tuple[str, ...] = ()
-    profile: Literal["all", "finalists", "none"] = "finalists"
-    fit: int | None = None
-    allow_writes: bool = False
-    allow_cache: bool = False
-    loss: str | None = None
-    train_samples: int | None = None
-    executor: Literal["local", "ray"] = "local"
-    seats: int | None = None
-    devices: str | None = None
-    seat_devices: int = 1
-    all_seats: bool = False
-    ray_address: str | None = None
-    ray_upload: bool = False
 
     @property
     def searching(self) -> float:
@@ -78,31 +151,16 @@ class Options:
         return max(1.0, self.budget - (self.soak or 0.0))
 
     def __post_init__(self) -> None:
-        """Check every one. Raises ArgumentError."""
-        for name, hint in get_type_hints(Options).items():
-            value, kinds = getattr(self, name), get_args(hint) or (hint,)
-            if value is None and NoneType in kinds:
-                continue
-            fits, wanted = True, ""
-            if get_origin(hint) is Literal:
-                fits, wanted = value in kinds, f"is {' or '.join(kinds)}"
-            elif bool in kinds:
-                fits, wanted = isinstance(value, bool), "is True or False"
-            elif str in kinds and name != "args":
-                fits, wanted = isinstance(value, str), "must be text"
-            elif name in BOUNDS:
-                least, most = BOUNDS[name]
-                numbers = (int, float) if float in kinds else (int,)
-                fits = type(value) in numbers and least <= value <= most
-                wanted = f"must be {'a' if float in kinds else 'a whole'} number from {least:g} to {most:g}"
-            if not fits:
-                raise ArgumentError(f"{name} is {value!r}", hint=f"It {wanted}.")
+        """Check every option alone, then together. Raises ArgumentError."""
+        for name in _HINTS:
+            if wanted := _mismatch(name, getattr(self, name)):
+                raise ArgumentError(f"{name} is {getattr(self, name)!r}", hint=f"It {wanted}.")
         if self.seats is not None and self.devices is not None:
             raise ArgumentError("seats and devices were both given", hint="seats cuts cores, devices names GPUs.")
         if self.executor == "local" and self.seat_devices > 1 and self.devices is None:
             raise ArgumentError("seat_devices was given without devices", hint="Name them, too, such as --devices all.")
         if self.executor == "ray" and self.devices is not None:
-            raise ArgumentError("devices is for the local executor", hint="Ray gives GPUs out: use seat_devices.")
+            raise ArgumentError("devices is for the local executor", hint="Ray assigns GPUs: use seat_devices.")
         if self.executor == "local" and (self.ray_address is not None or self.ray_upload):
             raise ArgumentError("ray_address and ray_upload are for executor='ray'", hint="Give --executor ray too.")
         checked_args(self.args)
@@ -125,37 +183,112 @@ class Options:
         return [*words, "--", *recorded] if masked_names(recorded) else words
 
     def resumed_with(self, given: Mapping[str, object]) -> Options:
-        """How a run goes on that had these options. Raises ArgumentError."""
+        """Return the options with which a run that had these goes on. Raises ArgumentError."""
         # A run directory may be somebody else's: it neither allows writes nor names a host to connect to.
         lacks_args = masked_names(self.args) and not given.get("args")
         if lacks_args or any(getattr(self, name) and not given.get(name) for name in ("allow_writes", "ray_address")):
             raise ArgumentError(
-                "a resumed run takes no credentials, no leave to write and no address from its directory",
-                hint=f"Where you trust it, give what it was begun with again: {shlex.join(self.to_repeat)}",
+                "--resume does not reuse credentials, --allow-writes or cluster addresses",
+                hint=f"If you trust the run directory, pass them again: {shlex.join(self.to_repeat)}",
             )
         options, usual = self, Options(budget=self.budget)
         if masked_names(self.args):
             args = checked_args(given["args"])  # type: ignore[arg-type]  # checked there
             if mask_arguments(args) != self.args:
                 raise ArgumentError(
-                    "the script's arguments are not those of the run to be resumed",
+                    "the script's arguments differ from those of the run to be resumed",
                     hint=f"They were {shlex.join(self.args)}, with credentials in place of {MASK}.",
                 )
             options, given = replace(options, args=args), {**given, "args": None}
         for name, value in given.items():
-            if name in MAY_CHANGE and value not in (None, getattr(usual, name)):
+            if value in (None, getattr(usual, name)):
+                continue  # as good as left out
+            if name in OPTIONS and OPTIONS[name].may_change:
                 options = replace(options, **{name: value})  # type: ignore[arg-type]  # checked there
-            elif value not in (None, getattr(usual, name), getattr(self, name)):
+            elif value != getattr(self, name):
                 shown = mask_arguments(value) if isinstance(value, tuple) else value
                 raise ArgumentError(
                     f"{name} is {shown!r}, and the run to be resumed has {getattr(self, name)!r}",
-                    hint=f"Leave {name} out: a resumed run is done as it was begun.",
+                    hint=f"Leave {name} out: a resumed run keeps its options.",
                 )
         return options
 
 
-def seconds_of(name: str, value: object, *, may_be_none: bool = False) -> float:
-    """Seconds, given as a number or as text: `90`, `90s`, `10m`, `1.5h` or `1h30m`. Raises ArgumentError."""
+_FIELDS = {field.name: field for field in dataclasses.fields(Options)}
+_HINTS = get_type_hints(Options)
+OPTIONS: dict[str, Option] = {name: field.metadata["option"] for name, field in _FIELDS.items() if field.metadata}
+"""What users give, in the order of the help."""
+
+
+def _mismatch(name: str, value: object) -> str:
+    """Return what an option must be, as the end of a sentence; empty where the value is that."""
+    hint, declared = _HINTS[name], OPTIONS.get(name)
+    kinds = get_args(hint) or (hint,)
+    if value is None and NoneType in kinds:
+        return ""
+    if get_origin(hint) is Literal:
+        return "" if value in kinds else f"is {' or '.join(kinds)}"
+    if bool in kinds:
+        return "" if isinstance(value, bool) else "is True or False"
+    if declared is None:
+        return ""
+    if str in kinds:
+        return "" if isinstance(value, str) else "must be text"
+    least, most = declared.bounds
+    numbers = (int, float) if float in kinds else (int,)
+    if type(value) in numbers and least <= value <= most:  # type: ignore[operator]  # it is a number
+        return ""
+    return f"must be {'a' if float in kinds else 'a whole'} number from {least:g} to {most:g}"
+
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def take_options(function: Function) -> Function:
+    """Give a function that takes `**options` their signature and documentation, before its own keywords.
+
+    The line for `options` of its docstring is replaced by a description of each option.
+    """
+    offered = []
+    for name, declared in OPTIONS.items():
+        hint, default = _HINTS[name], _FIELDS[name].default
+        if declared.is_duration:
+            hint = hint | str
+        elif name == "space":
+            hint = hint | Path
+        if default is _REQUIRED:
+            hint, default = hint | None, None
+        offered.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint))
+    signature = inspect.signature(function, eval_str=True)
+    own = [parameter for parameter in signature.parameters.values() if parameter.kind is not parameter.VAR_KEYWORD]
+    first = [parameter for parameter in own if parameter.kind is not parameter.KEYWORD_ONLY]
+    function.__signature__ = signature.replace(parameters=[*first, *offered, *own[len(first) :]])  # type: ignore[attr-defined]
+    documented = "".join(
+        textwrap.fill(f"{name}: {declared.help}", 120, initial_indent=" " * 8, subsequent_indent=" " * 12) + "\n"
+        for name, declared in OPTIONS.items()
+    )
+    function.__doc__ = re.sub(r" {8}options: .*\n", lambda _: documented, function.__doc__ or "")
+    return function
+
+
+def read_options(given: Mapping[str, object]) -> dict[str, Any]:
+    """Return options as `Options` holds them: durations in seconds, paths as text.
+
+    Raises ArgumentError, and TypeError where there is no such option.
+    """
+    read = dict(given)
+    for name, value in given.items():
+        if name not in OPTIONS:
+            raise TypeError(f"tune() got an unexpected keyword argument {name!r}")
+        if OPTIONS[name].is_duration and value is not None:
+            read[name] = seconds_of(name, value, may_be_zero=OPTIONS[name].bounds[0] == 0)
+        elif isinstance(value, os.PathLike):
+            read[name] = os.fspath(value)
+    return read
+
+
+def seconds_of(name: str, value: object, *, may_be_zero: bool = False) -> float:
+    """Return seconds, given as a number or as text: `90`, `90s`, `10m`, `1.5h` or `1h30m`. Raises ArgumentError."""
     if type(value) in (int, float):
         return float(value)  # type: ignore[arg-type]
     if not isinstance(value, str):
@@ -169,21 +302,21 @@ def seconds_of(name: str, value: object, *, may_be_none: bool = False) -> float:
     seconds = -1.0
     if match and match[0]:
         seconds = sum(float(match[unit] or 0) * scale for unit, scale in (("h", 3600), ("m", 60), ("s", 1)))
-    if seconds < 0 or (seconds == 0 and not may_be_none):
+    if seconds < 0 or (seconds == 0 and not may_be_zero):
         raise ArgumentError(f"{name}: {value!r} is not a duration", hint="Durations look like 90s, 10m, 1.5h or 1h30m.")
     return seconds
 
 
 def checked_args(args: Sequence[str]) -> tuple[str, ...]:
-    """Arguments of the user's file, as another process can be given them. Raises ArgumentError."""
-    if isinstance(args, str) or not all(isinstance(each, str) for each in args):
+    """Return arguments of the user's file as another process can be given them. Raises ArgumentError."""
+    if isinstance(args, str) or not all(isinstance(argument, str) for argument in args):
         raise ArgumentError(
             f"args is {args!r}, expected a list of strings",
-            hint='Write each as the shell would hand it over: args=["--epochs", "90"].',
+            hint='Give one string for each word of the command line: args=["--epochs", "90"].',
         )
-    if odd := [each for each in args if each.encode(errors="ignore").decode() != each]:
-        hint = "Give the file that it names another name."
-        raise ArgumentError(f"the argument {odd[0]!r} of the workload's file is not UTF-8", hint=hint)
+    if damaged := [argument for argument in args if argument.encode(errors="ignore").decode() != argument]:
+        hint = "Rename the file that it names."
+        raise ArgumentError(f"the argument {damaged[0]!r} of the workload's file is not UTF-8", hint=hint)
     if sum(map(len, args)) > LONGEST_ARGS:
         raise ArgumentError(
             f"the arguments of the workload's file are longer than {LONGEST_ARGS} characters",

@@ -1,4 +1,4 @@
-"""Text of others made fit to be shown: on one line, not too long, with nothing in it that a terminal obeys."""
+"""Make other people's text fit to print: on one line, not too long, without control characters."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ LONGEST_MESSAGE = 1000  # characters
 
 
 def one_line(what: object, *, longest: int | None = None) -> str:
-    r"""`what` as one line, cut in its middle to `longest` characters: `"a\nb\x1b[0m"` becomes `a b\x1b[0m`."""
+    r"""Return `what` as one line, cut in its middle to `longest` characters: `"a\nb\x1b[0m"` becomes `a b\x1b[0m`."""
     text = _without_middle(str(what), longest)  # it may have millions of characters
     return _without_middle("".join(map(_shown, text)), longest)
 
 
 def short(value: object) -> str:
-    """A value out of a file in at most 60 characters, as it is shown in a message."""
+    """Return a value from a file in at most 60 characters, for a message."""
     try:
         text = repr(value)
     except (ValueError, RecursionError):  # a number of 5,000 digits, tables 1,000 deep
@@ -43,7 +43,7 @@ def time_in_words(seconds: float) -> str:
 
 
 def first_line(text: str) -> str:
-    """The first line of a text; empty where there is none."""
+    """Return the first line of a text; empty if there is none."""
     return next(iter(text.splitlines()), "")
 
 
@@ -66,5 +66,5 @@ _UNPRINTABLE = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f-\x
 
 
 def printable(text: str) -> str:
-    """`text` without what a terminal would obey, and that can be written; each state of a progress bar is a line."""
+    """Return `text` without control sequences, in UTF-8; each state of a progress bar is a line."""
     return _UNPRINTABLE.sub("", text.replace("\r", "\n")).encode("utf-8", "backslashreplace").decode()

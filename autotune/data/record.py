@@ -64,7 +64,7 @@ class Pairing(enum.StrEnum):
     BRACKETED = "bracketed"  # baseline, candidate, baseline again: both did not fit in memory together
 
 
-WRITTEN_IF_ANY = ("gpus", "disturbed_by", "charged_seconds")
+WRITTEN_IF_ANY = ("gpus", "disturbed_by", "charged_seconds", "process", "in_blocks")
 
 
 class Lean(Frozen):
@@ -111,6 +111,7 @@ class Slice(Lean):
     skipped_steps: Count | None = None  # steps with overflowed gradients; None without a loss scale
     standstills: Count = 0  # attempts at it that were thrown away because the machine stood still
     gpus: Many[GpuUse] = ()  # that it trained on, in CUDA's order
+    process: Count = 0  # of the trial, from 0; what a pair's slice came from is with the pair
 
 
 class Pair(Lean):
@@ -122,6 +123,7 @@ class Pair(Lean):
     candidate: Slice
     disturbed: bool = False  # left out of the speed-up
     disturbed_by: Cause | None = None
+    in_blocks: bool = False  # the two are not of the same moments
 
 
 class Boundary(Frozen):
@@ -136,6 +138,32 @@ class Boundary(Frozen):
     def seconds_at(self, seconds_per_example: float) -> float:
         """What an epoch costs beyond its steps at another pace of training; validation scales with the pace."""
         return self.seconds + self.validation_seconds * seconds_per_example / self.seconds_per_example
+
+
+class ProcessLog(Frozen):
+    """What a process of a trial reported: once it was warm, and when it closed. The names are those of the pipe."""
+
+    launch_seconds: Amount  # from asking for the process to the fork
+    first_step_seconds: Amount  # from asking for the process to the end of its first step
+    ready_seconds: Amount  # from asking for the process to the steady state
+    first_loss: FiniteFloat | None = None  # training loss after the first call
+    filling_seconds: Amount = 0.0
+    examples_per_epoch: int | None = None
+    validation_uncounted: bool | None = None
+    timed_by: Literal["epochs", "steps"]
+    settled: bool | None = None
+    warmup_seconds: FiniteFloat
+    warmup_steps: Count | None = None
+    compile_seconds: Amount
+    epoch_overhead_seconds: Amount | None = None
+    run_in_seconds: Amount = 0.0
+    boundary: Boundary | None = None  # measured here; None if taken over, or epochs are whole or endless
+    peak_host_bytes: Count | None = None  # None of all below until it has closed
+    peak_device_bytes: Count | None = None
+    input_wait_fraction: FiniteFloat | None = None
+    outside_fraction: FiniteFloat | None = None
+    ceilings: Ceilings | None = None
+    no_profile: str = ""
 
 
 class Standing(enum.StrEnum):
@@ -207,6 +235,7 @@ class TrialRecord(Frozen):
     slices: Many[Slice] = ()  # slices taken alone (the baseline's own)
     looks: Many[Looks] = ()  # of a leader's confirmation; the last ones are in force
     checks: Many[Check] = ()  # a leader's stability rules at the last look, and its losses compared
+    processes: Many[ProcessLog] = ()  # those that became warm, in order; the figures below follow from them
     stopped_by: Literal["narrow", "cannot_win", "behind", "ahead", "time"] | None = None
     throughput: Interval | None = None  # of a long training, epoch boundaries included
     speedup: Interval | None = None  # candidate over baseline, from the pairs: throughput, or samples per joule

@@ -27,7 +27,7 @@ from typing import Annotated, Literal, TypeVar
 import filelock
 from pydantic import AfterValidator, FiniteFloat, ValidationError
 
-from autotune.data.errors import AutotuneError, DamagedRunWarning, RunDirectoryError
+from autotune.data.errors import AutotuneError, DamagedRunWarning, InputError, RunDirectoryError
 from autotune.data.facts import ScriptFacts
 from autotune.data.files import TEMPORARY, is_utf8, read_at_most, write_atomically
 from autotune.data.hardware import Machine
@@ -45,14 +45,14 @@ OWN_FILES = (
     *("run.json", "study.db", "study.db-journal", "recipe.json", SPACE, CREATED, "report.html", ".lock"),
     *("trials/[0-9]*/result.json", "trials/[0-9]*/log.txt", "logs/template-*.log", "logs/losses-*.log"),
 )
-"""What a run writes, and removes when it is refused. Whatever else is in its directory belongs to others."""
+"""Files that a run writes, and removes when it is refused. Other files in its directory belong to others."""
 
 # Names of files that are not UTF-8 have halves of characters, which JSON cannot hold.
 Text = Annotated[str, AfterValidator(lambda text: text.encode(errors="backslashreplace").decode())]
 
 
 class WorkloadRecord(Frozen):
-    """What is known of the workload; the last six fields only once the baseline has started."""
+    """What is known of the workload; `examples` to `settings` only once the baseline has started."""
 
     name: str
     reference: str  # where it was loaded from, as `file.py:name`
@@ -133,7 +133,7 @@ class RunDirectory:
             self.refuse_links()
             if (self.path / "run.json").exists():
                 raise RunDirectoryError(f"{self.path} holds a run already", hint=hint)
-            for name in sorted({each.partition("/")[0] for each in OWN_FILES}):
+            for name in sorted({pattern.partition("/")[0] for pattern in OWN_FILES}):
                 if _holds_something(self.path / name):
                     raise RunDirectoryError(
                         f"{self.path} holds {name} already, where a run would write its own", hint=hint
@@ -143,8 +143,29 @@ class RunDirectory:
             self._lock.acquire()
 
     @contextlib.contextmanager
+    def claimed(self) -> Iterator[None]:
+        """Create the directory and hold its lock; empty it again if the input is wrong before anything was tried."""
+        made = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
+        self.create()
+        try:
+            yield
+        except RunDirectoryError:
+            raise  # what was finished before stays
+        except (InputError, KeyboardInterrupt) as error:
+            self.release()
+            first_kept = 0 if isinstance(error, KeyboardInterrupt) else 1
+            if not (self.trial_directory(first_kept) / "result.json").exists():
+                self.remove_own_files()
+                for folder in made:
+                    with contextlib.suppress(OSError):
+                        folder.rmdir()  # stays where it holds others' files
+            raise
+        finally:
+            self.release()
+
+    @contextlib.contextmanager
     def reopened(self) -> Iterator[None]:
-        """The lock of a run that is resumed. Raises `RunDirectoryError` if another process has it."""
+        """Hold the lock of a run that is resumed. Raises `RunDirectoryError` if another process has it."""
         self.refuse_links()
         with self._refusals("Wait for it, or end it.", "Make it writable, or start a new run."):
             self._lock.acquire()
@@ -157,7 +178,7 @@ class RunDirectory:
 
     @contextlib.contextmanager
     def _refusals(self, in_use: str, not_writable: str) -> Iterator[None]:
-        """Gives the errors of taking the directory one of these hints."""
+        """Give the errors of locking the directory one of these hints."""
         try:
             yield
         except filelock.Timeout as error:
@@ -183,7 +204,7 @@ class RunDirectory:
         for entry in entries:
             if entry.is_dir(follow_symlinks=False):
                 patterns = {self.path: SCRATCH_FOLDERS, self.log_directory: (LAYERS,)}.get(folder, ())
-                if not any(fnmatch(entry.name, each) for each in patterns):
+                if not any(fnmatch(entry.name, pattern) for pattern in patterns):
                     self._refuse_links_below(Path(entry.path))
             elif not entry.is_file(follow_symlinks=False) and os.path.lexists(entry.path):
                 kind = "a link" if entry.is_symlink() else "a pipe or a device"
@@ -208,7 +229,7 @@ class RunDirectory:
 
     @contextlib.contextmanager
     def told_when_gone(self) -> Iterator[None]:
-        """Say that the directory is gone where an error comes from that."""
+        """Say that the directory is gone if an error comes from that."""
         try:
             yield
         except (AutotuneError, OSError) as error:
@@ -250,21 +271,21 @@ class RunDirectory:
         return directory
 
     def read_run(self) -> RunRecord:
-        """What run.json says. Raises `RunDirectoryError` if it is missing, damaged or newer."""
+        """Read run.json. Raises `RunDirectoryError` if it is missing, damaged or newer."""
         example = "results/digits_mlp/20261120-191001-1a2b3c"
         hint = f"Give the directory that `autotune tune` printed, such as {example}."
         self.refuse_links()
         return _read(self.path / "run.json", RunRecord, hint=hint)
 
     def trial_numbers(self, holding: str = "") -> set[int]:
-        """The numbers of all trials that have a directory, or such a file in it."""
+        """Return the numbers of all trials that have a directory, or such a file in it."""
         names = (path.relative_to(self.path).parts[1] for path in self.path.glob(f"trials/*/{holding}"))
         return {int(name) for name in names if re.fullmatch("[0-9]{4,9}", name)}
 
     def read_trials(
         self, problems: list[RunDirectoryError] | None = None, *, check: Callable[[TrialRecord, Path], object]
     ) -> Iterator[TrialRecord]:
-        """The trials that have a result, by number.
+        """Yield the trials that have a result, by number.
 
         Args:
             problems: Takes the error of each result.json that cannot be read, which is left out. Warns when None.
@@ -294,7 +315,7 @@ def left_out(problems: Sequence[RunDirectoryError]) -> str:
 
 def _read_trial(file: Path) -> TrialRecord:
     """Read a trial's result.json. Raises `RunDirectoryError` if it is damaged or newer."""
-    record = _read(file, TrialRecord, hint="Make it a file that you may read, or take its trial's directory away.")
+    record = _read(file, TrialRecord, hint="Make it readable, or remove its trial's directory.")
     parse_utc(record.started_at, file)
     if file.parent.name != f"{record.trial:04d}":
         raise damaged(file, f"trial: {record.trial}, expected the number of its directory")
@@ -302,7 +323,7 @@ def _read_trial(file: Path) -> TrialRecord:
 
 
 def _holds_something(path: Path) -> bool:
-    """Whether there is something to lose: not an empty directory, nor an empty file, as a lock is."""
+    """Return whether a path holds data: an empty directory, or an empty file such as a lock, does not."""
     if path.is_dir():
         return any(path.iterdir())
     return os.path.lexists(path) and not (path.is_file() and path.stat().st_size == 0)
@@ -329,14 +350,14 @@ def _read(file: Path, kind: type[Record], *, hint: str) -> Record:
 
 
 def damaged(file: Path, what: str) -> RunDirectoryError:
-    """The error of a file that holds what no run has written."""
+    """Return the error for a file with content that no run has written."""
     return RunDirectoryError(
-        f"{file} is damaged: {what}", hint="Take the run's directory away, or name the other runs only."
+        f"{file} is damaged: {what}", hint="Remove the run directory, or name only the other runs."
     )
 
 
 def parse_utc(text: str, file: Path) -> datetime:
-    """An ISO 8601 time of `file`, in UTC, also where it names no zone. Raises RunDirectoryError where it is none."""
+    """Parse an ISO 8601 time of `file`; without a zone it is in UTC. Raises RunDirectoryError."""
     try:
         moment = datetime.fromisoformat(text)
         return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
@@ -345,7 +366,54 @@ def parse_utc(text: str, file: Path) -> datetime:
 
 
 def new_run_directory(results: Path, workload: str) -> RunDirectory:
-    """A directory for a new run below `results`: by workload, then by time."""
+    """Name a directory for a new run below `results`: by workload, then by time."""
     safe = re.sub(r"[^A-Za-z0-9_.-]+", "_", workload).strip(".") or "workload"
     stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
     return RunDirectory(results / safe / f"{stamp}-{secrets.token_hex(3)}")
+
+
+def find_runs(*paths: str | Path) -> tuple[RunDirectory, ...]:
+    """Return the runs at or below `paths`, once each: in the order of the arguments, those below one by path.
+
+    Warns of a run below a path that cannot be read, and leaves it out. Raises RunDirectoryError if nothing was given,
+    or if a path holds no run that can be read.
+    """
+    if not paths:
+        raise RunDirectoryError("no run was given", hint="Give run directories, or a directory that holds some.")
+    found: dict[Path, RunDirectory] = {}
+    for path in paths:
+        readable, problems = [], []
+        for folder in _directories_at(Path(path)):
+            directory = RunDirectory(folder)
+            try:
+                directory.read_run()
+            except RunDirectoryError as problem:
+                problems.append(problem)
+            else:
+                readable.append(directory)
+        if not readable:
+            raise problems[0]
+        for error in problems:
+            warnings.warn(f"{error.message}: this run is left out", DamagedRunWarning, stacklevel=3)
+        for directory in readable:
+            found.setdefault(directory.path.resolve(), directory)
+    return tuple(found.values())
+
+
+def _directories_at(path: Path) -> list[Path]:
+    found: list[Path] = []
+    problems: list[str] = []
+    try:
+        for folder, below, files in os.walk(path, onerror=lambda error: problems.append(str(error.strerror))):
+            if "run.json" in files:
+                found.append(Path(folder))
+                below.clear()  # a run holds no runs, and its trials may be thousands
+    except ValueError as error:  # a null character in the path
+        problems.append(str(error))
+    if not found:
+        problem = problems[0] if problems else "there is no run.json in it or below it"
+        raise RunDirectoryError(
+            f"{path} is not a run directory: {problem}",
+            hint="Give the directory that `autotune tune` printed, or one that holds some of these.",
+        )
+    return sorted(found)

@@ -14,12 +14,11 @@ from typing import Any, TextIO
 from cyclopts import CycloptsError
 
 from autotune.data.errors import ArgumentError, AutotuneError, DamagedRunWarning, TuningInterruptedError
-from autotune.front import inspect_commands, tune_commands  # noqa: F401  # they register their commands
-from autotune.front.app import app
+from autotune.front.commands import app
 
 
-def _own(given: list[str]) -> tuple[list[str], list[str]]:
-    """This program's own arguments; then `--` and a script's, which for `autotune run` are all that follow it."""
+def _split(given: list[str]) -> tuple[list[str], list[str]]:
+    """Split a command line into this program's own words, and `--` with a script's; `autotune run` needs no `--`."""
     if given[:1] != ["run"]:
         end = given.index("--") if "--" in given else len(given)
         return given[:end], given[end:]
@@ -53,13 +52,13 @@ def main(arguments: list[str] | None = None) -> int:
         for number, handler in before.items():
             with contextlib.suppress(ValueError):
                 signal.signal(number, handler)
-    return code if isinstance(code, int) else code()  # a script writes and dies as it would by itself
+    return code if isinstance(code, int) else code()  # a script writes and dies as it does without autotune
 
 
 def _main(given: list[str]) -> int | Callable[[], int]:
-    """The exit code, or what is to be run in place of this program."""
-    own, rest = _own(given)
-    tokens = [each for each in own if each not in ("--debug", "-m")]  # -m: a module is known by its name
+    """Run one command; return the exit code, or the function that replaces this program."""
+    own, rest = _split(given)
+    tokens = [token for token in own if token not in ("--debug", "-m")]  # -m: a module is known by its name
     for_file = bool(rest) and tokens[:1] in (["tune"], ["verify"], ["run"])
     try:
         command, bound, unparsed = app.parse_args(
@@ -71,7 +70,7 @@ def _main(given: list[str]) -> int | Callable[[], int]:
             code = command(*bound.args, **bound.kwargs)
         return code if isinstance(code, int) or callable(code) else 0
     except CycloptsError as error:
-        hint = "`autotune --help` and `autotune COMMAND --help` say what there is."
+        hint = "See `autotune --help` and `autotune COMMAND --help`."
         problem: AutotuneError = ArgumentError(str(error), hint=hint)
     except KeyboardInterrupt:
         problem = TuningInterruptedError("interrupted")
@@ -81,7 +80,7 @@ def _main(given: list[str]) -> int | Callable[[], int]:
         hint = "This is a bug in autotune; rerun with --debug."
         internal = AutotuneError(f"internal error: {type(error).__name__}: {error}", hint=hint)
         problem = error if isinstance(error, AutotuneError) else internal
-    from autotune.front.text import show_error
+    from autotune.front.console import show_error
 
     show_error(problem)
     return problem.exit_code
@@ -98,7 +97,7 @@ def _damage_as_notes() -> Iterator[None]:
             if not issubclass(category, DamagedRunWarning):
                 usual(message, category, *others, **named)
             elif str(message) not in shown:
-                from autotune.front.text import note
+                from autotune.front.console import note
 
                 shown.add(str(message))
                 note(f"note: {message}")
@@ -108,7 +107,7 @@ def _damage_as_notes() -> Iterator[None]:
 
 
 class _Lenient:
-    """A stream that replaces letters it cannot write by `?`, and is silent once it is broken."""
+    """A stream that replaces letters it lacks by `?`, and is silent once it is broken: no terminal ends a run."""
 
     def __init__(self, stream: TextIO | None) -> None:
         # One that was closed before Python began is None, and its descriptor free for a socket to take.
@@ -118,7 +117,7 @@ class _Lenient:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        encoding = self._stream.encoding or "utf-8"
+        encoding = self._stream.encoding or "utf-8"  # `reconfigure` would act on the script of `autotune run`, too
         with self._silent_once_broken():
             self._stream.write(text.encode(encoding, "replace").decode(encoding))
         return len(text)
@@ -132,14 +131,14 @@ class _Lenient:
         try:
             yield
         except (OSError, ValueError):  # ValueError: the stream is closed
-            # What it still holds would fail again when Python ends.
+            # Its buffer would fail again when Python exits.
             with contextlib.suppress(OSError, ValueError), open(os.devnull, "wb") as nothing:
                 os.dup2(nothing.fileno(), self._stream.fileno())
 
 
 @contextlib.contextmanager
 def _lenient_output() -> Iterator[None]:
-    """Make standard output and error such streams."""
+    """Make standard output and standard error such streams."""
     out, err = _Lenient(sys.stdout), _Lenient(sys.stderr)
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:

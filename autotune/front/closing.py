@@ -1,4 +1,4 @@
-"""A run's end, in this order: verdict, changes, costs, what to watch, what was not checked, how to use it."""
+"""Print how a run ends, in this order: verdict, changes, costs, what to watch, what was not checked, how to use it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.console import Console as RichConsole
 from rich.text import Text
 
 from autotune.data.printable import one_line
-from autotune.front.text import duration, note, ratio, say, size, table, terminal
+from autotune.front.console import duration, note, ratio, say, size, table, terminal
 from autotune.recipe.advice import usage, verdict_in_words
 from autotune.space.configuration import Configuration, format_value
 from autotune.space.knobs import KNOBS
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 
 def show_recipe(recipe: Recipe, path: Path, console: RichConsole | None = None) -> None:
-    """All of a run's end but how to use the recipe."""
+    """Print all of a run's end except how to use the recipe."""
     console = console or terminal()
     evidence = recipe.evidence
     faster = evidence.verdict is Verdict.FASTER
     console.print()
     say(verdict_in_words(recipe), console, style="bold green" if faster else "bold")
     if recipe.candidate is not None and not faster:
-        say(_best_in_words(recipe.candidate, Configuration(recipe.baseline)), console)
+        say(_candidate_in_words(recipe.candidate, Configuration(recipe.baseline)), console)
     say(f"Baseline: {_baseline_in_words(recipe)}.", console)
     headings = ("", "baseline", "recommended") if recipe.changes else ("", "baseline")
     rows = [row[: len(headings)] for row in _rows(recipe)]
@@ -42,33 +42,34 @@ def show_recipe(recipe: Recipe, path: Path, console: RichConsole | None = None) 
     if evidence.break_even_samples:
         say(f"The longer compile time is earned back after {evidence.break_even_samples:,} samples.", console)
     if evidence.watch is not None:
-        say(_watched(evidence.watch, _unit(recipe)), console)
+        say(_watch_in_words(evidence.watch, _unit(recipe)), console)
     for check in evidence.stability.checks:
         if not check.passed:
             say(f"Failed: {check.name}: {check.detail}", console, style="red")
         elif check.name == THROTTLING and check.value:
             say(f"Note: {check.name}: {check.detail}", console)
-    unchecked = evidence.stability.not_checked
-    for each in ["Not checked:", *(f"  - {each}" for each in unchecked)] if unchecked else []:
-        say(each, console)
-    for each in evidence.advice:
-        say(each, console)
-    if worth := _worth(recipe):
-        say(worth, console)
+    if unchecked := evidence.stability.not_checked:
+        say("Not checked:", console)
+        for gap in unchecked:
+            say(f"  - {gap}", console)
+    for sentence in evidence.advice:
+        say(sentence, console)
+    if saving := _saving_in_words(recipe):
+        say(saving, console)
     say(f"Recipe: {path}", console)
 
 
-def _best_in_words(best: BestCandidate, baseline: Configuration) -> str:
-    told = ""
+def _candidate_in_words(best: BestCandidate, baseline: Configuration) -> str:
+    speedup = ""
     if best.speedup is not None:
-        told = f"{ratio(best.speedup)}; "
+        speedup = f"{ratio(best.speedup)}; "
     elif best.search_speedup is not None:
-        told = f"×{best.search_speedup:.2f} (search only); "
-    return f"Best candidate: {Configuration(best.configuration).describe(baseline)}: {told}{best.reason}."
+        speedup = f"×{best.search_speedup:.2f} (search only); "
+    return f"Best candidate: {Configuration(best.configuration).describe(baseline)}: {speedup}{best.reason}."
 
 
 def _baseline_in_words(recipe: Recipe) -> str:
-    """How the baseline trains: what the claim is against, and what a recipe without changes stands for."""
+    """Return how the baseline trains: what the claim is against, and what a recipe without changes stands for."""
     workload, size = recipe.workload, recipe.baseline["batch_size"]
     dropping = ", drop_remainder=True" if workload.drop_remainder else ""
     if workload.script is not None:
@@ -87,19 +88,19 @@ def _baseline_in_words(recipe: Recipe) -> str:
 
 
 def _rows(recipe: Recipe) -> list[tuple[str, ...]]:
-    """What changes, then the speed, then what it costs; of the baseline and of the recommendation."""
+    """Return what changes, then the speed, then what it costs; of the baseline and of the recommendation."""
     evidence, now = recipe.evidence, recipe.baseline
-    used = evidence.baseline_joules_per_sample, evidence.joules_per_sample
+    energies = evidence.baseline_joules_per_sample, evidence.joules_per_sample
     before, after = evidence.baseline_peak_memory_bytes, evidence.peak_memory_bytes
-    rates = (each.shown("", ",.0f") for each in (evidence.baseline_throughput, evidence.throughput))
+    throughputs = (rate.shown("", ",.0f") for rate in (evidence.baseline_throughput, evidence.throughput))
     compiling = (
-        "–" if each is None else f"{each:.1f} s"
-        for each in (evidence.baseline_compile_seconds, evidence.compile_seconds)
+        "–" if seconds is None else f"{seconds:.1f} s"
+        for seconds in (evidence.baseline_compile_seconds, evidence.compile_seconds)
     )
     return [
         *((name, format_value(now[name]), format_value(value)) for name, value in recipe.changes.items()),
-        (f"{_unit(recipe)}/s", *rates),
-        *([("energy/sample", *map(_energy, used))] if any(used) else []),
+        (f"{_unit(recipe)}/s", *throughputs),
+        *([("energy/sample", *map(_energy, energies))] if any(energies) else []),
         ("peak host memory", size(before.host), size(after.host)),
         *([("peak device memory", size(before.device), size(after.device))] if after.device is not None else []),
         ("compile time", *compiling),
@@ -114,24 +115,27 @@ def _energy(joules: float | None) -> str:
     return "–" if joules is None else f"{joules:.3g} J" if joules >= 1 else f"{1e3 * joules:.3g} mJ"
 
 
-def _show_learning_rate(note: LearningRate, recipe: Recipe, console: RichConsole) -> None:
+def _show_learning_rate(rule: LearningRate, recipe: Recipe, console: RichConsole) -> None:
     say(
-        f"The batch size is {note.batch_ratio:g} times the baseline's. Usual rules multiply the learning rate by "
-        f"{note.sqrt_scale:.2f} (Adam) or {note.linear_scale:g} (SGD). Compare the held-out loss before a long "
+        f"The batch size is {rule.batch_ratio:g} times the baseline's. The usual rules multiply the learning rate by "
+        f"{rule.sqrt_scale:.2f} (Adam) or {rule.linear_scale:g} (SGD). Compare the held-out loss before a long "
         "training.",
         console,
     )
-    script, losses = recipe.workload.script, note.losses
+    script, losses = recipe.workload.script, rule.losses
     if script is not None and script.schedule is not None:
-        followed = f"The learning rate follows a {script.schedule} by steps"
-        say(f"{followed}, and an epoch has other steps now: scale them.", console)
+        say(
+            f"The learning rate follows a {script.schedule} in steps, and the number of steps per epoch changes: "
+            "scale its steps.",
+            console,
+        )
     if losses is None:
         return
     before, after = str(recipe.baseline["batch_size"]), str(recipe.configuration["batch_size"])
     scaled = {
         "as it is": losses.unscaled,
-        f"× {note.sqrt_scale:.2f}": losses.sqrt_scaled,
-        f"× {note.linear_scale:g}": losses.linear_scaled,
+        f"× {rule.sqrt_scale:.2f}": losses.sqrt_scaled,
+        f"× {rule.linear_scale:g}": losses.linear_scaled,
     }
     headings = ("batch", "learning rate", f"training loss after {losses.examples:,} examples")
     rows = [
@@ -141,38 +145,39 @@ def _show_learning_rate(note: LearningRate, recipe: Recipe, console: RichConsole
     console.print("", table(headings, rows, show_edge=False), "", sep="\n")
 
 
-def _watched(watch: Watch, unit: str) -> str:
+def _watch_in_words(watch: Watch, unit: str) -> str:
     if watch.failure:
         return f"It failed while it trained without a pause (`--soak`): {watch.failure}."
     rate = "" if watch.throughput is None else f" at {watch.throughput.value:,.0f} {unit}/s"
-    failed = [each.detail for each in watch.checks if not each.passed]
-    told = all(each.tells for each in watch.checks)
-    sound = "no memory leak and no hang" if told else "no hang; too little was seen to tell whether memory grows"
+    failed = [check.detail for check in watch.checks if not check.passed]
+    sound = "no memory leak and no hang"
+    if not all(check.tells for check in watch.checks):
+        sound = "no hang; it was too short to see whether memory grows"
     found = "; ".join(failed) if failed else sound
     return f"It trained for {watch.seconds:.0f} s without a pause{rate} (`--soak`): {found}."
 
 
-def _worth(recipe: Recipe) -> str:
-    """What the recipe saves in the long training; empty where that is not known."""
+def _saving_in_words(recipe: Recipe) -> str:
+    """Return what the recipe saves in the long training; empty where that is not known."""
     evidence, samples = recipe.evidence, recipe.workload.train_samples
     if samples is None or not recipe.changes:
         return ""
     before, after = samples / evidence.baseline_throughput.value, samples / evidence.throughput.value
     spent = recipe.created_by.spent_seconds
     saved = before - after
-    paid = f"tuning took {duration(spent)}"
+    cost = f"tuning took {duration(spent)}"
     if saved > spent:
-        paid += f", which is paid back after {duration(spent * after / saved)} of training"
-    return f"Your training of {samples:,} samples: {duration(after)} in place of {duration(before)}; {paid}."
+        cost += f", which is paid back after {duration(spent * after / saved)} of training"
+    return f"Your training of {samples:,} samples: {duration(after)} instead of {duration(before)}; {cost}."
 
 
 def show_usage(
     recipe: Recipe, path: Path, *, tuned: str, to_repeat: Sequence[str] = (), console: RichConsole | None = None
 ) -> None:
-    """The lines that training code needs, or the command that goes on. `tuned` is the workload as the user named it."""
+    """Print the lines that training code needs, or the command that goes on. `tuned`: the workload as it was named."""
     console = console or terminal()
     script, seconds = recipe.workload.script, recipe.evidence.go_on_seconds
-    as_it_is = not recipe.changes and "global_batch" not in recipe.baseline
+    is_baseline = not recipe.changes and "global_batch" not in recipe.baseline
     if seconds is not None:
         command = resume_command(tuned, path.parent, to_repeat, seconds=seconds)
         lines = [f"To settle it, go on for about {duration(seconds)} with all that was measured:", f"    {command}"]
@@ -182,40 +187,40 @@ def show_usage(
                 command = command.replace("autotune run", "autotune run --candidate", 1)
             else:
                 command = f"{command}.with_candidate()"
-            lines += ["To train with the best candidate, unconfirmed as it is:", f"    {command}"]
-    elif as_it_is and script is not None:
+            lines += ["To train with the best candidate, which is not confirmed:", f"    {command}"]
+    elif is_baseline and script is not None:
         lines = ["The recipe is the baseline: run the script as it is."]
-    elif as_it_is:
+    elif is_baseline:
         lines = [
             "The recipe is the baseline. Training code that trains like it needs no change.",
-            "NumPy arrays given to fit, or a tf.distribute strategy, train otherwise: they were not measured.",
+            "NumPy arrays passed to fit, or a tf.distribute strategy, were not measured.",
         ]
     else:
         heading = "To train with it:" if script is not None else "In your training code:"
-        lines = ["", heading, *(f"    {each}" for each in usage(recipe, path, tuned))]
+        lines = ["", heading, *(f"    {line}" for line in usage(recipe, path, tuned))]
     for line in lines:
         say(line, console)
 
 
 def resume_command(tuned: str, directory: Path, to_repeat: Sequence[str] = (), *, seconds: float | None = None) -> str:
-    """The shell command that goes on with a run: for so many seconds, or for what is left of its own budget."""
+    """Return the shell command that goes on with a run: for so many seconds, or for what is left of its own budget."""
     words = ["autotune", "tune", tuned, "--resume", str(directory)]
     words += [] if seconds is None else ["--budget", f"{seconds:.0f}s"]
     return one_line(shlex.join([*words, *to_repeat]))
 
 
 def show_diff(diff: str, rest: Sequence[str]) -> None:
-    """An edit of a script, as `patch` reads it; and what only `autotune run` does."""
+    """Print an edit of a script, as `patch` reads it; and the knobs that only `autotune run` sets."""
     for line in diff.splitlines():
         terminal().print(Text(line), soft_wrap=True)
     if not diff:
-        say("Nothing in the script itself is to be changed.")
+        say("The script itself needs no change.")
     if rest:
-        note(f"not in this edit, as it takes more than a constant: {', '.join(rest)}; autotune run sets it")
+        note(f"not in this edit, because it takes more than a constant: {', '.join(rest)}; autotune run sets it")
 
 
 def show_verification(verification: Verification) -> None:
-    """The finding, the claim, and what was measured."""
+    """Print the finding, the claim, and what was measured."""
     console = terminal()
     found = verification.finding
     console.print()

@@ -1,4 +1,4 @@
-"""Reads what `autotune doctor` judges: files below a root, NVML, and TensorFlow's own build information."""
+"""Read what `autotune doctor` judges: files below a root, NVML, and TensorFlow's build information."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def look(root: Path = Path("/")) -> MachineState:
     driver, cards = query_nvml(_cards, _NO_CARDS)
     flags = re.search(r"^(?:flags|Features)\s*:(.*)$", text_of(root / "proc/cpuinfo"), re.MULTILINE)
     nodes = list((root / "sys/devices/system/node").glob("node[0-9]*"))
-    vendors = (text_of(each).strip() for each in (root / "sys/bus/pci/devices").glob("*/vendor"))
+    vendors = (text_of(file).strip() for file in (root / "sys/bus/pci/devices").glob("*/vendor"))
     shm = root / "dev/shm"
     return MachineState(
         tensorflow=version,
@@ -72,7 +72,7 @@ def look(root: Path = Path("/")) -> MachineState:
 
 
 def _build() -> tuple[dict[str, str] | None, str]:
-    """TensorFlow's build information, or why it cannot be imported; this process never imports it."""
+    """Return TensorFlow's build information, or why it cannot be imported; this process never imports it."""
     try:
         ended = subprocess.run(
             [sys.executable, "-c", _ASK], capture_output=True, text=True, timeout=ASK_SECONDS, check=False
@@ -90,13 +90,15 @@ def _build() -> tuple[dict[str, str] | None, str]:
 def _cards(nvml: Any) -> Cards:
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
     handles = map(nvml.nvmlDeviceGetHandleByIndex, range(0 if hidden else nvml.nvmlDeviceGetCount()))
-    return str(nvml.nvmlSystemGetDriverVersion()), tuple(_card(partial(ask_nvml, nvml), nvml, each) for each in handles)
+    return str(nvml.nvmlSystemGetDriverVersion()), tuple(
+        _card(partial(ask_nvml, nvml), nvml, handle) for handle in handles
+    )
 
 
 def _card(ask: Callable[..., Any], nvml: Any, handle: Any) -> GpuState:
     mig = ask("nvmlDeviceGetMigMode", handle)
     modes = {nvml.NVML_COMPUTEMODE_PROHIBITED: "prohibited", nvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS: "exclusive"}
-    limit, usual = (ask(f"nvmlDeviceGetPowerManagement{each}", handle) for each in ("Limit", "DefaultLimit"))
+    limit, usual = (ask(f"nvmlDeviceGetPowerManagement{kind}", handle) for kind in ("Limit", "DefaultLimit"))
     errors = ask("nvmlDeviceGetTotalEccErrors", handle, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC)
     memory, capability = ask("nvmlDeviceGetMemoryInfo", handle), ask("nvmlDeviceGetCudaComputeCapability", handle)
     return GpuState(
@@ -104,7 +106,7 @@ def _card(ask: Callable[..., Any], nvml: Any, handle: Any) -> GpuState:
         memory_bytes=int(memory.total) if memory else 0,
         capability=tuple(capability) if capability else None,
         mig=bool(mig and mig[0]),
-        instances=sum(each.instance is not None for each in split_gpu(nvml, 0, handle)),
+        instances=sum(part.instance is not None for part in split_gpu(nvml, 0, handle)),
         mode=modes.get(ask("nvmlDeviceGetComputeMode", handle), "default"),
         others=len(ask("nvmlDeviceGetComputeRunningProcesses", handle) or ()),
         ecc_errors=errors,
@@ -121,18 +123,18 @@ def _ldconfig() -> str:
 
 
 def _of_cache(text: str) -> set[str]:
-    """`libcudart.so.12` of a line such as `libcudart.so.12 (libc6,x86-64) => /usr/lib/…`."""
+    """Return `libcudart.so.12` for a line such as `libcudart.so.12 (libc6,x86-64) => /usr/lib/…`."""
     return set(re.findall(r"^\s*(lib(?:cud|cublas|nccl|cufft)\w*\.so\.\d+)", text, re.MULTILINE))
 
 
 def _of_wheels() -> set[str]:
-    """What NVIDIA's wheels bring, which TensorFlow looks into."""
+    """Return the libraries of NVIDIA's wheels, where TensorFlow looks, too."""
     found = Path(sysconfig.get_paths()["purelib"]).glob("nvidia/*/lib/lib*.so.*")
-    return {each.name for each in found}
+    return {library.name for library in found}
 
 
 def _disk() -> float | None:
-    """Bytes per second at which a file in the current directory is read from the disk."""
+    """Return the bytes per second at which a file in the current directory is read from the disk."""
     try:
         with tempfile.NamedTemporaryFile(dir=".", prefix=".autotune-") as file:
             file.write(os.urandom(1 << 20) * (DISK_BYTES >> 20))
@@ -158,7 +160,7 @@ def _uncontained() -> str | None:
 
 
 def _jitter() -> float:
-    """The relative spread of equal stretches of work."""
+    """Return the relative spread of equal stretches of work."""
 
     def stretch(count: int) -> float:
         began, total = time.perf_counter(), 0

@@ -1,4 +1,4 @@
-"""The answer in words: the verdict, how to use the recipe, what limits the training and what to do about it. Pure."""
+"""Say the answer in words: the verdict, how to use the recipe, what limits the training. Pure."""
 
 from __future__ import annotations
 
@@ -17,12 +17,10 @@ from autotune.stats.deciding import EndedBy, Verdict
 if TYPE_CHECKING:
     from autotune.recipe.recipe import Recipe
 
-UNUSED_SHARE, CLOSING_SECONDS = 0.05, 2.0  # of a budget that has ended all the same
-WORTH_SAYING = 1.05
-"""A smaller gain that something could have at most is not told."""
-GOOD_SCALING = 0.7
-"""A training that reaches less of its devices' speed is told so."""
-_HELPS = {
+UNUSED_SHARE, CLOSING_SECONDS = 0.05, 2.0  # that may be left of a budget that has ended
+WORTH_SAYING = 1.05  # the least upper bound on a gain that is worth a sentence
+GOOD_SCALING = 0.7  # share of its devices' speed; a training that reaches less is told so
+_HELPS = {  # knobs that could help against a limit
     "input": ("num_parallel_calls", "prefetch", "data_threads", "persistent_iterator"),
     "launch": ("steps_per_execution", "jit_compile", "batch_size"),
     "compute": ("precision", "jit_compile", "batch_size"),
@@ -30,7 +28,6 @@ _HELPS = {
     "communication": ("batch_size",),
     "compute_or_memory": ("precision", "jit_compile", "batch_size"),
 }
-"""Knobs that could help against a limit."""
 _IN_WORDS = {
     "num_parallel_calls": "more num_parallel_calls",
     "steps_per_execution": "more steps_per_execution",
@@ -58,29 +55,30 @@ def verdict_in_words(recipe: Recipe) -> str:
             found = f"gains above {math.ceil(round(100 * evidence.excluded_gain, 6))}% are excluded"
             if evidence.objective == "energy":
                 found += " in energy per sample"
-        return f"No significant gain: {found} ({tried}). Keep what you have."
+        return f"No significant gain: {found} ({tried}). Keep your current settings."
     if evidence.verdict is Verdict.UNSTABLE:
         better = "more economical" if evidence.objective == "energy" else "faster"
-        return f"Unstable: every {better} candidate failed or broke a stability rule ({tried}). Keep what you have."
-    said = f"Undecided: {_ended_because(recipe)} before the answer was settled ({tried})."
+        failed = f"every {better} candidate failed or broke a stability rule"
+        return f"Unstable: {failed} ({tried}). Keep your current settings."
+    sentence = f"Undecided: {_ended_because(recipe)} before the answer was settled ({tried})."
     if evidence.smallest_gain_shown is not None:
-        said += f" Only gains of {math.ceil(100 * evidence.smallest_gain_shown)}% or more could have been shown."
-    return said
+        sentence += f" Only gains of {math.ceil(100 * evidence.smallest_gain_shown)}% or more could have been shown."
+    return sentence
 
 
 def _ended_because(recipe: Recipe) -> str:
-    """Return why a run ended that settled nothing."""
+    """Return why a run ended without an answer."""
     stopped = {EndedBy.INTERRUPTED: "the run was stopped", EndedBy.FAILED: "measuring could not go on"}
     if recipe.evidence.ended_by in stopped:
         return stopped[recipe.evidence.ended_by]
     budget, spent = recipe.created_by.budget_seconds, recipe.created_by.spent_seconds
     if budget - spent <= max(UNUSED_SHARE * budget, CLOSING_SECONDS):
         return "the budget ended"
-    return f"the {budget - spent:.0f} s that were left held no further trial"
+    return f"the {budget - spent:.0f} s that were left are too short for another trial"
 
 
 def usage(recipe: Recipe, path: Path, tuned: str) -> list[str]:
-    """The command that trains with a recipe, or the lines that training code needs; `tuned` is what was tuned."""
+    """Return the command that trains with a recipe, or the lines that training code needs; `tuned`: the workload."""
     if recipe.workload.script is not None:
         given = " ".join(map(shlex.quote, recipe.workload.args))
         return [f"autotune run {shlex.quote(str(path))} {shlex.quote(tuned)} {given}".rstrip()]
@@ -93,14 +91,14 @@ def usage(recipe: Recipe, path: Path, tuned: str) -> list[str]:
     )
     scope = [] if recipe.configuration.get("strategy", "none") == "none" else ["with recipe.strategy().scope():"]
     indent = "    " if scope else ""
-    told = "dataset = make_dataset(recipe.dataset_config)    # what dataset(config) was given"
+    makes = "dataset = make_dataset(recipe.dataset_config)    # as dataset(config) in the workload"
     return [
         f"recipe = autotune.Recipe.load({literal})",
         f"recipe.apply()                                   # before {before}",
         *scope,
         *([f"{indent}model = make_model()"] if scope else []),
         f"{indent}model.compile({compiles})",
-        *([told] if recipe.workload.takes_config else []),
+        *([makes] if recipe.workload.takes_config else []),
         "model.fit(**recipe.fit_args(dataset), epochs=…)",
     ]
 
@@ -112,7 +110,7 @@ def advice(
     spread: TrialRecord | None = None,
     unreached: Collection[str] = (),
 ) -> list[str]:
-    """What limits the baseline, what could be gained at most, and what limits the recommendation.
+    """Say what limits the baseline, what could be gained at most, and what limits the recommendation.
 
     Args:
         baseline: The baseline's trial.
@@ -135,7 +133,7 @@ def advice(
     if spread is not None and share is not None and share < GOOD_SCALING:
         said.append(
             f"On {spread.configuration['replicas']} devices the training reaches {share:.0%} of what they would reach "
-            "one by one: a larger batch or fewer replicas lose less in sums over devices."
+            "one by one: a larger batch or fewer replicas spend less on sums over devices."
         )
     said += _at_most(baseline)
     if now is not None and now.name == "balanced":
@@ -146,20 +144,20 @@ def advice(
         said.append(f"With the recipe it is limited by {now.name.replace('_', ' ')}: {now.why}{helps}.")
     profiles = [record.profile for record in (baseline, recommended) if record is not None]
     if any(profile is not None and profile.reason == NOT_INSTALLED for profile in profiles):
-        return [*said[:3], "`pip install xprof` before the next run would tell more of what limits the training."]
+        return [*said[:3], "Run `pip install xprof` before the next run to learn more of what limits the training."]
     return said[:3]
 
 
 def _of_input(record: TrialRecord, script: ScriptFacts | None) -> str:
-    """How fast the pipeline and the model are alone, and which of the script's calls run serially."""
+    """Say how fast the pipeline and the model are alone, and which of the script's calls run serially."""
     top, said = record.ceilings, "."
-    # A fast pipeline can be waited for, too: where epochs begin, and for its hand-over to each short step.
+    # A training may also wait for a fast pipeline: at the beginning of epochs, and at each short step.
     if top is not None and top.by_input and top.by_compute and top.by_input < top.by_compute:
-        said = f"; the pipeline alone makes {top.by_input:,.0f} samples/s, the model could take {top.by_compute:,.0f}."
+        said = f"; the pipeline alone reaches {top.by_input:,.0f} samples/s, the model alone {top.by_compute:,.0f}."
     sites = script.sites.get("num_parallel_calls", ()) if script is not None else ()
     if record.configuration.get("num_parallel_calls") != 0 or not sites:
         return said
-    return f"{said} {_listed([str(each) for each in sites])} run{'s' if len(sites) == 1 else ''} serially."
+    return f"{said} {_listed([str(site) for site in sites])} run{'s' if len(sites) == 1 else ''} serially."
 
 
 def _listed(names: Sequence[str], last: str = "and") -> str:
@@ -167,14 +165,14 @@ def _listed(names: Sequence[str], last: str = "and") -> str:
 
 
 def _at_most(record: TrialRecord) -> list[str]:
-    """What the pipeline's settings can gain at most, where that is known."""
+    """Say what the pipeline's settings can gain at most, where that is known."""
     top, rate = record.ceilings, record.throughput
     if top is None or rate is None or not top.by_compute:
         return []
     most = top.by_compute / rate.value
     if most < WORTH_SAYING:
-        return ["No setting of the input pipeline can make this training clearly faster: its steps hardly wait."]
+        return ["Input tuning cannot make this training clearly faster: its steps hardly wait for input."]
     return [
-        f"At this batch size and precision no setting of the input pipeline can make it more than ×{most:.2f} as "
-        f"fast: the steps alone make {top.by_compute:,.0f} samples/s."
+        f"At this batch size and precision input tuning can gain ×{most:.2f} at most: the steps alone reach "
+        f"{top.by_compute:,.0f} samples/s."
     ]

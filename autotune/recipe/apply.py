@@ -19,9 +19,6 @@ from autotune.space.knobs import KNOBS, Knob, Stage
 if TYPE_CHECKING:
     import tensorflow as tf
 
-LOGICAL_CPUS = "AUTOTUNE_LOGICAL_CPUS"
-"""A variable of the shell: divides the processor into so many devices, to try strategies where there is no GPU."""
-
 _layer_before_fork = ""
 _applied: dict[str, KnobValue] | None = None  # by `apply_in_training`, in this process
 
@@ -140,10 +137,6 @@ def apply_before_build(configuration: Mapping[str, KnobValue]) -> None:
             knob.set(tf, value)
         except RuntimeError as error:
             raise _too_late(f"{knob.name}={value}") from error
-    try:
-        divide_cpu(tf)
-    except RuntimeError as error:
-        raise _too_late("the division of the processor") from error
     for gpu in tf.config.list_physical_devices("GPU"):
         divided = tf.config.get_logical_device_configuration(gpu) is not None  # by the user: it has growth or that
         if divided or tf.config.experimental.get_memory_growth(gpu) is True:
@@ -385,15 +378,6 @@ def keras_batches(parts: tuple[Any, Any, Any], *, counted: bool = True, **argume
     return dataset.apply(tf.data.experimental.assert_cardinality(batches))
 
 
-def divide_cpu(tf: Any) -> None:
-    """Divide the processor as `LOGICAL_CPUS` says, unless that is done or there is a GPU. RuntimeError if too late."""
-    text = os.environ.get(LOGICAL_CPUS, "")
-    (cpu,) = tf.config.list_physical_devices("CPU") if text.isdecimal() and int(text) > 1 else (None,)
-    if cpu is None or tf.config.list_physical_devices("GPU") or tf.config.get_logical_device_configuration(cpu):
-        return
-    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * int(text))
-
-
 def list_devices() -> tuple[str, ...]:
     """List the devices that a training here can be spread over: all GPUs, or the parts of the processor."""
     import tensorflow as tf
@@ -424,8 +408,8 @@ def _make_strategy(kind: str, replicas: int, cross_device: str) -> Any:
 
     devices = list_devices()
     if replicas > len(devices):
-        hint = f"Tune again here, or try it on the processor with {LOGICAL_CPUS}={replicas} in the environment."
-        raise ApplyError(f"replicas={replicas} needs as many devices, and TensorFlow sees {len(devices)}", hint=hint)
+        message = f"replicas={replicas} needs as many devices, and TensorFlow sees {len(devices)}"
+        raise ApplyError(message, hint="Tune again on this machine.")
     if kind == "one_device":
         return tf.distribute.OneDeviceStrategy(devices[0])
     if cross_device == "nccl" and not tf.config.list_logical_devices("GPU"):

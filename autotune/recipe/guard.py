@@ -1,7 +1,7 @@
-"""Watches a long training that uses a recipe: is it as fast as was claimed?
+"""Compare the speed of a long training with its recipe's claim.
 
-It counts calls of the train function, and reads the clock about once a second. Keras has to wait for nothing: a
-callback that sees each batch would end its asynchronous dispatch.
+The guard counts calls of the train function, and reads the clock about once a second. A callback that sees each batch
+would end Keras's asynchronous dispatch.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from autotune.machine.telemetry import Counters, between, read_counters
 from autotune.recipe.evidence import Evidence
 
 LOG = "long_run.jsonl"
-CHECK_SECONDS, WARM_SECONDS, JUDGE_SECONDS, WRITE_SECONDS = 1.0, 10.0, 30.0, 10.0
-"""How often the clock is read; what counts for nothing at the beginning; the stretch that is judged; between lines."""
-SLOW = 0.85
-"""Of the claimed throughput: a slower training gets one warning."""
-FOREIGN = 0.1
-"""Share of the processor that others take, from which they are named as a cause."""
+CHECK_SECONDS = 1.0  # between readings of the clock
+WARM_SECONDS = 10.0  # at the beginning, which are not judged
+JUDGE_SECONDS = 30.0  # of each stretch that is compared with the claim
+WRITE_SECONDS = 10.0  # between lines of the log
+SLOW = 0.85  # share of the claimed throughput below which there is a warning
+FOREIGN = 0.1  # share of the processor from which other processes are named as the cause
 
 
 def say(text: str) -> None:
-    """A line for the user of a long training, beside the script's own."""
+    """Write a line for the user of a long training, among the script's own."""
     with contextlib.suppress(OSError, ValueError):
         sys.stderr.write(f"autotune: {printable(text)}\n")
         sys.stderr.flush()
@@ -46,11 +46,11 @@ class Guard:
     """Compares a training's throughput with a recipe's claim.
 
     Args:
-        evidence: The recipe's.
-        machine: The recipe's.
+        evidence: What the recipe claims.
+        machine: The machine of the recipe.
         log: A file that takes a line of JSON every ten seconds; None for none.
         say: Takes a line for the user.
-        clock: Seconds, monotonic.
+        clock: Returns monotonic seconds.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Guard:
         self._warned = False
 
     def wrap(self, train_function: Callable[[Any], Any], *, examples_per_call: int) -> Callable[[Any], Any]:
-        """`train_function`, with its calls counted."""
+        """Return a `train_function` that counts its calls."""
 
         def counted(iterator: Any) -> Any:
             logs = train_function(iterator)
@@ -85,7 +85,7 @@ class Guard:
         return counted
 
     def called(self, examples: int) -> None:
-        """A call is over, which has trained on so many examples; on as many as the one before where that is 0."""
+        """Count a call that has trained on so many examples; 0 stands for as many as in the call before."""
         self._examples_per_call = examples or self._examples_per_call
         self._calls += 1
         if self._examples_per_call and self._calls >= self._next_check:
@@ -121,14 +121,14 @@ class Guard:
         self._window, self._counters = now, read_counters()
 
     def _rate_since(self, moment: _Moment) -> float:
-        """Samples per second since then."""
+        """Return the samples per second since then."""
         assert self._looked is not None
         return (self._looked.calls - moment.calls) * self._examples_per_call / (self._looked.at - moment.at)
 
     def _cause(self, seconds: float) -> str:
         differences = self._machine.differences(fingerprint())
         if differences:
-            return "the machine is another: " + "; ".join(differences)
+            return "this is another machine: " + "; ".join(differences)
         seen = between(self._counters, read_counters(), seconds=seconds)
         foreign, cores = seen["foreign_cpu_seconds"], seen["cores"]
         if foreign is not None and foreign > FOREIGN * cores * seconds:
@@ -150,7 +150,7 @@ class Guard:
             stream.write(json.dumps(line) + "\n")
 
     def ended(self) -> None:
-        """The training is over: say how fast it was."""
+        """Say how fast the training was, now that it has ended."""
         if self._warm is None:
             return
         self._looked = _Moment(self._clock(), self._calls)
@@ -165,7 +165,7 @@ class Guard:
 
 
 def guard_callback(guard: Guard, batch_size: int) -> Any:
-    """The guard as a callback of `fit`. It sees the beginning and the end of the training, and no batch."""
+    """Return the guard as a callback of `fit`. It sees the beginning and the end of the training, and no batch."""
     import keras
 
     class Watch(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ships no types

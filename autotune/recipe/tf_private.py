@@ -1,6 +1,6 @@
 """Private names of TensorFlow and Keras, which another version may lack.
 
-A name that is missing is logged once, in the trial's log, and the trial goes on without it.
+A missing name is logged once, in the trial's log, and the trial goes on without it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def _say_missing(name: str, consequence: str) -> None:
 
 
 def tracing_seconds() -> Callable[[], float] | None:
-    """Reads how long TensorFlow has spent on tracing functions so far; None where it does not tell."""
+    """Return a reader of the seconds that TensorFlow has spent on tracing functions; None where it does not tell."""
     try:
         from tensorflow.python.eager.polymorphic_function import tracing_compilation
 
@@ -34,7 +34,7 @@ def tracing_seconds() -> Callable[[], float] | None:
 
 
 def finite_steps(optimizer: Any) -> Callable[[], int] | None:
-    """Reads how many steps of a `LossScaleOptimizer` had finite gradients; None for other optimizers.
+    """Return a reader of the steps of a `LossScaleOptimizer` that had finite gradients; None for other optimizers.
 
     `iterations` would not do: where gradients are accumulated, it counts once in several steps.
     """
@@ -48,7 +48,7 @@ def finite_steps(optimizer: Any) -> Callable[[], int] | None:
 
 
 def inputs_of(dataset: tf.data.Dataset) -> list[tf.data.Dataset]:
-    """The datasets that a dataset reads from; empty where they cannot be seen."""
+    """Return the datasets that a dataset reads from; empty where they cannot be seen."""
     try:
         return list(dataset._inputs())
     except AttributeError:
@@ -57,7 +57,7 @@ def inputs_of(dataset: tf.data.Dataset) -> list[tf.data.Dataset]:
 
 
 def attribute_of(dataset: tf.data.Dataset, name: str) -> Any:
-    """What a dataset was made with (`_buffer_size`, `_count`, `_filename`), as a Python value; None if unknown."""
+    """Return an argument of a dataset (`_buffer_size`, `_count`, `_filename`) as a Python value; None if unknown."""
     value = getattr(dataset, name, None)
     if value is None:
         _say_missing(f"{type(dataset).__name__}.{name}", "the pipeline is trained on as it is")
@@ -67,23 +67,23 @@ def attribute_of(dataset: tf.data.Dataset, name: str) -> Any:
 
 
 def computing_layers(layer: keras.Layer) -> Iterator[keras.Layer]:
-    """The layers that compute something: not inputs, and not Keras's own models, which only call their layers."""
+    """Yield the layers that compute something: not inputs, and not Keras's own models, which only call their layers."""
     only_calls = isinstance(layer, keras.Model) and type(layer).call.__module__.startswith("keras.")
     if not only_calls and not isinstance(layer, keras.layers.InputLayer):
         yield layer
-    for each in getattr(layer, "layers", ()):
-        yield from computing_layers(each)
+    for inner in getattr(layer, "layers", ()):
+        yield from computing_layers(inner)
 
 
 def data_adapter(x: Any, y: Any, sample_weight: Any, **arguments: Any) -> Any:
-    """What Keras makes of the data that `fit` is given. It has `get_tf_dataset()` and `num_batches`."""
+    """Return the adapter that Keras reads the data of `fit` by. It has `get_tf_dataset()` and `num_batches`."""
     from keras.src.trainers.epoch_iterator import EpochIterator
 
     return EpochIterator(x=x, y=y, sample_weight=sample_weight, **arguments).data_adapter
 
 
 def split_off(arrays: tuple[Any, Any, Any], share: float) -> tuple[tuple[Any, Any, Any], Any]:
-    """`fit`'s own split: what is trained on, and the share that is validated on."""
+    """Split arrays as `fit` does: into what is trained on, and the share that is validated on."""
     from keras.src.trainers.data_adapters import array_slicing
 
     whole, held_out = array_slicing.train_validation_split(arrays, validation_split=share)
@@ -91,29 +91,29 @@ def split_off(arrays: tuple[Any, Any, Any], share: float) -> tuple[tuple[Any, An
 
 
 def operations_of_map(dataset: tf.data.Dataset) -> set[str] | None:
-    """The kinds of operations in the function that a dataset maps; None where it cannot be seen."""
+    """Return the kinds of operations in the function of a `map`; None where they cannot be seen."""
     try:
         graph = dataset._map_func.function.graph.as_graph_def()
     except AttributeError:
-        _say_missing("Dataset._map_func", "no map is known to be without chance")
+        _say_missing("Dataset._map_func", "no map is known to be deterministic")
         return None
     nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
     return {node.op for node in nodes}
 
 
 def sums_by_collectives(strategy: tf.distribute.Strategy) -> bool:
-    """Whether a strategy sums by TensorFlow's collectives, its own choice; True where that cannot be seen."""
+    """Return whether a strategy reduces by TensorFlow's collectives, its default; True where that cannot be seen."""
     operations = getattr(strategy.extended, "_cross_device_ops", None)
     return operations is None or type(operations).__name__ == "CollectiveAllReduce"
 
 
 def workers_of(strategy: tf.distribute.Strategy) -> int:
-    """The processes that a strategy spans; 1 where that cannot be seen."""
+    """Return the number of processes that a strategy spans; 1 where that cannot be seen."""
     return int(getattr(strategy.extended, "_num_workers", 1))
 
 
 def keep_collectives() -> None:
-    """Have the next strategy of several workers use the server that runs: to start one anew aborts others' calls."""
+    """Have the next strategy of several workers use the running server: starting another aborts the others' calls."""
     try:
         from tensorflow.python.distribute.collective_all_reduce_strategy import CollectiveAllReduceStrategy
         from tensorflow.python.eager.context import context
@@ -121,27 +121,27 @@ def keep_collectives() -> None:
         CollectiveAllReduceStrategy._collective_key_base += 1_000  # no keys of the last one
         context().enable_collective_ops = lambda _: None
     except (ImportError, AttributeError):
-        _say_missing("CollectiveAllReduceStrategy._collective_key_base", "a training that begins anew may fail")
+        _say_missing("CollectiveAllReduceStrategy._collective_key_base", "a training that starts again may fail")
 
 
 def name_of_strategy(strategy: tf.distribute.Strategy) -> str:
-    """The name by which users make it."""
+    """Return the name by which users create a strategy."""
     own = type(strategy).__name__
     return "MultiWorkerMirroredStrategy" if own.startswith(("CollectiveAllReduce", "_CollectiveAllReduce")) else own
 
 
 def updates_of(optimizer: Any) -> int:
-    """How often an optimizer of Keras has updated weights so far, also while a function is traced."""
+    """Return how often an optimizer of Keras has updated weights so far, also while a function is traced."""
     counted = getattr(optimizer, "_iterations", None)
     if counted is None:
-        _say_missing("Optimizer._iterations", "a call that is given an iterator is taken for one step")
+        _say_missing("Optimizer._iterations", "a call that is given an iterator counts as one step")
         return 0
     with tf.init_scope():
         return int(counted.value.numpy())
 
 
 def let_mirrored_variables_be_numbers() -> None:
-    """Have `float()` and `int()` read a variable of a strategy as they read any other, such as a learning rate."""
+    """Have `float()` and `int()` read a strategy's variable, such as a learning rate, as they read any other."""
     try:
         from tensorflow.python.distribute.values import DistributedVariable
     except ImportError:
@@ -152,7 +152,7 @@ def let_mirrored_variables_be_numbers() -> None:
 
 
 def loop_classes(tf: Any) -> SimpleNamespace:
-    """The classes that a training loop's own calls go through: datasets, iterators, functions and strategies."""
+    """Return the classes that a training loop calls: of datasets, iterators, functions and strategies."""
     from tensorflow.python.data.ops import iterator_ops
     from tensorflow.python.distribute import distribute_lib, input_lib
 

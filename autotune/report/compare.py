@@ -1,134 +1,109 @@
-"""How did each run end: one summary per run, to be set side by side; and the same as a table in pandas."""
+"""Compare runs: how each one ended, which machine it ran on, and which recipe to use, as a table in pandas."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from autotune.data.figures import Interval
+import pandas as pd
+
 from autotune.data.hardware import Machine, gpu_names
+from autotune.data.printable import one_line
 from autotune.data.record import Outcome, Phase, TrialRecord, baseline_trial
-from autotune.data.run_directory import RunDirectory, RunRecord, parse_utc
+from autotune.data.run_directory import RunDirectory, RunRecord, find_runs, parse_utc
 from autotune.recipe.recipe import Recipe
-from autotune.report.runs import baseline_of, find_runs
-from autotune.space.configuration import Configuration, read_trials, trial_configuration
-from autotune.stats.deciding import Verdict
-
-if TYPE_CHECKING:
-    import pandas as pd
+from autotune.report.history import BOOLEAN, FLOAT, INTEGER, STRING, TIME, table, typed
+from autotune.space.configuration import Configuration, baseline_of, read_trials, trial_configuration
 
 # Outcomes that say nothing against the configuration: nothing ran, or the user ended it.
 _NO_FAILURE = frozenset({Outcome.OK, Outcome.PRUNED, Outcome.INFERRED_OOM, Outcome.INTERRUPTED})
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunSummary:
-    """How one run ended. Speed-ups are over the run's own baseline; changes are relative to it, as text."""
-
-    run: str
-    workload: str | None  # None when the run ended before its name was known
-    machine: str  # in words
-    machine_id: str
-    started_at: datetime  # UTC
-    trials: int  # those that have finished, in whatever way
-    failed: int  # that ran and failed: not those that were interrupted, or never run
-    best: str | None  # the changes of the trial that looks best in the search, where the luckiest one does
-    differs: str  # why its figures cannot be set against those of the first run; empty when they can
-    limited_by: str | None  # the baseline's bottleneck
-    # The rest is None until the run has a recipe.
-    verdict: Verdict | None = None
-    claimed: Interval | None = None
-    throughput: float | None = None  # samples per second of what is recommended, as the claim has it
-    recommended: str | None = None  # its changes
-    then_by: str | None = None  # its bottleneck
-
-
-def compare_runs(*runs: str | Path) -> tuple[RunSummary, ...]:
-    """One summary per run, in the order of the arguments, those found below one by path; see `compare`."""
-    directories = find_runs(*runs)
-    records = [directory.read_run() for directory in directories]
-    return tuple(_summary(*each, first=records[0]) for each in zip(directories, records, strict=True))
+_COLUMNS = (
+    typed(STRING, "run workload machine machine_id")
+    | typed(TIME, "started_at")
+    | typed(INTEGER, "trials failed")
+    | typed(STRING, "best verdict")
+    | typed(FLOAT, "claim low high throughput")
+    | typed(STRING, "recommended limited_by then_by differs")
+    | typed(BOOLEAN, "use")
+)
 
 
 def compare(*runs: str | Path) -> pd.DataFrame:
-    """Runs side by side: what each found on which machine, and which recipe to use where.
+    """Set runs side by side: what each found on which machine, and which recipe to use where.
 
     Args:
         runs: Run directories, or directories that hold some at any depth, such as `results`.
 
     Returns:
-        A row for each run, in the order of the arguments. `claim` is the speed-up over the run's own baseline, with
-        its interval `low` to `high`; `throughput` is the recommended configuration's, in samples per second, as the
-        claim has it; `limited_by` is the baseline's bottleneck and `then_by` the recommendation's. `differs` says why
-        a run's speeds may not be set against the first run's. `use` is true for the run whose recipe is the fastest
-        of its workload on its kind of machine.
+        A row for each run, in the order of the arguments, those found below one by path. `trials` ended in any way;
+        `failed` ran and failed. `best` is the trial that looks best in the search, where the luckiest one does. `claim`
+        is the speed-up over the run's own baseline, with its interval `low` to `high`; `throughput` is the recommended
+        configuration's, in samples per second, as the claim has it; `limited_by` is the baseline's bottleneck and
+        `then_by` the recommendation's. `differs` says why a run's speeds may not be set against the first run's. `use`
+        is true for the run whose recipe is the fastest of its workload on its kind of machine. Configurations are told
+        by their changes to the run's baseline; what a run without a recipe lacks is NA.
 
     Raises:
         RunDirectoryError: Nothing was given, no run was found at a path, or a file there is damaged.
-        RecipeError: A run's recipe cannot be read: taking it for missing would hide a verdict.
+        RecipeError: A run's recipe cannot be read: to take it for missing would hide a verdict.
     """
-    from autotune.report.history import BOOLEAN, FLOAT, STRING, TIME, table, typed
-
-    summaries = compare_runs(*runs)
-    rated = sorted(summaries, key=lambda each: (each.throughput or 0.0, each.run))
-    fastest = {(each.workload, each.machine_id): each.run for each in rated if each.throughput is not None}
-    rows = [
-        {
-            **vars(each),
-            **(each.claimed.model_dump() if each.claimed else {}),
-            "claim": each.claimed.value if each.claimed else None,
-            "use": fastest.get((each.workload, each.machine_id)) == each.run,
-        }
-        for each in summaries
-    ]
-    before, after = typed(STRING, "run workload machine"), typed(STRING, "recommended limited_by then_by differs")
-    figures = typed(TIME, "started_at") | typed(STRING, "verdict") | typed(FLOAT, "claim low high throughput")
-    return table(rows, before | figures | after | typed(BOOLEAN, "use"))
+    directories = find_runs(*runs)
+    records = [directory.read_run() for directory in directories]
+    rows = [_row(directory, record, records[0]) for directory, record in zip(directories, records, strict=True)]
+    frame = table(rows, _COLUMNS)
+    known = frame[frame["throughput"].notna()]
+    fastest = known.groupby(["workload", "machine_id"], dropna=False)["throughput"].idxmax()
+    return frame.assign(use=pd.Series(frame.index.isin(fastest), dtype=BOOLEAN))
 
 
-def _summary(directory: RunDirectory, run: RunRecord, *, first: RunRecord) -> RunSummary:
+def _row(directory: RunDirectory, run: RunRecord, first: RunRecord) -> dict[str, object]:
+    """Return how one run ended."""
     trials = sorted(read_trials(directory), key=lambda record: record.trial)
     baseline = baseline_of(directory, run, trials)
-    searched = [each for each in trials if each.outcome is Outcome.OK and each.phase is Phase.SEARCH and each.speedup]
-    best = max(searched, key=lambda each: each.speedup.value if each.speedup else 0.0, default=None)
-    searched_beside = baseline_trial(trials)
-    limited = None if searched_beside is None else searched_beside.bottleneck
-    recipe = Recipe.load(directory.recipe_file) if os.path.exists(directory.recipe_file) else None
-    of_recipe: dict[str, Any] = {}
-    if recipe is not None:
-        chosen = chosen_trial(recipe, trials)
-        of_recipe = {
-            "verdict": recipe.evidence.verdict,
-            "claimed": recipe.evidence.speedup,
-            "throughput": recipe.evidence.throughput.value,
-            "recommended": Configuration(recipe.configuration).describe(Configuration(recipe.baseline)),
-            "then_by": chosen.bottleneck.name if chosen and chosen.bottleneck else None,
-        }
-    return RunSummary(
-        run=run.run,
-        workload=run.workload.name if run.workload else None,
-        machine=describe_machine(run.machine),
-        machine_id=run.machine.id,
-        started_at=parse_utc(run.started_at, directory.path / "run.json"),
-        trials=len(trials),
-        failed=sum(each.outcome not in _NO_FAILURE for each in trials),
-        best=trial_configuration(directory, best).describe(baseline) if best else None,
-        differs="" if run is first else _differs(first, run),
-        limited_by=limited.name if limited is not None else None,
-        **of_recipe,
+    searched = [trial for trial in trials if trial.outcome is Outcome.OK and trial.phase is Phase.SEARCH]
+    best = max(
+        (trial for trial in searched if trial.speedup is not None),
+        key=lambda trial: trial.speedup.value if trial.speedup else 0.0,
+        default=None,
     )
+    beside = baseline_trial(trials)
+    return {
+        "run": one_line(run.run),
+        "workload": one_line(run.workload.name) if run.workload else None,
+        "machine": describe_machine(run.machine),
+        "machine_id": run.machine.id,
+        "started_at": parse_utc(run.started_at, directory.path / "run.json"),
+        "trials": len(trials),
+        "failed": sum(trial.outcome not in _NO_FAILURE for trial in trials),
+        "best": trial_configuration(directory, best).describe(baseline) if best else None,
+        "differs": "" if run is first else _differences(first, run),
+        "limited_by": beside.bottleneck.name if beside is not None and beside.bottleneck is not None else None,
+        **(_recipe_columns(directory, trials) if os.path.exists(directory.recipe_file) else {}),
+    }
 
 
-def _differs(first: RunRecord, other: RunRecord) -> str:
-    """Why the speeds of `other` may not be set against those of `first`; empty when they may."""
+def _recipe_columns(directory: RunDirectory, trials: Sequence[TrialRecord]) -> dict[str, object]:
+    """Return what a run's recipe claims and recommends."""
+    recipe = Recipe.load(directory.recipe_file)
+    chosen, evidence = chosen_trial(recipe, trials), recipe.evidence
+    return {
+        "verdict": str(evidence.verdict),
+        "claim": evidence.speedup.value,
+        "low": evidence.speedup.low,
+        "high": evidence.speedup.high,
+        "throughput": evidence.throughput.value,
+        "recommended": Configuration(recipe.configuration).describe(Configuration(recipe.baseline)),
+        "then_by": chosen.bottleneck.name if chosen is not None and chosen.bottleneck is not None else None,
+    }
+
+
+def _differences(first: RunRecord, other: RunRecord) -> str:
+    """Say why the speeds of `other` may not be set against those of `first`; empty where they may."""
     reasons = []
     if lines := first.machine.differences(other.machine):
         reasons.append(f"another machine ({'; '.join(lines)})")
-    objectives = [each.arguments.get("objective", "throughput") for each in (first, other)]
+    objectives = [run.arguments.get("objective", "throughput") for run in (first, other)]
     if objectives[0] != objectives[1]:
         reasons.append(f"another objective ({objectives[1]}, not {objectives[0]})")
     if first.workload is None or other.workload is None:
@@ -144,14 +119,18 @@ def _differs(first: RunRecord, other: RunRecord) -> str:
 
 
 def describe_machine(machine: Machine) -> str:
-    """`Intel Xeon × 8 cores, 2 × NVIDIA H200`: processor, cores and GPUs in words."""
+    """Return `Intel Xeon × 8 cores, 2 × NVIDIA H200`: processor, cores and GPUs in words."""
     cores = f"{machine.cores} core{'' if machine.cores == 1 else 's'}"
     return ", ".join(filter(None, [f"{machine.cpu} × {cores}", gpu_names(machine.gpus)]))
 
 
 def chosen_trial(recipe: Recipe, records: Sequence[TrialRecord]) -> TrialRecord | None:
-    """The trial that the recipe's claim is from; None where it is the baseline."""
+    """Return the trial that the recipe's claim is from; None if the recipe is the baseline."""
     wanted = recipe.configuration if recipe.changes else None
-    same = [each for each in records if each.phase is Phase.CONFIRM and each.pairs and each.configuration == wanted]
-    claimed = [each for each in same if each.speedup == recipe.evidence.speedup]
+    same = [
+        record
+        for record in records
+        if record.phase is Phase.CONFIRM and record.pairs and record.configuration == wanted
+    ]
+    claimed = [record for record in same if record.speedup == recipe.evidence.speedup]
     return (claimed or same)[-1] if same else None

@@ -1,4 +1,4 @@
-"""What each knob did: from trials of one run that differ in it alone; and the long tables of slices and operations."""
+"""Tables of a run: what each knob did, from trials that differ in it alone; its slices and operations in long form."""
 
 from __future__ import annotations
 
@@ -18,9 +18,8 @@ import pandas as pd
 from autotune.data.figures import Interval
 from autotune.data.models import KnobValue
 from autotune.data.record import Outcome, Pair, Phase, Slice, TrialRecord
-from autotune.data.run_directory import RunDirectory
+from autotune.data.run_directory import RunDirectory, find_runs
 from autotune.report.history import BOOLEAN, FLOAT, INTEGER, STRING, table, typed
-from autotune.report.runs import find_runs
 from autotune.space.configuration import Configuration, format_value, read_trials, trial_configuration
 
 _EFFECTS = typed(STRING, "run knob before after") | typed(FLOAT, "effect low high")
@@ -34,7 +33,7 @@ _WIDTH = 1.96
 
 
 def knob_effects(*runs: str | Path) -> pd.DataFrame:
-    """What changing one knob did to the speed, all others equal; takes and raises what `load_history` does.
+    """Estimate what changing one knob did to the speed, all others equal; arguments and errors as in `load_history`.
 
     Returns:
         A row for each run, knob, and pair of its values, the largest effects first. `effect` is the ratio of
@@ -48,11 +47,11 @@ def knob_effects(*runs: str | Path) -> pd.DataFrame:
 
 
 def effects_in(directory: RunDirectory, records: Iterable[TrialRecord]) -> list[dict[str, Any]]:
-    """The rows of `knob_effects` for one run."""
+    """Return the rows of `knob_effects` for one run."""
     rows, importances = [], _importances(directory)
     for (knob, before, after), ratios in _ratios(_measured(directory, records)).items():
         weights = [1 / max(error, 1e-3) ** 2 for _, error in ratios]
-        mean, error = statistics.fmean([each for each, _ in ratios], weights), _WIDTH / math.sqrt(sum(weights))
+        mean, error = statistics.fmean([ratio for ratio, _ in ratios], weights), _WIDTH / math.sqrt(sum(weights))
         changed = {"run": directory.name, "knob": knob, "before": before, "after": after}
         effect = {"effect": math.exp(mean), "low": math.exp(mean - error), "high": math.exp(mean + error)}
         rows.append({**changed, **effect, "pairs": len(ratios), "importance": importances.get(knob)})
@@ -60,7 +59,7 @@ def effects_in(directory: RunDirectory, records: Iterable[TrialRecord]) -> list[
 
 
 def load_slices(*runs: str | Path) -> pd.DataFrame:
-    """Every timed slice of every trial, in long form; takes and raises what `load_history` does.
+    """Load every timed slice of every trial, in long form; arguments and errors as in `load_history`.
 
     Returns:
         A row for each slice. `side` is `candidate`, `baseline` (beside it), or `alone`; `at` is when it was measured,
@@ -69,35 +68,43 @@ def load_slices(*runs: str | Path) -> pd.DataFrame:
     rows: list[dict[str, object]] = []
     for directory in find_runs(*runs):
         for record in read_trials(directory):
-            sides: list[tuple[str, Pair | None, Slice]] = [("alone", None, each) for each in record.slices]
+            sides: list[tuple[str, Pair | None, Slice]] = [("alone", None, measured) for measured in record.slices]
             for pair in record.pairs:
                 sides += [("baseline", pair, pair.baseline), ("candidate", pair, pair.candidate)]
-            for side, beside, each in sides:
-                values = {name: getattr(each, name, None) for name in _SLICES} | {"run": directory.name, "side": side}
+            for side, beside, measured in sides:
+                values = {name: getattr(measured, name, None) for name in _SLICES} | {
+                    "run": directory.name,
+                    "side": side,
+                }
                 if beside is not None:
                     values |= {"instance": beside.instance, "disturbed": beside.disturbed}
-                rows.append({**values, "trial": record.trial, "throughput": each.examples / each.seconds})
+                rows.append({**values, "trial": record.trial, "throughput": measured.examples / measured.seconds})
     return table(rows, _SLICES)
 
 
 def load_ops(*runs: str | Path) -> pd.DataFrame:
-    """The operations of profiled trials that took most time; takes and raises what `load_history` does.
+    """Load the operations of profiled trials that took most time; arguments and errors as in `load_history`.
 
     Returns:
         Ten rows a trial at most; with a GPU ten more, its kernels, whose kind is `kernel` or `tensor cores`.
         `self_seconds` are of all profiled steps, `share` is of all operations' or kernels' self time.
     """
     rows = [
-        {"run": directory.name, "trial": record.trial, "operation": each.name, **each.model_dump(exclude={"name"})}
+        {
+            "run": directory.name,
+            "trial": record.trial,
+            "operation": operation.name,
+            **operation.model_dump(exclude={"name"}),
+        }
         for directory in find_runs(*runs)
         for record in read_trials(directory)
-        for each in (() if record.profile is None else (*record.profile.operations, *record.profile.kernels))
+        for operation in (() if record.profile is None else (*record.profile.operations, *record.profile.kernels))
     ]
     return table(rows, _OPERATIONS)
 
 
 def _measured(directory: RunDirectory, records: Iterable[TrialRecord]) -> list[tuple[Configuration, Interval]]:
-    """Configurations with their speed-ups in the search; the baseline's is 1."""
+    """Return configurations with their speed-ups in the search; the baseline's is 1."""
     found: list[tuple[Configuration, Interval]] = []
     for record in records:
         if record.phase is Phase.BASELINE and record.outcome is Outcome.OK and not found:
@@ -111,7 +118,7 @@ Ratios = dict[tuple[str, str, str], list[tuple[float, float]]]
 
 
 def _ratios(measured: Iterable[tuple[Configuration, Interval]]) -> Ratios:
-    """Log-ratios and their errors, by knob and by its two values, in a fixed order of these."""
+    """Return log-ratios and their errors, by knob and by its two values, in a fixed order of these."""
     alike: dict[tuple[str, frozenset[object]], list[tuple[KnobValue, Interval]]] = defaultdict(list)
     for configuration, speedup in measured:
         values = {(name, type(value), value) for name, value in configuration.items()}
@@ -120,13 +127,13 @@ def _ratios(measured: Iterable[tuple[Configuration, Interval]]) -> Ratios:
     found: Ratios = defaultdict(list)
     for (knob, _), tried in alike.items():
         for (a, before), (b, after) in itertools.combinations(tried, 2):
-            one, other = format_value(a), format_value(b)
-            if one == other:
+            first, second = format_value(a), format_value(b)
+            if first == second:
                 continue
-            falls = a > b if type(a) is int and type(b) is int else one > other
+            falls = a > b if type(a) is int and type(b) is int else first > second
             ratio = (-1 if falls else 1) * math.log(after.value / before.value)
             error = math.hypot(before.log.half_width, after.log.half_width) / _WIDTH
-            found[(knob, other, one) if falls else (knob, one, other)].append((ratio, error))
+            found[(knob, second, first) if falls else (knob, first, second)].append((ratio, error))
     return found
 
 
@@ -140,7 +147,7 @@ def open_study_file(directory: RunDirectory) -> Any:
 
 
 def _importances(directory: RunDirectory) -> dict[str, float]:
-    """Each knob's share of the variance, by Optuna; empty where it cannot be told."""
+    """Return each knob's share of the variance, by Optuna; empty where that is not known."""
     if not directory.study_file.exists():
         return {}
     import optuna
@@ -150,7 +157,7 @@ def _importances(directory: RunDirectory) -> dict[str, float]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             storage = open_study_file(directory)
-            (name,) = [each.study_name for each in optuna.get_all_study_summaries(storage)]
+            (name,) = [summary.study_name for summary in optuna.get_all_study_summaries(storage)]
             study = optuna.load_study(study_name=name, storage=storage)
             evaluator = optuna.importance.PedAnovaImportanceEvaluator()
             return dict(optuna.importance.get_param_importances(study, evaluator=evaluator))

@@ -15,8 +15,7 @@ from pandas.api.extensions import ExtensionDtype
 from autotune.data.files import write_atomically
 from autotune.data.printable import one_line
 from autotune.data.record import Outcome, Phase, TrialRecord, reference_of
-from autotune.data.run_directory import RunDirectory, parse_utc
-from autotune.report.runs import find_runs
+from autotune.data.run_directory import RunDirectory, find_runs, parse_utc
 from autotune.space.configuration import format_value, read_trials, trial_configuration
 from autotune.space.knobs import KNOBS, Domain
 from autotune.stats.deciding import Stop
@@ -29,19 +28,19 @@ TIME = pd.DatetimeTZDtype("us", "UTC")
 
 
 def typed(dtype: ExtensionDtype, names: str) -> dict[str, ExtensionDtype]:
-    """Columns of one dtype, by their names."""
+    """Return columns of one dtype, by their names."""
     return dict.fromkeys(names.split(), dtype)
 
 
 def table(rows: Sequence[Mapping[str, object]], columns: Mapping[str, ExtensionDtype]) -> pd.DataFrame:
-    """A table of just these columns; what a row lacks, or is None, is NA."""
+    """Return a table of just these columns; what a row lacks, or is None, is NA."""
     return pd.DataFrame(
         {name: pd.Series([row.get(name) for row in rows], dtype=dtype) for name, dtype in columns.items()}
     )
 
 
 def _as_text(domain: Domain) -> bool:
-    """Booleans and integers keep their type; words and unions of types stand as text."""
+    """Return whether a knob stands as text: if it has words, or is a union of types."""
     return bool(domain.words or (domain.booleans and domain.integers))
 
 
@@ -52,7 +51,9 @@ def _knob_dtype(domain: Domain) -> ExtensionDtype:
 
 
 _FIRST = typed(STRING, "run") | typed(INTEGER, "trial")
-_FIRST["phase"], _FIRST["outcome"] = (pd.CategoricalDtype([str(each) for each in kind]) for kind in (Phase, Outcome))
+_FIRST["phase"], _FIRST["outcome"] = (
+    pd.CategoricalDtype([str(member) for member in kind]) for kind in (Phase, Outcome)
+)
 _FIGURES = (
     typed(FLOAT, "throughput baseline_throughput speedup speedup_low speedup_high compile_seconds warmup_seconds")
     | typed(INTEGER, "warmup_steps")
@@ -74,12 +75,12 @@ _FIGURES = (
 
 
 def columns() -> dict[str, ExtensionDtype]:
-    """The table's columns, in order, and the dtype of each; every knob has one."""
+    """Return the table's columns in order, each with its dtype; every knob has one."""
     return _FIRST | {knob.name: _knob_dtype(knob.domain) for knob in KNOBS.values()} | _FIGURES
 
 
 def load_history(*runs: str | Path) -> pd.DataFrame:
-    """One row per trial of one run or many, failed and pruned trials included.
+    """Load one row per trial of one run or many, failed and pruned trials included.
 
     Args:
         runs: Run directories, or directories that hold some at any depth, such as `results`.
@@ -87,7 +88,7 @@ def load_history(*runs: str | Path) -> pd.DataFrame:
     Returns:
         The columns of `columns()`, in that order, rows by run and then by trial; times in seconds, sizes in bytes,
         rates in samples per second. `machine` is the machine's id; text is one line. A knob that the trial's device
-        does not have is NA, and so are the `reason` of a trial that ended well and what was not measured.
+        does not have is NA, and so are the `reason` of a trial that ended well and figures that were not measured.
         `bottleneck` is what limits the trial and `bottleneck_share` the figure that it rests on; the ceilings are
         what input and step reach alone. `scaling_efficiency` is the throughput over replicas times one device's.
 
@@ -116,11 +117,11 @@ def load_history(*runs: str | Path) -> pd.DataFrame:
     return table(rows, columns())
 
 
-_OF_RECORD = [each for each in (*_FIRST, *_FIGURES) if each in TrialRecord.model_fields or hasattr(TrialRecord, each)]
+_OF_RECORD = [name for name in (*_FIRST, *_FIGURES) if name in TrialRecord.model_fields or hasattr(TrialRecord, name)]
 
 
 def _row(record: TrialRecord, directory: RunDirectory, reference: TrialRecord) -> dict[str, object]:
-    """What one trial adds to the table; None is NA. A column that no line here names is the record's field."""
+    """Return a trial as a row; None is NA. A column that no line here names is the record's field."""
     file = directory.trial_directory(record.trial) / "result.json"
     speedup, limit, top = record.speedup, record.bottleneck, record.ceilings
     beside = [(recorded_rate(pair.baseline, reference), pair.baseline.examples) for pair in record.pairs]
@@ -154,9 +155,9 @@ _HINT = "Give a file in a directory that exists and that you may write to."
 def write_csv(frame: pd.DataFrame, path: str | Path) -> None:
     """Write the table as CSV, whole or not at all: NA as an empty field, booleans as `true` and `false`.
 
-    Text that a spreadsheet would take for a formula begins with an apostrophe, which `read_csv` keeps.
+    Text that a spreadsheet would read as a formula gets a leading apostrophe, which `read_csv` keeps.
 
-    `read_csv` gives it back with `keep_default_na=False, na_values=[""]`, `parse_dates=["started_at"]` and, as
+    `read_csv` restores the table with `keep_default_na=False, na_values=[""]`, `parse_dates=["started_at"]` and, as
     `dtype`, the other columns of `columns()`; under pandas 2 its `astype(columns())` has the unit of `started_at` as
     well. Without the first two it takes a workload called "NA" or "None" for NA.
     """

@@ -1,4 +1,4 @@
-"""A run as one page, `report.html`: it loads nothing, and shows other people's text as text.
+"""A run as one self-contained page, `report.html`. It shows other people's text as text.
 
 The page is a fixed document with the run's data in it as JSON; what it shows is drawn from that by the page itself.
 """
@@ -20,8 +20,8 @@ from autotune.data.run_directory import RunDirectory, RunRecord, left_out
 from autotune.recipe.advice import advice, usage, verdict_in_words
 from autotune.recipe.recipe import Recipe
 from autotune.report.compare import chosen_trial, describe_machine
-from autotune.report.runs import baseline_of
-from autotune.space.configuration import Configuration, format_value, read_trials
+from autotune.report.effects import effects_in
+from autotune.space.configuration import Configuration, baseline_of, format_value, read_trials
 from autotune.stats.disturbance import gpu_figures
 
 T = TypeVar("T")
@@ -55,9 +55,7 @@ def write_page(path: str | Path) -> Path:
 
 
 def page_data(directory: RunDirectory) -> dict[str, Any]:
-    """What the page shows, as JSON can hold it. Raises RunDirectoryError where there is no run.json to read."""
-    from autotune.report.effects import effects_in  # which imports pandas
-
+    """Return what the page shows, as JSON can hold it. Raises RunDirectoryError where there is no run.json to read."""
     missing: list[str] = []
 
     def read(what: str, how: Callable[[], T], otherwise: T) -> T:
@@ -95,26 +93,26 @@ def page_data(directory: RunDirectory) -> dict[str, Any]:
         "answer": _answer(recipe, run, directory.recipe_file),
         "advice": [] if first is None else advice(first, chosen, script),
         "sides": [
-            {**each.model_dump(mode="json", include=_OF_SIDE), **gpu_figures(each), **rate}
-            for each, rate in zip(sides, _rates(recipe), strict=False)
+            {**side.model_dump(mode="json", include=_OF_SIDE), **gpu_figures(side), **rate}
+            for side, rate in zip(sides, _rates(recipe), strict=False)
         ],
-        "trials": [_trial(each, baseline) for each in records],
+        "trials": [_trial(record, baseline) for record in records],
         "effects": effects,
-        "profiles": [{"trial": each.trial, **each.profile.model_dump()} for each in sides if each.profile is not None],
+        "profiles": [{"trial": side.trial, **side.profile.model_dump()} for side in sides if side.profile is not None],
         "machine": _machine(run),
     }
 
 
 def _rates(recipe: Recipe | None) -> list[dict[str, Any]]:
-    """The throughputs of baseline and recommendation that the claim is of; the records' own without a claim."""
+    """Return the throughputs of baseline and recommendation in the claim; without a claim the records' own stand."""
     if recipe is None or not recipe.changes:
         return [{}, {}]
     both = recipe.evidence.baseline_throughput, recipe.evidence.throughput
-    return [{"throughput": each.model_dump()} for each in both]
+    return [{"throughput": rate.model_dump()} for rate in both]
 
 
 def _answer(recipe: Recipe | None, run: RunRecord, file: Path) -> dict[str, Any]:
-    """The verdict, what to change, and how to use it."""
+    """Return the verdict, what to change, and how to use it."""
     if recipe is None:
         return {"verdict": "none", "headline": "This run has no recipe.", "changes": [], "use": [], "not_checked": []}
     name = run.workload.reference if run.workload is not None else ""
@@ -127,13 +125,13 @@ def _answer(recipe: Recipe | None, run: RunRecord, file: Path) -> dict[str, Any]
         "changes": [
             (knob, format_value(recipe.baseline[knob]), format_value(value)) for knob, value in recipe.changes.items()
         ],
-        "use": [one_line(each) for each in use] if recipe.changes else [],
-        "not_checked": [one_line(each) for each in recipe.evidence.stability.not_checked],
+        "use": [one_line(line) for line in use] if recipe.changes else [],
+        "not_checked": [one_line(gap) for gap in recipe.evidence.stability.not_checked],
     }
 
 
 def _thinned(record: TrialRecord) -> TrialRecord:
-    """A search's record with one pair of its slices, of which a thousand trials have hundreds of megabytes."""
+    """Keep one pair of a search's slices: those of a thousand trials take hundreds of megabytes."""
     return record.model_copy(update={"pairs": record.pairs[:1]}) if record.phase is Phase.SEARCH else record
 
 
@@ -162,8 +160,8 @@ def _machine(run: RunRecord) -> list[list[str]]:
     return [[one_line(name), one_line(value)] for name, value in rows.items() if value]
 
 
-def write_page_or_say(path: Path) -> str:
-    """Write the page at a run's end; why that failed, or an empty string: it fails no run."""
+def try_write_page(path: Path) -> str:
+    """Write the page; return why that failed, or an empty string: it fails no run."""
     try:
         write_page(path)
     except (RunDirectoryError, OSError, ValueError) as error:

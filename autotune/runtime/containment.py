@@ -23,6 +23,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NamedTuple
 
 LARGEST_LAYER_BYTES = 16 << 30
 ALLOW_LARGE = "Have it write less before it trains. For a script, --allow-writes lets each trial write to your files."
@@ -41,8 +42,7 @@ _CACHES = ("~/.keras", "~/.cache/huggingface", "~/.cache/kagglehub", "~/tensorfl
 _MPS_VARIABLE, _MPS_FOLDER = "CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"  # sockets, which an overlay would cut off
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Mount:
+class _Mount(NamedTuple):
     path: str
     kind: str
     read_only: bool
@@ -120,11 +120,11 @@ def _enter(layers: str) -> str:
     return ""
 
 
-def renew(through: Sequence[str] = ()) -> None:
+def renew(writable: Sequence[str] = ()) -> None:
     """Give this fork of a contained process layers of its own. Does nothing where the process is not contained.
 
     Args:
-        through: Real directories that stay writable, such as the one that holds the trial's log.
+        writable: Real directories that stay writable, such as the one that holds the trial's log.
 
     Raises:
         OSError: The kernel has refused what it did for the template.
@@ -132,7 +132,7 @@ def renew(through: Sequence[str] = ()) -> None:
     contained = _contained
     if contained is None:
         return
-    through = [os.path.realpath(path) for path in through]
+    writable = [os.path.realpath(path) for path in writable]
     drops = contained.own_user_namespace and os.geteuid() != 0
     if drops:
         _, permitted = _capabilities()
@@ -143,18 +143,18 @@ def renew(through: Sequence[str] = ()) -> None:
     os.chroot(".")
     os.chdir("/")
     contained = replace(contained, mounts=tuple(_mounts(contained.layers)))
-    _enter_layers(contained, through, here, ("disk", "memory"))
+    _enter_layers(contained, writable, here, ("disk", "memory"))
     if drops:
         _set_capabilities(0, 0)
     os.close(contained.real_root)
 
 
-def _enter_layers(contained: _Contained, through: Sequence[str], here: str, kinds: Sequence[str]) -> dict[str, str]:
+def _enter_layers(contained: _Contained, writable: Sequence[str], here: str, kinds: Sequence[str]) -> dict[str, str]:
     """Mount overlays with new layers, and make them this process's root directory.
 
     Args:
         contained: Of the template, without what it has written where this process is the template.
-        through: Directories that stay the real ones.
+        writable: Directories that stay the real ones.
         here: The current directory.
         kinds: Where the layers may be, `disk` or `memory`; the first that the kernel accepts is taken.
 
@@ -178,7 +178,7 @@ def _enter_layers(contained: _Contained, through: Sequence[str], here: str, kind
             _call(
                 "umount2", os.fsencode(home if kind == "memory" else os.path.join(home, "root")), _DETACH, check=False
             )
-    for path in (*through, *_caches(here)):
+    for path in (*writable, *_caches(here)):
         if os.path.isdir(path) and os.path.isdir(root + path):
             try:
                 _mount(path, root + path, None, _BIND)
@@ -241,9 +241,8 @@ class _Tree:
             if os.path.isdir(mounted):
                 self._add(mounted)
             elif os.path.exists(mounted):  # a file, such as a container's /etc/hosts
-                _bind(mounted, self._root + mounted)
-                if os.path.isfile(mounted) and self._mounts[mounted].kind not in _UNTOUCHED_KINDS:
-                    _make_read_only(self._root + mounted)
+                read_only = os.path.isfile(mounted) and self._mounts[mounted].kind not in _UNTOUCHED_KINDS
+                _bind(mounted, self._root + mounted, read_only=read_only)
 
     def _add_without_overlay(self, path: str, *, has_mounts: bool) -> None:
         """Show a directory's entries one by one, in a directory in memory; or all of it, read-only."""
@@ -253,8 +252,7 @@ class _Tree:
         except PermissionError:
             entries = []
         if not entries:
-            _bind(path, target)
-            _make_read_only(target)
+            _bind(path, target, read_only=True)
             return
         _mount("tmpfs", target, "tmpfs", 0, f"mode={stat.S_IMODE(there.st_mode):o}")
         for entry in entries:
@@ -266,9 +264,7 @@ class _Tree:
                 self._add(entry.path)
             else:
                 os.close(os.open(shown, os.O_CREAT | os.O_WRONLY, 0o600))
-                _bind(entry.path, shown)
-                if entry.is_file():
-                    _make_read_only(shown)
+                _bind(entry.path, shown, read_only=entry.is_file())
 
     def _overlay(self, path: str) -> None:
         """Mount an overlay of a real directory, with a new layer above it."""
@@ -387,15 +383,13 @@ def _mount(source: str | None, target: str, kind: str | None, flags: int, option
         raise OSError(error.errno, error.strerror, f"mount {kind or ''} on {target}") from error
 
 
-def _bind(path: str, target: str) -> None:
+def _bind(path: str, target: str, *, read_only: bool = False) -> None:
     """Show a real file or directory at another place, with what is mounted below it."""
     _mount(path, target, None, _BIND | _REC)
-
-
-def _make_read_only(target: str) -> None:
-    attributes = (ctypes.c_uint64 * 4)(_READ_ONLY, 0, 0, 0)
-    name, size = os.fsencode(target), ctypes.sizeof(attributes)
-    _call("syscall", _MOUNT_SETATTR, -100, name, _AT_RECURSIVE, ctypes.byref(attributes), ctypes.c_size_t(size))
+    if read_only:
+        attributes = (ctypes.c_uint64 * 4)(_READ_ONLY, 0, 0, 0)
+        name, size = os.fsencode(target), ctypes.sizeof(attributes)
+        _call("syscall", _MOUNT_SETATTR, -100, name, _AT_RECURSIVE, ctypes.byref(attributes), ctypes.c_size_t(size))
 
 
 def _capabilities() -> tuple[int, int]:

@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from autotune.data.files import read_at_most
@@ -17,7 +17,7 @@ Identity = tuple[int, int, int, int]
 
 
 def identity_of(path: str) -> Identity | None:
-    """Return what tells whether a file is as it was; None where it is gone. Of a directory only what stays the same."""
+    """Return what changes when a file does; None for a missing file. For a directory only device and inode count."""
     try:
         found = os.lstat(path)
     except OSError:
@@ -27,8 +27,56 @@ def identity_of(path: str) -> Identity | None:
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
+class CreatedFiles:
+    """The files and directories that trials have created: earlier ones by their list, this process's as it goes.
+
+    Args:
+        listed: A JSON line for each path, with its identity.
+    """
+
+    def __init__(self, listed: Path) -> None:
+        self._listed = listed
+        self._earlier = read_created(listed)
+        self._new: set[str] = set()  # of this process
+
+    def add(self, path: str) -> None:
+        """Note a path that this process is about to create or to change, with its missing parent directories."""
+        if path in self._earlier and os.path.isdir(path):
+            return  # others may have put files there since
+        missing = (parent for parent in map(str, Path(path).parents) if not os.path.exists(parent))
+        self._new.update((path, *missing))
+
+    def owns(self, path: str) -> bool:
+        """Return whether trials have created this file or directory, and nobody else has changed it since."""
+        folder, name = os.path.split(path)
+        real = Path(os.path.realpath(folder), name)  # a new link may lead to a directory of the user's
+        if path in self._new or not self._new.isdisjoint(map(str, real.parents)):
+            return True
+        return path in self._earlier and identity_of(path) == self._earlier[path]
+
+    def may_remove(self, path: str) -> bool:
+        """Return whether trials own this file, or this directory and all that it holds."""
+        below = list(files_below(path))
+        return all(map(self.owns, below or [path]))
+
+    def save(self) -> None:
+        """Append what this process has created, as it is now, to the list."""
+        created = {path for new in self._new for path in (new, *files_below(new))}
+        identities = {path: identity for path in sorted(created) if (identity := identity_of(path)) is not None}
+        changed = {path: identity for path, identity in identities.items() if self._earlier.get(path) != identity}
+        self._earlier.update(changed)
+        with contextlib.suppress(OSError), self._listed.open("a", encoding="utf-8") as stream:  # the run may be gone
+            stream.writelines(json.dumps([path, *identity]) + "\n" for path, identity in changed.items())
+
+
+def files_below(directory: str) -> Iterator[str]:
+    """Yield the files and directories below a directory, however deep; nothing for a file or a link."""
+    for root, directories, files in os.walk(directory) if not os.path.islink(directory) else ():
+        yield from (os.path.join(root, name) for name in (*directories, *files))
+
+
 def read_created(listed: Path) -> dict[str, Identity]:
-    """Read what trials have made, as they left it. A damaged line is left out."""
+    """Read the list of what trials have created. A damaged line is left out."""
     found: dict[str, Identity] = {}
     with contextlib.suppress(OSError):
         for line in read_at_most(listed, LARGEST_FILE_BYTES).decode(errors="replace").splitlines():
@@ -40,9 +88,9 @@ def read_created(listed: Path) -> dict[str, Identity]:
 
 
 def remove_created(listed: Path, directories: Sequence[str]) -> None:
-    """Remove what trials have made below these directories, where it is as they left it.
+    """Remove what trials have created below these directories and nobody has changed since.
 
-    A file that somebody has changed since stays, and so does a directory that is not empty.
+    A directory that is not empty stays.
     """
     below = tuple(os.path.join(directory, "") for directory in directories)
     left = {path: identity for path, identity in read_created(listed).items() if path.startswith(below)}

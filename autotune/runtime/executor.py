@@ -1,18 +1,26 @@
-"""What the study asks of a trial that runs, whether it is real, simulated or recorded."""
+"""The interface through which the study runs trials, whether they are real, simulated or recorded.
+
+An *executor* is a pool of *seats*; a seat has the devices on which one trial and its baseline run.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol, Self
 
 from autotune.data.facts import WorkloadFacts
 from autotune.data.hardware import Machine
 from autotune.data.record import Outcome, Place, Slice
-from autotune.runtime.protocol import Data as Data
-from autotune.runtime.protocol import Finished, LossCurves, LossRuns, Ready, Started, StartedByImport
-from autotune.runtime.protocol import TrialTiming as TrialTiming
+from autotune.recipe.apply import environment
+from autotune.runtime.protocol import Data, Finished, LossCurves, LossRuns, Ready, Started, StartedByImport, TrialTiming
 from autotune.space.configuration import Configuration
+
+Clock = Callable[[], float]
+"""Seconds that only go forward; simulated trials bring their own."""
+Isolation = Literal["template", "spawn"]
+"""Trials are forks of a template, or fresh interpreters."""
+IN_SEARCH = TrialTiming(epoch_seconds=1.0, warmup_seconds=1.5)
 
 
 class TrialFailed(Exception):
@@ -28,7 +36,7 @@ class TrialFailed(Exception):
         log_tail: str = "",
         input_error: bool = False,  # the workload itself is at fault, whatever the configuration
     ) -> None:
-        super().__init__(outcome, reason)  # what an exception that was pickled is made of again
+        super().__init__(outcome, reason)  # the arguments with which a pickled exception is made again
         self.outcome = outcome
         self.reason = reason
         self.hint = hint
@@ -38,21 +46,21 @@ class TrialFailed(Exception):
         self.trial: int | None = None  # its number, once the tuning loop has noted it
 
     def __str__(self) -> str:
-        """How it ended, and why."""
+        """Return how it ended, and why."""
         return f"{self.outcome}: {self.reason}"
 
     @property
     def whole(self) -> str:
-        """Why, the next step and the user's own frames, for a record: each on lines of its own."""
+        """The reason, the next step and the user's own frames, for a record: each on its own lines."""
         return "\n".join(part for part in (self.reason, self.hint, self.detail) if part)
 
 
 class DeviceUnavailable(TrialFailed):
-    """The device is lost, or a process of another run has it. That says nothing of the configuration."""
+    """The device is lost, or a process of another run has it. That says nothing about the configuration."""
 
 
 class SeatLost(TrialFailed):
-    """A process of the tuner's own on a seat is gone: the trial says nothing, and is run again on another seat."""
+    """A process of the tuner's own on a seat is gone: the trial says nothing, and runs again on another seat."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,44 +97,73 @@ class LiveTrial(Protocol):
         """Wait for the losses of a trial that was launched for them, and for the process to end."""
 
     def kill(self) -> None:
-        """End it and all its children now; does nothing when it has ended."""
+        """End it and all its children now; do nothing when it has ended."""
 
 
-IN_SEARCH = TrialTiming(epoch_seconds=1.0, warmup_seconds=1.5)
+class SeatHandle(Protocol):
+    """One seat: here, or a proxy of one on another host."""
+
+    @property
+    def place(self) -> Place:
+        """Where its trials run."""
+
+    def launch(
+        self, configuration: Configuration, *, log: str, data: Data | None, timing: TrialTiming, losses: LossRuns | None
+    ) -> LiveTrial:
+        """Start a trial. Raises `TrialFailed`, `SeatLost`."""
+
+    def close(self) -> None:
+        """End all its processes."""
 
 
-class Executor(Protocol):
-    """Where trials run. A *seat* is where one trial and its baseline can run; seats work at the same time.
+class Executor:
+    """A pool of seats that run trials at the same time; a context manager that leaves no process behind.
+
+    A subclass opens seats, and says how a lost one is replaced.
 
     Attributes:
-        seats: Their names, at least one once it is open. Where it is `elastic`, there may be more after a `refresh`.
+        seats: Their names, at least one once it is open.
+        elastic: There may be more seats after a `refresh`.
         whole: The name of a further seat that has what all others share, as all cores of a host. A recipe speaks of it,
             so confirmations run on it while the others rest. None where each seat is a whole.
         machine: What the first seat runs on; None for the driver's own machine.
+        isolation: How trials are kept apart: forks of a template, or fresh interpreters. Known once it is open.
         started_by_import: What importing the workload started that no fork survives. Known once it is open; None where
             there is no such thing.
+        isolation: How trials are separated; `spawn` where importing the workload leaves no choice.
     """
 
-    seats: tuple[str, ...]
-    elastic: bool
-    whole: str | None
-    machine: Machine | None
-    started_by_import: StartedByImport | None
+    elastic = False
 
-    def place(self, seat: str) -> Place:
-        """Where the trials of a seat run."""
+    def __init__(self, isolation: Isolation = "template", seats: tuple[str, ...] = ()) -> None:
+        self.seats = seats
+        self.whole: str | None = None
+        self.machine: Machine | None = None
+        self.started_by_import: StartedByImport | None = None
+        self.isolation = isolation
+        self._handles: Mapping[str, SeatHandle] = {}
 
-    def refresh(self) -> None:
-        """Look for seats that have come or gone; returns at once."""
+    def __enter__(self) -> Self:
+        """Return the executor itself; `open` opens it."""
+        return self
 
-    def restart(self, seat: str) -> None:
-        """Make a seat anew that was lost. Raises SeatLost."""
-
-    def drop(self, seat: str) -> None:
-        """Use a seat no more."""
+    def __exit__(self, *_: object) -> None:
+        """End everything."""
+        self.close()
 
     def open(self) -> WorkloadFacts:
-        """Import the workload, and say what it is."""
+        """Import the workload, and return what it is."""
+        raise NotImplementedError
+
+    def _handle(self, seat: str) -> SeatHandle:
+        name = seat or next(iter(self.seats), "")
+        if name not in self._handles:
+            raise SeatLost(Outcome.CRASHED, f"seat {name} is gone")
+        return self._handles[name]
+
+    def place(self, seat: str) -> Place:
+        """Return where the trials of a seat run."""
+        return self._handle(seat).place
 
     def launch(
         self,
@@ -138,17 +175,30 @@ class Executor(Protocol):
         timing: TrialTiming = IN_SEARCH,
         losses: LossRuns | None = None,
     ) -> LiveTrial:
-        """Start a trial on a seat, the first one where none is named. Raises TrialFailed, SeatLost.
+        """Start a trial on a seat, the first one where none is named. Raises `TrialFailed`, `SeatLost`.
 
-        With `losses` nothing is timed: its answer is `loss_curves`.
+        With `losses` nothing is timed: the answer is `loss_curves`.
         """
+        return self._handle(seat).launch(configuration, log=log, data=data, timing=timing, losses=losses)
 
-    def apart(self, one: Configuration, other: Configuration) -> bool:
-        """Whether trials of the two are forks of different templates."""
+    def needs_different_template(self, one: Configuration, other: Configuration) -> bool:
+        """Return whether trials of the two are forks of different templates; fresh interpreters have none."""
+        return self.isolation == "template" and environment(one) != environment(other)
+
+    def refresh(self) -> None:
+        """Look for seats that have come or gone; return at once."""
+
+    def restart(self, seat: str) -> None:
+        """Replace a seat that was lost. Raises `SeatLost`."""
+
+    def drop(self, seat: str) -> None:
+        """Stop using a seat, and end its processes."""
+        self.seats = tuple(name for name in self.seats if name != seat)
+        if seat in self._handles:
+            self._handles[seat].close()
+            self._handles = {name: handle for name, handle in self._handles.items() if name != seat}
 
     def close(self) -> None:
         """End everything."""
-
-
-Clock = Callable[[], float]
-"""Seconds that only go forward; simulated trials bring their own."""
+        for handle in self._handles.values():
+            handle.close()

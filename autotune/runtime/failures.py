@@ -1,17 +1,37 @@
-"""How a trial fails: the exceptions, and the message that tells the tuner."""
+"""Explain failures inside a template or trial: what the user's code did wrong, and the message to the driver."""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import re
 import sys
-from collections.abc import Callable
+import sysconfig
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from autotune.data.errors import ApplyError, AutotuneError, WorkloadError
 from autotune.data.printable import printable
 from autotune.data.record import Outcome
-from autotune.runtime.error_patterns import card_fault, says_no_memory
+from autotune.runtime.logs import gpu_fault_hint, is_memory_error, read_tail
 from autotune.runtime.protocol import Failed
-from autotune.runtime.user_errors import ARGS_HINT, cause_of, exit_error, training_refused, users_traceback
+
+ARGS_HINT = (
+    "Give the file its own arguments after `--`, as in `autotune tune train.py -- --epochs 90`, or put what ends it "
+    'under `if __name__ == "__main__":`.'
+)
+# Lines above the one in which TensorFlow or Keras says what went wrong.
+_UNINFORMATIVE = re.compile(
+    r'Graph execution error:|Detected at node |<stack traces unavailable>|File "|Exception encountered when calling '
+    r"|\d+ root error\(s\) found|Could not automatically infer the output shape "
+)
+_AUTOGRAPH_HEADING = "in user code:"  # above source lines: the cause is in the last line
+_KERAS_ARGUMENTS = "Arguments received by "  # below the cause
 
 
 class TrainingFailed(Exception):
@@ -22,70 +42,182 @@ class TrainingFailed(Exception):
         self.outcome, self.reason, self.hint, self.input_error = outcome, reason, hint, input_error
 
 
-def call_user(part: str, function: Callable[[], Any]) -> Any:
-    """Call one of the workload's functions.
-
-    Raises:
-        WorkloadError: It raised an exception, which is the user's to mend. What `is_nobodys` says passes through.
-    """
-    try:
-        with training_refused(f"in {part}()", "Take it out: the trial trains by itself."):
-            return function()
-    except WorkloadError:
-        raise
-    except SystemExit as error:
-        raise exit_error(f"the workload's {part}()", error, ARGS_HINT) from error
-    except Exception as error:
-        if is_nobodys(error):
-            raise
-        what = f"the workload's {part}() raised {cause_of(error)}"
-        raise WorkloadError(what, detail=users_traceback(error)) from error
-
-
-def strategy_error(what: str) -> WorkloadError:
-    """The error of a part of the workload that a `tf.distribute` strategy has hold of."""
-    return WorkloadError(
-        f"{what}, and trials open a strategy's scope by themselves",
-        hint="Take tf.distribute out of the workload: strategy and replicas are knobs, which Workload(baseline=…) may "
-        "name. Or tune the training script as it is.",
-    )
+# ------------------------------------------------------------------------------------------- what went wrong
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an exception, of Python's or TensorFlow's, says that memory ran out."""
+    """Return whether an exception, of Python's or TensorFlow's, says that memory ran out."""
     text = str(error)
-    if isinstance(error, MemoryError) or says_no_memory(text):
+    if isinstance(error, MemoryError) or is_memory_error(text):
         return True
-    errors = getattr(sys.modules.get("tensorflow"), "errors", None)  # it may not have been imported, or not wholly
+    errors = getattr(sys.modules.get("tensorflow"), "errors", None)  # it may not be imported, or only in part
     if errors is None:
         return False
     exhausted = isinstance(error, errors.OpError) and "RESOURCE_EXHAUSTED" in text
     return exhausted or isinstance(error, errors.ResourceExhaustedError)
 
 
-def is_nobodys(error: BaseException) -> bool:
-    """Whether an exception says that memory ran out or that a card failed: no line of code is at fault."""
-    return is_out_of_memory(error) or bool(card_fault(str(error)))
+def is_environment_failure(error: BaseException) -> bool:
+    """Return whether memory ran out or a GPU failed, so that no line of code is at fault."""
+    return is_out_of_memory(error) or bool(gpu_fault_hint(str(error)))
 
 
-def told(error: BaseException) -> Failed:
-    """The message that tells the tuner of an exception."""
-    outcome, hint, detail, users = Outcome.ERROR, "", "", False
+def summarize_error(error: BaseException) -> str:
+    """Return the exception's type and its innermost informative line, such as `KeyError: 'labels'`."""
+    kind = type(error).__name__
+    quoted = isinstance(error, KeyError) and len(error.args) == 1 and "\n" in str(error.args[0])
+    text = printable(str(error.args[0] if quoted else error)).partition(_KERAS_ARGUMENTS)[0]
+    lines = [line.strip() for line in text.splitlines()]
+    informative = [line for line in lines if line and not _UNINFORMATIVE.match(line)]
+    if not informative:
+        return f"{kind}: no message"
+    line = informative[-1] if _AUTOGRAPH_HEADING in informative else re.sub(r"^\(\d+\) ", "", informative[0])
+    return line if line.startswith(f"{kind}: ") else f"{kind}: {line}"
+
+
+def format_user_traceback(error: BaseException) -> str:
+    """Format the traceback with the user's own frames only: without those of autotune, Python and packages."""
+    frames = select_user_frames(traceback.extract_tb(error.__traceback__))
+    lines = ["Traceback (your code):\n", *traceback.format_list(frames)] if frames else []
+    return "".join([*lines, *traceback.format_exception_only(error)]).rstrip()
+
+
+def select_user_frames(stack: Iterable[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
+    """Return the frames of a stack that are the user's own."""
+    installed = (sysconfig.get_paths()[key] for key in ("stdlib", "purelib", "platlib"))
+    foreign = (str(Path(__file__).resolve().parents[1]) + os.sep, "<frozen", *installed)
+    # A virtual environment may take its packages from another one's folder.
+    inside = ("__autograph_generated", f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+    return [
+        frame
+        for frame in stack
+        if not frame.filename.startswith(foreign) and not any(part in frame.filename for part in inside)
+    ]
+
+
+def locate_user_line(stack: Iterable[traceback.FrameSummary]) -> str:
+    """Return the innermost of the user's own lines, such as `train.py, line 12`."""
+    return next((f"{frame.filename}, line {frame.lineno}" for frame in select_user_frames(stack)[::-1]), "a package")
+
+
+# --------------------------------------------------------------------------------------------- what is raised
+
+
+def call_user(part: str, function: Callable[[], Any]) -> Any:
+    """Call one of the workload's functions.
+
+    Raises:
+        WorkloadError: It raised an exception, which the user has to fix. Environment failures pass through.
+    """
+    try:
+        with refuse_training(f"in {part}()", "Take it out: the trial trains by itself."):
+            return function()
+    except WorkloadError:
+        raise
+    except SystemExit as error:
+        raise make_exit_error(f"the workload's {part}()", error, ARGS_HINT) from error
+    except Exception as error:
+        if is_environment_failure(error):
+            raise
+        message = f"the workload's {part}() raised {summarize_error(error)}"
+        raise WorkloadError(message, detail=format_user_traceback(error)) from error
+
+
+def make_exit_error(code: str, error: SystemExit, hint: str) -> WorkloadError:
+    """Make the error of code that ends the process. What it printed before, as `argparse` does, says why."""
+    sys.stdout.flush()
+    log = Path("/proc/self/fd/2")
+    line = locate_user_line(traceback.extract_tb(error.__traceback__))
+    printed = read_tail(log) if log.is_file() else ""
+    return WorkloadError(f"{code} raised {summarize_error(error)} in {line}", hint=hint, detail=printed)
+
+
+def make_strategy_error(problem: str) -> WorkloadError:
+    """Make the error of a part of the workload that a `tf.distribute` strategy holds."""
+    return WorkloadError(
+        f"{problem}, and trials open a strategy's scope by themselves",
+        hint="Take tf.distribute out of the workload: strategy and replicas are knobs, which Workload(baseline=…) may "
+        "name. Or tune the training script as it is.",
+    )
+
+
+@contextlib.contextmanager
+def refuse_training(where: str, hint: str) -> Iterator[None]:
+    """End a training that begins in this context: it would run in each process before the timed one does.
+
+    Raises `WorkloadError` with its line, `where` and `hint`.
+    """
+    found: list[WorkloadError] = []  # AutoGraph or the user's own `except` may swallow what is raised
+
+    def refuse(*_: Any, **__: Any) -> None:
+        line = locate_user_line(traceback.extract_stack())
+        found.append(WorkloadError(f"{line}: trains a model {where}", hint=hint))
+        raise found[0]
+
+    undo = contextlib.ExitStack()
+
+    def wrap(keras: ModuleType) -> None:
+        trains = (keras.Model, "fit"), (keras.Model, "train_on_batch"), (keras.optimizers.Optimizer, "apply")
+        for owner, name in trains:
+            inherited = name not in vars(owner)
+            undo.callback(*((delattr, owner, name) if inherited else (setattr, owner, name, vars(owner)[name])))
+            setattr(owner, name, refuse)
+
+    if "keras" in sys.modules:
+        wrap(sys.modules["keras"])
+    else:
+        finder = ImportHook("keras", wrap)
+        sys.meta_path.insert(0, finder)
+        undo.callback(sys.meta_path.remove, finder)
+    try:
+        yield
+    finally:
+        undo.close()
+        if found:
+            raise found[0]
+
+
+class ImportHook(MetaPathFinder):
+    """Calls a function with a module right after it is imported."""
+
+    def __init__(self, name: str, then: Callable[[ModuleType], None]) -> None:
+        self._name, self._then = name, then
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        """Return the usual spec, whose loader calls the function as well."""
+        spec = PathFinder.find_spec(name, path, target) if name == self._name else None
+        if spec is not None and spec.loader is not None:
+            usual = spec.loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                usual(module)
+                self._then(module)
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]  # of this one loader
+        return spec
+
+
+# --------------------------------------------------------------------------------------------- what is reported
+
+
+def encode_failure(error: BaseException) -> Failed:
+    """Return the message that reports an exception to the driver."""
+    outcome, hint, detail, input_error = Outcome.ERROR, "", "", False
     if isinstance(error, TrainingFailed):
-        outcome, reason, hint, users = error.outcome, error.reason, error.hint, error.input_error
+        outcome, reason, hint, input_error = error.outcome, error.reason, error.hint, error.input_error
     elif isinstance(error, AutotuneError):
         reason, hint, detail = error.message, error.hint, error.detail
-        users = isinstance(error, WorkloadError | ApplyError)
+        input_error = isinstance(error, WorkloadError | ApplyError)
     elif isinstance(error, MemoryError):  # TensorFlow may not be imported
         outcome, reason = Outcome.OOM, f"out of host memory: {error}"
     else:
-        hint = card_fault(str(error))
+        hint = gpu_fault_hint(str(error))
         outcome = Outcome.OOM if is_out_of_memory(error) else Outcome.CRASHED if hint else Outcome.ERROR
-        reason, detail = cause_of(error), users_traceback(error)
+        reason, detail = summarize_error(error), format_user_traceback(error)
     return Failed(
         outcome=outcome,
         reason=printable(reason)[:4000],
         hint=hint,
         detail=printable(detail)[-20000:],
-        input_error=users,
+        input_error=input_error,
     )

@@ -1,4 +1,4 @@
-"""How a host is cut into seats: its cores in parts, or its GPUs one by one."""
+"""Cut a host into seats: its cores in parts, or its GPUs one by one; and fit configurations and machine to a seat."""
 
 from __future__ import annotations
 
@@ -10,18 +10,25 @@ from autotune.data.errors import ArgumentError
 from autotune.data.hardware import Machine
 from autotune.data.record import Place
 from autotune.machine.gpu import VisibleGpu, visible_gpus
+from autotune.space.configuration import Configuration
+from autotune.space.knobs import KNOBS
 
 WHOLE = "whole"  # the seat that has what all others share
 CORES_VARIABLE = "AUTOTUNE_CORES"  # tells a template which cores its trials may use
 
 
 def whole_host() -> Place:
-    """The one seat of a host that is not cut."""
+    """Return the one seat of a host that is not cut."""
     return Place(seat="local", host=platform.node())
 
 
+def whole_of(part: Place) -> Place:
+    """Return the seat that has all cores of the host of which `part` has some."""
+    return Place(seat=WHOLE, host=part.host, device=f"all {part.of_cores} cores")
+
+
 def cut_cores(count: int, cores: Sequence[int] | None = None) -> tuple[Place, ...]:
-    """Seats with disjoint, equally many cores each.
+    """Return seats with disjoint, equally many cores each.
 
     Args:
         count: How many seats.
@@ -30,39 +37,39 @@ def cut_cores(count: int, cores: Sequence[int] | None = None) -> tuple[Place, ..
     Raises:
         ArgumentError: There are fewer cores than seats.
     """
-    able = sorted(os.sched_getaffinity(0)) if cores is None else list(cores)
-    each = len(able) // count
-    if each == 0:
+    usable = sorted(os.sched_getaffinity(0)) if cores is None else list(cores)
+    size = len(usable) // count
+    if size == 0:
         raise ArgumentError(
-            f"{count} seats were asked for, and {len(able)} cores may be used here", hint="Ask for fewer."
+            f"{count} seats were asked for, and {len(usable)} cores may be used here", hint="Ask for fewer."
         )
-    parts = [able[number * each : (number + 1) * each] for number in range(count)]
+    parts = [usable[number * size : (number + 1) * size] for number in range(count)]
     return tuple(
         Place(
             seat=f"cpu{number}",
             host=platform.node(),
-            device=in_words(part),
+            device=_describe_cores(part),
             cores=tuple(part) if count > 1 else (),
-            of_cores=len(able) if count > 1 else 0,
+            of_cores=len(usable) if count > 1 else 0,
         )
         for number, part in enumerate(parts)
     )
 
 
-def in_words(cores: Sequence[int]) -> str:
-    """`core 3`, `cores 0-3`, or `cores 0,2,5`."""
+def _describe_cores(cores: Sequence[int]) -> str:
+    """Return `core 3`, `cores 0-3`, or `cores 0,2,5`."""
     if len(cores) == 1:
         return f"core {cores[0]}"
-    together = list(cores) == list(range(cores[0], cores[-1] + 1))
-    return f"cores {cores[0]}-{cores[-1]}" if together else f"cores {','.join(map(str, cores))}"
+    contiguous = list(cores) == list(range(cores[0], cores[-1] + 1))
+    return f"cores {cores[0]}-{cores[-1]}" if contiguous else f"cores {','.join(map(str, cores))}"
 
 
-def of_devices(wanted: str, each: int, visible: Sequence[VisibleGpu] | None = None) -> tuple[Place, ...]:
-    """Seats with so many GPUs each.
+def group_gpus(wanted: str, size: int, visible: Sequence[VisibleGpu] | None = None) -> tuple[Place, ...]:
+    """Return seats with `size` GPUs each.
 
     Args:
         wanted: `all`, or indices and UUIDs among the GPUs that this process may use, separated by commas.
-        each: GPUs of a seat.
+        size: GPUs of a seat.
         visible: What this process may use; asked of NVML when None.
 
     Raises:
@@ -71,7 +78,7 @@ def of_devices(wanted: str, each: int, visible: Sequence[VisibleGpu] | None = No
     gpus = list(visible_gpus() if visible is None else visible)
     if not gpus:
         raise ArgumentError("--devices was given, and no GPU can be used here", hint="See what autotune doctor says.")
-    chosen = gpus if wanted == "all" else [_named(entry.strip(), gpus) for entry in wanted.split(",")]
+    chosen = gpus if wanted == "all" else [_find_gpu(entry.strip(), gpus) for entry in wanted.split(",")]
     if len({gpu.uuid for gpu in chosen}) < len(chosen):
         raise ArgumentError(f"--devices {wanted} names a GPU twice", hint="Name each once.")
     names = sorted({gpu.name for gpu in chosen})
@@ -79,9 +86,9 @@ def of_devices(wanted: str, each: int, visible: Sequence[VisibleGpu] | None = No
         raise ArgumentError(
             f"--devices {wanted} names unlike GPUs: {', '.join(names)}", hint="Tune for one kind of GPU at a time."
         )
-    if len(chosen) % each:
+    if len(chosen) % size:
         raise ArgumentError(
-            f"{len(chosen)} GPUs do not make seats of {each} GPUs", hint="Name more or fewer in --devices."
+            f"{len(chosen)} GPUs do not make seats of {size} GPUs", hint="Name more or fewer in --devices."
         )
     return tuple(
         Place(
@@ -90,12 +97,22 @@ def of_devices(wanted: str, each: int, visible: Sequence[VisibleGpu] | None = No
             device=" + ".join(f"{gpu.name} {gpu.uuid}" for gpu in part),
             devices=tuple(gpu.uuid for gpu in part),
         )
-        for number, part in enumerate(chosen[start : start + each] for start in range(0, len(chosen), each))
+        for number, part in enumerate(chosen[start : start + size] for start in range(0, len(chosen), size))
     )
 
 
-def machine_of(places: Sequence[Place] | None, machine: Machine) -> Machine:
-    """The machine with the GPUs of one seat alone, where its GPUs make seats: a recipe speaks of a seat's."""
+def _find_gpu(entry: str, gpus: Sequence[VisibleGpu]) -> VisibleGpu:
+    if entry.isdecimal() and int(entry) < len(gpus):
+        return gpus[int(entry)]
+    found = [gpu for gpu in gpus if gpu.uuid.startswith(entry) and entry.startswith(("GPU-", "MIG-"))]
+    if len(found) != 1:
+        choices = ", ".join(f"{number} ({gpu.uuid})" for number, gpu in enumerate(gpus))
+        raise ArgumentError(f"--devices: {entry!r} names no GPU that can be used here", hint=f"There are {choices}.")
+    return found[0]
+
+
+def restrict_to_seat(machine: Machine, places: Sequence[Place] | None) -> Machine:
+    """Return the machine with the GPUs of one seat only, where its GPUs make seats: a recipe describes one seat."""
     devices = places[0].devices if places else ()
     if not devices:
         return machine
@@ -103,11 +120,22 @@ def machine_of(places: Sequence[Place] | None, machine: Machine) -> Machine:
     return machine.model_copy(update={"gpus": tuple(gpu for gpu, seen in gpus if seen.uuid in devices)})
 
 
-def _named(entry: str, gpus: Sequence[VisibleGpu]) -> VisibleGpu:
-    if entry.isdecimal() and int(entry) < len(gpus):
-        return gpus[int(entry)]
-    found = [gpu for gpu in gpus if gpu.uuid.startswith(entry) and entry.startswith(("GPU-", "MIG-"))]
-    if len(found) != 1:
-        there = ", ".join(f"{number} ({gpu.uuid})" for number, gpu in enumerate(gpus))
-        raise ArgumentError(f"--devices: {entry!r} names no GPU that can be used here", hint=f"There are {there}.")
-    return found[0]
+def scale_threads(configuration: Configuration, place: Place) -> Configuration:
+    """Scale the thread counts of a configuration for the whole host to a seat with a part of its cores."""
+    if not place.of_cores:
+        return configuration
+    share = len(place.cores) / place.of_cores
+    threads = {
+        name: max(1, round(value * share))
+        for name, value in configuration.items()
+        if KNOBS[name].per_core and type(value) is int and value > 0
+    }
+    return configuration.replace(**threads)
+
+
+def place_variables(place: Place) -> dict[str, str]:
+    """Return the variables that bind a template to the devices of a seat."""
+    variables = {"CUDA_VISIBLE_DEVICES": ",".join(place.devices)} if place.devices else {}
+    if place.cores:
+        variables[CORES_VARIABLE] = ",".join(map(str, place.cores))
+    return variables

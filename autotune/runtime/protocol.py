@@ -27,7 +27,7 @@ REST_SECONDS = 5  # how long the rest of a message may take once it has begun to
 
 
 class ProtocolError(Exception):
-    """What came over the pipe is no message. The text is one line, whatever came."""
+    """Something that is no message came over the pipe. The text is one line, whatever came."""
 
 
 class ChannelClosed(Exception):
@@ -53,7 +53,7 @@ class LossRuns(Frozen):
 
 
 class Data(Frozen):
-    """What the first trial learns of the dataset, and later ones are told."""
+    """What the first trial learns about the dataset; later trials are given it."""
 
     examples: int | None  # in the dataset; None when endless or not counted in time
     validation_examples: int | None = None  # of validation data of unknown cardinality, if counted in time
@@ -62,7 +62,7 @@ class Data(Frozen):
 
     @classmethod
     def found_by(cls, started: Started) -> Data:
-        """What a trial has found."""
+        """Return what a trial has found."""
         return cls(**started.model_dump(include=set(cls.model_fields)))
 
 
@@ -76,7 +76,7 @@ class TrialTiming:
 
 
 class TrialRequest(Frozen):
-    """What a trial process needs to know."""
+    """Run this trial."""
 
     kind: Literal["trial"] = "trial"
     configuration: dict[str, Value]  # every knob that exists on the device
@@ -84,8 +84,8 @@ class TrialRequest(Frozen):
     data: Data | None = None  # None to check the dataset's elements and count them
     count_seconds: FiniteFloat = 5.0  # how long each count may take
     timing: TrialTiming
-    losses: LossRuns | None = None  # these trainings are run, and nothing is timed
-    script: ScriptFacts | None = None  # where a script as it is is trained
+    losses: LossRuns | None = None  # run these trainings, and time nothing
+    script: ScriptFacts | None = None  # of a script that is tuned as it is
 
 
 class TemplateReady(Frozen):
@@ -123,7 +123,7 @@ class Exited(Frozen):
 
 
 class Measure(Frozen):
-    """Train for `slices` slices without a pause, report each, then freeze."""
+    """Train for `slices` slices without a pause, report each slice, then freeze."""
 
     kind: Literal["measure"] = "measure"
     seconds: FiniteFloat  # of one slice
@@ -135,8 +135,8 @@ class Finish(Frozen):
 
     kind: Literal["finish"] = "finish"
     input_wait_seconds: FiniteFloat = 0.0  # how long the input-wait counterfactual may take; 0 for none
-    ceilings: bool = False  # how fast the input and the step are alone is measured as well
-    profile: bool = False  # steps are profiled at the end, into `profile/` beside the log
+    ceilings: bool = False  # also measure how fast the input and the step are alone
+    profile: bool = False  # profile steps at the end, into `profile/` beside the log
 
 
 class Started(Data):
@@ -167,7 +167,7 @@ class FirstStep(Frozen):
 
 
 class Ready(Frozen):
-    """The trial has warmed up, and is frozen until told to measure."""
+    """The trial has warmed up, and stays frozen until a `Measure`."""
 
     kind: Literal["trial_ready"] = "trial_ready"
     timed_by: Literal["epochs", "steps"]
@@ -202,7 +202,7 @@ class LossCurves(Frozen):
 
 
 class Finished(Frozen):
-    """The trial's closing figures. Where the input wait is asked for, they come without it first, then with it."""
+    """The trial's closing figures. They come twice where the input wait is asked for: first without it, then with."""
 
     kind: Literal["finished"] = "finished"
     peak_host_bytes: int
@@ -214,7 +214,7 @@ class Finished(Frozen):
 
 
 class Failed(Frozen):
-    """The trial cannot go on."""
+    """The trial cannot continue."""
 
     kind: Literal["failed"] = "failed"
     outcome: Outcome
@@ -242,7 +242,7 @@ class Channel:
         self._pipe = Connection(end.detach())
 
     def fileno(self) -> int:
-        """The socket's descriptor."""
+        """Return the socket's descriptor."""
         return self._pipe.fileno()
 
     def close(self) -> None:
@@ -259,7 +259,7 @@ class Channel:
             raise ChannelClosed(str(error)) from error
 
     def receive(self, timeout_seconds: float | None = None) -> Frozen:
-        """The next message. Raises `TimeoutError`, `ChannelClosed`, or `ProtocolError` for what is no message."""
+        """Return the next message. Raises `TimeoutError`, `ChannelClosed`, `ProtocolError` for what is no message."""
         try:
             body = self._pipe.recv_bytes(LARGEST_MESSAGE_BYTES) if self._pipe.poll(timeout_seconds) else None
         except (EOFError, OSError) as error:
@@ -271,12 +271,12 @@ class Channel:
         try:
             message: Frozen = _message.validate_json(body)
         except ValidationError as error:
-            what = f"not a message: {first_mistake(error)[1]}"
-            raise ProtocolError(one_line(what, longest=LONGEST_MESSAGE)) from error
+            text = f"not a message: {first_mistake(error)[1]}"
+            raise ProtocolError(one_line(text, longest=LONGEST_MESSAGE)) from error
         return message
 
     def receive_end(self) -> socket.socket:
-        """The end of a socket that follows a message. Raises `ChannelClosed`."""
+        """Return the end of a socket that follows a message. Raises `ChannelClosed`."""
         try:
             return socket.socket(fileno=recv_handle(self._pipe))
         except (EOFError, OSError, RuntimeError) as error:

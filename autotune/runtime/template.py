@@ -3,10 +3,10 @@
     python -m autotune.runtime.template CONTROL_FD DRIVER_PID MODE REFERENCE_JSON LAYERS ENTRY_POINT
 
 It starts no TensorFlow runtime, never imports Optuna or pandas, and ends when its control socket closes. DRIVER_PID is
-for whoever reads a list of processes. MODE is `new`; `known` where a script has been run before to find out what it
-does; or `later`, where each fork imports everything for itself. LAYERS is the directory for what is written by
-contained processes (see `containment`); empty where trials may write for real. ENTRY_POINT is the module that knows the
-workload, see `EntryPoint`.
+for whoever reads a list of processes. MODE is `new`; `known` for a script that was run before to find out what it does;
+or `later`, where each fork imports everything for itself. LAYERS is the directory for what contained processes write
+(see `containment`); empty where trials may write for real. ENTRY_POINT is the module that knows the workload, see
+`EntryPoint`.
 """
 
 from __future__ import annotations
@@ -34,11 +34,10 @@ from autotune.data.facts import WorkloadFacts, WorkloadReference
 from autotune.data.printable import printable
 from autotune.data.record import Outcome
 from autotune.recipe import apply
-from autotune.runtime import containment, lifeline, protocol
-from autotune.runtime.failures import is_out_of_memory
+from autotune.runtime import containment, protocol, supervisor
+from autotune.runtime.failures import is_out_of_memory, summarize_error
 from autotune.runtime.logs import open_log
 from autotune.runtime.places import CORES_VARIABLE
-from autotune.runtime.user_errors import cause_of
 from autotune.space.variables import without_caches
 
 
@@ -68,7 +67,7 @@ def main(arguments: list[str]) -> int:
     if cores := os.environ.pop(CORES_VARIABLE, ""):
         os.sched_setaffinity(0, map(int, cores.split(",")))  # TensorFlow makes as many threads
     os.environ.update(without_caches(os.environ))
-    lifeline.leave_a_keeper(int(descriptor))
+    supervisor.fork_supervisor(int(descriptor))
     layers = Path(folder) if folder else None
     uncontained = "" if layers is None else containment.contain(layers)
     control = protocol.Channel(socket.socket(fileno=int(descriptor)))
@@ -79,24 +78,12 @@ def main(arguments: list[str]) -> int:
     try:
         if mode != "later":
             workload, ready = _import_workload(entry, reference, known=mode == "known")
-        if ready.workload is not None:
-            facts = ready.workload.model_copy(update={"uncontained": uncontained})
-            ready = ready.model_copy(update={"workload": facts})
-    except WorkloadError as error:
-        detail = printable(error.detail)[-20000:]
-        control.send(protocol.TemplateFailed(message=error.message, hint=error.hint, detail=detail))
-        return 1
     except Exception as error:
-        if is_out_of_memory(error):
-            message = f"memory ran out while the workload was imported: {cause_of(error)}"
-            control.send(protocol.TemplateFailed(message=message, no_memory=True))
-            return 1
-        if not isinstance(error, ImportError):
-            raise
-        message = f"cannot import TensorFlow: {error}"
-        hint = f"Mend the TensorFlow that is installed in {sys.prefix}: `import tensorflow` fails in it."
-        control.send(protocol.TemplateFailed(message=message, hint=hint, users=False))
+        control.send(_encode_import_failure(error))
         return 1
+    if ready.workload is not None:
+        facts = ready.workload.model_copy(update={"uncontained": uncontained})
+        ready = ready.model_copy(update={"workload": facts})
     gc.collect()
     gc.freeze()  # keeps the collector from touching, and so copying, every page in each fork
     control.send(ready)
@@ -104,8 +91,22 @@ def main(arguments: list[str]) -> int:
         with contextlib.suppress(protocol.ChannelClosed):
             _Server(control, entry, workload, reference, layers).serve()
     finally:
-        lifeline.kill_orphans()
+        supervisor.kill_orphans()
     return 0
+
+
+def _encode_import_failure(error: Exception) -> protocol.TemplateFailed:
+    """Return the message that reports a failed import. Raises what nobody expected."""
+    if isinstance(error, WorkloadError):
+        detail = printable(error.detail)[-20000:]
+        return protocol.TemplateFailed(message=error.message, hint=error.hint, detail=detail)
+    if is_out_of_memory(error):
+        message = f"memory ran out while the workload was imported: {summarize_error(error)}"
+        return protocol.TemplateFailed(message=message, no_memory=True)
+    if not isinstance(error, ImportError):
+        raise error
+    hint = f"Repair the TensorFlow that is installed in {sys.prefix}: `import tensorflow` fails in it."
+    return protocol.TemplateFailed(message=f"cannot import TensorFlow: {error}", hint=hint, users=False)
 
 
 def _import_workload(
@@ -114,19 +115,19 @@ def _import_workload(
     """Import TensorFlow and what the workload needs, and describe the workload unless it is known."""
     workload, variables = entry.import_workload(reference)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if the file ignores this signal, the ends of trials are lost
-    started, in_force = survey()
+    started, in_force = inspect_import()
     facts = None if known else entry.describe_workload(reference, workload, variables, in_force)
     return workload, protocol.TemplateReady(workload=facts, started=started)
 
 
-def survey() -> tuple[protocol.StartedByImport | None, dict[str, Any]]:
-    """What importing the user's module has started, and the knobs that are in force before a model is built."""
-    if device_is_open():
+def inspect_import() -> tuple[protocol.StartedByImport | None, dict[str, Any]]:
+    """Return what importing the user's module has started, and the knobs in force before a model is built."""
+    if is_gpu_open():
         return "cuda", apply.in_force()
     if threading.active_count() > 1:
         return "threads", apply.in_force()
     reading, writing = os.pipe()
-    pid = _fork()  # asking TensorFlow starts CUDA, which no fork survives: a child is sent to ask
+    pid = _fork()  # a child asks TensorFlow: that starts CUDA, which no fork survives
     if pid == 0:
         with contextlib.suppress(BaseException):
             os.write(writing, json.dumps([apply.runtime_has_started(), apply.in_force()]).encode())
@@ -139,14 +140,14 @@ def survey() -> tuple[protocol.StartedByImport | None, dict[str, Any]]:
 
 
 def is_gpu_file(path: str) -> bool:
-    """Whether CUDA holds such a file open: of NVIDIA's driver, under WSL 2, on Jetson boards."""
+    """Return whether CUDA holds such a file open: of NVIDIA's driver, under WSL 2, on Jetson boards."""
     return path.startswith(("/dev/nvidia", "/dev/dxg", "/dev/nvhost", "/dev/nvmap"))
 
 
-def device_is_open(descriptors: Path = Path("/proc/self/fd")) -> bool:
-    """Whether this process, or another by its list of open files, holds a GPU's file open: no fork survives that."""
+def is_gpu_open(descriptors: Path = Path("/proc/self/fd")) -> bool:
+    """Return whether a process, by its list of descriptors, holds a GPU's file open: no fork survives that."""
     for name in os.listdir(descriptors):
-        with contextlib.suppress(OSError):  # the listing's own, closed by now
+        with contextlib.suppress(OSError):  # the listing's own descriptor is closed by now
             if is_gpu_file(os.readlink(descriptors / name)):
                 return True
     return False
@@ -170,16 +171,13 @@ class _Server:
         reference: WorkloadReference,
         layers: Path | None,  # for what trials write
     ) -> None:
-        self._control = control
-        self._entry = entry
-        self._layers = layers
-        self._workload = workload
-        self._reference = reference
+        self._control, self._entry, self._layers = control, entry, layers
+        self._workload, self._reference = workload, reference
         self._trials: dict[int, int] = {}  # pidfd → pid
-        self._of_the_module = frozenset(child.pid for child in psutil.Process().children())
+        self._children_of_module = frozenset(child.pid for child in psutil.Process().children())
 
     def serve(self) -> NoReturn:
-        """Until the control socket closes, which raises `ChannelClosed`."""
+        """Serve until the control socket closes, which raises `ChannelClosed`."""
         while True:
             for ready in wait([self._control.fileno(), *self._trials]):
                 if ready in self._trials:
@@ -205,7 +203,7 @@ class _Server:
         status, template = 1, os.getppid()
         try:
             os.setpgid(0, 0)
-            lifeline.die_with_parent(template)
+            supervisor.die_with_parent(template)
             with contextlib.suppress(OSError):
                 # When memory runs out, the kernel kills this process, not the driver.
                 Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
@@ -224,7 +222,7 @@ class _Server:
             os.dup2(output, 2)
             os.close(output)
             resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
-            faulthandler.enable(all_threads=False)  # the log says where in the user's code a signal struck
+            faulthandler.enable(all_threads=False)  # the log shows where in the user's code a signal struck
             status = self._entry.run(request, protocol.Channel(end), self._workload, self._reference)
         finally:
             for stream in (sys.stdout, sys.stderr):
@@ -238,7 +236,7 @@ class _Server:
         _, status = os.waitpid(pid, 0)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)
-        lifeline.kill_orphans(self._of_the_module | set(self._trials.values()))
+        supervisor.kill_orphans(self._children_of_module | set(self._trials.values()))
         self._control.send(protocol.Exited(pid=pid, status=os.waitstatus_to_exitcode(status)))
         if self._layers is not None:
             containment.remove_layers(self._layers / str(pid))

@@ -1,4 +1,4 @@
-"""A template process as the driver sees it: start it, hear what it found, have it fork trials."""
+"""The driver's side of a template: start it, wait for what it found, have it fork trials."""
 
 from __future__ import annotations
 
@@ -21,11 +21,10 @@ from autotune.data.errors import BudgetError, InputError, TrialProcessError, Wor
 from autotune.data.facts import WorkloadReference
 from autotune.data.record import Outcome
 from autotune.machine.fingerprint import memory_limit_bytes
-from autotune.runtime import lifeline, protocol
+from autotune.runtime import protocol, supervisor
 from autotune.runtime.containment import ALLOW_LARGE, LayerLimit
-from autotune.runtime.error_patterns import kernel_oom_kills, says_no_memory
 from autotune.runtime.executor import TrialFailed
-from autotune.runtime.logs import cap, open_log, tail
+from autotune.runtime.logs import cap_log, count_oom_kills, is_memory_error, open_log, read_tail
 from autotune.runtime.protocol import Channel, ChannelClosed, ProtocolError
 
 ENTRY_POINT = "autotune.script.runner"  # a name, not an import: `runtime` lies below `script`
@@ -34,9 +33,8 @@ FORK_SECONDS = 20.0
 EXIT_SECONDS = 5.0
 LOOK_SECONDS = 0.2  # how often the log is looked at while the template imports
 
-
 Mode = Literal["new", "known", "later"]
-"""What it imports, see `template`."""
+"""What the template imports, see `template`."""
 
 
 class TemplateDied(TrialProcessError):
@@ -44,7 +42,7 @@ class TemplateDied(TrialProcessError):
 
 
 class Template:
-    """A template process below its keeper (see `lifeline`), and the pipe to it."""
+    """A template process below its supervisor (see `supervisor`), and the pipe to it."""
 
     def __init__(
         self,
@@ -59,8 +57,8 @@ class Template:
         self._reference, self._log, self.layers = reference, log, layers
         self._limit = LayerLimit(layers)
         self._family = secrets.token_hex(16)
-        self._kernel_kills = kernel_oom_kills()
-        # With -P, the current directory shadows no module of ours or Python's.
+        self._oom_kills = count_oom_kills()
+        # With -P, the current directory shadows no module of autotune's or Python's.
         command = [sys.executable, "-P", "-m", "autotune.runtime.template", str(theirs.fileno())]
         folder = "" if layers is None else str(layers)
         command += [str(os.getpid()), mode, reference.model_dump_json(), folder, ENTRY_POINT]
@@ -71,10 +69,10 @@ class Template:
                 stdout=output,
                 stderr=output,
                 pass_fds=(theirs.fileno(),),
-                env={**os.environ, **_import_path(), **variables, lifeline.FAMILY_VARIABLE: self._family},
+                env={**os.environ, **_import_path(), **variables, supervisor.FAMILY_VARIABLE: self._family},
                 start_new_session=True,
             )
-        self.pid = self._process.pid  # of the keeper, which lives as long as anything below it
+        self.pid = self._process.pid  # the supervisor's, which lives as long as anything below it
         self._channel = Channel(ours)
         self._ready: protocol.TemplateReady | None = None
         self._exits: dict[int, int] = {}
@@ -87,7 +85,7 @@ class Template:
         """
         deadline = time.monotonic() + longest_seconds
         while self._ready is None:
-            cap(self._log)
+            cap_log(self._log)
             if excess := self._limit.excess():
                 raise WorkloadError(f"importing the workload {excess}", hint=ALLOW_LARGE)
             try:
@@ -100,7 +98,7 @@ class Template:
                 raise self._died("the process that imports the workload died") from error
             if isinstance(answer, protocol.TemplateFailed):
                 if answer.no_memory:
-                    raise _no_memory(answer.message, tail(self._log))
+                    raise _no_memory(answer.message, read_tail(self._log))
                 kind = WorkloadError if answer.users else TrialProcessError
                 raise kind(answer.message, hint=answer.hint, detail=answer.detail)
             assert isinstance(answer, protocol.TemplateReady)
@@ -125,11 +123,11 @@ class Template:
         )
 
     def fork(self, request: protocol.TrialRequest) -> tuple[int, Channel]:
-        """Start a trial: its process id, and the driver's end of its pipe. Raises `TemplateDied`, `TrialFailed`."""
+        """Start a trial; return its process id and the driver's end of its pipe. Raises as `wait_ready` does."""
         try:
             self._channel.send(request)
             while not isinstance(answer := self._channel.receive(FORK_SECONDS), protocol.Forked):
-                self._note(answer)
+                self._note_exit(answer)
             channel = Channel(self._channel.receive_end())
         except (ChannelClosed, TimeoutError, ProtocolError) as error:
             raise self._died("the template process cannot start trials") from error
@@ -137,41 +135,41 @@ class Template:
         return answer.pid, channel
 
     def wait_exit(self, pid: int, timeout_seconds: float) -> int | None:
-        """How a trial ended, see `messages.Exited`; None when it has not, or the template is gone."""
+        """Return how a trial ended, see `protocol.Exited`; None when it has not, or the template is gone."""
         deadline = time.monotonic() + timeout_seconds
         with contextlib.suppress(TimeoutError, ChannelClosed, ProtocolError):
             while pid not in self._exits:
-                self._note(self._channel.receive(max(0.0, deadline - time.monotonic())))
+                self._note_exit(self._channel.receive(max(0.0, deadline - time.monotonic())))
         return self._exits.get(pid)
 
-    def _note(self, answer: object) -> None:
+    def _note_exit(self, answer: object) -> None:
         if isinstance(answer, protocol.Exited):
             self._exits[answer.pid] = answer.status
 
     def death(self) -> str | None:
-        """How the template ended, in words, once nothing of it is left; None when it lives."""
+        """Return how the template ended, in words, once nothing of it is left; None while it lives."""
         try:
             status = self._process.wait(LOOK_SECONDS)  # its pipe closes a moment before it is gone
         except subprocess.TimeoutExpired:
             return None
-        lifeline.kill_family(self._family)
-        return status_in_words(status)
+        supervisor.kill_family(self._family)
+        return describe_status(status)
 
     @property
     def alive(self) -> bool:
         """Whether the process runs."""
         return self._process.poll() is None
 
-    def _died(self, what: str) -> TemplateDied | TrialFailed:
+    def _died(self, reason: str) -> TemplateDied | TrialFailed:
         self.close()
-        status, said = status_in_words(self._process.returncode), tail(self._log)
-        killed = status == status_in_words(-signal.SIGKILL)
-        if says_no_memory(said) or (killed and kernel_oom_kills() > self._kernel_kills):
-            return _no_memory(f"memory ran out while the workload was imported: {what} ({status})", said)
+        status, log_tail = describe_status(self._process.returncode), read_tail(self._log)
+        killed = status == describe_status(-signal.SIGKILL)
+        if is_memory_error(log_tail) or (killed and count_oom_kills() > self._oom_kills):
+            return _no_memory(f"memory ran out while the workload was imported: {reason} ({status})", log_tail)
         hint = f"Its log is {self._log}."
         if killed:
-            hint += " Where nobody killed it, a limit on memory did, such as a container's."
-        return TemplateDied(f"{what} ({status})", hint=hint, detail=said)
+            hint += " If nobody killed it, a limit on memory did, such as a container's."
+        return TemplateDied(f"{reason} ({status})", hint=hint, detail=log_tail)
 
     def close(self) -> None:
         """End the template; its trials die with it."""
@@ -181,11 +179,11 @@ class Template:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        lifeline.kill_family(self._family)
+        supervisor.kill_family(self._family)
 
 
 def _no_memory(reason: str, log_tail: str) -> TrialFailed:
-    limits = [memory_limit_bytes(), *(each for each in resource.getrlimit(resource.RLIMIT_AS) if each > 0)]
+    limits = [memory_limit_bytes(), *(limit for limit in resource.getrlimit(resource.RLIMIT_AS) if limit > 0)]
     hint = (
         f"It may use {min(limits) / 2**30:.1f} GiB here, by the machine's size, the container's limit or ulimit -v: "
         "raise the limit, free memory, or move data from the top of the file into dataset()."
@@ -194,16 +192,16 @@ def _no_memory(reason: str, log_tail: str) -> TrialFailed:
 
 
 def _import_path() -> dict[str, str]:
-    """Where this autotune was imported from, so that the template imports the same one."""
+    """Return the variable with which the template imports this same autotune."""
     root = str(Path(__file__).resolve().parents[2])
     if root in sysconfig.get_paths().values():
-        return {}  # found there anyway, and not to be put before the standard library
+        return {}  # it is found there anyway, and must not come before the standard library
     inherited = os.environ.get("PYTHONPATH")
     return {"PYTHONPATH": os.pathsep.join([root, inherited] if inherited else [root])}
 
 
-def status_in_words(status: int) -> str:
-    """`killed by SIGKILL` for -9 or, as a keeper says it, 137; `exit status 1` for 1."""
+def describe_status(status: int) -> str:
+    """Return `killed by SIGKILL` for -9 or, as a supervisor reports it, 137; `exit status 1` for 1."""
     number = -status if status < 0 else status - 128
     if not 0 < number < signal.NSIG:
         return f"exit status {status}"

@@ -1,4 +1,4 @@
-"""The driver's side of trials: start, talk, freeze, time-limit, kill, say how they ended."""
+"""The driver's side of a trial: start, command, freeze, time out, kill, and report how it ended."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from autotune.data.models import KnobValue
 from autotune.data.record import Outcome, Slice
 from autotune.runtime import protocol
 from autotune.runtime.containment import ALLOW_LARGE, LayerLimit
-from autotune.runtime.error_patterns import card_fault, kernel_oom_kills, says_no_memory
 from autotune.runtime.executor import SeatLost, TrialFailed, WarmUp
-from autotune.runtime.logs import cap, fatal_line, tail
+from autotune.runtime.logs import cap_log, count_oom_kills, find_fatal_line, gpu_fault_hint, is_memory_error, read_tail
 from autotune.runtime.protocol import ChannelClosed, ProtocolError
-from autotune.runtime.suspend_clock import LOOK_SECONDS, AwakeClock
-from autotune.runtime.template_process import EXIT_SECONDS, Template, status_in_words
+from autotune.runtime.template_process import EXIT_SECONDS, Template, describe_status
 
+LOOK_SECONDS = 0.1  # how often the clock looks for a standstill
+STILL_SECONDS = 0.4  # a look this late shows a standstill; on a busy machine looks are late by milliseconds
 MOST_REPEATS = 3  # of a slice in which the machine stood still: where it always does, that is how it runs
 FREEZE_SECONDS = 5.0  # how long a process group may take to stop
 
-# What a trial does while each of its messages is waited for.
+# What a trial does while the driver waits for each of its messages.
 _DOING: dict[type, str] = {
     protocol.Started: "while building the model and dataset",
     protocol.FirstStep: "in the first step, which traces and compiles",
@@ -38,6 +38,35 @@ Profiled = Literal["all", "finalists", "none"]
 Message = TypeVar("Message")
 
 
+class AwakeClock:
+    """Seconds since any moment, without those in which this machine slept or all that runs here was stopped.
+
+    No clock shows that a process was stopped. But then much more time passes between two looks than was waited for.
+    """
+
+    def __init__(self) -> None:
+        self.standstills = 0  # so many were noticed
+        self._still_seconds = 0.0
+        self.watch()
+
+    def __call__(self) -> float:
+        """Return the time now."""
+        return time.monotonic() - self._still_seconds
+
+    def watch(self) -> None:
+        """Begin to look: a standstill before now is not noticed."""
+        self._ran = time.monotonic()
+        self._passed = time.clock_gettime(time.CLOCK_BOOTTIME)  # goes on while the machine sleeps
+
+    def look(self) -> None:
+        """Notice a standstill since the last look. Call it after each wait of at most `LOOK_SECONDS`."""
+        ran, passed = self._ran, self._passed
+        self.watch()
+        if self._passed - passed > LOOK_SECONDS + STILL_SECONDS:
+            self.standstills += 1
+            self._still_seconds += self._ran - ran
+
+
 class TrialProcess:
     """A real trial: a fork of a template; see `executor.LiveTrial`."""
 
@@ -46,15 +75,15 @@ class TrialProcess:
         template: Template,
         request: protocol.TrialRequest,
         profile: Profiled,
-        scaled: Mapping[str, KnobValue] | None = None,  # knobs that were scaled for the seat, as they were asked for
+        asked: Mapping[str, KnobValue],  # knobs that were scaled for the seat, as they were asked for
     ) -> None:
         self.template = template
         self._profile = profile
-        self._asked, self._scaled = request.configuration, scaled or {}
+        self._scaled, self._asked = request.configuration, asked
         self._log = Path(request.log)
         self._clock = AwakeClock()
         self._requested = self._clock()
-        self._kernel_kills = kernel_oom_kills()
+        self._kernel_kills = count_oom_kills()
         self._killed = False
         self.pid, self._channel = template.fork(request)
         self._limit = LayerLimit(template.layers, self.pid)
@@ -66,7 +95,7 @@ class TrialProcess:
         self._clock.watch()
         started = self._expect(protocol.Started, deadline)
         unscaled = {
-            name: self._scaled[name] if name in self._scaled and value == self._asked[name] else value
+            name: self._asked[name] if name in self._asked and value == self._scaled[name] else value
             for name, value in started.in_force.items()
         }
         started = started.model_copy(update={"in_force": unscaled})
@@ -99,20 +128,20 @@ class TrialProcess:
             self.freeze()
             thrown_away += self._clock.standstills > before
             if self._clock.standstills == before or thrown_away == MOST_REPEATS:
-                return tuple(each.model_copy(update={"standstills": thrown_away}) for each in slices)
+                return tuple(part.model_copy(update={"standstills": thrown_away}) for part in slices)
 
     def finish(self, input_wait_seconds: float, timeout_seconds: float, *, thorough: bool = False) -> protocol.Finished:
         """See `executor.LiveTrial`."""
         before, deadline = self._clock.standstills, self._clock() + timeout_seconds
         profile = self._profile == "all" or (self._profile == "finalists" and thorough)
         self._command(protocol.Finish(input_wait_seconds=input_wait_seconds, ceilings=thorough, profile=profile))
-        told = self._expect(protocol.Finished, deadline)
+        figures = self._expect(protocol.Finished, deadline)
         if input_wait_seconds > 0:
-            with contextlib.suppress(TrialFailed):  # it is ended; what it told before stands
+            with contextlib.suppress(TrialFailed):  # the trial has ended; the figures before the wait stand
                 answer = self._expect(protocol.Finished, deadline)
-                told = answer if self._clock.standstills == before else told
+                figures = answer if self._clock.standstills == before else figures
         self.kill()
-        return told
+        return figures
 
     def loss_curves(self, timeout_seconds: float) -> protocol.LossCurves:
         """See `executor.LiveTrial`."""
@@ -127,29 +156,29 @@ class TrialProcess:
             return
         self._killed = True
         self._channel.close()
-        # A trial dies with its template, and its number may be another process's then.
+        # A trial dies with its template, and its process id may then belong to another process.
         if self.template.wait_exit(self.pid, 0.0) is None and self.template.alive:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
             self.template.wait_exit(self.pid, EXIT_SECONDS)
-        cap(self._log)
+        cap_log(self._log)
 
     def freeze(self) -> None:
-        """Wait until every thread of the trial has stopped, which stops its own process group after each report."""
+        """Wait until every thread of the trial has stopped; the trial stops its own process group after each report."""
         deadline, looked_at = time.monotonic() + FREEZE_SECONDS, 0.0
         while not is_stopped(self.pid):
-            if looked_at > deadline:  # not the time now: this process itself may have been kept from looking
+            if looked_at > deadline:  # not the time now: this process itself may have been suspended
                 raise self._failed(Outcome.TIMEOUT, f"could not be frozen within {FREEZE_SECONDS:.0f} s")
             time.sleep(0.0005)
             looked_at = time.monotonic()
 
     def thaw(self) -> None:
-        """Let the process group go on."""
+        """Let the process group continue."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGCONT)
 
     def _command(self, command: protocol.Measure | protocol.Finish) -> None:
-        self._clock.watch()  # from before the trial goes on
+        self._clock.watch()  # before the trial continues
         try:
             self._channel.send(command)
         except ChannelClosed as error:
@@ -157,13 +186,13 @@ class TrialProcess:
         self.thaw()
 
     def _receive(self, deadline: float) -> object:
-        """The next message. Raises as `messages.Channel.receive` does."""
+        """Return the next message. Raises as `protocol.Channel.receive` does."""
         while True:
             answer = None
             with contextlib.suppress(TimeoutError):
                 answer = self._channel.receive(min(max(0.0, deadline - self._clock()), LOOK_SECONDS))
             self._clock.look()
-            cap(self._log)
+            cap_log(self._log)
             if excess := self._limit.excess():
                 raise self._failed(Outcome.ERROR, excess, hint=ALLOW_LARGE)
             if answer is not None:
@@ -174,7 +203,7 @@ class TrialProcess:
                 raise TimeoutError
 
     def _expect(self, kind: type[Message], deadline: float) -> Message:
-        """The next message, which must be of this kind."""
+        """Return the next message; one of another kind is a failure of the trial."""
         try:
             answer = self._receive(deadline)
         except TimeoutError as error:
@@ -194,29 +223,29 @@ class TrialProcess:
     def _failed(
         self, outcome: Outcome, reason: str, *, kind: type[TrialFailed] = TrialFailed, **more: Any
     ) -> TrialFailed:
-        """The failure of this trial, which is killed."""
+        """Kill the trial, and return its failure."""
         self.kill()
-        return kind(outcome, reason, log_tail=tail(self._log), **more)
+        return kind(outcome, reason, log_tail=read_tail(self._log), **more)
 
     def _died(self) -> TrialFailed:
-        """The failure of a trial whose end of the pipe closed without a word."""
+        """Return the failure of a trial whose end of the pipe closed without a message."""
         exited = self.template.wait_exit(self.pid, EXIT_SECONDS)
         if exited is None:
             death = self.template.death()
-            if kernel_oom_kills() > self._kernel_kills:
+            if count_oom_kills() > self._kernel_kills:
                 return self._failed(Outcome.OOM, f"its template process died ({death}): out of memory")
             why = f"its template process died ({death})" if death else "closed its pipe and did not end"
             return self._failed(Outcome.CRASHED, why, kind=SeatLost if death else TrialFailed)
-        if exited == -signal.SIGKILL and kernel_oom_kills() > self._kernel_kills:
+        if exited == -signal.SIGKILL and count_oom_kills() > self._kernel_kills:
             return self._failed(Outcome.OOM, "killed by the kernel: out of memory")
-        how = f"{'' if exited < 0 else 'ended with '}{status_in_words(exited)}"
-        fatal = fatal_line(self._log).strip()
-        outcome = Outcome.OOM if says_no_memory(fatal) else Outcome.CRASHED
-        return self._failed(outcome, f"{how}: {fatal[:400]}" if fatal else how, hint=card_fault(fatal))
+        how = f"{'' if exited < 0 else 'ended with '}{describe_status(exited)}"
+        fatal = find_fatal_line(self._log).strip()
+        outcome = Outcome.OOM if is_memory_error(fatal) else Outcome.CRASHED
+        return self._failed(outcome, f"{how}: {fatal[:400]}" if fatal else how, hint=gpu_fault_hint(fatal))
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether every thread of a process is stopped, or the process is gone."""
+    """Return whether every thread of a process is stopped, or the process is gone."""
     states = set()
     try:
         for thread in os.listdir(f"/proc/{pid}/task"):

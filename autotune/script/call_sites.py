@@ -1,4 +1,4 @@
-"""Calls in the user's code, found by the running frame and in the source. No TensorFlow."""
+"""Find calls in the user's code, by the running frame and in the source. No TensorFlow."""
 
 from __future__ import annotations
 
@@ -6,20 +6,22 @@ import ast
 import functools
 import os
 import sys
-from collections import Counter
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
+from typing import NamedTuple
 
 from autotune.data.facts import Site
 from autotune.runtime.sources import parsed
 
 _OWN = str(Path(__file__).resolve().parents[1]) + os.sep
 _LIBRARIES = {"tensorflow", "keras", "tf_keras", "wrapt", "absl"}
+_LOOPS = ast.For | ast.While | ast.ListComp | ast.DictComp | ast.SetComp | ast.GeneratorExp
 
 
 def users_frame() -> FrameType | None:
-    """The nearest frame outside of TensorFlow, Keras and this package; None where there is none."""
+    """Return the nearest frame outside of TensorFlow, Keras and this package; None where there is none."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and _is_library(frame.f_code.co_filename):
         frame = frame.f_back
@@ -35,7 +37,7 @@ def _is_library(file: str) -> bool:
 
 
 def site_of(frame: FrameType, directory: str) -> Site:
-    """The call that a frame is in."""
+    """Return the call that a frame is in."""
     code, line = frame.f_code, frame.f_lineno
     _, end_line, _, end_column = list(code.co_positions())[frame.f_lasti // 2]
     found = calls_in(code.co_filename, directory).get((end_line or 0, end_column or 0))
@@ -52,52 +54,82 @@ def shown(file: str, directory: str) -> str:
     return file
 
 
-@functools.cache
-def calls_in(file: str, directory: str) -> dict[tuple[int, int], tuple[Site, ast.Call]]:
-    """The calls in a source file, by where each ends: a line, and a column in bytes. Empty for what is no source."""
-    counts: Counter[tuple[str, str]] = Counter()
-    found = {}
-    for function, node in sorted(_calls(parsed(Path(file)), ""), key=lambda each: _end(each[1])):
-        name = _name(node.func)
-        order, line = counts[function, name], node.lineno
-        counts[function, name] += 1
-        site = Site(file=shown(file, directory), function=function, call=name, order=order, line=line)
-        found[_end(node)] = site, node
-    return found
+class _Call(NamedTuple):
+    node: ast.Call
+    function: str  # qualified name of the function that it stands in; empty outside of any
+    in_loop: bool  # of that function
+
+    @property
+    def name(self) -> str:
+        return _name(self.node.func)
+
+
+def _calls(node: ast.AST, prefix: str = "", in_loop: bool = False) -> Iterator[_Call]:
+    """Yield the calls below a node."""
+    in_loop = in_loop or isinstance(node, _LOOPS)
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Call):
+            yield _Call(child, prefix.removesuffix(".").removesuffix(".<locals>"), in_loop)
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield from _calls(child, f"{prefix}{child.name}.<locals>.")
+        else:
+            yield from _calls(child, f"{prefix}{child.name}." if isinstance(child, ast.ClassDef) else prefix, in_loop)
+
+
+def _name(node: ast.expr) -> str:
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
 def _end(node: ast.Call) -> tuple[int, int]:
     return node.end_lineno or 0, node.end_col_offset or 0
 
 
-def _calls(node: ast.AST, prefix: str) -> Iterator[tuple[str, ast.Call]]:
-    """The calls below a node, each with the qualified name of its function."""
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.Call):
-            yield prefix.removesuffix(".<locals>.") or "<module>", child
-        inner = prefix
-        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
-            inner = f"{prefix}{child.name}.<locals>."
-        elif isinstance(child, ast.ClassDef):
-            inner = f"{prefix}{child.name}."
-        yield from _calls(child, inner)
-
-
-def _name(node: ast.expr) -> str:
-    if isinstance(node, ast.Attribute):
-        return node.attr
-    return node.id if isinstance(node, ast.Name) else ""
+@functools.cache
+def calls_in(file: str, directory: str) -> dict[tuple[int, int], tuple[Site, ast.Call]]:
+    """Return the calls in a source file, by where each ends: a line, and a column in bytes."""
+    counts: Counter[tuple[str, str]] = Counter()
+    found = {}
+    for call in sorted(_calls(parsed(Path(file))), key=lambda call: _end(call.node)):
+        function, name = call.function or "<module>", call.name
+        order, line = counts[function, name], call.node.lineno
+        counts[function, name] += 1
+        site = Site(file=shown(file, directory), function=function, call=name, order=order, line=line)
+        found[_end(call.node)] = site, call.node
+    return found
 
 
 def enclosing_ranges(file: str, line: int, directory: str) -> list[Site]:
-    """The calls of `range` by which `for` loops run whose bodies hold a line, the innermost loop first."""
-    loops = [each for each in ast.walk(parsed(Path(file))) if isinstance(each, ast.For)]
-    around = [each for each in loops if each.body[0].lineno <= line <= (each.body[-1].end_lineno or 0)]
+    """Return the calls of `range` that drive the `for` loops around a line, the innermost loop first."""
+    loops = [node for node in ast.walk(parsed(Path(file))) if isinstance(node, ast.For)]
+    around = [loop for loop in loops if loop.body[0].lineno <= line <= (loop.body[-1].end_lineno or 0)]
     found = []
-    for loop in sorted(around, key=lambda each: -each.lineno):
+    for loop in sorted(around, key=lambda loop: -loop.lineno):
         iterated: ast.expr = loop.iter
         while isinstance(iterated, ast.Call) and _name(iterated.func) in ("enumerate", "tqdm") and iterated.args:
             iterated = iterated.args[0]
         if isinstance(iterated, ast.Call) and isinstance(iterated.func, ast.Name) and iterated.func.id == "range":
             found.append(calls_in(file, directory)[_end(iterated)][0])
     return found
+
+
+def count_method_calls(files: Sequence[Path], method: str) -> int:
+    """Return how many calls of a method of that name stand in these files."""
+    calls = (call for file in files for call in _calls(parsed(file)) if isinstance(call.node.func, ast.Attribute))
+    return sum(call.name == method for call in calls)
+
+
+def is_called_in_loop(files: Sequence[Path], method: str) -> bool:
+    """Return whether a call of that name, or of a function that leads to one, stands in a loop in these files."""
+    calls: defaultdict[str, list[_Call]] = defaultdict(list)
+    for file in files:
+        for call in _calls(parsed(file)):
+            calls[call.name].append(call)
+    seen, waiting = set(), [method]
+    while waiting:
+        name = waiting.pop()
+        if name and name not in seen:
+            seen.add(name)
+            if any(call.in_loop for call in calls[name]):
+                return True
+            waiting += [call.function.rpartition(".")[2] for call in calls[name]]
+    return False

@@ -1,4 +1,4 @@
-"""What the script's own `tf.data` calls made, followed back from the dataset that is trained on."""
+"""Find the script's own `tf.data` calls behind the dataset that is trained on."""
 
 from __future__ import annotations
 
@@ -14,22 +14,23 @@ from autotune.recipe.tf_private import inputs_of, operations_of_map
 if TYPE_CHECKING:
     import tensorflow as tf
 
-COUNTS_BATCHES = ("Take", "Skip", "Shard", "Enumerate", "Window", "Batch", "ParallelBatch", "PaddedBatch", "Unbatch")
-"""What a pipeline does after `batch` that would mean something else with another batch size."""
+COUNTS_BATCHES = ("Take", "Skip", "Shard", "Window", "Batch", "ParallelBatch", "PaddedBatch", "Unbatch")
+"""What means something else after `batch` where the batch size is another."""
 BATCHES = ("Batch", "ParallelBatch", "PaddedBatch")
-HAND_ON = ("Prefetch", "Map", "ParallelMap", "Options", "Cache", "Shuffle")
-"""What hands on as many elements as it gets."""
+SAME_ELEMENTS = ("Prefetch", "Map", "ParallelMap", "Options", "Cache", "Shuffle")
+"""What yields as many elements as it reads."""
+DIFFERS_BY_EPOCH = ("Shuffle", "Repeat", "Sample", "Interleave", "ParallelInterleave")
 
 
 @dataclass(frozen=True)
-class Made:
-    """How a dataset was made by a call of the script's.
+class DatasetCall:
+    """A call of the script's that has made a dataset.
 
     Args:
-        knob: Which knob the call's value stands for.
+        knob: The knob whose value the call takes.
         site: Where the call is.
-        given: The value that the script gave.
-        used: The value that was used.
+        given: The script's value.
+        used: The value in its place.
         drop_remainder: Of `batch`.
     """
 
@@ -40,100 +41,101 @@ class Made:
     drop_remainder: bool = False
 
 
-def tag(dataset: tf.data.Dataset, made: Made) -> tf.data.Dataset:
-    """The dataset, which remembers how it was made."""
-    dataset._autotune_made = made
-    return dataset
+def tag(dataset: tf.data.Dataset, call: DatasetCall) -> None:
+    """Have a dataset remember the call that has made it."""
+    dataset._autotune_call = call
 
 
-def made_by(dataset: tf.data.Dataset) -> Made | None:
-    """How a dataset was made; None where not by a call that a knob reaches."""
-    return getattr(dataset, "_autotune_made", None)
+def _call_of(dataset: tf.data.Dataset) -> DatasetCall | None:
+    return getattr(dataset, "_autotune_call", None)
 
 
-def back_from(dataset: tf.data.Dataset) -> Iterator[tf.data.Dataset]:
-    """The datasets that a dataset is made of, itself first, each before what it reads from."""
+def upstream(dataset: tf.data.Dataset) -> Iterator[tf.data.Dataset]:
+    """Yield a dataset and all that it reads from, the nearest first."""
     waiting, seen = [dataset], set()
     while waiting:
-        each = waiting.pop(0)
-        if id(each) not in seen:
-            seen.add(id(each))
-            yield each
-            waiting += inputs_of(each)
+        found = waiting.pop(0)
+        if id(found) not in seen:
+            seen.add(id(found))
+            yield found
+            waiting += inputs_of(found)
 
 
-def batch_calls(dataset: tf.data.Dataset) -> tuple[list[Made], str]:
-    """The calls that batch what is trained on, and why the batch size cannot be changed there; empty where it can."""
-    found: list[Made] = []
-    waiting = [(dataset, "")]
-    while waiting:
-        each, counted = waiting.pop(0)
-        made, kind = made_by(each), kind_of(each)
-        if made is not None and made.knob == "batch_size":
-            if counted:
-                return [], f"{counted} after {made.site} counts batches"
-            found.append(made)
-            continue
-        if kind in COUNTS_BATCHES:
-            counted = f"a `{kind.lower()}`"
-        waiting += [(inner, counted) for inner in inputs_of(each)]
+def batch_calls(dataset: tf.data.Dataset) -> tuple[list[DatasetCall], str]:
+    """Return the calls that batch what is trained on, and why the batch size cannot change there; empty if it can."""
+    found = list(_batch_calls(dataset, ""))
+    for call, counted in found:
+        if counted:
+            return [], f"{counted} after {call.site} counts batches"
     if not found:
         return [], "no `batch()` of the script's feeds the training"
-    if len({each.given for each in found}) > 1:
+    if len({call.given for call, _ in found}) > 1:
         return [], "its parts are batched by different sizes"
-    return found, ""
+    return [call for call, _ in found], ""
+
+
+def _batch_calls(dataset: tf.data.Dataset, counted: str) -> Iterator[tuple[DatasetCall, str]]:
+    """Yield the calls of `batch`, each with what counts batches between it and the training."""
+    call, kind, inputs = _call_of(dataset), kind_of(dataset), inputs_of(dataset)
+    if call is not None and call.knob == "batch_size":
+        yield call, counted
+        return
+    if kind in COUNTS_BATCHES:
+        counted = f"a `{kind.lower()}`"
+    elif kind == "Zip" and not all(any(_batch_calls(part, "")) for part in inputs):  # with numbers, as `enumerate` does
+        counted = "an `enumerate` or `zip`"
+    for part in inputs:
+        yield from _batch_calls(part, counted)
 
 
 def drops_remainder(dataset: tf.data.Dataset) -> bool:
-    """Whether a smaller last batch is dropped."""
-    return any(each.drop_remainder for each in batch_calls(dataset)[0][:1])
+    """Return whether a smaller last batch is dropped."""
+    return any(call.drop_remainder for call in batch_calls(dataset)[0][:1])
 
 
-def calls_for(dataset: tf.data.Dataset, knob: str) -> list[Made]:
-    """The script's calls on the way to a dataset that a knob reaches, the nearest first."""
-    calls = (made_by(each) for each in back_from(dataset))
-    return [each for each in calls if each is not None and each.knob == knob]
+def calls_for(dataset: tf.data.Dataset, knob: str) -> list[DatasetCall]:
+    """Return the script's calls upstream of a dataset that take a knob, the nearest first."""
+    return [call for call in map(_call_of, upstream(dataset)) if call is not None and call.knob == knob]
 
 
 def examples_of(dataset: tf.data.Dataset, batch_size: int) -> int | None:
-    """Examples in batches of this size; None where they must be counted, or have no end."""
-    while kind_of(dataset) in HAND_ON and len(inputs := inputs_of(dataset)) == 1:
+    """Return the examples in batches of this size; None where they must be counted, or have no end."""
+    while kind_of(dataset) in SAME_ELEMENTS and len(inputs := inputs_of(dataset)) == 1:
         (dataset,) = inputs
     if kind_of(dataset) in BATCHES and len(inputs := inputs_of(dataset)) == 1:
         found = int(inputs[0].cardinality())
         return found if found >= 0 else None
-    made = made_by(dataset)
-    elements = int(dataset.cardinality())
-    return elements * batch_size if elements >= 0 and made is not None and made.drop_remainder else None
+    call, batches = _call_of(dataset), int(dataset.cardinality())
+    return batches * batch_size if batches >= 0 and call is not None and call.drop_remainder else None
 
 
 def mean_batch(dataset: tf.data.Dataset, batch_size: int) -> float:
-    """Examples in a batch on average, as the last one of each pass may be smaller; its size if that is unknown."""
-    batched = next((each for each in back_from(dataset) if kind_of(each) in BATCHES), None)
+    """Return the mean examples in a batch, as an epoch's last may be smaller; the batch size where it is unknown."""
+    batched = next((found for found in upstream(dataset) if kind_of(found) in BATCHES), None)
     if batched is None or len(inputs := inputs_of(batched)) != 1:
         return float(batch_size)
-    examples, made = int(inputs[0].cardinality()), made_by(batched)
-    if examples <= 0 or (made is not None and made.drop_remainder):
+    examples, call = int(inputs[0].cardinality()), _call_of(batched)
+    if examples <= 0 or (call is not None and call.drop_remainder):
         return float(batch_size)
     return examples / math.ceil(examples / batch_size)
 
 
-def cacheable(dataset: tf.data.Dataset) -> tuple[Site | None, str]:
-    """The last map of a pipeline whose elements are the same in each epoch, and why there is none otherwise."""
+def cacheable_map(dataset: tf.data.Dataset) -> tuple[Site | None, str]:
+    """Return the last `map` whose results are the same in each epoch; where there is none, None and why."""
     line = [dataset]
     while len(inputs := inputs_of(line[-1])) == 1:
         line += inputs
-    found = None
-    for each in reversed(line):
-        kind = kind_of(each)
+    site = None
+    for part in reversed(line):
+        kind = kind_of(part)
         if kind == "Cache":
             return None, "the script's pipeline has a cache already"
-        if kind in ("Shuffle", "Repeat", "Sample", "Interleave", "ParallelInterleave"):
+        if kind in DIFFERS_BY_EPOCH:
             break
         if kind in ("Map", "ParallelMap"):
-            operations = operations_of_map(each)
+            operations = operations_of_map(part)
             if operations is None or any("Random" in name or "PyFunc" in name for name in operations):
                 break
-            made = made_by(each)
-            found = found if made is None else made.site
-    return found, "" if found else "no map() whose results are the same in each epoch comes before a shuffle"
+            call = _call_of(part)
+            site = site if call is None else call.site
+    return site, "" if site else "no map() whose results are the same in each epoch comes before a shuffle"

@@ -1,4 +1,4 @@
-"""Runs a user's script as its own program, and finds out what it sets before it imports TensorFlow."""
+"""Run a user's script as its own program, and find out what it sets before it imports TensorFlow."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def run_as_main(reference: WorkloadReference, *, endless: Site | None = None) ->
 
     Args:
         reference: The script. What it raises passes through.
-        endless: A call of `range()` in it that comes round again and again: the epochs of a trial have no end.
+        endless: A call of `range()` in it that starts again when it ends, so that a trial's epochs have no end.
     """
     directory = directory_of(reference)
     if directory not in sys.path[:1]:
@@ -68,7 +68,7 @@ def leave(status: int) -> NoReturn:
     os._exit(status)
 
 
-class _Found(BaseException):
+class _FrameworkImported(BaseException):
     """TensorFlow is about to be imported."""
 
 
@@ -80,47 +80,46 @@ class _StopAtFramework(importlib.abc.MetaPathFinder):
         if name.partition(".")[0] in _FRAMEWORKS:
             if children.is_child():  # whose parent may wait for its result
                 self._answer()
-            raise _Found
+            raise _FrameworkImported
         return None
 
 
 def discover(reference: WorkloadReference) -> tuple[dict[str, str], list[str]]:
-    """What a script sets in the environment before it imports TensorFlow, and the installed packages it imports.
+    """Return the variables that a script sets before it imports TensorFlow, and the installed packages it imports.
 
     The script runs in a fork up to that import, without output or input. TensorFlow must not be imported yet.
     """
 
-    def run(answer: int) -> None:
-        children.watch_children(answer, imports=True)
+    def run(pipe: int) -> None:
+        children.watch_children(pipe, imports=True)
         before = dict(os.environ)
 
         def changed() -> dict[str, str]:
             return {name: text for name, text in os.environ.items() if before.get(name) != text}
 
-        effects = SideEffects(reference, lambda _: os._exit(0))  # the survey says it again
+        effects = SideEffects(reference, lambda _: os._exit(0))  # the survey reports it again
         effects.watch_writes()
         sys.meta_path.insert(0, _StopAtFramework(lambda: children.answer_for_parent(changed())))
-        with contextlib.suppress(BaseException):  # where it fails, the survey says so
+        with contextlib.suppress(BaseException):  # if it fails, the survey says so
             run_as_main(reference)
         effects.training_begins()
-        tell(answer, changed())
+        send_answer(pipe, changed())
 
-    variables = told_by_fork(run)
+    variables = run_in_fork(run)
     files = own_files(file_of(reference), Path(directory_of(reference)))
-    return variables, [each for each in installed_packages(files) if each not in _FRAMEWORKS]
+    return variables, [name for name in installed_packages(files) if name not in _FRAMEWORKS]
 
 
-def tell(answer: int, told: dict[str, Any]) -> None:
+def send_answer(pipe: int, answer: dict[str, Any]) -> None:
     """Answer the process that has forked this one."""
-    with open(answer, "wb") as stream:
-        stream.write(json.dumps(told).encode() + b"\n")
+    with open(pipe, "wb") as stream:
+        stream.write(json.dumps(answer).encode() + b"\n")
 
 
-def told_by_fork(run: Callable[[int], object]) -> dict[str, Any]:
-    """What a fork of this process tells; empty where nothing. What it has started is ended with it.
+def run_in_fork(run: Callable[[int], object]) -> dict[str, Any]:
+    """Run a function in a fork of this process, with a pipe for `send_answer`; return the answer, empty without one.
 
-    Args:
-        run: Is called in the fork, with where to `tell`.
+    Processes that the fork has started are killed with it.
     """
     reading, writing = os.pipe()
     pid = os.fork()
@@ -139,12 +138,12 @@ def told_by_fork(run: Callable[[int], object]) -> dict[str, Any]:
         os.waitpid(pid, 0)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
-    told: dict[str, Any] = json.loads(line or "{}")
-    return told
+    answer: dict[str, Any] = json.loads(line or "{}")
+    return answer
 
 
 def import_packages(names: Sequence[str]) -> None:
     """Import installed packages, as far as they can be."""
     for name in names:
-        with contextlib.suppress(Exception):  # the script says so when it needs it
+        with contextlib.suppress(Exception):  # the script reports it when it needs the package
             importlib.import_module(name)

@@ -1,4 +1,4 @@
-"""One call of `model.fit` by a script: what it trains on, and how it can be trained with other knobs."""
+"""One call of `model.fit` by a script: its data, and how it trains with other knobs."""
 
 from __future__ import annotations
 
@@ -22,12 +22,11 @@ if TYPE_CHECKING:
 
 DEFAULT_BATCH = 32  # Keras's, for arrays
 VALIDATION_HINT = "Give fit() validation_steps, or validation data that ends, such as dataset.take(N)."
-FEW_STEPS = 3
-"""Of each `fit` that is not tuned."""
+FEW_STEPS = 3  # of each `fit` that is not tuned
 
 
 def few_steps(model: keras.Model, usual: Callable[..., Any], arguments: dict[str, Any], callbacks: list[Any]) -> Any:
-    """Run a `fit` for a few steps: what it returns has the keys that the script may ask for."""
+    """Run a `fit` for a few steps; its history has the keys that the script may read."""
     few = {
         "steps_per_epoch": FEW_STEPS,
         "epochs": arguments["initial_epoch"] + 1,
@@ -50,7 +49,7 @@ class FitCall:
 
     @property
     def kind(self) -> str:
-        """What is trained on: `arrays`, `dataset`, `distributed`, `py_dataset`, or `generator`."""
+        """The kind of its data: `arrays`, `dataset`, `distributed`, `py_dataset`, or `generator`."""
         import keras
         import tensorflow as tf
 
@@ -65,12 +64,12 @@ class FitCall:
 
     @property
     def batch_size(self) -> int | None:
-        """What the script says itself; None where it does not say."""
+        """The script's own; None where it does not show."""
         x, kind = self.arguments["x"], self.kind
         if kind == "arrays":
             return int(self.arguments["batch_size"] or DEFAULT_BATCH)
         if kind == "py_dataset":
-            size = _attribute(x)
+            size = _py_dataset_batch_size(x)
             set_here = "batch_size" in self.settings.first and size == self.settings.changes.get("batch_size")
             return int(self.settings.first["batch_size"]) if set_here else size
         calls = batch_calls(x)[0] if kind == "dataset" else []
@@ -88,11 +87,11 @@ class FitCall:
 
     @property
     def epochs(self) -> int:
-        """As the script asks for them."""
+        """Epochs that the script asks for."""
         return int(self.arguments["epochs"]) - int(self.arguments["initial_epoch"])
 
     def with_arrays(self) -> tuple[Any, Any]:
-        """`(x, y, sample_weight)` and the validation data, once `validation_split` has been split off."""
+        """Return `(x, y, sample_weight)` and the validation data, with `validation_split` split off."""
         arguments = self.arguments
         whole = (arguments["x"], arguments["y"], arguments["sample_weight"])
         share, held_out = arguments["validation_split"], arguments["validation_data"]
@@ -101,7 +100,7 @@ class FitCall:
         return whole, held_out
 
     def training_dataset(self) -> tuple[tf.data.Dataset, Any]:
-        """The batches of the training as a dataset, and what `fit` is given: the same, or a `PyDataset`."""
+        """Return the batches of the training as a dataset, and the data that `fit` is given: that, or a `PyDataset`."""
         (x, y, weights), _ = self.with_arrays()
         kind = self.kind
         if kind == "dataset":
@@ -122,7 +121,7 @@ class FitCall:
         return dataset, dataset if kind == "arrays" else x
 
     def validation(self) -> tf.data.Dataset | None:
-        """The batches of a validation, as a dataset."""
+        """Return the batches of a validation as a dataset; None without a validation."""
         import tensorflow as tf
 
         _, held_out = self.with_arrays()
@@ -148,8 +147,9 @@ class FitCall:
         never_validated = is_endless(given["x"]) and not given["steps_per_epoch"]
         return is_endless(given["validation_data"]) and not given["validation_steps"] and not never_validated
 
-    def _steps_per_epoch(self) -> int | None:
-        """Of the script's, for batches of another size; None where the end of the data ends an epoch."""
+    @property
+    def steps_per_epoch(self) -> int | None:
+        """The script's `steps_per_epoch`, for batches of the size in use; None where the data ends an epoch."""
         given = self.arguments["steps_per_epoch"]
         if not given:
             return None
@@ -157,11 +157,11 @@ class FitCall:
         return int(given) if not size or not used else max(1, round(int(given) * size / used))
 
     def examples(self, dataset: tf.data.Dataset) -> int | None:
-        """Of an epoch of these batches; None where they must be counted."""
+        """Return the examples of an epoch of these batches; None where they must be counted."""
         import keras
 
-        used, steps = self.batch_used, self._steps_per_epoch()
-        if used is None and steps is not None:  # a generator's batches are as long as its first
+        used, steps = self.batch_used, self.steps_per_epoch
+        if used is None and steps is not None:  # a generator's batches are taken to be as long as its first
             used = int(self.settings.own.get("batch_size", 0)) or None
         if used is None or self.kind == "distributed":
             return None
@@ -172,14 +172,14 @@ class FitCall:
         return examples_of(dataset, used)
 
     def pipeline(self, dataset: tf.data.Dataset, source: Any, configuration: Configuration) -> apply.TrainingPipeline:
-        """How the training reads its batches with the knobs of a configuration.
+        """Return how the training reads its batches with the knobs of a configuration.
 
         Args:
-            dataset: Of batches.
-            source: What `fit` is given where that is no dataset.
+            dataset: Batches.
+            source: What `fit` is given: `dataset`, or data that is no dataset.
             configuration: The values in force.
         """
-        steps = self._steps_per_epoch()
+        steps = self.steps_per_epoch
         own = source is not dataset or self.kind == "distributed"
         acting = configuration
         if own or self.kind == "arrays" or calls_for(dataset, "prefetch"):  # it prefetches by itself
@@ -187,27 +187,27 @@ class FitCall:
         if own:
             plain = {name: KNOBS[name].default for name in acting if KNOBS[name].stage is Stage.OPTIONS}
             acting = acting.replace(
-                persistent_iterator=False, **{name: each for name, each in plain.items() if each is not None}
+                persistent_iterator=False, **{name: value for name, value in plain.items() if value is not None}
             )
         if steps is None:
-            made = apply.training_pipeline(dataset, acting, batched=True)
+            train = apply.training_pipeline(dataset, acting, batched=True)
         else:
-            made = apply.pipeline_in_steps(dataset, acting, steps)
-        in_force = made.in_force.replace(prefetch=configuration["prefetch"])
-        return dataclasses.replace(made, in_force=in_force, source=source if own else None)
+            train = apply.pipeline_in_steps(dataset, acting, steps)
+        in_force = train.in_force.replace(prefetch=configuration["prefetch"])
+        return dataclasses.replace(train, in_force=in_force, source=source if own else None)
 
 
-def _attribute(x: Any) -> int | None:
-    """The batch size of a `PyDataset` that has one, and that reads another one from there; None otherwise."""
+def _py_dataset_batch_size(x: Any) -> int | None:
+    """Return the attribute `batch_size` of a `PyDataset`; None where it has no such number."""
     size = getattr(x, "batch_size", None)
     return size if isinstance(size, int) and not isinstance(size, bool) and size > 0 else None
 
 
 def honours_batch_size(x: Any) -> bool:
-    """Whether a `PyDataset` yields other batches once its attribute is another."""
+    """Return whether a `PyDataset` yields batches of another size once its attribute `batch_size` is changed."""
     import keras
 
-    size = _attribute(x)
+    size = _py_dataset_batch_size(x)
     if size is None or len(x) < 3:
         return False
     batches = len(x)
@@ -215,7 +215,7 @@ def honours_batch_size(x: Any) -> bool:
         x.batch_size = 2 * size
         first = keras.tree.flatten(x[0])[0]
         return len(first) == 2 * size and len(x) in (batches // 2, math.ceil(batches / 2))
-    except Exception:  # whatever the user's class raises for another size
+    except Exception:  # the user's class may raise anything for another size
         return False
     finally:
         x.batch_size = size

@@ -1,4 +1,4 @@
-"""How a workload is found, and how it is loaded in another process."""
+"""Finds a workload or a script by its name, and loads a workload in another process."""
 
 from __future__ import annotations
 
@@ -16,9 +16,15 @@ from autotune.data.facts import ScriptSettings, WorkloadFacts, WorkloadReference
 from autotune.data.files import is_utf8, read_at_most
 from autotune.data.options import checked_args
 from autotune.data.printable import with_article
-from autotune.runtime.error_patterns import says_no_memory
+from autotune.runtime.failures import (
+    ARGS_HINT,
+    format_user_traceback,
+    make_exit_error,
+    refuse_training,
+    summarize_error,
+)
+from autotune.runtime.logs import is_memory_error
 from autotune.runtime.sources import binds_workload, fingerprint_of
-from autotune.runtime.user_errors import ARGS_HINT, cause_of, exit_error, training_refused, users_traceback
 from autotune.script.workload import Workload, takes_config
 from autotune.space.knobs import did_you_mean
 
@@ -35,9 +41,9 @@ _loading_workload = False  # true while a user's module is being imported
 
 
 def parse_reference(text: str) -> WorkloadReference:
-    """The workload or the script that `path/to/file.py[:name]` or `package.module[:name]` stands for. Imports nothing.
+    """Find the workload or script named by `path/to/file.py[:name]` or `package.module[:name]`. Imports nothing.
 
-    Without a name it is a script where the source binds no `workload` at its top level. Raises `WorkloadError` also for
+    Without a name it is a script, unless the source binds `workload` at its top level. Raises `WorkloadError` also for
     a file beside it that hides a module which TensorFlow needs.
     """
     location, separator, name = text.partition(":")
@@ -47,7 +53,7 @@ def parse_reference(text: str) -> WorkloadReference:
         raise WorkloadError(f"{text!r}: {name!r} is not a name", hint=hint)
     directory, file, module, parts = Path.cwd(), None, None, location.split(".")
     if location.endswith(".py"):
-        source = _readable(location)
+        source = _check_file(location)
         directory, file, sources = source.parent, str(source), [source]
     else:
         package = os.path.isfile(os.path.join(location, "__init__.py"))
@@ -56,11 +62,11 @@ def parse_reference(text: str) -> WorkloadReference:
             hint = "Write path/to/file.py[:name] or package.module[:name]."
             raise WorkloadError(f"{location!r} is neither a .py file nor a module", hint=hint)
         module, stem = location, directory.joinpath(*parts)
-        sources = [each for each in (stem / "__main__.py", stem.with_suffix(".py")) if each.is_file()]
+        sources = [path for path in (stem / "__main__.py", stem.with_suffix(".py")) if path.is_file()]
     for needed in NEEDED_PACKAGES:
         for found in (directory / needed / "__init__.py", directory / f"{needed}.py"):
             if found.is_file():
-                raise _hidden(needed, found if found.name != "__init__.py" else found.parent)
+                raise _hidden_module_error(needed, found if found.name != "__init__.py" else found.parent)
     script = ScriptSettings() if sources and not separator and not binds_workload(sources[0], name) else None
     return WorkloadReference(
         file=file,
@@ -72,8 +78,8 @@ def parse_reference(text: str) -> WorkloadReference:
     )
 
 
-def _readable(location: str) -> Path:
-    """The file, once it is known that it can be read, and that its path can cross between processes."""
+def _check_file(location: str) -> Path:
+    """Return the file's path. Raises `WorkloadError` where it cannot be read, or named in a message to a process."""
     try:
         read_at_most(Path(location), 0)
     except (OSError, ValueError) as error:
@@ -86,7 +92,7 @@ def _readable(location: str) -> Path:
     return file
 
 
-def _hidden(name: str, found: Path) -> WorkloadError:
+def _hidden_module_error(name: str, found: Path) -> WorkloadError:
     shown = found.relative_to(Path.cwd()) if found.is_relative_to(Path.cwd()) else found
     return WorkloadError(
         f"{shown}: hides the module {name!r} from TensorFlow, because the workload's directory comes first on "
@@ -96,14 +102,14 @@ def _hidden(name: str, found: Path) -> WorkloadError:
 
 
 def reference_of(workload: Workload) -> WorkloadReference:
-    """Where another process can load a workload from, with this program's arguments, or a `WorkloadError`."""
+    """Find where another process can load a workload from. Raises `WorkloadError` where it cannot be loaded."""
     main = sys.modules["__main__"]
     run_as = getattr(getattr(main, "__spec__", None), "name", None)  # by `python -m`
     file = getattr(main, "__file__", None)
     interactive = not run_as and not (file and Path(file).is_file())
     search_path = tuple(entry or str(Path.cwd()) for entry in sys.path)
     args = () if interactive else checked_args(sys.argv[1:])  # a session's are the notebook kernel's
-    # A program comes first. A session comes last: it may hold what it imported, and cannot be loaded again.
+    # A program comes first. A session comes last: it may hold an imported workload, and cannot be loaded again.
     places = sorted(sys.modules.items(), key=lambda place: (place[1] is main) == interactive)
     for module_name, module in places:
         for name, value in list(vars(module).items()) if isinstance(module, ModuleType) else ():
@@ -126,7 +132,7 @@ def reference_of(workload: Workload) -> WorkloadReference:
 
 
 def refuse_while_loading() -> None:
-    """Raise `WorkloadError` if the user's module starts a tuner by being imported."""
+    """Raise `WorkloadError` if importing the user's module starts a tuner."""
     if _loading_workload:
         raise WorkloadError(
             "the workload's file calls autotune.tune() while it is being imported",
@@ -135,9 +141,9 @@ def refuse_while_loading() -> None:
 
 
 def load(reference: WorkloadReference) -> Workload:
-    """Import the user's module and take the workload out of it.
+    """Import the user's module, and return its workload.
 
-    Raises `WorkloadError`, also where TensorFlow is missing. Want of memory passes through.
+    Raises `WorkloadError`, also where TensorFlow is missing. Errors of memory pass through.
     """
     global _loading_workload
     for entry in reversed(reference.search_path):
@@ -149,18 +155,18 @@ def load(reference: WorkloadReference) -> Workload:
     _loading_workload = True
     try:
         hint = 'Put it under `if __name__ == "__main__":`; trials train by themselves.'
-        with training_refused("while the file is imported", hint):
+        with refuse_training("while the file is imported", hint):
             module = _import(reference)
     except WorkloadError:
         raise
     except BaseException as error:
-        if isinstance(error, MemoryError) or says_no_memory(str(error)):
-            raise  # no mistake of the file's
+        if isinstance(error, MemoryError) or is_memory_error(str(error)):
+            raise  # the file is not at fault
         for name in sorted(sys.stdlib_module_names):
             found = Path(getattr(sys.modules.get(name), "__file__", None) or "/")
             if str(found.parent) in reference.search_path:
-                raise _hidden(name, found) from error
-        raise _import_failed(reference, error) from error
+                raise _hidden_module_error(name, found) from error
+        raise _import_error(reference, error) from error
     finally:
         _loading_workload = False
     value = getattr(module, reference.name, None)
@@ -207,7 +213,7 @@ def _import(reference: WorkloadReference) -> ModuleType:
     return module
 
 
-def _import_failed(reference: WorkloadReference, error: BaseException) -> WorkloadError:
+def _import_error(reference: WorkloadReference, error: BaseException) -> WorkloadError:
     missing = error.name if isinstance(error, ModuleNotFoundError) else None
     if missing and f"{reference.module}.".startswith(f"{missing}."):
         return WorkloadError(
@@ -216,17 +222,17 @@ def _import_failed(reference: WorkloadReference, error: BaseException) -> Worklo
         )
     what = f"importing {reference.file or reference.module}"
     if isinstance(error, SystemExit):
-        return exit_error(what, error, ARGS_HINT)
-    hint = "Mend the file; it must be importable."
+        return make_exit_error(what, error, ARGS_HINT)
+    hint = "Fix the file so that it can be imported."
     if "no known parent package" in str(error):
         hint = "Name it as a module, from the directory above its package: autotune tune PACKAGE.MODULE"
-    return WorkloadError(f"{what} raised {cause_of(error)}", hint=hint, detail=users_traceback(error))
+    return WorkloadError(f"{what} raised {summarize_error(error)}", hint=hint, detail=format_user_traceback(error))
 
 
 def facts_of(
     workload: Workload, reference: WorkloadReference, in_force: Mapping[str, Any] | None = None
 ) -> WorkloadFacts:
-    """What the tuner may know of a workload without TensorFlow; for `in_force` see `WorkloadFacts`."""
+    """Return the facts of a workload that need no TensorFlow; for `in_force` see `WorkloadFacts`."""
     file = reference.file or getattr(sys.modules.get(reference.module or ""), "__file__", None)
     stem = Path(file).stem if file else reference.module or "workload"
     if file and stem in ("__init__", "__main__"):

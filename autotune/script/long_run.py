@@ -1,4 +1,4 @@
-"""A recipe in the long run: the script runs as it is, with the recipe's values in the places where it was tuned."""
+"""The long run: a script as it is, with a recipe's values in the places where it was tuned."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from autotune.data.errors import ApplyError, ArgumentError, AutotuneError, Recip
 from autotune.data.facts import ScriptFacts, Site, Trains, WorkloadReference
 from autotune.data.options import checked_args
 from autotune.recipe import apply
-from autotune.recipe.apply import divide_cpu
 from autotune.recipe.guard import LOG, Guard, guard_callback, say
 from autotune.runtime.sources import directory_of, file_of
 from autotune.script.execute import run_as_main
@@ -23,21 +22,21 @@ from autotune.script.interpose import Hooks, Wrappers
 from autotune.script.loading import parse_reference
 from autotune.script.loop_watch import LoopWatch
 from autotune.script.sandbox import listed_callbacks
-from autotune.script.scope import open_when_building, refuse_another_scope
 from autotune.script.settings import Settings
+from autotune.script.strategies import open_when_building, refuse_another_scope
 from autotune.space.configuration import Configuration
 from autotune.space.knobs import KNOBS, Stage
-from autotune.training.models import set_compiled, set_steps
+from autotune.training.fit import set_compiled, set_steps
 
 if TYPE_CHECKING:
     from autotune.recipe.recipe import Recipe
 
-_OF_DATASET = ("persistent_iterator", "per_replica_buffer_size")  # they act on what `fit` reads
+_OF_DATASET = ("persistent_iterator", "per_replica_buffer_size")  # they act on the data of `fit`
 Rule = Literal["sqrt", "linear"]
 
 
 def facts_in(recipe: Recipe, file: Path | None = None, shown: str = "") -> ScriptFacts:
-    """What a recipe knows of its script. Raises `RecipeError` where it is of a `Workload`, or not of this file."""
+    """Return a recipe's facts of its script. Raises `RecipeError` for the recipe of a `Workload` or of another file."""
     facts, known = recipe.workload.script, recipe.workload.name
     if facts is None:
         raise RecipeError(
@@ -56,9 +55,9 @@ class LongRun(Hooks):
 
     Args:
         recipe: Of a script.
-        path: The recipe's own. What the guard sees is logged beside it.
-        directory: The script's own.
-        skip_missing: Go on without a knob whose call sites are gone.
+        path: The recipe's file. The guard's log lies beside it.
+        directory: The script's.
+        skip_missing: Continue without a knob whose call sites are gone.
         scale: Scales the learning rate to the batch size by this rule; None leaves it.
 
     Raises:
@@ -81,13 +80,12 @@ class LongRun(Hooks):
         self._settings = Settings.of(self._configuration, self._facts)
         self._wrappers = Wrappers(self._settings, self, directory)
         log = path.resolve().parent / LOG
-        own = not os.path.lexists(log) or (log.is_file() and not log.is_symlink())  # it may be somebody else's folder
-        self._guard = Guard(
-            recipe.evidence, recipe.machine, log=log if own and os.access(log.parent, os.W_OK) else None
-        )
-        self._looked_for_missing = self._said_other_batch = False
+        own = not os.path.lexists(log) or (log.is_file() and not log.is_symlink())  # the folder may be another user's
+        log_file = log if own and os.access(log.parent, os.W_OK) else None
+        self._guard = Guard(recipe.evidence, recipe.machine, log=log_file)
+        self._checked_missing = self._warned_of_other_batch = False
         self._scaled: list[tuple[Any, float]] = []  # optimizers and factors: `fit` may be called for each epoch
-        self._first_batch: int | None = None  # that the script gave to the tuned fit
+        self._first_batch: int | None = None  # the batch size that the script first gave to the tuned fit
 
     def install(self) -> None:
         """Set what acts before TensorFlow is imported, and wrap it, now or once it is."""
@@ -96,27 +94,27 @@ class LongRun(Hooks):
         self._wrappers.install()
 
     def imported(self, name: str) -> None:
-        """See `Hooks`: what acts right after an import is set."""
+        """See `Hooks`: set what acts right after an import."""
         tf, stage = sys.modules["tensorflow"], Stage.RUNTIME if name == "tensorflow" else Stage.BUILD
         for knob, value in self._settings.changes.items():
             if KNOBS[knob].stage is stage:
                 KNOBS[knob].set(tf, value)
         if name == "tensorflow":
-            divide_cpu(tf)
-        elif self._loop:
+            return
+        if self._loop:
             LoopWatch(self._wrappers, self._facts).install(tf, sys.modules["keras"])
         else:
             open_when_building(sys.modules["keras"], self._configuration)
 
     def ended(self) -> None:
-        """The script is over."""
+        """Note that the script is over."""
         if self._loop:
             self._guard.ended()
 
     def stepped(self, examples: int, logs: Any) -> None:
         """See `Hooks`."""
-        if not self._looked_for_missing:
-            self._looked_for_missing = True
+        if not self._checked_missing:
+            self._checked_missing = True
             self._refuse_missing()
         if not self._facts.work_varies:  # whose speed changes with what was learned
             self._guard.called(examples)
@@ -133,7 +131,7 @@ class LongRun(Hooks):
         self._refuse_missing()
         refuse_another_scope(model, self._configuration)
         call = FitCall(model=model, arguments=arguments, settings=self._settings)
-        self._say_other_batch(call.batch_size)
+        self._warn_of_other_batch(call.batch_size)
         changed = changed_arguments(call, self._configuration, self._facts)
         apply.accumulate(model.optimizer, self._configuration)
         if self._settings.changes.get("jit_compile") is True and not model.jit_compile:
@@ -143,12 +141,12 @@ class LongRun(Hooks):
         callbacks = [*listed_callbacks(arguments["callbacks"]), watch]
         return usual(model, **(arguments | changed | {"callbacks": callbacks}))
 
-    def _say_other_batch(self, given: int | None) -> None:
-        """Say once that the script gives the tuned `fit` a second batch size, which is obeyed."""
+    def _warn_of_other_batch(self, given: int | None) -> None:
+        """Warn once that the script gives the tuned `fit` a second batch size, which is used."""
         first = self._first_batch = self._first_batch or given
-        if given == first or "batch_size" not in self._settings.changes or self._said_other_batch:
+        if given == first or "batch_size" not in self._settings.changes or self._warned_of_other_batch:
             return
-        self._said_other_batch = True
+        self._warned_of_other_batch = True
         say(
             f"the script now asks for batches of {given} in place of {first}, and has them: "
             f"the recipe's {self._settings.changes['batch_size']} is set for {first} only"
@@ -159,16 +157,15 @@ class LongRun(Hooks):
         before, after = call.batch_size, self._configuration.update_size if own else call.batch_used
         if self._scale is None or not before or not after:
             return
-        scaled = next((factor for each, factor in self._scaled if each is model.optimizer), 1.0)
+        scaled = next((factor for optimizer, factor in self._scaled if optimizer is model.optimizer), 1.0)
         wanted = math.sqrt(after / before) if self._scale == "sqrt" else after / before
         factor = wanted / scaled
         if math.isclose(factor, 1.0):
             return
         self._scaled.insert(0, (model.optimizer, wanted))
-        optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
         try:
-            now = float(optimizer.learning_rate)
-            optimizer.learning_rate = now * factor
+            now = float(model.optimizer.learning_rate)
+            model.optimizer.learning_rate = now * factor
         except (TypeError, AttributeError) as error:
             raise ApplyError(
                 f"the learning rate is a schedule ({self._facts.schedule}), so it cannot be scaled",
@@ -208,9 +205,9 @@ def prepare_run(
     on_mismatch: Literal["warn", "error", "ignore"] = "warn",
     candidate: bool = False,
 ) -> Callable[[], int]:
-    """Check that a recipe and a script belong together; what is returned runs the script, and returns its exit code.
+    """Check that a recipe and a script belong together; return a function that runs it and returns its exit code.
 
-    With `candidate` it trains with what came closest in an undecided run.
+    With `candidate` it trains with the candidate of an undecided run.
 
     Raises:
         RecipeError: The recipe cannot be read, is of another script, or has no candidate.
@@ -234,7 +231,7 @@ def prepare_run(
 
 
 def _run(reference: WorkloadReference, run: LongRun) -> int:
-    """Run the script as Python does: its exceptions are shown, and its exit code is this process's."""
+    """Run the script as Python does: show its exceptions, and return its exit code."""
     try:
         run_as_main(reference)
         run.ended()
@@ -257,8 +254,8 @@ def _run(reference: WorkloadReference, run: LongRun) -> int:
 def activate() -> None:
     """Use the recipe that the environment variable `AUTOTUNE_RECIPE` names, in the script that calls this.
 
-    To be called at the top of a script, before TensorFlow is used. Does nothing where the variable is not set, and
-    inside trials.
+    Call it at the top of a script, before TensorFlow is used. Does nothing where the variable is not set, and in
+    trials.
 
     Raises:
         RecipeError: The recipe cannot be read, or was made for a `Workload`.

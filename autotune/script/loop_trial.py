@@ -7,33 +7,127 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, NoReturn
 
 from autotune.data.facts import ScriptFacts, ScriptSettings, Site, WorkloadReference
 from autotune.data.record import Boundary, Outcome
-from autotune.machine.telemetry import peak_host_bytes
 from autotune.recipe import apply
-from autotune.recipe.apply import list_devices
+from autotune.recipe.lazy import tf
 from autotune.runtime import failures, protocol
-from autotune.runtime.executor import Data
 from autotune.runtime.sources import directory_of
 from autotune.script.dataset_trace import batch_calls, drops_remainder, examples_of
 from autotune.script.execute import leave
 from autotune.script.fit_call import few_steps
 from autotune.script.interpose import Hooks, Wrappers
 from autotune.script.loop_watch import LoopWatch
-from autotune.script.refits import CALLS_PER_EPOCH, Gaps
 from autotune.script.sandbox import SideEffects
 from autotune.script.settings import Settings
 from autotune.space.configuration import Configuration
-from autotune.training import datasets, gauges, gpus
-from autotune.training.boundary import BetweenEpochs
+from autotune.training.boundary import CALLS_PER_EPOCH, BetweenEpochs, Gaps
 from autotune.training.clock import LongEpoch, StepClock
-from autotune.training.closing import FOLDER, profiled_steps
-from autotune.training.session import Training
+from autotune.training.gauges import Gauge, Weights
+from autotune.training.pipeline import count_data
+from autotune.training.progress import Training
+from autotune.training.session import TimedTrial, TrainingSession
 from autotune.training.slices import TrainingEnded
+
+
+class LoopSession(TrainingSession):
+    """A training by a loop of the script's own.
+
+    Args:
+        watch: Sees its steps.
+        examples: Of its first step.
+        request: Of the trial.
+        configuration: The values in force.
+        settings: What is changed in the script.
+
+    Raises:
+        TrainingFailed: The script trains in batches of another size than the configuration's.
+    """
+
+    def __init__(
+        self,
+        watch: LoopWatch,
+        examples: int,
+        request: protocol.TrialRequest,
+        configuration: Configuration,
+        settings: Settings,
+    ) -> None:
+        facts, dataset = request.script, watch.dataset
+        assert facts is not None
+        self._watch, self._settings, self._is_dataset = watch, settings, isinstance(dataset, tf.data.Dataset)
+        self._waited = self._measured = 0.0  # seconds that slices waited for input, and all of theirs
+        calls = batch_calls(dataset)[0] if self._is_dataset else []
+        if calls and "batch_size" in facts.sites and calls[0].used != configuration.batch_size:
+            raise failures.TrainingFailed(
+                Outcome.ERROR,
+                f"the script trains in batches of {calls[0].used} in place of {configuration.batch_size}: "
+                "it tries again with another size by itself",
+            )
+        size = watch.parts * calls[0].used if calls else examples or configuration.batch_size
+        size = 1 if facts.work_varies else size
+        began = time.monotonic()
+        data = request.data or self._count_data(size, request.count_seconds)
+        self._counting_seconds = time.monotonic() - began
+        training = Training(
+            steps_per_call=max(1, examples // size) if watch.by_call else 1,
+            batch_size=size,
+            examples=data.examples,
+            drop_remainder=self._is_dataset and drops_remainder(dataset),
+            synchronise=self._wait_for_update if facts.workers > 1 else tf.test.experimental.sync_devices,
+        )
+        super().__init__(training, data)
+
+    def _count_data(self, size: int, seconds: float) -> protocol.Data:
+        # Epochs are not seen where each step reads its batch itself, and not known where several replicas read.
+        if self._watch.by_call or self._watch.parts > 1 or not self._is_dataset:
+            return protocol.Data(examples=None, endless=True)
+        dataset = self._watch.dataset
+        return count_data(dataset, batch_size=size, seconds=seconds, known_examples=examples_of(dataset, size))
+
+    def _wait_for_update(self) -> None:
+        """Wait for what was updated last: `sync_devices` fails where other workers have devices, too."""
+        for variable in self.weights().variables[-1:]:
+            variable.numpy()
+
+    def facts(self) -> dict[str, Any]:
+        """See `TrainingSession`."""
+        dataset, watch = self._watch.dataset, self._watch
+        values = [getattr(variable, "value", variable) for variable in self.weights().variables]
+        return {
+            "counting_seconds": self._counting_seconds,
+            "jit_compile": bool(self._settings.value("jit_compile", watch.jit_compile)),
+            "element": str(getattr(dataset, "element_spec", "batches that the script makes")),
+            "batch_ranks": apply.batch_ranks(dataset) if self._is_dataset else (),
+            "parameters": sum(int(value.shape.num_elements() or 0) for value in values),
+        }
+
+    def weights(self) -> Weights:
+        """Return what the optimizers update."""
+        optimizers = list(self._watch.optimizers.values())
+        variables = [v for optimizer in optimizers for v in getattr(optimizer, "_trainable_variables", ())]
+        return Weights(variables, variables)
+
+    def gauges(self) -> list[Gauge]:
+        """Return a gauge that adds up the time in which the loop waits for its next element."""
+
+        def gauge() -> Callable[[float], dict[str, Any]]:
+            before = self._watch.wait_seconds
+
+            def measured(seconds: float) -> dict[str, Any]:
+                self._waited += self._watch.wait_seconds - before
+                self._measured += seconds
+                return {}
+
+            return measured
+
+        return [gauge]
+
+    def close(self, finish: protocol.Finish, clock: StepClock) -> dict[str, Any]:
+        """See `TrainingSession`: it has waited for its input in the slices."""
+        seen = self._measured and not self._watch.by_call  # where a call reads by itself, its wait is not seen
+        return {"input_wait_fraction": min(1.0, self._waited / self._measured) if seen else None}
 
 
 @dataclass(eq=False)
@@ -48,15 +142,15 @@ class TrialHooks(Hooks):
 
     def __post_init__(self) -> None:
         """Make what acts on the script."""
-        self.effects = SideEffects(self.reference, self._failed)
+        self.effects = SideEffects(self.reference, self._fail)
         settings = Settings.of(self.configuration, self.facts)
         self.wrappers = Wrappers(settings, self, directory_of(self.reference), self.effects.scratch)
 
-    def restarted(self) -> bool:
-        """The script has ended; whether its training was seen, which is shorter than the trial, and begins anew."""
+    def restarts(self) -> bool:
+        """Return whether the script, which has ended, is to run again: its training is shorter than the trial."""
         return False
 
-    def _obeying(self, act: Callable[[], None]) -> None:
+    def _obey(self, act: Callable[[], None]) -> None:
         """Act, and end the trial where that fails: the script must not see it."""
         try:
             with self.wrappers.inert():
@@ -64,11 +158,11 @@ class TrialHooks(Hooks):
         except protocol.ChannelClosed:
             leave(1)
         except BaseException as error:
-            self._failed(error)
+            self._fail(error)
 
-    def _failed(self, error: BaseException) -> NoReturn:
+    def _fail(self, error: BaseException) -> NoReturn:
         self.effects.training_begins()
-        self.channel.send(failures.told(error))
+        self.channel.send(failures.encode_failure(error))
         leave(1)
 
 
@@ -78,13 +172,11 @@ class LoopTraining(TrialHooks):
     def __post_init__(self) -> None:
         """Make what times the loop."""
         super().__post_init__()
-        self._clock: StepClock | None = None
+        self._trial: TimedTrial | None = None
         self._restarted = False
-        self._waited = self._measured = 0.0  # seconds that slices waited for input, and all of theirs
         self._gaps: Gaps | None = None  # between two long epochs, while they are measured
         self._last_step_at: float | None = None
-        self._figures: protocol.Finished | None = None
-        self._profiler: Iterator[int] | None = None
+        self._profiled_steps: Iterator[int] | None = None
         self._watch = LoopWatch(self.wrappers, self.facts)
 
     def imported(self, name: str) -> None:
@@ -96,28 +188,28 @@ class LoopTraining(TrialHooks):
         """See `Hooks`: what is trained by `fit` is not what is tuned."""
         return few_steps(model, usual, arguments, self.effects.without_writers(arguments["callbacks"]))
 
-    def restarted(self) -> bool:
+    def restarts(self) -> bool:
         """See `TrialHooks`."""
         self._restarted = True
         self._watch.restarted()
         self._time_by_steps()
-        if self._profiler is not None:
-            self._last_words("the training ended while it was profiled")
-        return self._clock is not None
+        if self._profiled_steps is not None:
+            self._end("the training ended while it was profiled")
+        return self._trial is not None
 
     def epoch_began(self) -> None:
         """See `Hooks`."""
-        if self._clock is None or self._clock.progress.training.examples is None:
+        if self._trial is None or self._trial.clock.progress.training.examples is None:
             return
         if self._gaps is not None and self._last_step_at is not None:
             self._gaps.add(time.perf_counter() - self._last_step_at)
             if self._gaps.are_enough:
                 self._time_by_steps()
-        self._clock.epoch_began()
+        self._trial.clock.epoch_began()
 
     def cuts_epoch(self, can_be_cut: Callable[[], bool]) -> bool:
         """See `Hooks`."""
-        if self._gaps is None or self._clock is None or self._clock.progress.calls < CALLS_PER_EPOCH:
+        if self._gaps is None or self._trial is None or self._trial.clock.progress.calls < CALLS_PER_EPOCH:
             return False
         if can_be_cut():
             return True
@@ -125,205 +217,103 @@ class LoopTraining(TrialHooks):
         return False
 
     def _time_by_steps(self) -> None:
-        """Go on by steps, now that it is known what the script does between two long epochs."""
-        if self._gaps is None or self._clock is None:
+        """Continue by steps, now that it is known what the script does between two long epochs."""
+        if self._gaps is None or self._trial is None:
             return
-        training, call_seconds = self._clock.progress.training, self._clock.warm_up.usual_call_seconds
+        clock = self._trial.clock
+        training, call_seconds = clock.progress.training, clock.warm_up.usual_call_seconds
         boundary = Boundary(
             seconds=0.0,
             validation_seconds=self._gaps.usual_seconds,
             seconds_per_example=call_seconds / (training.steps_per_call * training.batch_size),
         )
         self._gaps = None
-        self._clock.time_by_steps(BetweenEpochs(boundary=boundary))
+        clock.time_by_steps(BetweenEpochs(boundary=boundary))
 
     def epoch_ended(self) -> None:
         """See `Hooks`."""
-        clock = self._clock
-        if clock is None or self._profiler is not None:
+        trial = self._trial
+        if trial is None or self._profiled_steps is not None:
             return
-        if clock.progress.training.examples is not None and clock.progress.calls:
-            self._timed(clock.epoch_ended)
+        progress = trial.clock.progress
+        if progress.training.examples is not None and progress.calls:
+            self._obey(partial(self._time, trial.clock.epoch_ended))
 
     def stepped(self, examples: int, logs: Any) -> None:
         """See `Hooks`."""
-        self._timed(lambda: self._step(examples, logs))
+        self._obey(partial(self._time, partial(self._step, examples, logs)))
 
-    def _timed(self, act: Callable[[], None]) -> None:
+    def _time(self, act: Callable[[], None]) -> None:
         """Act, and end the trial where the tuner says so."""
-
-        def obey() -> None:
-            try:
-                act()
-            except TrainingEnded as ended:
-                self._end(ended.finish)
-            except LongEpoch:  # an epoch has ended that took too long to be timed whole
-                self._gaps, self._last_step_at = Gaps(), time.perf_counter()
-
-        self._obeying(obey)
+        try:
+            act()
+        except TrainingEnded as ended:
+            self._close(ended.finish)
+        except LongEpoch:  # an epoch has ended that took too long to be timed whole
+            self._gaps, self._last_step_at = Gaps(), time.perf_counter()
 
     def _step(self, examples: int, logs: Any) -> None:
-        if self._profiler is not None:
-            if next(self._profiler, None) is None:
-                self._last_words()
+        if self._profiled_steps is not None:
+            if next(self._profiled_steps, None) is None:
+                self._end()
             return
-        if self._clock is None:
-            self.wrappers.settings.refuse_missing(self.facts)
-            self._clock = self._begin(examples)
+        if self._trial is None:
+            self._trial = self._begin(examples)
         elif self._restarted:
-            self._restarted = False
-            self._clock.restarted(self._watch.read_at or time.perf_counter())
+            self._trial.clock.restarted(self._watch.read_at or time.perf_counter())
         self._restarted = False
+        clock = self._trial.clock
         loss = (self.reference.script or ScriptSettings()).loss
         if logs and loss in logs:
             logs = {**logs, "loss": logs[loss]}
         try:
             if self._gaps is None:
-                self._clock.called(logs)
+                clock.call_ended(logs)
             else:
-                self._clock.progress.calls += 1
+                clock.progress.calls += 1
         except LongEpoch:
             self._gaps = Gaps()
         if self._gaps is not None:
-            self._clock.progress.training.synchronise()
+            clock.progress.training.synchronise()
             self._last_step_at = time.perf_counter()
 
-    def _begin(self, examples: int) -> StepClock:
-        """Report what is trained, after its first step."""
-        import tensorflow as tf
-
+    def _begin(self, examples: int) -> TimedTrial:
+        """Announce the training, after its first step."""
+        self.wrappers.settings.refuse_missing(self.facts)
         self.effects.training_begins()
-        dataset, request = self._watch.dataset, self.request
-        is_dataset = isinstance(dataset, tf.data.Dataset)
-        calls = batch_calls(dataset)[0] if is_dataset else []
-        if calls and "batch_size" in self.facts.sites and calls[0].used != self.configuration.batch_size:
-            raise failures.TrainingFailed(
-                Outcome.ERROR,
-                f"the script trains in batches of {calls[0].used} in place of {self.configuration.batch_size}: "
-                "it tries again with another size by itself",
-            )
-        size = self._watch.parts * calls[0].used if calls else examples or self.configuration.batch_size
-        size = 1 if self.facts.work_varies else size
-        began = time.monotonic()
-        # Epochs are not seen where each step reads its batch itself, and not known where several replicas read.
-        unknown = self._watch.by_call or self._watch.parts > 1
-        endless = Data(examples=None, endless=True) if unknown else None
-        data = request.data or endless or _counted(dataset, size, self.configuration, request.count_seconds)
-        counting_seconds = time.monotonic() - began
-        synchronise = partial(_wait_for, self._weights) if self.facts.workers > 1 else tf.test.experimental.sync_devices
-        training = Training(
-            steps_per_call=max(1, examples // size) if self._watch.by_call else 1,
-            batch_size=size,
-            examples=data.examples,
-            drop_remainder=is_dataset and drops_remainder(dataset),
-            synchronise=synchronise,
-        )
-        weights = [getattr(each, "value", each) for each in self._weights().weights]
-        self.channel.send(
-            protocol.Started(
-                **data.model_dump(),
-                counting_seconds=counting_seconds,
-                jit_compile=bool(self.wrappers.settings.value("jit_compile", self._watch.jit_compile)),
-                examples_per_epoch=training.examples_per_epoch,
-                element=str(getattr(dataset, "element_spec", "batches that the script makes"))[:2000],
-                batch_ranks=apply.batch_ranks(dataset) if is_dataset else (),
-                parameters=sum(int(each.shape.num_elements() or 0) for each in weights),
-                gpus=gpus.gpu_names(),
-                devices=len(list_devices()),
-                device_limit_bytes=gpus.device_limit_bytes(),
-                build=gpus.build_versions(),
-                not_knobs=apply.not_knobs(),
-            )
-        )
-        measured = [*gauges.gpus(gpus.cards()), gauges.machine, gauges.device_memory, self._waiting]
-        known = request.timing.boundary
-        if self.facts.workers > 1:  # to end an epoch early, they would have to do so together: nothing counts there
+        session = LoopSession(self._watch, examples, self.request, self.configuration, self.wrappers.settings)
+        known = self.request.timing.boundary
+        if self.facts.workers > 1:  # they would have to end an epoch early together, so nothing counts between epochs
             known = Boundary(seconds=0.0, seconds_per_example=1.0)
-        clock = StepClock(
-            training,
-            self.channel,
-            warmup_seconds=request.timing.warmup_seconds,
-            epoch_seconds=request.timing.epoch_seconds,
-            between_epochs=None if known is None else BetweenEpochs(boundary=known, taken_over=True),
-            gauges=measured,
-        )
-        measured.append(gauges.ruined_weights(self._weights(), clock.progress))
-        return clock
+        between_epochs = None if known is None else BetweenEpochs(boundary=known, taken_over=True)
+        return TimedTrial(session, self.request, self.channel, between_epochs=between_epochs)
 
-    def _weights(self) -> Any:
-        """What the optimizers update, as if it were a model's."""
-        optimizers = self._watch.optimizers.values()
-        variables = [each for one in optimizers for each in getattr(one, "_trainable_variables", ())]
-        return SimpleNamespace(weights=variables, trainable_weights=variables)
-
-    def _end(self, finish: protocol.Finish) -> None:
+    def _close(self, finish: protocol.Finish) -> None:
         """Send the closing figures, and end; where a profile is wanted, some steps later."""
-        assert self._clock is not None
-        gauges.refuse_weights_that_are_not_finite(self._weights(), step=self._clock.progress.steps)
-        figures = protocol.Finished(
-            peak_host_bytes=peak_host_bytes(), peak_device_bytes=gpus.device_bytes("peak"), input_wait_fraction=None
-        )
-        self.channel.send(figures)
-        if finish.input_wait_seconds <= 0:
+        assert self._trial is not None
+        self._profiled_steps = self._trial.close(finish)
+        if self._profiled_steps is None:
             leave(0)
-        seen = self._measured and not self._watch.by_call  # a call's own reading is not
-        waited = min(1.0, self._waited / self._measured) if seen else None
-        self._figures = figures.model_copy(update={"input_wait_fraction": waited})
-        folder = Path(self.request.log).parent / FOLDER
-        if not finish.profile or folder.exists():
-            self._last_words()
-        training = self._clock.progress.training
-        self._profiler = profiled_steps(
-            folder, steps_per_call=training.steps_per_call, synchronise=training.synchronise
-        )
-        next(self._profiler)
+        next(self._profiled_steps)
 
-    def _last_words(self, no_profile: str = "") -> NoReturn:
-        assert self._figures is not None
-        self.channel.send(self._figures.model_copy(update={"no_profile": no_profile}))
+    def _end(self, no_profile: BaseException | str = "") -> NoReturn:
+        assert self._trial is not None
+        self._trial.send_final(no_profile)
         leave(0)
 
-    def _failed(self, error: BaseException) -> NoReturn:
-        if self._figures is not None:  # all but the profile was told
-            self._last_words(f"{type(error).__name__}: {error}"[:300])
-        super()._failed(error)
-
-    def _waiting(self) -> Callable[[float], dict[str, Any]]:
-        """A gauge of the time in which the loop waits for its next element."""
-        before = self._watch.wait_seconds
-
-        def measured(seconds: float) -> dict[str, Any]:
-            self._waited += self._watch.wait_seconds - before
-            self._measured += seconds
-            return {}
-
-        return measured
+    def _fail(self, error: BaseException) -> NoReturn:
+        if self._trial is not None and self._trial.is_closing:  # all but the profile was sent
+            self._end(error)
+        super()._fail(error)
 
 
 class OtherWorker(LoopTraining):
     """Trains along with the worker that is timed, until that one ends."""
 
-    def restarted(self) -> bool:
+    def restarts(self) -> bool:
         """See `TrialHooks`."""
         self._watch.restarted()
         return True
 
     def stepped(self, examples: int, logs: Any) -> None:
         """See `Hooks`: nothing is timed here."""
-
-
-def _wait_for(weights: Callable[[], Any]) -> None:
-    """Wait for what was updated last: `sync_devices` fails where other workers have devices, too."""
-    for each in weights().weights[-1:]:
-        each.numpy()
-
-
-def _counted(dataset: Any, size: int, configuration: Configuration, seconds: float) -> Data:
-    import tensorflow as tf
-
-    if not isinstance(dataset, tf.data.Dataset):
-        return Data(examples=None, endless=True)
-    examples, endless = examples_of(dataset, size), datasets.elements_in(dataset) == datasets.ENDLESS
-    if examples is None and not endless:
-        examples = datasets.examples_in(dataset, configuration, seconds, batched=True, uneven=True)
-    return Data(examples=examples, endless=endless)

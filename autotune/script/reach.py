@@ -1,10 +1,11 @@
-"""What reaches a script's training, once it is about to train: its baseline, its call sites, and what is left out."""
+"""Find out what reaches a script's training: its baseline, its call sites, and the knobs that have no effect."""
 
 from __future__ import annotations
 
 import os
 import sys
 import traceback
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +17,7 @@ from autotune.recipe.tf_private import inputs_of, name_of_strategy, sums_by_coll
 from autotune.runtime.sources import directory_of, file_of, fingerprint_of_script
 from autotune.script import tuned
 from autotune.script.call_sites import enclosing_ranges
-from autotune.script.dataset_trace import BATCHES, back_from, batch_calls, cacheable, calls_for, drops_remainder
+from autotune.script.dataset_trace import BATCHES, batch_calls, cacheable_map, calls_for, drops_remainder, upstream
 from autotune.script.fit_call import VALIDATION_HINT, FitCall, honours_batch_size
 from autotune.script.interpose import Wrappers
 from autotune.script.loop_watch import LoopWatch
@@ -24,22 +25,21 @@ from autotune.script.sandbox import SideEffects
 from autotune.script.settings import as_knob
 from autotune.space.configuration import ONE_STEP
 from autotune.space.knobs import AS_WRITTEN, KNOBS, STRATEGY_KNOBS, Device, Stage
-from autotune.training.datasets import batch_length
+from autotune.training.pipeline import batch_length
 
-ON_CHAIN = ("num_parallel_calls", "prefetch")
-"""Knobs that are arguments of `tf.data` calls of the script's."""
-UNLOCK = "autotune.tuned(batch_size=N) in the script gives it to code that computes with it"
 _XLA = [name for name in KNOBS if name == "jit_compile" or name.startswith("xla_")]
-KEPT = "the script has a {} of its own, and keeps it"
-OWN_SCOPE = (
+_OPTIONS = [name for name, knob in KNOBS.items() if knob.stage is Stage.OPTIONS]
+_UNLOCK = "autotune.tuned(batch_size=N) in the script gives it to code that computes with it"
+_OWN_STRATEGY = "the script has a {} of its own, and keeps it"
+_OWN_SCOPE = (
     "a loop of its own needs these lines for several devices: `with strategy.scope():` around model and optimizer, "
     "strategy.experimental_distribute_dataset(dataset), and strategy.run(step, args=(batch,))"
 )
-MAKE_DATASET = "hand fit a tf.data.Dataset to have this varied"
-ARRAYS = f"Keras makes the batches of arrays, and prefetches them; {MAKE_DATASET}"
-NO_MAP = "no map() or interleave() of the script's feeds the training"
-NO_DATASET = "the training reads no tf.data.Dataset"
-NO_FUNCTION = (
+_GIVE_DATASET = "hand fit a tf.data.Dataset to have this varied"
+_ARRAYS = f"Keras batches arrays itself, and prefetches them; {_GIVE_DATASET}"
+_NO_MAP = "no map() or interleave() of the script's feeds the training"
+_NO_DATASET = "the training reads no tf.data.Dataset"
+_NO_FUNCTION = (
     "no tf.function without a dataset or a strategy updates the weights; put @tf.function on the step that takes one "
     "batch"
 )
@@ -49,12 +49,11 @@ _DATA = {
     "py_dataset": "the training data is a PyDataset",
     "generator": "the training data is a generator",
 }
-_OPTIONS = [name for name, knob in KNOBS.items() if knob.stage is Stage.OPTIONS]
 
 
 @dataclass(kw_only=True)
-class Around:
-    """What is known of a script beside its training."""
+class ScriptContext:
+    """What is known of a script apart from its training."""
 
     reference: WorkloadReference
     variables: dict[str, str]
@@ -65,8 +64,8 @@ class Around:
     workers: int = 0  # that `TF_CONFIG` names for its strategy
 
 
-def facts_of_fit(call: FitCall, number: int, site: Site, around: Around) -> WorkloadFacts:
-    """What is known of the script's fit of that number. Raises `WorkloadError` where it cannot be tuned."""
+def facts_of_fit(call: FitCall, number: int, site: Site, context: ScriptContext) -> WorkloadFacts:
+    """Return what is known of the script's fit of that number. Raises `WorkloadError` where it cannot be tuned."""
     arguments = call.arguments
     if call.kind == "generator" and not arguments["steps_per_epoch"]:
         raise WorkloadError(
@@ -79,7 +78,7 @@ def facts_of_fit(call: FitCall, number: int, site: Site, around: Around) -> Work
         )
     dataset, _ = call.training_dataset()
     given = runtime_knobs()
-    given["jit_compile"] = around.wrappers.jit_compile
+    given["jit_compile"] = context.wrappers.jit_compile
     given["steps_per_execution"] = int(call.model.steps_per_execution)
     if call.kind == "py_dataset":
         x = arguments["x"]
@@ -88,67 +87,48 @@ def facts_of_fit(call: FitCall, number: int, site: Site, around: Around) -> Work
     schedule = getattr(getattr(call.model, "optimizer", None), "_learning_rate", None)
     is_schedule = callable(schedule) and hasattr(schedule, "get_config")
     return _facts(
-        around,
+        context,
         dataset if call.kind == "dataset" else None,
         given,
-        _not_reached(call, dataset),
+        _not_reached_by_fit(call, dataset),
         call.batch_size or batch_length(dataset),
         validates=arguments["validation_data"] is not None or bool(arguments["validation_split"]),
         trains=Trains.FIT,
         fit=number,
         fit_site=site,
-        compile_site=around.wrappers.compiled_at,
+        compile_site=context.wrappers.compiled_at,
         epochs=call.epochs,
         schedule=type(schedule).__name__ if is_schedule else None,
     )
 
 
-def facts_of_loop(watch: LoopWatch, examples: int, around: Around) -> WorkloadFacts:
-    """What is known of a loop of the script's own. Raises `WorkloadError` where it cannot be tuned."""
+def facts_of_loop(watch: LoopWatch, examples: int, context: ScriptContext) -> WorkloadFacts:
+    """Return what is known of a loop of the script's own. Raises `WorkloadError` where it cannot be tuned."""
     import tensorflow as tf
 
     dataset = watch.dataset if isinstance(watch.dataset, tf.data.Dataset) else None
     calls, why = batch_calls(dataset) if dataset is not None else ([], "the script makes its batches itself")
-    reasons = {"steps_per_execution": "a loop of its own calls each step by itself"}
-    reasons |= dict.fromkeys(
-        ("persistent_iterator", "prefetch_to_device"), "a loop of its own makes its iterators itself"
-    )
-    reasons |= dict.fromkeys(STRATEGY_KNOBS, KEPT.format(watch.strategy) if watch.strategy else OWN_SCOPE)
-    if watch.step_function is None:
-        reasons |= dict.fromkeys(_XLA, NO_FUNCTION)
-    if why:
-        reasons["batch_size"] = f"{why}; {UNLOCK}"
-    if dataset is None:
-        reasons |= dict.fromkeys(
-            ("prefetch", "num_parallel_calls", *_OPTIONS),
-            f"{NO_DATASET}; read its batches from one to have this varied",
-        )
-    elif watch.by_call or watch.distributed:
-        inside = "the step reads its batches itself, from the iterator that it is given"
-        handed = "the script hands its dataset to its tf.distribute strategy"
-        ours = _OPTIONS if calls_for(dataset, "prefetch") else ("prefetch", *_OPTIONS)
-        reasons |= dict.fromkeys(ours, inside if watch.by_call else handed)
     batch_size = calls[0].given if calls else 1 if watch.work_varies else examples
     if not batch_size:
         raise WorkloadError(
-            f"{around.reference.shown}: how many examples a step takes could not be seen",
+            f"{context.reference.shown}: how many examples a step takes could not be seen",
             hint="Hand the batch to the step as its first argument.",
         )
     return _facts(
-        around,
+        context,
         dataset,
         runtime_knobs() | {"jit_compile": watch.jit_compile},
-        reasons,
+        _not_reached_by_loop(watch, dataset) | ({"batch_size": f"{why}; {_UNLOCK}"} if why else {}),
         batch_size,
         trains=Trains.LOOP,
         step_function=watch.step_function,
         work_varies=watch.work_varies,
-        epochs_range=_epochs_range(watch, around.reference),
+        epochs_range=_epochs_range(watch, context.reference),
     )
 
 
 def _facts(
-    around: Around,
+    context: ScriptContext,
     dataset: Any,
     given: dict[str, KnobValue],
     reasons: dict[str, str],
@@ -157,31 +137,27 @@ def _facts(
     validates: bool = False,
     **more: Any,
 ) -> WorkloadFacts:
-    """What is known of a training.
+    """Return what is known of a training.
 
     Args:
-        around: The script.
-        dataset: Of the script's own, that is trained on; None where it has none.
-        given: The knobs as the script leaves them, but for those of the dataset.
+        context: The script.
+        dataset: The script's own, that is trained on; None where it has none.
+        given: The knobs as the script leaves them, except those of the dataset.
         reasons: Why knobs do not reach the training.
         batch_size: The script's.
         validates: It validates.
         more: What only one way of training has.
     """
-    file, settings = file_of(around.reference), around.reference.script
-    calls = {knob: [] if dataset is None else calls_for(dataset, knob) for knob in ON_CHAIN}
-    given |= {knob: _common([as_knob(each.given) for each in made]) for knob, made in calls.items()}
+    file, settings = file_of(context.reference), context.reference.script
+    calls = {knob: [] if dataset is None else calls_for(dataset, knob) for knob in ("num_parallel_calls", "prefetch")}
+    given |= {knob: _common(as_knob(call.given) for call in found) for knob, found in calls.items()}
     calls["batch_size"] = [] if dataset is None else batch_calls(dataset)[0]
-    sites = {knob: tuple({each.site.key: each.site for each in made}.values()) for knob, made in calls.items() if made}
+    sites = {knob: tuple({c.site.key: c.site for c in found}.values()) for knob, found in calls.items() if found}
     if "num_parallel_calls" not in sites:
-        reasons.setdefault("num_parallel_calls", NO_MAP)
-    for name, knob in KNOBS.items():
-        variable = knob.variable or ""
-        own = variable in around.variables or os.environ.get(variable) != around.environment.get(variable)
-        if knob.stage is Stage.START and own:
-            reasons[name] = f"the script sets {variable} itself; take that line out to have it varied"
+        reasons.setdefault("num_parallel_calls", _NO_MAP)
+    reasons |= _set_by_script(context)
     if settings is not None and settings.allow_cache:
-        cached, why = (None, NO_DATASET) if dataset is None else cacheable(dataset)
+        cached, why = (None, _NO_DATASET) if dataset is None else cacheable_map(dataset)
         if cached is None:
             reasons["cache"] = why
         else:
@@ -190,10 +166,10 @@ def _facts(
         baseline={**given, "batch_size": batch_size},
         sites=sites,
         not_reached={name: why for name, why in reasons.items() if name not in tuned.given},
-        left_out=tuple(around.effects.left_out),
-        before_seconds=around.before_seconds or 0.0,
-        variables=around.variables,
-        workers=around.workers,
+        left_out=tuple(context.effects.left_out),
+        before_seconds=context.before_seconds or 0.0,
+        variables=context.variables,
+        workers=context.workers,
         batch_given_as=str(sites["batch_size"][0]) if "batch_size" in sites else "",
         **more,
     )
@@ -205,13 +181,19 @@ def _facts(
         drop_remainder=dataset is not None and drops_remainder(dataset),
         dataset_takes_config="num_parallel_calls" in sites,
         validates=validates,
-        fingerprint=fingerprint_of_script(around.reference),
+        fingerprint=fingerprint_of_script(context.reference),
         script=script,
     )
 
 
+def _common(values: Iterable[KnobValue]) -> KnobValue:
+    """Return the value that all calls were given; 0 without any."""
+    found = list({repr(value): value for value in values}.values())
+    return AS_WRITTEN if len(found) > 1 else found[0] if found else 0
+
+
 def _epochs_range(watch: LoopWatch, reference: WorkloadReference) -> Site | None:
-    """The `range()` that the loop over epochs runs by, where the script's own file has one."""
+    """Return the `range()` that drives the loop over epochs, where the script's own file has one."""
     file, place, stack = str(sys.modules["__main__"].__file__), watch.place, traceback.walk_stack(sys._getframe())
     lines = [line for frame, line in stack if frame.f_code.co_filename == file]
     if place is not None and place[0] == file and lines:
@@ -223,7 +205,7 @@ def _epochs_range(watch: LoopWatch, reference: WorkloadReference) -> Site | None
 
 
 def runtime_knobs() -> dict[str, KnobValue]:
-    """The knobs that act before a model is built, as they are in force."""
+    """Return the knobs that act before a model is built, as they are in force."""
     import tensorflow as tf
 
     device = Device.GPU if tf.config.list_physical_devices("GPU") else Device.CPU
@@ -231,32 +213,48 @@ def runtime_knobs() -> dict[str, KnobValue]:
     return {name: value for name, value in found.items() if value in KNOBS[name].domain}
 
 
-def _common(values: list[KnobValue]) -> KnobValue:
-    """What all calls were given; 0 without any."""
-    if not values:
-        return 0
-    return values[0] if len(set(map(repr, values))) == 1 else AS_WRITTEN
+# ------------------------------------------------------------------------------------------ what does not reach it
 
 
-def _not_reached(call: FitCall, dataset: Any) -> dict[str, str]:
-    """The knobs that do not reach this training, and why."""
+def _set_by_script(context: ScriptContext) -> dict[str, str]:
+    """Return why knobs have no effect whose environment variables the script sets."""
+    variables = {name: knob.variable or "" for name, knob in KNOBS.items() if knob.stage is Stage.START}
+    return {
+        name: f"the script sets {variable} itself; take that line out to have it varied"
+        for name, variable in variables.items()
+        if variable in context.variables or os.environ.get(variable) != context.environment.get(variable)
+    }
+
+
+def _not_reached_by_loop(watch: LoopWatch, dataset: Any) -> dict[str, str]:
+    reasons = {"steps_per_execution": "a loop of its own calls each step by itself"}
+    reasons |= dict.fromkeys(
+        ("persistent_iterator", "prefetch_to_device"), "a loop of its own makes its iterators itself"
+    )
+    own_strategy = _OWN_STRATEGY.format(watch.strategy) if watch.strategy else _OWN_SCOPE
+    reasons |= dict.fromkeys(STRATEGY_KNOBS, own_strategy)
+    if watch.step_function is None:
+        reasons |= dict.fromkeys(_XLA, _NO_FUNCTION)
+    if dataset is None:
+        why = f"{_NO_DATASET}; read its batches from one to have this varied"
+        reasons |= dict.fromkeys(("prefetch", "num_parallel_calls", *_OPTIONS), why)
+    elif watch.by_call or watch.distributed:
+        inside = "the step reads its batches itself, from the iterator that it is given"
+        distributed = "the script hands its dataset to its tf.distribute strategy"
+        names = _OPTIONS if calls_for(dataset, "prefetch") else ("prefetch", *_OPTIONS)
+        reasons |= dict.fromkeys(names, inside if watch.by_call else distributed)
+    return reasons
+
+
+def _not_reached_by_fit(call: FitCall, dataset: Any) -> dict[str, str]:
     import tensorflow as tf
 
-    reasons: dict[str, str] = {}
-    if call.kind == "dataset":
-        _, why = batch_calls(dataset)
-        if why:
-            reasons["batch_size"] = f"{why}; {UNLOCK}"
-        elif call.arguments["steps_per_epoch"] and not _per_batch(call, dataset):
-            reasons["batch_size"] = f"steps_per_epoch is not the number of batches in the data; {UNLOCK}"
-    elif call.kind == "py_dataset" and not honours_batch_size(call.arguments["x"]):
-        reasons["batch_size"] = f"the PyDataset yields no other batches when its batch_size is set; {UNLOCK}"
-    elif call.kind in ("generator", "distributed"):
-        reasons["batch_size"] = f"{_DATA[call.kind]}; {UNLOCK}"
+    why_not = _batch_size_not_reached(call, dataset)
+    reasons = {"batch_size": f"{why_not}; {_UNLOCK}"} if why_not else {}
     if call.kind == "arrays":
-        reasons |= dict.fromkeys(("prefetch", "num_parallel_calls"), ARRAYS)
+        reasons |= dict.fromkeys(("prefetch", "num_parallel_calls"), _ARRAYS)
     elif call.kind != "dataset":
-        why = f"{_DATA[call.kind]}, and no tf.data.Dataset; {MAKE_DATASET}"
+        why = f"{_DATA[call.kind]}, and no tf.data.Dataset; {_GIVE_DATASET}"
         reasons |= dict.fromkeys(("prefetch", "persistent_iterator", "prefetch_to_device", *_OPTIONS), why)
     elif call.arguments["class_weight"]:
         reasons["prefetch_to_device"] = (
@@ -268,22 +266,34 @@ def _not_reached(call: FitCall, dataset: Any) -> dict[str, str]:
     if strategy is not tf.distribute.get_strategy() or tf.distribute.has_strategy():
         reasons |= dict.fromkeys(_XLA, NO_XLA)
         reasons["prefetch_to_device"] = "a tf.distribute strategy copies the batches itself"
-        reasons |= dict.fromkeys(STRATEGY_KNOBS, KEPT.format(name_of_strategy(strategy)))
+        reasons |= dict.fromkeys(STRATEGY_KNOBS, _OWN_STRATEGY.format(name_of_strategy(strategy)))
         if strategy.num_replicas_in_sync > 1 and sums_by_collectives(strategy):
             reasons["steps_per_execution"] = ONE_STEP
     elif call.kind != "dataset":
-        reasons["per_replica_buffer_size"] = f"{_DATA[call.kind]}, and no tf.data.Dataset; {MAKE_DATASET}"
+        reasons["per_replica_buffer_size"] = f"{_DATA[call.kind]}, and no tf.data.Dataset; {_GIVE_DATASET}"
     if "persistent_iterator" in reasons:
         reasons.setdefault("prefetch_to_device", "it needs persistent_iterator")
     return reasons
 
 
-def _per_batch(call: FitCall, dataset: Any) -> bool:
-    """Whether `steps_per_epoch` is the number of batches that the data has."""
+def _batch_size_not_reached(call: FitCall, dataset: Any) -> str:
+    """Return why the batch size cannot be changed; empty where it can."""
+    if call.kind == "dataset":
+        _, why = batch_calls(dataset)
+        if not why and call.arguments["steps_per_epoch"] and not _steps_are_batches(call, dataset):
+            return "steps_per_epoch is not the number of batches in the data"
+        return why
+    if call.kind == "py_dataset" and not honours_batch_size(call.arguments["x"]):
+        return "the PyDataset yields no other batches when its batch_size is set"
+    return _DATA[call.kind] if call.kind in ("generator", "distributed") else ""
+
+
+def _steps_are_batches(call: FitCall, dataset: Any) -> bool:
+    """Return whether `steps_per_epoch` is the number of batches in the data."""
     size, steps = call.batch_size, int(call.arguments["steps_per_epoch"])
-    batched = next((each for each in back_from(dataset) if apply.kind_of(each) in BATCHES), None)
+    batched = next((found for found in upstream(dataset) if apply.kind_of(found) in BATCHES), None)
     if batched is None or not size:
         return False
-    counts = (int(each.cardinality()) for each in back_from(inputs_of(batched)[0]))
-    examples = next((each for each in counts if each >= 0), -1)
+    counts = (int(found.cardinality()) for found in upstream(inputs_of(batched)[0]))
+    examples = next((count for count in counts if count >= 0), -1)
     return examples >= 0 and steps in (examples // size, -(-examples // size))

@@ -1,6 +1,6 @@
-"""The trial process: applies one configuration, then runs the workload and obeys the tuner.
+"""The entry points of the template and the trial: import the workload, describe it, and run one trial of it.
 
-Runs in a fork of the template (or in a fork that has imported nothing, which then imports everything itself). Never
+A trial is a fork of the template, or of a process that has imported nothing and imports everything itself. It never
 imports Optuna or pandas. Reports go over the pipe, as data; stdout and stderr are the trial's log.
 """
 
@@ -16,47 +16,47 @@ from autotune.recipe import apply
 from autotune.runtime import failures, protocol
 from autotune.runtime.sources import file_of, refuse_broken
 from autotune.script import trial as script_trial
+from autotune.script import workload_fit
 from autotune.script.execute import discover, import_packages
 from autotune.script.loading import facts_of, load, require_tensorflow
 from autotune.script.survey import survey as survey_script
 from autotune.script.workload import Workload
 from autotune.space.configuration import Configuration
-from autotune.training import fit
-from autotune.training.retracing import enable_compile_logging
+from autotune.training.gauges import enable_compile_logging
 
 __all__ = ["describe_workload", "enable_compile_logging", "import_workload", "run"]
 
-KINDS: dict[type, Callable[..., None]] = {Workload: fit.run, WorkloadReference: script_trial.run}
-"""What runs a trial of each kind of workload."""
+KINDS: dict[type, Callable[..., None]] = {Workload: workload_fit.run, WorkloadReference: script_trial.run}
+"""The function that runs a trial of each kind of workload."""
 
 
 def run(
     request: protocol.TrialRequest, channel: protocol.Channel, workload: Workload | None, reference: WorkloadReference
 ) -> int:
-    """Run one trial to its end; the exit status of its process: 0 when the tuner ended it, 1 when it failed.
+    """Run one trial to its end, and return its exit status: 0 when the tuner ended it, 1 when it failed.
 
     The workload is imported from `reference` where the template has not imported it.
     """
     try:
         configuration = Configuration(request.configuration)
-        trained = _applied(request, configuration, workload, reference)
+        trained = _apply(request, configuration, workload, reference)
         run_kind = next(run_kind for kind, run_kind in KINDS.items() if isinstance(trained, kind))
         run_kind(request, channel, trained, configuration)
     except protocol.ChannelClosed:
         return 1
     except BaseException as error:
-        channel.send(failures.told(error))
+        channel.send(failures.encode_failure(error))
         return 1
     return 0
 
 
-def _applied(
+def _apply(
     request: protocol.TrialRequest,
     configuration: Configuration,
     workload: Workload | None,
     reference: WorkloadReference,
 ) -> Workload | WorkloadReference:
-    """What is trained, imported now where the template has not, with the configuration in force."""
+    """Put the configuration in force, and return the workload, imported now where the template has not."""
     if request.script is not None:
         script_trial.prepare(configuration, request.script)
         return reference
@@ -71,7 +71,7 @@ def _applied(
 
 
 def import_workload(reference: WorkloadReference) -> tuple[Workload | None, dict[str, str]]:
-    """Import TensorFlow and the workload, or what a script needs from others: its own modules are imported in trials.
+    """Import TensorFlow and the workload; of a script the installed packages, as its own modules load in trials.
 
     Returns:
         The workload, None for a script; and the variables that a script sets before it imports TensorFlow.
@@ -114,7 +114,7 @@ def _require_backend(name: str) -> None:
 def describe_workload(
     reference: WorkloadReference, workload: Workload | None, variables: dict[str, str], in_force: dict[str, Any]
 ) -> WorkloadFacts:
-    """Return what the driver may know of the workload; a script is run in a fork up to its training."""
+    """Return the facts of the workload that the driver needs; a script runs in a fork up to its training."""
     if workload is None:
         return survey_script(reference, variables)
     apply.note_layers()

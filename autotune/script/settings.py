@@ -1,4 +1,4 @@
-"""The values that a script is to run with: its own, with those of a configuration where that differs. No TensorFlow."""
+"""The values that a script runs with: its own, or a configuration's where that differs. No TensorFlow."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ _Key = tuple[str, str, str, int]
 
 @dataclass
 class Settings:
-    """What is changed in a script, by knob.
+    """The values that are changed in a script, by knob.
 
     Args:
         changes: The knobs whose value is not the script's own.
         own: The script's own values. A call that was given another one is left alone: it serves something else.
         sites: The call sites that a knob reaches, by knob.
-        reached: The call sites that the script has come by.
-        first: What the script gave first, by knob, where a value is set once.
+        reached: The call sites that the script has passed.
+        first: The value that the script gave first, by knob, where a value is set once.
     """
 
     changes: dict[str, KnobValue] = field(default_factory=dict)
@@ -47,18 +47,18 @@ class Settings:
 
     @classmethod
     def of(cls, configuration: Mapping[str, KnobValue], facts: ScriptFacts) -> Settings:
-        """Those of a configuration."""
+        """Return the settings of a configuration."""
         usual = {name: KNOBS[name].default for name in configuration if KNOBS[name].default is not None}
         own = Configuration({**usual, **facts.baseline})
         changes = Configuration({name: value for name, value in configuration.items() if name in own})
         return cls(
             own=dict(facts.baseline),
             changes={name: value for name, value in changes.differences(own).items() if value != AS_WRITTEN},
-            sites={name: frozenset(each.key for each in sites) for name, sites in facts.sites.items()},
+            sites={name: frozenset(site.key for site in sites) for name, sites in facts.sites.items()},
         )
 
     def at(self, knob: str, site: Site, given: Any) -> Any:
-        """The value to use at a call site: what the script gave, or what the knob says."""
+        """Return the value to use at a call site: the script's, or the knob's."""
         if site.key not in self.sites.get(knob, ()):
             return given
         written = self.own.get(knob)
@@ -69,7 +69,7 @@ class Settings:
         return AUTOTUNE if isinstance(used, str) else used
 
     def value(self, knob: str, given: Any) -> Any:
-        """The value of a knob without call sites."""
+        """Return the value of a knob without call sites."""
         return self.changes.get(knob, given)
 
     def value_once(self, knob: str, given: KnobValue) -> KnobValue:
@@ -80,13 +80,13 @@ class Settings:
         return self.value(knob, given) if given == self.first.setdefault(knob, given) else given
 
     def refuse_missing(self, facts: ScriptFacts, *, skip: bool = False) -> list[str]:
-        """The knobs that are changed, and whose call sites the script has not come by.
+        """Return the changed knobs that have a call site which the script has not passed.
 
         Raises:
             ApplyError: There is one, and it may not be skipped.
         """
         sites = {knob: facts.sites.get(knob, ()) for knob in self.changes}
-        lost = {knob: [each for each in sites[knob] if each.key not in self.reached] for knob in sites}
+        lost = {knob: [site for site in sites[knob] if site.key not in self.reached] for knob in sites}
         missing = [knob for knob in lost if lost[knob]]
         if missing and not skip:
             raise ApplyError(
@@ -98,7 +98,7 @@ class Settings:
 
 
 def as_knob(given: Any) -> KnobValue:
-    """What a call was given, as a knob's value: None is 0, and -1 is `autotune`."""
+    """Return an argument of a call as a knob's value: None is 0, and -1 is `autotune`."""
     if isinstance(given, bool | str):
         return given
     number = 0 if given is None else int(given)

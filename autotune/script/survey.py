@@ -1,4 +1,4 @@
-"""Runs a script once, with side effects off, to find out how it trains, and what a knob can reach."""
+"""Runs a script once, without side effects, to find out how it trains and which knobs reach it."""
 
 from __future__ import annotations
 
@@ -15,40 +15,40 @@ from typing import Any, NoReturn
 from autotune.data.errors import WorkloadError
 from autotune.data.facts import Fit, ScriptSettings, Site, WorkloadFacts, WorkloadReference
 from autotune.data.printable import plural
-from autotune.runtime import failures, sources
-from autotune.runtime.sources import directory_of, file_of
-from autotune.runtime.user_errors import users_line
-from autotune.script import children, ranks
-from autotune.script.execute import leave, tell, told_by_fork
+from autotune.runtime import failures
+from autotune.runtime.failures import locate_user_line
+from autotune.runtime.sources import directory_of, file_of, own_files
+from autotune.script import children, strategies
+from autotune.script.call_sites import count_method_calls, is_called_in_loop
+from autotune.script.execute import leave, run_in_fork, send_answer
 from autotune.script.fit_call import FitCall, few_steps
 from autotune.script.interpose import Hooks, Wrappers
 from autotune.script.loop_watch import LoopWatch
-from autotune.script.reach import Around, facts_of_fit, facts_of_loop
+from autotune.script.reach import ScriptContext, facts_of_fit, facts_of_loop
 from autotune.script.sandbox import SideEffects
-from autotune.script.scope import refuse_strategies
 from autotune.script.settings import Settings
+from autotune.script.strategies import refuse_strategies
 from autotune.script.trial import never_trains, run_users
 
 LOOP_STEPS, UPDATES = 3, 5
-"""Of a loop of the script's own, after which enough is known of it; of one that reads no dataset, whose work may vary.
-"""
-MOST_FAILED_FITS = 3  # of a script that tries again for ever
+"""Steps after which enough is known of a loop; updates of one that reads no dataset, whose work may vary."""
+MOST_FAILED_FITS = 3  # of a script that retries for ever
 MOST_FITS, LONGEST_SECONDS = 10, 60.0
-"""Of several `fit` calls so many are looked at, and none after so long."""
+"""Calls of `fit` that are surveyed, and the time after which no further one is."""
 NEGLIGIBLE = 0.01
-"""Share of a call of `fit` that lies between it and the next one and need not be measured."""
+"""Share of a call of `fit`, up to which the time before the next call need not be measured."""
 
 
 def survey(reference: WorkloadReference, variables: dict[str, str]) -> WorkloadFacts:
-    """What the script does, by running it in a fork of this process.
+    """Run the script in a fork of this process, and return its facts.
 
     Raises:
         WorkloadError: It cannot be tuned; the message says why, and what to do.
         MemoryError: Memory ran out.
     """
-    told = told_by_fork(lambda answer: _Survey(reference, variables, answer).run())
+    told = run_in_fork(lambda answer: _Survey(reference, variables, answer).run())
     if workers := told.get("workers"):
-        told = told_by_fork(lambda answer: _Survey(reference, variables, answer, workers).run())
+        told = run_in_fork(lambda answer: _Survey(reference, variables, answer, workers).run())
     if "facts" in told:
         return WorkloadFacts.model_validate(told["facts"])
     if told.get("no_memory"):
@@ -61,23 +61,23 @@ def survey(reference: WorkloadReference, variables: dict[str, str]) -> WorkloadF
 
 
 class _Survey(Hooks):
-    """One run of a script, up to the end of its trainings or to the only one."""
+    """One run of a script, up to its only training or to the end of its trainings."""
 
     def __init__(self, reference: WorkloadReference, variables: dict[str, str], answer: int, workers: int = 0) -> None:
         self._reference, self._answer, self._workers = reference, answer, workers
         self._number = 0  # of this worker
         self._wanted = (reference.script or ScriptSettings()).fit
         directory = directory_of(reference)
-        own = sources.own_files(file_of(reference), Path(directory))
-        self._repeats = sources.is_called_in_loop(own, "fit")
-        self._only = sources.calls_of(own, "fit") <= 1
+        own = own_files(file_of(reference), Path(directory))
+        self._repeats = is_called_in_loop(own, "fit")
+        self._only = count_method_calls(own, "fit") <= 1
         self._fits: list[Fit] = []
         self._facts: list[WorkloadFacts] = []
-        self._failed_fits: list[tuple[Site, WorkloadFacts]] = []  # calls of `fit` that raised when they were cut short
+        self._failed_fits: list[tuple[Site, WorkloadFacts]] = []  # calls of `fit` that raised when cut short
         self._effects = SideEffects(reference, self._refuse)
         self._wrappers = Wrappers(Settings(), self, directory, self._effects.scratch)
         self._watch = LoopWatch(self._wrappers)
-        self._around = Around(
+        self._around = ScriptContext(
             reference=reference, variables=variables, wrappers=self._wrappers, effects=self._effects, workers=workers
         )
         self._began = time.perf_counter()
@@ -92,15 +92,15 @@ class _Survey(Hooks):
         children.watch_children(self._answer)
         try:
             if self._workers:
-                self._number = ranks.start_others(self._workers, lambda why: self._fail(WorkloadError(why)))
+                self._number = strategies.start_workers(self._workers, lambda why: self._fail(WorkloadError(why)))
             self._effects.install(tf, keras)
             self._wrappers.install()
             self._watch.install(tf, keras, layers=True)
             refuse_strategies(tf, keras, self._refuse)
             if self._workers:
-                ranks.keep_own_config(tf)
+                strategies.keep_own_config(tf)
             else:
-                ranks.around_strategy(tf, self._look_for_workers)
+                strategies.before_strategy(tf, self._look_for_workers)
             tf.compat.v1.Session.__init__ = self._refuse_session
             run_users(self._reference)
         except BaseException as error:
@@ -117,7 +117,7 @@ class _Survey(Hooks):
         import keras
 
         if self._workers > 1:
-            self._fail(ranks.FIT_FAILS)
+            self._fail(strategies.FIT_FAILS)
         if children.is_child():
             children.refuse_training()
         number, began = len(self._fits) + 1, time.perf_counter()
@@ -125,7 +125,7 @@ class _Survey(Hooks):
             self._around.before_seconds = began - self._began
         callbacks = self._effects.without_writers(arguments["callbacks"])
         call = FitCall(model=model, arguments=arguments, settings=self._wrappers.settings)
-        facts = self._found(partial(facts_of_fit, call, number, site, self._around))
+        facts = self._find(partial(facts_of_fit, call, number, site, self._around))
         if not self._repeats and (self._wanted == number or (self._wanted is None and self._only)):
             self._note(site, facts, 0.0)
             self._end()
@@ -154,7 +154,7 @@ class _Survey(Hooks):
         self._fits.append(Fit(line=f"{site.file}, line {site.line}", site=site, planned_seconds=seconds))
 
     def stepped(self, examples: int, logs: Any) -> None:
-        """See `Hooks`: after a few steps enough is known."""
+        """See `Hooks`: a few steps are enough."""
         if children.is_child() and not self._number:
             children.refuse_training()
         self._steps += 1
@@ -164,8 +164,8 @@ class _Survey(Hooks):
         if self._steps < few or self._wanted is not None or self._number:
             return
         with self._wrappers.inert():
-            facts = self._found(partial(facts_of_loop, self._watch, examples, self._around))
-        self._say({"facts": facts.model_dump(mode="json")})
+            facts = self._find(partial(facts_of_loop, self._watch, examples, self._around))
+        self._answer_with({"facts": facts.model_dump(mode="json")})
 
     def loops_inside(self, function: Site) -> None:
         """See `Hooks`."""
@@ -180,10 +180,10 @@ class _Survey(Hooks):
 
     @property
     def _has_wanted_fit(self) -> bool:
-        """Return whether the script has called the `fit` that is to be tuned."""
+        """Whether the script has called the `fit` that is to be tuned."""
         return len(self._fits) >= (self._wanted or 1)
 
-    def _found(self, find: Callable[[], WorkloadFacts]) -> WorkloadFacts:
+    def _find(self, find: Callable[[], WorkloadFacts]) -> WorkloadFacts:
         try:
             return find()
         except BaseException as error:
@@ -192,9 +192,9 @@ class _Survey(Hooks):
     def _end(self) -> NoReturn:
         """Answer with the longest `fit`, or the one that was asked for."""
         planned: defaultdict[object, float] = defaultdict(float)
-        for each in self._fits:  # a `fit` in a loop over folds or epochs counts as a whole
-            planned[each.site and each.site.key] += each.planned_seconds
-        seconds = [planned[each.site and each.site.key] for each in self._fits]
+        for fit in self._fits:  # a `fit` in a loop over folds or epochs counts as a whole
+            planned[fit.site and fit.site.key] += fit.planned_seconds
+        seconds = [planned[fit.site and fit.site.key] for fit in self._fits]
         number = self._wanted or seconds.index(max(seconds)) + 1
         if number > len(self._fits):
             self._fail(
@@ -212,7 +212,7 @@ class _Survey(Hooks):
                 "left_out": tuple(self._effects.left_out),
             }
         )
-        self._say({"facts": chosen.model_copy(update={"script": script}).model_dump(mode="json")})
+        self._answer_with({"facts": chosen.model_copy(update={"script": script}).model_dump(mode="json")})
 
     def _calls_worth_timing(self, chosen: int) -> int:
         """Return how often the chosen `fit` was called; 1 where what lies between two calls is negligible."""
@@ -225,14 +225,14 @@ class _Survey(Hooks):
         return 1 if between < NEGLIGIBLE * self._fits[chosen].planned_seconds else len(same)
 
     def _look_for_workers(self) -> None:
-        """The strategy needs the script's other workers: it is run again with them."""
-        if workers := ranks.workers_asked_for():
-            self._say({"workers": workers})
+        """Answer with the number of workers that the strategy needs: the script is surveyed again with them."""
+        if workers := strategies.workers_asked_for():
+            self._answer_with({"workers": workers})
 
     def _refuse_session(self, *_: Any, **__: Any) -> None:
         self._refuse(
             WorkloadError(
-                f"{users_line(traceback.extract_stack())}: opens a tf.compat.v1.Session, which cannot be tuned",
+                f"{locate_user_line(traceback.extract_stack())}: opens a tf.compat.v1.Session, which cannot be tuned",
                 hint="Train by Keras, or by a loop with tf.GradientTape.",
             )
         )
@@ -243,12 +243,12 @@ class _Survey(Hooks):
         self._fail(error)
 
     def _fail(self, error: BaseException) -> NoReturn:
-        told, no_memory = failures.told(error), failures.is_out_of_memory(error)
-        self._say({"message": told.reason, "hint": told.hint, "detail": told.detail, "no_memory": no_memory})
+        told, no_memory = failures.encode_failure(error), failures.is_out_of_memory(error)
+        self._answer_with({"message": told.reason, "hint": told.hint, "detail": told.detail, "no_memory": no_memory})
 
-    def _say(self, told: dict[str, Any]) -> NoReturn:
+    def _answer_with(self, answer: dict[str, Any]) -> NoReturn:
         if children.is_child() and not self._number:
-            children.answer_for_parent(told)
+            children.answer_for_parent(answer)
         self._effects.training_begins()
-        tell(self._answer, told)
+        send_answer(self._answer, answer)
         leave(0)

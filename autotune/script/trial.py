@@ -1,4 +1,4 @@
-"""One trial of a script: it runs as it is up to its training, which is timed in its place."""
+"""One trial of a script: it runs as it is up to its training, and the trial times that training in its place."""
 
 from __future__ import annotations
 
@@ -16,21 +16,26 @@ from autotune.data.record import Outcome
 from autotune.recipe import apply
 from autotune.recipe.tf_private import keep_collectives
 from autotune.runtime import failures, protocol
-from autotune.runtime.executor import Data
-from autotune.runtime.user_errors import ARGS_HINT, cause_of, exit_error, users_line, users_traceback
-from autotune.script import ranks
+from autotune.runtime.failures import (
+    ARGS_HINT,
+    format_user_traceback,
+    locate_user_line,
+    make_exit_error,
+    summarize_error,
+)
+from autotune.script import strategies
 from autotune.script.dataset_trace import drops_remainder
 from autotune.script.execute import leave, run_as_main
 from autotune.script.fit_call import VALIDATION_HINT, FitCall, few_steps
 from autotune.script.long_run import changed_arguments
 from autotune.script.loop_trial import LoopTraining, OtherWorker, TrialHooks
-from autotune.script.refits import Refits
-from autotune.script.scope import open_when_building, refuse_another_scope
 from autotune.script.settings import Settings
+from autotune.script.strategies import open_when_building, refuse_another_scope
 from autotune.space.configuration import Configuration
-from autotune.training import fit, gpus
-from autotune.training.losses import loss_curves_as_built
-from autotune.training.models import refuse_precision_that_does_not_act, set_compiled
+from autotune.training import gauges
+from autotune.training.boundary import Refits
+from autotune.training.fit import Parts, refuse_idle_precision, set_compiled, time_fit
+from autotune.training.losses import loss_curves
 
 
 def prepare(configuration: Configuration, facts: ScriptFacts) -> None:
@@ -48,7 +53,7 @@ def run(
     reference: WorkloadReference,
     configuration: Configuration,
 ) -> None:
-    """Run one trial to its end. It comes back only where the script has not trained."""
+    """Run one trial to its end. Returns only after losses; a script that does not train is an error."""
     import keras
     import tensorflow as tf
 
@@ -57,24 +62,24 @@ def run(
     loop = facts.trains is Trains.LOOP
     if request.losses is not None:
         if loop:  # its weights cannot be made anew, so its losses cannot be compared
-            channel.send(protocol.LossCurves(curves=(), gpus=gpus.gpu_names()))
+            channel.send(protocol.LossCurves(curves=(), gpus=gauges.gpu_names()))
             return
         single = {"steps_per_execution": 1, "persistent_iterator": False}
         configuration = configuration.replace(**{name: single[name] for name in single if name in configuration})
         keras.utils.set_random_seed(request.losses.seeds[0])  # each such trial builds the same weights
-    kind = LoopTraining if loop else _FitTraining
-    if facts.workers and ranks.start_others(facts.workers, partial(_a_worker_died, channel)):
+    kind = LoopTraining if loop else FitTraining
+    if facts.workers and strategies.start_workers(facts.workers, partial(_fail_without_worker, channel)):
         kind = OtherWorker
     training = kind(request, channel, configuration, facts, reference)
     training.effects.install(tf, keras)
     training.wrappers.install()
     if facts.workers:
-        ranks.keep_own_config(tf)
+        strategies.keep_own_config(tf)
     open_when_building(keras, configuration)
     here = os.getcwd()
     run_users(reference, endless=facts.epochs_range)
-    while training.restarted():
-        repeatable(tf)
+    while training.restarts():
+        ignore_device_settings(tf)
         if facts.workers:
             keep_collectives()
         os.chdir(here)
@@ -82,14 +87,14 @@ def run(
     raise never_trains(reference)
 
 
-def _a_worker_died(channel: protocol.Channel, why: str) -> NoReturn:
-    """End this process: its own error, or the other's, was told before."""
+def _fail_without_worker(channel: protocol.Channel, why: str) -> NoReturn:
+    """End this process because a worker died; an error of either was sent before."""
     channel.send(protocol.Failed(outcome=Outcome.CRASHED, reason=why))
     leave(1)
 
 
-def repeatable(tf: Any) -> None:
-    """What a script sets before TensorFlow starts stays as it is when the script begins anew."""
+def ignore_device_settings(tf: Any) -> None:
+    """Ignore what a restarted script sets of devices and threads: TensorFlow runs, and has the first run's values."""
     devices = ("set_logical_device_configuration", "set_visible_devices", "set_memory_growth")
     threads = ("set_intra_op_parallelism_threads", "set_inter_op_parallelism_threads")
     for owner in (tf.config, tf.config.experimental, tf.config.threading):
@@ -98,10 +103,10 @@ def repeatable(tf: Any) -> None:
 
 
 def run_users(reference: WorkloadReference, *, endless: Site | None = None) -> None:
-    """Run the script, with a `range()` of it that has no end.
+    """Run the script; a `range()` of it may be endless.
 
     Raises:
-        WorkloadError: It has raised an exception. What `failures.is_nobodys` says passes through.
+        WorkloadError: It raised an exception. What `failures.is_environment_failure` says passes through.
     """
     name, own = reference.shown, os.getpid()
     try:
@@ -112,26 +117,26 @@ def run_users(reference: WorkloadReference, *, endless: Site | None = None) -> N
                 leave(sys.exc_info()[0] is not None)
     except SystemExit as error:
         if error.code not in (None, 0):
-            raise exit_error(name, error, ARGS_HINT) from error
+            raise make_exit_error(name, error, ARGS_HINT) from error
     except EOFError as error:
-        line = users_line(traceback.extract_tb(error.__traceback__))
+        line = locate_user_line(traceback.extract_tb(error.__traceback__))
         raise WorkloadError(
             f"{line}: asks for input, and a trial has none", hint=f"Give it as an argument of the script. {ARGS_HINT}"
         ) from error
     except (WorkloadError, failures.TrainingFailed):
         raise
     except BaseException as error:
-        if failures.is_nobodys(error):
+        if failures.is_environment_failure(error):
             raise
         raise WorkloadError(
-            f"{name} raised {cause_of(error)}",
+            f"{name} raised {summarize_error(error)}",
             hint=f"Check that it runs by itself: python {name}",
-            detail=users_traceback(error),
+            detail=format_user_traceback(error),
         ) from error
 
 
 def never_trains(reference: WorkloadReference) -> WorkloadError:
-    """The error of a script that ended without training."""
+    """Return the error of a script that ended without training."""
     return WorkloadError(
         f"{reference.shown} ended without a training that could be seen",
         hint="Give the arguments with which it trains after `--`, as in `autotune tune train.py -- --train`. A Keras "
@@ -139,13 +144,13 @@ def never_trains(reference: WorkloadReference) -> WorkloadError:
     )
 
 
-class _FitTraining(TrialHooks):
-    """Times the tuned `fit` of a trial, which never comes back from it."""
+class FitTraining(TrialHooks):
+    """Times the tuned `fit` of a trial, from which the script never returns."""
 
     _count = 0
     _refits: Refits | None = None
 
-    def restarted(self) -> bool:
+    def restarts(self) -> bool:
         """See `TrialHooks`: a loop over `fit` may be shorter than the survey's."""
         self._count = 0
         if self._refits is None:
@@ -163,12 +168,12 @@ class _FitTraining(TrialHooks):
             return few_steps(model, usual, arguments, callbacks)
         self.effects.training_begins()
         call = FitCall(model=model, arguments=arguments, settings=self.wrappers.settings)
-        for each in callbacks:
-            _repeat_epochs(each, int(arguments["initial_epoch"]), max(1, call.epochs))
+        for callback in callbacks:
+            _repeat_epochs(callback, int(arguments["initial_epoch"]), max(1, call.epochs))
         history = self._refit(call, usual, callbacks)
         if self._refits is not None and not self._refits.are_measured:
             return history
-        self._obeying(partial(self._train, call, callbacks))
+        self._obey(partial(self._train, call, callbacks))
         return leave(0)
 
     def _refit(self, call: FitCall, usual: Callable[..., Any], callbacks: list[Any]) -> Any:
@@ -184,75 +189,81 @@ class _FitTraining(TrialHooks):
             arguments = {**call.arguments, **changed_arguments(call, self.configuration, self.facts)}
             return self._refits.run(call.model, usual, arguments, callbacks)
         except BaseException as error:
-            self._failed(error)
+            self._fail(error)
 
     def _train(self, call: FitCall, callbacks: list[Any]) -> None:
-        import keras
-
-        request, configuration, model, given = self.request, self.configuration, call.model, call.arguments
+        request, configuration, model = self.request, self.configuration, call.model
         call.settings.refuse_missing(self.facts)
         refuse_another_scope(model, configuration)
         dataset, source = call.training_dataset()
         train = call.pipeline(dataset, source, configuration)
         set_compiled(model, train.in_force)
         if "precision" in call.settings.changes:
-            refuse_precision_that_does_not_act(model, str(configuration["precision"]))
+            refuse_idle_precision(model, str(configuration["precision"]))
         examples = call.examples(dataset)
         if request.losses is not None:
-            curves = loss_curves_as_built(model, train.one_epoch, configuration, request.losses, examples)
-            self.channel.send(protocol.LossCurves(curves=curves, gpus=gpus.gpu_names()))
+            curves = loss_curves(lambda: model, lambda: train.one_epoch, configuration, request.losses, examples)
+            self.channel.send(protocol.LossCurves(curves=curves, gpus=gauges.gpu_names()))
             return
-        # Keras makes its progress bar itself. One that it is given would end its asynchronous dispatch.
-        for each in (*callbacks, keras.callbacks.ProgbarLogger):
-            _repeat_epochs(each, int(given["initial_epoch"]), max(1, call.epochs))
-        callbacks.insert(0, _tells_epochs(int(given["epochs"])))
-        kept = {name: given[name] for name in ("verbose", "validation_freq")}
-        if call.kind != "arrays":
-            kept["class_weight"] = given["class_weight"]
-        if call.kind == "py_dataset":
-            kept["shuffle"] = given["shuffle"]
-        frequency = given["validation_freq"]
-        parts = fit.Parts(
+        epochs, frequency = max(1, call.epochs), call.arguments["validation_freq"]
+        parts = Parts(
             model=model,
             dataset=dataset,
             validation=call.validation(),
             train=train,
             batched=True,
             drop_remainder=drops_remainder(dataset),
-            known=None if examples is None or request.data else Data(examples=examples, endless=False),
-            fit_args={**kept, "callbacks": callbacks},
+            known_examples=None if request.data else examples,
+            fit_args=_fit_args(call, callbacks),
             validation_share=1.0 / frequency if isinstance(frequency, int) and frequency > 0 else 1.0,
             uneven=True,
-            refit_seconds=0.0 if self._refits is None else self._refits.seconds / max(1, call.epochs),
+            refit_seconds=0.0 if self._refits is None else self._refits.seconds / epochs,
             compiling_seconds=None if self._refits is None else self._refits.first_call_seconds,
             validated_by=str(self.facts.fit_site),
             validation_hint=VALIDATION_HINT,
         )
-        fit.time_fit(request, self.channel, configuration, parts)
+        time_fit(request, self.channel, configuration, parts)
 
 
-def _tells_epochs(epochs: int) -> Any:
-    """Return a callback, to be the first, that tells the others the script's number of epochs, not the trial's."""
+def _fit_args(call: FitCall, callbacks: list[Any]) -> dict[str, Any]:
+    """Return the script's own arguments that its `fit` keeps in a trial, with callbacks that see its own epochs."""
     import keras
 
-    class TellsEpochs(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ships no types
+    given = call.arguments
+    # Keras makes its progress bar itself. One that it is given would end its asynchronous dispatch.
+    _repeat_epochs(keras.callbacks.ProgbarLogger, int(given["initial_epoch"]), max(1, call.epochs))
+    kept = ["verbose", "validation_freq"]
+    kept += ["class_weight"] if call.kind != "arrays" else []
+    kept += ["shuffle"] if call.kind == "py_dataset" else []
+    callbacks = [_report_epochs(int(given["epochs"])), *callbacks]
+    return {**{name: given[name] for name in kept}, "callbacks": callbacks}
+
+
+def _report_epochs(epochs: int) -> Any:
+    """Return a callback, to be the first, that gives the others the script's number of epochs, not the trial's."""
+    import keras
+
+    class ReportEpochs(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ships no types
         def set_params(self, params: Any) -> None:
             params["epochs"] = epochs  # Keras hands this dict to each callback in turn
             super().set_params(params)
 
-    return TellsEpochs()
+    return ReportEpochs()
 
 
 def _repeat_epochs(callback: Any, first: int, epochs: int) -> None:
     """Have a callback, or a class of them, see the script's own epochs over and over: a trial trains more of them."""
     for name in ("on_epoch_begin", "on_epoch_end"):
-        usual = getattr(callback, name, None)
-        if usual is None:
+        present = getattr(callback, name, None)
+        if present is None:
             continue
+        # A script may give a callback to several calls of `fit`.
+        usual = getattr(vars(callback).get(name), "_autotune_usual", present)
 
         def again(*arguments: Any, usual: Any = usual, **named: Any) -> Any:
             place = int(isinstance(callback, type))  # of the epoch: a class's function has its object first
             before, epoch, after = arguments[:place], arguments[place], arguments[place + 1 :]
             return usual(*before, first + epoch % epochs, *after, **named)
 
+        again._autotune_usual = usual  # type: ignore[attr-defined]
         setattr(callback, name, again)

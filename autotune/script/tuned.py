@@ -1,4 +1,4 @@
-"""Values by name for code of a script's that computes with them."""
+"""`autotune.tuned` and `autotune.steps`: what a script may call to share its values and its steps."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from autotune.space.knobs import check_value
 _settings: Any = None  # those of this process, where it is a trial or uses a recipe
 _watch: Any = None
 given: dict[str, Any] = {}
-"""What the script has asked for by name, with the values that it would use itself."""
+"""The script's own values of the knobs that it has asked for."""
 
 
 def use(*, settings: Any = None, watch: Any = None) -> None:
-    """Hand out the values of these settings, and tell this watch of explicit steps, from now on."""
+    """Return the values of these settings to the script, and report its explicit steps to this watch, from now on."""
     global _settings, _watch
     _settings, _watch = settings or _settings, watch or _watch
 
 
 def tuned(**values: Any) -> SimpleNamespace:
-    """The values to use for knobs that the script computes with: its own, unless a trial or a recipe has others.
+    """Return the values to use for knobs that the script computes with: its own, unless a trial or recipe has others.
 
     Args:
         values: The script's own values, by the names of knobs.
@@ -41,12 +41,12 @@ def tuned(**values: Any) -> SimpleNamespace:
 
 
 def steps(dataset: Any) -> Iterator[Any]:
-    """The elements of a dataset, each of which is one step of the training: for loops that hide their steps.
+    """Yield the elements of a dataset, each of which is one step of the training: for loops autotune cannot observe.
 
-    Such as one that updates weights without an optimizer of Keras. Outside of trials it only yields the elements.
+    Such a loop updates weights without an optimizer of Keras. Outside trials this only yields the elements.
 
     Args:
-        dataset: What is trained on: a `tf.data.Dataset` of batches, or anything that can be iterated.
+        dataset: The training data: a `tf.data.Dataset` of batches, or anything that can be iterated.
 
     Example:
         >>> for x, y in autotune.steps(batches):

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 from autotune.data.errors import ConfigurationError, RunDirectoryError
 from autotune.data.models import KnobValue
+from autotune.data.record import baseline_trial
+from autotune.data.run_directory import RunRecord
 from autotune.space.knobs import AS_WRITTEN, KNOBS, STRATEGY_KNOBS, Device, check_value, knobs_on
 
 if TYPE_CHECKING:
@@ -220,3 +222,11 @@ def trial_configuration(directory: RunDirectory, record: TrialRecord) -> Configu
     """Return a trial's configuration, checked as by `check_configuration`."""
     file = directory.trial_directory(record.trial) / "result.json"
     return check_configuration(record.configuration, file, "configuration")
+
+
+def baseline_of(directory: RunDirectory, run: RunRecord, trials: Sequence[TrialRecord]) -> Configuration | None:
+    """Return a run's baseline, checked; that of its first baseline trial where run.json has none."""
+    if run.baseline is not None:
+        return check_configuration(run.baseline, directory.path / "run.json", "baseline")
+    tried = baseline_trial(trials)
+    return trial_configuration(directory, tried) if tried is not None else None

@@ -17,7 +17,7 @@ from typing import Any
 from autotune.data.errors import ConfigurationError
 from autotune.data.models import KnobValue
 from autotune.data.printable import short
-from autotune.space.probes import Probe, exactly, for_batch, for_compute, for_input, larger, near, probe, smaller, times
+from autotune.space.probes import Probe, exactly, for_batch, for_input, larger, near, probe, smaller, times
 from autotune.space.variables import TF_XLA, XLA, variable_fields
 
 AS_WRITTEN = "as_written"
@@ -341,7 +341,7 @@ _TABLE = (
         numerics=Numerics.ARITHMETIC,
         plain="float32",
         probes=(
-            *(for_compute(60, exactly(f"mixed_{name}")) for name in ("bfloat16", "float16")),
+            *(probe(60, exactly(f"mixed_{name}")) for name in ("bfloat16", "float16")),
             probe(60, exactly("float32")),
         ),
     ),
@@ -366,7 +366,7 @@ _TABLE = (
         stage=Stage.COMPILE,
         numerics=Numerics.ARITHMETIC,
         plain=False,
-        probes=(for_compute(50, exactly(True)), probe(50, exactly(False))),
+        probes=(probe(50, exactly(True)), probe(50, exactly(False))),
     ),
     Knob(
         name="steps_per_execution",

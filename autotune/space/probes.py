@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 Pick = Callable[[Sequence[Any], Any], Any]
 """Picks one of a knob's choices, given its value in the fastest configuration; None where none suits."""
@@ -40,16 +40,12 @@ def _positive(choices: Sequence[Any]) -> list[int]:
     return [value for value in choices if type(value) is int and value > 0]
 
 
-Limit = Literal["input", "compute"]
-"""What limits the fastest configuration, as far as the order of probes depends on it."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Situation:
     """The state of the search that decides which probes come first."""
 
     at_first: bool  # the baseline is still the fastest
-    limit: Limit | None  # what limits the fastest; None: launches, or it is unknown
+    waits_for_input: bool  # the fastest configuration does
     short_steps: bool  # more steps per execution are likely to help
 
 
@@ -78,9 +74,4 @@ def for_batch(factor: int) -> tuple[Probe, ...]:
 
 def for_input(place: int, to: Pick, **together: Pick) -> Probe:
     """Feed a training faster: early where it waits for its input, late where it does not."""
-    return Probe(place=lambda now: place if now.limit == "input" else place + 50, to=to, together=together)
-
-
-def for_compute(place: int, to: Pick) -> Probe:
-    """Make a step compute less or faster: early where compute limits the training."""
-    return Probe(place=lambda now: place - 45 if now.limit == "compute" else place, to=to)
+    return Probe(place=lambda now: place if now.waits_for_input else place + 50, to=to, together=together)

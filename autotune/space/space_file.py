@@ -86,7 +86,7 @@ class Range:
         domain = KNOBS[name].domain
         takes = f"{name} takes {domain.describe()}."
         kind = table.get("kind") if isinstance(table, dict) else None
-        hint = f"{did_you_mean(str(kind), _KEYS_OF_KIND)}Kinds: {', '.join(_KEYS_OF_KIND)}."
+        hint = f"{did_you_mean(kind if isinstance(kind, str) else '', _KEYS_OF_KIND)}Kinds: {', '.join(_KEYS_OF_KIND)}."
         _require(isinstance(kind, str) and kind in _KEYS_OF_KIND, f"{where}: kind is {_short(kind)}", hint)
         _refuse_unknown(table, _KEYS_OF_KIND[str(kind)], where=where)
         choices, low, high = table.get("choices"), table.get("low"), table.get("high")
@@ -199,13 +199,13 @@ class SearchSpace:
         fixed: Mapping[str, str] = MappingProxyType({}),
         capability: str | None = None,
     ) -> ResolvedSpace:
-        """Return the choices of every knob, the baseline's value always among them.
+        """Return the choices of every knob, the baseline's value among them.
 
         Args:
             baseline: The configuration around which the knobs vary.
             device: What the training runs on.
             cores: Of this machine.
-            examples: Of one epoch; None where that is not known.
+            examples: Of one epoch; None where unknown.
             dataset_takes_config: Whether the workload's `dataset()` takes a config.
             largest_batch: The largest batch size allowed; None for any.
             devices: Of a seat.
@@ -219,19 +219,17 @@ class SearchSpace:
                 f"--max-batch {largest_batch} is below the workload's own batch size, which is {baseline.batch_size}",
                 hint=f"Give --max-batch {baseline.batch_size} or more, or the workload another batch_size.",
             )
-        ranges = dict(self.ranges)
-        if devices > 1 and "strategy" in ranges:
-            ranges.setdefault("replicas", Range(choices=(devices,)))
+        replicas = {"replicas": Range(choices=(devices,))} if devices > 1 and "strategy" in self.ranges else {}
         choices: dict[str, tuple[KnobValue, ...]] = {}
         left_out: dict[str, str] = {}
-        for name, written in ranges.items():
+        for name, written in {**replicas, **self.ranges}.items():
             if why := _why_left_out(name, device, fixed, baseline, dataset_takes_config):
                 left_out[name] = why
                 continue
             values = written.values(name, cores=cores, examples=examples, source=self.source)
             if name == "batch_size":
                 values = [value for value in values if _batch_fits(value, baseline, largest_batch)]
-            if name == "replicas":
+            elif name == "replicas":
                 values = [*(value for value in values if value < devices), devices]
             slow = _slow_values(name, capability if device is Device.GPU else None)
             left_out |= {f"{name}={format_value(value)}": why for value, why in slow.items()}
@@ -245,8 +243,9 @@ class SearchSpace:
                 f"{self.source}: nothing is left to vary here",
                 hint="; ".join(f"{name}: {why}" for name, why in left_out.items()) + ".",
             )
-        choices = {name: choices[name] for name in KNOBS if name in choices}
-        return ResolvedSpace(baseline=baseline, choices=choices, left_out=left_out)
+        return ResolvedSpace(
+            baseline=baseline, choices={name: choices[name] for name in KNOBS if name in choices}, left_out=left_out
+        )
 
 
 def _why_left_out(

@@ -10,6 +10,7 @@ NOT_INSTALLED = "xprof is not installed: `pip install xprof` reads the files tha
 # As shares of a step, those of XProf's own `input_pipeline_analyzer`; the last is of launch and of communication.
 INPUT_MODERATE, INPUT_HIGH = 0.05, 0.20
 SHOWN_ERROR = 0.005
+USELESS_ERROR = 0.5  # of a wait that is shorter
 CLEARLY_FASTER = 1.25
 """So many times as fast as the step, a pipeline alone does not limit the training; they may still share cores."""
 LAUNCH_HIGH = 0.15
@@ -48,6 +49,7 @@ def find_bottleneck(seen: StepFigures) -> Bottleneck:
     | communication | collectives take 15% of a profiled step |
     | launch | kernels are launched for 15% of a profiled step; or its operations leave 40% of it unused; or calls |
     | | spend 15% of their time outside TensorFlow; or no kernel runs on the GPU for 40% of the time |
+    | unknown | the error of its wait is above half and above the wait itself |
     | balanced | it is moderately input-bound, or the interval of its wait leaves open whether it is highly so |
     | compute, memory_bandwidth | what XProf's roofline model says bounds most of the operations' time on a GPU; else, |
     | | half of their time is matrix work, or is not; without a profile, the GPU's memory is read or written for 60% |
@@ -70,6 +72,8 @@ def find_bottleneck(seen: StepFigures) -> Bottleneck:
     if outside >= LAUNCH_HIGH:
         why = f"{outside:.0%} of a call passes outside of TensorFlow, in Keras, callbacks and Python"
         return Bottleneck(name="launch", share=outside, why=why)
+    if may_be_input and error >= max(USELESS_ERROR, waits):
+        return Bottleneck(name="unknown", why="input wait could not be measured")
     if may_be_input and (waits - error >= INPUT_MODERATE or waits + error >= INPUT_HIGH):
         return Bottleneck(name="balanced", share=waits, why=waiting)
     if profile is None and seen.gpu is not None and 1 - seen.gpu >= UNUSED_HIGH:

@@ -14,8 +14,8 @@ from autotune.data.figures import Cause
 from autotune.data.record import Slice, TrialRecord
 
 CAUSES: dict[Cause, str] = {
-    "others": "other work on the machine",
-    "others_on_gpu": "another process on the GPU",
+    "others": "other processes were running",
+    "others_on_gpu": "another process used the GPU",
     "gpu_clocks": "the GPU's clocks were held down on one side",
 }
 LEAST_DEPARTURE = 0.10  # share of the machine by which a slice's load must depart from the usual

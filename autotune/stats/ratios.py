@@ -18,13 +18,20 @@ _Side = tuple[float, int, bool]  # a slice: its rate, examples, and whether it i
 
 
 @dataclass(frozen=True, kw_only=True)
+class EpochCost:
+    """What an epoch of a training costs beyond its steps, and the examples that bear it; None where unknown."""
+
+    examples: int | None = None
+    seconds: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class RatedPair:
     """A pair with the rates of its slices, in samples per second, or per joule, of a long training."""
 
     pair: Pair
     baseline: float
     candidate: float
-    bracketed: bool = False  # whether its slices followed each other in blocks
 
     @property
     def sides(self) -> tuple[_Side, _Side]:
@@ -36,31 +43,28 @@ class RatedPair:
         )
 
 
-def rate(each: Slice, examples_per_epoch: int | None, epoch_overhead_seconds: float | None) -> float:
-    """Samples per second of a long training at a slice's pace; slices of whole epochs hold their overhead."""
-    overhead = None if each.epochs else epoch_overhead_seconds
+def rate(timed: Slice, cost: EpochCost) -> float:
+    """Return samples per second of a long training at a slice's pace; slices of whole epochs hold their cost."""
     return long_run_rate(
-        each.examples,
-        each.seconds + each.charged_seconds,
-        examples_per_epoch=examples_per_epoch,
-        epoch_overhead_seconds=overhead,
+        timed.examples,
+        timed.seconds + timed.charged_seconds,
+        examples_per_epoch=cost.examples,
+        epoch_overhead_seconds=None if timed.epochs else cost.seconds,
     )
 
 
-def compared_rate(
-    each: Slice, examples_per_epoch: int | None, epoch_overhead_seconds: float | None, objective: Objective
-) -> float | None:
-    """The rate of a slice that is compared: per second, or per joule at its power; None where no energy is told."""
-    per_second = rate(each, examples_per_epoch, epoch_overhead_seconds)
+def compared_rate(timed: Slice, cost: EpochCost, objective: Objective) -> float | None:
+    """Return the rate that is compared: per second, or per joule at the slice's power; None without its energy."""
+    per_second = rate(timed, cost)
     if objective == "throughput":
         return per_second
-    joules = joules_of(each)
-    return per_second * each.seconds / joules if joules else None
+    joules = joules_of(timed)
+    return per_second * timed.seconds / joules if joules else None
 
 
-def recorded_rate(each: Slice, record: TrialRecord) -> float:
-    """The rate of a slice that a record holds."""
-    return rate(each, record.examples_per_epoch, record.epoch_overhead_seconds)
+def recorded_rate(timed: Slice, record: TrialRecord) -> float:
+    """Return the rate of a slice that a record holds."""
+    return rate(timed, EpochCost(examples=record.examples_per_epoch, seconds=record.epoch_overhead_seconds))
 
 
 def by_instance(pairs: Sequence[RatedPair]) -> dict[int, list[RatedPair]]:
@@ -74,7 +78,7 @@ def by_instance(pairs: Sequence[RatedPair]) -> dict[int, list[RatedPair]]:
 def log_ratios(pairs: Sequence[RatedPair], *, overall: bool) -> dict[int, list[float]]:
     """Logarithms of speed-ups by instance, without disturbed pairs; `overall` as a claim needs it."""
     return {
-        instance: _ratios([each.sides for each in own], overall=overall and not own[0].bracketed)
+        instance: _ratios([each.sides for each in own], overall=overall and not own[0].pair.in_blocks)
         for instance, own in by_instance([each for each in pairs if not each.pair.disturbed]).items()
     }
 
@@ -91,7 +95,7 @@ def log_ratios_over(
         keep = usable_pairs([one.pair.disturbed or other.pair.disturbed for one, other in both])
         sides = [(other.sides[1], one.sides[1]) for (one, other), keeps in zip(both, keep, strict=True) if keeps]
         if sides:
-            found[instance] = _ratios(sides, overall=overall and not own[0].bracketed)
+            found[instance] = _ratios(sides, overall=overall and not own[0].pair.in_blocks)
     return found
 
 

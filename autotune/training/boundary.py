@@ -1,12 +1,13 @@
-"""What lies between two long epochs, for a training that is timed by steps."""
+"""Measures what lies between two long epochs, and between two calls of `fit`: neither is part of the timed steps."""
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,24 +15,27 @@ from autotune.data.record import Boundary
 from autotune.recipe.apply import TrainingPipeline, kind_of
 from autotune.recipe.lazy import keras, tf
 from autotune.recipe.tf_private import attribute_of, inputs_of
-from autotune.training.closing import kept_call_seconds
-from autotune.training.datasets import BATCHES, ENDLESS, elements_in
-from autotune.training.session import Training
+from autotune.training.pipeline import BATCHES, ENDLESS, elements_in
+from autotune.training.progress import Training
 
-SHORT_EPOCHS, SHORT_EPOCHS_SECONDS = 4, 2.0  # that show what a boundary costs; none is begun after so long, but two
-SHORT_EPOCH_SECONDS, SHORT_EPOCH_CALLS = 0.5, (2, 6)  # how long each of them is, and its fewest and most calls
-WORTH_MENDING = 0.01  # of an epoch: less is charged in full, whatever the epoch's last steps save
+SHORT_EPOCHS, SHORT_EPOCHS_SECONDS = 4, 2.0  # that show what a boundary costs; after so long, no third one is begun
+SHORT_EPOCH_SECONDS, SHORT_EPOCH_CALLS = 0.5, (2, 6)  # the length of a short epoch, and its fewest and most calls
+WORTH_CORRECTING = 0.01  # of an epoch: less is charged in full, whatever the epoch's last steps save
 FEWEST_COUNTED_CALLS = 2  # of an epoch: its first is no part of a slice, so with fewer no slice would ever end
 KEPT_SECONDS = 0.3  # how long the step is timed on a batch kept in memory
 VALIDATION_SECONDS = 0.5  # so much of a validation is run; the rest is extrapolated
-UNKNOWN_VALIDATION_CALLS = 20  # charged of a validation of unknown length: equally much for each configuration
-# What hands on element by element.
+UNKNOWN_VALIDATION_CALLS = 20  # charged for a validation of unknown length, the same for each configuration
+ENOUGH_GAPS = ((5, 0.0), (2, 3.0), (1, 10.0))
+"""Gaps, and seconds since the first call, that end their measuring; the first gap may compile."""
+CALLS_PER_EPOCH = 2
+"""Calls of the train function in an epoch that is cut short."""
+# What passes each element on.
 HAND_ON = ("Options", "Prefetch", "CopyToDevice", "AssertCardinality", "Map", "ParallelMap", "DenseToRagged")
 
 
 @dataclass(frozen=True, kw_only=True)
 class BetweenEpochs:
-    """What lies between two long epochs, and how steps are timed around it."""
+    """What lies between two long epochs, and which of their steps are timed."""
 
     boundary: Boundary  # what an epoch costs beyond its steps
     taken_over: bool = False  # another process measured it
@@ -39,7 +43,7 @@ class BetweenEpochs:
 
 
 def take_over(boundary: Boundary, train: TrainingPipeline, training: Training) -> BetweenEpochs:
-    """What lies between two epochs, by another process's measurement on the same dataset."""
+    """Return what lies between two epochs, as another process measured it on the same dataset."""
     counted = _counted_calls(train, training) if boundary.tail_excluded else None
     return BetweenEpochs(boundary=boundary, taken_over=True, counted_calls=counted)
 
@@ -58,17 +62,17 @@ def measure_between_epochs(
     """Measure what an epoch costs beyond its steps: a new iterator, a refilled shuffle buffer, callbacks, validation.
 
     Trains a few short epochs of the same pipeline and subtracts the time of their steps. They never reach the end of a
-    long one, where steps take what the shuffle buffer holds and need not wait for new examples. So the refill costs a
-    long training less, by what each step that the full buffer feeds would wait.
+    long epoch, where the shuffle buffer feeds the steps and no step waits for new examples. So the refill costs a long
+    training less: by what the steps that the full buffer feeds would have waited.
 
     Args:
-        model: Compiled, and trained already.
+        model: Compiled and trained already.
         train: The training pipeline.
-        validation: What is validated after each epoch, or None.
+        validation: The validation data of each epoch, or None.
         training: The training's sizes.
-        call_seconds: What a call of the train function usually takes.
-        iterator: Of the training so far, which no training goes on with.
-        validation_batches: How many are validated; None where that is unknown.
+        call_seconds: The usual time of a call of the train function.
+        iterator: Of the training so far; nothing trains on it any more.
+        validation_batches: Of a whole validation; None where unknown.
         fit_args: Further arguments of `fit`: its callbacks and its progress bar belong to an epoch.
     """
     fit_args = dict(fit_args or {})
@@ -77,7 +81,7 @@ def measure_between_epochs(
     seconds, call = _short_epochs(model, train, training, call_seconds, fit_args)
     steps, per_call = training.steps_per_epoch, training.steps_per_call
     assert steps is not None
-    excluded = seconds >= WORTH_MENDING * call * steps / per_call and _counted_calls(train, training) is not None
+    excluded = seconds >= WORTH_CORRECTING * call * steps / per_call and _counted_calls(train, training) is not None
     if excluded and (kept := kept_call_seconds(model, iterator, KEPT_SECONDS)) is not None:
         buffered = _steps_in_shuffle_buffer(train.dataset, training.batch_size) or 0.0
         seconds = max(0.0, seconds - max(0.0, call - kept) * buffered / per_call)
@@ -96,9 +100,9 @@ def measure_between_epochs(
 def _short_epochs(
     model: keras.Model, train: TrainingPipeline, training: Training, call_seconds: float, fit_args: Mapping[str, Any]
 ) -> tuple[float, float]:
-    """What short epochs take beyond their calls, and what a call within one takes, in seconds: the medians.
+    """Return the median seconds that short epochs take beyond their calls, and those of a call within one.
 
-    What passes between two calls of an epoch, as in callbacks of each batch, belongs to the steps.
+    Time between two calls of an epoch, as in callbacks of each batch, belongs to the steps.
     """
     fewest, most = SHORT_EPOCH_CALLS
     calls_each = int(min(most, max(fewest, SHORT_EPOCH_SECONDS / max(call_seconds, 1e-9))))
@@ -115,7 +119,7 @@ def _short_epochs(
 
     def epoch_ended(*_: Any) -> None:
         ends.append(time.perf_counter())
-        # Whatever a callback of the script's has decided.
+        # A callback of the script's may have set it.
         model.stop_training = len(ends) > 1 and ends[-1] - began > SHORT_EPOCHS_SECONDS
 
     def timed(batches: Any) -> Any:
@@ -149,9 +153,9 @@ def _short_epochs(
 def _validation_seconds(
     model: keras.Model, validation: tf.data.Dataset, steps_per_call: int, batches: int | None
 ) -> tuple[float, float]:
-    """What the first call of a validation takes, and all of its batches, by parts of it, each twice as long as before.
+    """Return the seconds of a validation's first call and of the whole, from parts that double in length.
 
-    What each further call takes is the difference between the last two parts.
+    The time of a further call is the difference between the last two parts.
     """
 
     def part_seconds(calls: int) -> float:
@@ -173,7 +177,7 @@ def _validation_seconds(
 
 
 def _counted_calls(train: TrainingPipeline, training: Training) -> int | None:
-    """How many calls of an epoch are over before a full shuffle buffer alone feeds the rest.
+    """Return how many calls of an epoch precede those that a full shuffle buffer feeds alone.
 
     None where all calls count: without a buffer, and with one that holds most of an epoch.
     """
@@ -185,10 +189,10 @@ def _counted_calls(train: TrainingPipeline, training: Training) -> int | None:
 
 
 def _steps_in_shuffle_buffer(dataset: tf.data.Dataset, batch_size: int) -> float | None:
-    """How many steps' worth of examples the pipeline's shuffle buffer holds; None where there is none.
+    """Return how many steps the pipeline's shuffle buffer can feed; None without a buffer.
 
-    Looks back over what hands on element by element: further up there may be a shuffle of file names. A repeat without
-    an end begins a new epoch each time; any other refills the buffer within an epoch.
+    Looks back over what passes each element on: further up there may be a shuffle of file names. An endless repeat
+    begins a new epoch each time; any other refills the buffer within an epoch.
     """
     steps_per_element = 1.0
     while (kind := kind_of(dataset)) != "Shuffle":
@@ -199,3 +203,127 @@ def _steps_in_shuffle_buffer(dataset: tf.data.Dataset, batch_size: int) -> float
         (dataset,) = inputs
     buffer_size = attribute_of(dataset, "_buffer_size")
     return None if buffer_size is None else float(buffer_size) * steps_per_element
+
+
+def kept_call_seconds(model: keras.Model, iterator: Any, seconds: float) -> float | None:
+    """Return the time of a call of the train function on a batch kept in memory, which does not wait for input.
+
+    The batch is the iterator's next one. None where it has none left, or its batches are spread over devices.
+    """
+    batch = next(iterator, None) if isinstance(iterator, tf.data.Iterator) else None
+    if batch is None:
+        return None
+    # In the pipeline's shapes, so that nothing is traced again.
+    again = tf.data.Dataset.from_generator(lambda: [batch], output_signature=iterator.element_spec)
+    return mean_seconds(functools.partial(model.train_function, iter(again.cache().repeat())), seconds)
+
+
+def mean_seconds(call: Callable[[], Any], seconds: float) -> float | None:
+    """Return the mean time of a call after a first one, over so long and at least two; None where data runs out."""
+    calls, began = -1, 0.0
+    try:
+        while calls < 2 or time.perf_counter() - began < seconds:
+            call()
+            calls += 1
+            if calls == 0:
+                tf.test.experimental.sync_devices()
+                began = time.perf_counter()
+    except StopIteration:
+        return None
+    tf.test.experimental.sync_devices()
+    return (time.perf_counter() - began) / calls
+
+
+class Gaps:
+    """What lies between two trainings, or two epochs, measured several times."""
+
+    def __init__(self) -> None:
+        self._seconds: list[float] = []
+        self._began = time.perf_counter()
+
+    def add(self, seconds: float) -> None:
+        """Note a gap."""
+        self._seconds.append(seconds)
+
+    @property
+    def are_enough(self) -> bool:
+        """Whether no further gap is to be measured."""
+        taken = time.perf_counter() - self._began
+        return any(len(self._seconds) >= gaps and taken >= seconds for gaps, seconds in ENOUGH_GAPS)
+
+    @property
+    def usual_seconds(self) -> float:
+        """The usual gap; 0 without any."""
+        return statistics.median(self._seconds[1:] or self._seconds or [0.0])
+
+
+class Refits:
+    """Measures what lies between two calls of a `fit` that a script calls again and again.
+
+    A trial trains by one endless `fit`. What lies between two calls is not part of it: the start of `fit`, a new data
+    adapter and iterator, and the script's own lines, such as `evaluate`, or a new model that compiles. So the first
+    calls run as the long run makes them, with two epochs that are cut short after a few steps.
+
+    Args:
+        calls: How often the script calls it, as far as that is known.
+        synchronise: Waits until the devices have done what they were given.
+    """
+
+    def __init__(self, calls: int, synchronise: Callable[[], None]) -> None:
+        self._calls_left, self._synchronise = calls, synchronise
+        self._gaps = Gaps()  # from an epoch's last call to the first one of the next `fit`
+        self._boundaries = Gaps()  # the same between two epochs of one `fit`
+        self._last_call_at: float | None = None
+        self.first_call_seconds: float | None = None  # of the train function, which compiles in it
+
+    @property
+    def are_measured(self) -> bool:
+        """Whether no further call is to be cut short."""
+        return self._calls_left <= 0 or self._gaps.are_enough
+
+    @property
+    def seconds(self) -> float:
+        """What a call costs beyond the boundary of an epoch."""
+        return max(0.0, self._gaps.usual_seconds - self._boundaries.usual_seconds)
+
+    def end(self) -> None:
+        """Cut no further call short: the script has ended, and restarts."""
+        self._calls_left = 0
+
+    def run(self, model: Any, usual: Callable[..., Any], arguments: Mapping[str, Any], callbacks: list[Any]) -> Any:
+        """Call `fit` for two short epochs, and return its history."""
+        self._calls_left -= 1
+        gaps, calls = self._gaps, 0
+        first_epoch = int(arguments["initial_epoch"])
+
+        def timed(iterator: Any) -> Any:
+            nonlocal calls
+            began = time.perf_counter()
+            logs = train(iterator)
+            self._synchronise()
+            now = time.perf_counter()
+            if self.first_call_seconds is None:
+                self.first_call_seconds = now - began
+            if calls == 0 and self._last_call_at is not None:
+                gaps.add(now - self._last_call_at)
+            calls, self._last_call_at = calls + 1, now
+            if calls >= CALLS_PER_EPOCH:
+                model.stop_training = True
+            return logs
+
+        def epoch_began(epoch: int, _: Any = None) -> None:
+            nonlocal gaps, calls
+            calls = 0
+            if epoch > first_epoch:
+                gaps = self._boundaries
+
+        def epoch_ended(epoch: int, _: Any = None) -> None:
+            model.stop_training = epoch > first_epoch
+
+        edges = keras.callbacks.LambdaCallback(on_epoch_begin=epoch_began, on_epoch_end=epoch_ended)
+        model.make_train_function()
+        train, model.train_function = model.train_function, timed
+        try:
+            return usual(model, **{**arguments, "epochs": first_epoch + 2, "callbacks": [*callbacks, edges]})
+        finally:
+            model.train_function = train

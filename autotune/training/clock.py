@@ -1,15 +1,12 @@
-"""Times a running `model.fit`.
+"""Times a running training, without TensorFlow.
 
-The clock wraps the model's train function: `fit`, its loop and its callbacks stay the user's. A *call* is one call of
-the train function: `steps_per_execution` steps. The clock watches the warm-up, reports, freezes the process, and obeys
-the tuner: each `Measure` asks for one slice, or for several without a pause (`worker/slices.py`).
+The clock is told when an epoch begins, when a call of the train function returns, and when an epoch ends. A *call* is
+`steps_per_execution` steps. The clock watches the warm-up, reports, freezes the process, and obeys the tuner: each
+`Measure` asks for one slice, or for several without a pause (`slices.py`).
 
 Epochs that are short, or of very few calls, are timed whole. Long ones, and those without an end, are timed by steps;
-what lies between them is charged apart (`worker/boundary.py`). An epoch is found to be long while it runs. Where it is
-not known yet what lies between two epochs, `LongEpoch` leaves `fit`, so that it can be measured; a second `fit` is
-timed by steps.
-
-This module knows no TensorFlow: what it needs of it is handed in.
+what lies between them is charged separately (`boundary.py`). Whether an epoch is long shows while it runs. Where the
+cost between two epochs is not known yet, `LongEpoch` leaves the training, so that it can be measured.
 """
 
 from __future__ import annotations
@@ -26,23 +23,23 @@ from autotune.runtime.failures import TrainingFailed
 from autotune.runtime.protocol import Channel, FirstStep, Ready
 from autotune.stats.steady_state import WINDOW_SECONDS, enough_calls, enough_epochs, is_steady, recent_mean
 from autotune.training.gauges import Gauge
-from autotune.training.session import Progress, Training
+from autotune.training.progress import Progress
 from autotune.training.slices import Slices, finite_loss, freeze_own_group
 
 if TYPE_CHECKING:
     from autotune.training.boundary import BetweenEpochs
 
 FEWEST_EPOCHS = 3
-"""Of a training that begins anew when it has ended: with fewer, none of them could be timed whole."""
+"""Of a training that restarts when it ends: with fewer, none of them can be timed whole."""
 
 
 class LongEpoch(Exception):
-    """Epochs are to be timed by steps, and what lies between two of them must be measured first."""
+    """Epochs must be timed by steps, and what lies between two of them must be measured first."""
 
 
 @dataclass
 class WarmUp:
-    """What the warm-up has shown so far. Times in seconds."""
+    """What the warm-up has shown so far. Times are in seconds."""
 
     cap_seconds: float  # its usual length at most, from the end of its first call
     since: float = math.inf  # when its first call had ended
@@ -52,12 +49,12 @@ class WarmUp:
 
     @property
     def usual_call_seconds(self) -> float:
-        """What a call takes, by the last ones; a whole epoch where that is a single call."""
+        """The time of a call, by the last ones; of a whole epoch where that is a single call."""
         return max(recent_mean(self.call_seconds or self.epoch_seconds), 1e-9)
 
     @property
     def compile_seconds(self) -> float:
-        """Trace and compile: what the calls that do so took beyond a usual one."""
+        """The time of tracing and compiling: what those calls took beyond a usual one."""
         usual = statistics.median(self.call_seconds or self.epoch_seconds or [0.0])
         return sum(max(0.0, seconds - usual) for seconds in self.compiling_seconds)
 
@@ -66,19 +63,19 @@ class StepClock:
     """Times one training; see the module's docstring.
 
     Args:
-        training: What is timed.
+        progress: How much of the training has run; the clock updates it.
         tuner: Where reports go and commands come from.
         warmup_seconds: Usual cap on the warm-up after the first step.
         epoch_seconds: Longest epoch that is timed whole, unless it has very few calls.
-        between_epochs: What lies between two epochs. None to leave `fit` where epochs are long.
+        between_epochs: What lies between two epochs. None to raise LongEpoch where epochs are long.
         gauges: What is measured in each slice.
-        freeze: Stops the process; comes back when the tuner lets it go on.
+        freeze: Stops the process; returns when the tuner lets it continue.
         clock: Seconds, monotonic.
     """
 
     def __init__(
         self,
-        training: Training,
+        progress: Progress,
         tuner: Channel,
         *,
         warmup_seconds: float,
@@ -88,58 +85,58 @@ class StepClock:
         freeze: Callable[[], None] = freeze_own_group,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.progress = Progress(training)
-        self.epoch_began = self.progress.epoch_began  # to be called before an epoch's iterator is made
+        self.progress = progress
+        self.epoch_began = progress.epoch_began  # to be called before an epoch's iterator is made
         self.warm_up = WarmUp(cap_seconds=warmup_seconds)
-        self.slices = Slices(self.progress, tuner, gauges, freeze=freeze, clock=clock)
+        self.slices = Slices(progress, tuner, gauges, freeze=freeze, clock=clock)
         self.now = clock
         self.iterator: Any = None  # what the train function was last called with
         self.logs: Any = None  # what it reported last
-        self.epoch_logs: Any = None  # ... of a whole epoch: Keras begins its means anew in each
+        self.epoch_logs: Any = None  # ... of a whole epoch: Keras resets its means in each
         self._tuner = tuner
         self._between = between_epochs
         self._epochs_before_restart = 0
         self._first_call_ended_at = math.inf
         self._last_call_at = clock()
-        endless = training.examples is None
+        endless = progress.training.examples is None
         self._timing: _ByEpochs | _BySteps = _BySteps(self, None) if endless else _ByEpochs(self, epoch_seconds)
 
     def wrap(self, train_function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """`train_function`, with every call of it timed."""
+        """Return `train_function` with every call of it timed."""
 
         def timed(iterator: Any) -> Any:
             self.iterator = iterator
-            self.slices.outside(self.now() - self._last_call_at)
+            self.slices.note_outside(self.now() - self._last_call_at)
             logs = train_function(iterator)
-            self.called(logs)
+            self.call_ended(logs)
             return logs
 
         return timed
 
     def epoch_ended(self) -> None:
-        """`fit` has trained, and validated if it does, one whole epoch. Raises TrainingFailed where it had no data."""
+        """Note that a whole epoch, its validation included, is over. Raises TrainingFailed where it had no data."""
         progress = self.progress
         if progress.calls == 0 or progress.training.examples is None:
-            raise self._exhausted()
+            raise self._exhausted_error()
         progress.ended_epochs += 1
         progress.calls_of_last_epoch = progress.calls
         self.epoch_logs = self.logs
 
     def restarted(self, began_at: float) -> None:
-        """The whole training has begun anew, at this time of the clock: the epoch that was going on is not counted."""
+        """Note that the whole training restarted, at this time of the clock: the epoch in progress is not counted."""
         if isinstance(self._timing, _BySteps):
-            self._timing.broken_off(self._last_call_at)
+            self._timing.count_up_to(self._last_call_at)
         epochs = self.progress.ended_epochs - self._epochs_before_restart
         self._epochs_before_restart = self.progress.ended_epochs
         self.progress.epoch_began()
         if isinstance(self._timing, _ByEpochs):
-            self._timing.dropped()
+            self._timing.drop_lap()
             if epochs < FEWEST_EPOCHS and not self._timing.is_warm:
                 self.change_to_steps()
         self._last_call_at = began_at
 
     def time_by_steps(self, between_epochs: BetweenEpochs) -> None:
-        """From the next `fit` on, time by steps; between its epochs lies what is said here."""
+        """Time by steps from the next `fit` on, with this between its epochs."""
         self._timing = _BySteps(self, between_epochs)
         self.warm_up.since = math.inf
         self.warm_up.call_seconds.clear()
@@ -151,8 +148,8 @@ class StepClock:
             raise LongEpoch
         self._timing = _BySteps(self, self._between)
 
-    def hold_ready(self, **told: Any) -> None:
-        """Report that the training is warm, with what depends on how it is timed, and freeze it for the tuner."""
+    def report_ready(self, **figures: Any) -> None:
+        """Report that the training is warm, with the figures of this way of timing, and freeze it for the tuner."""
         warmup_seconds = self.now() - self._first_call_ended_at
         self.progress.training.synchronise()
         self._tuner.send(
@@ -161,13 +158,13 @@ class StepClock:
                 compile_seconds=self.warm_up.compile_seconds,
                 call_seconds=self.warm_up.usual_call_seconds,
                 warmup_steps=self.progress.steps,
-                **told,
+                **figures,
             )
         )
         self.slices.hold()
 
-    def called(self, logs: Any) -> None:
-        """A call of the train function has returned these numbers. Raises TrainingEnded at the tuner's `Finish`."""
+    def call_ended(self, logs: Any) -> None:
+        """Note that a call of the train function returned these numbers. Raises TrainingEnded at `Finish`."""
         self.logs = logs
         self.progress.calls += 1
         first = self._first_call_ended_at == math.inf
@@ -180,10 +177,10 @@ class StepClock:
             self._first_call_ended_at = now
             self.warm_up.compiling_seconds.append(seconds)
             self._tuner.send(FirstStep(loss=finite_loss(self.logs, step=1)))
-        self._timing.called(now, seconds)
+        self._timing.call_ended(now, seconds)
         self._last_call_at = self.now()  # what was done here is no part of the next call
 
-    def _exhausted(self) -> TrainingFailed:
+    def _exhausted_error(self) -> TrainingFailed:
         reason = "the dataset was exhausted by its first pass: the second got nothing"
         hint = (
             "dataset() must return a Dataset that starts afresh each epoch; a Python generator that is consumed once "
@@ -199,7 +196,7 @@ class _ByEpochs:
     """Times *laps*: from the end of an epoch's first call to the end of the next one's. A slice is whole laps.
 
     The process is frozen after an epoch's first call: `tf.data` takes longer to end an iterator after a pause. The
-    first lap after a freeze, the *run-in*, is not counted: work that was on its way would be a gift.
+    first lap after a freeze, the *run-in*, is not counted: work prefetched during the freeze would flatter it.
     """
 
     def __init__(self, clock: StepClock, longest_seconds: float) -> None:
@@ -211,14 +208,14 @@ class _ByEpochs:
         self._compiled = self._skips = False
         self._slice_epochs = 0
 
-    def dropped(self) -> None:
-        """The lap that is going on does not count, and neither does the next one: it may trace and compile."""
+    def drop_lap(self) -> None:
+        """Leave out the lap in progress, and the next one, which may trace and compile."""
         self._lap_began_at = None
         self._skips = True
 
-    def called(self, now: float, seconds: float) -> None:
-        """The train function has returned."""
-        self._slices.called(seconds)
+    def call_ended(self, now: float, seconds: float) -> None:
+        """Note that the train function returned."""
+        self._slices.note_call(seconds)
         if self._progress.calls > 1:
             if not self.is_warm:
                 self._warm.call_seconds.append(seconds)
@@ -233,12 +230,12 @@ class _ByEpochs:
             self._begin_slice()
 
     def _change_if_long(self, now: float) -> None:
-        """Time by steps where the present epoch proves too long to be timed whole."""
+        """Change to steps where the present epoch proves too long to be timed whole."""
         calls, per_call, steps = self._warm.call_seconds, self._training.steps_per_call, self._training.steps_per_epoch
         assert steps is not None
         assert self._lap_began_at is not None
         if self._training.has_few_calls or self._progress.calls * per_call >= steps:
-            return  # at its end it may have compiled for a smaller batch
+            return  # its last call may have compiled for a smaller batch
         watched, whole = now - self._lap_began_at, statistics.median(calls) * steps / per_call
         proven = watched > max(self._warm.cap_seconds, self._longest_seconds)
         if proven or (whole > self._longest_seconds and is_steady(calls)):
@@ -265,7 +262,7 @@ class _ByEpochs:
             settled = is_steady(calls, window_seconds=max(WINDOW_SECONDS, sum(calls) / 3))
         if calls:
             overhead = max(0.0, usual - self._progress.calls_of_last_epoch * statistics.median(calls))
-        self._clock.hold_ready(
+        self._clock.report_ready(
             settled=settled,
             timed_by="epochs",
             epoch_seconds=usual,
@@ -304,11 +301,11 @@ class _BySteps:
         self._clock, self._progress, self._training = clock, clock.progress, clock.progress.training
         self._slices, self._between = clock.slices, between
         before_tail = None if between is None else between.counted_calls
-        self._counted_calls = min(each or math.inf for each in (self._training.full_calls, before_tail))
+        self._counted_calls = min(calls or math.inf for calls in (self._training.full_calls, before_tail))
         self._began_at, self._calls_before = 0.0, 0  # of the stretch that is to be counted next
 
-    def called(self, now: float, seconds: float) -> None:
-        """The train function has returned."""
+    def call_ended(self, now: float, seconds: float) -> None:
+        """Note that the train function returned."""
         calls, current = self._progress.calls, self._slices.open
         if calls > self._counted_calls:
             return
@@ -317,7 +314,7 @@ class _BySteps:
         elif current is None:
             self._warm_up(seconds)
         else:
-            self._slices.called(seconds)
+            self._slices.note_call(seconds)
             full = current.seconds + now - self._began_at >= current.wanted_seconds
             if full or calls == self._counted_calls:
                 steps = (calls - self._calls_before) * self._training.steps_per_call
@@ -326,8 +323,8 @@ class _BySteps:
                 self._slices.end(self._clock.logs)
                 self._begin_slice()
 
-    def broken_off(self, last_call_at: float) -> None:
-        """After this moment come no more calls: those up to it are counted."""
+    def count_up_to(self, last_call_at: float) -> None:
+        """Count the calls up to this moment, after which the epoch has no more."""
         current, calls = self._slices.open, self._progress.calls - self._calls_before
         if current is not None and calls > 0 and self._progress.calls < self._counted_calls:
             steps = calls * self._training.steps_per_call
@@ -355,7 +352,7 @@ class _BySteps:
             uncounted = boundary.seconds + 2 * tail * warm.usual_call_seconds
             if training.examples_missing_from_last_step and not self._progress.ended_epochs:
                 uncounted += warm.compile_seconds  # an epoch's end is yet to be compiled for
-        self._clock.hold_ready(
+        self._clock.report_ready(
             settled=is_steady(warm.call_seconds),
             timed_by="steps",
             epoch_seconds=None,

@@ -1,38 +1,33 @@
-"""One trial of a `Workload`: builds pipeline and model, and times `model.fit`.
-
-This is one kind of workload. Another kind is one more file with a `run` like this one's, named in `worker/main.py`.
-"""
+"""A training by Keras's `fit`: the adapter that makes a session of it, times it, and applies what `compile` sets."""
 
 from __future__ import annotations
 
 import contextlib
 import gc
-import math
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from autotune.data.errors import ApplyError
+from autotune.data.figures import Ceilings
 from autotune.data.record import Outcome
 from autotune.recipe import apply
-from autotune.recipe.apply import list_devices
 from autotune.recipe.lazy import keras, tf
-from autotune.recipe.tf_private import finite_steps
-from autotune.runtime import protocol
-from autotune.runtime.executor import Data
-from autotune.runtime.failures import TrainingFailed, is_out_of_memory
-from autotune.script.workload import Workload
+from autotune.recipe.tf_private import computing_layers, finite_steps
+from autotune.runtime.failures import TrainingFailed
+from autotune.runtime.protocol import Channel, Finish, TrialRequest
 from autotune.space.configuration import Configuration
 from autotune.space.variables import without_caches
-from autotune.training import closing, datasets, gauges, gpus
-from autotune.training.boundary import BetweenEpochs, measure_between_epochs, take_over
+from autotune.training.boundary import BetweenEpochs, kept_call_seconds, mean_seconds, measure_between_epochs, take_over
 from autotune.training.clock import LongEpoch, StepClock
-from autotune.training.losses import loss_curves
-from autotune.training.models import batched_twice, compiled_model, refuse_batches
-from autotune.training.retracing import Retracing
-from autotune.training.session import Training
+from autotune.training.gauges import Gauge, Retracing, Weights, skipped_steps_gauge
+from autotune.training.pipeline import count_data, fill_caches, validation_batches
+from autotune.training.progress import Training
+from autotune.training.session import TimedTrial, TrainingSession
 from autotune.training.slices import TrainingEnded
 
 MOST_VALIDATION_SECONDS = 10.0  # of a validation of unknown length inside `fit`: a longer one may have no end
@@ -41,7 +36,7 @@ EPOCHS = 1 << 30  # that `fit` is asked for: the tuner ends it
 
 @dataclass(kw_only=True)
 class Parts:
-    """What `fit` is timed on."""
+    """What a `fit` trains, and how it is called."""
 
     model: keras.Model  # compiled
     dataset: tf.data.Dataset  # what is trained on, before the trial batches it
@@ -49,7 +44,7 @@ class Parts:
     train: apply.TrainingPipeline
     batched: bool  # `dataset` holds batches
     drop_remainder: bool  # a smaller last batch is dropped
-    known: Data | None = None  # what is known of the data without counting
+    known_examples: int | None = None  # of an epoch, where the length is known without counting
     fit_args: Mapping[str, Any] = field(default_factory=dict)  # more of `fit`'s; its `callbacks` precede the trial's
     validation_share: float = 1.0  # validations for each epoch
     uneven: bool = False  # batches may have any length
@@ -57,133 +52,184 @@ class Parts:
     compiling_seconds: float | None = None  # of the call that has compiled already
     validated_by: str = "validation()"  # what makes the validation data, as shown to the user
     validation_hint: str = "Take as much of it as is validated: dataset.take(N)."
+    explain: Callable[[Exception], Exception | None] = lambda error: None  # why the very first step failed, if known
 
 
-def run(
-    request: protocol.TrialRequest, channel: protocol.Channel, workload: Workload, configuration: Configuration
-) -> None:
-    """Run one trial to its end."""
-    if request.losses is not None:
-        examples = None if request.data is None else request.data.examples
-        curves = loss_curves(workload, configuration, request.losses, examples)
-        channel.send(protocol.LossCurves(curves=curves, gpus=gpus.gpu_names()))
-        return
-    dataset = datasets.training_data(workload, configuration, examine=request.data is None)
-    validation = datasets.validation_data(workload, configuration, dataset)
-    train = datasets.pipeline(dataset, workload, configuration)
-    model = compiled_model(workload, train.in_force)
-    if request.data is None and not workload.batched and not getattr(model, "inputs", None):
-        refuse_batches(workload, train.in_force, dataset)
-    parts = Parts(
-        model=model,
-        dataset=dataset,
-        validation=validation,
-        train=train,
-        batched=workload.batched,
-        drop_remainder=workload.drop_remainder,
-    )
-    time_fit(request, channel, configuration, parts)
-
-
-def time_fit(
-    request: protocol.TrialRequest, channel: protocol.Channel, configuration: Configuration, parts: Parts
-) -> None:
+def time_fit(request: TrialRequest, channel: Channel, configuration: Configuration, parts: Parts) -> None:
     """Time the training of these parts, and obey the tuner until it ends the trial."""
-    os.environ.update(without_caches(os.environ))  # a script's own line may have named one since the import
-    model, dataset = parts.model, parts.dataset
-    caches = [datasets.fill_caches(dataset, "dataset"), datasets.fill_caches(parts.validation, "validation")]
-    began = time.monotonic()
-    data = _counted(request, configuration, parts)
-    counting_seconds = time.monotonic() - began + sum(in_files for in_files, _ in caches)
-    if data.examples is None:  # an end that nobody knows is left out
-        endless = apply.training_pipeline(
-            dataset.repeat(), configuration, batched=parts.batched, drop_remainder=parts.drop_remainder
-        )
-        parts = replace(parts, validation=None, train=endless)
-    train, validation = parts.train, parts.validation
-    if validation is not None and data.validation_uncounted:
-        callbacks = [*parts.fit_args.get("callbacks", ()), _validation_limit(parts)]
-        parts = replace(parts, fit_args={**parts.fit_args, "callbacks": callbacks})
-    training = Training(
-        steps_per_call=int(train.in_force["steps_per_execution"]),
-        batch_size=configuration.batch_size,
-        examples=data.examples,
-        drop_remainder=parts.drop_remainder,
-        synchronise=tf.test.experimental.sync_devices,
-        charged_per_epoch_seconds=parts.refit_seconds,
-    )
-    channel.send(
-        protocol.Started(
-            **data.model_dump(),
-            counting_seconds=counting_seconds,
-            filling_seconds=sum(in_memory for _, in_memory in caches),
-            jit_compile=bool(model.jit_compile),
-            examples_per_epoch=training.examples_per_epoch,
-            element=str(train.dataset.element_spec)[:2000],
-            batch_ranks=apply.batch_ranks(train.dataset),
-            parameters=int(model.count_params()) if model.built else 0,
-            gpus=gpus.gpu_names(),
-            devices=len(list_devices()),
-            device_limit_bytes=gpus.device_limit_bytes(),
-            build=gpus.build_versions(),
-            set_by_dataset=apply.set_by_dataset(dataset) if train.source is None else {},
-            not_knobs=apply.not_knobs(),
-            in_force=train.in_force.differences(configuration),
-        )
-    )
-    retracing = Retracing(Path(request.log), xla=bool(model.jit_compile) and not model.run_eagerly)
-    measured = [
-        *gauges.gpus(gpus.cards(model.distribute_strategy)),
-        gauges.machine,
-        gauges.device_memory,
-        retracing.gauge,
-    ]
-    known = None if request.timing.boundary is None else take_over(request.timing.boundary, train, training)
-    clock = StepClock(
-        training,
-        channel,
-        warmup_seconds=request.timing.warmup_seconds,
-        epoch_seconds=request.timing.epoch_seconds,
-        between_epochs=known if validation is None else None,  # a `fit` that validates is left
-        gauges=measured,
-    )
+    session = FitSession(request, configuration, parts)
+    validates = session.parts.validation is not None
+    trial = TimedTrial(session, request, channel, between_epochs=None if validates else session.known_between_epochs)
     if parts.compiling_seconds is not None:
-        clock.warm_up.compiling_seconds.append(parts.compiling_seconds)
-    measured.append(gauges.ruined_weights(model, clock.progress))
-    if (finite := finite_steps(getattr(model, "optimizer", None))) is not None:
-        measured.append(gauges.skipped_steps(clock.progress, finite))
+        trial.clock.warm_up.compiling_seconds.append(parts.compiling_seconds)
+    try:
+        finish = session.train(trial.clock)
+    except Exception as error:
+        explained = parts.explain(error) if session.progress.steps == 0 else None
+        if explained is None:
+            raise
+        raise explained from error
+    steps = trial.close(finish)
+    if steps is not None:
+        trial.send_final(session.run_profiled(steps))
 
-    def between_epochs() -> BetweenEpochs:
-        if known is not None:
-            return known
+
+class FitSession(TrainingSession):
+    """A training by `fit`, which never ends by itself."""
+
+    def __init__(self, request: TrialRequest, configuration: Configuration, parts: Parts) -> None:
+        os.environ.update(without_caches(os.environ))  # a script's own line may have named one since the import
+        filled = [fill_caches(parts.dataset, "dataset"), fill_caches(parts.validation, "validation")]
+        began = time.monotonic()
+        data = count_data(
+            parts.dataset,
+            parts.validation,
+            batch_size=configuration.batch_size,
+            seconds=request.count_seconds,
+            counted_before=request.data,
+            known_examples=parts.known_examples,
+            batched=parts.batched,
+            uneven=parts.uneven,
+        )
+        self._counting_seconds = time.monotonic() - began + sum(in_files for in_files, _ in filled)
+        self._filling_seconds = sum(in_memory for _, in_memory in filled)
+        if data.examples is None:  # an end that nobody knows is left out
+            endless = apply.training_pipeline(
+                parts.dataset.repeat(), configuration, batched=parts.batched, drop_remainder=parts.drop_remainder
+            )
+            parts = replace(parts, validation=None, train=endless)
+        if parts.validation is not None and data.validation_uncounted:
+            callbacks = [*parts.fit_args.get("callbacks", ()), _validation_limit(parts)]
+            parts = replace(parts, fit_args={**parts.fit_args, "callbacks": callbacks})
+        training = Training(
+            steps_per_call=int(parts.train.in_force["steps_per_execution"]),
+            batch_size=configuration.batch_size,
+            examples=data.examples,
+            drop_remainder=parts.drop_remainder,
+            synchronise=tf.test.experimental.sync_devices,
+            charged_per_epoch_seconds=parts.refit_seconds,
+        )
+        super().__init__(training, data)
+        model, known = parts.model, request.timing.boundary
+        self.parts, self.strategy = parts, model.distribute_strategy
+        self.known_between_epochs = None if known is None else take_over(known, parts.train, training)
+        self._configuration = configuration
+        self._retracing = Retracing(Path(request.log), xla=bool(model.jit_compile) and not model.run_eagerly)
+
+    def facts(self) -> dict[str, Any]:
+        """See `TrainingSession`."""
+        model, train = self.parts.model, self.parts.train
+        return {
+            "counting_seconds": self._counting_seconds,
+            "filling_seconds": self._filling_seconds,
+            "jit_compile": bool(model.jit_compile),
+            "element": str(train.dataset.element_spec),
+            "batch_ranks": apply.batch_ranks(train.dataset),
+            "parameters": int(model.count_params()) if model.built else 0,
+            "set_by_dataset": apply.set_by_dataset(self.parts.dataset) if train.source is None else {},
+            "in_force": train.in_force.differences(self._configuration),
+        }
+
+    def weights(self) -> Weights:
+        """See `TrainingSession`."""
+        model = self.parts.model
+        return Weights(model.weights, model.trainable_weights)
+
+    def gauges(self) -> list[Gauge]:
+        """See `TrainingSession`."""
+        finite = finite_steps(getattr(self.parts.model, "optimizer", None))
+        skipped = [] if finite is None else [skipped_steps_gauge(self.progress, finite)]
+        return [self._retracing.gauge, *skipped]
+
+    def train(self, clock: StepClock) -> Finish:
+        """Train until the tuner asks for the closing figures, and return its message."""
+        model, parts = self.parts.model, self.parts
+
+        def epoch_ended(*_: Any) -> None:
+            clock.epoch_ended()
+            model.stop_training = False  # a callback of the script's may have set it, but the tuner ends the training
+
+        edges = keras.callbacks.LambdaCallback(on_epoch_begin=lambda *_: clock.epoch_began(), on_epoch_end=epoch_ended)
+        callbacks = [*parts.fit_args.get("callbacks", ()), edges]
+        arguments = {"epochs": EPOCHS, "verbose": 0, "shuffle": False, **parts.fit_args, "callbacks": callbacks}
+        model.make_train_function()
+        usual = model.train_function
+        timed = clock.wrap(self._retracing.wrap(usual))
+        model.train_function = timed
+        early = TrainingFailed(Outcome.ERROR, "model.fit returned before it was told to")
+        try:
+            with contextlib.suppress(LongEpoch):
+                model.fit(**parts.train.fit_args, validation_data=parts.validation, **arguments)
+                raise early
+            gc.collect()  # Keras's iterator is part of a cycle, and keeps all that its pipeline holds
+            model.train_function = usual
+            clock.time_by_steps(self._between_epochs(clock))
+            model.train_function = timed
+            few = None if parts.validation is None else parts.validation.take(self.training.steps_per_call)
+            # Callbacks read what a validation reports.
+            model.fit(**parts.train.fit_args, validation_data=few, **arguments)
+            raise early
+        except TrainingEnded as ended:
+            return ended.finish
+        finally:
+            model.train_function = usual
+
+    def _between_epochs(self, clock: StepClock) -> BetweenEpochs:
+        """Return what lies between two epochs, measured by more training where no other trial has measured it."""
+        if self.known_between_epochs is not None:
+            return self.known_between_epochs
+        parts = self.parts
         between = measure_between_epochs(
-            model,
-            train,
-            validation,
-            training,
+            parts.model,
+            parts.train,
+            parts.validation,
+            self.training,
             call_seconds=clock.warm_up.usual_call_seconds,
             iterator=clock.iterator,
-            validation_batches=_validation_batches(validation, data),
+            validation_batches=validation_batches(parts.validation, self.data),
             fit_args=parts.fit_args,
         )
         validating = between.boundary.validation_seconds * parts.validation_share
         return replace(between, boundary=between.boundary.model_copy(update={"validation_seconds": validating}))
 
-    try:
-        finish = fit(parts, clock, retracing, between_epochs)
-    except Exception as error:
-        spec = train.dataset.element_spec
-        twice = batched_twice(model, spec[0] if isinstance(spec, tuple) else spec)
-        if twice is None or parts.batched or clock.progress.steps or is_out_of_memory(error):
-            raise
-        raise twice from error
-    closing.tell(channel, model, clock, finish, train, Path(request.log))
+    def close(self, finish: Finish, clock: StepClock) -> dict[str, Any]:
+        """Measure the wait for input by the step alone, and the ceilings of input and step."""
+        seconds, in_slices, training = finish.input_wait_seconds, clock.slices.call_seconds, self.training
+        kept = kept_call_seconds(self.parts.model, clock.iterator, seconds) if in_slices else None
+        found: dict[str, Any] = {}
+        if kept and in_slices:  # what the pipeline takes from the step's own cores counts as waiting
+            found["input_wait_fraction"] = min(1.0, max(0.0, 1.0 - kept / in_slices))
+        if finish.ceilings:
+            train, batch_seconds = self.parts.train, None
+            if train.source is None:
+                endless = train.dataset if train.in_force.get("persistent_iterator") else train.dataset.repeat()
+                batch_seconds = mean_seconds(partial(next, iter(endless)), seconds)
+            found["ceilings"] = Ceilings(
+                by_input=training.batch_size / batch_seconds if batch_seconds else None,
+                by_compute=training.batch_size * training.steps_per_call / kept if kept else None,
+            )
+        self._iterator = clock.iterator
+        return found
+
+    def run_profiled(self, steps: Iterator[int]) -> BaseException | str:
+        """Train at each of these steps; return the error where that fails, for a failed profile is no failed trial."""
+        model, iterator = self.parts.model, self._iterator
+        try:
+            for _ in steps:
+                try:
+                    model.train_function(iterator)
+                except (StopIteration, tf.errors.OutOfRangeError):
+                    iterator = iter(self.parts.train.dataset.repeat())
+                    model.train_function(iterator)
+        except Exception as error:
+            return error
+        return ""
 
 
 def _validation_limit(parts: Parts) -> keras.callbacks.Callback:
     """Return a callback that ends a trial whose validation goes on and on."""
 
-    class ValidationLimit(keras.callbacks.Callback):  # type: ignore[misc]
+    class ValidationLimit(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ships no types
         def on_test_begin(self, logs: Any = None) -> None:
             self.began = time.monotonic()
 
@@ -201,67 +247,34 @@ def _validation_limit(parts: Parts) -> keras.callbacks.Callback:
     return ValidationLimit()
 
 
-def _counted(request: protocol.TrialRequest, configuration: Configuration, parts: Parts) -> Data:
-    """What the trial was told of the data, or has counted."""
-    dataset, validation = parts.dataset, parts.validation
-    told = request.data or parts.known or Data(examples=None, endless=False)
-    examples, held_out, uncounted = told.examples, told.validation_examples, told.validation_uncounted
-    elements = datasets.elements_in(dataset)
-    if request.data is None and parts.known is None:
-        examples = datasets.examples_in(
-            dataset, configuration, request.count_seconds, batched=parts.batched, uneven=parts.uneven
+# --------------------------------------------------------------------------------------------- what `compile` sets
+
+
+def set_compiled(model: keras.Model, configuration: Configuration) -> None:
+    """Set what `compile` was not told, or a model's own `compile` has not passed on."""
+    apply.accumulate(model.optimizer, configuration)
+    set_steps(model, int(configuration["steps_per_execution"]))
+    wanted = configuration["jit_compile"]
+    if wanted != "auto" and model.jit_compile != wanted and not (wanted and model.run_eagerly):
+        model.jit_compile = wanted  # Keras turns it off where a layer cannot be compiled
+
+
+def set_steps(model: keras.Model, steps: int) -> None:
+    """Set the steps per execution; functions that an earlier `fit` has made would keep theirs."""
+    if model.steps_per_execution != steps:
+        model.steps_per_execution = steps
+        model.train_function = model.test_function = model.predict_function = None
+
+
+def refuse_idle_precision(model: keras.Model, policy: str) -> None:
+    """Refuse a model none of whose layers took the policy: it would be timed under a wrong name."""
+    computes_in = policy.removeprefix("mixed_")
+    layers = list(computing_layers(model))
+    if policy == computes_in:  # layers without weights may compute in any type
+        layers = [layer for layer in layers if layer.weights and not isinstance(layer, keras.Model)] or [model]
+    if not any(layer.compute_dtype == computes_in for layer in layers):
+        raise ApplyError(
+            f"precision={policy} does not act: no layer of the model computes in {computes_in}",
+            hint="Build the layers inside model(), leave dtype= to the policy where it may vary, and name another "
+            'policy in Workload(baseline={"precision": …}).',
         )
-    elif parts.batched and parts.known is None and examples is not None and elements >= 0:
-        examples = min(examples, elements * configuration.batch_size)  # it may drop what fills no batch
-    if request.data is None and validation is not None and datasets.elements_in(validation) < 0:
-        held_out = datasets.counted(validation, request.count_seconds, "validation")
-        uncounted = held_out is None
-    return Data(
-        examples=examples,
-        validation_examples=held_out,
-        validation_uncounted=uncounted,
-        endless=examples is None and elements == datasets.ENDLESS,
-    )
-
-
-def _validation_batches(validation: tf.data.Dataset | None, data: Data) -> int | None:
-    """Batches of a validation; None where they are unknown."""
-    batches = -1 if validation is None else datasets.elements_in(validation)
-    if batches < 0 and data.validation_examples is not None:
-        return math.ceil(data.validation_examples / datasets.batch_length(validation))
-    return batches if batches >= 0 else None
-
-
-def fit(
-    parts: Parts, clock: StepClock, retracing: Retracing, between_epochs: Callable[[], BetweenEpochs]
-) -> protocol.Finish:
-    """Train until the tuner asks for the closing figures, and return its message. `between_epochs` may train, too."""
-    model, data = parts.model, parts.train.fit_args
-
-    def epoch_ended(*_: Any) -> None:
-        clock.epoch_ended()
-        model.stop_training = False  # whatever a callback of the script's has decided: the tuner ends it
-
-    edges = keras.callbacks.LambdaCallback(on_epoch_begin=lambda *_: clock.epoch_began(), on_epoch_end=epoch_ended)
-    callbacks = [*parts.fit_args.get("callbacks", ()), edges]
-    arguments = {"epochs": EPOCHS, "verbose": 0, "shuffle": False, **parts.fit_args, "callbacks": callbacks}
-    model.make_train_function()
-    usual = model.train_function
-    timed = clock.wrap(retracing.wrap(usual))
-    model.train_function = timed
-    early = TrainingFailed(Outcome.ERROR, "model.fit returned before it was told to")
-    try:
-        with contextlib.suppress(LongEpoch):
-            model.fit(**data, validation_data=parts.validation, **arguments)
-            raise early
-        gc.collect()  # Keras's iterator is part of a cycle, and keeps all that its pipeline holds
-        model.train_function = usual
-        clock.time_by_steps(between_epochs())
-        model.train_function = timed
-        few = None if parts.validation is None else parts.validation.take(clock.progress.training.steps_per_call)
-        model.fit(**data, validation_data=few, **arguments)  # callbacks read what a validation reports
-        raise early
-    except TrainingEnded as ended:
-        return ended.finish
-    finally:
-        model.train_function = usual

@@ -15,100 +15,83 @@ import numpy as np
 from autotune.data.errors import WorkloadError
 from autotune.recipe.lazy import keras, tf
 from autotune.runtime.protocol import LossRuns
-from autotune.script.workload import Workload
 from autotune.space.configuration import Configuration
-from autotune.training import datasets
-from autotune.training.models import compiled_model
 
-LARGEST_RECORDING_BYTES = 256 << 20  # batches are recorded up to here, at least one, and then come round again
+LARGEST_RECORDING_BYTES = 256 << 20  # batches are recorded up to here, at least one, and then repeat
 ROUNDING = 2.0**-8  # relative: the distance between neighbours of bfloat16, the coarsest format there is to choose
-Curves = tuple[tuple[float | None, ...], ...]  # by training and step, see `messages.LossCurves`
+Curves = tuple[tuple[float | None, ...], ...]  # by training and step, see `protocol.LossCurves`
 
 
-def loss_curves(workload: Workload, configuration: Configuration, runs: LossRuns, examples: int | None) -> Curves:
-    """The loss of each step of each training of a `Workload`: steps are called one by one, and batches are read once.
-
-    Only full batches of an epoch's `examples` are recorded; None when there is no end, or it is unknown.
-    """
-    configuration = configuration.replace(steps_per_execution=1, persistent_iterator=False)
-
-    def batches() -> tf.data.Dataset:
-        dataset = datasets.training_data(workload, configuration, examine=False)
-        return datasets.pipeline(dataset, workload, configuration).dataset
-
-    def initialise(model: keras.Model, batch: Any) -> None:
-        fresh = workload.model()
-        _build(fresh, batch)
-        ours = {id(each) for each in model.trainable_variables}
-        if any(id(each) in ours for each in fresh.trainable_variables):
-            raise WorkloadError(
-                "model() returns the same weights each time, so no two trainings can begin alike",
-                hint="Build the model, or the part of it that is trained, inside model().",
-            )
-        _assign(model.weights, [each.numpy() for each in fresh.weights])
-
-    return _curves(batches, lambda: compiled_model(workload, configuration), initialise, configuration, runs, examples)
-
-
-def loss_curves_as_built(
-    model: keras.Model, batches: tf.data.Dataset, configuration: Configuration, runs: LossRuns, examples: int | None
-) -> Curves:
-    """The same of a model that exists: each training begins with the weights that it has now."""
-    weights: list[Any] = []
-
-    def initialise(model: keras.Model, batch: Any) -> None:
-        weights.extend([] if weights else [each.numpy() for each in model.weights])
-        _assign(model.weights, weights)
-
-    return _curves(lambda: batches, lambda: model, initialise, configuration, runs, examples)
-
-
-def _curves(
+def loss_curves(
+    model: Callable[[], keras.Model],
     batches: Callable[[], tf.data.Dataset],
-    made: Callable[[], keras.Model],
-    initialise: Callable[[keras.Model, Any], None],
     configuration: Configuration,
     runs: LossRuns,
     examples: int | None,
+    *,
+    fresh_model: Callable[[], keras.Model] | None = None,
 ) -> Curves:
-    """The curves of what is trained on `batches` of one epoch, once `initialise` has given it its first weights."""
-    keras.utils.set_random_seed(runs.seeds[0])  # what draws from a seed of its own: dropout, augmentation
-    recorded = _recorded(batches, configuration, runs, examples)
-    model = made()
+    """Return the loss of each step of each training. Steps are called one by one, and batches are read once.
+
+    Args:
+        model: Returns the compiled model that is trained.
+        batches: Returns the batches of one epoch.
+        configuration: The values in force.
+        runs: Which trainings.
+        examples: Of an epoch, of which only full batches are recorded; None when there is no end, or it is unknown.
+        fresh_model: Returns a model whose weights each training begins with; None for those of `model` as it is.
+    """
+    keras.utils.set_random_seed(runs.seeds[0])  # for what draws a seed of its own: dropout, augmentation
+    recorded = _record(batches, configuration, runs, examples)
+    trained = model()
     first_batch = next(iter(recorded))
-    with model.distribute_strategy.scope():
-        model.make_train_function()
-        _build(model, first_batch)
-        optimizer = getattr(model, "optimizer", None)
+    with trained.distribute_strategy.scope():
+        trained.make_train_function()
+        _build(trained, first_batch)
+        optimizer = getattr(trained, "optimizer", None)
         if optimizer is not None:
-            optimizer.build(model.trainable_variables)
-    untouched = [each.numpy() for each in getattr(optimizer, "variables", ())]
+            optimizer.build(trained.trainable_variables)
+    as_built = [] if fresh_model else [weight.numpy() for weight in trained.weights]
+    untouched = [variable.numpy() for variable in getattr(optimizer, "variables", ())]
     curves: list[tuple[float | None, ...]] = []
     first_weights: list[Any] = []
     steps, deadline = runs.most_steps, time.perf_counter() + runs.seconds
     for scale, seed in itertools.product(runs.scales, runs.seeds):
         keras.utils.set_random_seed(seed)
-        initialise(model, first_batch)
-        own = [each.numpy() for each in model.trainable_variables]
+        values = _fresh_values(fresh_model(), trained, first_batch) if fresh_model else as_built
+        _assign(trained.weights, values)
+        own = [weight.numpy() for weight in trained.trainable_variables]
         first_weights = first_weights or own
         if seed != runs.seeds[0] and all(map(np.array_equal, own, first_weights)):
             # Weights that no seed changes, such as pretrained ones, are moved by as much as rounding might.
             noise = np.random.default_rng(seed)
-            moved = [each * (1 + ROUNDING * noise.uniform(-1, 1, each.shape)).astype(each.dtype) for each in own]
-            _assign(model.trainable_variables, moved)
+            moved = [w * (1 + ROUNDING * noise.uniform(-1, 1, w.shape)).astype(w.dtype) for w in own]
+            _assign(trained.trainable_variables, moved)
         _assign(getattr(optimizer, "variables", ()), untouched)
         if not _scale_learning_rate(optimizer, scale):
             curves.append(())
             continue
-        curves.append(_train(model, recorded, steps, math.inf if curves else deadline))
+        curves.append(_train(trained, recorded, steps, math.inf if curves else deadline))
         steps = len(curves[0])
     return tuple(curves)
 
 
-def _recorded(
+def _fresh_values(fresh: keras.Model, trained: keras.Model, batch: Any) -> list[Any]:
+    """Return the weights of a fresh model, which must be its own."""
+    _build(fresh, batch)
+    ours = {id(variable) for variable in trained.trainable_variables}
+    if any(id(variable) in ours for variable in fresh.trainable_variables):
+        raise WorkloadError(
+            "model() returns the same weights each time, so no two trainings can begin alike",
+            hint="Build the model, or the part of it that is trained, inside model().",
+        )
+    return [weight.numpy() for weight in fresh.weights]
+
+
+def _record(
     batches: Callable[[], tf.data.Dataset], configuration: Configuration, runs: LossRuns, examples: int | None
 ) -> tf.data.Dataset:
-    """The recorded batches, over and over; recorded now where they are not yet."""
+    """Return the recorded batches, over and over; record them where no other trial has."""
     # TensorFlow takes brackets in a path for a pattern, and finds nothing. By a descriptor there are none.
     below = os.open(Path(runs.folder).parent, os.O_RDONLY)
     folder = f"/proc/self/fd/{below}/{Path(runs.folder).name}"
@@ -116,7 +99,7 @@ def _recorded(
         source = batches()
         whole = max(1, examples // configuration.batch_size) if examples else runs.most_steps
         parts = tf.nest.flatten(next(iter(source)), expand_composites=True)  # of ragged and sparse tensors
-        size = sum(int(each.shape.num_elements()) * each.dtype.size for each in parts if each is not None)
+        size = sum(int(part.shape.num_elements()) * part.dtype.size for part in parts if part is not None)
         source.take(max(1, min(runs.most_steps, whole, LARGEST_RECORDING_BYTES // max(1, size)))).save(folder)
     recorded = tf.data.Dataset.load(folder).cache().repeat()
     if runs.recorded_batch_size != configuration.batch_size:
@@ -125,7 +108,7 @@ def _recorded(
 
 
 def _build(model: keras.Model, batch: Any) -> None:
-    """Make the weights of a model that has yet to see its input."""
+    """Make the weights of a model that has not seen its input yet."""
     if not model.built:
         model(batch[0] if isinstance(batch, tuple) else batch, training=False)
 
@@ -136,19 +119,18 @@ def _assign(variables: Any, values: list[Any]) -> None:
 
 
 def _scale_learning_rate(optimizer: Any, scale: float) -> bool:
-    """Whether the learning rate is now so many times what it was; a schedule's cannot be set."""
+    """Multiply the learning rate; return whether that is possible: a schedule's cannot be set."""
     if scale == 1.0:
         return True
-    inner = getattr(optimizer, "inner_optimizer", optimizer)  # of a LossScaleOptimizer
     try:
-        inner.learning_rate = float(inner.learning_rate.numpy()) * scale
+        optimizer.learning_rate = float(optimizer.learning_rate.numpy()) * scale
     except (TypeError, AttributeError):
         return False
     return True
 
 
 def _train(model: keras.Model, batches: tf.data.Dataset, steps: int, deadline: float) -> tuple[float | None, ...]:
-    """The loss of each step; no step but the first is begun after the deadline."""
+    """Return the loss of each step; after the deadline, only the first step begins."""
     iterator = iter(model.distribute_strategy.experimental_distribute_dataset(batches))
     curve: list[float | None] = []
     while len(curve) < steps and (not curve or time.perf_counter() <= deadline):

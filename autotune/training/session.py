@@ -1,93 +1,156 @@
-"""What is trained: how large its steps and epochs are, and how much of it was trained so far."""
+"""One training inside one process, and the trial that times it for the tuner.
+
+An adapter makes a `TrainingSession`: Keras's `fit` (`training/fit.py`) or a loop of a script's own
+(`script/loop_trial.py`). It tells the trial's clock when an epoch begins, a call ends and an epoch ends. What both have
+in common is here: the announcement, the gauges, the closing figures and the profile.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import abc
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
-WHOLE_EPOCH_CALLS = 3
-"""An epoch of so few calls is timed whole, however long: by steps, its first and last call would not count."""
+from autotune.data.printable import printable
+from autotune.machine.telemetry import peak_host_bytes
+from autotune.recipe.apply import list_devices, not_knobs
+from autotune.recipe.lazy import tf
+from autotune.runtime.protocol import Channel, Data, Finish, Finished, Started, TrialRequest
+from autotune.training import gauges
+from autotune.training.boundary import BetweenEpochs
+from autotune.training.clock import StepClock
+from autotune.training.gauges import Gauge, Weights
+from autotune.training.progress import Progress, Training
+
+PROFILED_STEPS, PROFILE_SECONDS = 20, 3.0  # no further step begins so long after the first; XProf reads 10 s
+PROFILE_FOLDER, WINDOW = "profile", "window.json"  # beside the log; and its file of the profiled steps and seconds
+LONGEST_ELEMENT, LONGEST_REASON = 2000, 300
 
 
-@dataclass(frozen=True, kw_only=True)
-class Training:
-    """What the clock must know of the training it times."""
+class TrainingSession(abc.ABC):
+    """One training inside this process.
 
-    steps_per_call: int  # the knob `steps_per_execution`
-    batch_size: int  # examples per full step
-    examples: int | None  # per epoch; None where the training has no end
-    drop_remainder: bool  # a smaller last batch is dropped
-    synchronise: Callable[[], None]  # waits until the devices have done what they were given
-    charged_per_epoch_seconds: float = 0.0  # an epoch's share of what a further call of `fit` costs
+    Args:
+        training: Its sizes.
+        data: What is known of its data.
+    """
+
+    strategy: Any = None
+    """The `tf.distribute` strategy that says which GPUs it uses; None where nothing says."""
+
+    def __init__(self, training: Training, data: Data) -> None:
+        self.training, self.data = training, data
+        self.progress = Progress(training)
+
+    @abc.abstractmethod
+    def facts(self) -> dict[str, Any]:
+        """Return the fields of `Started` that this kind of training knows."""
+
+    @abc.abstractmethod
+    def weights(self) -> Weights:
+        """Return the weights that are trained, and those beside them."""
+
+    @abc.abstractmethod
+    def gauges(self) -> list[Gauge]:
+        """Return the gauges that only this kind of training has."""
+
+    @abc.abstractmethod
+    def close(self, finish: Finish, clock: StepClock) -> dict[str, Any]:
+        """Measure the fields of `Finished` that take time, and return them."""
+
+
+class TimedTrial:
+    """Times a session: announces it, cuts it into slices, and sends its closing figures.
+
+    Args:
+        session: What is timed.
+        request: How.
+        channel: To the tuner.
+        between_epochs: What lies between two epochs, where that is known.
+    """
+
+    def __init__(
+        self, session: TrainingSession, request: TrialRequest, channel: Channel, *, between_epochs: BetweenEpochs | None
+    ) -> None:
+        self._session, self._channel = session, channel
+        self._profile_folder = Path(request.log).parent / PROFILE_FOLDER
+        self._figures: Finished | None = None
+        facts = session.facts()
+        channel.send(
+            Started(
+                **session.data.model_dump(),
+                **facts | {"element": facts["element"][:LONGEST_ELEMENT]},
+                examples_per_epoch=session.training.examples_per_epoch,
+                gpus=gauges.gpu_names(),
+                devices=len(list_devices()),
+                device_limit_bytes=gauges.device_limit_bytes(),
+                build=gauges.build_versions(),
+                not_knobs=not_knobs(),
+            )
+        )
+        self.clock = StepClock(
+            session.progress,
+            channel,
+            warmup_seconds=request.timing.warmup_seconds,
+            epoch_seconds=request.timing.epoch_seconds,
+            between_epochs=between_epochs,
+            gauges=[
+                *gauges.gpu_gauges(gauges.cards_in_use(session.strategy)),
+                gauges.measure_machine,
+                gauges.measure_device_memory,
+                *session.gauges(),
+                gauges.finite_weights_gauge(session.weights, session.progress),
+            ],
+        )
 
     @property
-    def steps_per_epoch(self) -> int | None:
-        """Steps of one epoch, None without an end."""
-        if self.examples is None:
+    def is_closing(self) -> bool:
+        """Whether all but the profile was sent."""
+        return self._figures is not None
+
+    def close(self, finish: Finish) -> Iterator[int] | None:
+        """Send the closing figures: at once, and again with what takes time where that is asked for.
+
+        Returns:
+            None where that was all. Otherwise the steps to profile: one call of the train function at each item, and
+            then `send_final`.
+        """
+        figures = Finished(
+            peak_host_bytes=peak_host_bytes(),
+            peak_device_bytes=gauges.device_bytes("peak"),
+            input_wait_fraction=None,
+            outside_fraction=self.clock.slices.outside_fraction,
+        )
+        gauges.check_finite_weights(self._session.weights(), step=self._session.progress.steps)
+        self._channel.send(figures)
+        if finish.input_wait_seconds <= 0:
             return None
-        incomplete = 0 if self.drop_remainder else self.batch_size - 1
-        return (self.examples + incomplete) // self.batch_size
+        self._figures = figures.model_copy(update=self._session.close(finish, self.clock))
+        if not finish.profile or self._profile_folder.exists():
+            self.send_final()
+            return None
+        training = self._session.training
+        return _profile(self._profile_folder, steps_per_call=training.steps_per_call, synchronise=training.synchronise)
 
-    @property
-    def full_calls(self) -> int | None:
-        """Calls of an epoch that have all their steps, and no smaller batch; None without an end."""
-        return None if self.examples is None else self.examples // self.batch_size // self.steps_per_call
-
-    @property
-    def has_few_calls(self) -> bool:
-        """Whether an epoch has so few calls that it is timed whole in any case."""
-        steps = self.steps_per_epoch
-        return steps is not None and steps <= WHOLE_EPOCH_CALLS * self.steps_per_call
-
-    @property
-    def examples_missing_from_last_step(self) -> int:
-        """By how many examples an epoch's last step is smaller than the others."""
-        return 0 if self.examples is None or self.drop_remainder else -self.examples % self.batch_size
-
-    def examples_in_epoch(self, steps: int) -> int:
-        """Examples of a whole epoch that took `steps` steps."""
-        missing = self.examples_missing_from_last_step if steps == self.steps_per_epoch else 0
-        return steps * self.batch_size - missing
-
-    @property
-    def examples_per_epoch(self) -> int | None:
-        """Examples that a whole epoch trains on, None without an end."""
-        steps = self.steps_per_epoch
-        return None if steps is None else self.examples_in_epoch(steps)
-
-    def charged_seconds(self, examples: int) -> float:
-        """Return what further calls of `fit` cost for so many examples."""
-        whole = self.examples_per_epoch
-        return self.charged_per_epoch_seconds * examples / whole if whole else 0.0
+    def send_final(self, no_profile: BaseException | str = "") -> None:
+        """Send the closing figures again, with all that was measured, and why there is no profile."""
+        assert self._figures is not None
+        why = no_profile if isinstance(no_profile, str) else f"{type(no_profile).__name__}: {no_profile}"
+        self._channel.send(self._figures.model_copy(update={"no_profile": printable(why)[:LONGEST_REASON]}))
 
 
-@dataclass
-class Progress:
-    """How much was trained so far."""
-
-    training: Training
-    calls: int = 0  # of the train function in this epoch
-    calls_of_last_epoch: int = 0  # in the last whole epoch
-    ended_epochs: int = 0  # whole ones
-    _steps_before_epoch: int = 0
-
-    def epoch_began(self) -> None:
-        """A new epoch begins; the one before may have been left in its midst."""
-        self._steps_before_epoch = self.steps
-        self.calls = 0
-
-    def steps_in(self, calls: int) -> int:
-        """Steps of an epoch's first calls. The last call may have fewer than the others."""
-        steps, known = calls * self.training.steps_per_call, self.training.steps_per_epoch
-        return steps if known is None else min(steps, known)
-
-    @property
-    def steps(self) -> int:
-        """Steps so far."""
-        return self._steps_before_epoch + self.steps_in(self.calls)
-
-    @property
-    def examples(self) -> int:
-        """Examples so far."""
-        missing = self.ended_epochs * self.training.examples_missing_from_last_step
-        return max(0, self.steps * self.training.batch_size - missing)
+def _profile(folder: Path, *, steps_per_call: int, synchronise: Callable[[], object]) -> Iterator[int]:
+    """Profile what is done at each item, one call of so many steps, into a folder that TensorBoard and XProf open."""
+    tf.profiler.experimental.start(str(folder))
+    began, calls = time.perf_counter(), 0
+    while calls < PROFILED_STEPS and (not calls or time.perf_counter() - began < PROFILE_SECONDS):
+        with tf.profiler.experimental.Trace("train", step_num=calls, _r=1):
+            yield calls
+        calls += 1
+    synchronise()
+    seconds = time.perf_counter() - began
+    tf.profiler.experimental.stop()
+    (folder / WINDOW).write_text(json.dumps({"steps": calls * steps_per_call, "seconds": seconds}), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Answers the tuner's `Measure` commands with slices, and freezes the process in between."""
+"""Answers the tuner's `Measure` commands with slices, and freezes the process between them."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from autotune.data.record import Outcome, Slice, StepSeconds
 from autotune.runtime.failures import TrainingFailed
 from autotune.runtime.protocol import Channel, Finish, Measure, SliceDone
 from autotune.training.gauges import Gauge
-from autotune.training.session import Progress
+from autotune.training.progress import Progress
 
 
 class TrainingEnded(Exception):
-    """The tuner asked for the closing figures; carries its message."""
+    """The tuner asks for the closing figures; carries its message."""
 
     def __init__(self, finish: Finish) -> None:
         super().__init__("finish")
@@ -29,7 +29,7 @@ class TrainingEnded(Exception):
 
 @dataclass
 class OpenSlice:
-    """A slice that is being measured: what was counted so far, of `wanted_seconds` at least."""
+    """A slice that is being measured: what is counted so far, of `wanted_seconds` at least."""
 
     wanted_seconds: float
     seconds: float = 0.0
@@ -52,7 +52,7 @@ def freeze_own_group() -> None:
 
 
 class Slices:
-    """Opens slices as the tuner asks for them, and reports them. Its arguments are those of `StepClock`."""
+    """Opens slices as the tuner asks for them, and reports them. For its arguments see `StepClock`."""
 
     def __init__(
         self,
@@ -71,10 +71,11 @@ class Slices:
         self._freeze = freeze
         self._clock = clock
         self._wanted_seconds, self._left = 0.0, 0
-        self._within_seconds, self._within_calls, self._outside_seconds = 0.0, 0, 0.0
+        self._within_seconds, self._within_calls = 0.0, 0
+        self._outside_seconds: float | None = None  # None where nothing sees what passes between two calls
 
     def hold(self) -> None:
-        """Freeze, and take the next command. Raises TrainingEnded where that is `Finish`."""
+        """Freeze, and take the next command. Raises TrainingEnded at `Finish`."""
         self._freeze()
         command = self._tuner.receive()
         if isinstance(command, Finish):
@@ -89,7 +90,7 @@ class Slices:
         self.open = OpenSlice(self._wanted_seconds)
         return self.open
 
-    def called(self, seconds: float) -> None:
+    def note_call(self, seconds: float) -> None:
         """Note a call of the train function in the open slice, if there is one."""
         if self.open is None:
             return
@@ -98,26 +99,28 @@ class Slices:
             self._within_seconds += seconds
             self._within_calls += 1
 
-    def outside(self, seconds: float) -> None:
+    def note_outside(self, seconds: float) -> None:
         """Note the time between two calls, in Keras, callbacks and the user's code."""
-        if self.open is not None and self._progress.calls > 0:
-            self._outside_seconds += seconds
+        counts = self.open is not None and self._progress.calls > 0
+        self._outside_seconds = (self._outside_seconds or 0.0) + (seconds if counts else 0.0)
 
     @property
     def outside_fraction(self) -> float | None:
-        """Which part of a call's time passed outside of the train function, an epoch's first call left out."""
-        return min(1.0, self._outside_seconds / self._within_seconds) if self._within_seconds else None
+        """The part of a call's time that passed outside the train function, without an epoch's first call."""
+        if self._outside_seconds is None or not self._within_seconds:
+            return None
+        return min(1.0, self._outside_seconds / self._within_seconds)
 
     @property
     def call_seconds(self) -> float | None:
-        """What a call took in all slices, an epoch's first call left out; None where epochs have no other."""
+        """The time of a call over all slices, without an epoch's first call; None where epochs have no other."""
         return self._within_seconds / self._within_calls if self._within_calls else None
 
     def end(self, logs: Any) -> bool:
-        """Report the open slice, then freeze unless the tuner wants another one at once; whether it was frozen.
+        """Report the open slice, then freeze unless the tuner wants another one at once; return whether it froze.
 
         Args:
-            logs: What the train function reported; of a whole epoch where those are timed.
+            logs: What the train function reported; for whole epochs, what it reported of the last one.
         """
         current, before = self.open, self._clock()
         assert current is not None
@@ -128,9 +131,9 @@ class Slices:
         self.open = None
         loss = finite_loss(logs, step=self._progress.steps)
         figures: dict[str, Any] = {}
-        for measured in self._measures:
-            figures |= measured(current.seconds)
-        told = Slice(
+        for measure in self._measures:
+            figures |= measure(current.seconds)
+        measured_slice = Slice(
             seconds=current.seconds,
             charged_seconds=self._progress.training.charged_seconds(current.examples),
             steps=current.steps,
@@ -141,7 +144,7 @@ class Slices:
             trained_examples=self._progress.examples,
             **figures,
         )
-        self._tuner.send(SliceDone(slice=told))
+        self._tuner.send(SliceDone(slice=measured_slice))
         self._left -= 1
         if self._left > 0:
             return False
@@ -150,9 +153,9 @@ class Slices:
 
 
 def finite_loss(logs: Any, *, step: int) -> float | None:
-    """The training loss that the train function reported; None where there is none.
+    """Return the training loss that the train function reported; None where there is none.
 
-    Text is left alone. Each number that is read waits for the device.
+    Text is left alone. Reading a number waits for the device.
 
     Raises:
         TrainingFailed: A number in the logs is not finite, however deep it lies in them.
@@ -169,10 +172,10 @@ def finite_loss(logs: Any, *, step: int) -> float | None:
 
 
 def _numbers_in(logs: Any, name: str = "") -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
-    """All numbers in what a step returns, with the keys that lead to them."""
+    """Yield all numbers in what a step returns, with the keys that lead to them."""
     if isinstance(logs, Mapping | list | tuple):
-        for key, each in logs.items() if isinstance(logs, Mapping) else enumerate(logs):
-            yield from _numbers_in(each, f"{name}.{key}" if name else str(key))
+        for key, value in logs.items() if isinstance(logs, Mapping) else enumerate(logs):
+            yield from _numbers_in(value, f"{name}.{key}" if name else str(key))
     elif logs is not None:
         with contextlib.suppress(TypeError, ValueError):
             found = np.asarray(getattr(logs, "flat_values", getattr(logs, "values", logs)))
@@ -181,7 +184,7 @@ def _numbers_in(logs: Any, name: str = "") -> Iterator[tuple[str, np.ndarray[Any
 
 
 def step_quantiles(call_seconds: Sequence[float], steps_per_call: int) -> StepSeconds:
-    """Nearest-rank quantiles of the time per step, of calls with so many steps."""
+    """Return nearest-rank quantiles of the time per step, of calls with so many steps."""
     ordered = sorted(seconds / steps_per_call for seconds in call_seconds) or [0.0]
     found = {f"p{share}": ordered[math.ceil(share * len(ordered) / 100) - 1] for share in (50, 90, 99)}
     return StepSeconds(**found, max=ordered[-1])

@@ -1,52 +1,310 @@
-"""How sides are set against one another: in turns, each frozen while it waits, or in blocks, one alive at a time."""
+"""Compare configurations with a reference: in turns, or in blocks where memory holds one process at a time.
+
+Search, confirmation and verification are settings of `Comparison`; a soak is one `MeasuredProcess` on its own.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Protocol
 
-from autotune.data.record import Slice
-from autotune.runtime.executor import WarmUp
-from autotune.tuning.run import Run
-from autotune.tuning.side import Interrupted, Sliced
+from autotune.data.record import Boundary, Outcome, Pairing, Slice
+from autotune.runtime.executor import IN_SEARCH, LiveTrial, SeatLost, TrialFailed, WarmUp
+from autotune.tuning.costs import taken_seconds
+from autotune.tuning.feasibility import fit_on_card
+from autotune.tuning.run import Run, reclassify_busy_gpu
 from autotune.tuning.trial import Trial
+from autotune.tuning.waiting import GENEROUS, Deadline, Interrupted
+
+PATIENCE_SECONDS = 30.0  # how long a slice of a process that has been warm may take beyond its length
 
 
-def take_turns(
-    run: Run, baseline: Sliced, others: Sequence[Sliced], length: float, goes_on: Callable[[int], bool]
-) -> None:
-    """Rounds of one slice each, in a drawn order and then in its reverse, so that a drift cancels."""
-    # Raises TrialFailed with the number of the side's trial, Interrupted, TimeIsUp. Whole rounds are kept.
-    sides = [baseline, *others]
-    order, done = sides, 0
-    while goes_on(done):
-        if run.interrupted():
-            raise Interrupted
-        order = order[::-1] if done % 2 else run.rng.sample(sides, len(sides))
-        slices = {each.trial.number: each.slice(length) for each in order}
-        first = slices[baseline.trial.number]
-        for each in others:
-            each.trial.add_pair(
-                baseline_first=order.index(baseline) < order.index(each),
-                baseline=first,
-                candidate=slices[each.trial.number],
-                reference=_warm(baseline.trial),
-            )
-        done += 1
+@dataclass(kw_only=True, eq=False)
+class MeasuredProcess:
+    """A trial's process on a seat: started, asked for slices, closed, killed. Failures carry the trial's number.
+
+    Args:
+        run: The run.
+        deadline: When every wait must end.
+        trial: Keeps what the process reports.
+        seat: Where the process runs.
+        start_timeout: Seconds to wait until it is warm.
+        usual_start: Seconds that a start usually takes; None for what the trial's last start took.
+        boundary: The cost between two epochs, where it is known; None to have the process measure it.
+        slice_patience: Seconds to wait for a slice beyond three times its length.
+        generous: How many times the usual length a wait must last before a timeout is the trial's fault.
+        on_warm: Called with what the process reports once it is warm; the process ends if this raises.
+    """
+
+    run: Run
+    deadline: Deadline
+    trial: Trial
+    seat: str
+    start_timeout: float
+    usual_start: float | None = None
+    boundary: Boundary | None = None
+    slice_patience: float = PATIENCE_SECONDS
+    generous: float = GENEROUS
+    on_warm: Callable[[WarmUp], None] = lambda warm: None
+    live: LiveTrial | None = field(default=None, init=False)
+    _warm: WarmUp | None = field(default=None, init=False)
+    beside: bool = field(default=False, init=False)  # another process of the comparison is alive
+    is_kept: ClassVar[bool] = False  # it outlives the comparison
+
+    @property
+    def warm(self) -> WarmUp:
+        """What its latest start reported."""
+        assert self._warm is not None
+        return self._warm
+
+    def ensure(self) -> None:
+        """Start it unless it is alive."""
+        if self.live is None:
+            self.start()
+
+    def start(self) -> None:
+        """Launch a process and wait until it is warm. Raises TrialFailed, and TimeIsUp where the time is too short."""
+        run, trial, live, began = self.run, self.trial, None, self.run.clock()
+        usual, at_most = self.usual_start, self.start_timeout
+        if usual is None:
+            usual = trial.processes[-1].ready_seconds if trial.processes else 0.0
+            at_most = max(at_most, GENEROUS * usual)
+        trial.place = run.executor.place(self.seat)
+        try:
+            with self.deadline.wait(usual, at_most=at_most, generous=self.generous) as timeout, self._failures():
+                with run.turn.released():
+                    live = run.executor.launch(
+                        trial.configuration,
+                        seat=self.seat,
+                        log=run.log_of(trial),
+                        data=run.data,
+                        timing=replace(IN_SEARCH, boundary=self.boundary),
+                    )
+                    trial.instances += 1
+                    warm = live.warm_up(timeout)
+                run.refuse_other_devices(warm.started.gpus)
+                self._warm = warm
+                trial.note_warm(warm)
+                self.on_warm(warm)
+        except BaseException:
+            if live is not None:
+                live.kill()
+            raise
+        finally:
+            trial.seconds += run.clock() - began
+        self.live, self.boundary = live, warm.ready.boundary or self.boundary
+
+    def slice(self, length: float) -> Slice:
+        """Train for about so many seconds. Raises TrialFailed, TimeIsUp."""
+        assert self.live is not None
+        began = self.run.clock()
+        try:
+            with (
+                self.deadline.wait(
+                    taken_seconds(length, self.warm),
+                    at_most=3 * length + self.slice_patience,
+                    generous=self.generous,
+                    beyond=self.warm.ready.uncounted_seconds,
+                ) as timeout,
+                self._failures(),
+                self.run.turn.released(),
+            ):
+                measured = self.live.measure(length, timeout)
+        finally:
+            self.trial.seconds += self.run.clock() - began
+        return measured.model_copy(update={"at": self.run.now()})
+
+    def slices_without_pause(self, length: float, count: int) -> list[Slice]:
+        """Train for `count` slices in a row. Raises TrialFailed."""
+        assert self.live is not None
+        with self._failures(), self.run.turn.released():
+            taken = self.live.measure_continuously(length, count, 3 * count * length + self.slice_patience)
+        ended, after = self.run.now(), 0.0
+        stamped = []
+        for measured in reversed(taken):
+            stamped.append(measured.model_copy(update={"at": ended - after}))
+            after += measured.seconds
+        return stamped[::-1]
+
+    def close(self, input_wait_seconds: float, *, thorough: bool = False) -> None:
+        """Take the closing figures and end it. Raises TrialFailed where training has ruined the weights."""
+        # Without closing figures the slices stand all the same.
+        assert self.live is not None
+        patience = self.deadline.closing(PATIENCE_SECONDS)
+        try:
+            with self._failures(), self.run.turn.released():
+                finished = self.live.finish(input_wait_seconds, patience, thorough=thorough)
+            self.trial.note_closing(finished)
+        except TrialFailed as failure:
+            if failure.outcome is Outcome.NONFINITE:
+                raise
+        finally:
+            self.kill()
+
+    def kill(self) -> None:
+        """End it now."""
+        if self.live is not None:
+            self.live.kill()
+            self.live = None
+
+    @contextlib.contextmanager
+    def _failures(self) -> Iterator[None]:
+        """Note the trial's number in a failure. With a single seat, a lost one is the trial's failure."""
+        alone = contextlib.nullcontext() if self.beside else reclassify_busy_gpu()
+        try:
+            with alone:
+                yield
+        except TrialFailed as failure:
+            failure.trial = self.trial.number
+            if isinstance(failure, SeatLost) and not self.run.several:
+                own = TrialFailed(failure.outcome, failure.reason, hint=failure.hint, log_tail=failure.log_tail)
+                own.trial = self.trial.number
+                raise own from failure
+            raise
 
 
-def set_in_blocks(
-    trial: Trial, own: Sequence[Slice], *, before: Sequence[Slice], after: Sequence[Slice], reference: Trial
-) -> None:
-    """Pair a candidate's block with the blocks of the baseline before and after it, in turn: a steady drift cancels."""
-    for index, candidate in enumerate(own):
-        trial.add_pair(
-            baseline_first=index % 2 == 0,
-            baseline=(before, after)[index % 2][index // 2],
-            candidate=candidate,
-            reference=_warm(reference),
-        )
+class Schedule(Protocol):
+    """How long a comparison's slices are, when it stops, and how its processes close."""
+
+    def turn_seconds(self, processes: Sequence[MeasuredProcess]) -> float:
+        """Return the length of a slice while processes take turns; the reference is the first of them."""
+
+    def goes_on(self, rounds: int, length: float) -> bool:
+        """Return whether another round of turns follows so many."""
+
+    def block_seconds(self, process: MeasuredProcess) -> float:
+        """Return the length of a process's slices in a block."""
+
+    def block_rounds(self, length: float) -> int:
+        """Return the slices in a block of the reference, which are so long; a candidate's block has twice as many."""
+
+    def close(self, process: MeasuredProcess) -> None:
+        """Take the closing figures of a process and end it."""
 
 
-def _warm(trial: Trial) -> WarmUp:
-    assert trial.warm is not None
-    return trial.warm
+@dataclass(kw_only=True)
+class Comparison:
+    """Candidates measured against one reference.
+
+    In turns, all processes are alive and each is frozen while another one trains. In blocks, one process is alive:
+    the reference, the candidates, the reference again.
+
+    Args:
+        run: The run.
+        reference: Its process is the first to start.
+        candidates: Their trials get the pairs.
+        schedule: Lengths, stop rule and closing.
+        in_blocks: Never two processes are alive.
+        reference_alone: Slices of a reference that was alone, which tell what a card has left.
+        out_of_memory: Why blocks followed turns; None where they did not.
+    """
+
+    run: Run
+    reference: MeasuredProcess
+    candidates: Sequence[MeasuredProcess]
+    schedule: Schedule
+    in_blocks: bool
+    reference_alone: Sequence[Slice] = ()
+    out_of_memory: TrialFailed | None = field(default=None, init=False)
+
+    def measure(self) -> None:
+        """Add pairs to the candidates' trials. Raises TrialFailed, Interrupted, TimeIsUp; whole rounds are kept."""
+        # All replicas of MirroredStrategy are threads of one process, so a freeze stops them together. A training of
+        # several processes must be set in blocks: a freeze of one rank would hang the others' collectives.
+        wanted = [candidate.trial.configuration for candidate in self.candidates]
+        if not self.in_blocks and fit_on_card(self.reference_alone, wanted, self.run.records.values()):
+            self.reference.ensure()
+            try:
+                return self._take_turns()
+            except TrialFailed as failure:
+                if failure.outcome is not Outcome.OOM:
+                    raise
+                self.out_of_memory = failure  # perhaps the processes do not fit together
+        return self._follow_in_blocks()
+
+    def _take_turns(self) -> None:
+        processes = [self.reference, *self.candidates]
+        try:
+            for process in processes:
+                process.beside = True
+            for candidate in self.candidates:
+                candidate.trial.pairing = Pairing.ALTERNATING
+                candidate.start()
+            self._measure_rounds(processes, self.schedule.turn_seconds(processes))
+            self._close(processes)
+        finally:
+            for process in processes:
+                process.beside = False
+                if not process.is_kept:
+                    process.kill()
+
+    def _close(self, processes: Sequence[MeasuredProcess]) -> None:
+        """Close all processes. A candidate whose weights are ruined does not keep the others from closing."""
+        with contextlib.ExitStack() as closing:
+            for process in reversed(processes):
+                if not process.is_kept:
+                    closing.callback(self.schedule.close, process)
+
+    def _measure_rounds(self, processes: Sequence[MeasuredProcess], length: float) -> None:
+        """Measure rounds of one slice each, in a drawn order and then in its reverse, so that a drift cancels."""
+        order, rounds = list(processes), 0
+        beside: list[Slice] = []
+        try:
+            while self.schedule.goes_on(rounds, length):
+                if self.run.interrupted():
+                    raise Interrupted
+                order = order[::-1] if rounds % 2 else self.run.rng.sample(processes, len(processes))
+                slices = {process.trial.number: process.slice(length) for process in order}
+                baseline = slices[self.reference.trial.number]
+                for candidate in self.candidates:
+                    candidate.trial.add_pair(
+                        baseline_first=order.index(self.reference) < order.index(candidate),
+                        baseline=baseline,
+                        candidate=slices[candidate.trial.number],
+                        reference=self.reference.trial,
+                    )
+                beside.append(baseline)
+                rounds += 1
+        finally:
+            self._keep_reference_slices(beside)
+
+    def _follow_in_blocks(self) -> None:
+        """Pair each candidate's slices with those before and after it, by turns, so that a steady drift cancels."""
+        self.reference.ensure()
+        rounds = self.schedule.block_rounds(self.schedule.block_seconds(self.reference))
+        before = self._measure_block(self.reference, rounds)
+        self.reference.kill()
+        forward = self.candidates[0].trial.instances % 2 == 0
+        blocks = []
+        for candidate in self.candidates if forward else self.candidates[::-1]:
+            candidate.trial.pairing = Pairing.BRACKETED
+            blocks.append((candidate, self._measure_block(candidate, 2 * rounds)))
+        after = self._measure_block(self.reference, rounds)
+        self._keep_reference_slices([*before, *after])
+        for candidate, own in blocks:
+            for place, measured in enumerate(own):
+                candidate.trial.add_pair(
+                    baseline_first=place % 2 == 0,
+                    baseline=(before, after)[place % 2][place // 2],
+                    candidate=measured,
+                    reference=self.reference.trial,
+                )
+
+    def _measure_block(self, process: MeasuredProcess, count: int) -> list[Slice]:
+        process.ensure()
+        try:
+            length = self.schedule.block_seconds(process)
+            slices = [process.slice(length) for _ in range(count)]
+            if not process.is_kept:
+                self.schedule.close(process)
+        finally:
+            if not process.is_kept:
+                process.kill()
+        return slices
+
+    def _keep_reference_slices(self, slices: Sequence[Slice]) -> None:
+        """Keep the slices of a reference that ends with the comparison; a live baseline's are in the pairs alone."""
+        if not self.reference.is_kept and slices:
+            self.reference.trial.add_slices(slices)

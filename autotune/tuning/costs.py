@@ -1,31 +1,106 @@
-"""What starting and measuring a process takes, by what the run has seen of it. Pure: records in, seconds out."""
+"""How long slices, processes and pairs take, and how long they should be. Pure: records and warm-ups in, seconds out.
+
+Short slices pair better on a restless machine. But a trial that waits for something from outside (files, a network)
+gains in every slice what came in while it was frozen. So slices are short only where a trial surely does not wait, and
+long where it surely waits a lot.
+"""
 
 from __future__ import annotations
 
+import math
 import statistics
+from collections.abc import Sequence
 
-from autotune.data.record import Pairing, TrialRecord
-from autotune.runtime.executor import IN_SEARCH
-from autotune.tuning.slicing import SHORT_SLICE_SECONDS
+from autotune.data.options import Objective
+from autotune.data.record import Pairing, Slice, TrialRecord
+from autotune.runtime.executor import IN_SEARCH, WarmUp
+
+SLICE_SECONDS = 0.5
+SHORT_SLICE_SECONDS = 0.25  # for trials that do not wait for anything from outside
+MOST_WAITING = 0.15  # share of its time that a trial may wait and still have short slices
+LONG_SLICE_SECONDS = 2.0
+"""For trials that wait for much of their time: pauses make a pipeline with 200 ms of latency 25% faster in slices
+of half a second, and 4% in these."""
+MUCH_WAITING = 0.3  # share of its time from which that is so
+BUSY = 0.5  # cores' worth of processor time: a training that takes less waits, whatever for
+CALLS_IN_A_SLICE = 5
+ALMOST_AN_EPOCH = 0.8
+"""Share of an epoch to ask for where a slice is one epoch. A slice has as many epochs as hold the seconds asked for:
+with the whole of one, there would be two wherever epochs are a little quicker than usual."""
 
 BETWEEN_SECONDS = 0.4  # added to each start: the fork, the pipes, and the end of the process
 LEAST_ROUNDS, MOST_ROUNDS = 3, 24  # pairs of slices in a fresh pair of processes
 LEAST_SLICES_SECONDS, MOST_SLICES_SECONDS = 3.0, 12.0  # of a fresh pair, where rounds allow
 SLICES_OVER_STARTS = 0.5  # slices take this share of what starts take: degrees of freedom cost starts
 LEAST_MEASURED_SECONDS, MOST_MEASURED_SECONDS = 2.5, 10.0  # slices of a search trial, both sides
+SLICES_IN_A_TRIAL = 8  # where calls and epochs let them be so short
 SMALLEST_TRIAL_TIMEOUT, FIRST_STEP_FACTOR, SLOWEST_START, LARGEST_TRIAL_SHARE = 20.0, 4.0, 1.5, 0.1
 
 
+# --------------------------------------------------------------------------------------------------- a slice
+
+
+def slice_length(*warm: WarmUp, wanted: float = SLICE_SECONDS, most: float = math.inf) -> float:
+    """Return the seconds of a slice: several calls of each trial timed by steps, a whole epoch of the others."""
+    by_steps = [told.ready for told in warm if told.ready.epoch_seconds is None]
+    longest_call = max((ready.call_seconds for ready in by_steps), default=0.0)
+    longest_epoch = max(told.ready.epoch_seconds or 0.0 for told in warm)
+    wanted = max(wanted, CALLS_IN_A_SLICE * longest_call)
+    return max(min(wanted, most), longest_call, ALMOST_AN_EPOCH * longest_epoch)
+
+
+def taken_seconds(length: float, warm: WarmUp) -> float:
+    """Return how long a slice of this length takes: whole epochs or calls, and the run-in after a pause."""
+    unit = warm.ready.epoch_seconds or warm.ready.call_seconds
+    return max(1, math.ceil(length / unit - 1e-6)) * unit + warm.ready.run_in_seconds
+
+
+def length_in_turns(*waiting: float, objective: Objective = "throughput") -> float:
+    """Return the seconds of a slice that suit trials which may wait for at most these shares of their time."""
+    if objective == "energy":  # cards count it in steps of up to a tenth of a second
+        return LONG_SLICE_SECONDS
+    if max(waiting) <= MOST_WAITING:
+        return SHORT_SLICE_SECONDS
+    return LONG_SLICE_SECONDS if max(waiting) > MUCH_WAITING else SLICE_SECONDS
+
+
+def length_in_blocks(objective: Objective) -> float:
+    """Return the same for slices of one process in a row."""
+    return LONG_SLICE_SECONDS if objective == "energy" else SLICE_SECONDS
+
+
+def is_busy(slices: Sequence[Slice]) -> bool:
+    """Return whether a trial uses a processor for much of its time, so that it hardly waits for anything."""
+    seconds = sum(timed.seconds for timed in slices)
+    return sum(timed.cpu_seconds for timed in slices) > BUSY * seconds
+
+
+def most_waiting(slices: Sequence[Slice], input_wait_fraction: float | None) -> float:
+    """Return the share of its time in which a trial can at most have waited for something from outside."""
+    # It waits for input no longer than the input-wait measurement says, and no longer than some of its
+    # processors were idle. Where only the latter is known, it is not taken to wait for much of its time.
+    known = [timed for timed in slices if timed.cores is not None]
+    offered = sum(timed.seconds * (timed.cores or 0) for timed in known)
+    idle = 1.0 - sum(timed.cpu_seconds for timed in known) / offered if offered else 1.0
+    return min(max(0.0, idle), MUCH_WAITING if input_wait_fraction is None else input_wait_fraction)
+
+
+# -------------------------------------------------------------------------------------------- a search trial
+
+
 def measured_seconds(first_step: float) -> float:
-    """What the slices of a search trial may take: processes that take long until their first step are asked more."""
+    """Return what the slices of a search trial may take: more for processes that start slowly."""
     return min(MOST_MEASURED_SECONDS, max(LEAST_MEASURED_SECONDS, first_step))
 
 
 def trial_timeout(budget: float, *, first_step: float, ready: float) -> float:
-    """Seconds that one search trial may take: a bad guess costs a tenth of the budget at most, where that holds one."""
+    """Return what a search trial may take: a bad guess costs a tenth of the budget at most, where that holds one."""
     usual = max(SMALLEST_TRIAL_TIMEOUT, FIRST_STEP_FACTOR * first_step, 2 * ready)
     least = SLOWEST_START * ready + measured_seconds(first_step) + 1.0
     return max(least, min(usual, LARGEST_TRIAL_SHARE * budget))
+
+
+# ------------------------------------------------------------------------------------ a fresh pair of processes
 
 
 def start_seconds(record: TrialRecord) -> float:
@@ -36,34 +111,42 @@ def start_seconds(record: TrialRecord) -> float:
     return (record.first_step_seconds or 1.0) + warm_up + BETWEEN_SECONDS
 
 
-def slice_seconds(record: TrialRecord) -> float:
+def starts_seconds(records: Sequence[TrialRecord]) -> float:
+    """Return what the starts of a fresh pair take; the first record is the baseline's."""
+    in_blocks = any(record.pairing is Pairing.BRACKETED for record in records)
+    again = start_seconds(records[0]) if in_blocks else 0.0  # the baseline starts before and after
+    return sum(map(start_seconds, records)) + again
+
+
+def usual_slice_seconds(record: TrialRecord) -> float:
     """Return what a slice of a configuration that the search has measured takes, its run-in included."""
     slices = record.own_slices
     usual = statistics.median(timed.seconds for timed in slices) if slices else SHORT_SLICE_SECONDS
     return usual + (record.run_in_seconds or 0.0)
 
 
-def slices_seconds(records: list[TrialRecord]) -> float:
+def slices_seconds(records: Sequence[TrialRecord]) -> float:
     """Return what the slices of a fresh pair of processes should take: more where processes take long to start."""
     starts = sum(map(start_seconds, records))
     return min(MOST_SLICES_SECONDS, max(LEAST_SLICES_SECONDS, SLICES_OVER_STARTS * starts))
 
 
-def rounds(records: list[TrialRecord]) -> int:
+def round_seconds(records: Sequence[TrialRecord]) -> float:
+    """Return what one slice of each process of a fresh pair takes."""
+    return len(records) * max(map(usual_slice_seconds, records))
+
+
+def rounds(records: Sequence[TrialRecord]) -> int:
     """Return how many pairs of slices a fresh pair of processes should have."""
-    one = len(records) * max(map(slice_seconds, records))
-    return max(LEAST_ROUNDS, min(MOST_ROUNDS, round(slices_seconds(records) / one)))
+    return max(LEAST_ROUNDS, min(MOST_ROUNDS, round(slices_seconds(records) / round_seconds(records))))
 
 
-def pair_seconds(records: list[TrialRecord], *, least: bool = False) -> float:
+def pair_seconds(records: Sequence[TrialRecord], *, least: bool = False) -> float:
     """Return what a fresh pair of processes takes, or three of them where a champion stands beside both.
 
     Args:
         records: The search's records of all sides, the baseline's first.
         least: With the fewest rounds of slices that a pair may have.
     """
-    starts = sum(map(start_seconds, records))
-    if any(record.pairing is Pairing.BRACKETED for record in records):
-        starts += start_seconds(records[0])  # the baseline starts before and after
-    slices = LEAST_ROUNDS * len(records) * max(map(slice_seconds, records))
-    return starts + (slices if least else max(slices, slices_seconds(records)))
+    slices = LEAST_ROUNDS * round_seconds(records)
+    return starts_seconds(records) + (slices if least else max(slices, slices_seconds(records)))

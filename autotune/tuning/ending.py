@@ -1,23 +1,36 @@
-"""What is measured of a winner once the search has ended."""
+"""What is measured of a winner once the search has ended: a long watch over it, and what its batch size costs."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Collection
+
+from autotune.data.figures import Check, Interval
 from autotune.data.options import Options
+from autotune.data.record import Outcome, Phase, TrialRecord
 from autotune.recipe.evidence import Watch
+from autotune.runtime.executor import DeviceUnavailable, TrialFailed
+from autotune.space.configuration import Configuration
 from autotune.stats.numerics import BatchLosses
+from autotune.stats.stability import DEVICE_GROWTH, HOST_GROWTH, check_hangs, check_memory_growth
+from autotune.tuning.comparison import MeasuredProcess
+from autotune.tuning.costs import slice_length
 from autotune.tuning.events import Began
 from autotune.tuning.learning import Trainings, compare_batch_sizes
-from autotune.tuning.loop import CHECK_SHARE, Found
+from autotune.tuning.loop import CHECK_SHARE, SearchResult
 from autotune.tuning.opening import Invocation, Opened
+from autotune.tuning.rules import Limits, call_seconds, memory_of, memory_samples
 from autotune.tuning.run import Run
-from autotune.tuning.soak import soak
-from autotune.tuning.waiting import CLOSING_SECONDS
+from autotune.tuning.seat import BASELINE_SECONDS
+from autotune.tuning.trial import Trial
+from autotune.tuning.waiting import CLOSING_SECONDS, Deadline
 
+SLICES_AT_ONCE = 8  # of a watch, between which the user may stop it
 LEAST_LOSSES_SECONDS = 12.0  # for comparing training losses at another batch size: with less, it is not begun
 
 
-def watched(found: Found, opened: Opened, invocation: Invocation) -> Watch | None:
-    """A watch over what would be recommended, where one was asked for."""
+def watch_winner(found: SearchResult, opened: Opened, invocation: Invocation) -> Watch | None:
+    """Watch what would be recommended, where that was asked for."""
     run, champion, seconds = opened.run, found.state.champion, invocation.options.soak
     if not seconds or champion is None or run.interrupted():
         return None
@@ -27,8 +40,73 @@ def watched(found: Found, opened: Opened, invocation: Invocation) -> Watch | Non
     return soak(run, run.records[champion.number], seat=seat, seconds=seconds, limits=opened.limits)
 
 
-def batch_losses(found: Found, run: Run, options: Options) -> BatchLosses | None:
-    """What the recommended batch size costs in learning, where time is left."""
+def soak(run: Run, confirmed: TrialRecord, *, seat: str, seconds: float, limits: Limits) -> Watch | None:
+    """Train one process of the winner without a pause, and keep its slices as a trial; None where nothing was seen."""
+    trial = run.new_trial(Phase.SOAK, Configuration(confirmed.configuration))
+    failure = None
+    try:
+        _train(run, trial, seat, seconds)
+    except TrialFailed as failed:
+        failure = failed
+    record = run.keep(trial.record(Outcome.OK, failure=failure))
+    if isinstance(failure, DeviceUnavailable) or (failure is None and not trial.slices):
+        return None
+    return Watch(
+        seconds=math.fsum(timed.seconds for timed in trial.slices),
+        throughput=record.throughput,
+        checks=_checks(trial, confirmed, limits, record.throughput, run.records.values()),
+        failure="" if failure is None else failure.reason or str(failure.outcome),
+    )
+
+
+def _train(run: Run, trial: Trial, seat: str, seconds: float) -> None:
+    process = MeasuredProcess(
+        run=run,
+        deadline=Deadline(clock=run.clock),
+        trial=trial,
+        seat=seat,
+        start_timeout=max(BASELINE_SECONDS, seconds),
+    )
+    try:
+        process.start()
+        ends, length = run.clock() + seconds, slice_length(process.warm)
+        while run.clock() < ends and not run.interrupted():
+            count = max(1, min(SLICES_AT_ONCE, int((ends - run.clock()) / length)))
+            trial.add_slices(process.slices_without_pause(length, count))
+        process.close(0.0)
+    finally:
+        process.kill()
+
+
+def _checks(
+    trial: Trial, confirmed: TrialRecord, limits: Limits, throughput: Interval | None, searched: Collection[TrialRecord]
+) -> tuple[Check, ...]:
+    if throughput is None:
+        return ()
+    found = []
+    for of, limit in ((HOST_GROWTH, limits.host_bytes), (DEVICE_GROWTH, limits.device_bytes)):
+        samples = memory_samples(trial.slices, of)
+        if samples and limit:
+            found.append(
+                check_memory_growth(
+                    [samples],
+                    memory_of(confirmed, of, candidate=False, searched=searched),
+                    name=of,
+                    examples_per_second=throughput.value,
+                    held_bytes=round(max(held for _, held in samples)),
+                    limit_bytes=limit,
+                    margin=limits.margin,
+                )
+            )
+    steps = int(trial.configuration["steps_per_execution"])
+    calls = [call_seconds(timed, steps) for timed in trial.slices]
+    boundary = trial.epoch_cost.seconds or 0.0
+    found.append(check_hangs(calls, calls[:1], boundary_seconds=boundary))
+    return tuple(found)
+
+
+def compare_losses_of_winner(found: SearchResult, run: Run, options: Options) -> BatchLosses | None:
+    """Compare training losses at the recommended batch size, where time is left."""
     champion = found.state.champion
     left = options.budget - CLOSING_SECONDS - run.clock()
     if champion is None or run.interrupted() or left < LEAST_LOSSES_SECONDS or not (seat := run.calm_seat):

@@ -1,8 +1,15 @@
-"""What happens during a run, as events. The console draws them; nothing here prints."""
+"""What passes between a run and its user: events, which the console draws, and requests to stop. Nothing here prints.
+
+The first Ctrl-C, SIGQUIT, SIGTERM or closing terminal ends a run with its verdict, the second at once.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,19 +25,19 @@ class RunBegan:
     directory: Path
     workload: str
     budget: float  # seconds for everything
-    spent: float = 0.0  # seconds of them that are gone: an earlier invocation's, where the run is resumed
+    spent: float = 0.0  # seconds of the budget that earlier invocations took
 
 
 @dataclass(frozen=True, kw_only=True)
 class Began:
-    """Something began that is no trial and takes its time, in words."""
+    """Something other than a trial began that takes time, in words."""
 
     text: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrialBegan:
-    """A trial was asked for; `changes` is how it differs from the baseline, in words."""
+    """A trial began; `changes` is how it differs from the baseline, in words."""
 
     trial: int
     phase: Phase
@@ -40,7 +47,7 @@ class TrialBegan:
 
 @dataclass(frozen=True, kw_only=True)
 class TrialMeasured:
-    """Another pair of slices; `speedup` is the estimate so far (None: the baseline on its own)."""
+    """Another pair of slices was measured; `speedup` is the estimate so far (None: the baseline on its own)."""
 
     trial: int
     speedup: Interval | None
@@ -49,12 +56,12 @@ class TrialMeasured:
 
 @dataclass(frozen=True, kw_only=True)
 class PairMeasured:
-    """A fresh pair of processes of a leader was measured, which did not decide its confirmation.
+    """A fresh pair of processes of a leader was measured and did not decide its confirmation.
 
     Args:
         trial: The leader's number.
         processes: Fresh processes a side so far.
-        speedup: What they show; None before the second pair.
+        speedup: The estimate from them; None before the second pair.
     """
 
     trial: int
@@ -83,4 +90,53 @@ Observer = Callable[[Event], None]
 
 
 def silent(event: Event) -> None:
-    """An observer that does nothing."""
+    """Ignore an event."""
+
+
+class Interruptions:
+    """How often the user has asked to stop."""
+
+    def __init__(self, *, answerable: bool = False) -> None:
+        self.answerable = answerable  # something was measured that the run can end with; else it stops at once
+        self.count = 0
+
+    def __call__(self) -> int:
+        """Return the number of requests so far."""
+        return self.count
+
+
+@contextlib.contextmanager
+def interruptions_noted(observe: Observer, answer: str) -> Iterator[Interruptions]:
+    """Count Ctrl-C, SIGQUIT, SIGTERM and, except under `nohup`, SIGHUP; the first answerable one raises nothing."""
+    # A thread acknowledges the first, because a signal handler may run in the middle of printing.
+    interruptions = Interruptions()
+    if threading.current_thread() is not threading.main_thread():
+        yield interruptions  # signals reach the main thread only; its owner decides
+        return
+    reading, writing = os.pipe()
+
+    def acknowledge() -> None:
+        if os.read(reading, 1) == b"!":
+            observe(Notice(text=answer))
+
+    def note(number: int, frame: object) -> None:
+        interruptions.count += 1
+        if interruptions.count > 1 or not interruptions.answerable:
+            raise KeyboardInterrupt
+        os.write(writing, b"!")
+
+    thread = threading.Thread(target=acknowledge, daemon=True)
+    thread.start()
+    noted = [signal.SIGINT, signal.SIGQUIT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        noted.append(signal.SIGHUP)
+    before = {number: signal.signal(number, note) for number in noted}
+    try:
+        yield interruptions
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        os.write(writing, b".")
+        thread.join()
+        os.close(reading)
+        os.close(writing)

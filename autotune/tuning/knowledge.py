@@ -1,18 +1,19 @@
-"""What a run knows, made from its trials and their records."""
+"""What a run knows: its trials and their records as the loop weighs them. Nothing is kept here, all of it follows."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from autotune.data.figures import LogInterval
-from autotune.data.record import Outcome, Pairing, Standing, TrialRecord
+from autotune.data.figures import Check, LogInterval
+from autotune.data.record import Outcome, Pairing, Phase, Standing, TrialRecord
 from autotune.space.configuration import Configuration
-from autotune.stats.intervals import ProcessPrior, Spread, claim_interval, pooled_spread, process_prior
+from autotune.stats import numerics
+from autotune.stats.intervals import ProcessPrior, Spread, pooled_spread, process_prior
 from autotune.tuning import costs
 from autotune.tuning.candidates import Others
-from autotune.tuning.confirmation import Confirmation
+from autotune.tuning.confirmation import LeaderTrials, claim_of
 from autotune.tuning.learning import numerics_of
 from autotune.tuning.run import Run
 from autotune.tuning.state import Candidate, Leader
@@ -21,71 +22,71 @@ from autotune.tuning.trial import Trial
 FEW_DEGREES = 8  # of the slices of other trials, that tell how restless the machine is
 
 
-class View:
-    """The candidates and leaders of a run, as the loop weighs them."""
+def parity_checks(records: Iterable[TrialRecord]) -> dict[tuple[object, ...], Check]:
+    """Return what comparing losses has shown, by class of numerics."""
+    return {
+        numerics_of(Configuration(record.configuration)): check
+        for record in records
+        for check in record.checks
+        if check.name == numerics.NAME
+    }
 
-    def __init__(self, run: Run, *, measured_seconds: float) -> None:
-        self._run = run
+
+class Knowledge:
+    """The candidates and leaders of a run, by its trials and records."""
+
+    def __init__(self, run: Run, baseline: Trial, *, measured_seconds: float) -> None:
+        self._run, self._baseline = run, baseline
         self._measured_seconds = measured_seconds
-        self.tried: dict[Configuration, Trial] = {}
-        """What was tried in the search, by what was asked for and by what was in force."""
-        self.confirmations: dict[int, Confirmation] = {}  # of all leaders, by the numbers of their trials
-        self.compared: set[tuple[object, ...]] = set()  # the classes of numerics whose losses were compared
-        self.refused: set[tuple[object, ...]] = set()  # those that do not learn as float32 does
 
-    def trial(self, number: int) -> Trial:
-        """The trial of the search with this number."""
-        return next(each for each in self.tried.values() if each.number == number)
+    # ------------------------------------------------------------------------------------------- the search
 
     def searched(self) -> list[Trial]:
-        """What was tried, in order; interrupted trials were not, and one that runs is not yet."""
+        """Return what was tried, in order, and what runs now; interrupted trials were not tried."""
         records = self._run.records
         return [
-            each
-            for each in self._searched_trials()
-            if each.number in records and records[each.number].outcome is not Outcome.INTERRUPTED
+            trial
+            for number, trial in sorted(self._run.trials.items())
+            if trial.phase is Phase.SEARCH
+            and not (number in records and records[number].outcome is Outcome.INTERRUPTED)
         ]
+
+    def ended(self) -> list[Trial]:
+        """Return the trials of the search that have ended."""
+        return [trial for trial in self.searched() if trial.number in self._run.records]
+
+    def tried(self) -> dict[Configuration, Trial]:
+        """Return what was tried, by what was asked for and by what was in force; the baseline first."""
+        searched = self.searched()
+        tried = {self._baseline.configuration: self._baseline} | {trial.asked: trial for trial in searched}
+        for trial in searched:
+            tried.setdefault(trial.configuration, trial)
+        return tried
 
     def spread(self) -> Spread:
-        """How much pairs vary, pooled over all trials."""
-        return pooled_spread([each.log_ratios for each in self.tried.values() if each.number])
+        """Return how much pairs vary, pooled over all trials."""
+        return pooled_spread([trial.log_ratios for trial in self.searched()])
 
-    def process_prior(self, *, without: int = 0) -> ProcessPrior:
-        """Return how much fresh pairs of processes should vary, by all trials but one candidate's.
+    def candidates(self) -> list[Candidate]:
+        """Return the trials of the search that have ended, as they are weighed."""
+        run, compared, champion = self._run, parity_checks(self._run.records.values()), self.champion()
+        beside = [] if champion is None else [champion.in_search]
+        plain = numerics_of(run.baseline)
+        return [self._candidate(trial, compared, beside, plain) for trial in self.ended()]
 
-        That candidate's slices in the search count where the others have too few: they tell how restless the machine
-        is, and nothing of its processes.
-        """
-        baseline = self._run.records[0]
-        leaders = [known for known in self.confirmations.values() if known.looks.candidate != without]
-        trials = [
-            *(
-                [*trial.log_ratios_by_instance().values()]
-                for trial in self._searched_trials()
-                if trial.number != without
-            ),
-            *(known.instances for known in leaders),
-        ]
-        if without and pooled_spread([values for processes in trials for values in processes]).degrees < FEW_DEGREES:
-            trials += [[values] for values in self.trial(without).log_ratios_by_instance().values()]
-        own = [
-            len(values)
-            for known in self.confirmations.values()
-            if known.looks.candidate == without
-            for values in known.instances
-        ]
-        rounds = round(statistics.fmean(own)) if own else costs.rounds([baseline, baseline])
-        return process_prior(trials, rounds=max(1, rounds))
-
-    def _searched_trials(self) -> list[Trial]:
-        """Return every trial of the search once, measured or not, without the baseline."""
-        return [trial for trial in dict.fromkeys(self.tried.values()) if trial.number]
-
-    def candidate(self, trial: Trial) -> Candidate:
-        """A trial of the search as it is weighed."""
-        record, records = self._run.records[trial.number], self._run.records
+    def _candidate(
+        self,
+        trial: Trial,
+        compared: dict[tuple[object, ...], Check],
+        beside: Sequence[TrialRecord],
+        plain: tuple[object, ...],
+    ) -> Candidate:
+        baseline, record = self._run.records[0], self._run.records[trial.number]
         ratios = trial.log_ratios if record.outcome.measured or record.outcome is Outcome.UNSTABLE else []
         own = numerics_of(trial.configuration)
+        starts = costs.start_seconds(record)
+        if record.pairing is Pairing.BRACKETED:
+            starts += costs.start_seconds(baseline)
         return Candidate(
             number=trial.number,
             configuration=trial.configuration,
@@ -93,87 +94,136 @@ class View:
             pairs=len(ratios),
             processes=max(1, trial.instances),
             pruned=record.outcome is Outcome.PRUNED,
-            unstable=record.outcome is Outcome.UNSTABLE or own in self.refused,
-            look_seconds=costs.start_seconds(record)
-            + (costs.start_seconds(records[0]) if record.pairing is Pairing.BRACKETED else 0.0)
-            + self._measured_seconds,
-            pair_seconds=costs.pair_seconds([records[0], record, *self.champion_records()]),
-            unchecked=own != numerics_of(self._run.baseline) and own not in self.compared,
+            unstable=record.outcome is Outcome.UNSTABLE or (own in compared and not compared[own].passed),
+            look_seconds=starts + self._measured_seconds,
+            pair_seconds=costs.pair_seconds([baseline, record, *beside]),
+            unchecked=own != plain and own not in compared,
         )
 
     def others(self) -> Others:
-        """What other seats do and have done, as proposals take it."""
-        running = [each.asked for each in self.tried.values() if each.number not in self._run.records]
-        candidates = [(each.asked, self.candidate(each)) for each in self.searched()]
-        ratios = {asked: each.ratio for asked, each in candidates if each.measured and not each.unstable}
-        return Others(running=list(dict.fromkeys(running)), ratios={self.trial(0).asked: 0.0, **ratios})
+        """Return what other seats do and have done, as proposals take it."""
+        running = [trial.asked for trial in self.searched() if trial.number not in self._run.records]
+        ratios = {
+            self._run.trials[candidate.number].asked: candidate.ratio
+            for candidate in self.candidates()
+            if candidate.measured and not candidate.unstable
+        }
+        return Others(running=list(dict.fromkeys(running)), ratios={self._baseline.asked: 0.0, **ratios})
 
-    def leader(self, confirmation: Confirmation) -> Leader:
-        """A leader as it is weighed."""
-        records = self.beside_leader(confirmation)
+    def best(self) -> Trial:
+        """Return the fastest so far by its estimate less its error; the baseline where nothing is faster."""
+        best = self._best()
+        return self._baseline if best is None else self._run.trials[best.number]
+
+    def _best(self) -> Candidate | None:
+        spread = self.spread()
+        measured = [
+            (candidate.ratio - candidate.error(spread), candidate.number, candidate)
+            for candidate in self.candidates()
+            if candidate.measured and not candidate.unstable
+        ]
+        lead, _, best = max(measured, default=(0.0, 0, None), key=lambda found: found[:2])
+        return best if lead > 0 else None
+
+    def best_interval(self) -> LogInterval | None:
+        """Return the fastest candidate's, against which another one is told apart; None before it has two pairs."""
+        best = self._best()
+        if best is None or best.pairs < 2:
+            return None
+        error = 2 * best.error(self.spread())
+        return LogInterval(value=best.ratio, low=best.ratio - error, high=best.ratio + error, count=best.pairs)
+
+    # ------------------------------------------------------------------------------------------- the leaders
+
+    def leaders(self) -> list[LeaderTrials]:
+        """Return what is or was confirmed: in the order in which it was begun, but the confirmed ones by when."""
+        # The last one is the champion, whichever was begun first: it has beaten the others.
+        known = [self.leader_trials(trial) for trial in self._run.trials.values() if trial.looks]
+        return sorted(known, key=self._order)
+
+    def _order(self, leader: LeaderTrials) -> tuple[bool, float, int]:
+        is_confirmed = leader.looks.standing is Standing.CONFIRMED
+        record = self._run.records.get(leader.trial.number)
+        written = 0.0 if record is None or not is_confirmed else record.ended_at_seconds or 0.0
+        return is_confirmed, written, leader.trial.number
+
+    def leader_trials(self, trial: Trial) -> LeaderTrials:
+        """Return the trials of a leader's confirmation; `trial` is that of the leader's processes."""
+        run, looks = self._run, trial.looks[-1]
+        # A side that failed before its first slice has left no record.
+        reference = run.trials.setdefault(looks.reference, Trial(looks.reference, Phase.CONFIRM, run.baseline))
+        return LeaderTrials(
+            reference=reference,
+            trial=trial,
+            champion=None if looks.champion is None else run.trials.get(looks.champion),
+            in_search=run.records[looks.candidate],
+        )
+
+    def leader(self, number: int) -> LeaderTrials:
+        """Return the leader whose processes are this trial's."""
+        return self.leader_trials(self._run.trials[number])
+
+    def weigh_leader(self, leader: LeaderTrials) -> Leader:
+        """Return a leader as it is weighed."""
+        records = self.beside_leader(leader)
         expected, least = costs.pair_seconds(records), costs.pair_seconds(records, least=True)
-        if confirmation.seconds:
-            least *= statistics.fmean(confirmation.seconds) / expected
-            expected = statistics.fmean(confirmation.seconds)
+        if taken := leader.trial.instance_seconds:
+            least *= statistics.fmean(taken) / expected
+            expected = statistics.fmean(taken)
         return Leader(
-            number=confirmation.trial.number,
-            candidate=confirmation.looks.candidate,
-            looks=confirmation.looks,
-            processes=len(confirmation.measured),
-            ratio=self.claim(confirmation),
+            number=leader.trial.number,
+            candidate=leader.looks.candidate,
+            looks=leader.looks,
+            processes=len(leader.measured),
+            ratio=self.claim(leader),
             pair_seconds=expected,
             least_pair_seconds=least,
         )
 
-    def beside_leader(self, confirmation: Confirmation) -> list[TrialRecord]:
-        """The search's records of all that take turns in a confirmation."""
-        champion = self.champion_records() if confirmation.champion is not None else []
-        return [self._run.records[0], confirmation.in_search, *champion]
+    def beside_leader(self, leader: LeaderTrials) -> list[TrialRecord]:
+        """Return the search's records of all that take turns in a confirmation."""
+        champion = self.champion() if leader.champion is not None else None
+        return [self._run.records[0], leader.in_search, *([] if champion is None else [champion.in_search])]
 
-    def champion(self) -> Confirmation | None:
-        """The confirmation of what is recommended if the run ends now."""
-        confirmed = [each for each in self.confirmations.values() if each.looks.standing is Standing.CONFIRMED]
+    def champion(self) -> LeaderTrials | None:
+        """Return the leader that is recommended if the run ends now."""
+        confirmed = [leader for leader in self.leaders() if leader.looks.standing is Standing.CONFIRMED]
         return confirmed[-1] if confirmed else None
 
-    def champion_records(self) -> list[TrialRecord]:
-        """The search's record of it; none without one."""
-        champion = self.champion()
-        return [] if champion is None else [champion.in_search]
+    def claim(self, leader: LeaderTrials) -> LogInterval | None:
+        """Return the logarithm of a leader's speed-up, at the level of its looks; None before the second process."""
+        return self._interval(leader, leader.instances, self._run.baseline)
 
-    def claim(self, confirmation: Confirmation) -> LogInterval | None:
-        """Logarithm of a leader's speed-up, at the level of its looks; None before the second process."""
-        return self._interval(confirmation, confirmation.instances, self._run.baseline)
-
-    def over_champion(self, confirmation: Confirmation, champion: Confirmation) -> LogInterval | None:
-        """The same over the champion, from rounds that both were in."""
-        return self._interval(confirmation, confirmation.over_champion, champion.trial.configuration)
+    def over_champion(self, leader: LeaderTrials, champion: LeaderTrials) -> LogInterval | None:
+        """Return the same over the champion, from rounds that both were in."""
+        return self._interval(leader, leader.over_champion, champion.trial.configuration)
 
     def _interval(
-        self, confirmation: Confirmation, instances: Sequence[Sequence[float]], other: Configuration
+        self, leader: LeaderTrials, instances: Sequence[Sequence[float]], other: Configuration
     ) -> LogInterval | None:
         if len(instances) < 2:
             return None
-        apart = self._run.executor.apart(confirmation.trial.configuration, other)
-        looks = confirmation.looks
-        prior = self.process_prior(without=looks.candidate)
-        return claim_interval(instances, prior=prior, confidence=looks.confidence, other_template=apart)
+        looks = leader.looks
+        return claim_of(
+            instances,
+            prior=self.process_prior(without=looks.candidate),
+            confidence=looks.confidence,
+            apart=self._run.executor.needs_different_template(leader.trial.configuration, other),
+        )
 
-    def best(self) -> Trial:
-        """The fastest so far by its estimate less its error; the baseline where nothing is faster."""
-        spread = self.spread()
-        measured = [
-            (each.ratio - each.error(spread), each.number)
-            for each in map(self.candidate, self.searched())
-            if each.measured and not each.unstable
+    def process_prior(self, *, without: int = 0) -> ProcessPrior:
+        """Return how much fresh pairs of processes should vary, by all trials but one candidate's.
+
+        That candidate's slices in the search count where the others have too few: they tell how restless the machine
+        is, and nothing of its processes.
+        """
+        baseline, leaders = self._run.records[0], self.leaders()
+        trials = [
+            *([*trial.log_ratios_by_instance().values()] for trial in self.searched() if trial.number != without),
+            *(leader.instances for leader in leaders if leader.looks.candidate != without),
         ]
-        lead, number = max(measured, default=(0.0, 0))
-        return self.trial(number if lead > 0 else 0)
-
-    def best_interval(self) -> LogInterval | None:
-        """The fastest candidate's, against which another one is told apart; None before there are two pairs."""
-        best = self.best()
-        if not best.number or len(best.log_ratios) < 2:
-            return None
-        error = 2 * self.candidate(best).error(self.spread())
-        mean = statistics.fmean(best.log_ratios)
-        return LogInterval(value=mean, low=mean - error, high=mean + error, count=len(best.log_ratios))
+        if without and pooled_spread([values for processes in trials for values in processes]).degrees < FEW_DEGREES:
+            trials += [[values] for values in self._run.trials[without].log_ratios_by_instance().values()]
+        own = [len(values) for leader in leaders if leader.looks.candidate == without for values in leader.instances]
+        rounds = round(statistics.fmean(own)) if own else costs.rounds([baseline, baseline])
+        return process_prior(trials, rounds=max(1, rounds))

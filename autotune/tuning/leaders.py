@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from autotune.data.figures import Check
 from autotune.data.printable import first_line
 from autotune.data.record import Looks, Outcome, Phase, Standing
 from autotune.runtime.executor import DeviceUnavailable, SeatLost, TrialFailed
-from autotune.space.configuration import Configuration
-from autotune.stats import numerics
 from autotune.stats.deciding import is_faster
 from autotune.tuning import costs
-from autotune.tuning.confirmation import BASELINE_FAILURES, Confirmation, FreshPairs, SlicePlan
+from autotune.tuning.confirmation import BASELINE_FAILURES, FreshPairs, LeaderTrials, SlicePlan
 from autotune.tuning.events import Began, Notice, PairMeasured
-from autotune.tuning.knowledge import View
+from autotune.tuning.knowledge import Knowledge, parity_checks
 from autotune.tuning.learning import numerics_of
 from autotune.tuning.policy import FEWEST_PROCESSES, MOST_PROCESSES
 from autotune.tuning.rules import Limits, checks_of
@@ -27,236 +26,203 @@ RULES_ASKED_AFTER = 4  # processes of a leader: with fewer, one odd process does
 
 
 class Leaders:
-    """The leaders of a run."""
+    """Acts on the leaders of a run. How they stand is in their records."""
 
-    def __init__(self, run: Run, view: View, pairs: FreshPairs, *, limits: Limits, min_gain: float) -> None:
-        self._run, self._view, self._pairs = run, view, pairs
+    def __init__(self, run: Run, knowledge: Knowledge, pairs: FreshPairs, *, limits: Limits, min_gain: float) -> None:
+        self._run, self._knowledge, self._pairs = run, knowledge, pairs
         self._limits, self._min_gain = limits, min_gain
-        self._failures = 0
-        self.checks: dict[int, tuple[Check, ...]] = {}
-        """The stability rules of each leader, by the number of its trial."""
-        self.parity: dict[Configuration, Check] = {}  # what comparing losses has shown, by configuration
+        self._failures = 0  # in a row, of a side that is not the leader
+
+    # ------------------------------------------------------------------------------------------- actions
 
     def begin(self, candidate: Trial, *, error: float) -> None:
         """Begin a leader's confirmation, which may spend so much error; nothing is measured yet."""
-        run, view = self._run, self._view
+        run = self._run
         run.observe(Began(text=f"confirming in fresh processes: {run.changes(candidate.configuration)}"))
-        number = 1 + max((known.looks.leader for known in view.confirmations.values()), default=0)
-        champion = view.champion()
-        for known in view.confirmations.values():
+        leaders, champion = self._knowledge.leaders(), self._knowledge.champion()
+        number = 1 + max((known.looks.leader for known in leaders), default=0)
+        for known in leaders:
             if known.looks.candidate == candidate.number:
-                most = len(known.measured) + MOST_PROCESSES
-                update = {"leader": number, "error": error, "most": most, "standing": Standing.OPEN}
+                looks = known.looks.model_copy(
+                    update={
+                        "leader": number,
+                        "error": error,
+                        "most": len(known.measured) + MOST_PROCESSES,
+                        "standing": Standing.OPEN,
+                    }
+                )
+                known.trial.looks = (*known.trial.looks, looks)
                 if champion is not None and not known.is_beside(champion.trial.configuration):
-                    known.champion = run.new_trial(Phase.CONFIRM, champion.trial.configuration)
-                    update["champion"] = known.champion.number
-                known.trial.looks = (*known.trial.looks, known.looks.model_copy(update=update))
+                    self._put_beside(champion, known.trial)
                 return
         reference = run.new_trial(Phase.CONFIRM, run.baseline)
         trial = run.new_trial(Phase.CONFIRM, candidate.configuration)
-        beside = None if champion is None else run.new_trial(Phase.CONFIRM, champion.trial.configuration)
-        trial.looks = (
-            Looks(
-                leader=number,
-                candidate=candidate.number,
-                error=error,
-                most=MOST_PROCESSES,
-                reference=reference.number,
-                champion=None if beside is None else beside.number,
-            ),
+        looks = Looks(
+            leader=number, candidate=candidate.number, error=error, most=MOST_PROCESSES, reference=reference.number
         )
-        view.confirmations[trial.number] = Confirmation(
-            reference=reference, trial=trial, champion=beside, in_search=run.records[candidate.number]
-        )
+        trial.looks = (looks,)
+        if champion is not None:
+            self._put_beside(champion, trial)
 
-    def measure_pair(self, confirmation: Confirmation, *, seat: str, left: float) -> None:
+    def measure_pair(self, number: int, *, seat: str, left: float) -> None:
         """Measure a fresh pair of processes, and look at the claim; `left` is in seconds."""
         # Raises Interrupted, TimeIsUp.
-        run, before = self._run, len(confirmation.measured)
-        records = self._view.beside_leader(confirmation)
-        most = max(0.0, left - confirmation.start_seconds(records))
+        run, leader = self._run, self._knowledge.leader(number)
+        before, records = len(leader.measured), self._knowledge.beside_leader(leader)
+        most = max(0.0, left - leader.start_seconds(records))
         plan = SlicePlan(
             seconds=min(costs.slices_seconds(records), most), most_seconds=min(costs.MOST_SLICES_SECONDS, most)
         )
-        run.announce(confirmation.trial)
+        run.announce(leader.trial)
         try:
-            self._pairs.measure(confirmation, plan, seat=seat, concludes=lambda: self._shows_a_gain(confirmation))
+            self._pairs.measure(leader, plan, seat=seat, concludes=lambda: self._shows_a_gain(leader))
             self._failures = 0
         except SeatLost:
             raise  # the pair is measured again on another seat
         except TrialFailed as failure:
-            self._failures += 1
-            why = first_line(failure.reason) or failure.outcome
-            if confirmation.champion is not None and failure.trial == confirmation.champion.number:
-                self._champion_failed(confirmation, failure)
-            who = "the baseline" if failure.trial == confirmation.reference.number else "what was confirmed before"
-            text = f"{who} failed in a process of the confirmation ({why}), which counts for nothing"
-            if isinstance(failure, DeviceUnavailable):
-                text = f"a process of the confirmation had no device: {failure.reason}. {failure.hint}"
-            run.observe(Notice(text=text))
+            self._note_other_side(leader, failure)
         finally:
-            self._keep(confirmation)
-            standing = self._judged(confirmation)
-            if standing is not Standing.OPEN or confirmation.looks.standing is Standing.CONFIRMED:
-                self._conclude(confirmation, standing)  # a claim that further pairs do not bear out is open again
+            leader = self._knowledge.leader(number)
+            self._keep(leader)
+            standing = self._judge(leader)
+            if standing is not Standing.OPEN or leader.looks.standing is Standing.CONFIRMED:
+                self._conclude(leader, standing)  # a claim that further pairs do not bear out is open again
                 self._failures = 0
-            elif len(confirmation.measured) > before:
-                claim = self._view.claim(confirmation)
-                run.observe(
-                    PairMeasured(
-                        trial=confirmation.trial.number,
-                        processes=len(confirmation.measured),
-                        speedup=None if claim is None else claim.ratio,
-                    )
-                )
+            elif len(leader.measured) > before:
+                claim = self._knowledge.claim(leader)
+                speedup = None if claim is None else claim.ratio
+                run.observe(PairMeasured(trial=number, processes=len(leader.measured), speedup=speedup))
 
-    def _shows_a_gain(self, confirmation: Confirmation) -> bool:
-        """Return whether the pairs so far show a gain, stable or not."""
-        claim = self._view.claim(confirmation)
-        return claim is not None and is_faster(claim, min_gain=self._min_gain)
-
-    def _champion_failed(self, confirmation: Confirmation, failure: TrialFailed) -> None:
-        """What was confirmed and fails twice in a row is not stable; the leader need not beat it then."""
-        champion = self._view.champion()
-        if champion is not None and self._failures >= BASELINE_FAILURES:
-            champion.failure, confirmation.champion, self._failures = failure, None, 0
-            self._conclude(champion, Standing.UNSTABLE)
-
-    def _keep(self, confirmation: Confirmation) -> None:
-        """Write down what was measured: a run that is stopped goes on from there."""
-        for each in (confirmation.reference, confirmation.champion):
-            if each is not None and (each.slices or each.rated):
-                self._run.keep(each.record(Outcome.OK), announce=False)
-        self._write(confirmation, announce=False)
-
-    def _write(
-        self, confirmation: Confirmation, *, announce: bool = True, refused: dict[str, object] | None = None
-    ) -> None:
-        """Write the leader's record; its speed-up is the claim over processes, not over all slices."""
-        claim = self._view.claim(confirmation)
-        update = {
-            "speedup": None if claim is None else claim.ratio,
-            "checks": self.checks.get(confirmation.trial.number, ()),
-            **(refused or {}),
-        }
-        self._run.keep(confirmation.record().model_copy(update=update), announce=announce)
-
-    def give_up(self, confirmation: Confirmation) -> None:
+    def give_up(self, number: int) -> None:
         """Leave a leader that the time will hardly show to be faster."""
-        self._conclude(confirmation, Standing.NOT_SHOWN)
+        self._conclude(self._knowledge.leader(number), Standing.NOT_SHOWN)
 
-    def last_look(self, confirmation: Confirmation) -> None:
+    def last_look(self, number: int) -> None:
         """Conclude what the time has not sufficed for."""
-        standing = self._judged(confirmation)
+        leader = self._knowledge.leader(number)
+        standing = self._judge(leader)
         if standing in (Standing.OPEN, Standing.NOT_SHOWN):
             standing = Standing.OUT_OF_TIME
-        self._conclude(confirmation, standing)
+        self._conclude(leader, standing)
 
-    def _conclude(self, confirmation: Confirmation, standing: Standing) -> None:
-        """Keep what a look has shown."""
-        trial = confirmation.trial
-        refused: dict[str, object] | None = None
-        beside = confirmation.champion
-        update: dict[str, object] = {"standing": standing, "champion": None if beside is None else beside.number}
-        if standing is Standing.CONFIRMED and confirmation.looks.confirmed_at_seconds is None:
-            update["confirmed_at_seconds"] = self._run.now()
-        trial.looks = (*trial.looks[:-1], trial.looks[-1].model_copy(update=update))
-        if standing is Standing.UNSTABLE and confirmation.failure is None:
-            refused = {"outcome": Outcome.UNSTABLE, "reason": _broken(self.checks[trial.number])}
-        self._write(confirmation, refused=refused)
-        if standing is Standing.CONFIRMED:  # the last one is the champion, whichever was begun first
-            self._view.confirmations[trial.number] = self._view.confirmations.pop(trial.number)
+    def note_parity(self, candidate: Trial, check: Check) -> None:
+        """Keep what comparing losses has shown; where they part, all of that class of numerics are unstable."""
+        run, numerics_class = self._run, numerics_of(candidate.configuration)
+        candidate.checks = (check,)
+        run.keep(run.records[candidate.number].model_copy(update={"checks": candidate.checks}), announce=False)
+        if check.passed:
+            return
+        for trial in self._knowledge.ended():
+            record = run.records[trial.number]
+            if numerics_of(trial.configuration) == numerics_class and record.outcome.measured:
+                refused = {"outcome": Outcome.UNSTABLE, "reason": f"{check.name}: {check.detail}"}
+                run.keep(record.model_copy(update=refused), announce=trial.configuration == candidate.configuration)
+        for leader in self._knowledge.leaders():
+            alike = numerics_of(leader.trial.configuration) == numerics_class
+            if alike and leader.looks.standing is Standing.CONFIRMED:
+                leader.trial.checks = self._rules(leader)
+                self._conclude(leader, Standing.UNSTABLE)
 
-    def _judged(self, confirmation: Confirmation) -> Standing:
-        """Where a leader stands now."""
-        if confirmation.failure is not None:
+    # ------------------------------------------------------------------------------------------- judging
+
+    def _judge(self, leader: LeaderTrials) -> Standing:
+        """Return where a leader stands now."""
+        if leader.failure is not None:
             return Standing.UNSTABLE
-        count, claim = len(confirmation.measured), self._view.claim(confirmation)
-        is_spent = count >= confirmation.looks.most or self._failures >= BASELINE_FAILURES
+        count, claim = len(leader.measured), self._knowledge.claim(leader)
+        is_spent = count >= leader.looks.most or self._failures >= BASELINE_FAILURES
         if claim is None or claim.count < FEWEST_PROCESSES:
             return Standing.NOT_SHOWN if is_spent else Standing.OPEN
-        self.checks[confirmation.trial.number] = checks = self._rules(confirmation)
-        broken = _broken(checks)
-        if broken:
+        leader.trial.checks = checks = self._rules(leader)
+        if _broken(checks):
             return Standing.UNSTABLE if count >= RULES_ASKED_AFTER or is_spent else Standing.OPEN
         if is_faster(claim, min_gain=self._min_gain):
-            if confirmation.watch_memory(self._run).why_unclear:  # it is measured on, and never confirmed like that
+            if leader.watch_memory(self._run).why_unclear:  # it is measured on, and never confirmed like that
                 return Standing.NOT_SHOWN if is_spent else Standing.OPEN
-            if self._beats_champion(confirmation):
+            champion = self._knowledge.champion()
+            if self._beats(leader, champion):
                 return Standing.CONFIRMED
-            champion = self._view.champion()
-            if champion is not None and not is_spent and not confirmation.is_beside(champion.trial.configuration):
+            if champion is not None and not is_spent and not leader.is_beside(champion.trial.configuration):
                 # It was confirmed meanwhile, on another seat: from now on it stands beside.
-                confirmation.champion = self._run.new_trial(Phase.CONFIRM, champion.trial.configuration)
+                self._put_beside(champion, leader.trial)
                 return Standing.OPEN
-        gain = math.log1p(self._min_gain)
-        bound = math.log1p(max(self._min_gain, EXCLUDED_GAIN))
+        gain, bound = math.log1p(self._min_gain), math.log1p(max(self._min_gain, EXCLUDED_GAIN))
         is_hopeless = claim.high < gain or (claim.value < gain and claim.high < bound)
         return Standing.NOT_SHOWN if is_hopeless or is_spent else Standing.OPEN
 
-    def _beats_champion(self, confirmation: Confirmation) -> bool:
-        """Whether it is surely faster than the leader confirmed before, in rounds that both were in."""
-        champion = self._view.champion()
-        if champion is None or champion is confirmation:
+    def _shows_a_gain(self, leader: LeaderTrials) -> bool:
+        """Return whether the pairs so far show a gain, stable or not."""
+        claim = self._knowledge.claim(leader)
+        return claim is not None and is_faster(claim, min_gain=self._min_gain)
+
+    def _beats(self, leader: LeaderTrials, champion: LeaderTrials | None) -> bool:
+        """Return whether it is surely faster than the leader confirmed before, in rounds that both were in."""
+        if champion is None or champion.trial is leader.trial:
             return True
-        if not confirmation.is_beside(champion.trial.configuration):  # but beside an earlier one, or none
+        if not leader.is_beside(champion.trial.configuration):  # but beside an earlier one, or none
             return False
-        over = self._view.over_champion(confirmation, champion)
+        over = self._knowledge.over_champion(leader, champion)
         return over is not None and over.low > 0
 
-    def _rules(self, confirmation: Confirmation) -> tuple[Check, ...]:
-        """The stability rules, what the losses showed among them."""
-        record, baseline = confirmation.trial.record(Outcome.OK), confirmation.reference.record(Outcome.OK)
-        own = numerics_of(confirmation.trial.configuration)
-        parity = [check for each, check in self.parity.items() if numerics_of(each) == own]
-        checks = checks_of(record, baseline, self._limits, searched=self._run.records.values())
-        return (*checks, *parity[-1:])
+    def _rules(self, leader: LeaderTrials) -> tuple[Check, ...]:
+        """Return the stability rules, what the losses showed among them."""
+        records = self._run.records.values()
+        record, baseline = leader.trial.record(Outcome.OK), leader.reference.record(Outcome.OK)
+        parity = parity_checks(records).get(numerics_of(leader.trial.configuration))
+        checks = checks_of(record, baseline, self._limits, searched=records)
+        return checks if parity is None else (*checks, parity)
 
-    def note_parity(self, configuration: Configuration, check: Check) -> None:
-        """Keep what comparing losses has shown; where they part, all of that class of numerics are unstable."""
-        run, numerics_class = self._run, numerics_of(configuration)
-        self.parity[configuration] = check
-        self._view.compared.add(numerics_class)
-        if check.passed:
-            return
-        self._view.refused.add(numerics_class)
-        for each in self._view.searched():
-            record = run.records[each.number]
-            if numerics_of(each.configuration) == numerics_class and record.outcome.measured:
-                refused = {"outcome": Outcome.UNSTABLE, "reason": f"{check.name}: {check.detail}"}
-                run.keep(record.model_copy(update=refused), announce=each.configuration == configuration)
-        for confirmation in self._view.confirmations.values():
-            alike = numerics_of(confirmation.trial.configuration) == numerics_class
-            if alike and confirmation.looks.standing is Standing.CONFIRMED:
-                self.checks[confirmation.trial.number] = self._rules(confirmation)
-                self._conclude(confirmation, Standing.UNSTABLE)
+    # ------------------------------------------------------------------------------------------- keeping
 
-    def restore(self, earlier: Sequence[Trial]) -> None:
-        """Take over the leaders of earlier invocations."""
-        by_number, records = {each.number: each for each in earlier}, self._run.records
-        for trial in sorted(earlier, key=lambda each: records[each.number].ended_at_seconds or 0.0):
-            record = records[trial.number]
-            if record.outcome is Outcome.UNSTABLE and record.reason.startswith(numerics.NAME):
-                self._view.refused.add(numerics_of(trial.configuration))
-                self._view.compared.add(numerics_of(trial.configuration))
-            if not trial.looks:
-                continue
-            looks = trial.looks[-1]
-            # A side that failed before its first slice has left no record.
-            reference = Trial(looks.reference, Phase.CONFIRM, self._run.baseline)
-            self._view.confirmations[trial.number] = Confirmation(
-                reference=by_number.get(looks.reference, reference),
-                trial=trial,
-                champion=by_number.get(looks.champion or 0),
-                in_search=records[looks.candidate],
-            )
-            self.checks[trial.number] = record.checks
-            for each in record.checks:
-                if each.name == numerics.NAME:
-                    self.parity[trial.configuration] = each
-                    self._view.compared.add(numerics_of(trial.configuration))
+    def _note_other_side(self, leader: LeaderTrials, failure: TrialFailed) -> None:
+        """Tell of a failure that is not the leader's. What was confirmed and fails twice in a row is not stable."""
+        self._failures += 1
+        why = first_line(failure.reason) or failure.outcome
+        champion = self._knowledge.champion()
+        is_champions = leader.champion is not None and failure.trial == leader.champion.number
+        if is_champions and champion is not None and self._failures >= BASELINE_FAILURES:
+            champion.trial.failure, self._failures = failure, 0
+            self._conclude(champion, Standing.UNSTABLE)
+            self._update_looks(leader.trial, champion=None)  # the leader need not beat it any more
+        who = "the baseline" if failure.trial == leader.reference.number else "what was confirmed before"
+        text = f"{who} failed in a process of the confirmation ({why}), which counts for nothing"
+        if isinstance(failure, DeviceUnavailable):
+            text = f"a process of the confirmation had no device: {failure.reason}. {failure.hint}"
+        self._run.observe(Notice(text=text))
+
+    def _put_beside(self, champion: LeaderTrials, trial: Trial) -> None:
+        """Measure the champion beside a leader from now on, in processes of its own."""
+        beside = self._run.new_trial(Phase.CONFIRM, champion.trial.configuration)
+        self._update_looks(trial, champion=beside.number)
+
+    def _update_looks(self, trial: Trial, **update: Any) -> None:
+        trial.looks = (*trial.looks[:-1], trial.looks[-1].model_copy(update=update))
+
+    def _keep(self, leader: LeaderTrials) -> None:
+        """Write down what was measured: a run that is stopped goes on from there."""
+        for trial in (leader.reference, leader.champion):
+            if trial is not None and (trial.slices or trial.pairs):
+                self._run.keep(trial.record(Outcome.OK), announce=False)
+        self._write(leader, announce=False)
+
+    def _write(self, leader: LeaderTrials, *, announce: bool = True, **refused: Any) -> None:
+        """Write the leader's record; its speed-up is the claim over processes, not over all slices."""
+        claim = self._knowledge.claim(leader)
+        update = {"speedup": None if claim is None else claim.ratio, **refused}
+        self._run.keep(leader.record().model_copy(update=update), announce=announce)
+
+    def _conclude(self, leader: LeaderTrials, standing: Standing) -> None:
+        """Keep what a look has shown."""
+        trial = leader.trial
+        self._update_looks(trial, standing=standing)
+        if standing is Standing.CONFIRMED and leader.looks.confirmed_at_seconds is None:
+            self._update_looks(trial, confirmed_at_seconds=self._run.now())
+        if standing is Standing.UNSTABLE and leader.failure is None:
+            self._write(leader, outcome=Outcome.UNSTABLE, reason=_broken(trial.checks))
+        else:
+            self._write(leader)
 
 
 def _broken(checks: Sequence[Check]) -> str:
-    """The rules that were broken, in words; empty for none."""
-    return "; ".join(f"{each.name}: {each.detail}" for each in checks if not each.passed)
+    """Return the rules that were broken, in words; empty for none."""
+    return "; ".join(f"{check.name}: {check.detail}" for check in checks if not check.passed)

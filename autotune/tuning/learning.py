@@ -16,8 +16,8 @@ from autotune.space.configuration import Configuration
 from autotune.space.knobs import KNOBS, Numerics
 from autotune.stats.numerics import FEWEST_STEPS, NAME, BatchLosses, batch_losses, cannot_tell, check_parity
 from autotune.tuning.events import Began, Notice
-from autotune.tuning.run import Run, never_two_alive
-from autotune.tuning.side import Interrupted
+from autotune.tuning.run import Run, reclassify_busy_gpu
+from autotune.tuning.waiting import Interrupted
 
 Curves = Sequence[Sequence[float | None]]
 
@@ -97,7 +97,7 @@ class Trainings:
             most_steps=steps,
             seconds=seconds,
         )
-        with never_two_alive(), self.run.others_work():
+        with reclassify_busy_gpu(), self.run.turn.released():
             live = self.run.executor.launch(
                 configuration, seat=self._seat, log=str(log.resolve()), data=self.run.data, losses=losses
             )

@@ -10,7 +10,7 @@ What is measured is in records, and the state follows from them. So a run that w
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -23,12 +23,12 @@ from autotune.space.configuration import Configuration, find_conflict
 from autotune.space.space_file import ResolvedSpace
 from autotune.stats.deciding import EndedBy
 from autotune.tuning import costs
-from autotune.tuning.candidates import WAITS, Proposals, has_short_steps, limit_of
-from autotune.tuning.confirmation import Confirmation, FreshPairs
+from autotune.tuning.candidates import WAITS, Proposals, Sampler, has_short_steps, waits_for_input
+from autotune.tuning.confirmation import FreshPairs, LeaderTrials
 from autotune.tuning.events import Notice
 from autotune.tuning.exclusive_resources import ExclusiveResources
 from autotune.tuning.feasibility import known_to_fail
-from autotune.tuning.knowledge import View
+from autotune.tuning.knowledge import Knowledge, parity_checks
 from autotune.tuning.leaders import Leaders
 from autotune.tuning.learning import Trainings, compare_numerics, numerics_of
 from autotune.tuning.policy import (
@@ -46,13 +46,11 @@ from autotune.tuning.policy import (
 )
 from autotune.tuning.rules import Limits
 from autotune.tuning.run import Run
-from autotune.tuning.sampler import Sampler
 from autotune.tuning.seat import SameInForce, Seat, TrialLimits
 from autotune.tuning.seats import MOST_LOSSES, NoSeatLeft, Seats
-from autotune.tuning.side import Interrupted
 from autotune.tuning.state import State
 from autotune.tuning.trial import Trial
-from autotune.tuning.waiting import CLOSING_SECONDS, Deadline, TimeIsUp
+from autotune.tuning.waiting import CLOSING_SECONDS, Deadline, Interrupted, TimeIsUp
 
 CHECK_SHARE = 0.1  # of the budget: what comparing losses may take, all together
 CATCH_UP_SHARE = 0.05  # of the time that is left: what writing an earlier invocation's trials to the study may take
@@ -60,12 +58,12 @@ LATEST_CANDIDATES = 5  # what another candidate takes is the median of so many
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class SearchResult:
     """What a run has found when it ends."""
 
     state: State
     ended_by: EndedBy
-    confirmations: Mapping[int, Confirmation]  # of all leaders, by the numbers of their trials
+    confirmations: Mapping[int, LeaderTrials]  # of all leaders, by the numbers of their trials
     checks: Mapping[int, tuple[Check, ...]]
 
 
@@ -83,10 +81,8 @@ class Loop:
         options: Options,
         limits: Limits,
         import_seconds: float,
-        earlier: Sequence[Trial] = (),
     ) -> None:
-        warm = seat.baseline.trial.warm
-        assert warm is not None
+        warm = seat.baseline.warm
         timeout = options.trial_timeout or costs.trial_timeout(
             options.budget, first_step=warm.first_step_seconds, ready=warm.ready_seconds
         )
@@ -98,24 +94,20 @@ class Loop:
         self._lost: list[Configuration] = []  # whose seat was lost: they are run again
         self._exclusive = ExclusiveResources(run)
         self._problem = ""  # why another candidate would fail as well
-        self._view = View(run, measured_seconds=measured)
-        self._view.tried[space.baseline] = seat.baseline.trial
-        self._trial_limits = TrialLimits(timeout=timeout, measured=measured, known=self._view.tried.__contains__)
+        self._knowledge = knowledge = Knowledge(run, seat.baseline.trial, measured_seconds=measured)
+        self._trial_limits = TrialLimits(
+            timeout=timeout, measured=measured, known=lambda configuration: configuration in knowledge.tried()
+        )
         pairs = FreshPairs(run, deadline, timeout=timeout)
-        self._leaders = Leaders(run, self._view, pairs, limits=limits, min_gain=options.min_gain)
+        self._leaders = Leaders(run, knowledge, pairs, limits=limits, min_gain=options.min_gain)
         self._check_seconds = CHECK_SHARE * options.budget
         self._durations: list[float] = []
         self._looks_since = 0
         self._time_is_up = False
         self._ended_by = EndedBy.BUDGET  # once the time is up
-        for trial in earlier:
-            if trial.phase is Phase.SEARCH:
-                self._view.tried[trial.asked] = trial
-                self._view.tried.setdefault(trial.configuration, trial)
-        self._leaders.restore(earlier)
         sampler.catch_up(run.records.values(), seconds=CATCH_UP_SHARE * max(0.0, options.budget - run.clock()))
 
-    def run(self) -> Found:
+    def run(self) -> SearchResult:
         """Until the answer is settled, or the time is over."""
         with self._seats:
             while True:
@@ -145,9 +137,9 @@ class Loop:
         if not isinstance(action, FreshPair) or len(set(hosts)) == len(hosts):
             return False
         # Seats of a host share the processor, which feeds a training that waits for its input.
-        return (self._view.confirmations[action.leader].in_search.input_wait_fraction or 0.0) > WAITS
+        return (self._knowledge.leader(action.leader).in_search.input_wait_fraction or 0.0) > WAITS
 
-    def _without_seats(self) -> Found:
+    def _without_seats(self) -> SearchResult:
         """The run ends with what it has."""
         run = self._run
         if not any(each.outcome.measured for each in run.records.values() if each.phase is not Phase.BASELINE):
@@ -158,12 +150,14 @@ class Loop:
         run.observe(Notice(text="no seat is left; the run ends with what was measured"))
         return self._ended(self.state(), EndedBy.FAILED)
 
-    def _ended(self, state: State, by: EndedBy) -> Found:
+    def _ended(self, state: State, by: EndedBy) -> SearchResult:
         if by in (EndedBy.BUDGET, EndedBy.FAILED) and state.opened:
-            for each in state.opened:
-                self._leaders.last_look(self._view.confirmations[each.number])
+            for leader in state.opened:
+                self._leaders.last_look(leader.number)
             state = self.state()
-        return Found(state=state, ended_by=by, confirmations=self._view.confirmations, checks=self._leaders.checks)
+        leaders = {leader.trial.number: leader for leader in self._knowledge.leaders()}
+        checks = {number: leader.trial.checks for number, leader in leaders.items()}
+        return SearchResult(state=state, ended_by=by, confirmations=leaders, checks=checks)
 
     def _do(self, action: Action, seat: Seat) -> None:
         try:
@@ -172,26 +166,25 @@ class Loop:
                     self._try_another(seat)
                 case LookAgain(candidate=number):
                     self._looks_since += 1
-                    self._run.announce(self._view.trial(number))
-                    self._measure(self._view.trial(number), seat, again=True)
+                    self._run.announce(self._run.trials[number])
+                    self._measure(self._run.trials[number], seat, again=True)
                 case CompareLosses(candidate=number):
-                    self._compare_losses(self._view.trial(number), seat)
+                    self._compare_losses(self._run.trials[number], seat)
                 case Confirm(candidate=number):
                     seat.end_baseline(examine=False)
-                    self._leaders.begin(self._view.trial(number), error=error_of(self.state().next_leader))
+                    self._leaders.begin(self._run.trials[number], error=error_of(self.state().next_leader))
                 case FreshPair(leader=number):
                     seat.end_baseline(examine=False)
-                    confirmation = self._view.confirmations[number]
                     name = self._run.executor.whole or seat.name
-                    self._leaders.measure_pair(confirmation, seat=name, left=self.state().left)
+                    self._leaders.measure_pair(number, seat=name, left=self.state().left)
                 case GiveUp(leader=number):
-                    self._leaders.give_up(self._view.confirmations[number])
+                    self._leaders.give_up(number)
         except Interrupted:
             pass  # the state says so
         except TimeIsUp:
             self._time_is_up = True
         except NoStableConfigurationError as error:
-            stands = isinstance(error, MeasuringStoppedError) or self._view.champion() is not None
+            stands = isinstance(error, MeasuringStoppedError) or self._knowledge.champion() is not None
             if self._seats.others or not stands:
                 raise
             self._stop_measuring(error.message)
@@ -205,11 +198,10 @@ class Loop:
 
     def state(self) -> State:
         """What is known now."""
-        run, options, view = self._run, self._options, self._view
-        candidates = tuple(map(view.candidate, view.searched()))
+        run, options, knowledge = self._run, self._options, self._knowledge
+        candidates = tuple(knowledge.candidates())
         baseline = run.records[0]
-        begun = len(candidates) + len({each.number for each in view.tried.values()} - run.records.keys())
-        limit = options.trials is not None and begun >= options.trials
+        limit = options.trials is not None and len(knowledge.searched()) >= options.trials
         candidate_seconds = self._first_ready + self._trial_limits.measured
         if self._durations:
             candidate_seconds = statistics.median(self._durations[-LATEST_CANDIDATES:])
@@ -218,15 +210,15 @@ class Loop:
             budget=options.budget,
             keeps_budget=options.keeps_budget,
             candidates=candidates,
-            leaders=tuple(map(view.leader, view.confirmations.values())),
-            spread=view.spread(),
+            leaders=tuple(map(knowledge.weigh_leader, knowledge.leaders())),
+            spread=knowledge.spread(),
             candidate_seconds=candidate_seconds,
             first_pair_seconds=costs.pair_seconds([baseline, baseline]),
             more_candidates=bool(self._lost)
             or not (self._proposals.exhausted or self._proposals.nothing_fits or limit),
             exhausted=self._proposals.exhausted,
             check_seconds=self._check_seconds,
-            prior=view.process_prior(),
+            prior=knowledge.process_prior(),
             looks_since=self._looks_since,
             busy=self._seats.busy,
             min_gain=options.min_gain,
@@ -237,20 +229,20 @@ class Loop:
     # ------------------------------------------------------------------------------------------- the actions
 
     def _try_another(self, seat: Seat) -> None:
-        run, tried, best = self._run, self._view.tried, self._view.best()
+        run, knowledge, best = self._run, self._knowledge, self._knowledge.best()
         if self._lost:
             configuration = self._lost.pop()
             asked = self._sampler.ask_for(configuration)
         else:
-            records, short = run.records, has_short_steps(run.records[0])
-            searched = [records[each.number] for each in self._view.searched()]
+            records = run.records
+            searched = [records[trial.number] for trial in knowledge.ended()]
             proposed = self._proposals.next(
-                tried,
+                knowledge.tried(),
                 best.asked,
-                limit=limit_of(records[best.number], searched, short_steps=short),
-                short_steps=short,
+                waits=waits_for_input(records[best.number], searched),
+                short_steps=has_short_steps(records[0]),
                 passes_over=lambda configuration: self._passes_over(configuration, seat),
-                others=self._view.others() if len(run.executor.seats) > 1 else None,
+                others=knowledge.others() if len(run.executor.seats) > 1 else None,
             )
             if proposed is None:
                 return
@@ -260,7 +252,6 @@ class Loop:
             asked, configuration = proposed
         self._looks_since = 0
         trial = run.new_trial(Phase.SEARCH, configuration)
-        tried[configuration] = trial
         try:
             if known_to_fail(configuration, self._out_of_memory()):
                 reason = "a trial that needs no more memory than this one ran out of it"
@@ -273,16 +264,13 @@ class Loop:
             self._lose(trial, lost)
             raise
         except SameInForce as same:
-            number = tried[same.configuration].number
+            number = knowledge.tried()[same.configuration].number
             text = f"trial {trial.number} trains as trial {number} does: what it changes does not act here"
             run.observe(Notice(text=text))
         finally:
             ended = run.records.get(trial.number)
             if ended is not None:
                 self._sampler.tell(asked, ended)
-            if ended is None or ended.outcome is Outcome.INTERRUPTED:
-                del tried[configuration]
-        tried.setdefault(trial.configuration, trial)
 
     def _lose(self, trial: Trial, lost: SeatLost) -> None:
         """Run a trial again whose seat was lost; twice, and the trial is at fault."""
@@ -298,10 +286,10 @@ class Loop:
         self._run.keep(trial.record(Outcome.CRASHED, reason=reason, log_tail=lost.log_tail))
 
     def _measure(self, trial: Trial, seat: Seat, *, again: bool = False) -> None:
-        began, view = self._run.clock(), self._view
+        began, knowledge = self._run.clock(), self._knowledge
         try:
-            leader = None if again else view.best_interval()
-            seat.measure(trial, self._trial_limits, leader=leader, others=view.spread())
+            leader = None if again else knowledge.best_interval()
+            seat.measure(trial, self._trial_limits, leader=leader, others=knowledge.spread())
         finally:
             self._durations.append(self._run.clock() - began)
 
@@ -315,7 +303,8 @@ class Loop:
 
     def _passes_over(self, configuration: Configuration, seat: Seat) -> bool:
         """Whether its knobs exclude one another, it does not learn, or needs an import that the time does not hold."""
-        if find_conflict(configuration) or numerics_of(configuration) in self._view.refused:
+        parity = parity_checks(self._run.records.values()).get(numerics_of(configuration))
+        if find_conflict(configuration) or (parity is not None and not parity.passed):
             return True
         if not seat.imports_first(configuration):
             return False
@@ -331,4 +320,4 @@ class Loop:
         with Trainings(run, seat=run.executor.whole or seat.name, ends=ends, heading=heading) as trainings:
             check = compare_numerics(trainings, trial.configuration)
         self._check_seconds = max(0.0, self._check_seconds - (run.clock() - began))
-        self._leaders.note_parity(trial.configuration, check)
+        self._leaders.note_parity(trial, check)

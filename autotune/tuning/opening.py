@@ -1,4 +1,4 @@
-"""The opening that `tune` and `verify` share: the workload is imported, the baseline started and timed."""
+"""Open a run, for `tune` and `verify`: import the workload, start and time the baseline, choose the search space."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import random
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from autotune.data.credentials import credential_values
 from autotune.data.errors import ArgumentError, NoStableConfigurationError, WorkloadError
@@ -18,6 +19,7 @@ from autotune.data.options import Options, checked_args
 from autotune.data.printable import with_article
 from autotune.data.run_directory import CREATED, SCRATCH, RunDirectory, RunRecord, SearchSpaceRecord, WorkloadRecord
 from autotune.machine.fingerprint import memory_limit_bytes
+from autotune.machine.gpu import lowest_capability, missing_xla_flags
 from autotune.runtime.created_files import remove_created
 from autotune.runtime.executor import Clock, Executor, SeatLost, WarmUp
 from autotune.script.loading import parse_reference, reference_of
@@ -25,7 +27,7 @@ from autotune.script.workload import Workload
 from autotune.space import variables
 from autotune.space.configuration import NOT_ACCUMULATED, Configuration, baseline_configuration, find_conflict
 from autotune.space.knobs import Device
-from autotune.space.space_file import ResolvedSpace
+from autotune.space.space_file import ResolvedSpace, SearchSpace, find_search_space
 from autotune.stats.disturbance import joules_of
 from autotune.tuning.events import Began, Notice, Observer
 from autotune.tuning.resume import Earlier, refuse_another_machine, refuse_another_workload
@@ -44,26 +46,30 @@ from autotune.tuning.surroundings import (
 from autotune.tuning.waiting import CLOSING_SECONDS, OVERRUN_SHARE, Deadline
 
 BASELINE_SHARE = 0.35  # of the budget, until the baseline is warm, or `BASELINE_SECONDS` if that is more
+DEFAULT_SPACE = {Device.CPU: "quick", Device.GPU: "gpu"}
+SEVERAL_SPACE = "several_gpus"  # where a seat has several devices, over which the training may be spread
+THOROUGH_SPACE = {Device.GPU: "gpu_thorough"}
+WIDER_SPACE, FEW_KNOBS = "cpu", 4  # where fewer knobs of the default space reach the training
 
 
 def reference_to(workload: object, args: Sequence[str] | None = None) -> WorkloadReference:
-    """Where the workload is, however it was handed over, and its file's arguments. Raises ArgumentError."""
+    """Return where the workload is, however it was given, with its file's arguments. Raises ArgumentError."""
     given = {} if args is None else {"args": checked_args(args)}
     if isinstance(workload, Workload):
         return reference_of(workload).model_copy(update=given)
     if isinstance(workload, (str, os.PathLike)):
         return parse_reference(os.fspath(workload)).model_copy(update=given)
     raise ArgumentError(
-        f"the workload is {with_article(type(workload).__name__)}, expected an autotune.Workload, or where one is",
-        hint='Hand over the Workload itself, or text such as "path/to/file.py:name".',
+        f"the workload is {with_article(type(workload).__name__)}, expected an autotune.Workload or its path",
+        hint='Give the Workload itself, or text such as "path/to/file.py:name".',
     )
 
 
 @contextlib.contextmanager
 def prepared(reference: WorkloadReference, directory: RunDirectory, options: Options) -> Iterator[WorkloadReference]:
-    """The reference with what the user says about a script. What its trials have made is removed at the end.
+    """Yield the reference with the options of a script; remove the files that its trials made at the end.
 
-    Raises ArgumentError where that is said about a `Workload`.
+    Raises ArgumentError if such an option is given for a `Workload`.
     """
     said = {name: getattr(options, name) for name in ("fit", "loss", "allow_writes", "allow_cache")}
     if reference.script is None:
@@ -86,7 +92,7 @@ def prepared(reference: WorkloadReference, directory: RunDirectory, options: Opt
 
 
 def limits_of(machine: Machine, margin: float) -> Limits:
-    """What a trial may take at most of this machine, or of the container it is in."""
+    """Return what a trial may take at most of this machine or container."""
     device = min((gpu.memory_bytes for gpu in machine.gpus), default=None)
     return Limits(host_bytes=memory_limit_bytes(), device_bytes=device, margin=margin)
 
@@ -107,9 +113,9 @@ class Invocation:
     spent_before: float = 0.0  # seconds of earlier invocations that do not count for the budget
 
     @property
-    def isolation(self) -> str:
+    def isolation(self) -> Literal["template", "spawn"]:
         """How trials are kept apart: as was asked for, unless importing the workload leaves no choice."""
-        return str(getattr(self.executor, "isolation", self.options.isolation))
+        return self.executor.isolation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,16 +133,16 @@ class Opened:
 
     @property
     def device(self) -> Device:
-        """What the workload trains on."""
+        """The kind of device that the workload trains on."""
         return Device.GPU if self.warm.started.gpus else Device.CPU
 
 
 def _refuse_without_energy(options: Options, *, tells: bool) -> None:
     if options.objective == "energy" and not tells:
         raise ArgumentError(
-            "the objective is energy, and no GPU here counts its energy for NVML",
-            hint="Tune for throughput here, without --objective. Data-centre cards since Volta count it; MIG instances "
-            "and processors do not.",
+            "the objective is energy, but no GPU here reports its energy to NVML",
+            hint="Tune for throughput here, without --objective. Data-centre GPUs since Volta report it; MIG instances "
+            "and CPUs do not.",
         )
 
 
@@ -147,66 +153,17 @@ def open_run(
 ) -> Opened:
     """Import the workload, start its baseline and time it."""
     # Raises ArgumentError, WorkloadError, BudgetError, NoStableConfigurationError.
-    executor, clock, observe = invocation.executor, invocation.clock, invocation.observe
-    options, earlier = invocation.options, invocation.earlier
+    options, executor = invocation.options, invocation.executor
     _refuse_without_energy(options, tells=bool(invocation.machine.gpus) or options.executor != "local")
-    observe(Began(text="importing the workload"))
-    opening = clock()
-    facts = executor.open()
-    import_seconds = clock() - opening
-    if earlier is not None:
-        refuse_another_workload(earlier, fingerprint=facts.fingerprint)
-    check(facts)
-    _tell_isolation(executor, observe)
-    if facts.uncontained:
-        watched = " Python's own writes are watched." if facts.script is not None else ""
-        text = f"what C code and other programs write in trials is not kept out here ({facts.uncontained}).{watched}"
-        observe(Notice(text=text))
+    facts, import_seconds = _import_workload(invocation, check)
     machine = executor.machine or invocation.machine
-    if earlier is not None and executor.machine is not None and earlier.run.baseline is not None:
-        refuse_another_machine(earlier, machine)
-    device = Device.GPU if machine.gpus else Device.CPU
-    run = Run(
-        directory=invocation.directory,
-        executor=executor,
-        clock=clock,
-        observe=observe,
-        interruptions=interruptions,
-        rng=random.Random(options.seed),
-        not_reached={} if facts.script is None else facts.script.not_reached,
-        objective=options.objective,
-        unit="samples" if facts.script is None else facts.script.unit,
-        baseline=_accumulated(
-            baseline_of(facts, str(invocation.reference), device, observe), options.global_batch, facts
-        ),
-        records={} if earlier is None else dict(earlier.records),
-        numbers=itertools.count(0 if earlier is None else earlier.next_number),
-        spent_before=invocation.spent_before,
-        credentials=credential_values(
-            invocation.reference.args, {} if facts.script is None else facts.script.variables
-        ),
-    )
-    deadline = Deadline(clock=clock, at=options.searching - CLOSING_SECONDS + OVERRUN_SHARE * options.budget)
-    workers = 0 if facts.script is None else facts.script.workers
-    if workers > 1:
-        text = f"TF_CONFIG names {workers} workers: each trial runs all of them here, beside no other trial"
-        observe(Notice(text=text))
-    bracketed = workers > 1 or options.pairing == "bracketed"
-    seat = Seat(run, deadline, name=executor.seats[0], bracketed=bracketed)
-    longest = max(BASELINE_SECONDS, BASELINE_SHARE * options.budget)
-    known = [] if earlier is None else earlier.trials()[:1]
-    try:
-        warm = seat.start_baseline(max(1.0, min(longest, options.budget - clock())), *known)
-    except SeatLost as lost:
-        observe(Notice(text=f"seat {seat.name} was lost and is started again: {lost.reason}"))
-        try:
-            executor.restart(seat.name)
-            warm = seat.start_baseline(max(1.0, min(longest, options.budget - clock())), *known)
-        except SeatLost as again:
-            raise NoStableConfigurationError(
-                f"seat {seat.name} was lost twice: {again.reason}",
-                hint=f"Once it is back, --resume {invocation.directory.path} goes on.",
-            ) from again
+    if invocation.earlier is not None and executor.machine is not None and invocation.earlier.run.baseline is not None:
+        refuse_another_machine(invocation.earlier, machine)
+    run = _new_run(invocation, facts, Device.GPU if machine.gpus else Device.CPU, interruptions)
+    at = options.searching - CLOSING_SECONDS + OVERRUN_SHARE * options.budget
+    deadline = Deadline(clock=invocation.clock, at=at)
+    seat = Seat(run, deadline, name=executor.seats[0], bracketed=_is_bracketed(facts, invocation))
+    warm = _start_baseline(seat, run, invocation)
     _refuse_without_energy(options, tells=all(map(joules_of, seat.baseline.trial.slices)))
     # The process knows better than NVML what it may take: a part of a card, or what the workload allows itself.
     limits = replace(
@@ -224,29 +181,121 @@ def open_run(
         limits=limits,
         import_seconds=import_seconds if invocation.isolation == "template" else 0.0,
     )
-    if opened.device is Device.GPU and any(executor.place(each).of_cores for each in executor.seats):
+    if opened.device is Device.GPU and any(executor.place(name).of_cores for name in executor.seats):
         raise ArgumentError(  # XLA tunes its kernels while it compiles, by timing them
             "seats cuts the cores, and this training uses a GPU, which its seats would share",
             hint="Leave --seats out; --devices gives each seat a GPU of its own.",
         )
-    if warm.started.devices > 1 and "global_batch" in run.baseline and "strategy" not in run.baseline:
-        observe(Notice(text=f"strategy is not varied: {NOT_ACCUMULATED}"))
-    notes = (
-        ()
-        if facts.script is None
-        else script_notes(facts.script, warm.ready_seconds, warm.started.devices, opened.device)
-    )
-    own = {} if facts.script is None else facts.script.variables
-    set_ = variables.environment_notes({**os.environ, **own}, machine.packages.get("tensorflow", ""))
-    slices = seat.baseline.trial.slices
-    odd = (*oddities(facts, warm, opened.device), *refit_notes(facts.script, slices))
-    for text in (*set_, *notes, *odd, *instabilities(slices), *foreign_load(slices)):
-        observe(Notice(text=text))
+    for text in _notices(opened):
+        invocation.observe(Notice(text=text))
     return opened
 
 
+def _import_workload(invocation: Invocation, check: Callable[[WorkloadFacts], None]) -> tuple[WorkloadFacts, float]:
+    """Import the workload where trials run; return what it is and the seconds that took."""
+    executor, observe = invocation.executor, invocation.observe
+    observe(Began(text="importing the workload"))
+    began = invocation.clock()
+    facts = executor.open()
+    seconds = invocation.clock() - began
+    if invocation.earlier is not None:
+        refuse_another_workload(invocation.earlier, fingerprint=facts.fingerprint)
+    check(facts)
+    if executor.started_by_import is not None:
+        observe(Notice(text=_why_spawned(executor.started_by_import)))
+    if facts.uncontained:
+        watched = " Writes by Python itself are watched." if facts.script is not None else ""
+        text = f"writes of trials by C code and other programs are not contained here ({facts.uncontained}).{watched}"
+        observe(Notice(text=text))
+    return facts, seconds
+
+
+def _why_spawned(started: str) -> str:
+    """Say that importing the user's file starts something that does not survive a fork."""
+    what = {"runtime": "TensorFlow's runtime", "cuda": "CUDA", "threads": "threads"}[started]
+    move = "the code that starts them" if started == "threads" else "tensors, datasets and device queries"
+    return (
+        f"importing the workload's file starts {what}, so each trial needs a fresh interpreter and its own import; "
+        f"move {move} into functions to avoid it"
+    )
+
+
+def _new_run(invocation: Invocation, facts: WorkloadFacts, device: Device, interruptions: Callable[[], int]) -> Run:
+    """Make what all parts of the run share, with the baseline as far as it is known before a trial."""
+    options, earlier, script = invocation.options, invocation.earlier, facts.script
+    baseline = baseline_of(facts, str(invocation.reference), device, invocation.observe)
+    return Run(
+        directory=invocation.directory,
+        executor=invocation.executor,
+        clock=invocation.clock,
+        observe=invocation.observe,
+        interruptions=interruptions,
+        rng=random.Random(options.seed),
+        not_reached={} if script is None else script.not_reached,
+        objective=options.objective,
+        unit="samples" if script is None else script.unit,
+        baseline=_accumulated(baseline, options.global_batch, facts),
+        records={} if earlier is None else dict(earlier.records),
+        trials={} if earlier is None else {trial.number: trial for trial in earlier.trials()},
+        numbers=itertools.count(0 if earlier is None else earlier.next_number),
+        spent_before=invocation.spent_before,
+        credentials=credential_values(invocation.reference.args, {} if script is None else script.variables),
+    )
+
+
+def _is_bracketed(facts: WorkloadFacts, invocation: Invocation) -> bool:
+    """Return whether no two trials may be alive at once; tell of several workers."""
+    workers = 0 if facts.script is None else facts.script.workers
+    if workers > 1:
+        text = f"TF_CONFIG names {workers} workers: each trial runs all of them here, beside no other trial"
+        invocation.observe(Notice(text=text))
+    return workers > 1 or invocation.options.pairing == "bracketed"
+
+
+def _start_baseline(seat: Seat, run: Run, invocation: Invocation) -> WarmUp:
+    """Start the baseline, and once more if its seat was lost. Raises NoStableConfigurationError, BudgetError."""
+    budget = invocation.options.budget
+    longest = max(BASELINE_SECONDS, BASELINE_SHARE * budget)
+    known = run.trials.get(0)
+
+    def start() -> WarmUp:
+        return seat.start_baseline(max(1.0, min(longest, budget - invocation.clock())), run.trials.get(0))
+
+    try:
+        return start()
+    except SeatLost as lost:
+        invocation.observe(Notice(text=f"seat {seat.name} was lost and is started again: {lost.reason}"))
+    try:
+        invocation.executor.restart(seat.name)
+        warm = start()
+        if known is None:
+            seat.keep_baseline()
+        return warm
+    except SeatLost as again:
+        raise NoStableConfigurationError(
+            f"seat {seat.name} was lost twice: {again.reason}",
+            hint=f"When it is back, --resume {invocation.directory.path} goes on.",
+        ) from again
+
+
+def _notices(opened: Opened) -> Iterator[str]:
+    """Yield what the user should know of the workload and its baseline, in the order in which it is told."""
+    facts, warm, script = opened.facts, opened.warm, opened.facts.script
+    slices, baseline = opened.seat.baseline.trial.slices, opened.run.baseline
+    if warm.started.devices > 1 and "global_batch" in baseline and "strategy" not in baseline:
+        yield f"strategy is not varied: {NOT_ACCUMULATED}"
+    own = {} if script is None else script.variables
+    yield from variables.environment_notes({**os.environ, **own}, opened.machine.packages.get("tensorflow", ""))
+    if script is not None:
+        yield from script_notes(script, warm.ready_seconds, warm.started.devices, opened.device)
+    yield from oddities(facts, warm, opened.device)
+    yield from refit_notes(script, slices)
+    yield from instabilities(slices)
+    yield from foreign_load(slices)
+
+
 def baseline_of(facts: WorkloadFacts, where: str, device: Device, observe: Observer) -> Configuration:
-    """What the user would run anyway, as far as can be told before anything was built."""
+    """Return what the user would run anyway, as far as it is known before anything was built."""
     refuse_knobs_that_cannot_act(facts, where=where)
     named = baseline_configuration(facts.batch_size, facts.baseline, device, where=f"{where}: Workload(baseline=…)")
     if why := find_conflict(named):
@@ -258,7 +307,7 @@ def baseline_of(facts: WorkloadFacts, where: str, device: Device, observe: Obser
 
 
 def _accumulated(baseline: Configuration, examples: int | None, facts: WorkloadFacts) -> Configuration:
-    """The baseline with so many examples per update of the weights. Raises ArgumentError."""
+    """Return the baseline with so many examples per update of the weights. Raises ArgumentError."""
     if examples is None:
         return baseline
     if facts.script is not None and facts.script.trains is Trains.LOOP:
@@ -278,23 +327,8 @@ def _accumulated(baseline: Configuration, examples: int | None, facts: WorkloadF
     return accumulated
 
 
-def _tell_isolation(executor: Executor, observe: Observer) -> None:
-    """A notice where importing the user's file starts what no fork survives."""
-    started = executor.started_by_import
-    if started is None:
-        return
-    what = {"runtime": "TensorFlow's runtime", "cuda": "CUDA", "threads": "threads"}[started]
-    move = "whatever starts them" if started == "threads" else "tensors, datasets and device queries"
-    observe(
-        Notice(
-            text=f"importing the workload's file starts {what}, so every trial gets a fresh interpreter, "
-            f"which costs an import each; move {move} into functions to avoid it"
-        )
-    )
-
-
 def completed(opened: Opened, invocation: Invocation, source: str, space: ResolvedSpace) -> RunRecord:
-    """run.json with what is known only once the baseline is warm."""
+    """Return run.json with what is known only once the baseline is warm."""
     facts, started = opened.facts, opened.warm.started
     workload = WorkloadRecord(
         name=facts.name,
@@ -328,7 +362,7 @@ def completed(opened: Opened, invocation: Invocation, source: str, space: Resolv
 
 
 def _completed_machine(opened: Opened, invocation: Invocation) -> Machine:
-    """The fingerprint with what only TensorFlow knows; a notice where it does not see a GPU that is there."""
+    """Complete the fingerprint with what only TensorFlow knows; tell of a GPU that it does not see."""
     machine = opened.machine
     if opened.device is Device.CPU:
         if machine.gpus:
@@ -343,3 +377,53 @@ def _completed_machine(opened: Opened, invocation: Invocation) -> Machine:
     return machine.model_copy(
         update={"tensorflow_cuda": build.get("cuda_version"), "cudnn": build.get("cudnn_version")}
     )
+
+
+def choose_space(written: SearchSpace | None, opened: Opened, options: Options) -> tuple[SearchSpace, ResolvedSpace]:
+    """Resolve the search space that was asked for; else the device's default, or a wider one if that reaches little."""
+    kept = dict.fromkeys(opened.warm.started.set_by_dataset, "the workload's dataset() sets it itself")
+    if options.fixed_batch:
+        kept["batch_size"] = "kept by --fixed-batch"
+    if opened.facts.script is not None:
+        kept |= opened.facts.script.not_reached
+
+    def resolve(space: SearchSpace) -> ResolvedSpace:
+        if opened.device is Device.GPU and (missing := missing_xla_flags(space.ranges.keys() - kept.keys())):
+            opened.run.observe(Notice(text=f"not varied: {', '.join(sorted(missing))}: {min(missing.values())}"))
+            kept.update(missing)
+        return space.resolve(
+            baseline=opened.run.baseline,
+            device=opened.device,
+            cores=opened.machine.cores,
+            examples=opened.warm.started.examples,
+            dataset_takes_config=opened.facts.dataset_takes_config,
+            largest_batch=options.max_batch,
+            devices=opened.warm.started.devices,
+            fixed=kept,
+            capability=lowest_capability(opened.machine.gpus),
+        )
+
+    if written is not None:
+        return written, resolve(written)
+    written = _default_space(opened, thorough=options.thorough)
+    resolved = resolve(written)
+    if len(resolved.choices) < FEW_KNOBS and opened.device is Device.CPU:
+        written = find_search_space(WIDER_SPACE)
+        resolved = resolve(written)
+    return written, resolved
+
+
+def _default_space(opened: Opened, *, thorough: bool) -> SearchSpace:
+    """Return the search space of the device and of the number of devices."""
+    is_spread = "strategy" in opened.run.baseline
+    name = SEVERAL_SPACE if is_spread else DEFAULT_SPACE[opened.device]
+    if thorough and opened.device in THOROUGH_SPACE:
+        name = THOROUGH_SPACE[opened.device]
+    elif thorough:
+        opened.run.observe(Notice(text=f"there is no thorough search space for a {opened.device}: {name} is searched"))
+    written = find_search_space(name)
+    if not is_spread or name == SEVERAL_SPACE:
+        return written
+    several = find_search_space(SEVERAL_SPACE)  # the thorough space is of one device
+    source, ranges = f"{written.source} with {several.source}", {**several.ranges, **written.ranges}
+    return replace(written, source=source, ranges=ranges)

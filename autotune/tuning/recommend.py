@@ -1,4 +1,4 @@
-"""From what a run has found to the recipe. Pure but for the moment it is made at."""
+"""Make the recipe from what a run has found. Pure, except for the time that it names."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from autotune.stats.disturbance import gpu_figures
 from autotune.stats.stability import DEVICE_GROWTH, DEVICE_MEMORY, HOST_GROWTH, THROTTLING
 from autotune.tuning import policy
 from autotune.tuning.learning import numerics_of
-from autotune.tuning.loop import Found
+from autotune.tuning.loop import SearchResult
 from autotune.tuning.run import Run
 from autotune.tuning.state import Candidate, Leader
 from autotune.tuning.surroundings import samples_of
@@ -28,9 +28,9 @@ from autotune.tuning.trial import now_utc
 from autotune.version import __version__
 
 NUMERICS_NOT_CHECKED = "numerics parity with float32 without XLA"
-GROWTH_NOT_CHECKED = "whether this configuration leaks memory or the workload does"
+GROWTH_NOT_CHECKED = "whether a leak of memory is this configuration's or the workload's"
 LOSS_NOT_CHECKED = {"finite_loss": "a finite training loss", "loss_falls": "whether the training loss falls"}
-PART_OF_HOST = "the speed of the whole machine (all that was measured ran on a part of its cores)"
+PART_OF_HOST = "the speed of the whole machine (every trial ran on a part of its cores)"
 STEADY_NOT_CHECKED = {
     False: "the steady state (the {} was still getting faster when it was measured)",
     None: "the steady state (the {}'s warm-up had too few steps to tell)",
@@ -41,18 +41,18 @@ LEAST_GO_ON_SECONDS = 60.0
 
 def recommend(
     *,
-    found: Found,
+    found: SearchResult,
     watched: Watch | None,
     batch_losses: numerics.BatchLosses | None,
     run: Run,
     record: RunRecord,
     options: Options,
 ) -> Recipe:
-    """The recipe: the champion, or the baseline where nothing was confirmed to be faster."""
+    """Make the recipe: of the champion, or of the baseline if nothing was confirmed to be faster."""
     assert record.workload is not None and record.search_space is not None
     workload = record.workload
     champion = found.state.champion
-    if watched is not None and (watched.failure or not all(each.passed for each in watched.checks)):
+    if watched is not None and (watched.failure or not all(check.passed for check in watched.checks)):
         champion = None
     configuration = run.baseline
     if champion is not None:
@@ -91,45 +91,42 @@ def recommend(
 
 
 def _spread(chosen: TrialRecord, run: Run) -> TrialRecord | None:
-    """The recommended trial where it is on several devices, or else the one on several that scales best."""
-    known = [each for each in run.records.values() if each.scaling_efficiency is not None and each.outcome.measured]
-    best = max(known, key=lambda each: each.scaling_efficiency or 0.0, default=None)
+    """Return the recommended trial if it is on several devices, or else the one on several that scales best."""
+    known = [trial for trial in run.records.values() if trial.scaling_efficiency is not None and trial.outcome.measured]
+    best = max(known, key=lambda trial: trial.scaling_efficiency or 0.0, default=None)
     return chosen if chosen.scaling_efficiency is not None else best
 
 
 def _evidence(
-    found: Found, champion: Leader | None, watched: Watch | None, run: Run, workload: WorkloadRecord, *, measured: bool
+    found: SearchResult,
+    champion: Leader | None,
+    watched: Watch | None,
+    run: Run,
+    workload: WorkloadRecord,
+    *,
+    measured: bool,
 ) -> Evidence:
-    state, script = found.state, workload.script
-    unreached = {*run.not_reached, *(() if workload.takes_config else ("num_parallel_calls",))}
-    searched = run.records[0]
-    reference = chosen = searched
+    """Gather what the verdict rests on: of the champion beside its baseline, or of the baseline's trial alone."""
+    state, searched = found.state, run.records[0]
+    chosen = reference = searched
     checks: tuple[Check, ...] = ()
-    speedup = Interval(value=1.0, low=1.0, high=1.0)
-    verdict = Verdict.FASTER
     if champion is not None:
-        confirmation = found.confirmations[champion.number]
-        chosen, reference = run.records[champion.number], run.records[confirmation.reference.number]
-        checks = found.checks[champion.number]
-        speedup = chosen.speedup or speedup
-    else:
-        verdict = Verdict.UNSTABLE if state.champion is not None else policy.verdict(state)
+        chosen, checks = run.records[champion.number], found.checks[champion.number]
+        reference = run.records[found.confirmations[champion.number].reference.number]
+    verdict = _verdict(found, champion)
     is_undecided = verdict is Verdict.UNDECIDED
     base_rate = reference.throughput or searched.throughput
     assert base_rate is not None
     rate = chosen.throughput or base_rate
-    excluded = None
-    if champion is None and any(each.measured for each in state.candidates):
-        bound = max(0.0, policy.excluded_above(state))
-        excluded = math.expm1(min(bound, math.log(1e6)))  # a very wide bound is cut
+    unity = Interval(value=1.0, low=1.0, high=1.0)
     return Evidence(
         verdict=verdict,
         ended_by=found.ended_by,
         min_gain=state.min_gain,
         candidates=len(state.candidates),
-        excluded_gain=excluded,
+        excluded_gain=_excluded_gain(found) if champion is None else None,
         objective=run.objective,
-        speedup=speedup,
+        speedup=unity if champion is None else chosen.speedup or unity,
         throughput=rate,
         baseline_throughput=base_rate,
         compile_seconds=chosen.compile_seconds,
@@ -142,17 +139,9 @@ def _evidence(
         joules_per_sample=gpu_figures(chosen)["joules_per_sample"],
         baseline_joules_per_sample=gpu_figures(reference)["joules_per_sample"],
         input_wait_fraction=chosen.input_wait_fraction,
-        advice=tuple(
-            advice(
-                examined_baseline([run.records[number] for number in sorted(run.records)]) or searched,
-                None if champion is None else chosen,
-                script,
-                _spread(chosen, run),
-                unreached,
-            )
-        ),
+        advice=_advice(None if champion is None else chosen, run, workload),
         stability=Stability(
-            checks=tuple(each for each in checks if each.tells),
+            checks=tuple(check for check in checks if check.tells),
             not_checked=(PART_OF_HOST,) * (run.executor.whole is not None)
             if champion is None
             else _not_checked(chosen, reference, checks, run.baseline, watched, measured=measured),
@@ -164,7 +153,31 @@ def _evidence(
     )
 
 
-def _go_on_seconds(found: Found) -> float:
+def _verdict(found: SearchResult, champion: Leader | None) -> Verdict:
+    """Return the verdict; a champion that failed while it was watched is unstable."""
+    if champion is not None:
+        return Verdict.FASTER
+    return Verdict.UNSTABLE if found.state.champion is not None else policy.verdict(found.state)
+
+
+def _excluded_gain(found: SearchResult) -> float | None:
+    """Return the gain above which all that was tried is excluded; None if nothing was measured."""
+    if not any(candidate.measured for candidate in found.state.candidates):
+        return None
+    bound = max(0.0, policy.excluded_above(found.state))
+    return math.expm1(min(bound, math.log(1e6)))  # a very wide bound is cut
+
+
+def _advice(recommended: TrialRecord | None, run: Run, workload: WorkloadRecord) -> tuple[str, ...]:
+    """Return what limits the training, in sentences."""
+    unreached = {*run.not_reached, *(() if workload.takes_config else ("num_parallel_calls",))}
+    baseline = examined_baseline([run.records[number] for number in sorted(run.records)]) or run.records[0]
+    spread = _spread(recommended or run.records[0], run)
+    return tuple(advice(baseline, recommended, workload.script, spread, unreached))
+
+
+def _go_on_seconds(found: SearchResult) -> float:
+    """Return a budget with which an undecided run can be settled."""
     wanted = MARGIN * policy.seconds_to_settle(found.state) + found.state.first_pair_seconds
     return math.ceil(max(LEAST_GO_ON_SECONDS, wanted) / ROUND_TO_SECONDS) * float(ROUND_TO_SECONDS)
 
@@ -172,14 +185,14 @@ def _go_on_seconds(found: Found) -> float:
 # ----------------------------------------------------------------------------------------- what came closest
 
 
-def _closest_leader(found: Found) -> Leader | None:
-    """The leader that was not recommended and whose claim was the highest."""
-    leaders = [each for each in found.state.leaders if each.ratio is not None]
-    return max(leaders, key=lambda each: each.ratio.value if each.ratio else 0.0, default=None)
+def _closest_leader(found: SearchResult) -> Leader | None:
+    """Return the leader with the highest claim, which is not recommended."""
+    leaders = [leader for leader in found.state.leaders if leader.ratio is not None]
+    return max(leaders, key=lambda leader: leader.ratio.value if leader.ratio else 0.0, default=None)
 
 
-def _best_candidate(found: Found, watched: Watch | None, run: Run, min_gain: float) -> BestCandidate | None:
-    """Return what came closest, and why it is not recommended."""
+def _best_candidate(found: SearchResult, watched: Watch | None, run: Run, min_gain: float) -> BestCandidate | None:
+    """Return the best candidate that is not recommended, and why it is not."""
     state = found.state
     leader = state.champion or state.open
     tried = [candidate for candidate in state.candidates if candidate.measured]
@@ -202,7 +215,7 @@ def _best_candidate(found: Found, watched: Watch | None, run: Run, min_gain: flo
 
 
 def _why_not(
-    best: Candidate, leader: Leader | None, found: Found, watched: Watch | None, run: Run, min_gain: float
+    best: Candidate, leader: Leader | None, found: SearchResult, watched: Watch | None, run: Run, min_gain: float
 ) -> str:
     state = found.state
     if state.champion is not None and watched is not None:
@@ -218,10 +231,10 @@ def _why_not(
         if broken := [check for check in found.checks.get(leader.number, ()) if not check.passed]:
             return f"{BROKE_A_RULE}: {broken[0].name}: {broken[0].detail}"
         if memory := found.confirmations[leader.number].watch_memory(run).why_unclear:
-            return f"too little was seen to tell whether it leaks memory ({memory})"
+            return f"it was measured too briefly to tell whether it leaks memory ({memory})"
         return f"{_processes(leader)} did not decide it before the run ended"
     if best.ratio <= math.log1p(min_gain):
-        return f"that is less than the gain of {min_gain:.0%} that was asked for (--min-gain)"
+        return f"its gain is below the {min_gain:.0%} of --min-gain"
     if leader is None:
         return "the search showed no gain beyond chance"
     if leader.ratio is None:
@@ -245,13 +258,13 @@ def _not_checked(
     *,
     measured: bool,
 ) -> tuple[str, ...]:
-    """What was not looked at of the winner; `measured` is whether its batch size's training losses were."""
+    """List what was not checked of the winner; `measured`: the training losses at its batch size were."""
     missing = [
         STEADY_NOT_CHECKED[record.settled].format(who)
         for who, record in (("recommendation", winner), ("baseline", reference))
         if not record.settled
     ]
-    names = {each.name: each for each in checks}
+    names = {check.name: check for check in checks}
     parity = names.get(numerics.NAME)
     if parity is None and numerics_of(Configuration(winner.configuration)) != numerics_of(baseline):
         missing.append(NUMERICS_NOT_CHECKED)
@@ -270,10 +283,10 @@ def _not_checked(
     elif winner.timed_by == "steps" and winner.validation_uncounted:
         missing.append("the full cost of validation (its dataset has unknown cardinality)")
     if winner.peak_host_bytes is None:
-        missing.append("peak memory and its growth (no process reported it)")
+        missing.append("peak memory and its growth (no process reported them)")
     if winner.peak_device_bytes is not None:
         if THROTTLING not in names:
-            missing.append("thermal throttling of the device (NVML does not tell it)")
+            missing.append("thermal throttling of the device (NVML does not report it)")
         if DEVICE_MEMORY not in names:
             missing.append("device memory (the device's size could not be read)")
     missing += [
@@ -294,7 +307,7 @@ def _not_checked(
 def break_even(
     compile_seconds: float | None, baseline_compile_seconds: float | None, *, rate: float, baseline_rate: float
 ) -> int | None:
-    """Samples after which a longer compile time is earned back."""
+    """Return the samples after which a longer compile time is earned back."""
     # Returns: 0 when the compile time is not longer, None when it is never earned back or not known.
     if compile_seconds is None or baseline_compile_seconds is None:
         return None
@@ -310,7 +323,7 @@ def _peak(record: TrialRecord, fallback: TrialRecord) -> PeakMemory:
     return PeakMemory(host=source.peak_host_bytes, device=source.peak_device_bytes)
 
 
-def _confirmation(found: Found, leader: Leader | None, run: Run) -> Confirmation:
+def _confirmation(found: SearchResult, leader: Leader | None, run: Run) -> Confirmation:
     leaders = len(found.state.leaders)
     if leader is None:
         return Confirmation(processes=0, pairs=0, leaders=leaders, confidence=None, pairing=None, trials=())

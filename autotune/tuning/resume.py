@@ -1,7 +1,7 @@
-"""What an earlier invocation left in a run directory, to go on from: what was measured is not measured again.
+"""Read what an earlier invocation left in a run directory, to go on from it without measuring anything twice.
 
-A run can be stopped at any moment. Records are the truth: what has a `result.json` is known, the study's file follows
-it (see `Sampler.catch_up`), and what was in flight is begun anew under another number.
+A run can be stopped at any moment. Records are the truth: a trial with a `result.json` is known, the study's file
+follows (see `Sampler.catch_up`), and an interrupted trial is started again under another number.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from autotune.data.hardware import Machine
 from autotune.data.models import KnobValue
 from autotune.data.options import Objective, Options
 from autotune.data.printable import plural
-from autotune.data.record import Outcome, TrialRecord
+from autotune.data.record import Outcome, TrialRecord, reference_of
 from autotune.data.run_directory import CREATED, Resumption, RunDirectory, RunRecord, left_out
 from autotune.runtime.created_files import read_created
 from autotune.space.configuration import Configuration, read_trials
 from autotune.tuning.trial import Trial, now_utc
 
-_START_ANEW = "Start a new run, with another --out."
+_START_ANEW = "Start a new run with another --out."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,43 +35,33 @@ class Earlier:
     run: RunRecord
     records: Mapping[int, TrialRecord]  # its trials by number, without those that were interrupted
     next_number: int  # the first trial number that was never used
-    damage: str = ""  # which trials cannot be read, in a sentence
-    left_behind: tuple[str, ...] = ()  # what trials of a killed run have made in the working directory
+    damage: str = ""  # the trials that cannot be read, in a sentence
+    left_behind: tuple[str, ...] = ()  # files that trials of a killed run made in the working directory
 
     @property
     def options(self) -> Options:
-        """How it was to be done. Raises RunDirectoryError."""
+        """Its options. Raises RunDirectoryError."""
         return options_of(self.run)
 
     @property
     def spent_seconds(self) -> float:
-        """Seconds that the run took up to the end of its last finished trial; not those in which it stood still."""
+        """Seconds that the run took up to the end of its last finished trial, without the pauses."""
         # They are what the run's own clock said when trials ended: the wall clock may have been set since.
-        return max((each.ended_at_seconds or 0.0 for each in self.records.values()), default=0.0)
+        return max((record.ended_at_seconds or 0.0 for record in self.records.values()), default=0.0)
 
     def trials(self) -> list[Trial]:
-        """The finished trials, as the search knows them; the baseline first."""
-        baseline = self.records.get(0)
-        if baseline is None:
-            return []
+        """Return the finished trials, as the search knows them; the baseline first."""
         objective: Objective = "energy" if self.run.arguments.get("objective") == "energy" else "throughput"
-        return [
-            Trial.of_record(record, self._reference_of(record) or baseline, objective)
-            for _, record in sorted(self.records.items())
-        ]
-
-    def _reference_of(self, record: TrialRecord) -> TrialRecord | None:
-        """The baseline's record that a leader's, or a champion's, slices are set against; None in the search."""
-        for each in self.records.values():
-            for looks in each.looks[-1:]:
-                if record.trial in (each.trial, looks.champion):
-                    return self.records.get(looks.reference)
-        return None
+        records = [record for _, record in sorted(self.records.items())]
+        trials = {record.trial: Trial.of_record(record, objective) for record in records}
+        for record in records:
+            trials[record.trial].reference = trials[reference_of(record, records).trial]
+        return list(trials.values())
 
 
 def options_of(run: RunRecord) -> Options:
-    """How a run was to be done. Raises RunDirectoryError."""
-    known = {each.name for each in fields(Options)}
+    """Return a run's options. Raises RunDirectoryError."""
+    known = {field.name for field in fields(Options)}
     given: dict[str, Any] = {name: value for name, value in run.arguments.items() if name in known}
     try:
         return Options(**given)
@@ -80,7 +70,7 @@ def options_of(run: RunRecord) -> Options:
 
 
 def to_repeat(path: Path) -> list[str]:
-    """The words that the command which resumes a run needs again; see `Options.to_repeat`."""
+    """Return the words that the command which resumes a run needs again; see `Options.to_repeat`."""
     try:
         return options_of(RunDirectory(path).read_run()).to_repeat
     except RunDirectoryError:
@@ -88,17 +78,17 @@ def to_repeat(path: Path) -> list[str]:
 
 
 def read_earlier(directory: RunDirectory) -> Earlier:
-    """What there is to go on from. Raises RunDirectoryError."""
+    """Read what there is to go on from. Raises RunDirectoryError."""
     run, problems = directory.read_run(), list[RunDirectoryError]()
-    records = {each.trial: each for each in read_trials(directory, problems)}
+    records = {record.trial: record for record in read_trials(directory, problems)}
     damaged = directory.trial_numbers("result.json") - records.keys()
     if 0 in damaged:
         raise RunDirectoryError(f"the baseline's record cannot be read: {problems[0].message}", hint=_START_ANEW)
     kept = {
-        number: each
-        for number, each in records.items()
-        if each.outcome is not Outcome.INTERRUPTED
-        and not any(damaged & {looks.candidate, looks.reference, looks.champion} for looks in each.looks[-1:])
+        number: record
+        for number, record in records.items()
+        if record.outcome is not Outcome.INTERRUPTED
+        and not any(damaged & {looks.candidate, looks.reference, looks.champion} for looks in record.looks[-1:])
     }
     if 0 in kept and kept[0].outcome is not Outcome.OK:
         del kept[0]  # a baseline that failed is tried again
@@ -114,27 +104,27 @@ def read_earlier(directory: RunDirectory) -> Earlier:
 
 
 def _left_behind(directory: RunDirectory) -> tuple[str, ...]:
-    """What the list of a killed run names below the working directory, and is there."""
+    """Return the files that the list of a killed run names below the working directory and that exist."""
     here = os.path.join(os.getcwd(), "")
     listed = read_created(directory.path / CREATED)
     return tuple(path for path in listed if os.path.normpath(path).startswith(here) and os.path.lexists(path))
 
 
 def resumption_notes(earlier: Earlier) -> Iterator[str]:
-    """Say what is taken from the run directory, what is not, and what stays."""
+    """Say what is taken from the run directory, and which files stay."""
     yield f"resumed: {plural(len(earlier.records), 'trial')} finished before"
     args = earlier.options.args
     if args and not masked_names(args):  # else they were just given
-        yield f"the script's arguments are the run's: {shlex.join(args)}"
+        yield f"the script gets the arguments of the run: {shlex.join(args)}"
     if made := earlier.left_behind:
         others = f" and {len(made) - 1} more" if made[1:] else ""
-        yield f"trials of the killed run may have made {made[0]}{others}: they stay, as you may have written them since"
+        yield f"trials of the killed run may have made {made[0]}{others}, which you may have changed since: not removed"
     if earlier.damage:
         yield earlier.damage
 
 
 def note_resumption(directory: RunDirectory, earlier: Earlier) -> None:
-    """Write down that the run goes on now, so that the pause before is not taken for its time."""
+    """Record that the run goes on now, so that the pause before does not count as its time."""
     now = Resumption(at=now_utc(), spent_seconds=earlier.spent_seconds)
     directory.write_run(earlier.run.model_copy(update={"resumed": (*earlier.run.resumed, now)}))
 

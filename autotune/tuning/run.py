@@ -14,19 +14,58 @@ from autotune.data.credentials import mask_text
 from autotune.data.options import Objective
 from autotune.data.record import Boundary, Outcome, Phase, TrialRecord
 from autotune.data.run_directory import RunDirectory
-from autotune.runtime.error_patterns import says_taken
-from autotune.runtime.executor import Clock, Data, DeviceUnavailable, Executor, TrialFailed
+from autotune.runtime.executor import Clock, DeviceUnavailable, Executor, TrialFailed
+from autotune.runtime.logs import is_busy_gpu_error
+from autotune.runtime.protocol import Data
 from autotune.space.configuration import Configuration
 from autotune.stats.scaling import scaling_efficiency
 from autotune.tuning.events import Observer, TrialBegan, TrialEnded, TrialMeasured
-from autotune.tuning.trial import Trial, speedup_of
+from autotune.tuning.trial import Trial
+
+
+class Turn:
+    """The right to change a run's state, which one thread has at a time. With a single seat nobody takes it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._holder: int | None = None
+
+    def take(self) -> None:
+        """Wait until no other thread has it."""
+        self._lock.acquire()
+        self._holder = threading.get_ident()
+
+    def give_back(self) -> None:
+        """Let another thread have it."""
+        self._holder = None
+        self._lock.release()
+
+    def __enter__(self) -> None:
+        """Take it."""
+        self.take()
+
+    def __exit__(self, *_: object) -> None:
+        """Give it back."""
+        self.give_back()
+
+    @contextlib.contextmanager
+    def released(self) -> Iterator[None]:
+        """Let other threads have it for a while, if this thread does."""
+        held = self._holder == threading.get_ident()
+        if held:
+            self.give_back()
+        try:
+            yield
+        finally:
+            if held:
+                self.take()
 
 
 @dataclass(kw_only=True)
 class Run:
     """One invocation of the tuner."""
 
-    # Only who holds the baton may change anything. Whoever waits for a trial lends it, so that seats work at
+    # Only the thread whose turn it is changes anything. Who waits for a trial releases its turn, so that seats work at
     # once.
 
     directory: RunDirectory
@@ -44,10 +83,11 @@ class Run:
     unit: str = "samples"  # what speeds count, for people
     baseline: Configuration  # what the user would run anyway; `jit_compile` is resolved at its start
     records: dict[int, TrialRecord] = field(default_factory=dict)  # every trial's record, by number
+    trials: dict[int, Trial] = field(default_factory=dict)  # every trial, by number: those that run, too
     numbers: Iterator[int] = field(default_factory=itertools.count)
     spent_before: float = 0.0  # seconds of earlier invocations that do not count for the budget
     credentials: tuple[str, ...] = ()  # which no record may hold
-    baton: threading.Lock = field(default_factory=threading.Lock)
+    turn: Turn = field(default_factory=Turn)
 
     @functools.cached_property
     def several(self) -> bool:
@@ -63,21 +103,10 @@ class Run:
         """Whether the user has asked to stop."""
         return self.interruptions() > 0
 
-    @contextlib.contextmanager
-    def others_work(self) -> Iterator[None]:
-        """Lend the baton while waiting for a trial; nothing where it is not held, as with a single seat."""
-        held = self.baton.locked()
-        if held:
-            self.baton.release()
-        try:
-            yield
-        finally:
-            if held:
-                self.baton.acquire()
-
     def new_trial(self, phase: Phase, configuration: Configuration) -> Trial:
-        """A trial with the next number, its directory made, announced."""
+        """Return a trial with the next number, its directory made, announced."""
         trial = Trial(next(self.numbers), phase, configuration, self.objective)
+        self.trials[trial.number] = trial
         self.directory.prepare_trial(trial.number)
         self.announce(trial)
         return trial
@@ -114,7 +143,7 @@ class Run:
 
     def measured(self, trial: Trial) -> None:
         """Tell the observer of the estimate so far."""
-        self.observe(TrialMeasured(trial=trial.number, speedup=speedup_of(trial), pairs=len(trial.log_ratios)))
+        self.observe(TrialMeasured(trial=trial.number, speedup=trial.speedup, pairs=len(trial.log_ratios)))
 
     def keep(self, record: TrialRecord, *, announce: bool = True) -> TrialRecord:
         """Write a record, and tell the observer that the trial ended; returns it with the moment at which it did."""
@@ -136,13 +165,13 @@ class Run:
 
 
 @contextlib.contextmanager
-def never_two_alive() -> Iterator[None]:
-    """Turn OOM into a taken device where no other process of the run is alive: it says nothing about memory."""
+def reclassify_busy_gpu() -> Iterator[None]:
+    """Turn OOM into an unavailable device where no other process of the run is alive: another one has the card."""
     # Raises TrialFailed.
     try:
         yield
     except TrialFailed as failure:
-        if failure.outcome is Outcome.OOM and says_taken(failure.reason):
+        if failure.outcome is Outcome.OOM and is_busy_gpu_error(failure.reason):
             taken = DeviceUnavailable(
                 Outcome.ERROR,
                 failure.reason,

@@ -4,35 +4,27 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 from autotune.data.errors import MeasuringStoppedError
 from autotune.data.figures import LogInterval
 from autotune.data.record import Outcome, Pairing, Phase, TrialRecord
 from autotune.recipe.apply import environment
-from autotune.runtime.error_patterns import says_taken
-from autotune.runtime.executor import IN_SEARCH, Data, DeviceUnavailable, SeatLost, TrialFailed, WarmUp
+from autotune.runtime.executor import DeviceUnavailable, SeatLost, TrialFailed, WarmUp
+from autotune.runtime.logs import is_busy_gpu_error
+from autotune.runtime.protocol import Data
 from autotune.space.configuration import Configuration, add_strategy_knobs, move_to_device, reset_idle
 from autotune.space.knobs import KNOBS, Device
 from autotune.stats.deciding import Stop, stop_measuring
 from autotune.stats.intervals import Spread, mean_interval
-from autotune.tuning.comparison import set_in_blocks, take_turns
-from autotune.tuning.feasibility import fit_on_card
-from autotune.tuning.live_baseline import Baseline, baseline_error
-from autotune.tuning.run import Run, never_two_alive
-from autotune.tuning.side import PATIENCE_SECONDS, Interrupted, Side
-from autotune.tuning.slicing import (
-    MUCH_WAITING,
-    SLICE_SECONDS,
-    is_busy,
-    slice_seconds,
-    taken_seconds,
-    wanted_in_blocks,
-    wanted_seconds,
-)
-from autotune.tuning.trial import Trial, rate_of
-from autotune.tuning.waiting import GENEROUS, Deadline, TimeIsUp
+from autotune.tuning import costs
+from autotune.tuning.comparison import PATIENCE_SECONDS, Comparison, MeasuredProcess
+from autotune.tuning.costs import MUCH_WAITING, SLICE_SECONDS, is_busy, slice_length, taken_seconds
+from autotune.tuning.live_baseline import LiveBaseline, baseline_error
+from autotune.tuning.run import Run
+from autotune.tuning.trial import Trial
+from autotune.tuning.waiting import GENEROUS, Deadline, Interrupted, TimeIsUp
 
 INPUT_WAIT_SECONDS = 0.3  # of the baseline and of leaders, whose figures stand in the recipe
 QUICK_INPUT_WAIT_SECONDS = 0.05  # the same for a trial of the search
@@ -41,7 +33,6 @@ BASELINE_SLICES, BASELINE_SLICES_SECONDS = 3, 12.0  # fewer slices where an epoc
 BLOCK_SLICES = 3  # of the baseline before and after a candidate that runs alone; fewer where an epoch is long
 SLICE_PATIENCE_SECONDS = 5.0  # beyond three times a slice's length when the trial's own time is over
 MOST_DRIFT = 0.1  # share by which a seat's baseline may become slower, until it is measured again
-SLICES_IN_A_TRIAL = 8  # where calls and epochs let them be so short
 
 
 class SameInForce(Exception):
@@ -65,6 +56,64 @@ class TrialLimits:
     known: Callable[[Configuration], bool] = lambda configuration: False  # tried before: not measured again
 
 
+@dataclass(kw_only=True)
+class SearchSchedule:
+    """How a candidate of the search is compared: until enough is known of it, or its time is over."""
+
+    run: Run
+    trial: Trial
+    process: MeasuredProcess  # the candidate's
+    limits: TrialLimits
+    usual_length: float  # seconds of a slice in turns
+    enough: Callable[[], Stop | None]
+    began: float = field(init=False)
+    measuring_since: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Note when the trial began."""
+        self.began = self.measuring_since = self.run.clock()
+
+    def turn_seconds(self, processes: Sequence[MeasuredProcess]) -> float:
+        """See `Schedule`."""
+        return slice_length(*(process.warm for process in processes), wanted=self.usual_length, most=self._most)
+
+    def goes_on(self, rounds: int, length: float) -> bool:
+        """See `Schedule`. Notes in the trial why it stops."""
+        run, trial, limits = self.run, self.trial, self.limits
+        left = limits.timeout - (run.clock() - self.began)
+        self.process.slice_patience = max(left - 3 * length, SLICE_PATIENCE_SECONDS)
+        if not rounds:
+            self.measuring_since = run.clock()
+            return True
+        run.measured(trial)
+        trial.stopped_by = self.enough()
+        spent = run.clock() - self.measuring_since - 2 * length * trial.extra_pairs_allowed()
+        over = spent + 2 * length > limits.measured or left < 2 * length
+        if trial.stopped_by is None and rounds >= 2 and over:
+            trial.stopped_by = Stop.TIME
+        return trial.stopped_by is None
+
+    def block_seconds(self, process: MeasuredProcess) -> float:
+        """See `Schedule`."""
+        return slice_length(process.warm, wanted=costs.length_in_blocks(self.run.objective), most=self._most)
+
+    def block_rounds(self, length: float) -> int:
+        """See `Schedule`. A block has the trial's own time."""
+        self.process.slice_patience = self.limits.timeout
+        seconds = max(self.limits.measured, 4 * BLOCK_SLICES * SLICE_SECONDS)
+        return max(1, min(BLOCK_SLICES, int(seconds / (4 * length))))
+
+    def close(self, process: MeasuredProcess) -> None:
+        """See `Schedule`."""
+        process.close(QUICK_INPUT_WAIT_SECONDS)
+
+    @property
+    def _most(self) -> float:
+        """Seconds of a slice, so that a trial has several; energy needs long ones all the same."""
+        energy = self.run.objective == "energy"
+        return math.inf if energy else self.limits.measured / costs.SLICES_IN_A_TRIAL
+
+
 class Seat:
     """The live baseline of a seat, and candidates beside it."""
 
@@ -72,10 +121,16 @@ class Seat:
         self._run, self._deadline, self.bracketed = run, deadline, bracketed
         self.name = name
         self.is_open = False
-        self.baseline = Baseline(run, deadline, name)
+        self._live: LiveBaseline | None = None
         self._imported: set[tuple[tuple[str, str], ...]] = set()
-        self._wanted = SLICE_SECONDS
+        self._usual_length = SLICE_SECONDS
         self._before = 0  # slices of the baseline in earlier invocations, on another seat or another day
+
+    @property
+    def baseline(self) -> LiveBaseline:
+        """The live baseline, once it was started."""
+        assert self._live is not None
+        return self._live
 
     # ------------------------------------------------------------------------------------------- baseline
 
@@ -84,41 +139,44 @@ class Seat:
         # Raises WorkloadError, BudgetError, NoStableConfigurationError. An `earlier` record stays as it is until
         # `keep_baseline`, because this may turn out to be another training.
         run = self._run
-        self.baseline.trial = trial = earlier or run.new_trial(Phase.BASELINE, run.baseline)
-        self._before = len(trial.slices)
-        self.is_open = True
+        trial = earlier or run.new_trial(Phase.BASELINE, run.baseline)
+        baseline = LiveBaseline(run=run, deadline=self._deadline, trial=trial, seat=self.name, start_timeout=timeout)
+        self._live, self._before, self.is_open = baseline, len(trial.slices), True
         if earlier is not None:
             run.announce(trial)
-        hurried, warm, deaths = timeout < BASELINE_SECONDS, None, 0
-        while warm is None:
+        hurried, deaths = timeout < BASELINE_SECONDS, 0
+        while True:
             try:
-                warm = self.baseline.launch(usual=0.0, at_most=timeout)
-                self._note_workload(trial, warm)
-                length = slice_seconds(warm)
+                baseline.start()
+                self._note_workload(trial, baseline.warm)
+                length = slice_length(baseline.warm)
                 most = max(1, min(BASELINE_SLICES, int(BASELINE_SLICES_SECONDS / length)))
-                assert self.baseline.side is not None
                 for place in range(most):
                     left = self._deadline.left()
-                    if place and (run.interrupted() or left < taken_seconds(length, warm)):
+                    if place and (run.interrupted() or left < taken_seconds(length, baseline.warm)):
                         break
-                    hurried = left < 3 * length + PATIENCE_SECONDS + GENEROUS * warm.ready.uncounted_seconds
-                    trial.add_slices([self.baseline.side.slice(length)])
+                    patience = PATIENCE_SECONDS + GENEROUS * baseline.warm.ready.uncounted_seconds
+                    hurried = left < 3 * length + patience
+                    trial.add_slices([baseline.slice_once(length)])
+                break
             except SeatLost as lost:
-                run.keep(trial.record(Outcome.INTERRUPTED, reason=lost.whole))
+                if earlier is None:  # else what it gave then stands
+                    run.keep(trial.record(Outcome.INTERRUPTED, reason=lost.whole))
                 raise
             except (TrialFailed, TimeIsUp) as error:
                 failure = error if isinstance(error, TrialFailed) else TrialFailed(Outcome.TIMEOUT, "no time is left")
-                self.baseline.stop()
-                warm, deaths = None, deaths + 1
-                if self.baseline.starts_again(failure, deaths):
+                baseline.kill()
+                deaths += 1
+                if baseline.starts_again(failure, deaths):
                     continue
                 if earlier is None:  # else what it gave then stands
                     run.keep(trial.record(Outcome.ERROR, failure=failure))
                 raise baseline_error(run, trial, failure, hurried=hurried) from error
-        self._wanted = wanted_seconds(0.0 if is_busy(trial.slices) else MUCH_WAITING, objective=run.objective)
+        waiting = 0.0 if is_busy(trial.slices) else MUCH_WAITING
+        self._usual_length = costs.length_in_turns(waiting, objective=run.objective)
         if earlier is None:
             self.keep_baseline()
-        return warm
+        return baseline.warm
 
     def _note_workload(self, trial: Trial, warm: WarmUp) -> None:
         """Keep what the baseline's process found out, for all that come after it."""
@@ -142,20 +200,21 @@ class Seat:
 
     def abandon(self) -> None:
         """Its processes are gone, or are to go."""
-        self.baseline.stop()
+        if self._live is not None:
+            self._live.kill()
         self.is_open = False
 
     def rate(self) -> float:
-        """Samples per second of the baseline in one more slice."""
-        own = self.baseline.slice(slice_seconds(self.baseline.ensure().warm))
-        return rate_of(self.baseline.trial, own)
+        """Return samples per second of the baseline in one more slice."""
+        self.baseline.ensure()
+        return self.baseline.trial.rate_of(self.baseline.slice(slice_length(self.baseline.warm)))
 
     def _refuse_drift(self, trial: Trial) -> None:
         """Measure the baseline again where it was slow beside a trial. Raises Drifted, and what a slice raises."""
         # Ratios of this seat stay good: both sides were slow. What comes after may not be.
         own = self.baseline.trial
-        usual = [rate_of(own, each) for each in own.slices[self._before :][:BASELINE_SLICES]]
-        beside = [rate_of(own, pair.baseline) for pair in trial.pairs if not pair.disturbed]
+        usual = [own.rate_of(each) for each in own.slices[self._before :][:BASELINE_SLICES]]
+        beside = [own.rate_of(pair.baseline) for pair in trial.pairs if not pair.disturbed]
         if not beside or statistics.median(beside) > (1 - MOST_DRIFT) * statistics.median(usual):
             return
         again = [self.rate() for _ in range(BASELINE_SLICES)]
@@ -168,13 +227,12 @@ class Seat:
     def end_baseline(self, *, examine: bool = True) -> None:
         """Take the baseline's closing figures, and end it; with `examine` also those that take time."""
         # Raises NoStableConfigurationError.
-        side = self.baseline.side
-        if side is None:
+        if self._live is None or self._live.live is None:
             return
-        self.baseline.side, trial = None, self.baseline.trial
-        examine = examine and (trial.finished is None or trial.finished.ceilings is None)
+        trial = self._live.trial
+        examine = examine and trial.latest("ceilings") is None
         try:
-            side.close(INPUT_WAIT_SECONDS if examine else QUICK_INPUT_WAIT_SECONDS, thorough=examine)
+            self._live.close(INPUT_WAIT_SECONDS if examine else QUICK_INPUT_WAIT_SECONDS, thorough=examine)
         except TrialFailed as failure:
             raise baseline_error(self._run, trial, failure) from failure
         finally:
@@ -192,7 +250,7 @@ class Seat:
         """Run a trial beside the baseline in one more process, and keep its record."""
         # Raises Interrupted, TimeIsUp, SameInForce, NoStableConfigurationError; the record is kept in any case.
         # Called again for a trial that ran before, it adds to what was measured.
-        run, before, known = self._run, len(trial.rated), trial.number in self._run.records
+        run, before, known = self._run, len(trial.pairs), trial.number in self._run.records
         ended: Exception | None = None
         outcome, reason, log_tail = Outcome.OK, "", ""
         trial.others = others
@@ -201,7 +259,7 @@ class Seat:
             return stop_measuring(trial.log_ratios, leader=leader, others=others)
 
         try:
-            self._measure_or_bracket(trial, limits, enough)
+            self._compare(trial, limits, enough)
             if trial.stopped_by == Stop.CANNOT_WIN:
                 outcome, reason = Outcome.PRUNED, "its interval lies below the leader's"
         except SameInForce as same:
@@ -231,7 +289,7 @@ class Seat:
                 outcome = Outcome.INTERRUPTED
                 reason = "stopped by the user" if isinstance(why, Interrupted) else "the time was over"
         record = trial.record(outcome, reason=reason, log_tail=log_tail)
-        if ended is not None and len(trial.rated) == before:
+        if ended is not None and len(trial.pairs) == before:
             record = run.records.get(trial.number, record)
         record = run.keep(record)
         if ended is not None:
@@ -240,117 +298,59 @@ class Seat:
             self._refuse_drift(trial)
         return record
 
-    def _measure_or_bracket(self, trial: Trial, limits: TrialLimits, enough: Callable[[], Stop | None]) -> None:
-        """In turns where both fit in memory, else in blocks."""
-        # All replicas of MirroredStrategy are threads of one process, so a freeze stops them together. A training of
-        # several processes must be set in blocks: a freeze of one rank would hang the others' collectives.
-        pairs_before, out_of_memory = len(trial.rated), None
-        alone = self.bracketed or trial.pairing is Pairing.BRACKETED
-        if not alone and fit_on_card(self.baseline.trial.slices, [trial.configuration], self._run.records.values()):
-            try:
-                self._alternate(trial, limits, enough)
-            except TrialFailed as failure:
-                if failure.outcome is not Outcome.OOM:
-                    raise
-                out_of_memory = failure  # perhaps only the two together do not fit
-                self.bracketed = says_taken(failure.reason)  # then no later one fits beside the baseline either
-            else:
-                return
-        try:
-            with never_two_alive():
-                self._bracket(trial, limits)
-        except TimeIsUp:
-            if out_of_memory is None or len(trial.rated) == pairs_before:
-                raise
-            trial.pairing = Pairing.ALTERNATING
-            raise out_of_memory from None  # what it gave before it failed makes it no success
-
-    def _alternate(self, trial: Trial, limits: TrialLimits, enough: Callable[[], Stop | None]) -> None:
-        run, began = self._run, self._run.clock()
-        reference = self.baseline.ensure()
-        trial.pairing = Pairing.ALTERNATING
-        self.baseline.beside, side = True, None
-        try:
-            side = self._start(trial, limits)
-            length = slice_seconds(side.warm, reference.warm, wanted=self._wanted, most=self._most_seconds(limits))
-            measuring_since = run.clock()
-
-            def goes_on(done: int) -> bool:
-                left = limits.timeout - (run.clock() - began)
-                side.at_most = max(left - 3 * length, SLICE_PATIENCE_SECONDS)
-                if not done:
-                    return True
-                run.measured(trial)
-                trial.stopped_by = enough()
-                spent = run.clock() - measuring_since - 2 * length * trial.repeats()
-                over = spent + 2 * length > limits.measured or left < 2 * length
-                if trial.stopped_by is None and done >= 2 and over:
-                    trial.stopped_by = Stop.TIME
-                return trial.stopped_by is None
-
-            take_turns(run, self.baseline, [side], length, goes_on)
-            side.close(QUICK_INPUT_WAIT_SECONDS)
-        finally:
-            if side is not None:
-                side.kill()
-            self.baseline.beside = False
-
-    def _bracket(self, trial: Trial, limits: TrialLimits) -> None:
-        run, trial.pairing = self._run, Pairing.BRACKETED
-        reference = self.baseline.ensure().warm
-        length = slice_seconds(reference, wanted=wanted_in_blocks(run.objective), most=self._most_seconds(limits))
-        seconds = max(limits.measured, 4 * BLOCK_SLICES * SLICE_SECONDS)
-        count = max(1, min(BLOCK_SLICES, int(seconds / (4 * length))))
-        before = [self.baseline.slice(length) for _ in range(count)]
-        self.baseline.stop()
-        side = self._start(trial, limits)
-        try:
-            side.at_most = limits.timeout
-            own = [side.slice(length) for _ in range(2 * count)]
-            side.close(QUICK_INPUT_WAIT_SECONDS)
-        finally:
-            side.kill()
-        after = [self.baseline.slice(length) for _ in range(count)]
-        set_in_blocks(trial, own, before=before, after=after, reference=self.baseline.trial)
-        run.measured(trial)
-        trial.stopped_by = Stop.TIME
-
-    def _most_seconds(self, limits: TrialLimits) -> float:
-        """Of a slice, so that a trial has several; energy needs long ones all the same."""
-        return math.inf if self._run.objective == "energy" else limits.measured / SLICES_IN_A_TRIAL
-
-    def _start(self, trial: Trial, limits: TrialLimits) -> Side:
-        """Start a candidate, and take what is in force for its configuration."""
-        # Raises TrialFailed, SameInForce, TimeIsUp.
-        reference = self.baseline.trial.warm
-        assert reference is not None
+    def _compare(self, trial: Trial, limits: TrialLimits, enough: Callable[[], Stop | None]) -> None:
+        """Compare a candidate with the live baseline: in turns where both fit in memory, else in blocks."""
+        run, pairs_before = self._run, len(trial.pairs)
+        self.baseline.ensure()
         self._imported.add(_variables(trial.configuration))
         # The baseline's boundary of epochs is taken over, unless the pipeline is made of other parts.
-        own = any(KNOBS[name].structural for name in trial.configuration.differences(self._run.baseline))
-        side = Side.start(
-            self._run,
-            self._deadline,
-            trial,
+        own = any(KNOBS[name].structural for name in trial.configuration.differences(run.baseline))
+        process = MeasuredProcess(
+            run=run,
+            deadline=self._deadline,
+            trial=trial,
             seat=self.name,
-            usual=reference.ready_seconds,
-            at_most=limits.timeout,
-            timing=IN_SEARCH if own else replace(IN_SEARCH, boundary=self._run.boundary),
+            start_timeout=limits.timeout,
+            usual_start=self.baseline.warm.ready_seconds,
+            boundary=None if own else run.boundary,
+            on_warm=lambda warm: self._note_in_force(trial, warm, limits),
         )
-        started = side.warm.started
+        comparison = Comparison(
+            run=run,
+            reference=self.baseline,
+            candidates=[process],
+            schedule=SearchSchedule(
+                run=run, trial=trial, process=process, limits=limits, usual_length=self._usual_length, enough=enough
+            ),
+            in_blocks=self.bracketed or trial.pairing is Pairing.BRACKETED,
+            reference_alone=self.baseline.trial.slices,
+        )
         try:
-            if trial.configuration["jit_compile"] is True and not started.jit_compile:
-                raise TrialFailed(
-                    Outcome.ERROR, "Keras does not compile this model with XLA: jit_compile falls back to false"
-                )
-            resolved = trial.configuration.replace(**{"jit_compile": started.jit_compile, **started.in_force})
-            in_force = reset_idle(resolved, self._run.baseline)
-            if in_force != trial.configuration and limits.known(in_force):
-                raise SameInForce(in_force)
-        except BaseException:
-            side.kill()
-            raise
+            comparison.measure()
+        except TimeIsUp:
+            if comparison.out_of_memory is None or len(trial.pairs) == pairs_before:
+                raise
+            trial.pairing = Pairing.ALTERNATING
+            raise comparison.out_of_memory from None  # what it gave before it failed makes it no success
+        finally:
+            if comparison.out_of_memory is not None and is_busy_gpu_error(comparison.out_of_memory.reason):
+                self.bracketed = True  # no later one fits beside the baseline either
+        if trial.pairing is Pairing.BRACKETED:
+            run.measured(trial)
+            trial.stopped_by = Stop.TIME
+
+    def _note_in_force(self, trial: Trial, warm: WarmUp, limits: TrialLimits) -> None:
+        """Take what is in force for a candidate's configuration. Raises TrialFailed, SameInForce."""
+        started = warm.started
+        if trial.configuration["jit_compile"] is True and not started.jit_compile:
+            raise TrialFailed(
+                Outcome.ERROR, "Keras does not compile this model with XLA: jit_compile falls back to false"
+            )
+        resolved = trial.configuration.replace(**{"jit_compile": started.jit_compile, **started.in_force})
+        in_force = reset_idle(resolved, self._run.baseline)
+        if in_force != trial.configuration and limits.known(in_force):
+            raise SameInForce(in_force)
         trial.configuration = in_force
-        return side
 
 
 def _variables(configuration: Configuration) -> tuple[tuple[str, str], ...]:

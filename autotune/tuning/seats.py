@@ -12,9 +12,9 @@ from autotune.data.errors import BudgetError, NoStableConfigurationError
 from autotune.data.printable import first_line
 from autotune.runtime.executor import SeatLost
 from autotune.tuning.events import Notice
-from autotune.tuning.neighbours import thin_out
 from autotune.tuning.run import Run
 from autotune.tuning.seat import BASELINE_SECONDS, Drifted, Seat
+from autotune.tuning.seat_contention import drop_contended_seats
 from autotune.tuning.waiting import Deadline
 
 MOST_LOSSES = 2  # of a seat, until it is dropped
@@ -32,7 +32,7 @@ class Seats:
     """Does actions on seats; a context manager that ends with no action running."""
 
     # A single seat works in the caller's thread. Several have a thread each while they do something. All of
-    # them take turns in the driver by the run's baton, which is lent while a trial is waited for.
+    # them take turns in the driver, and release their turn while they wait for a trial.
 
     def __init__(
         self, run: Run, deadline: Deadline, first: Seat, *, bracketed: bool, all_at_once: bool = False
@@ -49,20 +49,20 @@ class Seats:
         self._known = {first.name}
 
     def __enter__(self) -> Seats:
-        """Itself, with the baton held where there are several seats."""
+        """Itself, with the turn taken where there are several seats."""
         if self._several:
-            self._run.baton.acquire()
+            self._run.turn.take()
             try:
                 self._take_in()
                 if not self._all_at_once:
-                    thin_out(self, self._run)
+                    drop_contended_seats(self, self._run)
             except BaseException:
-                self._run.baton.release()
+                self._run.turn.give_back()
                 raise
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Wait for all that runs, unless the user ends it; end the other seats' baselines; give the baton back."""
+        """Wait for all that runs, unless the user ends it; end the other seats' baselines; give the turn back."""
         if not self._several:
             return
         try:
@@ -74,7 +74,7 @@ class Seats:
                     if seat is not self._first:
                         seat.end_baseline()
         finally:
-            self._run.baton.release()
+            self._run.turn.give_back()
 
     @property
     def busy(self) -> frozenset[int]:
@@ -106,7 +106,7 @@ class Seats:
     def _begin(self, seat: Seat, action: Callable[[Seat], None], number: int) -> None:
         self._running[seat] = number
         threading.Thread(target=self._work, args=(seat, action), daemon=True).start()
-        with self._run.others_work():
+        with self._run.turn.released():
             self._begun.get()
 
     def wait_for_free(self) -> None:
@@ -119,7 +119,7 @@ class Seats:
 
     def _work(self, seat: Seat, action: Callable[[Seat], None]) -> None:
         error: BaseException | None = None
-        with self._run.baton:
+        with self._run.turn:
             self._begun.put(None)
             try:
                 self._restart(seat)
@@ -134,13 +134,13 @@ class Seats:
 
     def _restart(self, seat: Seat) -> None:
         if seat in self._gone:
-            with self._run.others_work():
+            with self._run.turn.released():
                 self._run.executor.restart(seat.name)
             self._gone.discard(seat)
 
     def wait(self) -> None:
         """Wait until an action has ended. Raises what it raised."""
-        with self._run.others_work():
+        with self._run.turn.released():
             seat, error = self._ended.get()
         del self._running[seat]
         if isinstance(error, SeatLost):

@@ -1,7 +1,7 @@
-"""What the environment and the user's file set by themselves, taken into the baseline; and notices. Pure.
+"""Take the settings of the shell and of the user's file into the baseline, and tell what users should know. Pure.
 
-The baseline is what the user would run anyway. A thread count or a dtype policy that importing their file sets is a
-part of it, and so is a variable of the shell that TensorFlow reads, whether the workload names it or not.
+The baseline is what the user would run anyway. It includes a thread count or dtype policy that importing the file
+sets, and variables of the shell that TensorFlow reads, whether the workload names them or not.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from autotune.stats.disturbance import gpu_load_of, load_of
 from autotune.stats.stability import MOST_RETRACES, MOST_SKIPPED, RETRACING_ADVICE
 
 WORTH_SHARE = 0.02  # of a training that tuning it may cost
-LONG_BEFORE_SHARE = 1 / 3  # of a trial, that a script may take before it trains without a notice
+LONG_BEFORE_SHARE = 1 / 3  # of a trial, which a script may take before it trains without a notice
 MUCH_FOREIGN = 0.15  # share of the processor that others may take while the baseline is timed without a notice
 NOTABLE_ENDS = 0.1  # share of its time that a training may spend between epochs without a notice
-_SAY_HOW_LONG = "Let it say so: dataset.apply(tf.data.experimental.assert_cardinality(N))"
+_SET_CARDINALITY = "Set it: dataset.apply(tf.data.experimental.assert_cardinality(N))"
 
 
 def as_imported(baseline: Configuration, facts: WorkloadFacts, *, where: str) -> tuple[Configuration, tuple[str, ...]]:
-    """The baseline with what was in force after the import, and a notice for each knob taken over."""
+    """Return the baseline with what was in force after the import, and a notice for each knob taken over."""
     # Raises WorkloadError.
     notices = []
     for name, found in facts.in_force.items():
@@ -46,8 +46,8 @@ def as_imported(baseline: Configuration, facts: WorkloadFacts, *, where: str) ->
         if not by_shell and (at_import or named or found not in knob.domain):
             raise WorkloadError(
                 f"importing {where} sets {name} to {found!r}, and the baseline says {baseline[name]!r}",
-                hint=f"Take that line out of the file: {name} is a knob. Name it in Workload(baseline={{{name!r}: …}}) "
-                f"where it should not be TensorFlow's default. It takes {knob.domain.describe()}.",
+                hint=f"Remove that line: {name} is a knob. Set it by Workload(baseline={{{name!r}: …}}) if it should "
+                f"not be TensorFlow's default. It takes {knob.domain.describe()}.",
             )
         baseline = baseline.replace(**{name: found})
         setting = f"sets {name}={format_value(found)}, so the baseline has it too"
@@ -65,14 +65,14 @@ def refuse_knobs_that_cannot_act(facts: WorkloadFacts, *, where: str) -> None:
         if knob.needs_dataset_config and value != knob.default and not facts.dataset_takes_config:
             raise WorkloadError(
                 f"{where}: Workload(baseline=…) names {name}, which reaches the data only through dataset(config)",
-                hint=f"Write `def dataset(config)` and use config.{name} there, or take {name} out of baseline.",
+                hint=f"Write `def dataset(config)` and use config.{name} there, or remove {name} from baseline.",
             )
 
 
 def script_notes(
     script: ScriptFacts, ready_seconds: float, devices: int = 1, device: Device = Device.CPU
 ) -> Iterator[str]:
-    """What to know of how a script is tuned.
+    """Yield what to know of how a script is tuned.
 
     Args:
         script: What is known of it.
@@ -83,11 +83,11 @@ def script_notes(
     if len({fit.site and fit.site.key for fit in script.fits}) > 1:
         chosen = script.fits[script.fit - 1]
         yield (
-            f"of the script's {len(script.fits)} calls of fit, the one in {chosen.line} is tuned; those before it run "
+            f"of the script's {len(script.fits)} calls of fit, the one in {chosen.line} is tuned; earlier ones run "
             "three steps in each trial; --fit N chooses another"
         )
     if script.left_out:
-        yield f"trials leave out what writes: {', '.join(script.left_out)}"
+        yield f"skipped in trials because they write: {', '.join(script.left_out)}"
     by_reason: dict[str, list[str]] = {}
     for name, why in script.not_reached.items():
         if device in KNOBS[name].devices and (devices > 1 or name not in STRATEGY_KNOBS):
@@ -95,28 +95,28 @@ def script_notes(
     for why, names in by_reason.items():
         yield f"not varied: {', '.join(names)}: {why}"
     if script.baseline.get("jit_compile") is True and script.not_reached.get("jit_compile") == NO_XLA:
-        yield f"the script compiles with jit_compile=True. {NO_XLA}: take it out"
+        yield f"the script compiles with jit_compile=True. {NO_XLA}: remove it"
     if script.before_seconds > LONG_BEFORE_SHARE * ready_seconds:
         yield (
-            f"what the script does before it trains takes {script.before_seconds:.0f} s in each trial: prepare "
-            "data in a file before you tune, and have the script read that"
+            f"the script works for {script.before_seconds:.0f} s before it trains, in each trial: prepare its data in "
+            "a file before you tune, and let the script read that"
         )
     if script.work_varies:
         yield (
-            "an update of the weights is no constant work here: the number of calls of the model before it varies. "
-            "Speeds are updates/s, and a gain below what they vary by themselves is not claimed"
+            "the work for an update of the weights varies: so does the number of calls of the model before it. "
+            "Speeds are in updates/s, and a gain below their own variation is not claimed"
         )
     if script.trains is Trains.LOOP:
-        yield "the script trains by a loop of its own: its losses are not compared, and its weights are looked at once"
+        yield "the script has its own training loop: losses are not compared, and weights are checked once, at the end"
 
 
 def samples_of(script: ScriptFacts | None, examples: int | None) -> int | None:
-    """What a script's own training takes, in samples; None where that is not known."""
+    """Return the samples of a script's own training; None where that is not known."""
     return script.epochs * examples if script is not None and script.epochs and examples else None
 
 
 def worth_notes(what: str, samples: int | None, rate: float | None, budget: float) -> Iterator[str]:
-    """Whether a budget is in proportion to the training.
+    """Say whether a budget is in proportion to the training.
 
     Args:
         what: The training, or one call of `fit`, of which a script may make many.
@@ -129,26 +129,26 @@ def worth_notes(what: str, samples: int | None, rate: float | None, budget: floa
     whole = samples / rate
     if budget > whole:
         yield (
-            f"{what} would take {time_in_words(whole)} as it is, less than the budget: tuning pays for longer "
-            "trainings, or for many of them"
+            f"{what} takes {time_in_words(whole)} without tuning, less than the budget: tuning pays off for longer "
+            "or repeated trainings"
         )
     elif budget > WORTH_SHARE * whole:
         yield (
-            f"{what} would take {time_in_words(whole)} as it is: the budget of {time_in_words(budget)} is "
+            f"{what} takes {time_in_words(whole)} without tuning: the budget of {time_in_words(budget)} is "
             f"{budget / whole:.0%} of that"
         )
 
 
 def oddities(facts: WorkloadFacts, warm: WarmUp, device: Device) -> Iterator[str]:
-    """A notice for each thing that the workload asks for and the timing leaves out."""
+    """Yield a notice for each thing that the workload asks for and the timing leaves out."""
     started = warm.started
     for name in facts.baseline:
         if device not in KNOBS[name].devices:
             yield f"Workload(baseline=…) names {name}, which does nothing on the {device}: left out"
     if facts.baseline.get("jit_compile") is True and not started.jit_compile:
         yield (
-            "Workload(baseline=…) names jit_compile=true, and Keras turns XLA off for this model (a layer without "
-            "support, run_eagerly, or op determinism), so the baseline is without it"
+            "Workload(baseline=…) names jit_compile=true, but Keras turns XLA off for this model (a layer without "
+            "support, run_eagerly, or op determinism): the baseline is without it"
         )
     for text in started.not_knobs:
         if facts.script is not None and text.startswith("tf."):
@@ -156,8 +156,8 @@ def oddities(facts: WorkloadFacts, warm: WarmUp, device: Device) -> Iterator[str
         yield f"{text} is in force in all trials, the baseline's too: set it in your training as well"
     for name, value in started.set_by_dataset.items():
         yield (
-            f"the workload's dataset() sets {name}={format_value(value)} itself, so the baseline has it too, and it "
-            "is not varied; take that line out to have it tuned"
+            f"the workload's dataset() sets {name}={format_value(value)} itself: the baseline has it, and it is not "
+            "varied; remove that line to have it tuned"
         )
     script = facts.script
     if script is None or (script.fit_calls == 1 and "persistent_iterator" not in script.not_reached):
@@ -165,26 +165,26 @@ def oddities(facts: WorkloadFacts, warm: WarmUp, device: Device) -> Iterator[str
     if started.endless:
         if facts.validates:
             yield (
-                "the training data has no end, so there are no epochs, and what validation costs is left out: a "
+                "the training data is infinite, so there are no epochs, and the time for validation is not counted: a "
                 "training with few steps_per_epoch will gain less than is claimed"
             )
     elif warm.ready.timed_by == "epochs":
         return
     elif started.examples is None:
         yield (
-            "the training data does not say how long it is, and counting took too long, so the time between epochs is "
-            f"left out, validation too: a training with short epochs will gain less than is claimed. {_SAY_HOW_LONG}"
+            "the training dataset has unknown cardinality, and counting it took too long: the time between epochs, "
+            "with validation, is not counted, and a training with short epochs will gain less than is claimed. "
+            f"{_SET_CARDINALITY}"
         )
     elif started.validation_uncounted:
         yield (
-            "the validation data does not say how long it is, and counting took too long: where epochs are timed by "
-            "steps, only its beginning is charged. Give fit() validation_steps where it has no end. "
-            f"{_SAY_HOW_LONG}"
+            "the validation dataset has unknown cardinality, and counting it took too long: only its beginning is "
+            f"counted. Give fit() validation_steps if it is infinite. {_SET_CARDINALITY}"
         )
 
 
 def _slow_ends(facts: WorkloadFacts, warm: WarmUp) -> Iterator[str]:
-    """A notice where much of the baseline's time passes between epochs, validation not counted."""
+    """Yield a notice if much of the baseline's time passes between epochs, validation not counted."""
     ready, examples = warm.ready, warm.started.examples_per_epoch
     spent, epoch = ready.epoch_overhead_seconds, ready.epoch_seconds
     if ready.timed_by == "steps":
@@ -201,18 +201,18 @@ def _slow_ends(facts: WorkloadFacts, warm: WarmUp) -> Iterator[str]:
 
 
 def refit_notes(script: ScriptFacts | None, slices: Sequence[Slice]) -> Iterator[str]:
-    """A notice where much of the baseline's time passes between calls of `fit`."""
+    """Yield a notice if much of the baseline's time passes between calls of `fit`."""
     charged = sum(measured.charged_seconds for measured in slices)
     share = charged / max(1e-9, charged + sum(measured.seconds for measured in slices))
     if script is not None and script.fit_site is not None and share > NOTABLE_ENDS:
         yield (
             f"{script.fit_site} is called in a loop, and {share:.0%} of the baseline's time passes between its calls, "
-            "which is charged; a single call with more epochs would avoid what fit itself takes of that"
+            "which is counted; a single call with more epochs would avoid fit's own share of that"
         )
 
 
 def foreign_load(slices: Sequence[Slice]) -> Iterator[str]:
-    """Yield a notice for the processor, and for the GPU, where others take much of it while the baseline trains."""
+    """Yield a notice for the processor, and for the GPU, if others take much of it while the baseline trains."""
     for what, loads in (("processor", map(load_of, slices)), ("GPU", map(gpu_load_of, slices))):
         known = [load for load in loads if load is not None]
         if known and (share := statistics.median(known)) > MUCH_FOREIGN:
@@ -223,15 +223,15 @@ def foreign_load(slices: Sequence[Slice]) -> Iterator[str]:
 
 
 def instabilities(slices: Sequence[Slice]) -> Iterator[str]:
-    """A notice for each thing that makes the baseline, and so the user's own training, unstable."""
-    seconds, steps = sum(each.seconds for each in slices), sum(each.steps for each in slices)
-    retraces = sum(each.retraces or 0 for each in slices)
+    """Yield a notice for each thing that makes the baseline, and so the user's own training, unstable."""
+    seconds, steps = sum(measured.seconds for measured in slices), sum(measured.steps for measured in slices)
+    retraces = sum(measured.retraces or 0 for measured in slices)
     if retraces > MOST_RETRACES:
         yield (
             f"the workload retraces: {retraces} times in {seconds:.1f} s of the baseline after its warm-up; "
-            f"configurations that do so as well are not refused for it. To mend it, {RETRACING_ADVICE}"
+            f"configurations that retrace as well are not refused for it. To fix it, {RETRACING_ADVICE}"
         )
-    skipped = sum(each.skipped_steps or 0 for each in slices)
+    skipped = sum(measured.skipped_steps or 0 for measured in slices)
     if skipped > MOST_SKIPPED * steps:
         yield (
             f"the baseline's loss scale skips {skipped} of {steps} steps after its warm-up: its gradients overflow in "

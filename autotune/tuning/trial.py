@@ -1,17 +1,16 @@
-"""A trial while it runs, and the record it leaves."""
+"""A trial: what its processes reported, as they reported it, and the record that follows from that."""
 
 from __future__ import annotations
 
 import math
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-from autotune.data.figures import Bottleneck, Interval, Profile
+from autotune.data.figures import Bottleneck, Check, Interval, Profile
 from autotune.data.options import Objective
-from autotune.data.record import Looks, Outcome, Pair, Pairing, Phase, Place, Slice, TrialRecord
+from autotune.data.record import Looks, Outcome, Pair, Pairing, Phase, Place, ProcessLog, Slice, TrialRecord
 from autotune.runtime.executor import TrialFailed, WarmUp
 from autotune.runtime.protocol import Finished
 from autotune.space.configuration import Configuration
@@ -19,29 +18,29 @@ from autotune.stats import ratios
 from autotune.stats.bottleneck import StepFigures, find_bottleneck
 from autotune.stats.disturbance import find_disturbances, gpu_figures
 from autotune.stats.intervals import Spread, mean_interval
-from autotune.stats.ratios import RatedPair, by_instance, rate
+from autotune.stats.ratios import EpochCost, RatedPair, by_instance, rate
 
 UNKNOWN_WAIT_ERROR = 0.1  # of the input wait, where a single slice has no spread
 MOST_PAIRS_AGAIN = 4  # of an instance, for those that were disturbed
+_RAW = (
+    *("started_at", "pairing", "stopped_by", "instances", "seconds"),
+    *("processes", "pairs", "slices", "looks", "checks"),
+)
+"""Fields of a record that a trial holds as they are."""
+_LATEST = (
+    *("launch_seconds", "first_step_seconds", "filling_seconds", "compile_seconds", "warmup_seconds", "warmup_steps"),
+    *("run_in_seconds", "timed_by", "boundary", "examples_per_epoch", "validation_uncounted"),
+)
+"""Figures of a record that are those of the latest process."""
 
 
 def now_utc() -> str:
-    """This moment, ISO 8601 to the millisecond."""
+    """Return this moment, ISO 8601 to the millisecond."""
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
-# fmt: off
-OF_WARM = (
-    "launch_seconds", "first_step_seconds", "filling_seconds", "compile_seconds", "warmup_seconds", "warmup_steps",
-    "settled", "run_in_seconds", "timed_by", "epoch_overhead_seconds", "boundary", "examples_per_epoch",
-    "validation_uncounted", "throughput",
-)
-# fmt: on
-"""Fields of a record that only a warm process tells."""
-
-
 class Trial:
-    """One trial and what was gathered of it."""
+    """One trial as it grows. What a record holds of it and is no figure is here; all figures are derived."""
 
     def __init__(
         self, number: int, phase: Phase, configuration: Configuration, objective: Objective = "throughput"
@@ -50,6 +49,7 @@ class Trial:
         self.objective: Objective = objective  # what its pairs are compared by
         self.phase = phase
         self.configuration = self.asked = configuration
+        self.reference: Trial | None = None  # the baseline that its pairs stand beside
         self.started_at = now_utc()
         self.place: Place | None = None  # where its latest process runs
         self.pairing: Pairing | None = None
@@ -57,134 +57,144 @@ class Trial:
         self.stopped_by: str | None = None
         self.instances = 0
         self.seconds = 0.0
-        self.rated: list[RatedPair] = []
-        self.slices: list[Slice] = []
+        self.processes: tuple[ProcessLog, ...] = ()
+        self.pairs: tuple[Pair, ...] = ()
+        self.slices: tuple[Slice, ...] = ()  # that are no candidate's
         self.looks: tuple[Looks, ...] = ()
-        self.finished: Finished | None = None
-        self._warm: list[WarmUp] = []
-        self._instances_of_slices: list[int] = []
-        self._before: TrialRecord | None = None  # of an earlier invocation
+        self.checks: tuple[Check, ...] = ()
+        self.failure: TrialFailed | None = None  # of a leader: why it cannot be recommended at all
+        self.instance_seconds: list[float] = []  # of a leader: what each pair of processes took in this invocation
+        self._rated: tuple[object, list[RatedPair]] = (None, [])  # for which pairs and costs, and the pairs rated
 
     @classmethod
-    def of_record(cls, record: TrialRecord, reference: TrialRecord, objective: Objective = "throughput") -> Trial:
-        """A trial as its record tells it, without a process."""
+    def of_record(cls, record: TrialRecord, objective: Objective = "throughput") -> Trial:
+        """Return a trial as its record tells it, without a process."""
         trial = cls(record.trial, record.phase, Configuration(record.configuration), objective)
         trial.asked = Configuration(record.asked or record.configuration)
-        trial.started_at, trial.seconds, trial.instances = record.started_at, record.seconds, record.instances
-        trial.pairing, trial.stopped_by, trial.looks = record.pairing, record.stopped_by, record.looks
+        for name in _RAW:
+            setattr(trial, name, getattr(record, name))
         if record.seat is not None:
             trial.place = Place(seat=record.seat, host=record.host or "", device=record.device or "")
-        trial.add_slices(record.slices)
-        trial._before = record
-        bracketed = record.pairing is Pairing.BRACKETED
-        trial.rated = [
-            RatedPair(
-                pair=each,
-                baseline=_compared(
-                    trial, each.baseline, reference.examples_per_epoch, reference.epoch_overhead_seconds
-                ),
-                candidate=_compared(trial, each.candidate, record.examples_per_epoch, record.epoch_overhead_seconds),
-                bracketed=bracketed,
-            )
-            for each in record.pairs
-        ]
-        if record.peak_host_bytes is not None:
-            trial.finished = Finished(
-                peak_host_bytes=record.peak_host_bytes,
-                peak_device_bytes=record.peak_device_bytes,
-                input_wait_fraction=record.input_wait_fraction,
-                outside_fraction=record.outside_fraction,
-                ceilings=record.ceilings,
-            )
         return trial
 
-    @property
-    def warm(self) -> WarmUp | None:
-        """What the latest process told once it was warm; None before the first."""
-        return self._warm[-1] if self._warm else None
+    # --------------------------------------------------------------------------------------- what is reported
 
     def note_warm(self, warm: WarmUp) -> None:
-        """Keep what a process has told."""
-        self._warm.append(warm)
+        """Keep what a process has reported."""
+        told = {**dict(warm.started), **dict(warm.ready), **vars(warm)}
+        log = ProcessLog(**{name: told[name] for name in ProcessLog.model_fields if name in told})
+        self.processes = (*self.processes, log)
+        if self.place is not None and not self.place.device:  # a seat that is all of a host
+            self.place = self.place.model_copy(update={"device": ", ".join(warm.started.gpus) or "CPU"})
 
-    def add_pair(self, *, baseline_first: bool, baseline: Slice, candidate: Slice, reference: WarmUp) -> None:
-        """Keep two neighbouring slices; `reference` is the baseline's warm-up. Raises TrialFailed without energy."""
-        assert self.warm is not None
+    def note_closing(self, finished: Finished) -> None:
+        """Keep the closing figures of the process that reported last."""
+        *others, latest = self.processes
+        told = dict(finished)
+        update = {name: told[name] for name in ProcessLog.model_fields if name in told}
+        self.processes = (*others, latest.model_copy(update=update))
+
+    def add_pair(self, *, baseline_first: bool, baseline: Slice, candidate: Slice, reference: Trial) -> None:
+        """Keep two neighbouring slices; `reference` is the baseline's trial. Raises TrialFailed without energy."""
+        self.reference = reference
         pair = Pair(
-            instance=max(0, self.instances - 1), baseline_first=baseline_first, baseline=baseline, candidate=candidate
+            instance=max(0, self.instances - 1),
+            baseline_first=baseline_first,
+            baseline=baseline,
+            candidate=candidate,
+            in_blocks=self.pairing is Pairing.BRACKETED,
         )
-        rated = RatedPair(
-            pair=pair,
-            baseline=_compared(
-                self, baseline, reference.started.examples_per_epoch, reference.ready.epoch_overhead_seconds
-            ),
-            candidate=_compared(
-                self, candidate, self.warm.started.examples_per_epoch, self.warm.ready.epoch_overhead_seconds
-            ),
-            bracketed=self.pairing is Pairing.BRACKETED,
-        )
+        if self._rate(pair) is None:
+            failure = TrialFailed(Outcome.ERROR, "the GPU told no energy for a slice (NVML)")
+            failure.trial = self.number
+            raise failure
         # Those of the process, or of a search trial's few, are judged anew: what comes after a burst shows it, too.
-        pairs = [*self.rated, rated]
-        judged = pairs
+        pairs = (*self.pairs, pair)
+        first = 0
         if self.phase is Phase.CONFIRM:
-            judged = [each for each in pairs if each.pair.instance == pair.instance]
-        causes = find_disturbances([(each.pair.baseline, each.pair.candidate) for each in judged])
-        self.rated = pairs[: -len(judged)]
-        for each, cause in zip(judged, causes, strict=True):
-            marked = each.pair.model_copy(update={"disturbed": cause is not None, "disturbed_by": cause})
-            self.rated.append(replace(each, pair=marked))
+            first = next(place for place, known in enumerate(pairs) if known.instance == pair.instance)
+        causes = find_disturbances([(judged.baseline, judged.candidate) for judged in pairs[first:]])
+        marked = [
+            judged.model_copy(update={"disturbed": cause is not None, "disturbed_by": cause})
+            for judged, cause in zip(pairs[first:], causes, strict=True)
+        ]
+        self.pairs = (*pairs[:first], *marked)
 
     def add_slices(self, slices: Sequence[Slice]) -> None:
         """Keep slices of the present process that are no candidate's."""
-        self.slices += slices
-        self._instances_of_slices += [max(0, self.instances - 1)] * len(slices)
+        process = max(0, self.instances - 1)
+        self.slices = (*self.slices, *(timed.model_copy(update={"process": process}) for timed in slices))
 
-    def note_closing(self, finished: Finished) -> None:
-        """Keep a process's closing figures: the highest peaks of all, and the latest input wait."""
-        before = self.finished or finished
-        waits = finished.input_wait_fraction
-        self.finished = Finished(
-            peak_host_bytes=max(before.peak_host_bytes, finished.peak_host_bytes),
-            peak_device_bytes=max(filter(None, (before.peak_device_bytes, finished.peak_device_bytes)), default=None),
-            input_wait_fraction=before.input_wait_fraction if waits is None else waits,
-            outside_fraction=before.outside_fraction if waits is None else finished.outside_fraction,
-            ceilings=finished.ceilings or before.ceilings,
-            no_profile=finished.no_profile or before.no_profile,
-        )
+    # ------------------------------------------------------------------------------------ what follows from it
 
     @property
-    def pairs(self) -> list[Pair]:
-        """The pairs so far."""
-        return [each.pair for each in self.rated]
+    def epoch_cost(self) -> EpochCost:
+        """What an epoch costs beyond its steps: the mean of what its processes have seen."""
+        if not self.processes:
+            return EpochCost()
+        latest = self.processes[-1]
+        alike = [latest] if latest.timed_by == "epochs" else self.processes
+        seen = [
+            log.epoch_overhead_seconds
+            for log in alike
+            if log.timed_by == latest.timed_by and log.epoch_overhead_seconds is not None
+        ]
+        return EpochCost(examples=latest.examples_per_epoch, seconds=statistics.fmean(seen) if seen else None)
+
+    @property
+    def rated(self) -> list[RatedPair]:
+        """Its pairs with their rates, each by what an epoch costs its own side."""
+        known = (self.pairs, self.epoch_cost, None if self.reference is None else self.reference.epoch_cost)
+        if self._rated[0] != known:
+            self._rated = known, [rated for pair in self.pairs if (rated := self._rate(pair)) is not None]
+        return self._rated[1]
+
+    def _rate(self, pair: Pair) -> RatedPair | None:
+        beside = EpochCost() if self.reference is None else self.reference.epoch_cost
+        baseline = ratios.compared_rate(pair.baseline, beside, self.objective)
+        candidate = ratios.compared_rate(pair.candidate, self.epoch_cost, self.objective)
+        if baseline is None or candidate is None:
+            return None
+        return RatedPair(pair=pair, baseline=baseline, candidate=candidate)
 
     @property
     def log_ratios(self) -> list[float]:
         """Logarithms of the pairs' speed-ups, without those of disturbed pairs."""
-        return [each for of_instance in self.log_ratios_by_instance().values() for each in of_instance]
+        return [value for values in self.log_ratios_by_instance().values() for value in values]
 
     def log_ratios_by_instance(self) -> dict[int, list[float]]:
-        """The same, by process."""
+        """Return the same by process."""
         return ratios.log_ratios(self.rated, overall=self.phase is Phase.CONFIRM)
 
     def log_ratios_over(self, other: Trial) -> dict[int, list[float]]:
-        """Logarithms of its speed-ups over another trial, by process, from the same slices of the baseline."""
+        """Return logarithms of speed-ups over another trial, by process, from the same slices of the baseline."""
         return ratios.log_ratios_over(self.rated, other.rated, overall=self.phase is Phase.CONFIRM)
 
-    def repeats(self) -> int:
-        """How many more pairs the present process may have, for those that were disturbed."""
+    def extra_pairs_allowed(self) -> int:
+        """Return how many more pairs the present process may have, for those that were disturbed."""
         last = by_instance(self.rated).get(max(0, self.instances - 1), [])
-        return min(MOST_PAIRS_AGAIN, sum(each.pair.disturbed for each in last))
+        return min(MOST_PAIRS_AGAIN, sum(rated.pair.disturbed for rated in last))
+
+    @property
+    def speedup(self) -> Interval | None:
+        """Its speed-up so far; None before the first pair."""
+        return mean_interval(self.log_ratios, others=self.others).ratio if self.pairs else None
+
+    def rate_of(self, timed: Slice) -> float:
+        """Return samples per second of a slice of its own."""
+        return rate(timed, self.epoch_cost)
+
+    def latest(self, name: str) -> Any:
+        """Return a closing figure of the latest process that told one; None where none did."""
+        return next((told for log in reversed(self.processes) if (told := getattr(log, name)) is not None), None)
 
     def record(
         self, outcome: Outcome, *, reason: str = "", log_tail: str = "", failure: TrialFailed | None = None
     ) -> TrialRecord:
-        """All that is kept of the trial, now that it ended as `outcome`, or as `failure` says."""
+        """Return all that is kept of the trial, now that it ended as `outcome`, or as `failure` says."""
         if failure is not None:
             outcome, reason, log_tail = failure.outcome, failure.whole, failure.log_tail
-        warm, finished, pairs = self.warm, self.finished, self.pairs
-        own = [pair.candidate for pair in pairs] + self.slices
-        instances = [pair.instance for pair in pairs] + self._instances_of_slices
-        last_losses = {instance: each.loss for instance, each in zip(instances, own, strict=True)}
+        place = self.place
         record = TrialRecord(
             trial=self.number,
             phase=self.phase,
@@ -196,73 +206,51 @@ class Trial:
             started_at=self.started_at,
             seconds=self.seconds,
             instances=self.instances,
-            seat=None if self.place is None else self.place.seat,
-            host=None if self.place is None else self.place.host,
-            device=None if self.place is None else self.place.device or _device(warm),
-            pairing=self.pairing if pairs else None,
-            pairs=tuple(pairs),
-            slices=tuple(self.slices),
+            seat=None if place is None else place.seat,
+            host=None if place is None else place.host,
+            device=None if place is None else place.device or None,
+            pairing=self.pairing if self.pairs else None,
+            pairs=self.pairs,
+            slices=self.slices,
             looks=self.looks,
+            checks=self.checks,
+            processes=self.processes,
             stopped_by=self.stopped_by,
-            speedup=speedup_of(self),
-            peak_host_bytes=None if finished is None else finished.peak_host_bytes,
-            peak_device_bytes=None if finished is None else finished.peak_device_bytes,
-            input_wait_fraction=None if finished is None else finished.input_wait_fraction,
-            outside_fraction=None if finished is None else finished.outside_fraction,
-            ceilings=None if finished is None else finished.ceilings,
-            profile=Profile(reason=finished.no_profile) if finished is not None and finished.no_profile else None,
-            cpu_utilisation=_utilisation(own),
-            first_loss=_median([*(each.first_loss for each in self._warm), *self._earlier("first_loss")]),
-            last_loss=_median(last_losses.values()),
-            retraces=_total(each.retraces for each in own),
-            skipped_steps=_total(each.skipped_steps for each in own),
+            speedup=self.speedup,
+            **self._figures(),
         )
-        if outcome is Outcome.OK:
-            record = record.model_copy(update={"bottleneck": limit_of(record)})
-        if warm is not None:
-            return record.model_copy(update=self._when_warm(warm, own))
-        return record.model_copy(
-            update={name: each for name in OF_WARM for each in self._earlier(name)}  # restored, nothing new
-        )
+        return record.model_copy(update={"bottleneck": limit_of(record)}) if outcome is Outcome.OK else record
 
-    def _earlier(self, name: str) -> list[Any]:
-        """A field of an earlier invocation's record; nothing without one."""
-        return [] if self._before is None else [getattr(self._before, name)]
-
-    def _when_warm(self, warm: WarmUp, own: Sequence[Slice]) -> dict[str, object]:
-        """The fields that only a warm process tells."""
-        started, ready = warm.started, warm.ready
-        settled = [each.ready.settled for each in self._warm if each.ready.settled is not None]
-        overheads = [
-            each.ready.epoch_overhead_seconds
-            for each in ([warm] if ready.timed_by == "epochs" else self._warm)
-            if each.ready.timed_by == ready.timed_by and each.ready.epoch_overhead_seconds is not None
-        ]
-        if self._earlier("timed_by") == [ready.timed_by] and ready.timed_by == "steps":
-            earlier = self._earlier("epoch_overhead_seconds") * (self.instances - len(self._warm))
-            overheads += [each for each in earlier if each is not None]
-        overhead = statistics.fmean(overheads) if overheads else None
-        rates = [rate(each, started.examples_per_epoch, overhead) for each in own]
-        instances = [each.pair.instance for each in self.rated] + self._instances_of_slices
+    def _figures(self) -> dict[str, Any]:
+        """Return the figures of its processes and slices under the names of a record."""
+        logs, own = self.processes, [*(pair.candidate for pair in self.pairs), *self.slices]
+        processes = [*(pair.instance for pair in self.pairs), *(timed.process for timed in self.slices)]
+        last_losses = {process: timed.loss for process, timed in zip(processes, own, strict=True)}
+        cost, settled = self.epoch_cost, [log.settled for log in logs if log.settled is not None]
+        waits = next((log for log in reversed(logs) if log.input_wait_fraction is not None), None)
+        no_profile = next((log.no_profile for log in reversed(logs) if log.no_profile), "")
         return {
-            "launch_seconds": warm.launch_seconds,
-            "first_step_seconds": warm.first_step_seconds,
-            "filling_seconds": started.filling_seconds,
-            "compile_seconds": ready.compile_seconds,
-            "warmup_seconds": ready.warmup_seconds,
-            "warmup_steps": ready.warmup_steps,
+            **({name: getattr(logs[-1], name) for name in _LATEST} if logs else {}),
+            "epoch_overhead_seconds": cost.seconds,
             "settled": 2 * sum(settled) > len(settled) if settled else None,
-            "run_in_seconds": ready.run_in_seconds,
-            "timed_by": ready.timed_by,
-            "epoch_overhead_seconds": overhead,
-            "boundary": ready.boundary,
-            "examples_per_epoch": started.examples_per_epoch,
-            "validation_uncounted": started.validation_uncounted,
             "throughput": ratios.throughput_interval(
-                rates, [each.examples for each in own], instances if self.phase is Phase.CONFIRM else None
+                [rate(timed, cost) for timed in own],
+                [timed.examples for timed in own],
+                processes if self.phase is Phase.CONFIRM else None,
             )
-            if own
+            if own and logs
             else None,
+            "first_loss": _median(log.first_loss for log in logs),
+            "last_loss": _median(last_losses.values()),
+            "peak_host_bytes": _highest(log.peak_host_bytes for log in logs),
+            "peak_device_bytes": _highest(log.peak_device_bytes for log in logs),
+            "input_wait_fraction": None if waits is None else waits.input_wait_fraction,
+            "outside_fraction": None if waits is None else waits.outside_fraction,
+            "ceilings": self.latest("ceilings"),
+            "profile": Profile(reason=no_profile) if no_profile else None,
+            "cpu_utilisation": _utilisation(own),
+            "retraces": _total(timed.retraces for timed in own),
+            "skipped_steps": _total(timed.skipped_steps for timed in own),
         }
 
 
@@ -290,47 +278,23 @@ def limit_of(record: TrialRecord) -> Bottleneck:
     )
 
 
-def speedup_of(trial: Trial) -> Interval | None:
-    """A trial's speed-up so far; None before the second pair."""
-    return mean_interval(trial.log_ratios, others=trial.others).ratio if trial.rated else None
-
-
-def _device(warm: WarmUp | None) -> str | None:
-    """In words, where a seat is all of a host."""
-    return None if warm is None else ", ".join(warm.started.gpus) or "CPU"
-
-
-def rate_of(trial: Trial, each: Slice) -> float:
-    """Samples per second of a slice of a trial that is warm."""
-    assert trial.warm is not None
-    return _rate(each, trial.warm)
-
-
-def _rate(each: Slice, warm: WarmUp) -> float:
-    return rate(each, warm.started.examples_per_epoch, warm.ready.epoch_overhead_seconds)
-
-
 def _median(values: Iterable[float | None]) -> float | None:
-    """The median of those that are known."""
-    known = [each for each in values if each is not None]
+    """Return the median of those that are known."""
+    known = [value for value in values if value is not None]
     return statistics.median(known) if known else None
 
 
+def _highest(values: Iterable[int | None]) -> int | None:
+    """Return the highest of those that are known."""
+    return max((value for value in values if value is not None), default=None)
+
+
 def _total(counts: Iterable[int | None]) -> int | None:
-    """Their sum; None where one is not known, or there is none."""
+    """Return their sum; None where one is not known, or there is none."""
     known = list(counts)
-    return sum(each or 0 for each in known) if known and None not in known else None
+    return sum(count or 0 for count in known) if known and None not in known else None
 
 
 def _utilisation(own: Sequence[Slice]) -> float | None:
-    seconds = sum(each.seconds for each in own)
-    return sum(each.cpu_seconds for each in own) / seconds if seconds else None
-
-
-def _compared(trial: Trial, each: Slice, examples: int | None, overhead: float | None) -> float:
-    found = ratios.compared_rate(each, examples, overhead, trial.objective)
-    if found is None:
-        failure = TrialFailed(Outcome.ERROR, "the GPU told no energy for a slice (NVML)")
-        failure.trial = trial.number
-        raise failure
-    return found
+    seconds = sum(timed.seconds for timed in own)
+    return sum(timed.cpu_seconds for timed in own) / seconds if seconds else None

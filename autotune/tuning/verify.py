@@ -32,22 +32,20 @@ from autotune.machine.gpu import visible_gpus
 from autotune.machine.other_runs import announced, local_devices
 from autotune.recipe.recipe import Recipe
 from autotune.runtime.executor import TrialFailed
-from autotune.runtime.local import TrialProcesses
+from autotune.runtime.local import LocalExecutor
 from autotune.script.loading import refuse_while_loading
 from autotune.script.workload import Workload
 from autotune.space.configuration import Configuration
 from autotune.space.knobs import STRATEGY_KNOBS
 from autotune.stats.deciding import ClaimResult, judge_claim
-from autotune.stats.intervals import claim_interval, process_prior
+from autotune.stats.intervals import process_prior
 from autotune.tuning import costs
-from autotune.tuning.confirmation import BASELINE_FAILURES, Confirmation, FreshPairs, SlicePlan
-from autotune.tuning.events import Notice, Observer, silent
-from autotune.tuning.interruptions import interruptions_noted
+from autotune.tuning.confirmation import BASELINE_FAILURES, FreshPairs, LeaderTrials, SlicePlan, claim_of
+from autotune.tuning.events import Notice, Observer, interruptions_noted, silent
 from autotune.tuning.opening import Invocation, Opened, limits_of, open_run, prepared, reference_to
 from autotune.tuning.rules import Limits, checks_of
-from autotune.tuning.side import Interrupted
 from autotune.tuning.trial import now_utc
-from autotune.tuning.waiting import CLOSING_SECONDS, TimeIsUp
+from autotune.tuning.waiting import CLOSING_SECONDS, Interrupted, TimeIsUp
 
 DEFAULT_BUDGET = "100s"
 FEWEST_PROCESSES, MOST_PROCESSES = 4, 16  # a side: fewer tell next to nothing, more are not measured
@@ -137,7 +135,7 @@ def verify(
                 local_devices([gpu.uuid for gpu in visible_gpus()]),
                 say=lambda text: observe(Notice(text=text)),
             ),
-            TrialProcesses(
+            LocalExecutor(
                 reference, logs=directory.log_directory, isolation=isolation, import_seconds=options.budget
             ) as processes,
         ):
@@ -216,11 +214,11 @@ def verify_with(invocation: Invocation, recipe: Recipe, *, found_by_object: bool
         )
 
 
-def _measured(recipe: Recipe, opened: Opened, budget: float) -> tuple[Confirmation, str]:
+def _measured(recipe: Recipe, opened: Opened, budget: float) -> tuple[LeaderTrials, str]:
     """As many fresh pairs as the time holds, whatever they show; and how the baseline kept failing, if it did."""
     run, in_search = opened.run, _as_if_searched(recipe, opened)
     records = [run.records[0], in_search]
-    confirmation = Confirmation(
+    confirmation = LeaderTrials(
         reference=run.new_trial(Phase.CONFIRM, run.baseline),
         trial=run.new_trial(Phase.CONFIRM, Configuration(recipe.configuration)),
         champion=None,
@@ -246,8 +244,8 @@ def _measured(recipe: Recipe, opened: Opened, budget: float) -> tuple[Confirmati
             run.observe(Notice(text=f"the baseline failed in a fresh process ({why}), which counts for nothing"))
         except (TimeIsUp, Interrupted):
             break
-        if confirmation.seconds:
-            expected = sum(confirmation.seconds) / len(confirmation.seconds)
+        if taken := confirmation.trial.instance_seconds:
+            expected = sum(taken) / len(taken)
     if confirmation.reference.slices:
         run.keep(confirmation.reference.record(Outcome.OK), announce=False)
     now = _claim(confirmation, opened)  # over processes, not over all slices
@@ -315,16 +313,16 @@ def _as_if_searched(recipe: Recipe, opened: Opened) -> TrialRecord:
     )
 
 
-def _claim(confirmation: Confirmation, opened: Opened) -> LogInterval | None:
-    if len(confirmation.instances) < 2:
+def _claim(leader: LeaderTrials, opened: Opened) -> LogInterval | None:
+    instances = leader.instances
+    if not instances:
         return None
-    apart = opened.run.executor.apart(confirmation.trial.configuration, opened.run.baseline)
-    processes = confirmation.instances
-    prior = process_prior([[values] for values in processes], rounds=min(map(len, processes)))
-    return claim_interval(processes, prior=prior, other_template=apart)
+    prior = process_prior([[values] for values in instances], rounds=min(map(len, instances)))
+    apart = opened.run.executor.needs_different_template(leader.trial.configuration, opened.run.baseline)
+    return claim_of(instances, prior=prior, apart=apart)
 
 
-def _failed(confirmation: Confirmation, limits: Limits) -> str | None:
+def _failed(confirmation: LeaderTrials, limits: Limits) -> str | None:
     """What failed, or which rule it broke; None where the speed-up decides."""
     failure = confirmation.failure
     if failure is not None:

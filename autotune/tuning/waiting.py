@@ -17,6 +17,10 @@ GENEROUS = 2.0
 LEAST_CLOSING_SECONDS = 1.0  # what closing figures may take, however late it is
 
 
+class Interrupted(Exception):
+    """The user asked to stop."""
+
+
 class TimeIsUp(Exception):
     """The phase's time does not hold what was to be done next; if `begun` all the same, the trial was killed."""
 

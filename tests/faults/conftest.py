@@ -8,8 +8,8 @@ from fault_table import BASELINE_BATCH_SIZE, BATCH_SIZES, BY_NAME, WORKLOAD, mem
 from real_trials import QUICK, Case, configuration
 
 from autotune.data.facts import WorkloadReference
-from autotune.runtime.executor import Data
-from autotune.runtime.local import TrialProcesses
+from autotune.runtime.local import LocalExecutor
+from autotune.runtime.protocol import Data
 from autotune.runtime.trial_process import TrialProcess
 
 DATA = Data(examples=128, endless=False)
@@ -24,17 +24,17 @@ def cgroup() -> Iterator[Path | None]:
 
 
 @pytest.fixture(scope="session")
-def processes(tmp_path_factory: pytest.TempPathFactory, cgroup: Path | None) -> Iterator[TrialProcesses]:
+def processes(tmp_path_factory: pytest.TempPathFactory, cgroup: Path | None) -> Iterator[LocalExecutor]:
     """Where the trials of `faulty.py` come from; they train on the processor, whatever the machine has."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CUDA_VISIBLE_DEVICES", "-1")
-        with TrialProcesses(REFERENCE, logs=tmp_path_factory.mktemp("templates")) as trials:
+        with LocalExecutor(REFERENCE, logs=tmp_path_factory.mktemp("templates")) as trials:
             trials.open()
             yield trials
 
 
 @pytest.fixture
-def launch(processes: TrialProcesses, tmp_path: Path) -> Iterator[Callable[..., Case]]:
+def launch(processes: LocalExecutor, tmp_path: Path) -> Iterator[Callable[..., Case]]:
     """Starts a trial with a fault, or none: `launch("segfaults")`. What still lives afterwards is killed."""
     trials: list[TrialProcess] = []
 

@@ -78,7 +78,7 @@ FAULTS = (
     Fault(name="sends_half_a_message", outcome=Outcome.CRASHED, words="got end of file during message"),
     Fault(name="sends_too_much", outcome=Outcome.CRASHED, words="bad message length"),
     Fault(name="kills_its_template", outcome=Outcome.CRASHED, words="its template process died (killed by SIGKILL)"),
-    Fault(name="kills_its_keeper", outcome=Outcome.CRASHED, words="its template process died (killed by SIGKILL)"),
+    Fault(name="kills_its_supervisor", outcome=Outcome.CRASHED, words="its template process died (killed by SIGKILL)"),
     Fault(name="prints_gigabytes", outcome=Outcome.OK),
 )
 BY_NAME = {fault.name: fault for fault in FAULTS}

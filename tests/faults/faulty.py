@@ -150,11 +150,11 @@ def hangs_with_a_family():
     threading.Event().wait()
 
 
-def kills_its_keeper():
+def kills_its_supervisor():
     """The process above the one that it was forked from; then nobody is above its family."""
-    keeper = psutil.Process(os.getppid()).ppid()
-    announce(family=family(), keeper=keeper)
-    os.kill(keeper, signal.SIGKILL)
+    supervisor = psutil.Process(os.getppid()).ppid()
+    announce(family=family(), supervisor=supervisor)
+    os.kill(supervisor, signal.SIGKILL)
     threading.Event().wait()
 
 
@@ -305,7 +305,7 @@ INJECTIONS = {
     "sends_half_a_message": {"model": sends_half_a_message},
     "sends_too_much": {"model": sends_too_much},
     "kills_its_template": {"model": kills_its_template},
-    "kills_its_keeper": {"model": kills_its_keeper},
+    "kills_its_supervisor": {"model": kills_its_supervisor},
     "prints_gigabytes": {"model": prints_gigabytes},
 }
 

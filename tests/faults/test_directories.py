@@ -12,7 +12,7 @@ from studies import Study
 from autotune.data.errors import RunDirectoryError
 from autotune.data.facts import WorkloadReference
 from autotune.data.run_directory import RunDirectory
-from autotune.runtime.local import TrialProcesses
+from autotune.runtime.local import LocalExecutor
 from autotune.space.configuration import read_trials
 
 REFERENCE = WorkloadReference(file=str(WORKLOAD), search_path=(str(WORKLOAD.parent),))
@@ -34,7 +34,7 @@ def small_disk(tmp_path):
 def fresh_processes(small_disk, tmp_path):
     """Trials of a template that has begun after the disk was mounted: earlier ones cannot see it."""
     (tmp_path / "templates").mkdir()
-    with TrialProcesses(REFERENCE, logs=tmp_path / "templates") as trials:
+    with LocalExecutor(REFERENCE, logs=tmp_path / "templates") as trials:
         trials.open()
         yield trials
 

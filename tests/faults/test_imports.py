@@ -10,7 +10,7 @@ from real_trials import REPOSITORY
 
 from autotune.data.errors import NoStableConfigurationError
 from autotune.data.facts import WorkloadReference
-from autotune.runtime.local import TrialProcesses
+from autotune.runtime.local import LocalExecutor
 
 RAISES = """
 import resource
@@ -42,7 +42,7 @@ def test_an_import_without_memory_is_told_as_such(tmp_path, cgroup, source, said
     (tmp_path / "train.py").write_text(source)
     reference = WorkloadReference(file=str(tmp_path / "train.py"), search_path=(str(tmp_path),))
     with (
-        TrialProcesses(reference, logs=tmp_path) as processes,
+        LocalExecutor(reference, logs=tmp_path) as processes,
         pytest.raises(NoStableConfigurationError, match="memory ran out while the workload was imported") as caught,
     ):
         processes.open()

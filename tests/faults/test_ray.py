@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,15 +18,16 @@ from autotune.data.errors import NoStableConfigurationError
 from autotune.data.facts import WorkloadReference
 from autotune.data.record import Outcome
 from autotune.report.history import load_history
-from autotune.runtime.executor import Data, SeatLost, TrialFailed
-from autotune.runtime.ray_cluster import RESOURCE
-from autotune.runtime.ray_seats import RayTrials
+from autotune.runtime import ray as ray_seats
+from autotune.runtime.executor import SeatLost, TrialFailed
+from autotune.runtime.protocol import Data
+from autotune.runtime.ray import RESOURCE, RayExecutor
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # Ray warns of much
 cluster_utils = pytest.importorskip("ray.cluster_utils")
 
 DATA = Data(examples=128, endless=False)
-LEASE_SECONDS = 8.0
+SILENCE_SECONDS = 8.0
 FAULTY = Path(__file__).with_name("faulty.py")
 ONE_SEAT = {"num_cpus": 1, "resources": {RESOURCE: 1}}
 
@@ -41,12 +43,13 @@ def cluster():
 
 
 @pytest.fixture
-def seats(cluster, faulty_reference):
-    """Opens trials on the cluster, with a short lease."""
+def seats(cluster, faulty_reference, monkeypatch):
+    """Opens trials on the cluster, whose silence is soon noticed."""
+    monkeypatch.setattr(ray_seats, "SILENCE_SECONDS", SILENCE_SECONDS)
     opened = []
 
-    def start(**settings):
-        trials = RayTrials(faulty_reference, address=cluster.address, lease_seconds=LEASE_SECONDS, **settings)
+    def start(reference=faulty_reference, **settings):
+        trials = RayExecutor(reference, address=cluster.address, **settings)
         opened.append(trials)
         trials.open()
         return trials
@@ -71,8 +74,7 @@ def launch(trials, folder, fault="", **how):
 
 def actor_of(trials, seat=0):
     """The process of a seat's actor."""
-    ray = trials._ray
-    return psutil.Process(ray.get(trials._seat(trials.seats[seat]).actor.pid.remote()))
+    return psutil.Process(trials._handles[trials.seats[seat]].host.pid)
 
 
 def below(process):
@@ -108,7 +110,7 @@ def test_an_actor_or_a_template_that_is_killed_loses_the_seat_and_leaves_nothing
     trial.warm_up(120.0)
     actor = actor_of(trials)
     family = below(actor)
-    assert len(family) >= 3  # keeper, template, trial
+    assert len(family) >= 3  # supervisor, template, trial
     template = next(each for each in actor.children(recursive=True) if each.pid == psutil.Process(family[-1]).ppid())
     template.kill()
     with pytest.raises(SeatLost, match="its template process died"):
@@ -125,26 +127,37 @@ def test_an_actor_or_a_template_that_is_killed_loses_the_seat_and_leaves_nothing
     launch(trials, tmp_path / "three").warm_up(120.0)
 
 
-def test_a_seat_that_is_silent_for_its_lease_is_lost_and_its_late_answer_refused(cluster, seats, tmp_path):
-    """Its trials end on their own host, though the driver cannot reach it."""
+def test_a_seat_that_is_silent_is_lost_and_made_anew(cluster, seats, tmp_path):
+    """Its trials end, though it answers no call, not even the one that ends it."""
     cluster.add_node(**ONE_SEAT)
     trials = seats()
     trial = launch(trials, tmp_path / "one")
     trial.warm_up(120.0)
     actor = actor_of(trials)
     (running,) = [each for each in below(actor) if not psutil.Process(each).children()]
-    actor.send_signal(signal.SIGSTOP)  # as a network that has stopped: neither beats nor answers pass
-    try:
-        with pytest.raises(SeatLost, match="did not answer within its lease"):
-            trial.measure(0.2, 0.5)
-        trials._over.set()  # the driver is not heard of any more
-        time.sleep(LEASE_SECONDS)
-    finally:
-        actor.send_signal(signal.SIGCONT)
-    until(lambda: is_gone(running), "the trial to end with its lease")
-    late = trials._seat(trials.seats[0])
-    with pytest.raises(SeatLost, match="not heard of for the lease"):
-        trials.answer(late, late.actor.ask.remote(trial._number, "measure", (0.2, 5.0), {}), 30.0)
+    actor.send_signal(signal.SIGSTOP)
+    with pytest.raises(SeatLost, match="has not answered for"):
+        trial.measure(0.2, 0.5)
+    trials.restart(trials.seats[0])
+    until(lambda: is_gone(actor.pid), "the actor to end")
+    until(lambda: is_gone(running), "its trial to end")
+    launch(trials, tmp_path / "two").warm_up(120.0)
+
+
+def test_hosts_without_the_drivers_files_train_an_uploaded_copy(cluster, seats, tmp_path, monkeypatch):
+    """Of the working directory, to which Ray has moved the actor."""
+    cluster.add_node(**ONE_SEAT)
+    project = tmp_path / "project"
+    project.mkdir()
+    for name in ("faulty.py", "fault_table.py"):
+        shutil.copy(FAULTY.with_name(name), project)
+    monkeypatch.chdir(project)
+    trials = seats(WorkloadReference(file=str(project / FAULTY.name), search_path=(str(project),)), upload=True)
+    (project / FAULTY.name).unlink()
+    copy = Path(actor_of(trials).cwd())
+    assert copy != project
+    assert (copy / FAULTY.name).exists()
+    assert launch(trials, tmp_path / "one").warm_up(120.0).started.examples == 128
 
 
 def test_nodes_come_and_go(cluster, seats, tmp_path):
@@ -196,7 +209,7 @@ def test_seats_that_others_hold_are_waited_for_with_one_line(cluster, faulty_ref
         assert holder.stdout.readline().strip() == "True"
         said, ends = [], time.monotonic() + 15.0
         with (
-            RayTrials(
+            RayExecutor(
                 faulty_reference, address=cluster.address, say=said.append, left=lambda: ends - time.monotonic()
             ) as trials,
             pytest.raises(NoStableConfigurationError, match="no seat came free"),
@@ -255,7 +268,7 @@ def test_a_driver_that_is_killed_leaves_nothing_and_the_run_goes_on(cluster, tmp
 
 def test_a_ray_of_ones_own_is_private_and_quiet(faulty_reference, tmp_path, capfd):
     """It listens on 127.0.0.1, asks for a token, and writes nothing to the console when an actor is killed."""
-    trials = RayTrials(faulty_reference, seats=1)
+    trials = RayExecutor(faulty_reference, seats=1)
     try:
         trials.open()
         family = psutil.Process().children(recursive=True)

@@ -18,7 +18,7 @@ from autotune.space.configuration import read_trials
 pytestmark = pytest.mark.slow
 
 KILL_SECONDS = 5.0
-"""How long anything below a keeper that is killed may live: promised, so asserted."""
+"""How long anything below a supervisor that is killed may live: promised, so asserted."""
 
 
 def template_of(trial):
@@ -44,15 +44,15 @@ def test_a_template_killed_below_its_trial(launch, moment):
     later.warm_up()
 
 
-def test_a_keeper_killed_above_its_trial(launch):
+def test_a_supervisor_killed_above_its_trial(launch):
     """What the trial put into sessions of its own has no parent to end it, and ends; the next trial has a template."""
-    trial = launch("kills_its_keeper")
+    trial = launch("kills_its_supervisor")
     template = template_of(trial)
     with pytest.raises(TrialFailed) as caught:
         trial.warm_up()
     entered = witness(trial.log)
     assert [pid for pid in entered["family"] if not is_gone(pid)] == []
-    for pid in (entered["keeper"], template, trial.trial.pid):
+    for pid in (entered["supervisor"], template, trial.trial.pid):
         until(lambda pid=pid: is_gone(pid), f"process {pid} to end")
     assert time.time() - (trial.log.parent / "witness.json").stat().st_mtime < KILL_SECONDS
     assert caught.value.reason == "its template process died (killed by SIGKILL)"
@@ -61,8 +61,8 @@ def test_a_keeper_killed_above_its_trial(launch):
     later.warm_up()
 
 
-def test_closing_ends_what_a_keeper_left(launch):
-    """Also where nobody has waited for the trial since its keeper was killed."""
+def test_closing_ends_what_a_supervisor_left(launch):
+    """Also where nobody has waited for the trial since its supervisor was killed."""
     trial = launch("hangs_with_a_family")
     entered = until(lambda: witness(trial.log), "the trial's family")
     template = trial.trial.template
@@ -77,25 +77,27 @@ def test_a_template_killed_while_it_imports(processes, tmp_path):
     wanted = configuration(onednn=False)
     with ThreadPoolExecutor() as pool:
         launched = pool.submit(processes.launch, wanted, log=str(tmp_path / "log.txt"), data=None)
-        keeper, template = until(lambda: new_template(before), "a keeper and its template")
+        supervisor, template = until(lambda: new_template(before), "a supervisor and its template")
         template.kill()
         launched.result().warm_up(60.0)
     assert is_gone(template.pid)
-    assert is_gone(keeper.pid)
+    assert is_gone(supervisor.pid)
 
 
 def new_template(before):
-    """A keeper of this process that was not there before, and its template; None until both are there."""
-    for keeper in set(psutil.Process().children()) - before:
-        for template in keeper.children():
-            return keeper, template
+    """A supervisor of this process that was not there before, and its template; None until both are there."""
+    for supervisor in set(psutil.Process().children()) - before:
+        for template in supervisor.children():
+            return supervisor, template
     return None
 
 
 def test_the_study_goes_on(processes, tmp_path):
     """Trials that crash, kill their template and hang are records; the one after them is measured."""
     study = Study(processes, tmp_path / "run", trial_seconds=4.0)
-    outcomes = [study.try_fault(name).outcome for name in ("segfaults", "kills_its_keeper", "hangs_with_a_family", "")]
+    outcomes = [
+        study.try_fault(name).outcome for name in ("segfaults", "kills_its_supervisor", "hangs_with_a_family", "")
+    ]
     study.end()
     assert outcomes == ["crashed", "crashed", "timeout", "ok"]
     records = list(read_trials(study.run.directory))
@@ -113,13 +115,13 @@ def test_a_live_baseline_that_somebody_kills_is_started_again(processes, tmp_pat
 
     def launch_and_kill(configuration, **options):
         live = launch(configuration, **options)
-        if study.seat.baseline.side is None and not killed:  # the one that takes its place
+        if study.seat.baseline.live is None and not killed:  # the one that takes its place
             killed.append(live.pid)
             os.kill(live.pid, signal.SIGKILL)
         return live
 
     processes.launch = launch_and_kill
-    os.kill(study.seat.baseline.side.live.pid, signal.SIGKILL)
+    os.kill(study.seat.baseline.live.pid, signal.SIGKILL)
     record = study.try_fault("")
     study.end()
     assert killed

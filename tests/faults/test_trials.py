@@ -28,7 +28,7 @@ def ends(trial, seconds=PATIENCE_SECONDS):
 
 
 ELSEWHERE = {
-    *("kills_its_template", "kills_its_keeper"),  # test_templates.py
+    *("kills_its_template", "kills_its_supervisor"),  # test_templates.py
     *("raises_in_model", "raises_in_dataset"),  # integration/test_bad_input.py
     *("sends_half_a_message", "sends_too_much"),  # test_messages.py
     *("exceeds_rlimit_in_pipeline", "segfaults_late"),  # as without a pipeline, and as `is_killed_late`

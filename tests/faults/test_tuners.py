@@ -26,11 +26,11 @@ TUNER = """
     sys.path[:0] = sys.argv[3:]
     from conftest import DATA, REFERENCE
     from real_trials import configuration
-    from autotune.runtime.local import TrialProcesses
+    from autotune.runtime.local import LocalExecutor
 
     folder, batch_size = Path(sys.argv[1]), int(sys.argv[2])
     print("importing", flush=True)
-    with TrialProcesses(REFERENCE, logs=folder) as processes:
+    with LocalExecutor(REFERENCE, logs=folder) as processes:
         processes.open()
         trial = processes.launch(configuration(batch_size), log=str(folder / "log.txt"), data=DATA)
         print("launched", trial.pid, flush=True)
@@ -100,7 +100,7 @@ def test_a_tuner_killed_while_a_template_imports(tuner):
     """No process is left."""
     process = tuner()
     wait_for(process, "importing")
-    until(lambda: len(psutil.Process(process.pid).children(recursive=True)) == 2, "keeper and template")
+    until(lambda: len(psutil.Process(process.pid).children(recursive=True)) == 2, "supervisor and template")
     kill_and_see(process)
 
 

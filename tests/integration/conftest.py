@@ -13,9 +13,8 @@ import pytest
 from real_trials import QUICK, REPOSITORY, WORKLOADS, Builder, Case, ScriptTrials, configuration
 
 from autotune.data.facts import ScriptSettings, WorkloadReference
-from autotune.runtime.executor import Data
-from autotune.runtime.local import TrialProcesses
-from autotune.runtime.protocol import LossRuns
+from autotune.runtime.local import LocalExecutor
+from autotune.runtime.protocol import Data, LossRuns
 from autotune.runtime.trial_process import TrialProcess
 
 
@@ -29,16 +28,16 @@ def _cpu_only() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def cases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TrialProcesses]:
+def cases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalExecutor]:
     """The template of `workloads/cases.py`, which serves the whole session: a trial's log file names its case."""
     reference = WorkloadReference(file=str(WORKLOADS / "cases.py"), search_path=(str(WORKLOADS),))
-    with TrialProcesses(reference, logs=tmp_path_factory.mktemp("templates")) as processes:
+    with LocalExecutor(reference, logs=tmp_path_factory.mktemp("templates")) as processes:
         processes.open()
         yield processes
 
 
 @pytest.fixture
-def launch(cases: TrialProcesses, tmp_path: Path) -> Iterator[Callable[..., Case]]:
+def launch(cases: LocalExecutor, tmp_path: Path) -> Iterator[Callable[..., Case]]:
     """Starts a trial of a case: `launch("endless", prefetch=2)`. What still lives afterwards is killed."""
     trials: list[TrialProcess] = []
 
@@ -70,18 +69,18 @@ def build(_builder: Builder, tmp_path: Path) -> Callable[..., Any]:
 
 
 @pytest.fixture
-def processes_of(tmp_path: Path) -> Iterator[Callable[[str | Path], TrialProcesses]]:
+def processes_of(tmp_path: Path) -> Iterator[Callable[[str | Path], LocalExecutor]]:
     """Trials of a workload file of its own, or of source text that is written to one."""
-    opened: list[TrialProcesses] = []
+    opened: list[LocalExecutor] = []
 
-    def start(source: str | Path) -> TrialProcesses:
+    def start(source: str | Path) -> LocalExecutor:
         file = source if isinstance(source, Path) else tmp_path / "train.py"
         if isinstance(source, str):
             file.write_text(source, encoding="utf-8")
         logs = tmp_path / "logs"
         logs.mkdir()
         reference = WorkloadReference(file=str(file), search_path=(str(file.parent),))
-        opened.append(TrialProcesses(reference, logs=logs))
+        opened.append(LocalExecutor(reference, logs=logs))
         return opened[-1]
 
     yield start
@@ -98,7 +97,7 @@ def trials_of_script(tmp_path: Path) -> Iterator[Callable[..., ScriptTrials]]:
         (tmp_path / "train.py").write_text(source, encoding="utf-8")
         settings = ScriptSettings(created=str(tmp_path / "created.txt"))
         reference = WorkloadReference(file=str(tmp_path / "train.py"), search_path=(str(tmp_path),), script=settings)
-        opened.append(ScriptTrials(TrialProcesses(reference, logs=tmp_path, **options), tmp_path / "trial.log"))
+        opened.append(ScriptTrials(LocalExecutor(reference, logs=tmp_path, **options), tmp_path / "trial.log"))
         opened[-1].facts = opened[-1].processes.open()
         return opened[-1]
 

@@ -18,10 +18,10 @@ import pytest
 
 from autotune.data.facts import WorkloadFacts
 from autotune.runtime import protocol
-from autotune.runtime.executor import IN_SEARCH, Data, TrialFailed, WarmUp
-from autotune.runtime.local import TrialProcesses
-from autotune.runtime.suspend_clock import LOOK_SECONDS, AwakeClock
-from autotune.runtime.trial_process import TrialProcess
+from autotune.runtime.executor import IN_SEARCH, TrialFailed, WarmUp
+from autotune.runtime.local import LocalExecutor
+from autotune.runtime.protocol import Data
+from autotune.runtime.trial_process import LOOK_SECONDS, AwakeClock, TrialProcess
 from autotune.space.configuration import Configuration, baseline_configuration
 from autotune.space.knobs import Device
 from autotune.tuning.events import silent
@@ -137,7 +137,7 @@ class ScriptTrials:
 
     facts: WorkloadFacts
 
-    def __init__(self, processes: TrialProcesses, log: Path) -> None:
+    def __init__(self, processes: LocalExecutor, log: Path) -> None:
         self.processes = processes
         self._log = str(log)
 

@@ -8,7 +8,8 @@ from real_trials import PATIENCE_SECONDS, configuration
 
 from autotune.data.errors import WorkloadError
 from autotune.data.record import Outcome
-from autotune.runtime.executor import Data, TrialFailed
+from autotune.runtime.executor import TrialFailed
+from autotune.runtime.protocol import Data
 from autotune.runtime.template_process import IMPORT_SECONDS
 
 

@@ -15,7 +15,7 @@ from autotune.data.facts import ScriptSettings, WorkloadReference
 from autotune.data.record import Outcome
 from autotune.runtime import containment
 from autotune.runtime.executor import TrialFailed
-from autotune.runtime.local import TrialProcesses
+from autotune.runtime.local import LocalExecutor
 
 TRAIN = """
 import keras
@@ -117,13 +117,13 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def opened(work: Path, tmp_path: Path) -> Any:
     """Opens trials of a source text; as a script unless it is a workload's."""
     (tmp_path / "logs").mkdir()
-    made: list[TrialProcesses] = []
+    made: list[LocalExecutor] = []
 
-    def start(source: str, *, script: bool = True) -> TrialProcesses:
+    def start(source: str, *, script: bool = True) -> LocalExecutor:
         (work / "train.py").write_text(source)
         settings = ScriptSettings(created=str(tmp_path / "created.txt")) if script else None
         reference = WorkloadReference(file=str(work / "train.py"), search_path=(str(work),), script=settings)
-        made.append(TrialProcesses(reference, logs=tmp_path / "logs"))
+        made.append(LocalExecutor(reference, logs=tmp_path / "logs"))
         return made[-1]
 
     yield start
@@ -132,7 +132,7 @@ def opened(work: Path, tmp_path: Path) -> Any:
     assert not (tmp_path / "logs" / "layers").exists()
 
 
-def warm_up(processes: TrialProcesses, log: Path) -> int:
+def warm_up(processes: LocalExecutor, log: Path) -> int:
     """Start a trial, and return its number of examples once it trains."""
     log.parent.mkdir(exist_ok=True)
     trial = processes.launch(configuration(16), log=str(log), data=None, timing=QUICK)

@@ -33,7 +33,7 @@ def test_what_a_living_trial_left_to_itself_outlives_other_trials(launch):
 
 
 def test_closing_ends_every_process(processes_of, tmp_path):
-    """A template, a frozen trial, and one that starts are gone after `close`, and their keeper with them."""
+    """A template, a frozen trial, and one that starts are gone after `close`, and their supervisor with them."""
     before = set(psutil.Process().children(recursive=True))
     processes = processes_of(WORKLOADS / "cases.py")
     processes.open()

@@ -9,7 +9,7 @@ import time
 import pytest
 from real_trials import PATIENCE_SECONDS
 
-from autotune.runtime.executor import Data
+from autotune.runtime.protocol import Data
 
 slow = pytest.mark.slow
 

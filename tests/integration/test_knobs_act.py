@@ -5,7 +5,8 @@ from real_trials import PATIENCE_SECONDS, configuration
 
 from autotune.data.errors import WorkloadError
 from autotune.data.record import Outcome
-from autotune.runtime.executor import Data, TrialFailed
+from autotune.runtime.executor import TrialFailed
+from autotune.runtime.protocol import Data
 
 slow = pytest.mark.slow
 
@@ -134,7 +135,7 @@ def test_a_file_that_starts_the_runtime_gets_a_fresh_interpreter_per_trial(proce
     facts = processes.open()
     assert (processes.started_by_import, processes.isolation) == ("runtime", "spawn")
     assert facts.batch_size == 16
-    assert not processes.apart(configuration(), configuration(onednn=False))  # no parents whose luck they had
+    assert not processes.needs_different_template(configuration(), configuration(onednn=False))  # none has a parent
     log = tmp_path / "trial.log"
     trial = processes.launch(configuration(intra_op_threads=3, onednn=False), log=str(log), data=None)
     assert trial.warm_up(PATIENCE_SECONDS).started.examples == 64
@@ -255,5 +256,5 @@ def test_layers_at_the_top_of_the_file_keep_their_precision(processes_of, tmp_pa
 def test_what_tensorflow_reads_when_imported_asks_for_templates_of_its_own(cases):
     """Trials are forked where the file starts nothing; those that differ in other knobs are forks of one template."""
     assert (cases.started_by_import, cases.isolation) == (None, "template")
-    assert cases.apart(configuration(), configuration(onednn=False))
-    assert not cases.apart(configuration(onednn=False), configuration(onednn=False, batch_size=64))
+    assert cases.needs_different_template(configuration(), configuration(onednn=False))
+    assert not cases.needs_different_template(configuration(onednn=False), configuration(onednn=False, batch_size=64))

@@ -130,6 +130,12 @@ while True:
 )
 HALVES_ARRAYS = HALVES.replace("model.fit(batches(size)", "model.fit(x, y, batch_size=size")
 CACHED = TRAIN.replace(".batch(size)", ".batch(size).cache('kept')")
+TWO_DEVICES = """\
+import tensorflow as tf
+tf.config.set_logical_device_configuration(
+    tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
+)
+"""
 SCRIPTS = {"train": TRAIN, "arrays": ARRAYS}
 ALL = {
     **SCRIPTS,
@@ -234,7 +240,7 @@ def test_a_global_batch_is_kept_by_accumulating(surveyed, tmp_path, name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_a_recipes_strategy_is_opened_for_a_script_that_has_none(surveyed, tmp_path, monkeypatch, name):
+def test_a_recipes_strategy_is_opened_for_a_script_that_has_none(surveyed, tmp_path, name):
     """Its model trains on two devices with the losses of one; where it cannot, no step is trained."""
     source = SCRIPTS[name].replace(".shuffle(96, seed=1)", "").replace("epochs=3", "epochs=3, shuffle=False")
     told = "print('replicas', model.distribute_strategy.num_replicas_in_sync)\n"
@@ -243,7 +249,8 @@ def test_a_recipes_strategy_is_opened_for_a_script_that_has_none(surveyed, tmp_p
     changes = {"strategy": "mirrored", "replicas": 2, "per_replica_buffer_size": 2 if name == "train" else 1}
     recipe = recipe_of(surveyed[name], tmp_path, **changes)
     assert "replicas=2 needs as many devices, and TensorFlow sees 1" in by_recipe(tmp_path, recipe).stderr
-    monkeypatch.setenv("AUTOTUNE_LOGICAL_CPUS", "2")
+    source = source.replace("import keras\n", f"import keras\n{TWO_DEVICES}")
+    (tmp_path / "train.py").write_text(source + told, encoding="utf-8")
     ended = by_recipe(tmp_path, recipe)
     assert said(ended, "replicas") == "replicas 2"
     assert json.loads(said(ended, "losses").removeprefix("losses ")) == pytest.approx(alone, rel=1e-4)
@@ -388,9 +395,14 @@ def test_another_fit_keeps_its_steps_per_execution(surveyed, tmp_path, changes):
 
 
 def test_a_cache_in_a_file_does_not_mix_batch_sizes(surveyed, tmp_path):
-    """A cache that the script has filled with its own batches is neither read nor written by another batch size."""
+    """The script's cache is neither read nor written by another batch size, which has a file of its own."""
     (tmp_path / "train.py").write_text(CACHED, encoding="utf-8")
     assert said(trained(tmp_path, ["train.py"]), "steps").startswith("steps 18 ")
+    own = {path.name: path.read_bytes() for path in tmp_path.glob("kept*")}
     ended = by_recipe(tmp_path, recipe_of(surveyed["cached"], tmp_path, batch_size=48))
     assert said(ended, "steps").startswith("steps 6 "), ended.stderr
+    others = {path.name for path in tmp_path.glob("kept*")} - own.keys()
+    assert "kept.batch-48.index" in others
+    assert all(name.startswith("kept.batch-48.") for name in others)
+    assert {name: (tmp_path / name).read_bytes() for name in own} == own
     assert said(trained(tmp_path, ["train.py"]), "steps").startswith("steps 18 ")

@@ -5,8 +5,8 @@ import statistics
 import pytest
 from real_trials import PATIENCE_SECONDS
 
-from autotune.runtime.executor import Data, TrialFailed
-from autotune.runtime.protocol import LossRuns
+from autotune.runtime.executor import TrialFailed
+from autotune.runtime.protocol import Data, LossRuns
 from autotune.stats.numerics import check_parity
 
 pytestmark = pytest.mark.slow

@@ -14,9 +14,9 @@ from autotune.data.facts import WorkloadReference
 from autotune.data.record import Outcome
 from autotune.data.run_directory import RunDirectory
 from autotune.recipe.recipe import Recipe
-from autotune.runtime.executor import Data, TrialFailed
-from autotune.runtime.local import TrialProcesses
-from autotune.runtime.protocol import LossRuns
+from autotune.runtime.executor import TrialFailed
+from autotune.runtime.local import LocalExecutor
+from autotune.runtime.protocol import Data, LossRuns
 from autotune.space.configuration import read_trials
 from autotune.space.knobs import STRATEGY_KNOBS
 
@@ -42,6 +42,9 @@ import tensorflow as tf
 import autotune
 
 FAULT = os.environ.get("FAULT", "")
+if "TWO_DEVICES" in os.environ:
+    (processor,) = tf.config.list_physical_devices("CPU")
+    tf.config.set_logical_device_configuration(processor, [tf.config.LogicalDeviceConfiguration()] * 2)
 
 
 def work(values, replica):
@@ -81,9 +84,9 @@ workload = autotune.Workload(
 
 @pytest.fixture(scope="module", autouse=True)
 def _two_devices():
-    """The processor is two devices."""
+    """The workloads divide the processor into two devices."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("AUTOTUNE_LOGICAL_CPUS", "2")
+        patch.setenv("TWO_DEVICES", "yes")
         yield
 
 
@@ -91,7 +94,7 @@ def _two_devices():
 def processes(_two_devices, tmp_path_factory):
     """Trials of the cases, in a template that sees two devices."""
     reference = WorkloadReference(file=str(WORKLOADS / "cases.py"), search_path=(str(WORKLOADS),))
-    with TrialProcesses(reference, logs=tmp_path_factory.mktemp("templates")) as opened:
+    with LocalExecutor(reference, logs=tmp_path_factory.mktemp("templates")) as opened:
         opened.open()
         yield opened
 

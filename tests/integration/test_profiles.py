@@ -8,7 +8,7 @@ import pytest
 from real_trials import PATIENCE_SECONDS, QUICK, WORKLOADS, configuration
 
 from autotune.data.facts import WorkloadReference
-from autotune.runtime.local import TrialProcesses
+from autotune.runtime.local import LocalExecutor
 from autotune.stats.bottleneck import StepFigures, find_bottleneck
 from autotune.tuning.profiles import read_profiles
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 def processes(tmp_path_factory):
     """A template whose trials are all profiled."""
     reference = WorkloadReference(file=str(WORKLOADS / "limited.py"), search_path=(str(WORKLOADS),))
-    with TrialProcesses(reference, logs=tmp_path_factory.mktemp("templates"), profile="all") as made:
+    with LocalExecutor(reference, logs=tmp_path_factory.mktemp("templates"), profile="all") as made:
         made.open()
         yield made
 

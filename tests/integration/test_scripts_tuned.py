@@ -151,6 +151,7 @@ def test_a_module_is_tuned_resumed_verified_and_run(tmp_path):
 GENERATOR = """
 import keras
 import numpy as np
+import tensorflow as tf
 
 from autotune.script.fit_call import FitCall
 from autotune.script.settings import Settings
@@ -166,9 +167,14 @@ given |= {"x": batches(), "shuffle": True, "steps_per_epoch": 7}
 call = FitCall(model=None, arguments=given, settings=Settings(own={"batch_size": 20}))
 dataset, _ = call.training_dataset()
 print(call.examples(dataset))
+held_out = tf.data.Dataset.from_tensor_slices(np.zeros((64, 4))).repeat().batch(8)
+given |= {"validation_data": held_out, "validation_steps": 3}
+call = FitCall(model=None, arguments=given, settings=Settings())
+print(int(call.validation().cardinality()), call.validates_for_ever)
 """
 
 
-def test_a_generators_epoch_is_as_long_as_its_steps_say():
+def test_epochs_and_validations_are_as_long_as_their_steps_say():
+    """Nobody has to count them, and their ends belong to what is timed: seven steps of 20 are 140 examples."""
     told = subprocess.run([sys.executable, "-c", GENERATOR], capture_output=True, text=True, check=True)
-    assert told.stdout.split() == ["140"]
+    assert told.stdout.split() == ["140", "3", "False"]

@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from autotune.data.record import Outcome
-from autotune.runtime.executor import Data
+from autotune.runtime.protocol import Data
 from autotune.stats.stability import HOST_GROWTH, check_memory_growth
 
 pytestmark = pytest.mark.slow

@@ -59,6 +59,19 @@ model.fit(data.shuffle(9).batch(8))
     "cached": COMPILED
     + "model.fit(tf.data.Dataset.from_tensor_slices((x, y)).map(lambda a, b: (a, b)).cache().batch(8))\n",
     "counts_batches": COMPILED + "model.fit(tf.data.Dataset.from_tensor_slices((x, y)).batch(8).take(3))\n",
+    "shards_batches": COMPILED + "model.fit(tf.data.Dataset.from_tensor_slices((x, y)).batch(8).shard(2, 0))\n",
+    "windows_batches": COMPILED
+    + """
+windows = tf.data.Dataset.from_tensor_slices((x, y)).batch(8).window(2)
+model.fit(windows.flat_map(lambda a, b: tf.data.Dataset.zip((a, b))))
+""",
+    "enumerates_batches": COMPILED
+    + "model.fit(tf.data.Dataset.from_tensor_slices((x, y)).batch(8).enumerate().map(lambda _, pair: pair))\n",
+    "zips_batches": COMPILED
+    + """
+parts = [tf.data.Dataset.from_tensor_slices(part).batch(8) for part in (x, y)]
+model.fit(tf.data.Dataset.zip(tuple(parts)))
+""",
     "takes_examples": COMPILED + "model.fit(tf.data.Dataset.from_tensor_slices((x, y)).take(64).batch(8))\n",
     "steps_of_data": COMPILED
     + "model.fit(tf.data.Dataset.from_tensor_slices((x, y)).repeat().batch(8), steps_per_epoch=12)\n",
@@ -93,7 +106,7 @@ logging.info("begins")
 import os
 if not os.path.exists("made"):
     tf.io.gfile.makedirs("made/inner")
-    tf.io.write_file("made/inner/a.bin", tf.constant("1"))
+    tf.io.write_file(filename="made/inner/a.bin", contents=tf.constant("1"))
     with tf.io.TFRecordWriter("made/b.tfrecord") as writer:
         writer.write(b"1")
     with tf.io.gfile.GFile("made/c.txt", "w") as stream:
@@ -163,6 +176,9 @@ for epoch in range(4):
     run_epoch(batches, True)
 """,
     "repeated": COMPILED + "model.fit(tf.data.Dataset.from_tensor_slices((x, y)).batch(64).repeat(2))\n",
+    "validates_some": COMPILED
+    + "data = tf.data.Dataset.from_tensor_slices((x, y)).batch(8)\n"
+    + "model.fit(data, validation_data=data.repeat(), validation_steps=2)\n",
     "validates_for_ever": COMPILED
     + "data = tf.data.Dataset.from_tensor_slices((x, y)).batch(8)\nmodel.fit(data, validation_data=data.repeat())\n",
     "raises": COMPILED + "raise ValueError('no such column: é')\n",
@@ -453,11 +469,22 @@ def test_a_pipelines_constants_are_found_where_they_stand(told):
     assert found["sites"]["batch_size"][0]["function"] == "batches"
 
 
-def test_a_batch_size_is_left_alone_where_batches_are_counted(told):
+@pytest.mark.parametrize("name", ["counts_batches", "shards_batches", "windows_batches", "enumerates_batches"])
+def test_a_batch_size_is_left_alone_where_batches_are_counted(told, name):
     """`take` after `batch` means other examples with another size, and `take` before it does not."""
-    assert "take" in script(told, "counts_batches")["not_reached"]["batch_size"]
-    assert "autotune.tuned" in script(told, "counts_batches")["not_reached"]["batch_size"]
-    assert "batch_size" not in script(told, "takes_examples")["not_reached"]
+    counted = {"counts_batches": "take"}.get(name, name.removesuffix("s_batches"))
+    assert f"`{counted}` " in script(told, name)["not_reached"]["batch_size"]
+    assert "after batch() in train.py" in script(told, name)["not_reached"]["batch_size"]
+    assert "autotune.tuned" in script(told, name)["not_reached"]["batch_size"]
+
+
+@pytest.mark.parametrize("name", ["takes_examples", "zips_batches"])
+def test_a_batch_size_is_reached_where_examples_are_counted_or_nothing_is(told, name):
+    assert "batch_size" not in script(told, name)["not_reached"]
+
+
+def test_validation_data_without_end_is_validated_for_some_steps(told):
+    assert facts(told, "validates_some")["validates"] is True
 
 
 def test_steps_per_epoch_follow_only_where_they_are_the_datas(told):
@@ -490,7 +517,7 @@ def test_no_setting_of_xla_is_varied_under_a_strategy(told):
     assert {found["not_reached"][name] for name in names} == {NO_XLA}
     assert found["baseline"]["jit_compile"] is True
     said = list(script_notes(ScriptFacts.model_validate(found), 10.0))
-    assert f"the script compiles with jit_compile=True. {NO_XLA}: take it out" in said
+    assert f"the script compiles with jit_compile=True. {NO_XLA}: remove it" in said
 
 
 def test_the_longest_of_several_fits_is_tuned(told):

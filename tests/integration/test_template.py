@@ -9,15 +9,15 @@ ASK = """
 import keras
 import tensorflow
 from tensorflow.python.eager import context
-from autotune.runtime.template import survey
+from autotune.runtime.template import inspect_import
 
-assert survey()[0] is None
+assert inspect_import()[0] is None
 # TensorFlow has no public way to ask this without doing it: the list is made when CUDA is initialised.
 assert context.context()._physical_devices is None, "asking initialised the devices"
 tensorflow.config.list_physical_devices()
 assert context.context()._physical_devices is not None, "this check cannot fail any more"
 tensorflow.constant(1)
-assert survey()[0] == "runtime"
+assert inspect_import()[0] == "runtime"
 """
 
 

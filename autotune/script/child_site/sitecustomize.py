@@ -1,4 +1,4 @@
-"""Is imported by each Python that a surveyed script starts, before anything else. See `autotune.script.children`."""
+"""Watch a Python that a surveyed script starts, which imports this before anything else: see `script.children`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 
 class _BeforeTensorFlow:
-    """Calls autotune once TensorFlow or Keras is about to be imported: other programs pay nothing."""
+    """Imports autotune only when TensorFlow or Keras is about to be imported: other programs start as fast as ever."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         if name not in ("tensorflow", "keras"):
@@ -28,7 +28,7 @@ if "AUTOTUNE_SURVEY" in os.environ:
     sys.meta_path.insert(0, _BeforeTensorFlow())
 
 _this = sys.modules.pop(__name__)
-sys.path[:] = [each for each in sys.path if each != os.path.dirname(__file__)]
+sys.path[:] = [path for path in sys.path if path != os.path.dirname(__file__)]
 try:
     importlib.import_module(__name__)  # the one that this one hides
 except ImportError:

@@ -20,6 +20,9 @@ import autotune
 
 EXAMPLES = 100  # 7 batches of 16, the last of 4
 ONEDNN_AT_IMPORT = os.environ.get("TF_ENABLE_ONEDNN_OPTS")
+if "TWO_DEVICES" in os.environ:
+    (processor,) = tf.config.list_physical_devices("CPU")
+    tf.config.set_logical_device_configuration(processor, [tf.config.LogicalDeviceConfiguration()] * 2)
 
 
 def log() -> Path:

@@ -1,4 +1,4 @@
-"""What a run prints while it goes on.
+"""Print to a terminal or a pipe: lines, figures, tables, errors, and a run's progress.
 
 On a terminal a status block stands below the lines of the finished trials; elsewhere there are the lines alone. Events
 draw between slices, so that drawing takes no processor time from them. After 15 s of silence one more line is drawn.
@@ -6,30 +6,115 @@ draw between slices, so that drawing takes no processor time from them. After 15
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+from rich import box
 from rich.console import Console as RichConsole
 from rich.live import Live
 from rich.progress_bar import ProgressBar
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
+from autotune.data.errors import AutotuneError
+from autotune.data.figures import Interval
 from autotune.data.printable import first_line, one_line
 from autotune.data.record import Outcome, Phase, Standing, TrialRecord
-from autotune.front.text import duration, rate, ratio, speed, terminal
 from autotune.stats.disturbance import CAUSES
 from autotune.tuning.events import Began, Event, Notice, PairMeasured, RunBegan, TrialBegan, TrialEnded, TrialMeasured
 
 LONGEST_SILENCE_SECONDS = 15.0
 TICK_SECONDS = 1.0  # how often the silence is measured
+_STANDS = {
+    Standing.OPEN: "not decided",
+    Standing.OUT_OF_TIME: "not decided",
+    Standing.CONFIRMED: "confirmed",
+    Standing.NOT_SHOWN: "no gain shown",
+    Standing.UNSTABLE: "unstable",
+}
+
+
+def terminal() -> RichConsole:
+    """Return standard output; 120 columns wide if it is no terminal."""
+    if sys.stdout.isatty():
+        return RichConsole(highlight=False)
+    return RichConsole(highlight=False, width=120, force_terminal=False, color_system=None)
+
+
+def say(text: object, console: RichConsole | None = None, *, style: str = "") -> None:
+    """Print one plain line, as long as it is: users' strings reach the terminal as text only."""
+    (console or terminal()).print(Text(one_line(text), style=style), soft_wrap=True)
+
+
+def note(text: object) -> None:
+    """Print one plain line on standard error: standard output may be the file that it is about."""
+    say(text, RichConsole(stderr=True, highlight=False))
+
+
+def show_error(error: AutotuneError) -> None:
+    """Print what is wrong, the next step, and the user's own traceback if there is one, on standard error."""
+    console = RichConsole(stderr=True, highlight=False)
+    say(f"autotune: {error.message}", console, style="bold red")
+    if error.hint:
+        say(error.hint, console)
+    for line in error.detail.splitlines():
+        if line and not line.startswith(" ") and line in error.message:
+            continue  # a traceback ends with the exception, which the message holds; lines of code in it are indented
+        say(line, console, style="dim")
+
+
+def table(headings: Iterable[str], rows: Iterable[Sequence[str | Text]], *, show_edge: bool = True) -> Table:
+    """Return a table whose cells are folded where they do not fit, except a run's name."""
+    columns = (Column(heading, overflow="fold", no_wrap=heading == "run") for heading in headings)
+    made = Table(*columns, box=box.SIMPLE_HEAD, show_edge=show_edge)
+    for row in rows:
+        made.add_row(*row)
+    return made
+
+
+# -------------------------------------------------------------------------------------------------- figures
+
+
+def ratio(interval: Interval | None) -> str:
+    """Return `×2.57 (2.28 to 2.90)`, or a dash."""
+    return "–" if interval is None else interval.shown()
+
+
+def speed(interval: Interval | None) -> str:
+    """Return `×2.57`, marked if the interval spans a factor of two or more; a dash if nothing is known."""
+    if interval is None:
+        return "–"
+    vague = interval.low <= 0 or interval.high >= 2.0 * interval.low
+    return f"×{interval.value:.2f}" + (" (uncertain)" if vague else "")
+
+
+def size(count: int | None) -> str:
+    """Return bytes for people: `607 MiB`."""
+    if count is None:
+        return "–"
+    return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
+
+
+def duration(seconds: float) -> str:
+    """Return seconds as on a clock: `1:05`."""
+    hours, rest = divmod(max(0, round(seconds)), 3600)
+    return f"{hours}:{rest // 60:02d}:{rest % 60:02d}" if hours else f"{rest // 60}:{rest % 60:02d}"
+
+
+def rate(value: float) -> str:
+    """Return a number of something per second: `12,345`, or `2.4` if it is small."""
+    return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
+
+
+# ------------------------------------------------------------------------------------------------- progress
 
 
 class Progress:
-    """Draws a run's events; an observer for `tune`, and a context manager. `budget`: seconds, until the run says."""
+    """Draw a run's events: an observer for `tune`, and a context manager. `budget`: seconds, until the run says."""
 
     def __init__(
         self, console: RichConsole | None = None, *, budget: float = 0.0, clock: Callable[[], float] = time.monotonic
@@ -155,7 +240,7 @@ def _pairs_in_words(event: PairMeasured) -> str:
 
 
 def trial_line(record: TrialRecord, changes: str, *, stamp: str, unit: str = "samples") -> Text:
-    """One finished trial: when, which, how fast, what."""
+    """Return a finished trial as one line: when, which, how fast, what."""
     text = Text(f"{stamp}  {record.phase:<8} {record.trial:>3}  ")
     if record.outcome is Outcome.OK:
         shown = speed(record.speedup)
@@ -173,19 +258,10 @@ def trial_line(record: TrialRecord, changes: str, *, stamp: str, unit: str = "sa
         text.append(f"  ({_STANDS[looks.standing]} after {shown})")
     if record.reason and not record.outcome.measured:
         text.append(f"  ({one_line(first_line(record.reason), longest=160)})", style="dim")
-    left_out = Counter(pair.disturbed_by for pair in record.pairs if pair.disturbed)
-    for cause, count in left_out.items():
+    discarded = Counter(pair.disturbed_by for pair in record.pairs if pair.disturbed)
+    for cause, count in discarded.items():
         why = "" if cause is None else f": {CAUSES[cause]}"
-        text.append(f"  ({count} of {len(record.pairs)} pairs left out{why})", style="dim")
+        text.append(f"  ({count} of {len(record.pairs)} pairs discarded{why})", style="dim")
     if record.outcome.measured and record.settled is False:
         text.append("  (was still getting faster when it was measured)", style="dim")
     return text
-
-
-_STANDS = {
-    Standing.OPEN: "not decided",
-    Standing.OUT_OF_TIME: "not decided",
-    Standing.CONFIRMED: "confirmed",
-    Standing.NOT_SHOWN: "no gain shown",
-    Standing.UNSTABLE: "unstable",
-}

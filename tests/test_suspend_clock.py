@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from autotune.runtime import suspend_clock
-from autotune.runtime.suspend_clock import AwakeClock
+from autotune.runtime import trial_process
+from autotune.runtime.trial_process import AwakeClock
 
 
 @pytest.fixture
@@ -17,7 +17,7 @@ def passes(monkeypatch):
         now[:] = [now[0] + ran, now[1] + passed]
 
     clock = SimpleNamespace(monotonic=lambda: now[0], clock_gettime=lambda _: now[1], CLOCK_BOOTTIME=7)
-    monkeypatch.setattr(suspend_clock, "time", clock)
+    monkeypatch.setattr(trial_process, "time", clock)
     return let_pass
 
 

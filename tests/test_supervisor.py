@@ -8,7 +8,7 @@ import psutil
 import pytest
 from real_trials import is_gone
 
-from autotune.runtime.lifeline import kill_family
+from autotune.runtime.supervisor import kill_family
 
 
 @pytest.fixture

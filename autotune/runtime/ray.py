@@ -1,0 +1,489 @@
+"""Trials on the seats of a Ray cluster: an actor a seat (see `ray_actor`). Only the driver writes the run.
+
+A seat has `seat_devices` GPUs. A cluster without GPUs has as many seats as it has of the resource `autotune_seat`;
+seats of one node share its cores. Without that resource each node is a seat. Ray is imported in a function.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import importlib
+import itertools
+import logging
+import math
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from autotune.data.errors import ArgumentError, AutotuneError, NoStableConfigurationError
+from autotune.data.facts import WorkloadFacts, WorkloadReference
+from autotune.data.record import Outcome, Place, Slice
+from autotune.runtime.executor import IN_SEARCH, Executor, Isolation, SeatHandle, SeatLost, WarmUp
+from autotune.runtime.logs import open_log
+from autotune.runtime.places import WHOLE, whole_of
+from autotune.runtime.protocol import Data, Finished, LossCurves, LossRuns, TrialTiming
+from autotune.runtime.ray_actor import Host, OpenedSeat, SeatActor, SeatSettings
+from autotune.runtime.template_process import IMPORT_SECONDS
+from autotune.runtime.trial_process import Profiled
+from autotune.space.configuration import Configuration
+
+RESOURCE = "autotune_seat"
+ADDRESS_SECONDS = 10.0  # until the cluster's address answers
+CONNECT_SECONDS = 60.0  # until Ray does, which tries for minutes where something else answers
+TOKEN = secrets.token_hex(32)  # of a Ray of this machine's own; Ray reads it once per process
+SILENCE_SECONDS = 60.0  # beyond the limit of what was asked: without an answer until then, a seat is lost
+RESTART_SECONDS = 120.0  # until an actor that was lost is replaced
+NOTICE_SECONDS = 10.0  # of waiting for a seat, until the user is told
+CLOSING_SECONDS = 20.0
+
+
+class RayTrial:
+    """A trial on another host; see `executor.LiveTrial`."""
+
+    def __init__(self, seat: RaySeat, number: int, log: Path) -> None:
+        self._seat, self._number, self._log = seat, number, log
+        self._ended = False
+
+    def warm_up(self, timeout_seconds: float) -> WarmUp:
+        """See `executor.LiveTrial`."""
+        answer: WarmUp = self._call("warm_up", timeout_seconds)
+        return answer
+
+    def measure(self, seconds: float, timeout_seconds: float) -> Slice:
+        """See `executor.LiveTrial`."""
+        return self.measure_continuously(seconds, 1, timeout_seconds)[0]
+
+    def measure_continuously(self, seconds: float, count: int, timeout_seconds: float) -> tuple[Slice, ...]:
+        """See `executor.LiveTrial`."""
+        answer: tuple[Slice, ...] = self._call("measure_continuously", timeout_seconds, seconds=seconds, count=count)
+        return answer
+
+    def finish(self, input_wait_seconds: float, timeout_seconds: float, *, thorough: bool = False) -> Finished:
+        """See `executor.LiveTrial`."""
+        asked = {"input_wait_seconds": input_wait_seconds, "thorough": thorough}
+        answer: Finished = self._call("finish", timeout_seconds, **asked)
+        self.kill()
+        return answer
+
+    def loss_curves(self, timeout_seconds: float) -> LossCurves:
+        """See `executor.LiveTrial`."""
+        answer: LossCurves = self._call("loss_curves", timeout_seconds)
+        self.kill()
+        return answer
+
+    def kill(self) -> None:
+        """See `executor.LiveTrial`; its log and profile come to the driver."""
+        if self._ended:
+            return
+        self._ended = True
+        with contextlib.suppress(Exception):  # a seat that is lost has no files to give
+            files: dict[str, bytes] = self._seat.ask("end", CLOSING_SECONDS, self._number)
+            for name, content in files.items():
+                if Path(name).is_absolute() or ".." in Path(name).parts:  # the other host is not trusted
+                    continue
+                file = self._log.parent / name
+                file.parent.mkdir(parents=True, exist_ok=True)
+                with open(open_log(file) if file == self._log else file, "ab") as output:
+                    output.write(content)
+
+    def _call(self, method: str, limit: float, **options: Any) -> Any:
+        try:
+            return self._seat.ask("call", limit, self._number, method, timeout_seconds=limit, **options)
+        except SeatLost:
+            self._ended = True
+            raise
+        except BaseException:
+            self.kill()
+            raise
+
+
+class RaySeat:
+    """A seat on another host: the proxy of an actor; see `executor.SeatHandle`."""
+
+    place: Place  # once it is open
+
+    def __init__(self, name: str, ray: Any, settings: SeatSettings, resources: Mapping[str, Any]) -> None:
+        self.name = name
+        self.host: Host | None = None
+        self.slot: int | None = None  # its part of the node's cores
+        self._ray, self._inner_seat = ray, ""
+        # Several calls at a time: a trial is ended while another call waits for it.
+        options = {"max_concurrency": 8, "max_restarts": 0, **resources}
+        self.actor = ray.remote(SeatActor).options(**options).remote(settings)
+        self._pending = self.actor.describe_host.remote()
+
+    def poll(self) -> Any:
+        """Return what the actor's start, then its `open`, gives; None while it is not there. Raises as `ask` does."""
+        return self._answer(self._pending, SILENCE_SECONDS) if self._ray.wait([self._pending], timeout=0)[0] else None
+
+    def open(self, slot: int, count: int) -> None:
+        """Have the actor import the workload on one of `count` parts of its node's cores."""
+        self.slot, self._pending = slot, self.actor.open.remote(slot, count)
+
+    def as_whole(self) -> RaySeat:
+        """Return the seat that has all cores of this one's host."""
+        whole = copy.copy(self)
+        whole.place, whole._inner_seat = whole_of(self.place), WHOLE
+        return whole
+
+    def launch(
+        self,
+        configuration: Configuration,
+        *,
+        log: str,
+        data: Data | None,
+        timing: TrialTiming = IN_SEARCH,
+        losses: LossRuns | None = None,
+    ) -> RayTrial:
+        """See `executor.SeatHandle`."""
+        options = {"data": data, "timing": timing, "losses": losses}
+        arguments = self._inner_seat, dict(configuration)
+        number = self.ask("launch", IMPORT_SECONDS, *arguments, log=Path(log).name, options=options)
+        return RayTrial(self, number, Path(log))
+
+    def ask(self, method: str, limit: float, *arguments: Any, **options: Any) -> Any:
+        """Return the actor's answer. Raises the failure that it answers, and `SeatLost` where no answer comes."""
+        return self._answer(getattr(self.actor, method).remote(*arguments, **options), limit + SILENCE_SECONDS)
+
+    def _answer(self, call: Any, seconds: float) -> Any:
+        errors, host = self._ray.exceptions, self.host.name if self.host else "its host"
+        try:
+            found = self._ray.get(call, timeout=seconds)
+        except errors.GetTimeoutError as error:
+            reason = f"its actor on {host} has not answered for {seconds:.0f} s"
+            raise SeatLost(Outcome.CRASHED, reason) from error
+        except errors.RayTaskError:
+            raise  # an error of autotune's own
+        except errors.RayError as error:
+            raise SeatLost(Outcome.CRASHED, f"its actor on {host} is gone: {_first_line(error)}") from error
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    def close(self) -> None:
+        """End the actor and what it has started."""
+        with contextlib.suppress(Exception):  # it may be lost
+            self._ray.get(self.actor.close.remote(), timeout=2.0)
+        self.kill()
+
+    def kill(self) -> None:
+        """End the actor at once; the supervisors end its trials."""
+        with contextlib.suppress(Exception):
+            self._ray.kill(self.actor)
+
+
+class RayExecutor(Executor):
+    """Real trials on a Ray cluster; see `executor.Executor`.
+
+    Args:
+        reference: The workload.
+        isolation: As for `tune`.
+        profile: As for `tune`.
+        address: The cluster's, as `ray.init` takes it; a Ray of this machine's own when None and RAY_ADDRESS is unset.
+        seat_devices: GPUs of a seat.
+        seats: At most so many; all that fit when None. On a Ray of this machine's own without GPUs, the cores are cut
+            into so many.
+        upload: Ray copies the working directory to the hosts; else they share a file system.
+        say: Shows a sentence to the user.
+        left: Returns how many seconds waiting for a first seat may take.
+    """
+
+    elastic = True
+
+    def __init__(
+        self,
+        reference: WorkloadReference,
+        *,
+        isolation: Isolation = "template",
+        profile: Profiled = "none",
+        address: str | None = None,
+        seat_devices: int = 1,
+        seats: int | None = None,
+        upload: bool = False,
+        say: Callable[[str], None] = lambda text: None,
+        left: Callable[[], float] = lambda: 600.0,
+    ) -> None:
+        super().__init__(isolation)
+        self._address = address or os.environ.get("RAY_ADDRESS")
+        self._seat_devices, self._most = seat_devices, seats
+        self._say, self._left = say, left
+        self._settings = SeatSettings(
+            reference=reference,
+            directory=os.getcwd(),
+            uploaded=upload,
+            isolation=isolation,
+            profile=profile,
+            threads=os.environ.get("OMP_NUM_THREADS"),
+        )
+        self._handles: dict[str, RaySeat] = {}
+        self._coming: list[RaySeat] = []
+        self._dropped: list[str] = []  # the nodes of seats that are not used; empty where that is not known
+        self._names = (f"seat{number}" for number in itertools.count())
+        self._facts: WorkloadFacts | None = None
+        self._ray: Any = None
+
+    def open(self) -> WorkloadFacts:
+        """See `executor.Executor`. Waits for the first seat as long as the budget lasts."""
+        directory = self._settings.directory if self._settings.uploaded else None
+        self._ray = connect(self._address, seats=self._most, directory=directory, left=self._left())
+        began, said = time.monotonic(), False
+        while not self.seats:
+            self.refresh()
+            waited = time.monotonic() - began
+            if self._dropped and not self.seats and not self._coming:
+                raise NoStableConfigurationError(
+                    "no seat of the cluster can be used", hint="The lines above say what each lacks."
+                )
+            if not self.seats and self._left() <= 0:
+                raise NoStableConfigurationError(
+                    f"no seat came free within {waited:.0f} s: {_why_none_is_free(self._ray, self._seat_devices)}",
+                    hint="See `ray status`; give a larger --budget, or add nodes.",
+                )
+            if waited > NOTICE_SECONDS and not said and not any(seat.host for seat in self._coming):
+                self._say(f"waiting for a free seat: {_why_none_is_free(self._ray, self._seat_devices)}")
+                said = True
+            time.sleep(0.1)
+        assert self._facts is not None
+        return self._facts
+
+    def refresh(self) -> None:
+        """See `executor.Executor`: ask for seats, and take in those that have come."""
+        with contextlib.suppress(self._ray.exceptions.RayError):
+            resources, possible = _capacity(self._ray, self._seat_devices)
+            alive = {"", *(node["NodeID"] for node in self._ray.nodes() if node["Alive"])}
+            unused = sum(node in alive for node in self._dropped)  # a node that is gone is not among the possible
+            wanted = min(possible - unused, self._most or possible)
+            while len(self._handles) + len(self._coming) < wanted:
+                self._coming.append(RaySeat(next(self._names), self._ray, self._settings, resources))
+        for seat in list(self._coming):
+            try:
+                is_open = self._advance(seat)
+            except SeatLost as lost:
+                self._coming.remove(seat)
+                self._dropped.append(seat.host.node if seat.host else "")
+                self._say(f"a seat{f' on {seat.host.name}' if seat.host else ''} is not used: {lost.reason}")
+                seat.kill()
+            else:
+                if is_open:
+                    self._coming.remove(seat)
+
+    def _advance(self, seat: RaySeat) -> bool:
+        """Take a seat that comes one step further; return whether it is open. Raises `SeatLost` where it is no use."""
+        try:
+            found = seat.poll()
+        except AutotuneError as error:
+            if self._facts is None:
+                raise
+            raise SeatLost(Outcome.CRASHED, str(error)) from error
+        except self._ray.exceptions.RayError as error:
+            raise SeatLost(Outcome.CRASHED, f"its actor failed: {_first_line(error)}") from error
+        if isinstance(found, Host):
+            seat.host = found
+            if not found.has_files:
+                reason = "the workload's file is not there; share a file system, or use --ray-upload"
+                raise SeatLost(Outcome.CRASHED, reason)
+            self.machine = self.machine or found.machine
+            if differences := self.machine.differences(found.machine):
+                raise SeatLost(Outcome.CRASHED, "; ".join(differences))
+            self._open_on_free_cores(seat)
+        elif isinstance(found, OpenedSeat):
+            self._take_in(seat, found)
+        return isinstance(found, OpenedSeat)
+
+    def _open_on_free_cores(self, seat: RaySeat) -> None:
+        """Open a seat on a part of its node's cores that no other seat has."""
+        assert seat.host is not None
+        node = seat.host.node
+        count = _seats_on(self._ray, node)
+        others = (other for other in (*self._handles.values(), *self._coming) if other.name != seat.name)
+        taken = {other.slot for other in others if other.host and other.host.node == node}
+        seat.open(min(set(range(count)) - taken, default=0), count)
+
+    def _take_in(self, seat: RaySeat, opened: OpenedSeat) -> None:
+        """Use a seat from now on."""
+        if self._facts is not None and opened.facts.fingerprint != self._facts.fingerprint:
+            raise SeatLost(Outcome.CRASHED, "the workload's file differs from the first seat's")
+        assert seat.host is not None
+        self._facts = self._facts or opened.facts
+        devices = " + ".join(seat.host.devices) or opened.place.device
+        seat.place = opened.place.model_copy(update={"seat": seat.name, "host": seat.host.name, "device": devices})
+        self._handles[seat.name] = seat
+        self.isolation, self.started_by_import = opened.isolation, opened.started_by_import
+        self.seats = (*(name for name in self.seats if name != seat.name), seat.name)
+        if seat.place.of_cores:
+            self.whole = WHOLE
+
+    def _handle(self, seat: str) -> SeatHandle:
+        if seat == WHOLE and self.seats:
+            return self._handles[self.seats[0]].as_whole()
+        return super()._handle(seat)
+
+    def restart(self, seat: str) -> None:
+        """See `executor.Executor`: another actor takes its place, where the cluster has one."""
+        self._handles[seat].close()
+        resources, _ = _capacity(self._ray, self._seat_devices)
+        new = RaySeat(seat, self._ray, self._settings, resources)
+        began, at_most = time.monotonic(), min(RESTART_SECONDS, self._left())
+        try:
+            while time.monotonic() - began < at_most:
+                if self._advance(new):
+                    return
+                time.sleep(0.1)
+        except SeatLost:
+            new.kill()
+            raise
+        new.close()
+        raise SeatLost(Outcome.CRASHED, f"no actor took its place within {max(0.0, at_most):.0f} s")
+
+    def drop(self, seat: str) -> None:
+        """See `executor.Executor`."""
+        if found := self._handles.get(seat):
+            self._dropped.append(found.host.node if found.host else "")
+        super().drop(seat)
+
+    def close(self) -> None:
+        """See `executor.Executor`; also leaves the cluster."""
+        if self._ray is None:
+            return
+        with contextlib.suppress(Exception):
+            closing = [seat.actor.close.remote() for seat in self._handles.values()]
+            self._ray.wait(closing, num_returns=len(closing), timeout=CLOSING_SECONDS)
+        for seat in (*self._handles.values(), *self._coming):
+            seat.kill()
+        self._handles.clear()
+        self._coming.clear()
+        self.seats = ()
+        self._ray.shutdown()
+        self._ray = None
+
+
+# ------------------------------------------------------------------------------------------------- the cluster
+
+
+def connect(address: str | None, *, seats: int | None, directory: str | None, left: float = math.inf) -> Any:
+    """Connect to a cluster, and return the module `ray`.
+
+    Args:
+        address: The cluster's, or None for a Ray of this machine's own.
+        seats: How many seats a Ray of this machine's own has; what fits when None.
+        directory: What Ray copies to the hosts.
+        left: Seconds of the budget.
+
+    Raises:
+        ArgumentError: Ray is not installed, or no cluster answers.
+    """
+    if not address:  # Ray has tokens since 2.52
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
+        os.environ.setdefault("RAY_AUTH_TOKEN", TOKEN)
+    try:
+        import ray
+    except ImportError as error:
+        raise ArgumentError(
+            f"--executor ray needs Ray, which cannot be imported: {error}", hint="pip install 'autotune[ray]'"
+        ) from error
+    options: dict[str, Any] = {"address": address or "local"}  # without one, Ray joins any that runs here
+    if not address:
+        options["include_dashboard"] = False
+    if not address and seats is not None:
+        options["resources"] = {RESOURCE: seats}
+    if directory is not None:
+        options["runtime_env"] = {"working_dir": directory}
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    host, _, port = (address or "").removeprefix("ray://").rpartition(":")
+    options |= {"logging_level": logging.ERROR, "log_to_driver": False, "namespace": "autotune"}
+    try:
+        if port.isdecimal():  # Ray itself would try for minutes
+            socket.create_connection((host, int(port)), max(1.0, min(left, ADDRESS_SECONDS))).close()
+        start = partial(ray.init, **options)
+        with _private_and_quiet(own=not address):
+            if address:
+                _call_within(max(1.0, left if directory else min(left, CONNECT_SECONDS)), start)
+            else:
+                start()  # in this thread: what Ray starts dies with the thread that started it
+    except (OSError, ValueError, RuntimeError, OverflowError) as error:
+        raise ArgumentError(
+            f"no Ray cluster answers at {address or 'this machine'}: {error}",
+            hint="Start one with `ray start --head`, and give its address to --ray-address.",
+        ) from error
+    return ray
+
+
+def _call_within(seconds: float, connect: Callable[[], object]) -> None:
+    """Connect, and raise what that raises, or `TimeoutError` after so many seconds."""
+    failures: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            connect()
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)  # nothing else can interrupt it
+    thread.start()
+    thread.join(seconds)
+    if thread.is_alive():
+        raise TimeoutError(f"nothing was heard of Ray for {seconds:.0f} s")
+    if failures:
+        raise failures[0]
+
+
+@contextlib.contextmanager
+def _private_and_quiet(*, own: bool) -> Iterator[None]:
+    """Have Ray print nothing of its own and, where it is this machine's `own`, listen on 127.0.0.1 only."""
+    from ray._private import ray_constants, worker
+
+    with contextlib.ExitStack() as undo:
+
+        def replace(module: Any, name: str, value: Any) -> None:
+            if hasattr(module, name):  # these names are private: another version of Ray may lack them
+                undo.callback(setattr, module, name, getattr(module, name))
+                setattr(module, name, value)
+
+        replace(worker, "listen_error_messages", lambda *_: None)  # the driver reports the failures of actors
+        if own:
+            with contextlib.suppress(ImportError, AttributeError):
+                # Have Ray read the variables of its token again: somebody may have imported it before.
+                private: Any = importlib.import_module("ray._raylet")
+                private.Config.initialize("")
+                private.AuthenticationTokenLoader.instance().reset_cache()
+            # Ray takes a public address in place of 127.0.0.1, except on macOS and Windows.
+            replace(ray_constants, "ENABLE_RAY_CLUSTER", False)
+        yield
+
+
+def _capacity(ray: Any, seat_devices: int) -> tuple[dict[str, Any], int]:
+    """Return the resources that an actor asks of Ray, and how many seats the cluster can hold."""
+    total = ray.cluster_resources()
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    if total.get("GPU"):
+        return {"num_gpus": seat_devices, "num_cpus": 0}, sum(int(node.get("GPU", 0) // seat_devices) for node in nodes)
+    if total.get(RESOURCE):
+        return {"num_cpus": 0, "resources": {RESOURCE: 1}}, int(total[RESOURCE])
+    return {"num_cpus": min((int(node.get("CPU", 1)) for node in nodes), default=1)}, len(nodes)
+
+
+def _seats_on(ray: Any, node: str) -> int:
+    """Return how many seats share the cores of a node."""
+    own = next(found["Resources"] for found in ray.nodes() if found["NodeID"] == node)
+    return 1 if own.get("GPU") else int(own.get(RESOURCE, 1))
+
+
+def _why_none_is_free(ray: Any, seat_devices: int) -> str:
+    resources, possible = _capacity(ray, seat_devices)
+    needed = f"{resources['num_gpus']} GPUs" if "num_gpus" in resources else "a node's cores"
+    if not possible:
+        return f"no node of the cluster has {needed}"
+    free = ray.available_resources().get("GPU" if "num_gpus" in resources else "CPU", 0)
+    return f"a seat needs {needed}, others' jobs leave {free:g} free"
+
+
+def _first_line(error: Exception) -> str:
+    """Return the first line of a message of Ray's, which has many."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

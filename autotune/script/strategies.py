@@ -1,0 +1,213 @@
+"""`tf.distribute` in a script: a recipe's strategy, strategies that are refused, and the workers of one training.
+
+A script under MultiWorkerMirroredStrategy runs in a process for each worker. How many there are is what `TF_CONFIG`
+says. Trials start them all on this host; worker 0 is timed, and the others train along.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from typing import Any
+
+from autotune.data.errors import ApplyError, WorkloadError
+from autotune.data.models import KnobValue
+from autotune.data.printable import with_article
+from autotune.machine.gpu import visible_gpus
+from autotune.recipe.apply import strategy_of
+from autotune.recipe.tf_private import let_mirrored_variables_be_numbers
+from autotune.runtime.supervisor import die_with_parent
+from autotune.script.interpose import around
+
+REFUSED = {
+    "ParameterServerStrategy": "Keras 3 does not support it (keras#18624)",
+    "TPUStrategy": "there is no tensorflow-tpu for TensorFlow 2.21",
+}
+"""Strategies under which no training can be tuned, and why."""
+
+
+def refuse_strategies(tf: Any, keras: Any, refuse: Any) -> None:
+    """Have `refuse` called with the error where a script makes a strategy that cannot be tuned."""
+
+    def refuses(name: str, why: str) -> Any:
+        hint = "Train by fit under tf.distribute.MirroredStrategy, on one host."
+        return lambda *_, **__: refuse(WorkloadError(f"the script makes a {name}: {why}", hint=hint))
+
+    for name, why in REFUSED.items():
+        for owner in (tf.distribute, tf.distribute.experimental):
+            if hasattr(owner, name):
+                around(getattr(owner, name), "__init__", refuses(name, why))
+    around(
+        tf.distribute.cluster_resolver.TPUClusterResolver, "__init__", refuses("TPUStrategy", REFUSED["TPUStrategy"])
+    )
+    for name in ("DataParallel", "ModelParallel"):
+        why = "keras.distribution acts on the JAX backend only"
+        around(getattr(keras.distribution, name), "__init__", refuses(f"keras.distribution.{name}", why))
+
+
+def open_when_building(keras: Any, values: Mapping[str, KnobValue]) -> None:
+    """Open the strategy's scope when the script makes its first layer, optimizer or metric; it is never left.
+
+    Before that the script may still set threads and devices, which a strategy would fix.
+    """
+    if values.get("strategy", "none") == "none":
+        return
+    let_mirrored_variables_be_numbers()
+    opened: list[Any] = []
+
+    def entering(usual: Any, *arguments: Any, **named: Any) -> Any:
+        import tensorflow as tf
+
+        if not opened and not tf.distribute.has_strategy():
+            opened.append(strategy_of(values).scope())
+            opened[0].__enter__()
+        return usual(*arguments, **named)
+
+    for kind, name in (
+        (keras.layers.Layer, "__new__"),
+        (keras.optimizers.Optimizer, "__init__"),
+        (keras.metrics.Metric, "__init__"),
+    ):
+        around(kind, name, entering)
+
+
+def refuse_another_scope(model: Any, values: Mapping[str, KnobValue]) -> None:
+    """Raise ApplyError where a model was not built in the scope that `open_when_building` opens."""
+    if values.get("strategy", "none") != "none" and model.distribute_strategy is not strategy_of(values):
+        raise ApplyError(
+            f"strategy={values['strategy']} does not act: the script builds its model under another strategy, or in "
+            "another thread",
+            hint="Build the model in the main thread, without a tf.distribute strategy of the script's own.",
+        )
+
+
+# --------------------------------------------------------------------------------------------- several workers
+
+
+VARIABLE = "TF_CONFIG"
+FIT_FAILS = WorkloadError(
+    "fit of Keras 3 fails under a MultiWorkerMirroredStrategy of several workers (keras#20585)",
+    hint="Train by a loop with strategy.run, which does work, or tune one worker: leave TF_CONFIG out.",
+)
+_OF_THIS_HOST = ("localhost", "127.0.0.1", "[::1]")
+
+
+def workers_asked_for() -> int:
+    """Count the workers that `TF_CONFIG` names; 0 without any. Raises `WorkloadError` where one is on another host."""
+    try:
+        named = [str(address) for job in ("chief", "worker") for address in _cluster().get(job, ())]
+    except (ValueError, AttributeError, TypeError):
+        return 0  # TensorFlow reports what is wrong with it
+    here = (*_OF_THIS_HOST, socket.gethostname(), socket.getfqdn())
+    elsewhere = [address for address in named if address.rpartition(":")[0] not in here]
+    if elsewhere and len(named) > 1:
+        raise WorkloadError(
+            f"{VARIABLE} names {elsewhere[0]}, a worker on another host, and a trial runs on one host",
+            hint=f"Name as many workers of localhost in {VARIABLE} as one host has, or leave it out.",
+        )
+    return len(named)
+
+
+def _cluster() -> dict[str, Any]:
+    """Return the addresses that `TF_CONFIG` names, by their job."""
+    found: dict[str, Any] = json.loads(os.environ.get(VARIABLE) or "{}").get("cluster", {})
+    return found
+
+
+def start_workers(workers: int, died: Callable[[str], object]) -> int:
+    """Fork so many workers but one, and return the number of this process, from 0.
+
+    To be called before TensorFlow's runtime starts. Worker 0 is this process. The others end with it.
+
+    Args:
+        workers: How many there are.
+        died: Called in worker 0, in a thread, with the reason, once another worker has ended.
+
+    Raises:
+        WorkloadError: The workers cannot share the GPUs.
+    """
+    cards = [gpu.uuid for gpu in visible_gpus()]
+    if 0 < len(cards) < workers:
+        raise WorkloadError(
+            f"{VARIABLE} names {workers} workers, and the seat has {len(cards)} GPU{'s' * (len(cards) > 1)} for them",
+            hint="Each worker needs a GPU of its own: name fewer workers, or give a seat more with --seat-devices.",
+        )
+    with ExitStack() as held:
+        ports = [held.enter_context(_bind_free_port()).getsockname()[1] for _ in range(workers)]
+    first, number, others = os.getpid(), 0, {}
+    sys.stdout.flush()
+    sys.stderr.flush()
+    for worker in range(1, workers):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # TensorFlow's import leaves idle threads
+            pid = os.fork()
+        if pid == 0:
+            die_with_parent(first)
+            number = worker
+            break
+        others[os.pidfd_open(pid)] = worker, pid
+    chiefs = len(_cluster().get("chief", ()))
+    addresses = [f"localhost:{port}" for port in ports]
+    cluster = {"chief": addresses[:chiefs], "worker": addresses[chiefs:]}
+    task = {"type": "worker", "index": number - chiefs} if number >= chiefs else {"type": "chief", "index": number}
+    jobs = {job: named for job, named in cluster.items() if named}
+    os.environ[VARIABLE] = json.dumps({"cluster": jobs, "task": task})
+    if cards:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(cards[number::workers])
+    if number == 0 and others:
+        threading.Thread(target=_wait_for_a_death, args=(others, died), daemon=True).start()
+    return number
+
+
+def _bind_free_port() -> socket.socket:
+    """Return a socket on a port that is free."""
+    made = socket.socket()
+    made.bind(("localhost", 0))
+    return made
+
+
+def _wait_for_a_death(others: dict[int, tuple[int, int]], died: Callable[[str], object]) -> None:
+    """Call `died` once another worker ends: collectives of worker 0 would wait for it for ever."""
+    (ended, *_), _, _ = select.select(list(others), (), ())
+    number, pid = others[ended]
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+    died(f"worker {number} of the training {how}")
+
+
+def before_strategy(tf: Any, act: Callable[[], object]) -> None:
+    """Have `act` called before a script makes its strategy of several workers.
+
+    Args:
+        tf: The module.
+        act: The script sees what it raises, and a `WorkloadError` where the workers are not named in `TF_CONFIG`.
+    """
+
+    def make(usual: Callable[..., Any], strategy: Any, *arguments: Any, **named: Any) -> Any:
+        resolvers = tf.distribute.cluster_resolver
+        for given in (*arguments, *named.values()):
+            by_config = isinstance(given, resolvers.TFConfigClusterResolver)
+            if isinstance(given, resolvers.ClusterResolver) and not by_config:
+                found = with_article(type(given).__name__)
+                raise WorkloadError(
+                    f"the script names its workers by {found}, and trials name theirs in {VARIABLE}",
+                    hint="Leave the resolver out for tuning, or use a TFConfigClusterResolver.",
+                )
+        act()
+        return usual(strategy, *arguments, **named)
+
+    around(tf.distribute.MultiWorkerMirroredStrategy, "__init__", make)
+
+
+def keep_own_config(tf: Any) -> None:
+    """Have the strategy read this process's `TF_CONFIG`, whatever the script has put there since."""
+    own = os.environ[VARIABLE]
+    before_strategy(tf, lambda: os.environ.update({VARIABLE: own}))

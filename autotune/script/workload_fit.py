@@ -1,0 +1,272 @@
+"""Turns a `Workload` into a `fit`: makes its model and its datasets, and refuses what cannot be trained."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from autotune.data.errors import WorkloadError
+from autotune.data.printable import with_article
+from autotune.recipe import apply
+from autotune.recipe.apply import strategy_of
+from autotune.recipe.lazy import keras, tf
+from autotune.recipe.tf_private import inputs_of
+from autotune.runtime.failures import call_user, is_out_of_memory, make_strategy_error
+from autotune.runtime.protocol import Channel, LossCurves, TrialRequest
+from autotune.script.workload import Workload, call_with_config
+from autotune.space.configuration import Configuration
+from autotune.space.knobs import KNOBS
+from autotune.training import gauges
+from autotune.training.fit import Parts, refuse_idle_precision, set_compiled, time_fit
+from autotune.training.losses import loss_curves
+from autotune.training.pipeline import BATCHES, ENDLESS, Batches, batches_in, elements_in, refuse_uneven
+
+LOOK_BATCHES, LOOK_SECONDS = 32, 1.0  # of a dataset that batches by itself: no further one so long after the first
+
+
+def run(request: TrialRequest, channel: Channel, workload: Workload, configuration: Configuration) -> None:
+    """Run one trial of a workload to its end."""
+    if request.losses is not None:
+        single = configuration.replace(steps_per_execution=1, persistent_iterator=False)
+        curves = loss_curves(
+            lambda: compiled_model(workload, single),
+            lambda: _pipeline(training_data(workload, single, examine=False), workload, single).dataset,
+            single,
+            request.losses,
+            None if request.data is None else request.data.examples,
+            fresh_model=workload.model,
+        )
+        channel.send(LossCurves(curves=curves, gpus=gauges.gpu_names()))
+        return
+    dataset = training_data(workload, configuration, examine=request.data is None)
+    validation = validation_data(workload, configuration, dataset)
+    train = _pipeline(dataset, workload, configuration)
+    model = compiled_model(workload, train.in_force)
+    if request.data is None and not workload.batched and not getattr(model, "inputs", None):
+        refuse_batches(workload, train.in_force, dataset)
+
+    def explain(error: Exception) -> WorkloadError | None:
+        if workload.batched or is_out_of_memory(error):
+            return None
+        spec = train.dataset.element_spec
+        return batched_twice_error(model, spec[0] if isinstance(spec, tuple) else spec)
+
+    parts = Parts(
+        model=model,
+        dataset=dataset,
+        validation=validation,
+        train=train,
+        batched=workload.batched,
+        drop_remainder=workload.drop_remainder,
+        explain=explain,
+    )
+    time_fit(request, channel, configuration, parts)
+
+
+# --------------------------------------------------------------------------------------------- its datasets
+
+
+def _pipeline(dataset: tf.data.Dataset, workload: Workload, configuration: Configuration) -> apply.TrainingPipeline:
+    """Batch and prefetch the training data as the configuration says."""
+    return apply.training_pipeline(
+        dataset, configuration, batched=workload.batched, drop_remainder=workload.drop_remainder
+    )
+
+
+def training_data(workload: Workload, configuration: Configuration, *, examine: bool) -> tf.data.Dataset:
+    """Call the workload's `dataset()`, and refuse a dataset that cannot be timed.
+
+    Args:
+        workload: Its owner.
+        configuration: What a dataset that batches by itself is given.
+        examine: Read a first element; of a dataset that batches by itself the first batches are read in any case.
+    """
+    dataset = _call_for_dataset(workload.dataset, "dataset", configuration)
+    if examine or workload.batched:  # each batch size: one that dataset() ignores would look faster
+        _examine(dataset, workload, configuration.batch_size)
+    return dataset
+
+
+def validation_data(workload: Workload, configuration: Configuration, train: tf.data.Dataset) -> tf.data.Dataset | None:
+    """Call the workload's `validation()`, and batch it; None without one, or where the training has no end."""
+    if workload.validation is None:
+        return None
+    held_out = _call_for_dataset(workload.validation, "validation", configuration)
+    if elements_in(train) == ENDLESS:
+        return None
+    if elements_in(held_out) == ENDLESS:
+        raise WorkloadError(
+            "validation() has no end, so the first epoch's validation has none either",
+            hint="Take as much of it as is validated: dataset.take(N).",
+        )
+    # Like `fit`, take either: batches have an axis more than single examples.
+    ranks = zip(apply.batch_ranks(held_out), apply.batch_ranks(train), strict=False)
+    excess = {None if own is None or beside is None else own - beside for own, beside in ranks}
+    batched = excess != {-1} if workload.batched else excess == {1}
+    return apply.pipeline(held_out, configuration, batched=batched)
+
+
+def _call_for_dataset(function: Callable[..., Any], part: str, configuration: Configuration) -> tf.data.Dataset:
+    dataset = call_user(part, lambda: call_with_config(function, configuration))
+    if isinstance(dataset, tf.distribute.DistributedDataset):
+        raise make_strategy_error(f"{part}() returned a dataset that a tf.distribute strategy has distributed")
+    dataset = apply.as_dataset(dataset) if part == "validation" else dataset
+    if not isinstance(dataset, tf.data.Dataset):
+        hint = "Wrap arrays as tf.data.Dataset.from_tensor_slices((x, y))."
+        if not isinstance(dataset, tuple | list | dict):
+            hint = "Wrap it by tf.data.Dataset.from_generator(lambda: …, output_signature=…); one that yields batches, "
+            hint += "such as a PyDataset, of config.batch_size and with Workload(batched=True)."
+        found = with_article(type(dataset).__name__)
+        raise WorkloadError(f"{part}() returned {found}, expected a tf.data.Dataset", hint=hint)
+    spec = dataset.element_spec
+    if isinstance(spec, tuple) and not 1 <= len(spec) <= 3:
+        raise WorkloadError(
+            f"{part}() yields tuples of {len(spec)}, expected (x, y) or (x, y, sample_weight)",
+            hint="Several inputs go into x, as a tuple or a dict.",
+        )
+    return dataset
+
+
+def _examine(dataset: tf.data.Dataset, workload: Workload, wanted: int) -> None:
+    few = dataset.take(LOOK_BATCHES if workload.batched else 1)
+    seen: Batches = call_user("dataset", lambda: batches_in(few, LOOK_SECONDS, wanted))
+    if not seen.sizes:
+        raise WorkloadError("dataset() yields nothing: it is empty", hint="Check the path or the filter that feeds it.")
+    if not workload.batched:
+        return
+    first = seen.sizes[0]
+    if first != wanted and first and not (first < wanted and len(seen.sizes) == 1):  # one batch of it all
+        raise WorkloadError(
+            f"dataset(config) with batched=True yields batches of {first}, expected "
+            f"config.batch_size, which is {wanted}",
+            hint="Batch by config.batch_size, or yield single examples without batched=True.",
+        )
+    refuse_uneven(seen.sizes[:-1], wanted)
+
+
+# --------------------------------------------------------------------------------------------- its model
+
+
+def compiled_model(workload: Workload, configuration: Configuration) -> keras.Model:
+    """Build the workload's model, compiled with the configuration's values that act on its dataset."""
+    if configuration.get("strategy", "none") == "none":  # in no scope at all: the workload may misuse one
+        return _compiled(workload, configuration)
+    with strategy_of(configuration).scope():
+        return _compiled(workload, configuration)
+
+
+def _compiled(workload: Workload, configuration: Configuration) -> keras.Model:
+    ours = tf.distribute.get_strategy()
+    model = call_user("model", workload.model)
+    if any(kind.__module__.startswith("tf_keras.") for kind in type(model).__mro__):
+        raise WorkloadError(
+            f"model() returned {with_article(type(model).__name__)} of Keras 2 (tf_keras), expected a model of Keras 3",
+            hint="Unset TF_USE_LEGACY_KERAS and import keras in place of tf_keras; Keras 2 cannot be tuned.",
+        )
+    if not isinstance(model, keras.Model):
+        raise WorkloadError(
+            f"model() returned {with_article(type(model).__name__)}, expected a keras.Model",
+            hint="Return the model itself, not compiled; a training loop of one's own cannot be tuned.",
+        )
+    strategy = model.distribute_strategy  # TensorFlow would refuse to train it outside
+    if tf.distribute.get_strategy() is not ours or strategy is not ours:
+        raise make_strategy_error(f"model() builds the model under {with_article(type(strategy).__name__)}")
+    if workload.compile is not None:
+        _compile(model, workload.compile, configuration)
+    elif not model.compiled:
+        raise WorkloadError(
+            "model() returned a model that is not compiled, and Workload(compile=None) leaves that to it",
+            hint="Call model.compile() in model(), or give its arguments as Workload(compile=…).",
+        )
+    elif model.steps_per_execution != 1:
+        raise WorkloadError(
+            f"model() compiles with steps_per_execution={model.steps_per_execution}, which is a knob",
+            hint="Leave it out there, and name it in "
+            f'Workload(baseline={{"steps_per_execution": {model.steps_per_execution}}}).',
+        )
+    set_compiled(model, configuration)
+    for name, now in apply.overridden(configuration).items():  # else it would be timed under a wrong name
+        raise WorkloadError(
+            f"a function of the workload sets {name} to {now!r}, which is a knob: this trial's is "
+            f"{configuration[name]!r}",
+            hint="Take that line out of model(), dataset() or compile(), and name it in "
+            f"Workload(baseline={{{name!r}: …}}). It takes {KNOBS[name].domain.describe()}.",
+        )
+    refuse_idle_precision(model, str(configuration["precision"]))
+    return model
+
+
+def _compile(model: keras.Model, function: Callable[[], Any], configuration: Configuration) -> None:
+    """Compile a model with what the workload's `compile()` returns, and the knobs."""
+    if model.compiled:
+        raise WorkloadError(
+            "model() returned a model that is compiled already",
+            hint="Say Workload(compile=None) to train it as it is compiled, or leave model.compile() out of model().",
+        )
+    arguments = call_user("compile", function)
+    if not isinstance(arguments, Mapping):
+        raise WorkloadError(
+            f"compile() returned {with_article(type(arguments).__name__)}, expected a dict of compile arguments",
+            hint='Such as {"optimizer": "adam", "loss": "mse"}; model.compile itself is called by the trial.',
+        )
+    knobs = apply.compile_arguments(configuration)
+    for name in knobs:
+        if name in arguments:
+            raise WorkloadError(
+                f"compile() names {name}, which is a knob",
+                hint=f"Move it to Workload(baseline={{{name!r}: {arguments[name]!r}}}).",
+            )
+    takes = inspect.signature(model.compile).parameters
+    takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in takes.values())
+    taken = {name: value for name, value in knobs.items() if takes_all or name in takes}
+    call_user("compile", lambda: model.compile(**arguments, **taken))
+
+
+def refuse_batches(workload: Workload, configuration: Configuration, dataset: tf.data.Dataset) -> None:
+    """Refuse data that is batched already, where nothing tells the shape of the model's inputs.
+
+    Such a model may train on batches of batches silently, so one is asked to train on the user's first element as it
+    is. Where that fails, the element only looks like a batch, as a sequence does.
+    """
+    if not _may_hold_batches(dataset):
+        return
+    model = compiled_model(workload, configuration)
+    model.run_eagerly = True
+    try:
+        model.fit(dataset.take(1), verbose=0)
+    except Exception:  # whatever a model raises that cannot be trained on it
+        return
+    raise _batched_already("the model trains on an element of it as it is")
+
+
+def _may_hold_batches(dataset: tf.data.Dataset) -> bool:
+    """Return whether elements look like batches: of an unknown length, or put together by `.batch()` as tuples."""
+    shapes = [getattr(leaf, "shape", None) for leaf in tf.nest.flatten(dataset.element_spec)]
+    lengths = {shape[0] if shape is not None and shape.rank else -1 for shape in shapes}
+    if len(lengths) > 1 or lengths == {-1}:
+        return False
+    while lengths != {None} and (kind := apply.kind_of(dataset)) not in BATCHES:
+        before = inputs_of(dataset)
+        if len(before) != 1 or kind in ("Unbatch", "FlatMap", "Window"):
+            return False
+        (dataset,) = before
+    return lengths == {None} or isinstance(dataset.element_spec, tuple)  # a sequence is made of one tensor
+
+
+def batched_twice_error(model: keras.Model, x: Any) -> WorkloadError | None:
+    """Return the error of a model that cannot be trained because two axes of its data are batches; else None."""
+    got = [leaf.shape for leaf in keras.tree.flatten(x)]
+    for shape, wanted in zip(got, getattr(model, "inputs", None) or [], strict=False):
+        if shape.rank == len(wanted.shape) + 1 and tuple(shape[2:]) == tuple(wanted.shape[1:]):
+            return _batched_already(
+                f"with a batch size added, an input has shape {tuple(shape)}, and the model takes {tuple(wanted.shape)}"
+            )
+    return None
+
+
+def _batched_already(why: str) -> WorkloadError:
+    return WorkloadError(
+        f"dataset() yields batches already: {why}",
+        hint="Leave .batch() out of dataset(); or batch by config.batch_size and say batched=True.",
+    )

@@ -1,0 +1,137 @@
+"""`show --diff`: the edit that makes a recipe permanent in a script."""
+
+from pathlib import Path
+
+import pytest
+
+from autotune.data.errors import RecipeError
+from autotune.data.facts import ScriptFacts, Trains
+from autotune.front import cli
+from autotune.recipe.recipe import Recipe
+from autotune.script.call_sites import calls_in
+from autotune.script.patch import script_diff
+
+RECORDED = Path(__file__).parents[1] / "results" / "digits_mlp_command_one" / "recipe.json"
+PIPELINE = '''"""Train é."""
+import keras
+import tensorflow as tf
+from data import examples
+
+
+def batches(data, size):
+    return data.map(parse).shuffle(9).batch(size, drop_remainder=True).prefetch(tf.data.AUTOTUNE)
+
+
+model = keras.Sequential()
+model.compile("sgd", "mse")
+model.fit(batches(examples(), 16), epochs=3)
+'''
+ARRAYS = "from keras import Sequential\nmodel = Sequential()\nmodel.compile(\n    'sgd',\n)\nmodel.fit(x, y)\n"
+
+
+def recipe_of(file, baseline, batch_calls=("batch",), **changes):
+    """A recipe of a script whose calls are reached as far as it has them."""
+    calls = {site.call: site for site, _ in calls_in(str(file), str(file.parent)).values()}
+    knobs = {"batch_size": batch_calls, "num_parallel_calls": ("map",), "prefetch": ("prefetch",)}
+    sites = {knob: tuple(calls[name] for name in names if name in calls) for knob, names in knobs.items()}
+    facts = ScriptFacts(
+        trains=Trains.FIT,
+        baseline=baseline,
+        sites={knob: found for knob, found in sites.items() if found},
+        fit_site=calls["fit"],
+        compile_site=calls["compile"],
+        batch_given_as=str(sites["batch_size"][0]) if sites["batch_size"] else "",
+    )
+    recorded = Recipe.load(RECORDED)
+    usual = {**dict(recorded.baseline), **baseline}
+    workload = recorded.workload.model_copy(update={"name": file.stem, "script": facts})
+    return recorded.model_copy(
+        update={"baseline": usual, "configuration": {**usual, **changes}, "workload": workload, "learning_rate": None}
+    )
+
+
+def changed_lines(diff):
+    """The lines that an edit removes and adds."""
+    lines = [line for line in diff.splitlines() if not line.startswith(("---", "+++"))]
+    return [line[1:] for line in lines if line[:1] == "-"], [line[1:] for line in lines if line[:1] == "+"]
+
+
+def test_the_edit_sets_constants_at_their_calls_and_lines_at_the_top(tmp_path):
+    """What takes more than a constant is left to `autotune run`, and named."""
+    file = tmp_path / "train.py"
+    file.write_text(PIPELINE, encoding="utf-8")
+    changes = {"batch_size": 64, "prefetch": 8, "num_parallel_calls": "autotune", "jit_compile": True}
+    changes |= {"steps_per_execution": 2, "precision": "mixed_bfloat16", "onednn": False, "data_threads": 3}
+    baseline = {"batch_size": 16, "prefetch": "autotune", "num_parallel_calls": 0}
+    diff, rest = script_diff(recipe_of(file, baseline, **changes), file)
+    removed, added = changed_lines(diff)
+    assert [line for line in added if line] == [
+        "import os",
+        'os.environ["TF_ENABLE_ONEDNN_OPTS"] = "0"',
+        'keras.config.set_dtype_policy("mixed_bfloat16")',
+        "    return data.map(parse, num_parallel_calls=tf.data.AUTOTUNE).shuffle(9)"
+        ".batch(64, drop_remainder=True).prefetch(8)",
+        'model.compile("sgd", "mse", jit_compile=True, steps_per_execution=2)',
+    ]
+    assert len(removed) == 2
+    assert rest == ["data_threads=3"]
+    assert diff.index("import os") < diff.index("import keras")
+
+
+def test_arrays_are_batched_by_fit_and_missing_imports_are_added(tmp_path):
+    """`fit` has no batch size yet, and nothing binds `tf` or `keras`."""
+    file = tmp_path / "train.py"
+    file.write_text(ARRAYS, encoding="utf-8")
+    changes = {"batch_size": 64, "precision": "mixed_bfloat16", "intra_op_threads": 3, "jit_compile": True}
+    diff, rest = script_diff(recipe_of(file, {"batch_size": 32}, **changes), file)
+    assert [line for line in changed_lines(diff)[1] if line] == [
+        "import keras",
+        "import tensorflow as tf",
+        'keras.config.set_dtype_policy("mixed_bfloat16")',
+        "tf.config.threading.set_intra_op_parallelism_threads(3)",
+        "    'sgd', jit_compile=True",
+        "model.fit(x, y, batch_size=64)",
+    ]
+    assert rest == []
+
+
+def test_what_an_edit_cannot_reach_is_left_to_run(tmp_path):
+    """A `PyDataset` makes its batches itself, and so does a function of Keras that has no `prefetch` of its own."""
+    file = tmp_path / "train.py"
+    file.write_text("model.compile()\nmodel.fit(Batches())\n", encoding="utf-8")
+    recipe = recipe_of(file, {"batch_size": 32, "workers": 1}, batch_size=64)
+    assert script_diff(recipe, file) == ("", ["batch_size=64"])
+    file.write_text(
+        "model.compile()\nmodel.fit(keras.utils.image_dataset_from_directory('d', batch_size=32))\n", encoding="utf-8"
+    )
+    calls_in.cache_clear()
+    recipe = recipe_of(file, {"batch_size": 32}, ("image_dataset_from_directory",), batch_size=64)
+    facts = recipe.workload.script
+    sites = {**facts.sites, "prefetch": facts.sites["batch_size"]}
+    workload = recipe.workload.model_copy(update={"script": facts.model_copy(update={"sites": sites})})
+    configuration = {**recipe.configuration, "prefetch": 2}
+    diff, rest = script_diff(recipe.model_copy(update={"workload": workload, "configuration": configuration}), file)
+    assert changed_lines(diff)[1] == ["model.fit(keras.utils.image_dataset_from_directory('d', batch_size=64))"]
+    assert rest == ["prefetch=2"]
+
+
+def test_a_recipe_of_another_script_is_refused(tmp_path):
+    """The sites of one script are nothing to another."""
+    file = tmp_path / "train.py"
+    file.write_text(ARRAYS, encoding="utf-8")
+    recipe = recipe_of(file, {"batch_size": 32}, batch_size=64)
+    with pytest.raises(RecipeError, match=r"other\.py is another script"):
+        script_diff(recipe, file.rename(tmp_path / "other.py"))
+
+
+def test_the_command_prints_an_edit_that_patch_reads(tmp_path, monkeypatch, capsys):
+    """`autotune show RECIPE --diff train.py`: only what remains is said beside it."""
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "train.py"
+    file.write_text(ARRAYS, encoding="utf-8")
+    recipe_of(file, {"batch_size": 32}, batch_size=64, data_threads=3).save(tmp_path / "recipe.json")
+    assert cli.main(["show", "recipe.json", "--diff", "train.py"]) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith("--- train.py\n+++ train.py\n")
+    assert "+model.fit(x, y, batch_size=64)" in out
+    assert "data_threads=3" in err

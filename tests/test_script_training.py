@@ -1,0 +1,229 @@
+"""How a script's own training is seen and changed: its `fit`, its loop and its callbacks, without TensorFlow."""
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from autotune.data.facts import ScriptFacts, Trains, WorkloadReference
+from autotune.script import loop_watch, reach, trial
+from autotune.script.fit_call import FitCall, honours_batch_size
+from autotune.script.interpose import Hooks, Wrappers
+from autotune.script.loop_watch import LoopWatch
+from autotune.script.settings import Settings
+
+# ------------------------------------------------------------------------------------------ `fit`
+
+
+@pytest.mark.parametrize(("used", "steps"), [(20, 10), (40, 5), (48, 4), (30, 7), (1000, 1)])
+def test_steps_per_epoch_follow_the_batch_size(monkeypatch, used, steps):
+    monkeypatch.setattr(FitCall, "kind", "arrays")
+    settings = Settings(changes={"batch_size": used})
+    call = FitCall(model=None, arguments={"x": None, "batch_size": 20, "steps_per_epoch": 10}, settings=settings)
+    assert call.steps_per_epoch == steps
+
+
+class Batches:
+    """A `PyDataset` of 12 examples; one that `ignores` its batch size yields batches of 2."""
+
+    def __init__(self, *, ignores=False, fails=False):
+        self.batch_size, self.ignores, self.fails = 2, ignores, fails
+
+    def __len__(self):
+        return 12 // (2 if self.ignores else self.batch_size)
+
+    def __getitem__(self, index):
+        if self.fails:
+            raise ValueError("no such batch")
+        return ([0.0] * (2 if self.ignores else self.batch_size),)
+
+
+@pytest.mark.parametrize(("batches", "honours"), [({}, True), ({"ignores": True}, False), ({"fails": True}, False)])
+def test_a_py_dataset_keeps_its_batch_size_when_it_is_probed(monkeypatch, batches, honours):
+    monkeypatch.setitem(sys.modules, "keras", SimpleNamespace(tree=SimpleNamespace(flatten=list)))
+    data = Batches(**batches)
+    assert honours_batch_size(data) is honours
+    assert data.batch_size == 2
+
+
+class Callback:
+    """Notes the epochs that it sees."""
+
+    def __init__(self):
+        self.seen = []
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.seen.append(epoch)
+
+
+def test_callbacks_see_the_scripts_own_epochs_over_and_over():
+    """Also one that the script gives to several calls of `fit`."""
+    callback = Callback()
+    for first, epochs in ((0, 2), (2, 3)):
+        trial._repeat_epochs(callback, first, epochs)
+        for epoch in range(5):
+            callback.on_epoch_begin(epoch)
+    assert callback.seen == [0, 1, 0, 1, 0, 2, 3, 4, 2, 3]
+
+
+def test_the_class_of_a_callback_sees_them_too():
+    class Bar(Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            super().on_epoch_begin(epoch, logs)
+
+    trial._repeat_epochs(Bar, 4, 2)
+    bar = Bar()
+    for epoch in range(3):
+        bar.on_epoch_begin(epoch)
+    assert bar.seen == [4, 5, 4]
+
+
+# ------------------------------------------------------------------------------------------ a loop of its own
+
+EPOCHS = """
+for fold in range(2):
+    for epoch in range(3):
+        if reads_here:
+            probe()
+        for index in range(4):
+            probe()
+"""
+
+
+@pytest.mark.parametrize(
+    ("reads_a_dataset", "line"), [(True, 3), (False, 2)], ids=["a dataset is read", "no dataset is read"]
+)
+def test_the_epochs_are_the_loop_around_the_dataset(tmp_path, monkeypatch, reads_a_dataset, line):
+    """Where a dataset is read, its reading is inside the epoch; otherwise the outermost loop is endless in any case."""
+    file = tmp_path / "train.py"
+    file.write_text(EPOCHS, encoding="utf-8")
+    reference = WorkloadReference(file=str(file), search_path=(str(tmp_path),))
+    monkeypatch.setitem(sys.modules, "__main__", SimpleNamespace(__file__=str(file)))
+    place = (str(file), 5) if reads_a_dataset else None
+    found = []
+    scope = {
+        "probe": lambda: found.append(reach._epochs_range(SimpleNamespace(place=place), reference)),
+        "reads_here": False,
+    }
+    exec(compile(EPOCHS, str(file), "exec"), scope)
+    assert {site.line for site in found} == {line}
+
+
+class Dataset:
+    """Six batches of eight examples."""
+
+    element_spec = "eight examples"
+
+    def __iter__(self):
+        return Iterator(6)
+
+
+class Iterator:
+    """What reads them."""
+
+    def __init__(self, batches):
+        self.left = batches
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if not self.left:
+            raise StopIteration
+        self.left -= 1
+        return SimpleNamespace(shape=(8,))
+
+
+class Optimizer:
+    """Updates nothing."""
+
+    def apply(self, *_):
+        """One update."""
+
+
+class Model:
+    """Trains nothing."""
+
+    optimizer = Optimizer()
+
+    def train_on_batch(self, x):
+        """One step."""
+
+
+class Unused:
+    """A class of TensorFlow's that the loops here do not use."""
+
+    def __call__(self):
+        """Do nothing."""
+
+    def run(self):
+        """Do nothing."""
+
+    experimental_distribute_dataset = distribute_datasets_from_function = run
+
+
+class Steps(Hooks):
+    """Notes the steps and epochs that are seen."""
+
+    def __init__(self):
+        self.seen = []
+
+    def stepped(self, examples, logs):
+        self.seen.append(examples)
+
+    def epoch_ended(self):
+        self.seen.append("end")
+
+
+@pytest.fixture
+def steps(monkeypatch):
+    """What is seen of the loops of a test."""
+    for kind in (Dataset, Iterator, Optimizer, Model, Unused):
+        for name, value in list(vars(kind).items()):
+            if callable(value):
+                monkeypatch.setattr(kind, name, value)  # undone afterwards
+    classes = SimpleNamespace(datasets=(Dataset,), iterators=(Iterator,), function=Unused, strategy=Unused)
+    monkeypatch.setattr(loop_watch, "loop_classes", lambda tf: classes)
+    tf = SimpleNamespace(nest=SimpleNamespace(flatten=lambda element, expand_composites: [element]))
+    keras = SimpleNamespace(optimizers=SimpleNamespace(Optimizer=Optimizer), Model=Model)
+    monkeypatch.setitem(sys.modules, "tensorflow", tf)
+    hooks = Steps()
+    wrappers = Wrappers(Settings(), hooks, "/")
+    LoopWatch(wrappers, ScriptFacts(trains=Trains.LOOP, baseline={})).install(tf, keras)
+    return hooks.seen
+
+
+def test_each_element_is_a_step_where_each_updates(steps):
+    optimizer = Optimizer()
+    for _ in Dataset():
+        optimizer.apply()
+    assert steps == [8] * 6 + ["end"]
+
+
+def test_each_element_is_a_step_where_several_make_one_update(steps):
+    """Gradients are accumulated: all elements take part, once the first update has shown which loop trains."""
+    optimizer = Optimizer()
+    for _ in range(2):
+        for index, _ in enumerate(Dataset()):
+            if index % 3 == 2:
+                optimizer.apply()
+    assert steps == [8] * 4 + ["end"] + [8] * 6 + ["end"]
+
+
+def test_what_is_read_without_an_update_is_no_step(steps):
+    """A loop that evaluates reads the same dataset from another line."""
+    optimizer = Optimizer()
+    for _ in Dataset():
+        pass
+    for _ in Dataset():
+        optimizer.apply()
+    for _ in Dataset():
+        pass
+    assert steps == [8] * 6 + ["end"]
+
+
+def test_a_step_without_a_dataset_is_an_update(steps):
+    model = Model()
+    for _ in range(3):
+        model.train_on_batch(SimpleNamespace(shape=(4,)))
+    assert steps == [4] * 3

@@ -1,0 +1,241 @@
+"""A session that is timed for the tuner: how it is announced, closed and profiled; and what is measured of weights."""
+
+import contextlib
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from autotune.data.record import Outcome
+from autotune.runtime.failures import TrainingFailed
+from autotune.runtime.protocol import Data, Finish, Finished, Started, TrialRequest, TrialTiming
+from autotune.training import gauges, losses, session
+from autotune.training.gauges import Weights, check_finite_weights
+from autotune.training.progress import Training
+from autotune.training.session import TimedTrial, TrainingSession
+
+NUMPY = SimpleNamespace(
+    as_dtype=lambda dtype: SimpleNamespace(is_floating=np.issubdtype(dtype, np.floating)),
+    reduce_any=np.any,
+    math=SimpleNamespace(is_nan=np.isnan, is_inf=np.isinf),
+)
+
+
+class Variable:
+    """A weight, or another variable of a training."""
+
+    def __init__(self, *numbers, path="dense/kernel"):
+        self.value, self.path = np.array(numbers), path
+
+    dtype = property(lambda self: self.value.dtype)
+    shape = property(lambda self: self.value.shape)
+
+    def numpy(self):
+        return self.value
+
+    def assign(self, value):
+        self.value = np.array(value)
+
+
+@pytest.fixture(autouse=True)
+def _numpy(monkeypatch):
+    monkeypatch.setattr(gauges, "tf", NUMPY)
+
+
+# ------------------------------------------------------------------------------------------ weights
+
+
+@pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
+def test_a_trained_weight_that_is_not_finite_ends_the_trial(number):
+    weight = Variable(1.0, number)
+    with pytest.raises(TrainingFailed, match="dense/kernel is not finite after 7 steps") as caught:
+        check_finite_weights(Weights([Variable(1.0), weight], [weight]), step=7)
+    assert caught.value.outcome is Outcome.NONFINITE
+
+
+def test_what_is_not_trained_may_be_infinite_and_never_nan():
+    """An attention mask is minus infinity where nothing is to be seen."""
+    check_finite_weights(Weights([Variable(0.0, -np.inf), Variable(3)], []), step=7)
+    with pytest.raises(TrainingFailed):
+        check_finite_weights(Weights([Variable(np.nan)], []), step=7)
+
+
+# ------------------------------------------------------------------------------------------ a timed trial
+
+
+class Made(TrainingSession):
+    """A session that nobody trains."""
+
+    def __init__(self, weight=1.0):
+        training = Training(
+            steps_per_call=2, batch_size=8, examples=100, drop_remainder=False, synchronise=lambda: None
+        )
+        super().__init__(training, Data(examples=100, endless=False))
+        self.variables = [Variable(weight)]
+
+    def facts(self):
+        return {"jit_compile": False, "element": "x" * 5000, "parameters": 3}
+
+    def weights(self):
+        return Weights(self.variables, self.variables)
+
+    def gauges(self):
+        return []
+
+    def close(self, finish, clock):
+        return {"input_wait_fraction": 0.25}
+
+
+@pytest.fixture
+def timed(monkeypatch, tmp_path):
+    """A trial of a session, and what it sends."""
+    for name, value in {
+        "gpu_names": tuple,
+        "device_limit_bytes": lambda: None,
+        "build_versions": dict,
+        "cards_in_use": lambda strategy: [],
+        "device_bytes": lambda which: None,
+    }.items():
+        monkeypatch.setattr(gauges, name, value)
+    monkeypatch.setattr(session, "devices", lambda: ("CPU:0",))
+    monkeypatch.setattr(session, "not_knobs", tuple)
+    profiled = []
+    monkeypatch.setattr(session, "_profile", lambda folder, **sizes: profiled.append(sizes) or iter([0, 1]))
+    log = tmp_path / "trial" / "log.txt"
+    log.parent.mkdir()
+    timing = TrialTiming(epoch_seconds=1.0, warmup_seconds=1.0)
+    request = TrialRequest(configuration={"batch_size": 8}, log=str(log), timing=timing)
+
+    def make(**settings):
+        sent = []
+        trial = TimedTrial(Made(**settings), request, SimpleNamespace(send=sent.append), between_epochs=None)
+        return SimpleNamespace(trial=trial, sent=sent, profiled=profiled, folder=log.parent)
+
+    return make
+
+
+def test_a_session_is_announced_with_its_facts(timed):
+    (started,) = timed().sent
+    assert isinstance(started, Started)
+    assert (started.examples, started.examples_per_epoch, started.parameters) == (100, 100, 3)
+    assert started.element == "x" * 2000
+
+
+def test_closing_figures_come_at_once_and_again_with_what_takes_time(timed):
+    made = timed()
+    assert made.trial.close(Finish(input_wait_seconds=1.0)) is None
+    first, last = made.sent[1:]
+    assert isinstance(first, Finished)
+    assert (first.input_wait_fraction, last.input_wait_fraction) == (None, 0.25)
+    assert first.peak_host_bytes == last.peak_host_bytes > 0
+
+
+def test_what_takes_time_is_left_out_where_it_is_not_asked_for(timed):
+    made = timed()
+    assert made.trial.close(Finish(profile=True)) is None
+    assert [type(message) for message in made.sent] == [Started, Finished]
+    assert not made.trial.is_closing
+
+
+def test_a_profile_is_taken_before_the_last_figures(timed):
+    """By the steps that `close` returns; why it failed is in the figures, on one line of limited length."""
+    made = timed()
+    steps = made.trial.close(Finish(input_wait_seconds=1.0, profile=True))
+    assert list(steps) == [0, 1]
+    assert made.profiled[0]["steps_per_call"] == 2
+    assert made.trial.is_closing
+    assert len(made.sent) == 2
+    made.trial.send_final(RuntimeError("\x1b[1mno CUPTI" + "!" * 1000))
+    assert made.sent[-1].no_profile.startswith("RuntimeError: ")
+    assert "\x1b" not in made.sent[-1].no_profile
+    assert len(made.sent[-1].no_profile) == 300
+    assert made.sent[-1].input_wait_fraction == 0.25
+
+
+def test_a_folder_that_holds_a_profile_is_not_written_to(timed):
+    made = timed()
+    (made.folder / "profile").mkdir()
+    assert made.trial.close(Finish(input_wait_seconds=1.0, profile=True)) is None
+    assert len(made.sent) == 3
+
+
+def test_ruined_weights_send_no_closing_figures(timed):
+    made = timed(weight=np.nan)
+    with pytest.raises(TrainingFailed):
+        made.trial.close(Finish())
+    assert len(made.sent) == 1
+
+
+# ------------------------------------------------------------------------------------------ losses
+
+
+class Momentum:
+    """Its state grows with each step."""
+
+    def __init__(self):
+        self.rate, self.state = Variable(), Variable(0.0)
+        self.learning_rate = 0.5
+
+    variables = property(lambda self: [self.rate, self.state])
+    learning_rate = property(lambda self: self.rate, lambda self, value: self.rate.assign(value))
+
+    def build(self, variables):
+        """Nothing."""
+
+
+class Trained:
+    """A model whose loss tells its weight, its optimizer's state and its learning rate."""
+
+    built = True
+
+    def __init__(self, weight=0.0):
+        self.weight, self.optimizer = Variable(weight), Momentum()
+        strategy = SimpleNamespace(
+            scope=contextlib.nullcontext, experimental_distribute_dataset=lambda batches: batches
+        )
+        self.distribute_strategy = strategy
+
+    weights = trainable_variables = property(lambda self: [self.weight])
+
+    def make_train_function(self):
+        """It has one."""
+
+    reset_metrics = make_train_function
+
+    def train_function(self, iterator):
+        next(iterator)
+        state, rate = self.optimizer.state.value[0], self.optimizer.learning_rate.value
+        loss = self.weight.value[0] + 10 * state + 100 * rate
+        self.optimizer.state.assign([state + 1])
+        self.weight.assign(self.weight.value + 1)
+        return {"loss": loss}
+
+
+@pytest.fixture
+def curves(monkeypatch):
+    """The curves of two steps with these seeds and scales."""
+    monkeypatch.setattr(losses, "keras", SimpleNamespace(utils=SimpleNamespace(set_random_seed=lambda seed: None)))
+    monkeypatch.setattr(losses, "_record", lambda batches, *_: batches())
+
+    def train(seeds, scales=(1.0,), fresh_model=None):
+        runs = SimpleNamespace(seeds=seeds, scales=scales, most_steps=2, seconds=60.0)
+        return losses.loss_curves(Trained, lambda: [1, 2, 3], None, runs, None, fresh_model=fresh_model)
+
+    return train
+
+
+def test_a_training_begins_with_the_weights_and_the_state_of_the_first(curves):
+    """No weight and no optimizer state is carried from seed to seed; equal weights are moved by rounding at most."""
+    first, second = curves((0, 1))
+    assert first == (50.0, 61.0)
+    assert second == pytest.approx(first, abs=0.02)
+
+
+def test_a_fresh_model_gives_each_seed_its_weights(curves):
+    weights = iter((3.0, 5.0))
+    assert curves((0, 1), fresh_model=lambda: Trained(next(weights))) == ((53.0, 64.0), (55.0, 66.0))
+
+
+def test_the_learning_rate_of_a_scale_is_that_of_the_script_times_it(curves):
+    """The rate of the scale before is not scaled once more."""
+    assert curves((0,), scales=(1.0, 2.0, 4.0)) == ((50.0, 61.0), (100.0, 111.0), (200.0, 211.0))
