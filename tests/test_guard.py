@@ -22,7 +22,7 @@ class Training:
     def __init__(self, recipe: Recipe, log: Path | None = None) -> None:
         self.now, self.reads = 0.0, 0
         self.said: list[str] = []
-        self.guard = Guard(recipe, log=log, say=self.said.append, clock=self.clock)
+        self.guard = Guard(recipe.evidence, recipe.machine, log=log, say=self.said.append, clock=self.clock)
         self.train = self.guard.wrap(self._step, examples_per_call=EXAMPLES)
         self.seconds = 0.0
 

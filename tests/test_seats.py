@@ -30,7 +30,7 @@ from autotune.tuning.events import Notice, TrialBegan
 from autotune.tuning.loop import Loop
 from autotune.tuning.policy import Confirm, Wait, next_action
 from autotune.tuning.seat import Seat
-from autotune.tuning.seat_contention import contention_of
+from autotune.tuning.seats import contention_of
 from autotune.tuning.waiting import TimeIsUp
 
 WAIT_SECONDS = 60.0

@@ -13,14 +13,13 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+from autotune.data.hardware import Machine
 from autotune.data.printable import printable
 from autotune.machine.fingerprint import fingerprint
 from autotune.machine.telemetry import Counters, between, read_counters
-
-if TYPE_CHECKING:
-    from autotune.recipe.recipe import Recipe
+from autotune.recipe.evidence import Evidence
 
 LOG = "long_run.jsonl"
 CHECK_SECONDS = 1.0  # between readings of the clock
@@ -47,7 +46,8 @@ class Guard:
     """Compares a training's throughput with a recipe's claim.
 
     Args:
-        recipe: The recipe that the training uses.
+        evidence: What the recipe claims.
+        machine: The machine of the recipe.
         log: A file that takes a line of JSON every ten seconds; None for none.
         say: Takes a line for the user.
         clock: Returns monotonic seconds.
@@ -55,14 +55,16 @@ class Guard:
 
     def __init__(
         self,
-        recipe: Recipe,
+        evidence: Evidence,
+        machine: Machine,
         *,
         log: Path | None = None,
         say: Callable[[str], None] = say,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._recipe, self._log, self._say, self._clock = recipe, log, say, clock
-        self._claimed = recipe.evidence.throughput.value
+        self._evidence, self._machine = evidence, machine
+        self._log, self._say, self._clock = log, say, clock
+        self._claimed = evidence.throughput.value
         self._calls, self._next_check = 0, 1
         self._examples_per_call = 0
         self._looked: _Moment | None = None
@@ -124,7 +126,7 @@ class Guard:
         return (self._looked.calls - moment.calls) * self._examples_per_call / (self._looked.at - moment.at)
 
     def _cause(self, seconds: float) -> str:
-        differences = self._recipe.machine.differences(fingerprint())
+        differences = self._machine.differences(fingerprint())
         if differences:
             return "this is another machine: " + "; ".join(differences)
         seen = between(self._counters, read_counters(), seconds=seconds)
@@ -155,7 +157,7 @@ class Guard:
         if self._looked.at - self._warm.at < CHECK_SECONDS:
             return
         self._write(self._looked.at)
-        rate, evidence = self._rate_since(self._warm), self._recipe.evidence
+        rate, evidence = self._rate_since(self._warm), self._evidence
         self._say(
             f"trained at {rate:,.0f} samples/s, ×{rate / evidence.baseline_throughput.value:.2f} of the baseline "
             f"when it was tuned (claimed: ×{evidence.speedup.value:.2f})"

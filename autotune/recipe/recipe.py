@@ -200,7 +200,8 @@ class Recipe(Part):
         """
         from autotune.recipe.guard import Guard, guard_callback
 
-        return guard_callback(Guard(self, log=None if log is None else Path(log)), self.batch_size)
+        guard = Guard(self.evidence, self.machine, log=None if log is None else Path(log))
+        return guard_callback(guard, self.batch_size)
 
     def compile_args(self, optimizer: str | keras.Optimizer | None = None) -> dict[str, Any]:
         """Return keyword arguments for `model.compile`: `jit_compile` and `steps_per_execution`.

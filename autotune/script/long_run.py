@@ -81,7 +81,8 @@ class LongRun(Hooks):
         self._wrappers = Wrappers(self._settings, self, directory)
         log = path.resolve().parent / LOG
         own = not os.path.lexists(log) or (log.is_file() and not log.is_symlink())  # the folder may be another user's
-        self._guard = Guard(recipe, log=log if own and os.access(log.parent, os.W_OK) else None)
+        log_file = log if own and os.access(log.parent, os.W_OK) else None
+        self._guard = Guard(recipe.evidence, recipe.machine, log=log_file)
         self._checked_missing = self._warned_of_other_batch = False
         self._scaled: list[tuple[Any, float]] = []  # optimizers and factors: `fit` may be called for each epoch
         self._first_batch: int | None = None  # the batch size that the script first gave to the tuned fit
