@@ -92,6 +92,7 @@ class FakeRay:
     exceptions = SimpleNamespace(RayError=RayError, GetTimeoutError=GetTimeoutError, RayTaskError=RayTaskError)
     files_are_there = True
     opens = None
+    looks_until_open = 0  # of all actors together, until the first has opened
 
     def __init__(self, **seats):
         self.seats, self.taken, self.actors, self.killed = seats, [], [], []
@@ -111,6 +112,9 @@ class FakeRay:
         return {RESOURCE: sum(self.seats.values())}
 
     def wait(self, asked, **_):
+        if isinstance(asked[0], OpenedSeat) and self.looks_until_open:
+            self.looks_until_open -= 1
+            return [], asked
         return asked, []
 
     def get(self, answer, timeout=None):
@@ -146,7 +150,9 @@ def slots(trials):
 
 
 def test_seats_that_come_at_the_same_time_have_cores_of_their_own():
-    with opened(FakeRay(a=2, b=1)) as trials:
+    ray = FakeRay(a=2, b=1)
+    ray.looks_until_open = 3
+    with opened(ray) as trials:
         assert slots(trials) == {"seat0": 0, "seat1": 1, "seat2": 0}
         assert len({trials.place(seat).cores for seat in trials.seats[:2]}) == 2
 

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import subprocess
+import sys
 
 import psutil
 import pytest
@@ -59,3 +60,46 @@ def test_a_name_within_another_name_is_not_it(start):
     ]
     kill_family("mine")
     assert alive(*members) == members
+
+
+SUPERVISED = """
+import os, signal, socket, subprocess, sys
+from autotune.runtime import supervisor
+
+ours, theirs = socket.socketpair()
+supervisor.fork_supervisor(theirs.fileno())
+script = "setsid sleep 1000 > /dev/null & echo $!"
+print(subprocess.run(["sh", "-c", script], stdout=subprocess.PIPE, text=True, check=True).stdout.strip(), flush=True)
+{ends}
+"""
+
+
+@pytest.mark.parametrize(
+    ("ends", "status"), [("os._exit(3)", 3), ("os.kill(os.getpid(), signal.SIGKILL)", 137)], ids=["exits", "is killed"]
+)
+def test_a_supervisor_ends_as_its_child_does_and_kills_what_that_left(ends, status):
+    command = [sys.executable, "-c", SUPERVISED.format(ends=ends)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as supervisor:
+        orphan = int(supervisor.stdout.readline())
+        assert supervisor.wait() == status
+        assert is_gone(orphan)
+
+
+def test_orphans_are_killed_but_for_the_groups_of_living_trials():
+    """A living trial's group works for it, as a server that it has started."""
+    script = """
+import os, subprocess
+from autotune.runtime.supervisor import kill_orphans
+
+def start(group):
+    return subprocess.Popen(["sleep", "1000"], process_group=group, stdout=subprocess.DEVNULL).pid
+
+trial = start(0)
+processes = trial, start(trial), start(0)
+kill_orphans({trial})
+print([os.path.exists(f"/proc/{pid}") for pid in processes])
+kill_orphans()
+print([os.path.exists(f"/proc/{pid}") for pid in processes])
+"""
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert ended.stdout.splitlines() == ["[True, True, False]", "[False, False, False]"]

@@ -293,7 +293,8 @@ class RayExecutor(Executor):
             if differences := self.machine.differences(found.machine):
                 raise SeatLost(Outcome.CRASHED, "; ".join(differences))
             self._open_on_free_cores(seat)
-        elif isinstance(found, OpenedSeat):
+            return self._advance(seat)
+        if isinstance(found, OpenedSeat):
             self._take_in(seat, found)
         return isinstance(found, OpenedSeat)
 

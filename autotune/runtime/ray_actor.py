@@ -89,7 +89,7 @@ class SeatActor:
         """Return the reference as it is on this host."""
 
         def moved(path: str) -> str:
-            return os.path.join(os.getcwd(), os.path.relpath(path, self._settings.directory))
+            return os.path.normpath(os.path.join(os.getcwd(), os.path.relpath(path, self._settings.directory)))
 
         update: dict[str, Any] = {}
         if self._settings.uploaded:
