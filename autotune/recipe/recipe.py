@@ -305,8 +305,7 @@ class Recipe(Part):
         """Return the recipe as notebooks show it."""
         rows = ""
         for name, value in self.changes.items():
-            cells = (html.escape(str(cell)) for cell in (name, self.baseline.get(name), value))
-            rows += f"<tr><td>{'</td><td>'.join(cells)}</td></tr>"
+            rows += f"<tr><td>{name}</td><td>{self.baseline.get(name)}</td><td>{value}</td></tr>"
         gain = self.evidence.speedup.shown() if rows else "the baseline"
         verdict = self.evidence.verdict.value.replace("_", " ")
         return (
