@@ -31,7 +31,8 @@ def test_nothing_is_decided_on_a_few_pairs():
     """However clear it looks, the first pairs decide nothing where nothing is known of their spread."""
     for value in (-5.0, 5.0):
         assert stop_measuring([value] * 2, leader=LEADER) is None
-        assert stop_measuring([value] * 5, leader=LEADER) is not None
+        assert stop_measuring([value] * 3, leader=LEADER) is None
+        assert stop_measuring([value] * 4, leader=LEADER) is not None
 
 
 @pytest.mark.parametrize(

@@ -88,6 +88,22 @@ def test_what_is_broken_is_named_with_its_next_step(name):
     assert first_fix(diagnose(seen)) == found.fix
 
 
+@pytest.mark.parametrize(
+    ("slow", "fine"),
+    [
+        (with_card(power_limit=629.0), with_card(power_limit=631.0)),
+        (machine_with(usable_cores=11.9), machine_with(usable_cores=12.0)),
+        (machine_with(shm_bytes=255 << 20), machine_with(shm_bytes=256 << 20)),
+        (machine_with(disk_bytes_per_second=99e6), machine_with(disk_bytes_per_second=101e6)),
+        (machine_with(jitter=0.05), machine_with(jitter=0.049)),
+    ],
+    ids=("power limit", "cores", "shared memory", "disk", "jitter"),
+)
+def test_each_limit_has_its_place(slow, fine):
+    assert [found.level for found in diagnose(slow) if found.level is not Level.FACT] == [Level.SLOWS]
+    assert {found.level for found in diagnose(fine)} == {Level.FACT}
+
+
 def test_a_healthy_machine_has_facts_only():
     findings = diagnose(HEALTHY)
     assert {each.level for each in findings} == {Level.FACT}

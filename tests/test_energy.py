@@ -200,6 +200,8 @@ def test_power_without_energy_is_no_energy():
     """A card that tells its power at a moment has not told what a sample took; without cards nothing is known."""
     figures = figures_of([in_use(GpuUse(watts=80.0))], 4000.0)
     assert (figures["gpu_power_watts"], figures["joules_per_sample"]) == (80.0, None)
+    unlike = [in_use(GpuUse(watts=80.0), seconds=1.0), in_use(GpuUse(watts=20.0), seconds=3.0)]
+    assert figures_of(unlike, 4000.0)["gpu_power_watts"] == 35.0  # the mean over time
     still = figures_of([in_use(GpuUse(joules=800.0)), in_use(GpuUse(joules=0.0))], 4000.0)
     assert still["gpu_power_watts"] == 200.0  # the counter had not been brought up to date within a slice
     assert set(figures_of([a_slice()], 4000.0).values()) == {None}

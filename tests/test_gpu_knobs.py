@@ -10,6 +10,7 @@ from autotune.data.errors import ApplyError, ArgumentError
 from autotune.data.hardware import Gpu
 from autotune.data.options import Options
 from autotune.data.record import Outcome, Place
+from autotune.machine import gpu
 from autotune.machine.gpu import missing_xla_flags
 from autotune.recipe import apply
 from autotune.space.configuration import baseline_configuration, read_trials, reset_idle
@@ -217,6 +218,15 @@ def test_flags_that_the_binary_lacks_are_left_out():
 def test_no_answer_leaves_all_flags_out():
     """A flag that might abort each trial is not tried."""
     assert list(missing_xla_flags(NAMES, lambda text: (1, "ModuleNotFoundError"))) == NAMES[1:]
+
+
+def test_the_process_that_tries_the_flags_sees_no_gpu(monkeypatch):
+    """It would take the memory of one, and a broken one would hide the answer."""
+    tried = []
+    ended = SimpleNamespace(returncode=0, stderr="")
+    monkeypatch.setattr(gpu.subprocess, "run", lambda command, **options: tried.append(options["env"]) or ended)
+    assert missing_xla_flags(NAMES) == {}
+    assert (tried[0]["CUDA_VISIBLE_DEVICES"], "--xla_gpu_graph" in tried[0]["XLA_FLAGS"]) == ("", True)
 
 
 def test_a_space_without_flags_asks_nobody():

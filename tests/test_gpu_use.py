@@ -99,6 +99,19 @@ def test_what_another_process_takes_of_the_card_is_told(card, monkeypatch):
     assert (use.others, use.foreign_utilisation) == (1, 0.3)
 
 
+@pytest.mark.parametrize(("lasted", "since"), [(0.5, 49.0), (4.0, 46.0)])
+def test_others_are_sampled_over_the_slice_or_a_second_at_least(card, monkeypatch, lasted, since):
+    opened, answers = card("nvml_h100.json")
+    nvml, asked = sys.modules["pynvml"], []
+    usual = nvml.nvmlDeviceGetProcessUtilization
+    monkeypatch.setattr(gpu.time, "time", lambda: 50.0)
+    monkeypatch.setattr(
+        nvml, "nvmlDeviceGetProcessUtilization", lambda *given: asked.append(given[1]) or usual(*given), raising=False
+    )
+    use_of(opened, answers, monkeypatch, lasted=lasted)
+    assert asked == [since * 1e6]
+
+
 def test_a_frozen_process_is_no_other(card, monkeypatch):
     """The other side of a pair holds the card and does nothing."""
 

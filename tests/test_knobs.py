@@ -4,6 +4,7 @@ import pytest
 
 from autotune.data.errors import ConfigurationError
 from autotune.space.knobs import GPU_KNOBS, KNOBS, Device, Domain, check_value, did_you_mean, knobs_on
+from autotune.space.probes import near
 
 
 @pytest.mark.parametrize(
@@ -149,3 +150,8 @@ def test_names_and_values_too_long_to_show_are_refused_all_the_same():
     with pytest.raises(ConfigurationError) as caught:
         check_value("x" * 5000, 1, where="train.py")
     assert len(caught.value.message) < 150
+
+
+@pytest.mark.parametrize(("choices", "found"), [((10, 24), 24), ((8, 40), 8), ((0, "autotune", True), None)])
+def test_the_nearest_choice_is_found_on_a_logarithmic_scale(choices, found):
+    assert near(16)(choices, None) == found

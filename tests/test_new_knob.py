@@ -218,3 +218,5 @@ def test_a_knob_may_be_an_option_of_the_dataset():
     )
     with registered(knob):
         assert set_by_dataset(SimpleNamespace(options=lambda: own)) == {"slack": True}
+        own.slack = False
+        assert set_by_dataset(SimpleNamespace(options=lambda: own)) == {}

@@ -115,7 +115,7 @@ def test_batch_losses_are_the_late_ones():
     losses = batch_losses(before, after, examples=96)
     assert (losses.examples, losses.baseline) == (96, 1.5)
     assert (losses.unscaled, losses.sqrt_scaled, losses.linear_scaled) == (1.5, 3.5, 5.5)
-    assert losses.baseline_spread > 0
+    assert losses.baseline_spread == pytest.approx(12.706 * statistics.stdev([1.0, 2.0]) * math.sqrt(1.5), rel=1e-4)
 
 
 def test_batch_losses_that_are_not_there_are_none():

@@ -10,6 +10,7 @@ import threading
 
 import pytest
 
+from autotune.machine import other_runs
 from autotune.machine.other_runs import announced, local_devices, runtime_directory
 
 HOLD = """
@@ -53,6 +54,13 @@ def test_runs_on_other_devices_do_not_disturb(holder, tmp_path):
     assert said_beside(tmp_path, ["GPU-2"]) == []
     assert said_beside(tmp_path, local_devices([])) == []
     assert local_devices([]) == tuple(f"core {number}" for number in sorted(os.sched_getaffinity(0)))
+
+
+def test_the_run_that_was_announced_first_waits_for_nobody(holder, tmp_path, monkeypatch):
+    """Else two runs would wait for each other."""
+    monkeypatch.setattr(other_runs.time, "time", lambda: 0.0)
+    with announced(tmp_path / "second", ["GPU-1"], say=pytest.fail, wait=True, within=tmp_path) as waited:
+        assert waited >= 0.0
 
 
 @pytest.mark.parametrize("ends", ["by itself", "killed"])

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import jsonschema
 import pytest
@@ -11,8 +12,11 @@ from simulated_runs import BASELINE, MACHINE, faster_by, quick_tune, simulated_t
 from test_recommendation import run_that_is
 
 from autotune.data.errors import ArgumentError, MachineMismatchError, RecipeError, RunDirectoryError
+from autotune.data.figures import Interval
+from autotune.recipe import apply
 from autotune.recipe import recipe as recipe_module
 from autotune.recipe.apply import environment
+from autotune.recipe.evidence import BROKE_A_RULE, BestCandidate
 from autotune.recipe.recipe import (
     LONGEST_MESSAGE,
     SCHEMA_FILE,
@@ -413,3 +417,51 @@ def test_every_knob_that_is_a_variable_is_on_the_list():
         if knob.stage is Stage.IMPORT:
             assert knob.domain == Domain(booleans=True)
             assert len(environment({knob.name: not knob.default})) == 1
+
+
+# ------------------------------------------------------------------------------------- the unconfirmed candidate
+
+
+def undecided(recipe, *, speedup=None, reason="", search_speedup=None):
+    """The recipe of a run whose time was over, with the recommended configuration as its candidate."""
+    candidate = BestCandidate(
+        configuration=recipe.configuration, speedup=speedup, reason=reason, search_speedup=search_speedup
+    )
+    evidence = recipe.evidence.model_copy(update={"verdict": Verdict.UNDECIDED})
+    changes = {"configuration": recipe.baseline, "evidence": evidence, "candidate": candidate, "learning_rate": None}
+    return recipe.model_copy(update=changes)
+
+
+def test_the_recipe_of_a_candidate_claims_its_estimate_with_its_interval(recipe):
+    found = undecided(recipe, speedup=Interval(value=1.5, low=0.9, high=2.0)).with_candidate()
+    rate = recipe.evidence.baseline_throughput.value
+    assert found.changes == recipe.changes
+    assert found.learning_rate.batch_ratio == 4.0
+    assert (found.evidence.throughput.low, found.evidence.throughput.high) == (0.9 * rate, 2.0 * rate)
+
+
+@pytest.mark.parametrize(
+    ("candidate", "may"),
+    [
+        ({"search_speedup": 1.2}, True),
+        ({"search_speedup": 0.9}, False),
+        ({}, False),
+        ({"search_speedup": 1.2, "reason": f"{BROKE_A_RULE}: hangs"}, False),
+        ({"search_speedup": 1.2, "speedup": Interval(value=0.9, low=0.8, high=1.0)}, False),
+    ],
+)
+def test_only_a_candidate_that_looks_faster_and_broke_no_rule_may_be_run(recipe, candidate, may):
+    found = undecided(recipe, **candidate)
+    assert found.candidate.may_be_faster is may
+    if not may:
+        with pytest.raises(RecipeError, match="no faster than the baseline, or unstable"):
+            found.with_candidate()
+
+
+def test_arrays_of_a_script_lose_a_smaller_last_batch_where_it_did(monkeypatch):
+    batches = SimpleNamespace(take=lambda count: f"{count} batches")
+    monkeypatch.setattr(apply, "keras_batches", lambda parts, **options: batches)
+    monkeypatch.setattr(apply, "as_dataset", lambda arrays: arrays)
+    arrays = list(range(20))
+    assert recipe_module._shuffled_batches(arrays, 8, drop=True) == "2 batches"
+    assert recipe_module._shuffled_batches(arrays, 8, drop=False) is batches

@@ -314,6 +314,11 @@ def test_the_batch_sizes_stay_within_an_epoch():
     assert resolve(text, examples=100, batch_size=300).choices["batch_size"] == (16, 32, 64, 300)
 
 
+def test_where_gradients_are_accumulated_a_batch_divides_an_update():
+    space = resolve(choices("batch_size", "[16, 32, 48, 64, 128]"), batch_size=32, global_batch=64)
+    assert space.choices["batch_size"] == (16, 32, 64)
+
+
 def test_a_batch_size_without_room_stays_the_baselines():
     """Few examples leave the other knobs to vary, and say why the batch size does not."""
     text = numbers("batch_size", low=16, high="examples/4") + "[knobs.prefetch]\n"

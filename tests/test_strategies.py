@@ -66,6 +66,7 @@ def space_on(devices, baseline):
         ({"strategy": "mirrored", "replicas": 3}, "batch_size=32 is global, and 3 replicas do not divide it"),
         ({"strategy": "mirrored", "replicas": 2, "steps_per_execution": 4}, "fails inside TensorFlow"),
         ({"strategy": "mirrored", "replicas": 2, "jit_compile": True}, "keras#18145"),
+        ({"strategy": "mirrored", "replicas": 2, "xla_auto_clustering": True}, "keras#18145"),
     ],
 )
 def test_what_cannot_be_in_force_together_is_refused_in_a_sentence(knobs, why):

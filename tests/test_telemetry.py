@@ -2,6 +2,7 @@
 
 import mmap
 import os
+import signal
 import subprocess
 import sys
 from collections import namedtuple
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autotune.data.record import Slice
-from autotune.machine import fingerprint
+from autotune.machine import fingerprint, telemetry
 from autotune.machine.fingerprint import available_cores
 from autotune.machine.telemetry import Counters, between, host_bytes, peak_host_bytes, read_counters
 
@@ -127,6 +128,17 @@ def test_a_living_child_is_ones_own():
         pytest.skip("this kernel does not list children")
     assert grown >= 0.25
     assert read_counters().own - before >= 0.25
+
+
+def test_the_children_of_children_are_ones_own():
+    if not os.path.exists(f"/proc/{os.getpid()}/task/{os.getpid()}/children"):
+        pytest.skip("this kernel does not list children")
+    command = "sleep 60 & echo $!; wait"
+    with subprocess.Popen(["sh", "-c", command], stdout=subprocess.PIPE, text=True, start_new_session=True) as child:
+        grandchild = int(child.stdout.readline())
+        found = set(telemetry._descendants(os.getpid()))
+        os.killpg(child.pid, signal.SIGKILL)
+    assert {child.pid, grandchild} <= found
 
 
 def test_this_machine_can_be_read():

@@ -84,7 +84,8 @@ def test_a_search_space_with_a_refused_name_says_why(name):
 def test_caches_of_compilations_are_taken_out_and_said():
     """Each process autotunes for itself; what else the variables say stays."""
     variables = {
-        "XLA_FLAGS": "--xla_gpu_per_fusion_autotune_cache_dir=/c --xla_dump_to=/d",
+        "XLA_FLAGS": "--xla_gpu_per_fusion_autotune_cache_dir=/c --xla_dump_to=/d "
+        "--xla_gpu_load_autotune_results_from=/f",
         "TF_XLA_FLAGS": "--tf_xla_persistent_cache_directory=/c",
     }
     assert without_caches(variables) == {"XLA_FLAGS": "--xla_dump_to=/d", "TF_XLA_FLAGS": ""}

@@ -8,16 +8,14 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from autotune.data.errors import ApplyError
 from autotune.data.models import KnobValue
+from autotune.recipe.lazy import keras, tf
 from autotune.recipe.tf_private import data_adapter
 from autotune.space.configuration import Configuration, find_conflict
 from autotune.space.knobs import KNOBS, Knob, Stage
-
-if TYPE_CHECKING:
-    import tensorflow as tf
 
 _layer_before_fork = ""
 _applied: dict[str, KnobValue] | None = None  # by `apply_in_training`, in this process
@@ -40,8 +38,6 @@ def environment(configuration: Mapping[str, KnobValue], stage: Stage = Stage.IMP
 
 def in_force() -> dict[str, KnobValue]:
     """Read the knobs that act before a model is built, as TensorFlow and Keras report them. Wakes CUDA."""
-    import tensorflow as tf
-
     targets = {Stage.IMPORT: os.environ, Stage.START: os.environ, Stage.RUNTIME: tf, Stage.BUILD: tf}
     values = {knob.name: knob.read(targets[knob.stage]) for knob in KNOBS.values() if knob.stage in targets}
     return {name: value for name, value in values.items() if value is not None}
@@ -49,8 +45,6 @@ def in_force() -> dict[str, KnobValue]:
 
 def not_knobs() -> tuple[str, ...]:
     """Read settings of the shell and of TensorFlow that act on speed and are no knobs, as `NAME=value`."""
-    import tensorflow as tf
-
     shell = {name: text for name in ("TF_XLA_FLAGS", "XLA_FLAGS") if (text := os.environ.get(name))}
     grappler = {"jit": tf.config.optimizer.get_jit(), **tf.config.optimizer.get_experimental_options()}
     settings = {**shell, **{f"tf.config.optimizer {name}": value for name, value in grappler.items()}}
@@ -66,8 +60,6 @@ def note_layers() -> None:
 
 def _name_a_layer() -> str:
     """Name a layer that exists; empty for none."""
-    import keras
-
     return _layer_before_fork or _first_of(keras.layers.Layer)
 
 
@@ -83,8 +75,6 @@ def _first_of(*kinds: type) -> str:
 
 def runtime_has_started() -> bool:
     """Return whether TensorFlow's runtime runs: only before that can a thread count be changed. Wakes CUDA."""
-    import tensorflow as tf
-
     threads = tf.config.threading.get_inter_op_parallelism_threads()
     try:
         tf.config.threading.set_inter_op_parallelism_threads(threads + 1)
@@ -119,8 +109,6 @@ def apply_before_build(configuration: Mapping[str, KnobValue]) -> None:
 
     Raises ApplyError where the runtime has started or layers were built, so that a knob cannot act.
     """
-    import tensorflow as tf
-
     if changed := environment(configuration, Stage.START):
         os.environ.update(changed)  # first: asking whether the runtime runs may read them
         if runtime_has_started():
@@ -149,8 +137,6 @@ def apply_before_build(configuration: Mapping[str, KnobValue]) -> None:
 
 def overridden(configuration: Mapping[str, KnobValue]) -> dict[str, KnobValue]:
     """Return the knobs of the runtime and of layers that something has set to another value since, with that value."""
-    import tensorflow as tf
-
     current = {
         knob.name: knob.read(os.environ if knob.stage is Stage.START else tf)
         for knob, _ in _knobs_of(configuration, Stage.START, Stage.RUNTIME, Stage.BUILD)
@@ -170,10 +156,8 @@ def refuse_overridden(configuration: Mapping[str, KnobValue]) -> None:
 
 
 def _too_late(what: str) -> ApplyError:
-    import tensorflow as tf
-
     kinds: list[type] = [tf.data.Dataset, tf.Variable, tf.Tensor]
-    if keras := sys.modules.get("keras"):
+    if "keras" in sys.modules:
         kinds = [keras.layers.Layer, keras.optimizers.Optimizer, keras.metrics.Metric, keras.Variable, *kinds]
     made = f", and {name} was made before" if (name := _first_of(*kinds)) else ""
     return ApplyError(
@@ -211,8 +195,6 @@ def accumulate(optimizer: Any, configuration: Mapping[str, KnobValue]) -> None:
 
 def pipeline(dataset: tf.data.Dataset, configuration: Configuration, *, batched: bool = False) -> tf.data.Dataset:
     """Return the batches, prefetched as the configuration says, of a dataset that holds examples or is `batched`."""
-    import tensorflow as tf
-
     if not batched:
         dataset = dataset.batch(configuration.batch_size)
     own, options = set_by_dataset(dataset), None
@@ -326,7 +308,6 @@ def _prefetches(batches: tf.data.Dataset) -> bool:
 def as_dataset(data: Any) -> Any:
     """Turn arrays, alone or in tuples and dicts, into a dataset of single examples; return anything else as it is."""
     import numpy as np
-    import tensorflow as tf
 
     parts = data if isinstance(data, tuple) else (data,)  # of (x, y, sample_weight), which may be None
     leaves = tf.nest.flatten(parts)
@@ -362,15 +343,11 @@ def looks_batched(dataset: tf.data.Dataset) -> bool:
 
 
 def _shapes(dataset: tf.data.Dataset) -> list[Any]:
-    import tensorflow as tf
-
     return [getattr(spec, "shape", None) for spec in tf.nest.flatten(dataset.element_spec)]
 
 
 def keras_batches(parts: tuple[Any, Any, Any], *, counted: bool = True, **arguments: Any) -> tf.data.Dataset:
     """Return the batches that Keras makes of data that is no dataset. `counted`: they know their number."""
-    import tensorflow as tf
-
     adapter = data_adapter(*parts, steps_per_epoch=None, **arguments)
     dataset, batches = adapter.get_tf_dataset(), adapter.num_batches
     if not counted or not batches:
@@ -380,8 +357,6 @@ def keras_batches(parts: tuple[Any, Any, Any], *, counted: bool = True, **argume
 
 def list_devices() -> tuple[str, ...]:
     """List the devices that a training here can be spread over: all GPUs, or the parts of the processor."""
-    import tensorflow as tf
-
     devices = tf.config.list_logical_devices("GPU") or tf.config.list_logical_devices("CPU")
     return tuple(device.name for device in devices)
 
@@ -392,8 +367,6 @@ def strategy_of(configuration: Mapping[str, KnobValue]) -> Any:
     Raises:
         ApplyError: This machine cannot have it, or other knobs exclude it.
     """
-    import tensorflow as tf
-
     kind = str(configuration.get("strategy", "none"))
     if kind == "none":
         return tf.distribute.get_strategy()
@@ -404,8 +377,6 @@ def strategy_of(configuration: Mapping[str, KnobValue]) -> Any:
 
 @functools.cache
 def _make_strategy(kind: str, replicas: int, cross_device: str) -> Any:
-    import tensorflow as tf
-
     devices = list_devices()
     if replicas > len(devices):
         message = f"replicas={replicas} needs as many devices, and TensorFlow sees {len(devices)}"
@@ -425,8 +396,6 @@ def _make_strategy(kind: str, replicas: int, cross_device: str) -> Any:
 
 def distribute(dataset: Any, configuration: Mapping[str, KnobValue]) -> Any:
     """Return the batches as `fit` reads them: spread beforehand where a replica's buffer has not TensorFlow's size."""
-    import tensorflow as tf
-
     size = int(configuration.get("per_replica_buffer_size", 1))
     if size == 1:
         return dataset

@@ -10,7 +10,7 @@ import math
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -24,13 +24,10 @@ from autotune.data.printable import one_line, with_article
 from autotune.machine.fingerprint import fingerprint
 from autotune.recipe import apply
 from autotune.recipe.evidence import BestCandidate, Evidence, Knobs, Part
+from autotune.recipe.lazy import keras, tf
 from autotune.space.configuration import Configuration, DatasetConfig
 from autotune.stats.deciding import Verdict
 from autotune.stats.numerics import BatchLosses
-
-if TYPE_CHECKING:
-    import keras
-    import tensorflow as tf
 
 SCHEMA_VERSION = 1
 SCHEMA_FILE = Path(__file__).with_name("recipe.schema.json")
@@ -217,8 +214,6 @@ class Recipe(Part):
         apply.refuse_overridden(self.configuration)
         arguments: dict[str, Any] = apply.compile_arguments(self.configuration)
         if optimizer is not None:
-            import keras
-
             arguments["optimizer"] = keras.optimizers.get(optimizer)
             apply.accumulate(arguments["optimizer"], self.configuration)
         elif Configuration(self.configuration).update_size > self.batch_size:
@@ -306,8 +301,7 @@ class Recipe(Part):
         """Return the recipe as notebooks show it."""
         rows = ""
         for name, value in self.changes.items():
-            cells = (html.escape(str(cell)) for cell in (name, self.baseline.get(name), value))
-            rows += f"<tr><td>{'</td><td>'.join(cells)}</td></tr>"
+            rows += f"<tr><td>{name}</td><td>{self.baseline.get(name)}</td><td>{value}</td></tr>"
         gain = self.evidence.speedup.shown() if rows else "the baseline"
         verdict = self.evidence.verdict.value.replace("_", " ")
         return (

@@ -451,7 +451,7 @@ _TABLE = (
     ),
     Knob(
         name="cache",
-        summary="keep in memory what a script's last map without chance has made (--allow-cache)",
+        summary="cache in memory what a script's last deterministic map returns (--allow-cache)",
         domain=Domain(booleans=True),
         memory=lambda on: int(bool(on)),
         probes=(for_input(39, exactly(True)),),
