@@ -208,7 +208,7 @@ def test_a_leader_without_room_beside_the_baseline_is_bracketed_from_then_on(tmp
     fresh.measure(3)
     assert fresh.record.pairing is Pairing.BRACKETED
     assert fresh.confirmation.failure is None
-    assert len(fresh.confirmation.measured) == 4
+    assert len(fresh.confirmation.measured) == 5
     assert math.exp(fresh.interval().value) == pytest.approx(1.5, rel=0.05)
 
 

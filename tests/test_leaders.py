@@ -1,5 +1,6 @@
 """Leaders that are confirmed at the same time, on several seats: which of them is recommended, and at what error."""
 
+import itertools
 from types import SimpleNamespace
 
 import pytest
@@ -21,15 +22,16 @@ LARGE = BASELINE.replace(batch_size=64)
 def begun(path):
     """A run, what it knows, and the confirmations of two leaders that were begun one after the other."""
     run = run_on(simulated_trials(), path)
+    run.numbers = itertools.count(100)
     run.trials[0] = Trial(0, Phase.BASELINE, BASELINE)
     run.records[0] = a_record(BASELINE, trial=0, phase=Phase.BASELINE)
     knowledge = Knowledge(run, run.trials[0], measured_seconds=1.0)
     leaders = Leaders(run, knowledge, None, limits=LIMITS, min_gain=0.02)
     for number, configuration in ((11, FAST), (21, LARGE)):
         run.trials[number] = trial = Trial(number, Phase.CONFIRM, configuration)
-        trial.looks = (Looks(leader=number // 10, candidate=number - 10, error=0.025, most=12, reference=number + 1),)
-        run.records[number - 10] = a_record(configuration, trial=number - 10)
-        run.trials[number - 10] = Trial.of_record(run.records[number - 10])
+        trial.looks = (Looks(leader=number // 10, candidate=number // 10, error=0.025, most=12, reference=number + 1),)
+        run.records[number // 10] = a_record(configuration, trial=number // 10)
+        run.trials[number // 10] = Trial.of_record(run.records[number // 10])
     return run, knowledge, leaders
 
 
