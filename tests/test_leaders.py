@@ -7,8 +7,9 @@ import pytest
 from simulated_runs import BASELINE, FAST, LIMITS, a_record, run_on, simulated_trials
 
 from autotune.data.figures import LogInterval
-from autotune.data.record import Looks, Outcome, Phase, Standing
+from autotune.data.record import Looks, Outcome, Pairing, Phase, Standing
 from autotune.stats.deciding import EndedBy
+from autotune.tuning import costs
 from autotune.tuning.knowledge import Knowledge
 from autotune.tuning.leaders import Leaders
 from autotune.tuning.loop import Loop
@@ -88,3 +89,10 @@ def test_all_leaders_that_are_open_when_the_time_is_over_are_looked_at(tmp_path)
     )
     Loop._ended(loop, state, EndedBy.BUDGET)
     assert seen == [11, 21]
+
+
+def test_another_look_at_what_is_measured_in_blocks_starts_the_baseline_again(tmp_path):
+    run, knowledge, _ = begun(tmp_path)
+    beside = knowledge.candidates()[0].look_seconds
+    run.records[1] = run.records[1].model_copy(update={"pairing": Pairing.BRACKETED})
+    assert knowledge.candidates()[0].look_seconds == pytest.approx(beside + costs.start_seconds(run.records[0]))
