@@ -31,10 +31,10 @@ def scaling_efficiency(record: TrialRecord, records: Iterable[TrialRecord]) -> f
     if replicas < 2 or record.speedup is None:
         return None
     alone = [
-        1.0 if each.speedup is None else each.speedup.value
-        for each in records
-        if replicas_of(each) == 1 and _rest(each) == _rest(record)
-        if each.trial == 0 or (each.outcome.measured and each.speedup is not None)
+        1.0 if other.speedup is None else other.speedup.value
+        for other in records
+        if replicas_of(other) == 1 and _rest(other) == _rest(record)
+        if other.trial == 0 or (other.outcome.measured and other.speedup is not None)
     ]
     return record.speedup.value / (replicas * max(alone)) if alone else None
 

@@ -135,7 +135,7 @@ class Loop:
         executor = self._run.executor
         if executor.whole is not None:
             return isinstance(action, (FreshPair, CompareLosses))
-        hosts = [executor.place(each).host for each in executor.seats]
+        hosts = [executor.place(seat).host for seat in executor.seats]
         if not isinstance(action, FreshPair) or len(set(hosts)) == len(hosts):
             return False
         # Seats of a host share the processor, which feeds a training that waits for its input.
@@ -144,7 +144,7 @@ class Loop:
     def _without_seats(self) -> SearchResult:
         """The run ends with what it has."""
         run = self._run
-        if not any(each.outcome.measured for each in run.records.values() if each.phase is not Phase.BASELINE):
+        if not any(record.outcome.measured for record in run.records.values() if record.phase is not Phase.BASELINE):
             raise NoStableConfigurationError(
                 "every seat was lost before a trial had ended",
                 hint=f"See the notices above; --resume {run.directory.path} goes on.",
@@ -277,9 +277,10 @@ class Loop:
     def _lose(self, trial: Trial, lost: SeatLost) -> None:
         """Run a trial again whose seat was lost; twice, and the trial is at fault."""
         losses = [
-            each
-            for each in self._run.records.values()
-            if each.outcome is Outcome.INTERRUPTED and Configuration(each.asked or each.configuration) == trial.asked
+            record
+            for record in self._run.records.values()
+            if record.outcome is Outcome.INTERRUPTED
+            and Configuration(record.asked or record.configuration) == trial.asked
         ]
         if len(losses) < MOST_LOSSES:
             self._lost.append(trial.asked)
@@ -298,9 +299,9 @@ class Loop:
     def _out_of_memory(self) -> list[Configuration]:
         """What ran out of memory alone."""
         return [
-            Configuration(each.configuration)
-            for each in self._run.records.values()
-            if each.outcome is Outcome.OOM and each.pairing is not Pairing.ALTERNATING
+            Configuration(record.configuration)
+            for record in self._run.records.values()
+            if record.outcome is Outcome.OOM and record.pairing is not Pairing.ALTERNATING
         ]
 
     def _passes_over(self, configuration: Configuration, seat: Seat) -> bool:

@@ -18,9 +18,8 @@ from autotune.space.knobs import KNOBS, Device
 from autotune.stats.deciding import Stop, stop_measuring
 from autotune.stats.intervals import Spread, mean_interval
 from autotune.tuning import costs
-from autotune.tuning.comparison import PATIENCE_SECONDS, Comparison, MeasuredProcess
+from autotune.tuning.comparison import PATIENCE_SECONDS, Comparison, LiveBaseline, MeasuredProcess, baseline_error
 from autotune.tuning.costs import MUCH_WAITING, SLICE_SECONDS, is_busy, slice_length, taken_seconds
-from autotune.tuning.live_baseline import LiveBaseline, baseline_error
 from autotune.tuning.run import Run
 from autotune.tuning.trial import Trial
 from autotune.tuning.waiting import GENEROUS, Deadline, Interrupted, TimeIsUp
