@@ -61,6 +61,7 @@ class SearchSchedule:
     run: Run
     trial: Trial
     process: MeasuredProcess  # the candidate's
+    baseline: MeasuredProcess
     limits: TrialLimits
     usual_length: float  # seconds of a slice in turns
     enough: Callable[[], Stop | None]
@@ -92,8 +93,8 @@ class SearchSchedule:
         return trial.stopped_by is None
 
     def block_seconds(self, process: MeasuredProcess) -> float:
-        """See `Schedule`."""
-        return slice_length(process.warm, wanted=costs.length_in_blocks(self.run.objective), most=self._most)
+        """See `Schedule`. Those of a candidate are no longer, however many steps its calls have."""
+        return slice_length(self.baseline.warm, wanted=costs.length_in_blocks(self.run.objective), most=self._most)
 
     def block_rounds(self, length: float) -> int:
         """See `Schedule`. A block has the trial's own time."""
@@ -318,7 +319,13 @@ class Seat:
             reference=self.baseline,
             candidates=[process],
             schedule=SearchSchedule(
-                run=run, trial=trial, process=process, limits=limits, usual_length=self._usual_length, enough=enough
+                run=run,
+                trial=trial,
+                process=process,
+                baseline=self.baseline,
+                limits=limits,
+                usual_length=self._usual_length,
+                enough=enough,
             ),
             in_blocks=self.bracketed or trial.pairing is Pairing.BRACKETED,
             reference_alone=self.baseline.trial.slices,
