@@ -70,7 +70,7 @@ def recorded_rate(timed: Slice, record: TrialRecord) -> float:
 
 
 def by_instance(pairs: Sequence[RatedPair]) -> dict[int, list[RatedPair]]:
-    """The pairs of each process of the candidate."""
+    """Return the pairs of each process of the candidate."""
     found: dict[int, list[RatedPair]] = {}
     for rated in pairs:
         found.setdefault(rated.pair.instance, []).append(rated)
@@ -78,7 +78,7 @@ def by_instance(pairs: Sequence[RatedPair]) -> dict[int, list[RatedPair]]:
 
 
 def log_ratios(pairs: Sequence[RatedPair], *, overall: bool) -> dict[int, list[float]]:
-    """Logarithms of speed-ups by instance, without disturbed pairs; `overall` as a claim needs it."""
+    """Return logarithms of speed-ups by instance, without disturbed pairs; `overall` as a claim needs it."""
     return {
         instance: _ratios([rated.sides for rated in own], overall=overall and not own[0].pair.in_blocks)
         for instance, own in by_instance([rated for rated in pairs if not rated.pair.disturbed]).items()
@@ -88,7 +88,7 @@ def log_ratios(pairs: Sequence[RatedPair], *, overall: bool) -> dict[int, list[f
 def log_ratios_over(
     pairs: Sequence[RatedPair], others: Sequence[RatedPair], *, overall: bool
 ) -> dict[int, list[float]]:
-    """Logarithms of a trial's speed-ups over another trial, from rounds that both were in, by instance."""
+    """Return logarithms of speed-ups over another trial, from rounds that both were in, by instance."""
     # Rounds that are disturbed for either are left out where enough others remain.
     beside = {rated.pair.baseline: rated for rated in others}
     found = {}
@@ -102,7 +102,7 @@ def log_ratios_over(
 
 
 def _ratios(sides: Sequence[tuple[_Side, _Side]], *, overall: bool) -> list[float]:
-    """Values whose mean is the logarithm of an instance's speed-up."""
+    """Return values whose mean is the logarithm of an instance's speed-up."""
     # The ratio of overall rates is what a training pays. Single pairs are compared in a bracket, whose slices are
     # not of the same moments; where only one side is timed in whole epochs, because slices of equal work and of
     # equal time drift apart on a restless machine; and in the search, where one slice that stalls should not decide.

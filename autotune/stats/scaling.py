@@ -16,7 +16,7 @@ MAY_DIFFER = {
 
 
 def scaling_efficiency(record: TrialRecord, records: Iterable[TrialRecord]) -> float | None:
-    """Throughput over replicas × one device's, which is that of the fastest trial on one device that is alike.
+    """Return throughput over replicas × one device's: that of the fastest trial on one device that is alike.
 
     Both count as speed-ups over the baseline beside them, so that a drift of the machine cancels.
 
@@ -40,7 +40,7 @@ def scaling_efficiency(record: TrialRecord, records: Iterable[TrialRecord]) -> f
 
 
 def replicas_of(record: TrialRecord) -> int:
-    """Over how many devices a trial trains."""
+    """Return over how many devices a trial trains."""
     return int(record.configuration.get("replicas", 1))
 
 

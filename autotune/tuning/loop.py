@@ -70,7 +70,7 @@ class SearchResult:
 
 
 class Loop:
-    """Runs it."""
+    """Asks for the next action and does it, until the run ends."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class Loop:
         sampler.catch_up(run.records.values(), seconds=CATCH_UP_SHARE * max(0.0, options.budget - run.clock()))
 
     def run(self) -> SearchResult:
-        """Until the answer is settled, or the time is over."""
+        """Run until the answer is settled, or the time is over."""
         with self._seats:
             while True:
                 try:
@@ -131,7 +131,7 @@ class Loop:
                     self._seats.do(partial(self._do, action), number, alone=alone)
 
     def _alone(self, action: Action) -> bool:
-        """Whether no other seat may work meanwhile."""
+        """Return whether no other seat may work meanwhile."""
         executor = self._run.executor
         if executor.whole is not None:
             return isinstance(action, (FreshPair, CompareLosses))
@@ -142,7 +142,7 @@ class Loop:
         return (self._knowledge.leader(action.leader).in_search.input_wait_fraction or 0.0) > WAITS
 
     def _without_seats(self) -> SearchResult:
-        """The run ends with what it has."""
+        """End the run with what it has."""
         run = self._run
         if not any(record.outcome.measured for record in run.records.values() if record.phase is not Phase.BASELINE):
             raise NoStableConfigurationError(
@@ -199,7 +199,7 @@ class Loop:
     # ---------------------------------------------------------------------------------------------- the state
 
     def state(self) -> State:
-        """What is known now."""
+        """Return what is known now."""
         run, options, knowledge = self._run, self._options, self._knowledge
         candidates = tuple(knowledge.candidates())
         baseline = run.records[0]
@@ -297,7 +297,7 @@ class Loop:
             self._durations.append(self._run.clock() - began)
 
     def _out_of_memory(self) -> list[Configuration]:
-        """What ran out of memory alone."""
+        """Return what ran out of memory alone."""
         return [
             Configuration(record.configuration)
             for record in self._run.records.values()
@@ -305,7 +305,7 @@ class Loop:
         ]
 
     def _passes_over(self, configuration: Configuration, seat: Seat) -> bool:
-        """Whether its knobs exclude one another, it does not learn, or needs an import that the time does not hold."""
+        """Return whether its knobs exclude one another, it does not learn, or the time does not hold its import."""
         parity = parity_checks(self._run.records.values()).get(numerics_of(configuration))
         if refusal(configuration) or (parity is not None and not parity.passed):
             return True

@@ -90,7 +90,7 @@ Action = TryAnother | LookAgain | CompareLosses | Confirm | FreshPair | GiveUp |
 
 
 def next_action(state: State) -> Action:
-    """What to do next, on a seat that is free."""
+    """Return what to do next, on a seat that is free."""
     action = _next_action(state)
     return Wait() if isinstance(action, End) and state.busy else action
 
@@ -156,7 +156,7 @@ def _is_hopeless(state: State, leader: Leader) -> bool:
 
 
 def is_settled(state: State) -> bool:
-    """Whether more time would change nothing, or not enough to go on unasked."""
+    """Return whether more time would change nothing, or not enough to go on unasked."""
     if state.contenders or state.open is not None:
         return False
     if state.champion is None and (state.unclear or state.inconclusive):
@@ -209,7 +209,7 @@ def _holds_another(state: State, *, reserve: float = 0.0) -> bool:
 
 
 def _reserve(state: State) -> float:
-    """Seconds to keep where nothing looks faster than what there is."""
+    """Return the seconds to keep where nothing looks faster than what there is."""
     # For looks at what is unclear, so that it can be excluded; with a champion, for the confirmation of a
     # faster one, which stands beside both.
     if state.champion is not None:
@@ -222,7 +222,7 @@ def _reserve(state: State) -> float:
 
 
 def _rival(state: State, leader: Candidate) -> Candidate | None:
-    """The candidate to look at again before the leader is chosen; None where that would tell no more."""
+    """Return the candidate to look at again before the leader is chosen; None where none would tell more."""
     # A leader that is not clearly one; then, of the leader and the one that may most likely be faster still,
     # the one that was measured less.
     # What has the highest upper bound would be the leader itself, again and again, while another that two
@@ -271,7 +271,7 @@ def processes_wanted(gain: float, prior: ProcessPrior, *, error: float, most: in
 
 
 def error_of(leader: int) -> float:
-    """The error that the k-th leader of a run gets, from 1."""
+    """Return the error that the k-th leader of a run gets, from 1."""
     return ERROR / (leader * (leader + 1))
 
 
@@ -279,7 +279,7 @@ def error_of(leader: int) -> float:
 
 
 def verdict(state: State) -> Verdict:
-    """What the run comes to."""
+    """Return what the run comes to."""
     if state.champion is not None:
         return Verdict.FASTER
     unsettled = state.open is not None or state.contenders or state.unclear or state.inconclusive
@@ -295,7 +295,7 @@ def verdict(state: State) -> Verdict:
 
 
 def _excluded(state: State) -> bool:
-    """Whether gains above the bound are excluded for enough candidates, or nothing is left to be tried."""
+    """Return whether gains above the bound are excluded for enough candidates, or nothing is left to be tried."""
     if state.exhausted:
         return True
     measured = sum(candidate.measured for candidate in state.candidates)
@@ -304,7 +304,7 @@ def _excluded(state: State) -> bool:
 
 
 def excluded_above(state: State) -> float:
-    """The gain above which all is excluded for every candidate that was tried, as a logarithm; 0 or more."""
+    """Return the gain above which every tried candidate is excluded, as a logarithm; 0 or more."""
     broken = {number for number, leader in state.standing.items() if leader.standing is Standing.UNSTABLE}
     stable = [candidate for candidate in state.candidates if not candidate.unstable and candidate.number not in broken]
     return max((state.upper(candidate) for candidate in stable), default=0.0)

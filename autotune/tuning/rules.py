@@ -45,7 +45,7 @@ class Limits:
 def checks_of(
     record: TrialRecord, baseline: TrialRecord, limits: Limits, *, searched: Collection[TrialRecord] = ()
 ) -> tuple[Check, ...]:
-    """The stability rules, applied to a leader's record beside the baseline's; `searched` are the run's records."""
+    """Apply the stability rules to a leader's record beside the baseline's; `searched` are the run's records."""
     losses = [pair.candidate.loss for pair in record.pairs]
     checks = [
         loss_is_finite(losses),
@@ -144,7 +144,7 @@ class MemoryWatch:
 
 
 def memory_samples(slices: Sequence[Slice], of: str) -> list[tuple[float, float]]:
-    """Examples trained so far and memory held, at the end of each slice of a process."""
+    """Return examples trained so far and memory held, at the end of each slice of a process."""
     counted = accumulate(timed.examples for timed in slices)
     held = [timed.host_bytes if of == growth.HOST else timed.device_bytes for timed in slices]
     return [
@@ -155,7 +155,7 @@ def memory_samples(slices: Sequence[Slice], of: str) -> list[tuple[float, float]
 
 
 def _checks_of_slices(record: TrialRecord, baseline: TrialRecord) -> list[Check]:
-    """The rules on what the slices show, each beside the baseline's of the same round."""
+    """Apply the rules on slices, each beside the baseline's of the same round."""
     own, beside = (_by_process(record, candidate=is_candidate) for is_candidate in (True, False))
     boundary = max(record.epoch_overhead_seconds or 0.0, baseline.epoch_overhead_seconds or 0.0)
     calls, usual = _calls(own, record), _calls(beside, baseline)
@@ -186,7 +186,7 @@ def _calls(by_process: Mapping[int, Sequence[Slice]], record: TrialRecord) -> li
 
 
 def call_seconds(timed: Slice, steps: int) -> CallSeconds:
-    """Seconds of the calls of the train function in a slice, with so many steps in a call."""
+    """Return seconds of the calls of the train function in a slice, with so many steps in a call."""
     # The slow call is the highest quantile that boundaries between epochs do not reach.
     seconds = timed.step_seconds
     boundaries = timed.epochs * steps / timed.steps  # per call: large batches have many
@@ -195,7 +195,7 @@ def call_seconds(timed: Slice, steps: int) -> CallSeconds:
 
 
 def _by_process(record: TrialRecord, *, candidate: bool) -> dict[int, list[Slice]]:
-    """One side's slices of a leader's pairs."""
+    """Return one side's slices of a leader's pairs."""
     found: dict[int, list[Slice]] = {}
     for pair in record.pairs:
         found.setdefault(pair.instance, []).append(pair.candidate if candidate else pair.baseline)
@@ -203,7 +203,7 @@ def _by_process(record: TrialRecord, *, candidate: bool) -> dict[int, list[Slice
 
 
 def _sums(slices: Mapping[int, Sequence[Slice]], count: Callable[[Slice], int | None]) -> list[int] | None:
-    """Of each process the sum over its slices; None where one was not counted."""
+    """Return the sum over the slices of each process; None where one was not counted."""
     counts = [[count(timed) for timed in of_process] for of_process in slices.values()]
     if any(number is None for of_process in counts for number in of_process):
         return None

@@ -198,7 +198,7 @@ class Seat:
         self._run.keep(self.baseline.trial.record(Outcome.OK))
 
     def abandon(self) -> None:
-        """Its processes are gone, or are to go."""
+        """End its processes."""
         if self._live is not None:
             self._live.kill()
         self.is_open = False
@@ -240,7 +240,7 @@ class Seat:
     # ----------------------------------------------------------------------------------------- candidates
 
     def imports_first(self, configuration: Configuration) -> bool:
-        """Whether a configuration needs a template that has not imported yet."""
+        """Return whether a configuration needs a template that has not imported yet."""
         return _variables(configuration) not in self._imported
 
     def measure(
@@ -359,5 +359,5 @@ class Seat:
 
 
 def _variables(configuration: Configuration) -> tuple[tuple[str, str], ...]:
-    """What tells templates apart: the environment that TensorFlow reads when it is imported."""
+    """Return the environment that TensorFlow reads at import, which tells templates apart."""
     return tuple(sorted(environment(configuration).items()))

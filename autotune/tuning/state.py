@@ -43,7 +43,7 @@ class Candidate:
 
     @property
     def measured(self) -> bool:
-        """Whether there is an estimate."""
+        """Return whether there is an estimate."""
         return self.pairs > 0
 
     def error(self, spread: Spread) -> float:
@@ -119,11 +119,11 @@ class State:
         return math.log1p(max(self.min_gain, EXCLUDED_GAIN))
 
     def candidate(self, number: int) -> Candidate:
-        """The candidate with this number."""
+        """Return the candidate with this number."""
         return next(candidate for candidate in self.candidates if candidate.number == number)
 
     def upper(self, candidate: Candidate) -> float:
-        """The gain that is excluded for a candidate, as a logarithm, with `SURE` for all candidates together."""
+        """Return the gain excluded for a candidate, as a logarithm, with `SURE` for all candidates together."""
         leader = self.standing.get(candidate.number)
         if leader is not None and leader.ratio is not None and leader.standing in UNDECIDED:
             return leader.ratio.high
@@ -169,7 +169,7 @@ class State:
         return sorted(doubtful, key=self.upper, reverse=True)
 
     def looks_to_exclude(self, candidate: Candidate) -> int:
-        """Looks again at a candidate after which a gain above the bound should be excluded; at most `MOST_LOOKS`."""
+        """Return after how many looks again a gain above the bound should be excluded; at most `MOST_LOOKS`."""
         # One that looked slower than the baseline is taken to be as fast: it looked so by chance.
         of_process = max(1, candidate.pairs // candidate.processes)
         quantile = (self.upper(candidate) - candidate.ratio) / candidate.error(self.spread)
