@@ -1,6 +1,5 @@
 """A confirmation's instances: fresh processes of a leader, the baseline and a champion, set against one another."""
 
-import itertools
 import math
 
 import pytest
@@ -58,19 +57,6 @@ def test_the_interval_is_over_processes_not_over_slices(tmp_path):
     fresh = Fresh(tmp_path, simulated_trials(SPEED, noise=0.001, instance_noise=0.1))
     fresh.measure(6, rounds=20)
     assert fresh.interval().half_width > 0.05
-
-
-@pytest.mark.parametrize("champion", [None, LARGE])
-def test_orders_are_drawn_and_turned_round(tmp_path, monkeypatch, champion):
-    """Every second round takes the order of the one before backwards: a drift favours nobody."""
-    fresh = Fresh(tmp_path, simulated_trials(SPEED), champion=champion)
-    taken = noted(monkeypatch, fresh.trials)
-    count = 2 if champion is None else 3
-    fresh.measure(8, rounds=6)
-    orders = [tuple(each.configuration for each in taken[at : at + count]) for at in range(0, len(taken), count)]
-    assert all(len(set(each)) == count for each in orders)
-    assert all(later == one[::-1] for one, later in zip(orders[::2], orders[1::2], strict=True))
-    assert set(orders) == set(itertools.permutations(orders[0]))
 
 
 def test_a_champion_takes_turns_in_the_same_rounds(tmp_path):
@@ -198,20 +184,6 @@ def test_one_that_dies_in_its_slices_beside_the_leader_costs_that_instance_at_mo
 # --------------------------------------------------------------------------------------------------- memory
 
 
-def test_a_leader_without_room_beside_the_baseline_is_bracketed_from_then_on(tmp_path):
-    """What fits beside nothing is measured apart, not failed; what was measured side by side before stands."""
-    room = [True]
-    trials = simulated_trials(SPEED, noise=0.02, fits_together=lambda each: room[0] or len(each) <= 1)
-    fresh = Fresh(tmp_path, trials)
-    fresh.measure(2)
-    room[0] = False
-    fresh.measure(3)
-    assert fresh.record.pairing is Pairing.BRACKETED
-    assert fresh.confirmation.failure is None
-    assert len(fresh.confirmation.measured) == 4
-    assert math.exp(fresh.interval().value) == pytest.approx(1.5, rel=0.05)
-
-
 @pytest.mark.parametrize("champion", [None, LARGE])
 def test_what_was_bracketed_in_the_search_is_bracketed_again(tmp_path, champion):
     """Never two alive, a champion in the same bracket, and a steady drift cancels."""
@@ -245,15 +217,6 @@ def test_a_champion_that_fails_is_not_the_leaders_fault(tmp_path, pairing):
     fresh.measure(2)
     assert fresh.confirmation.failure is None
     assert len(fresh.confirmation.over_champion) == 2
-
-
-def test_where_memory_does_not_hold_three_they_follow_each_other(tmp_path):
-    """The champion stays: without it, nothing would show that the leader is faster."""
-    fresh = Fresh(tmp_path, simulated_trials(SPEED, fits_together=lambda each: len(each) <= 2), champion=LARGE)
-    fresh.measure(4)
-    assert fresh.record.pairing is Pairing.BRACKETED
-    over = claim_interval(fresh.confirmation.over_champion, prior=USUAL_PRIOR)
-    assert math.exp(over.value) == pytest.approx(1.25, rel=0.01)
 
 
 @pytest.mark.parametrize("champion", [None, LARGE])

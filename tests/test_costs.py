@@ -5,6 +5,7 @@ import itertools
 import pytest
 from simulated_runs import BASELINE, Fresh, a_record, a_slice, faster_by, simulated_trials
 
+from autotune.data.record import Pairing
 from autotune.tuning import costs
 
 SHAPES = {
@@ -23,7 +24,7 @@ def test_a_fresh_pair_takes_about_what_is_expected(tmp_path, shape):
     fresh = Fresh(tmp_path, simulated_trials(**{"samples_per_second": faster_by(), **SHAPES[shape]}))
     expected = costs.pair_seconds(fresh.records)
     fresh.measure(3)
-    assert 0.5 * expected <= fresh.confirmation.seconds[-1] <= 1.1 * expected
+    assert 0.5 * expected <= fresh.confirmation.trial.instance_seconds[-1] <= 1.1 * expected
 
 
 @pytest.mark.parametrize("budget", [30.0, 300.0, 3600.0])
@@ -63,3 +64,13 @@ def test_an_epoch_of_unknown_length_is_no_short_one():
     for first, warm in shapes:
         record = a_record(BASELINE, first_step_seconds=first, warmup_seconds=warm)
         assert costs.pair_seconds([record, record]) > 0
+
+
+def test_a_baseline_that_starts_before_and_after_a_block_is_counted_twice():
+    records = [
+        a_record(first_step_seconds=10.0, warmup_seconds=1.0, slices=(a_slice(),) * 3),
+        a_record(first_step_seconds=20.0, warmup_seconds=1.0, slices=(a_slice(),) * 3),
+    ]
+    blocks = [records[0], records[1].model_copy(update={"pairing": Pairing.BRACKETED})]
+    start = costs.start_seconds(records[0])
+    assert costs.pair_seconds(blocks, least=True) == pytest.approx(costs.pair_seconds(records, least=True) + start)

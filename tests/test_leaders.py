@@ -1,13 +1,15 @@
 """Leaders that are confirmed at the same time, on several seats: which of them is recommended, and at what error."""
 
+import itertools
 from types import SimpleNamespace
 
 import pytest
 from simulated_runs import BASELINE, FAST, LIMITS, a_record, run_on, simulated_trials
 
 from autotune.data.figures import LogInterval
-from autotune.data.record import Looks, Outcome, Phase, Standing
+from autotune.data.record import Looks, Outcome, Pairing, Phase, Standing
 from autotune.stats.deciding import EndedBy
+from autotune.tuning import costs
 from autotune.tuning.knowledge import Knowledge
 from autotune.tuning.leaders import Leaders
 from autotune.tuning.loop import Loop
@@ -21,15 +23,16 @@ LARGE = BASELINE.replace(batch_size=64)
 def begun(path):
     """A run, what it knows, and the confirmations of two leaders that were begun one after the other."""
     run = run_on(simulated_trials(), path)
+    run.numbers = itertools.count(100)
     run.trials[0] = Trial(0, Phase.BASELINE, BASELINE)
     run.records[0] = a_record(BASELINE, trial=0, phase=Phase.BASELINE)
     knowledge = Knowledge(run, run.trials[0], measured_seconds=1.0)
     leaders = Leaders(run, knowledge, None, limits=LIMITS, min_gain=0.02)
     for number, configuration in ((11, FAST), (21, LARGE)):
         run.trials[number] = trial = Trial(number, Phase.CONFIRM, configuration)
-        trial.looks = (Looks(leader=number // 10, candidate=number - 10, error=0.025, most=12, reference=number + 1),)
-        run.records[number - 10] = a_record(configuration, trial=number - 10)
-        run.trials[number - 10] = Trial.of_record(run.records[number - 10])
+        trial.looks = (Looks(leader=number // 10, candidate=number // 10, error=0.025, most=12, reference=number + 1),)
+        run.records[number // 10] = a_record(configuration, trial=number // 10)
+        run.trials[number // 10] = Trial.of_record(run.records[number // 10])
     return run, knowledge, leaders
 
 
@@ -86,3 +89,10 @@ def test_all_leaders_that_are_open_when_the_time_is_over_are_looked_at(tmp_path)
     )
     Loop._ended(loop, state, EndedBy.BUDGET)
     assert seen == [11, 21]
+
+
+def test_another_look_at_what_is_measured_in_blocks_starts_the_baseline_again(tmp_path):
+    run, knowledge, _ = begun(tmp_path)
+    beside = knowledge.candidates()[0].look_seconds
+    run.records[1] = run.records[1].model_copy(update={"pairing": Pairing.BRACKETED})
+    assert knowledge.candidates()[0].look_seconds == pytest.approx(beside + costs.start_seconds(run.records[0]))

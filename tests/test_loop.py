@@ -629,21 +629,16 @@ def test_a_baseline_that_is_killed_from_outside_is_started_again(tmp_path, times
 # --------------------------------------------------------------------------------------------------- pairing
 
 
-def test_a_leader_that_does_not_fit_beside_the_baseline_is_confirmed_in_brackets(tmp_path):
-    """From its search to its claim; with `--pairing bracketed` nothing is ever beside anything."""
-    for name, options in (("memory", {}), ("asked", {"pairing": "bracketed"})):
-        seen = []
-        fits = {"fits_together": lambda alive: len(alive) == 1} if name == "memory" else {}
-        trials = simulated_trials(SPEED, noise=0.02, **fits)
-        launch = trials.launch
-        trials.launch = lambda *a, launch=launch, trials=trials, seen=seen, **k: (
-            seen.append(len(trials.alive)) or launch(*a, **k)
-        )
-        recipe, records, _ = run(tmp_path / name, trials, budget=400.0, **options)
-        assert recipe.configuration == dict(FAST)
-        assert recipe.evidence.confirmation.pairing == "bracketed"
-        assert {each.pairing for each in records if each.pairs} == {Pairing.BRACKETED}
-        assert name == "memory" or max(seen) == 0
+def test_blocks_that_were_asked_for_are_used_from_the_search_to_the_claim(tmp_path):
+    """With `--pairing bracketed` nothing is ever beside anything."""
+    trials, seen = simulated_trials(SPEED, noise=0.02), []
+    launch = trials.launch
+    trials.launch = lambda *a, **k: seen.append(len(trials.alive)) or launch(*a, **k)
+    recipe, records, _ = run(tmp_path, trials, budget=400.0, pairing="bracketed")
+    assert recipe.configuration == dict(FAST)
+    assert recipe.evidence.confirmation.pairing == "bracketed"
+    assert {each.pairing for each in records if each.pairs} == {Pairing.BRACKETED}
+    assert max(seen) == 0
 
 
 # ------------------------------------------------------------------------------------------ what stays known

@@ -183,3 +183,13 @@ def test_the_heading_comes_when_the_first_training_begins(started):
     checked(run, BFLOAT)
     assert [each.text for each in watcher.of(Began)] == ["comparing"]
     assert launched == [0]
+
+
+def test_recorded_batches_are_removed(started):
+    """They may be as large as the data: nothing of them stays in the run directory."""
+    _, run, _ = started()
+    run.directory.path.mkdir(exist_ok=True)
+    with trainings_of(run) as trainings:
+        compare_numerics(trainings, BFLOAT)
+        assert len(list(run.directory.path.glob("scratch-*"))) == 1
+    assert list(run.directory.path.glob("scratch-*")) == []

@@ -60,6 +60,12 @@ def test_the_limit_is_how_far_two_trainings_may_end_apart():
     assert limit == pytest.approx(2.776445 * statistics.stdev(ends) * math.sqrt(2))
 
 
+def test_a_curve_is_held_against_the_training_that_began_with_its_weights():
+    """Not against the mean of seeds: a lucky seed's own end is no gain, and the others' is no loss."""
+    reference = [[9.0] * 20 + [end] * 10 for end in (1.0, 1.1, 1.2, 1.3, 1.4)]
+    assert check_parity(reference, reference[0]).value == 0.0
+
+
 def test_seeds_that_make_no_difference_leave_some_tolerance():
     """A convex model from zeros: rounding alone must not refuse bfloat16."""
     same = [curve(0, noise=0.0)] * 5

@@ -12,7 +12,7 @@ from autotune.data.figures import LogInterval
 from autotune.data.record import Outcome, Pairing, Phase
 from autotune.runtime.executor import TrialFailed
 from autotune.stats.intervals import Spread
-from autotune.tuning.events import TrialEnded, TrialMeasured
+from autotune.tuning.events import TrialEnded
 from autotune.tuning.seat import SameInForce
 from autotune.tuning.waiting import Interrupted, TimeIsUp
 
@@ -25,11 +25,6 @@ def failing(outcome, *, of=None):
     """A failure of one configuration, or of all."""
     failure = TrialFailed(outcome, "as planned", hint="a hint", log_tail="the log")
     return lambda each: failure if of in (None, each) else None
-
-
-def only_one_fits(alive):
-    """There is memory for one trial at a time."""
-    return len(alive) == 1
 
 
 def alive(trials):
@@ -304,31 +299,6 @@ def test_the_boundary_of_epochs_is_the_baselines_unless_the_pipeline_is_another(
 # -------------------------------------------------------------------------------------------- bracketing
 
 
-def test_what_does_not_fit_beside_the_baseline_is_bracketed(tmp_path):
-    """Baseline, candidate, baseline again, never two alive; the record says so, and a drift cancels."""
-    trials = simulated_trials(TWICE, fits_together=only_one_fits, drift=lambda seconds: math.exp(-0.03 * seconds))
-    watcher = Watcher()
-    searching = Searching(tmp_path, trials, observe=watcher)
-    _, record = searching.measure()
-    assert (record.outcome, record.pairing) == (Outcome.OK, Pairing.BRACKETED)
-    assert len(record.pairs) == watcher.of(TrialMeasured)[-1].pairs >= 4
-    assert record.speedup.value == pytest.approx(2.0, rel=0.02)
-    assert record.peak_host_bytes > 0
-    assert alive(trials) == [BASELINE]
-
-
-def test_bracketing_can_be_asked_for(tmp_path):
-    """There are never two processes alive, even where they would fit; a second look is a bracket as well."""
-    seen = []
-    trials = simulated_trials(TWICE, fits_together=lambda each: seen.append(len(each)) or True)
-    searching = Searching(tmp_path, trials, bracketed=True)
-    trial, first = searching.measure()
-    _, record = searching.measure(trial=trial)
-    assert record.pairing is Pairing.BRACKETED
-    assert len(record.pairs) == 2 * len(first.pairs)
-    assert max(seen) == 1
-
-
 def test_what_does_not_fit_alone_is_out_of_memory(tmp_path):
     """Tried beside the baseline and alone; then it is an OOM, and the baseline is there for the next one."""
     trials = simulated_trials(fits_together=lambda each: sum(one.batch_size for one in each) <= 128)
@@ -337,19 +307,6 @@ def test_what_does_not_fit_alone_is_out_of_memory(tmp_path):
     for size, pairing in ((64, Pairing.ALTERNATING), (128, Pairing.BRACKETED)):
         _, record = searching.measure(BASELINE.replace(batch_size=size))
         assert (record.outcome, record.pairing) == (Outcome.OK, pairing)
-
-
-def test_a_leader_that_just_fitted_is_bracketed_when_it_is_measured_again(tmp_path):
-    """Memory holds both at one moment and not at the next: what it gave stands, and more is added."""
-    room = [True]
-    trials = simulated_trials(TWICE, noise=0.05, fits_together=lambda each: room[0] or len(each) == 1)
-    searching = Searching(tmp_path, trials)
-    trial, first = searching.measure()
-    room[0] = False
-    _, record = searching.measure(trial=trial)
-    assert (first.pairing, record.pairing) == (Pairing.ALTERNATING, Pairing.BRACKETED)
-    assert record.pairs[: len(first.pairs)] == first.pairs
-    assert len(record.pairs) > len(first.pairs)
 
 
 def lose_slices_of_the_baseline(monkeypatch, trials, outcome, *, since_slices=0, beside=True):

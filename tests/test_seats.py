@@ -3,9 +3,11 @@
 import threading
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
+from autotune.tuning.seat_contention import Contention
 from simulated import SimulatedTrials
 from simulated_runs import (
     BASELINE,
@@ -26,6 +28,7 @@ from autotune.data.errors import NoStableConfigurationError
 from autotune.data.record import Outcome, Phase
 from autotune.runtime.executor import DeviceUnavailable, SeatLost
 from autotune.stats.deciding import Verdict
+from autotune.tuning import seat_contention
 from autotune.tuning.events import Notice, TrialBegan
 from autotune.tuning.loop import Loop
 from autotune.tuning.policy import Confirm, Wait, next_action
@@ -397,3 +400,23 @@ def test_a_neighbour_costs_what_the_medians_tell():
     assert contention_of([100, 101, 99], [90, 91, 92]).is_too_much
     assert contention_of([100, 101, 99], [80, 99, 120]).is_too_much
     assert not contention_of([100, 100.1, 100], [100, 102, 99]).is_too_much
+
+
+def test_a_host_whose_seats_are_too_many_drops_half_of_them_at_a_time(tmp_path, monkeypatch):
+    """Each look takes every seat for a while, so seats are not thinned out one by one."""
+    looks = []
+
+    def measured(seats, own):
+        looks.append(len(own))
+        return Contention(cost=0.3 if len(own) > 2 else 0.0, spread=1.0)
+
+    monkeypatch.setattr(seat_contention, "_measure_contention", measured)
+    names = tuple("abcdefgh")
+    host = SimpleNamespace(place=lambda name: SimpleNamespace(host="one"), drop=lambda name: dropped.append(name))
+    dropped, watcher = [], Watcher()
+    run = SimpleNamespace(executor=host, interrupted=lambda: False, observe=watcher)
+    free = [SimpleNamespace(name=name, end_baseline=lambda: None) for name in names]
+    seat_contention.drop_contended_seats(SimpleNamespace(free=free, together=lambda seats, action: None), run)
+    assert looks == [8, 4, 2]
+    assert [seat.name for seat in free] == ["a", "b"]
+    assert dropped == [*"efgh", *"cd"]

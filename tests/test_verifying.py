@@ -9,6 +9,7 @@ import threading
 from pathlib import Path
 from types import SimpleNamespace
 
+import filelock
 import pytest
 from simulated_runs import MACHINE, REFERENCE, Watcher, an_invocation, faster_by, on_disk, quick_tune, simulated_trials
 
@@ -446,6 +447,9 @@ def test_the_log_of_what_is_unstable_stays(verify_simulated):
     assert verification.finding is ClaimResult.UNSTABLE
     assert (place_in(verification.reason) / "result.json").is_file()
     assert place_in(verification.reason).is_relative_to(temporary)
+    (folder,) = temporary.iterdir()
+    with filelock.FileLock(folder / ".lock", blocking=False):
+        pass  # nobody holds it any more
 
 
 def test_the_log_of_a_baseline_that_fails_stays(verify_simulated):

@@ -68,30 +68,30 @@ def recorded_rate(timed: Slice, record: TrialRecord) -> float:
 
 
 def by_instance(pairs: Sequence[RatedPair]) -> dict[int, list[RatedPair]]:
-    """The pairs of each process of the candidate."""
+    """Return the pairs of each process of the candidate."""
     found: dict[int, list[RatedPair]] = {}
-    for each in pairs:
-        found.setdefault(each.pair.instance, []).append(each)
+    for rated in pairs:
+        found.setdefault(rated.pair.instance, []).append(rated)
     return found
 
 
 def log_ratios(pairs: Sequence[RatedPair], *, overall: bool) -> dict[int, list[float]]:
-    """Logarithms of speed-ups by instance, without disturbed pairs; `overall` as a claim needs it."""
+    """Return logarithms of speed-ups by instance, without disturbed pairs; `overall` as a claim needs it."""
     return {
-        instance: _ratios([each.sides for each in own], overall=overall and not own[0].pair.in_blocks)
-        for instance, own in by_instance([each for each in pairs if not each.pair.disturbed]).items()
+        instance: _ratios([rated.sides for rated in own], overall=overall and not own[0].pair.in_blocks)
+        for instance, own in by_instance([rated for rated in pairs if not rated.pair.disturbed]).items()
     }
 
 
 def log_ratios_over(
     pairs: Sequence[RatedPair], others: Sequence[RatedPair], *, overall: bool
 ) -> dict[int, list[float]]:
-    """Logarithms of a trial's speed-ups over another trial, from rounds that both were in, by instance."""
+    """Return logarithms of speed-ups over another trial, from rounds that both were in, by instance."""
     # Rounds that are disturbed for either are left out where enough others remain.
-    beside = {each.pair.baseline: each for each in others}
+    beside = {rated.pair.baseline: rated for rated in others}
     found = {}
     for instance, own in by_instance(pairs).items():
-        both = [(each, beside[each.pair.baseline]) for each in own if each.pair.baseline in beside]
+        both = [(rated, beside[rated.pair.baseline]) for rated in own if rated.pair.baseline in beside]
         keep = usable_pairs([one.pair.disturbed or other.pair.disturbed for one, other in both])
         sides = [(other.sides[1], one.sides[1]) for (one, other), keeps in zip(both, keep, strict=True) if keeps]
         if sides:
@@ -100,14 +100,14 @@ def log_ratios_over(
 
 
 def _ratios(sides: Sequence[tuple[_Side, _Side]], *, overall: bool) -> list[float]:
-    """Values whose mean is the logarithm of an instance's speed-up."""
+    """Return values whose mean is the logarithm of an instance's speed-up."""
     # The ratio of overall rates is what a training pays. Single pairs are compared in a bracket, whose slices are
     # not of the same moments; where only one side is timed in whole epochs, because slices of equal work and of
     # equal time drift apart on a restless machine; and in the search, where one slice that stalls should not decide.
     alike = len({by_epochs for both in sides for *_, by_epochs in both}) == 1
     if not overall or not alike:
         return [math.log(own / other) for (other, *_), (own, *_) in sides]
-    return overall_log_ratios(*([each[:2] for each in side] for side in zip(*sides, strict=True)))
+    return overall_log_ratios(*([of_slice[:2] for of_slice in side] for side in zip(*sides, strict=True)))
 
 
 def throughput_interval(
@@ -117,8 +117,8 @@ def throughput_interval(
     # All examples over all the time: a training pays for slow stretches. The bounds of a single slice are its value.
     value = overall_rate(list(zip(rates, examples or [1] * len(rates), strict=True)))
     groups: dict[int, list[float]] = {}
-    for instance, each in zip(instances or [0] * len(rates), rates, strict=True):
-        groups.setdefault(instance, []).append(math.log(each))
+    for instance, process_rate in zip(instances or [0] * len(rates), rates, strict=True):
+        groups.setdefault(instance, []).append(math.log(process_rate))
     values = [math.log(value) for value in rates]
     if len(groups) >= FEW_PROCESSES:
         values = [statistics.fmean(of_process) for of_process in groups.values()]

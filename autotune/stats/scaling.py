@@ -16,7 +16,7 @@ MAY_DIFFER = {
 
 
 def scaling_efficiency(record: TrialRecord, records: Iterable[TrialRecord]) -> float | None:
-    """Throughput over replicas × one device's, which is that of the fastest trial on one device that is alike.
+    """Return throughput over replicas × one device's: that of the fastest trial on one device that is alike.
 
     Both count as speed-ups over the baseline beside them, so that a drift of the machine cancels.
 
@@ -31,16 +31,16 @@ def scaling_efficiency(record: TrialRecord, records: Iterable[TrialRecord]) -> f
     if replicas < 2 or record.speedup is None:
         return None
     alone = [
-        1.0 if each.speedup is None else each.speedup.value
-        for each in records
-        if replicas_of(each) == 1 and _rest(each) == _rest(record)
-        if each.trial == 0 or (each.outcome.measured and each.speedup is not None)
+        1.0 if other.speedup is None else other.speedup.value
+        for other in records
+        if replicas_of(other) == 1 and _rest(other) == _rest(record)
+        if other.trial == 0 or (other.outcome.measured and other.speedup is not None)
     ]
     return record.speedup.value / (replicas * max(alone)) if alone else None
 
 
 def replicas_of(record: TrialRecord) -> int:
-    """Over how many devices a trial trains."""
+    """Return over how many devices a trial trains."""
     return int(record.configuration.get("replicas", 1))
 
 

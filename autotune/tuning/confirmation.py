@@ -82,7 +82,7 @@ class LeaderTrials:
         """Return what an instance takes beyond its slices: by the last ones, or by the search's records."""
         taken = self.trial.instance_seconds
         if not taken:
-            return sum(map(costs.start_seconds, records))
+            return costs.starts_seconds(records)
         slices = sum(pair.baseline.seconds + pair.candidate.seconds for pair in self.trial.pairs)
         beside = () if self.champion is None else self.champion.pairs
         slices += sum(pair.candidate.seconds for pair in beside)

@@ -70,7 +70,7 @@ def failed_alike(last: TrialRecord, records: Iterable[TrialRecord]) -> list[Tria
 
 
 def have_a_change_in_common(failed: Iterable[TrialRecord], baseline: Configuration) -> bool:
-    """Tell whether all these trials changed one knob of the baseline to one value, which may be why they failed."""
+    """Return whether all these trials changed one knob of the baseline to one value, which may be why they failed."""
     return bool(set.intersection(*(set(record.configuration.items()) - set(baseline.items()) for record in failed)))
 
 

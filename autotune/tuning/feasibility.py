@@ -12,7 +12,7 @@ from autotune.space.knobs import KNOBS
 
 
 def known_to_fail(candidate: Configuration, out_of_memory: Iterable[Configuration]) -> bool:
-    """Whether `candidate` surely needs as much memory as one of the configurations that ran out of it."""
+    """Return whether `candidate` surely needs as much memory as one of the configurations that ran out of it."""
     # Each knob ranks its values by the memory they need. A knob whose ranks are unknown must have the same
     # value.
     return any(
@@ -28,7 +28,7 @@ def fit_on_card(
     *,
     margin: float = MEMORY_MARGIN,
 ) -> bool:
-    """Whether a card may hold these configurations beside the baseline, by what was measured; True if that is nothing.
+    """Return whether a card may hold these configurations beside the baseline; True where nothing tells.
 
     A process that the card hardly holds gets slower kernels, which need less memory, so a margin must stay free.
 

@@ -42,14 +42,13 @@ class Knowledge:
     # ------------------------------------------------------------------------------------------- the search
 
     def searched(self) -> list[Trial]:
-        """Return what was tried, in order, and what runs now; interrupted trials were not tried."""
-        records = self._run.records
-        return [
-            trial
-            for number, trial in sorted(self._run.trials.items())
-            if trial.phase is Phase.SEARCH
-            and not (number in records and records[number].outcome is Outcome.INTERRUPTED)
-        ]
+        """Return what was tried, in order, and what runs now; of a configuration that was run again the last trial."""
+        records, latest = self._run.records, dict[Configuration, Trial]()
+        for number, trial in sorted(self._run.trials.items()):
+            interrupted = number in records and records[number].outcome is Outcome.INTERRUPTED  # it was not tried
+            if trial.phase is Phase.SEARCH and not interrupted:
+                latest[trial.asked] = trial
+        return list(latest.values())
 
     def ended(self) -> list[Trial]:
         """Return the trials of the search that have ended."""
@@ -138,7 +137,7 @@ class Knowledge:
     def leaders(self) -> list[LeaderTrials]:
         """Return what is or was confirmed: in the order in which it was begun, but the confirmed ones by when."""
         # The last one is the champion, whichever was begun first: it has beaten the others.
-        known = [self.leader_trials(trial) for trial in self._run.trials.values() if trial.looks]
+        known = [self.leader_trials(trial) for trial in list(self._run.trials.values()) if trial.looks]
         return sorted(known, key=self._order)
 
     def _order(self, leader: LeaderTrials) -> tuple[bool, float, int]:

@@ -32,14 +32,14 @@ def numerics_of(configuration: Configuration) -> tuple[object, ...]:
 
 
 def plain_numerics(baseline: Configuration, *, batch_size: int) -> Configuration:
-    """The baseline at a batch size, in float32 without XLA: what numerics are compared with."""
+    """Return the baseline at a batch size, in float32 without XLA: what numerics are compared with."""
     plain = {name: KNOBS[name].plain for name in baseline}
     changes = {name: value for name, value in plain.items() if value is not None}
     return baseline.replace(**changes, batch_size=batch_size)
 
 
 class Trainings:
-    """Runs them within a time, on batches recorded below the run directory; a context manager that removes those."""
+    """Short trainings within a time, on batches recorded below the run directory; leaving it removes those."""
 
     def __init__(self, run: Run, *, seat: str, ends: float, heading: str) -> None:
         self.run = run
@@ -49,7 +49,7 @@ class Trainings:
         self._count = 0
 
     def __enter__(self) -> Trainings:
-        """Itself."""
+        """Return itself."""
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -58,11 +58,11 @@ class Trainings:
             shutil.rmtree(self._scratch, ignore_errors=True)
 
     def left(self) -> float:
-        """Seconds until it must be over."""
+        """Return the seconds until it must be over."""
         return max(0.0, self._ends - self.run.clock())
 
     def seconds_each(self, count: int, *, share: float) -> float:
-        """Seconds for each of so many trainings of the baseline's kind, out of a share of what is left."""
+        """Return seconds for each of so many trainings of the baseline's kind, out of a share of what is left."""
         # They read a few batches, so they do not fill what the dataset caches.
         baseline = self.run.records[0]
         start = (baseline.first_step_seconds or 1.0) - (baseline.filling_seconds or 0.0)
@@ -78,7 +78,7 @@ class Trainings:
         seconds: float,
         scales: tuple[float, ...] = (1.0,),
     ) -> Curves:
-        """The losses by step, for each scale of the learning rate and each seed; empty where the model reports none."""
+        """Return losses by step, for each scale of the learning rate and each seed; empty where there are none."""
         # Raises TrialFailed, DeviceUnavailable, Interrupted. Batches of the size `recorded` are recorded where they
         # are not yet; no step of the first training begins after `seconds`.
         if self.run.interrupted():
@@ -110,7 +110,7 @@ class Trainings:
 
 
 def compare_numerics(trainings: Trainings, configuration: Configuration) -> Check:
-    """Whether a configuration learns as float32 without XLA does, at its batch size and with the baseline's rest."""
+    """Return whether a configuration learns as float32 without XLA does, at its batch size."""
     # A comparison that could not be made passes, with no value and the reason in its detail.
     run = trainings.run
     plain = plain_numerics(run.baseline, batch_size=configuration.batch_size)
@@ -155,7 +155,7 @@ def _refuse_lost(failure: TrialFailed, run: Run) -> None:
 
 
 def compare_batch_sizes(trainings: Trainings, configuration: Configuration) -> BatchLosses | None:
-    """Training losses of a configuration beside the baseline's, after equal numbers of examples."""
+    """Return losses of a configuration beside the baseline's, after equal numbers of examples."""
     # They are reported and never refuse anything: the learning rate is the user's to choose. None where too
     # little could be trained; a notice says so.
     run, size = trainings.run, configuration.batch_size

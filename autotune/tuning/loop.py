@@ -68,7 +68,7 @@ class SearchResult:
 
 
 class Loop:
-    """Runs it."""
+    """Asks for the next action and does it, until the run ends."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class Loop:
         sampler.catch_up(run.records.values(), seconds=CATCH_UP_SHARE * max(0.0, options.budget - run.clock()))
 
     def run(self) -> SearchResult:
-        """Until the answer is settled, or the time is over."""
+        """Run until the answer is settled, or the time is over."""
         with self._seats:
             while True:
                 try:
@@ -129,20 +129,20 @@ class Loop:
                     self._seats.do(partial(self._do, action), number, alone=alone)
 
     def _alone(self, action: Action) -> bool:
-        """Whether no other seat may work meanwhile."""
+        """Return whether no other seat may work meanwhile."""
         executor = self._run.executor
         if executor.whole is not None:
             return isinstance(action, (FreshPair, CompareLosses))
-        hosts = [executor.place(each).host for each in executor.seats]
+        hosts = [executor.place(seat).host for seat in executor.seats]
         if not isinstance(action, FreshPair) or len(set(hosts)) == len(hosts):
             return False
         # Seats of a host share the processor, which feeds a training that waits for its input.
         return (self._knowledge.leader(action.leader).in_search.input_wait_fraction or 0.0) > WAITS
 
     def _without_seats(self) -> SearchResult:
-        """The run ends with what it has."""
+        """End the run with what it has."""
         run = self._run
-        if not any(each.outcome.measured for each in run.records.values() if each.phase is not Phase.BASELINE):
+        if not any(record.outcome.measured for record in run.records.values() if record.phase is not Phase.BASELINE):
             raise NoStableConfigurationError(
                 "every seat was lost before a trial had ended",
                 hint=f"See the notices above; --resume {run.directory.path} goes on.",
@@ -197,7 +197,7 @@ class Loop:
     # ---------------------------------------------------------------------------------------------- the state
 
     def state(self) -> State:
-        """What is known now."""
+        """Return what is known now."""
         run, options, knowledge = self._run, self._options, self._knowledge
         candidates = tuple(knowledge.candidates())
         baseline = run.records[0]
@@ -275,9 +275,10 @@ class Loop:
     def _lose(self, trial: Trial, lost: SeatLost) -> None:
         """Run a trial again whose seat was lost; twice, and the trial is at fault."""
         losses = [
-            each
-            for each in self._run.records.values()
-            if each.outcome is Outcome.INTERRUPTED and Configuration(each.asked or each.configuration) == trial.asked
+            record
+            for record in self._run.records.values()
+            if record.outcome is Outcome.INTERRUPTED
+            and Configuration(record.asked or record.configuration) == trial.asked
         ]
         if len(losses) < MOST_LOSSES:
             self._lost.append(trial.asked)
@@ -294,15 +295,15 @@ class Loop:
             self._durations.append(self._run.clock() - began)
 
     def _out_of_memory(self) -> list[Configuration]:
-        """What ran out of memory alone."""
+        """Return what ran out of memory alone."""
         return [
-            Configuration(each.configuration)
-            for each in self._run.records.values()
-            if each.outcome is Outcome.OOM and each.pairing is not Pairing.ALTERNATING
+            Configuration(record.configuration)
+            for record in self._run.records.values()
+            if record.outcome is Outcome.OOM and record.pairing is not Pairing.ALTERNATING
         ]
 
     def _passes_over(self, configuration: Configuration, seat: Seat) -> bool:
-        """Whether its knobs exclude one another, it does not learn, or needs an import that the time does not hold."""
+        """Return whether its knobs exclude one another, it does not learn, or the time does not hold its import."""
         parity = parity_checks(self._run.records.values()).get(numerics_of(configuration))
         if find_conflict(configuration) or (parity is not None and not parity.passed):
             return True

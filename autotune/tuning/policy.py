@@ -90,7 +90,7 @@ Action = TryAnother | LookAgain | CompareLosses | Confirm | FreshPair | GiveUp |
 
 
 def next_action(state: State) -> Action:
-    """What to do next, on a seat that is free."""
+    """Return what to do next, on a seat that is free."""
     action = _next_action(state)
     return Wait() if isinstance(action, End) and state.busy else action
 
@@ -156,7 +156,7 @@ def _is_hopeless(state: State, leader: Leader) -> bool:
 
 
 def is_settled(state: State) -> bool:
-    """Whether more time would change nothing, or not enough to go on unasked."""
+    """Return whether more time would change nothing, or not enough to go on unasked."""
     if state.contenders or state.open is not None:
         return False
     if state.champion is None and (state.unclear or state.inconclusive):
@@ -209,7 +209,7 @@ def _holds_another(state: State, *, reserve: float = 0.0) -> bool:
 
 
 def _reserve(state: State) -> float:
-    """Seconds to keep where nothing looks faster than what there is."""
+    """Return the seconds to keep where nothing looks faster than what there is."""
     # For looks at what is unclear, so that it can be excluded; with a champion, for the confirmation of a
     # faster one, which stands beside both.
     if state.champion is not None:
@@ -217,12 +217,12 @@ def _reserve(state: State) -> float:
     first = RESERVED_PROCESSES * state.first_pair_seconds
     if len(state.candidates) < ENOUGH_CANDIDATES:
         return first if state.left > first + 2 * state.candidate_seconds else 0.0
-    looks = [state.looks_to_exclude(each) * each.look_seconds for each in state.unclear]
+    looks = [state.looks_to_exclude(candidate) * candidate.look_seconds for candidate in state.unclear]
     return first + sum(looks) + max(looks, default=0.0)  # what is tried next may be unclear, or a leader
 
 
 def _rival(state: State, leader: Candidate) -> Candidate | None:
-    """The candidate to look at again before the leader is chosen; None where that would tell no more."""
+    """Return the candidate to look at again before the leader is chosen; None where none would tell more."""
     # A leader that is not clearly one; then, of the leader and the one that may most likely be faster still,
     # the one that was measured less.
     # What has the highest upper bound would be the leader itself, again and again, while another that two
@@ -233,13 +233,15 @@ def _rival(state: State, leader: Candidate) -> Candidate | None:
     if leader.processes < 2 and lead < CLEARLY * leader.error(state.spread):
         return leader
     others = [
-        each for each in state.contenders if each is not leader and each.ratio + each.error(state.spread) > leader.ratio
+        candidate
+        for candidate in state.contenders
+        if candidate is not leader and candidate.ratio + candidate.error(state.spread) > leader.ratio
     ]
-    others = [each for each in others if min(each.processes, leader.processes) < ENOUGH_PROCESSES]
+    others = [candidate for candidate in others if min(candidate.processes, leader.processes) < ENOUGH_PROCESSES]
     if not others:
         return None
-    challenger = max(others, key=lambda each: each.ratio + each.error(state.spread))
-    return min(challenger, leader, key=lambda each: (each.processes, each.pairs))
+    challenger = max(others, key=lambda candidate: candidate.ratio + candidate.error(state.spread))
+    return min(challenger, leader, key=lambda candidate: (candidate.processes, candidate.pairs))
 
 
 def confirmation_seconds(state: State, leader: Candidate) -> float:
@@ -269,7 +271,7 @@ def processes_wanted(gain: float, prior: ProcessPrior, *, error: float, most: in
 
 
 def error_of(leader: int) -> float:
-    """The error that the k-th leader of a run gets, from 1."""
+    """Return the error that the k-th leader of a run gets, from 1."""
     return ERROR / (leader * (leader + 1))
 
 
@@ -277,31 +279,35 @@ def error_of(leader: int) -> float:
 
 
 def verdict(state: State) -> Verdict:
-    """What the run comes to."""
+    """Return what the run comes to."""
     if state.champion is not None:
         return Verdict.FASTER
     unsettled = state.open is not None or state.contenders or state.unclear or state.inconclusive
     if not unsettled and _excluded(state):
-        refused = [each for each in state.candidates if each.unstable and each.ratio > math.log1p(state.min_gain)]
-        broken = any(each.standing is Standing.UNSTABLE for each in state.leaders)
+        refused = [
+            candidate
+            for candidate in state.candidates
+            if candidate.unstable and candidate.ratio > math.log1p(state.min_gain)
+        ]
+        broken = any(leader.standing is Standing.UNSTABLE for leader in state.leaders)
         return Verdict.UNSTABLE if refused or broken else Verdict.NO_SIGNIFICANT_GAIN
     return Verdict.UNDECIDED
 
 
 def _excluded(state: State) -> bool:
-    """Whether gains above the bound are excluded for enough candidates, or nothing is left to be tried."""
+    """Return whether gains above the bound are excluded for enough candidates, or nothing is left to be tried."""
     if state.exhausted:
         return True
-    measured = sum(each.measured for each in state.candidates)
+    measured = sum(candidate.measured for candidate in state.candidates)
     enough = measured >= FEWEST_CANDIDATES or not state.more_candidates
     return enough and excluded_above(state) < state.bound
 
 
 def excluded_above(state: State) -> float:
-    """The gain above which all is excluded for every candidate that was tried, as a logarithm; 0 or more."""
-    broken = {number for number, each in state.standing.items() if each.standing is Standing.UNSTABLE}
-    stable = [each for each in state.candidates if not each.unstable and each.number not in broken]
-    return max((state.upper(each) for each in stable), default=0.0)
+    """Return the gain above which every tried candidate is excluded, as a logarithm; 0 or more."""
+    broken = {number for number, leader in state.standing.items() if leader.standing is Standing.UNSTABLE}
+    stable = [candidate for candidate in state.candidates if not candidate.unstable and candidate.number not in broken]
+    return max((state.upper(candidate) for candidate in stable), default=0.0)
 
 
 def seconds_to_settle(state: State) -> float:

@@ -38,7 +38,7 @@ def _known(record: TrialRecord) -> bool:
 
 
 def read_profiles(folders: Sequence[Path]) -> list[Profile]:
-    """The profiles in these folders, each with a reason where it cannot be read."""
+    """Return the profiles in these folders, each with a reason where it cannot be read."""
     if not folders:
         return []
     if importlib.util.find_spec("xprof") is None:

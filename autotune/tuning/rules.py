@@ -48,7 +48,7 @@ class Limits:
 def checks_of(
     record: TrialRecord, baseline: TrialRecord, limits: Limits, *, searched: Collection[TrialRecord] = ()
 ) -> tuple[Check, ...]:
-    """The stability rules, applied to a leader's record beside the baseline's; `searched` are the run's records."""
+    """Apply the stability rules to a leader's record beside the baseline's; `searched` are the run's records."""
     losses = [pair.candidate.loss for pair in record.pairs]
     checks = [
         check_finite_loss(losses),
@@ -108,7 +108,7 @@ def _cut_by_process(slices: Iterable[Slice]) -> list[list[Slice]]:
     """Cut the slices of a live baseline where it was started again."""
     processes: list[list[Slice]] = []
     trained = 0
-    for piece in sorted((each for each in slices if each.trained_examples), key=lambda each: each.at or 0.0):
+    for piece in sorted((timed for timed in slices if timed.trained_examples), key=lambda timed: timed.at or 0.0):
         if not processes or (piece.trained_examples or 0) <= trained:
             processes.append([])
         processes[-1].append(piece)
@@ -141,41 +141,43 @@ class MemoryWatch:
         return max(1.0, int(self.record.configuration["batch_size"]) / self.baseline_batch)
 
     def _sides(self, of: str) -> tuple[list[list[tuple[float, float]]], ...]:
-        return tuple(memory_of(self.record, of, candidate=each, searched=self.searched) for each in (True, False))
+        return tuple(
+            memory_of(self.record, of, candidate=is_candidate, searched=self.searched) for is_candidate in (True, False)
+        )
 
 
 def memory_samples(slices: Sequence[Slice], of: str) -> list[tuple[float, float]]:
-    """Examples trained so far and memory held, at the end of each slice of a process."""
-    counted = accumulate(each.examples for each in slices)
-    held = [each.host_bytes if of == HOST_GROWTH else each.device_bytes for each in slices]
+    """Return examples trained so far and memory held, at the end of each slice of a process."""
+    counted = accumulate(timed.examples for timed in slices)
+    held = [timed.host_bytes if of == HOST_GROWTH else timed.device_bytes for timed in slices]
     return [
-        (float(examples if each.trained_examples is None else each.trained_examples), float(memory))
-        for examples, each, memory in zip(counted, slices, held, strict=True)
+        (float(examples if timed.trained_examples is None else timed.trained_examples), float(memory))
+        for examples, timed, memory in zip(counted, slices, held, strict=True)
         if memory is not None
     ]
 
 
 def _checks_of_slices(record: TrialRecord, baseline: TrialRecord) -> list[Check]:
-    """The rules on what the slices show, each beside the baseline's of the same round."""
-    own, beside = (_by_process(record, candidate=each) for each in (True, False))
+    """Apply the rules on slices, each beside the baseline's of the same round."""
+    own, beside = (_by_process(record, candidate=is_candidate) for is_candidate in (True, False))
     boundary = max(record.epoch_overhead_seconds or 0.0, baseline.epoch_overhead_seconds or 0.0)
     calls, usual = _calls(own, record), _calls(beside, baseline)
     checks = [check_slow_calls(calls, usual), check_hangs(calls, usual, boundary_seconds=boundary)]
-    if retraces := _sums(own, lambda each: each.retraces):
-        checks.append(check_retracing(retraces, _sums(beside, lambda each: each.retraces) or [0]))
+    if retraces := _sums(own, lambda timed: timed.retraces):
+        checks.append(check_retracing(retraces, _sums(beside, lambda timed: timed.retraces) or [0]))
     throttled = [
-        [not heat.isdisjoint(HEAT) for each in chain(*side.values()) if (heat := slowed_by(each)) is not None]
+        [not heat.isdisjoint(HEAT) for timed in chain(*side.values()) if (heat := slowed_by(timed)) is not None]
         for side in (own, beside)
     ]
     if all(throttled):
         checks.append(check_throttling(*throttled))
-    if skipped := _sums(own, lambda each: each.skipped_steps):
-        baseline_skipped = _sums(beside, lambda each: each.skipped_steps) or [0]
+    if skipped := _sums(own, lambda timed: timed.skipped_steps):
+        baseline_skipped = _sums(beside, lambda timed: timed.skipped_steps) or [0]
         checks.append(
             check_loss_scale(
                 skipped,
-                _sums(own, lambda each: each.steps) or [],
-                baseline_share=sum(baseline_skipped) / sum(_sums(beside, lambda each: each.steps) or [1]),
+                _sums(own, lambda timed: timed.steps) or [],
+                baseline_share=sum(baseline_skipped) / sum(_sums(beside, lambda timed: timed.steps) or [1]),
             )
         )
     return checks
@@ -183,20 +185,20 @@ def _checks_of_slices(record: TrialRecord, baseline: TrialRecord) -> list[Check]
 
 def _calls(by_process: Mapping[int, Sequence[Slice]], record: TrialRecord) -> list[CallSeconds]:
     steps = int(record.configuration["steps_per_execution"])
-    return [call_seconds(each, steps) for each in chain(*by_process.values())]
+    return [call_seconds(timed, steps) for timed in chain(*by_process.values())]
 
 
-def call_seconds(each: Slice, steps: int) -> CallSeconds:
-    """Seconds of the calls of the train function in a slice, with so many steps in a call."""
+def call_seconds(timed: Slice, steps: int) -> CallSeconds:
+    """Return seconds of the calls of the train function in a slice, with so many steps in a call."""
     # The slow call is the highest quantile that boundaries between epochs do not reach.
-    seconds = each.step_seconds
-    boundaries = each.epochs * steps / each.steps  # per call: large batches have many
+    seconds = timed.step_seconds
+    boundaries = timed.epochs * steps / timed.steps  # per call: large batches have many
     slow = seconds.p99 if boundaries < 0.01 else seconds.p90 if boundaries < 0.1 else seconds.p50
     return CallSeconds(median=steps * seconds.p50, slow=steps * slow, longest=steps * seconds.max)
 
 
 def _by_process(record: TrialRecord, *, candidate: bool) -> dict[int, list[Slice]]:
-    """One side's slices of a leader's pairs."""
+    """Return one side's slices of a leader's pairs."""
     found: dict[int, list[Slice]] = {}
     for pair in record.pairs:
         found.setdefault(pair.instance, []).append(pair.candidate if candidate else pair.baseline)
@@ -204,8 +206,8 @@ def _by_process(record: TrialRecord, *, candidate: bool) -> dict[int, list[Slice
 
 
 def _sums(slices: Mapping[int, Sequence[Slice]], count: Callable[[Slice], int | None]) -> list[int] | None:
-    """Of each process the sum over its slices; None where one was not counted."""
-    counts = [[count(each) for each in of_process] for of_process in slices.values()]
-    if any(each is None for of_process in counts for each in of_process):
+    """Return the sum over the slices of each process; None where one was not counted."""
+    counts = [[count(timed) for timed in of_process] for of_process in slices.values()]
+    if any(number is None for of_process in counts for number in of_process):
         return None
-    return [sum(each or 0 for each in of_process) for of_process in counts]
+    return [sum(number or 0 for number in of_process) for of_process in counts]

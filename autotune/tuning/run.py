@@ -31,7 +31,7 @@ class Turn:
         self._holder: int | None = None
 
     def take(self) -> None:
-        """Wait until no other thread has it."""
+        """Wait until no other thread has it, and take it."""
         self._lock.acquire()
         self._holder = threading.get_ident()
 
@@ -91,7 +91,7 @@ class Run:
 
     @functools.cached_property
     def several(self) -> bool:
-        """Whether there are, or may be, several seats."""
+        """Return whether there are, or may be, several seats."""
         return self.executor.elastic or len(self.executor.seats) > 1
 
     @property
@@ -100,7 +100,7 @@ class Run:
         return self.executor.whole or next(iter(self.executor.seats), "")
 
     def interrupted(self) -> bool:
-        """Whether the user has asked to stop."""
+        """Return whether the user has asked to stop."""
         return self.interruptions() > 0
 
     def new_trial(self, phase: Phase, configuration: Configuration) -> Trial:
@@ -160,7 +160,7 @@ class Run:
         return record
 
     def changes(self, configuration: Configuration) -> str:
-        """How a configuration differs from the baseline, in words."""
+        """Return how a configuration differs from the baseline, in words."""
         return configuration.describe(relative_to=self.baseline)
 
 

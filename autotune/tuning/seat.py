@@ -19,9 +19,8 @@ from autotune.space.knobs import KNOBS, Device
 from autotune.stats.deciding import Stop, stop_measuring
 from autotune.stats.intervals import Spread, mean_interval
 from autotune.tuning import costs
-from autotune.tuning.comparison import PATIENCE_SECONDS, Comparison, MeasuredProcess
+from autotune.tuning.comparison import PATIENCE_SECONDS, Comparison, LiveBaseline, MeasuredProcess, baseline_error
 from autotune.tuning.costs import MUCH_WAITING, SLICE_SECONDS, is_busy, slice_length, taken_seconds
-from autotune.tuning.live_baseline import LiveBaseline, baseline_error
 from autotune.tuning.run import Run
 from autotune.tuning.trial import Trial
 from autotune.tuning.waiting import GENEROUS, Deadline, Interrupted, TimeIsUp
@@ -63,6 +62,7 @@ class SearchSchedule:
     run: Run
     trial: Trial
     process: MeasuredProcess  # the candidate's
+    baseline: MeasuredProcess
     limits: TrialLimits
     usual_length: float  # seconds of a slice in turns
     enough: Callable[[], Stop | None]
@@ -94,8 +94,8 @@ class SearchSchedule:
         return trial.stopped_by is None
 
     def block_seconds(self, process: MeasuredProcess) -> float:
-        """See `Schedule`."""
-        return slice_length(process.warm, wanted=costs.length_in_blocks(self.run.objective), most=self._most)
+        """See `Schedule`. Those of a candidate are no longer, however many steps its calls have."""
+        return slice_length(self.baseline.warm, wanted=costs.length_in_blocks(self.run.objective), most=self._most)
 
     def block_rounds(self, length: float) -> int:
         """See `Schedule`. A block has the trial's own time."""
@@ -199,7 +199,7 @@ class Seat:
         self._run.keep(self.baseline.trial.record(Outcome.OK))
 
     def abandon(self) -> None:
-        """Its processes are gone, or are to go."""
+        """End its processes."""
         if self._live is not None:
             self._live.kill()
         self.is_open = False
@@ -241,7 +241,7 @@ class Seat:
     # ----------------------------------------------------------------------------------------- candidates
 
     def imports_first(self, configuration: Configuration) -> bool:
-        """Whether a configuration needs a template that has not imported yet."""
+        """Return whether a configuration needs a template that has not imported yet."""
         return _variables(configuration) not in self._imported
 
     def measure(
@@ -320,7 +320,13 @@ class Seat:
             reference=self.baseline,
             candidates=[process],
             schedule=SearchSchedule(
-                run=run, trial=trial, process=process, limits=limits, usual_length=self._usual_length, enough=enough
+                run=run,
+                trial=trial,
+                process=process,
+                baseline=self.baseline,
+                limits=limits,
+                usual_length=self._usual_length,
+                enough=enough,
             ),
             in_blocks=self.bracketed or trial.pairing is Pairing.BRACKETED,
             reference_alone=self.baseline.trial.slices,
@@ -354,5 +360,5 @@ class Seat:
 
 
 def _variables(configuration: Configuration) -> tuple[tuple[str, str], ...]:
-    """What tells templates apart: the environment that TensorFlow reads when it is imported."""
+    """Return the environment that TensorFlow reads at import, which tells templates apart."""
     return tuple(sorted(environment(configuration).items()))

@@ -54,7 +54,7 @@ class Seats:
         self._known = {first.name}
 
     def __enter__(self) -> Seats:
-        """Itself, with the turn taken where there are several seats."""
+        """Take the turn where there are several seats."""
         if self._several:
             self._run.turn.take()
             try:
@@ -88,7 +88,7 @@ class Seats:
 
     @property
     def others(self) -> bool:
-        """Whether a seat works that is not the only one."""
+        """Return whether a seat works that is not the only one."""
         return bool(self._running) and len(self._running) + len(self.free) > 1
 
     def do(self, action: Callable[[Seat], None], number: int | None, *, alone: bool = False) -> None:

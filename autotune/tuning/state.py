@@ -43,7 +43,7 @@ class Candidate:
 
     @property
     def measured(self) -> bool:
-        """Whether there is an estimate."""
+        """Return whether there is an estimate."""
         return self.pairs > 0
 
     def error(self, spread: Spread) -> float:
@@ -94,24 +94,24 @@ class State:
     @cached_property
     def opened(self) -> list[Leader]:
         """The leaders whose confirmations go on."""
-        return [each for each in self.leaders if each.standing is Standing.OPEN]
+        return [leader for leader in self.leaders if leader.standing is Standing.OPEN]
 
     @cached_property
     def open(self) -> Leader | None:
         """One of them: the first that is not being measured now, where there is one."""
-        idle = [each for each in self.opened if each.number not in self.busy]
+        idle = [leader for leader in self.opened if leader.number not in self.busy]
         return next(iter(idle or self.opened), None)
 
     @cached_property
     def champion(self) -> Leader | None:
         """The leader that is recommended if the run ends now."""
-        confirmed = [each for each in self.leaders if each.standing is Standing.CONFIRMED]
+        confirmed = [leader for leader in self.leaders if leader.standing is Standing.CONFIRMED]
         return confirmed[-1] if confirmed else None
 
     @cached_property
     def standing(self) -> dict[int, Leader]:
         """The leaders by the numbers of their trials in the search; the last one of each."""
-        return {each.candidate: each for each in self.leaders}
+        return {leader.candidate: leader for leader in self.leaders}
 
     @property
     def bound(self) -> float:
@@ -119,17 +119,17 @@ class State:
         return math.log1p(max(self.min_gain, EXCLUDED_GAIN))
 
     def candidate(self, number: int) -> Candidate:
-        """The candidate with this number."""
-        return next(each for each in self.candidates if each.number == number)
+        """Return the candidate with this number."""
+        return next(candidate for candidate in self.candidates if candidate.number == number)
 
     def upper(self, candidate: Candidate) -> float:
-        """The gain that is excluded for a candidate, as a logarithm, with `SURE` for all candidates together."""
+        """Return the gain excluded for a candidate, as a logarithm, with `SURE` for all candidates together."""
         leader = self.standing.get(candidate.number)
         if leader is not None and leader.ratio is not None and leader.standing in UNDECIDED:
             return leader.ratio.high
         if not candidate.measured:
             return -math.inf  # it cannot be run
-        measured = sum(each.measured for each in self.candidates)
+        measured = sum(known.measured for known in self.candidates)
         degrees = max(1, self.spread.degrees)
         return candidate.ratio + t_quantile(1 - 2 * SURE / measured, degrees) * candidate.error(self.spread)
 
@@ -141,40 +141,40 @@ class State:
         floor = math.log1p(self.min_gain)
         if self.champion is not None and self.champion.ratio is not None:
             floor = max(floor, self.champion.ratio.value + CLEARLY_FASTER)
-        judged = {number for number, each in self.standing.items() if each.standing is not Standing.OUT_OF_TIME}
+        judged = {number for number, leader in self.standing.items() if leader.standing is not Standing.OUT_OF_TIME}
         able = [
-            each
-            for each in self.candidates
-            if each.measured
-            and not each.pruned
-            and not each.unstable
-            and each.number not in self.busy
-            and each.number not in judged
-            and each.ratio - errors * each.error(self.spread) > floor
+            candidate
+            for candidate in self.candidates
+            if candidate.measured
+            and not candidate.pruned
+            and not candidate.unstable
+            and candidate.number not in self.busy
+            and candidate.number not in judged
+            and candidate.ratio - errors * candidate.error(self.spread) > floor
         ]
-        return sorted(able, key=lambda each: each.ratio - each.error(self.spread), reverse=True)
+        return sorted(able, key=lambda candidate: candidate.ratio - candidate.error(self.spread), reverse=True)
 
     @cached_property
     def unclear(self) -> list[Candidate]:
         """The candidates of which a gain above the bound is not excluded; the most doubtful first."""
         doubtful = [
-            each
-            for each in self.candidates
-            if each.measured
-            and not each.unstable
-            and each.number not in self.standing
-            and each.number not in self.busy
-            and self.upper(each) >= self.bound
+            candidate
+            for candidate in self.candidates
+            if candidate.measured
+            and not candidate.unstable
+            and candidate.number not in self.standing
+            and candidate.number not in self.busy
+            and self.upper(candidate) >= self.bound
         ]
         return sorted(doubtful, key=self.upper, reverse=True)
 
     def looks_to_exclude(self, candidate: Candidate) -> int:
-        """Looks again at a candidate after which a gain above the bound should be excluded; at most `MOST_LOOKS`."""
+        """Return after how many looks again a gain above the bound should be excluded; at most `MOST_LOOKS`."""
         # One that looked slower than the baseline is taken to be as fast: it looked so by chance.
-        each = max(1, candidate.pairs // candidate.processes)
+        of_process = max(1, candidate.pairs // candidate.processes)
         quantile = (self.upper(candidate) - candidate.ratio) / candidate.error(self.spread)
         for looks in range(MOST_LOOKS):
-            more = replace(candidate, pairs=candidate.pairs + looks * each, processes=candidate.processes + looks)
+            more = replace(candidate, pairs=candidate.pairs + looks * of_process, processes=candidate.processes + looks)
             if max(0.0, candidate.ratio) + quantile * more.error(self.spread) < self.bound:
                 return looks
         return MOST_LOOKS
@@ -183,20 +183,20 @@ class State:
     def inconclusive(self) -> list[Leader]:
         """The leaders that were not shown to be faster, and of which a gain above the bound is not excluded."""
         return [
-            each
-            for each in self.standing.values()
-            if each.standing in UNDECIDED
-            and (each.ratio is None or each.ratio.high >= self.bound)
-            and not self.candidate(each.candidate).unstable
+            leader
+            for leader in self.standing.values()
+            if leader.standing in UNDECIDED
+            and (leader.ratio is None or leader.ratio.high >= self.bound)
+            and not self.candidate(leader.candidate).unstable
         ]
 
     @cached_property
     def since_best(self) -> int:
         """How many candidates were tried since the fastest one so far."""
-        sound = [each for each in self.candidates if each.measured and not each.unstable]
+        sound = [candidate for candidate in self.candidates if candidate.measured and not candidate.unstable]
         if not sound:
             return len(self.candidates)
-        best = max(sound, key=lambda each: each.ratio - each.error(self.spread))
+        best = max(sound, key=lambda candidate: candidate.ratio - candidate.error(self.spread))
         return len(self.candidates) - 1 - self.candidates.index(best)
 
     @property

@@ -163,7 +163,7 @@ def verify(
 
 
 def verify_with(invocation: Invocation, recipe: Recipe, *, found_by_object: bool = False) -> Verification:
-    """The same on real or simulated trials."""
+    """Verify on real or simulated trials."""
     # A workload found by object has the name of the module where it was found first, which may have imported it.
     observe = invocation.observe
     for difference in recipe.machine.differences(invocation.machine):
@@ -254,7 +254,7 @@ def _measured(recipe: Recipe, opened: Opened, budget: float) -> tuple[LeaderTria
 
 
 def _compare_workloads(recipe: Recipe, facts: WorkloadFacts, invocation: Invocation, *, may_be_imported: bool) -> None:
-    """A notice where the workload is not as it was. Raises RecipeError."""
+    """Notify of a workload that is not as it was. Raises RecipeError."""
     made_for, reference = recipe.workload, invocation.reference
     if reference.args or made_for.args:
         given = mask_arguments(reference.args)
@@ -296,7 +296,7 @@ def _refuse_another_baseline(recipe: Recipe, baseline: Configuration) -> None:
 
 
 def _as_if_searched(recipe: Recipe, opened: Opened) -> TrialRecord:
-    """What must be known beforehand: how long its processes take to start, and whether two fit."""
+    """Return what a search would know: how long its processes take to start, and whether two fit."""
     evidence, warm = recipe.evidence, opened.warm
     longer = (evidence.compile_seconds or 0.0) - (evidence.baseline_compile_seconds or 0.0)
     return TrialRecord(
@@ -323,7 +323,7 @@ def _claim(leader: LeaderTrials, opened: Opened) -> LogInterval | None:
 
 
 def _failed(confirmation: LeaderTrials, limits: Limits) -> str | None:
-    """What failed, or which rule it broke; None where the speed-up decides."""
+    """Return what failed, or which rule it broke; None where the speed-up decides."""
     failure = confirmation.failure
     if failure is not None:
         why = first_line(failure.reason)
@@ -336,7 +336,7 @@ def _failed(confirmation: LeaderTrials, limits: Limits) -> str | None:
 
 
 def _judged(recipe: Recipe, now: LogInterval | None, budget: float) -> tuple[ClaimResult, str]:
-    """What the speed-up says of the claim, and why."""
+    """Return what the speed-up says of the claim, and why."""
     evidence = recipe.evidence
     counts = min(evidence.min_gain, MIN_GAIN)  # of a gain that has to be large, no large part may be lost
     more = f"give --budget {math.ceil(LARGER * budget / 10) * 10}s"
