@@ -128,7 +128,7 @@ def test_what_was_not_found_is_said_of_energy_too(tmp_path, verdict, words):
 def test_without_energy_the_objective_is_refused_at_the_start(tmp_path, machine, cards):
     """Without a GPU nothing is started; where the card does not count its energy, the baseline alone."""
     trials = trials_with(cards)
-    with pytest.raises(ArgumentError, match="counts its energy"):
+    with pytest.raises(ArgumentError, match="reports its energy"):
         quick_tune(trials, tmp_path / "run", machine=machine, objective="energy")
     assert len(trials.launched) == (0 if machine is MACHINE else 1)
 
