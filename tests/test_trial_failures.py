@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from autotune.data.errors import AutotuneError, WorkloadError
+from autotune.data.errors import ApplyError, AutotuneError, WorkloadError
 from autotune.data.record import Outcome
 from autotune.runtime.failures import TrainingFailed, call_user
 from autotune.runtime.logs import is_memory_error
@@ -49,6 +49,7 @@ def test_a_kind_more_is_run_by_its_own_function(run):
         (TrainingFailed(Outcome.NONFINITE, "the loss became nan"), "nonfinite", "the loss became nan", False),
         (TrainingFailed(Outcome.ERROR, "no data", input_error=True), "error", "no data", True),
         (WorkloadError("dataset() is empty", hint="Fill it."), "error", "dataset() is empty", True),
+        (ApplyError("it cannot act", hint="Move it."), "error", "it cannot act", True),
         (AutotuneError("it broke", hint="Mend it."), "error", "it broke", False),
         (MemoryError("8 GiB"), "oom", "out of host memory: 8 GiB", False),
         (RecursionError("tensor"), "oom", "RecursionError: tensor", False),
