@@ -57,7 +57,8 @@ def start(tmp_path, monkeypatch):
 
 def test_a_fork_leads_a_group_is_killed_first_for_want_of_memory_and_leaves_no_core(start, tmp_path):
     core = min(os.sched_getaffinity(0))
-    template = start(AUTOTUNE_CORES=str(core))
+    most = "resource.setrlimit(resource.RLIMIT_CORE, (resource.getrlimit(resource.RLIMIT_CORE)[1],) * 2)"
+    template = start(most, AUTOTUNE_CORES=str(core))
     assert template.wait_ready().workload is None
     log = tmp_path / "log.txt"
     with pytest.raises(TrialFailed) as caught:
