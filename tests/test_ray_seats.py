@@ -309,6 +309,48 @@ def test_an_error_of_the_actors_own_is_none_of_the_seats(tmp_path):
             trial.warm_up(1.0)
 
 
+@pytest.fixture
+def ray_module(monkeypatch):
+    """A module `ray` that says with what it was started, and how it was then."""
+    private = SimpleNamespace(
+        worker=SimpleNamespace(listen_error_messages="loud"), ray_constants=SimpleNamespace(ENABLE_RAY_CLUSTER=True)
+    )
+    started = {}
+
+    def init(**options):
+        started.update(options, loud=private.worker.listen_error_messages == "loud")
+        started["public"] = private.ray_constants.ENABLE_RAY_CLUSTER
+
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(init=init))
+    monkeypatch.setitem(sys.modules, "ray._private", private)
+    monkeypatch.setitem(sys.modules, "ray._raylet", SimpleNamespace())
+    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    yield started
+    assert private.worker.listen_error_messages == "loud"
+    assert private.ray_constants.ENABLE_RAY_CLUSTER
+
+
+def test_a_ray_of_this_machines_own_is_private_and_has_as_many_seats_as_asked_for(ray_module):
+    ray_seats.connect(None, seats=3, directory=None, left=60.0)
+    assert (ray_module["address"], ray_module["resources"]) == ("local", {RESOURCE: 3})
+    assert not ray_module["public"]
+    assert not ray_module["loud"]
+    assert (os.environ["RAY_AUTH_MODE"], len(os.environ["RAY_AUTH_TOKEN"])) == ("token", 64)
+    assert "runtime_env" not in ray_module
+
+
+def test_a_cluster_is_joined_as_it_is_and_given_the_working_directory(ray_module):
+    ray_seats.connect("auto", seats=3, directory="/home/me/project", left=60.0)
+    assert ray_module["address"] == "auto"
+    assert ray_module["runtime_env"] == {"working_dir": "/home/me/project"}
+    assert "resources" not in ray_module
+    assert ray_module["public"]
+    assert not ray_module["loud"]
+    assert "RAY_AUTH_TOKEN" not in os.environ
+
+
 # ------------------------------------------------------------------------------------------------- the cluster
 
 
@@ -367,7 +409,7 @@ def test_what_answers_and_is_no_cluster_is_not_waited_for_beyond_the_budget():
 
 LOCAL = """
 from autotune.runtime.ray import connect
-ray = connect(None, seats=1, directory=None)
+ray = connect(None, seats=1, directory=None, left=60.0)
 print(ray.get(ray.remote(lambda: "answers").remote(), timeout=60))
 """
 

@@ -49,6 +49,7 @@ def test_a_kind_more_is_run_by_its_own_function(run):
         (TrainingFailed(Outcome.NONFINITE, "the loss became nan"), "nonfinite", "the loss became nan", False),
         (TrainingFailed(Outcome.ERROR, "no data", input_error=True), "error", "no data", True),
         (WorkloadError("dataset() is empty", hint="Fill it."), "error", "dataset() is empty", True),
+        (ApplyError("it cannot act", hint="Move it."), "error", "it cannot act", True),
         (AutotuneError("it broke", hint="Mend it."), "error", "it broke", False),
         (ApplyError("precision does not act", hint="Build it later."), "error", "precision does not act", True),
         (MemoryError("8 GiB"), "oom", "out of host memory: 8 GiB", False),
