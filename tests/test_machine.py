@@ -329,6 +329,10 @@ def test_more_cards_of_the_kind_make_no_difference_and_fewer_do():
             {"gpus": (H200.model_copy(update={"memory_bytes": 70 * GIB}),)},
             "GPU memory: measured on 140.40 GiB, here 70.00 GiB",
         ),
+        (
+            {"gpus": (H200, H200.model_copy(update={"memory_bytes": 70 * GIB}))},
+            "GPU memory: measured on 140.40 GiB, here 70.00 GiB",
+        ),
         ({"driver": "570.86.10"}, "NVIDIA driver: measured on 580.95.05, here 570.86.10"),
         ({"packages": MEASURED_ON.packages | {"tensorflow": "2.21.1"}}, "TensorFlow: measured on 2.21.0, here 2.21.1"),
         ({"packages": MEASURED_ON.packages | {"keras": "3.16.0"}}, "Keras: measured on 3.15.1, here 3.16.0"),

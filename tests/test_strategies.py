@@ -230,6 +230,11 @@ def test_a_loop_is_told_the_lines_that_it_needs_where_there_are_several_devices(
     assert not any("strategy" in each for each in script_notes(script, 1.0, 1))
 
 
+def test_a_loop_whose_work_varies_has_its_speed_in_updates():
+    loop = ScriptFacts(trains=Trains.LOOP, baseline={}, work_varies=True)
+    assert (loop.unit, loop.model_copy(update={"work_varies": False}).unit) == ("updates", "samples")
+
+
 def test_each_knob_that_does_not_reach_a_script_is_named_once_with_its_reason():
     """Knobs with one reason share a line; those of another device are left out."""
     reasons = {
