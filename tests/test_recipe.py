@@ -72,7 +72,7 @@ def changed(recipe, path, value):
     return json.dumps(document)
 
 
-def refusal(text):
+def find_conflict(text):
     """The error that reading the text gives: one line of message, and a hint."""
     with pytest.raises(RecipeError) as caught:
         Recipe.parse(text, source="my.json")
@@ -166,7 +166,7 @@ def test_a_path_without_a_file_is_an_error(tmp_path, name):
 def test_a_newer_recipe_asks_for_an_upgrade(recipe, version):
     """A version that this autotune does not know yet, whatever else is in the file."""
     for text in (changed(recipe, "schema_version", version), '{"schema_version": 2, "recipes": []}'):
-        error = refusal(text)
+        error = find_conflict(text)
         assert "reads recipes of schema_version 1 only" in error.message
         assert "or a later one" in error.hint
 
@@ -176,14 +176,14 @@ def test_a_missing_field_is_named(recipe, field):
     """What is missing stands in the message."""
     document = document_of(recipe)
     del document[field]
-    assert field in refusal(json.dumps(document)).message
+    assert field in find_conflict(json.dumps(document)).message
 
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
 def test_numbers_that_are_none_are_refused(recipe, number):
     """Python's JSON reads NaN; a recipe holds finite figures only."""
     text = changed(recipe, "evidence.speedup.value", "HERE").replace('"HERE"', number)
-    assert "evidence.speedup.value" in refusal(text).message
+    assert "evidence.speedup.value" in find_conflict(text).message
 
 
 @pytest.mark.parametrize(
@@ -228,7 +228,7 @@ def test_numbers_that_are_none_are_refused(recipe, number):
 )
 def test_only_knobs_and_fields_that_exist_get_through(recipe, path, value, named):
     """Unknown knobs, values a knob cannot take, wrong types and additions: refused, and named."""
-    assert named in refusal(changed(recipe, path, value)).message
+    assert named in find_conflict(changed(recipe, path, value)).message
 
 
 @pytest.mark.parametrize(
@@ -243,7 +243,7 @@ def test_only_knobs_and_fields_that_exist_get_through(recipe, path, value, named
 )
 def test_a_figure_lies_in_its_own_interval(recipe, path, estimate, named):
     """An interval the wrong way round, a value outside of it and no speed at all were never measured."""
-    assert named in refusal(changed(recipe, path, estimate)).message
+    assert named in find_conflict(changed(recipe, path, estimate)).message
     Recipe.parse(changed(recipe, path, {"value": 2.0, "low": 2.0, "high": 2.0}), source="my.json")
 
 
@@ -253,7 +253,7 @@ def test_every_knob_of_the_device_is_there(recipe, part, knob):
     """A knob left out would stay as it happens to be, and what then runs was never measured."""
     document = document_of(recipe)
     del document[part][knob]
-    assert refusal(json.dumps(document)).message.endswith(f"{part}: has no {knob}")
+    assert find_conflict(json.dumps(document)).message.endswith(f"{part}: has no {knob}")
 
 
 def test_the_knobs_of_a_gpu_are_as_good_as_those_of_a_cpu(recipe):
@@ -266,17 +266,17 @@ def test_the_knobs_of_a_gpu_are_as_good_as_those_of_a_cpu(recipe):
     loaded = Recipe.parse(json.dumps(document), source="my.json")
     assert set(loaded.configuration) == {each.name for each in knobs_on(Device.GPU) if not each.of_workload}
     gpu, document["baseline"] = document["baseline"], dict(recipe.baseline)
-    assert "baseline has no tensor_float_32, " in refusal(json.dumps(document)).message
+    assert "baseline has no tensor_float_32, " in find_conflict(json.dumps(document)).message
     document["baseline"] |= gpu
-    assert "configuration has no onednn, and baseline has" in refusal(json.dumps(document)).message
+    assert "configuration has no onednn, and baseline has" in find_conflict(json.dumps(document)).message
 
 
 @pytest.mark.parametrize("text", ["x" * 100_000, "a\nb\x1b[31mc", "\u202e\u2028"])
 def test_a_message_stays_one_short_line(recipe, text):
     """What a damaged file says of itself cannot flood or steer a terminal."""
-    refusal(changed(recipe, text.replace(".", ""), 1))
-    refusal(changed(recipe, "configuration.precision", text))
-    refusal(changed(recipe, f"configuration.{text}", 1))
+    find_conflict(changed(recipe, text.replace(".", ""), 1))
+    find_conflict(changed(recipe, "configuration.precision", text))
+    find_conflict(changed(recipe, f"configuration.{text}", 1))
 
 
 # ------------------------------------------------------------------------------------------------ the schema

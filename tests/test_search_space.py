@@ -28,7 +28,7 @@ def parse(text):
     return SearchSpace.parse(text, source="space.toml")
 
 
-def refusal(text):
+def find_conflict(text):
     """The error with which `text` is refused."""
     with pytest.raises(SearchSpaceError) as caught:
         parse(text)
@@ -140,7 +140,7 @@ def test_every_kind_of_range_is_read():
 )
 def test_each_mistake_is_answered_with_what_is_wrong_and_what_to_do(text, message, hint):
     """The first line names file and mistake, the second the next step."""
-    error = refusal(text)
+    error = find_conflict(text)
     assert error.message.startswith("space.toml: ")
     assert message in error.message
     assert hint in error.hint
@@ -148,7 +148,7 @@ def test_each_mistake_is_answered_with_what_is_wrong_and_what_to_do(text, messag
 
 def test_an_unknown_key_far_from_all_known_ones_gets_no_guess():
     """Only the known keys are listed."""
-    assert refusal(VERSION + "zzzzzz = 1").hint == "Known here: schema_version, knobs."
+    assert find_conflict(VERSION + "zzzzzz = 1").hint == "Known here: schema_version, knobs."
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,7 @@ def test_an_unknown_key_far_from_all_known_ones_gets_no_guess():
 )
 def test_monstrous_values_are_refused_in_a_short_message(text):
     """Numbers of thousands of digits, tables thousands deep and endless names give one readable line."""
-    error = refusal(text)
+    error = find_conflict(text)
     assert error.message.startswith("space.toml: ")
     assert len(error.message) < 300
 
@@ -255,7 +255,7 @@ def test_a_bound_outside_the_grammar_is_refused(text):
 def test_a_bad_bound_in_a_file_names_knob_and_file():
     """A bound is read where the file is read, not later."""
     for end in ("low", "high"):
-        message = refusal(numbers(**{end: "cores*4"})).message
+        message = find_conflict(numbers(**{end: "cores*4"})).message
         assert message == f"space.toml: [knobs.prefetch]: {end} is 'cores*4', which is no bound"
 
 
