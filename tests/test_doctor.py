@@ -74,7 +74,7 @@ BROKEN = {
     "small shm": (machine_with(shm_bytes=64 << 20), "SLOWS", "/dev/shm has 64 MiB", "--shm-size"),
     "old processor": (machine_with(cpu_flags=frozenset({"sse4_2", "avx"})), "SLOWS", "no AVX2", "newer"),
     "slow disk": (machine_with(disk_bytes_per_second=2e7), "SLOWS", "20 MB/s", "local disk"),
-    "restless": (machine_with(jitter=0.2), "SLOWS", "restless", "--budget 12m"),
+    "restless": (machine_with(jitter=0.2), "SLOWS", "noisy", "--budget 12m"),
 }
 
 
@@ -119,7 +119,7 @@ def test_it_is_said_whether_trials_are_contained():
     assert contained.level is Level.FACT
     refused = machine_with(uncontained="unshare: Operation not permitted")
     (uncontained,) = [found for found in diagnose(refused) if "contained" in found.what]
-    assert "cannot be contained (unshare: Operation not permitted)" in uncontained.what
+    assert "cannot be isolated (unshare: Operation not permitted)" in uncontained.what
     assert "seccomp" in uncontained.fix
 
 

@@ -488,7 +488,7 @@ def test_a_directory_that_holds_others_files_is_not_removed(work):
         assert not Path("made").exists()
         shutil.rmtree("out")
 
-    assert f"changes {work}/out, which exists" in in_watched_fork(work.parent / "run", work, act)
+    assert f"would change {work}/out" in in_watched_fork(work.parent / "run", work, act)
     assert files_below(work / "out") == ["a.txt", "mine.txt"]
 
 
@@ -501,7 +501,7 @@ def test_an_earlier_trials_directory_is_not_removed_once_others_have_put_a_file_
     created.save()
     written(work, "out/mine.txt", "mine")
     refused = in_watched_fork(run, work, lambda _: shutil.rmtree("out"))
-    assert f"changes {work}/out, which exists" in refused
+    assert f"would change {work}/out" in refused
     assert files_below(work / "out") == ["a.txt", "mine.txt"]
 
 

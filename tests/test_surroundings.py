@@ -85,7 +85,7 @@ def test_what_the_workload_names_as_well_needs_no_word(shell):
 
 def test_a_file_that_denies_its_own_baseline_is_refused(shell):
     found = facts({"precision": "float32"}, precision="mixed_float16")
-    with pytest.raises(WorkloadError, match="sets precision to 'mixed_float16', and the baseline says 'float32'"):
+    with pytest.raises(WorkloadError, match="sets precision='mixed_float16', but the baseline has 'float32'"):
         taken(found)
 
 
@@ -116,7 +116,7 @@ def test_the_shells_variable_does_not_overrule_the_workload(shell):
 
 
 def test_a_file_that_sets_the_variable_is_refused(shell):
-    with pytest.raises(WorkloadError, match="sets onednn to False, and the baseline says True"):
+    with pytest.raises(WorkloadError, match="sets onednn=False, but the baseline has True"):
         taken(facts(onednn=False))
 
 
@@ -155,7 +155,7 @@ def test_settings_that_are_no_knobs_are_said():
 
 def test_what_does_nothing_on_the_device_is_said():
     found = list(oddities(facts({"tensor_float_32": False, "prefetch": 2}), a_warm_up(), Device.CPU))
-    assert found == ["Workload(baseline=…) names tensor_float_32, which does nothing on the cpu: left out"]
+    assert found == ["Workload(baseline=…) names tensor_float_32, which does nothing on the cpu: omitted"]
 
 
 def test_validation_without_epochs_is_said():
@@ -234,13 +234,13 @@ def test_a_run_tells_of_a_baseline_that_retraces(tmp_path):
 
 def test_what_the_note_on_the_budget_is_of_is_said():
     (short,) = worth_notes("one call of fit", samples=1000, rate=100.0, budget=60.0)
-    assert short.startswith("one call of fit takes 10 s without tuning, less than the budget")
+    assert short.startswith("one call of fit takes 10 s with the current settings, less than the budget")
     (long,) = worth_notes("the training", samples=36_000_000, rate=100.0, budget=100_000.0)
-    assert long == "the training takes 100.0 hours without tuning: the budget of 27.8 hours is 28% of that"
+    assert long == "the training takes 100.0 hours with the current settings: the budget of 27.8 hours is 28% of that"
     (minutes,) = worth_notes("one call of fit", samples=36_000, rate=100.0, budget=60.0)
-    assert minutes == "one call of fit takes 6 min without tuning: the budget of 60 s is 17% of that"
+    assert minutes == "one call of fit takes 6 min with the current settings: the budget of 60 s is 17% of that"
     (instant,) = worth_notes("one call of fit", samples=30, rate=100.0, budget=60.0)
-    assert instant.startswith("one call of fit takes 0.3 s without tuning")
+    assert instant.startswith("one call of fit takes 0.3 s with the current settings")
 
 
 @pytest.mark.parametrize(

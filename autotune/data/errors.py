@@ -60,7 +60,7 @@ class RunDirectoryError(InputError):
 
 
 class DamagedRunWarning(UserWarning):
-    """A run, or one of its trials, cannot be read and is left out."""
+    """A run, or one of its trials, cannot be read and is omitted."""
 
 
 class BudgetError(InputError):

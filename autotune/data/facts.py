@@ -18,7 +18,7 @@ class Trains(enum.StrEnum):
     """How a script trains."""
 
     FIT = "fit"  # by `model.fit`
-    LOOP = "loop"  # by a loop of its own
+    LOOP = "loop"  # by a custom training loop
 
 
 class Site(Frozen):
@@ -68,7 +68,7 @@ class ScriptFacts(Frozen):
     batch_given_as: str = ""  # where the batch size comes from, in words
     step_function: Site | None = None  # of a loop: the function that XLA is asked to compile
     workers: Count = 0  # processes on this host that TF_CONFIG names for a strategy of several; 0 without
-    work_varies: bool = False  # of a loop: an update of the weights is no constant work, as after episodes
+    work_varies: bool = False  # of a loop: the work per update of the weights varies, as after episodes
     epochs_range: Site | None = None  # of a loop: the `range()` of its epochs, which has no end in trials
 
     @property

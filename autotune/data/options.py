@@ -50,7 +50,7 @@ class Options:
     budget: float = option(
         _REQUIRED,
         "Wall-clock time for everything: 90s, 10m, 1h30m. When left out, the run ends as soon as the answer is "
-        "settled, after ten minutes at most. With resume, the time to go on with; when left out, what is left.",
+        "settled, after ten minutes at most. With resume, the time to continue for; when left out, what is left.",
         (1.0, 1e7),
         is_duration=True,
     )
@@ -61,7 +61,7 @@ class Options:
     )
     thorough: bool = option(False, "Search the device's wider space, such as gpu_thorough.")
     trials: int | None = option(None, "The most trials of the search.", (1, 10**9), may_change=True)
-    seed: int = option(0, "Makes the samples repeatable, given the same results.", (0, 2**32 - 1))
+    seed: int = option(0, "Seed of the sampler and of the order of slices.", (0, 2**32 - 1))
     min_gain: float = option(MIN_GAIN, "Smallest gain worth a recommendation: 0.02 is two percent.", (0.0, 1e3))
     trial_timeout: float | None = option(
         None, "Time for one trial; planned from the baseline when left out.", (1.0, 1e7), is_duration=True
@@ -197,7 +197,7 @@ class Options:
             if mask_arguments(args) != self.args:
                 raise ArgumentError(
                     "the script's arguments differ from those of the run to be resumed",
-                    hint=f"They were {shlex.join(self.args)}, with credentials in place of {MASK}.",
+                    hint=f"They were {shlex.join(self.args)}, with credentials replaced by {MASK}.",
                 )
             options, given = replace(options, args=args), {**given, "args": None}
         for name, value in given.items():

@@ -173,7 +173,7 @@ class Standing(enum.StrEnum):
     OUT_OF_TIME = "out_of_time"  # the run ended before it was decided
     CONFIRMED = "confirmed"
     NOT_SHOWN = "not_shown"  # its error is spent, or it is surely slower than what counts
-    UNSTABLE = "unstable"  # it failed, or broke a rule
+    UNSTABLE = "unstable"  # it failed, or failed a stability check
 
 
 LOOK_SHARE = 0.2
@@ -234,7 +234,7 @@ class TrialRecord(Frozen):
     pairs: Many[Pair] = ()  # slices beside the baseline's
     slices: Many[Slice] = ()  # slices taken alone (the baseline's own)
     looks: Many[Looks] = ()  # of a leader's confirmation; the last ones are in force
-    checks: Many[Check] = ()  # a leader's stability rules at the last look, and its losses compared
+    checks: Many[Check] = ()  # a leader's stability checks at the last look, and its losses compared
     processes: Many[ProcessLog] = ()  # those that became warm, in order; the figures below follow from them
     stopped_by: Literal["narrow", "cannot_win", "behind", "ahead", "time"] | None = None
     throughput: Interval | None = None  # of a long training, epoch boundaries included

@@ -310,7 +310,7 @@ class RunDirectory:
 def left_out(problems: Sequence[RunDirectoryError]) -> str:
     """Say in one sentence which trials are left out, and why."""
     others = f"this trial and {len(problems) - 1} others are" if len(problems) > 1 else "this trial is"
-    return f"{problems[0].message}: {others} left out"
+    return f"{problems[0].message}: {others} omitted"
 
 
 def _read_trial(file: Path) -> TrialRecord:
@@ -394,7 +394,7 @@ def find_runs(*paths: str | Path) -> tuple[RunDirectory, ...]:
         if not readable:
             raise problems[0]
         for error in problems:
-            warnings.warn(f"{error.message}: this run is left out", DamagedRunWarning, stacklevel=3)
+            warnings.warn(f"{error.message}: this run is omitted", DamagedRunWarning, stacklevel=3)
         for directory in readable:
             found.setdefault(directory.path.resolve(), directory)
     return tuple(found.values())

@@ -165,10 +165,10 @@ def _saving_in_words(recipe: Recipe) -> str:
     before, after = samples / evidence.baseline_throughput.value, samples / evidence.throughput.value
     spent = recipe.created_by.spent_seconds
     saved = before - after
-    cost = f"tuning took {duration(spent)}"
+    cost = f"Tuning took {duration(spent)}"
     if saved > spent:
-        cost += f", which is paid back after {duration(spent * after / saved)} of training"
-    return f"Your training of {samples:,} samples: {duration(after)} instead of {duration(before)}; {cost}."
+        cost += f", and pays for itself after {duration(spent * after / saved)} of training"
+    return f"Your training of {samples:,} samples takes {duration(after)} instead of {duration(before)}. {cost}."
 
 
 def show_usage(
@@ -180,7 +180,7 @@ def show_usage(
     is_baseline = not recipe.changes and "global_batch" not in recipe.baseline
     if seconds is not None:
         command = resume_command(tuned, path.parent, to_repeat, seconds=seconds)
-        lines = [f"To settle it, go on for about {duration(seconds)} with all that was measured:", f"    {command}"]
+        lines = [f"To continue for about {duration(seconds)} with everything measured so far:", f"    {command}"]
         if recipe.candidate is not None and recipe.candidate.may_be_faster:
             command = usage(recipe, path, tuned)[0]
             if script is not None:
@@ -193,7 +193,7 @@ def show_usage(
     elif is_baseline:
         lines = [
             "The recipe is the baseline. Training code that trains like it needs no change.",
-            "NumPy arrays passed to fit, or a tf.distribute strategy, were not measured.",
+            "This does not cover NumPy arrays passed to fit, or a tf.distribute strategy: they were not measured.",
         ]
     else:
         heading = "To train with it:" if script is not None else "In your training code:"
@@ -216,7 +216,7 @@ def show_diff(diff: str, rest: Sequence[str]) -> None:
     if not diff:
         say("The script itself needs no change.")
     if rest:
-        note(f"not in this edit, because it takes more than a constant: {', '.join(rest)}; autotune run sets it")
+        note(f"this edit omits {', '.join(rest)}, which needs more than a constant; `autotune run` sets it")
 
 
 def show_verification(verification: Verification) -> None:

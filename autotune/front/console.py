@@ -263,5 +263,5 @@ def trial_line(record: TrialRecord, changes: str, *, stamp: str, unit: str = "sa
         why = "" if cause is None else f": {CAUSES[cause]}"
         text.append(f"  ({count} of {len(record.pairs)} pairs discarded{why})", style="dim")
     if record.outcome.measured and record.settled is False:
-        text.append("  (was still getting faster when it was measured)", style="dim")
+        text.append("  (had not reached a steady speed)", style="dim")
     return text

@@ -64,7 +64,7 @@ class Confirmation(Part):
     trials: Many[int] = Field(description="Numbers in the run's history: the baseline's trial, the leader's.")
 
 
-BROKE_A_RULE = "it broke a rule"
+FAILED_A_CHECK = "it failed a stability check"
 
 
 class BestCandidate(Part):
@@ -83,8 +83,8 @@ class BestCandidate(Part):
 
     @property
     def may_be_faster(self) -> bool:
-        """Whether it looked faster than the baseline, and broke no rule."""
-        return self.estimate.value > 1 and not self.reason.startswith(BROKE_A_RULE)
+        """Whether it looked faster than the baseline, and failed no stability check."""
+        return self.estimate.value > 1 and not self.reason.startswith(FAILED_A_CHECK)
 
 
 class Watch(Part):

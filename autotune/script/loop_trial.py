@@ -1,4 +1,4 @@
-"""One trial of a script that trains by a loop of its own: its steps are timed where they are made."""
+"""One trial of a script with a custom training loop: its steps are timed where they are made."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ class LoopSession(TrainingSession):
         if calls and "batch_size" in facts.sites and calls[0].used != configuration.batch_size:
             raise failures.TrainingFailed(
                 Outcome.ERROR,
-                f"the script trains in batches of {calls[0].used} in place of {configuration.batch_size}: "
-                "it tries again with another size by itself",
+                f"the script trains in batches of {calls[0].used} instead of {configuration.batch_size}: "
+                "it retries with another size itself",
             )
         size = watch.parts * calls[0].used if calls else examples or configuration.batch_size
         size = 1 if facts.work_varies else size

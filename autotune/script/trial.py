@@ -138,9 +138,9 @@ def run_users(reference: WorkloadReference, *, endless: Site | None = None) -> N
 def never_trains(reference: WorkloadReference) -> WorkloadError:
     """Return the error of a script that ended without training."""
     return WorkloadError(
-        f"{reference.shown} ended without a training that could be seen",
-        hint="Give the arguments with which it trains after `--`, as in `autotune tune train.py -- --train`. A Keras "
-        "model trains by fit; a loop of one's own by an optimizer of Keras.",
+        f"{reference.shown} ended, and autotune saw no training",
+        hint="If it needs arguments to train, give them after `--`: autotune tune train.py -- --train. autotune sees "
+        "Keras fit, and loops that use a Keras optimizer.",
     )
 
 

@@ -45,9 +45,9 @@ class Verdict(enum.StrEnum):
     """The conclusion of a run."""
 
     FASTER = "faster"
-    NO_SIGNIFICANT_GAIN = "no_significant_gain"  # gains above a bound are excluded, or nothing is left to be tried
+    NO_SIGNIFICANT_GAIN = "no_significant_gain"  # gains above a bound are excluded, or the search space is exhausted
     UNDECIDED = "undecided"  # the time was over before the answer was settled
-    UNSTABLE = "unstable"  # the only faster ones broke a rule
+    UNSTABLE = "unstable"  # every faster candidate failed a stability check
 
 
 class EndedBy(enum.StrEnum):
@@ -71,7 +71,7 @@ class ClaimResult(enum.StrEnum):
     HOLDS = "holds"
     WEAKER = "weaker"  # faster, but surely by less than was claimed
     GONE = "gone"  # not shown to be faster, and surely by less than was claimed
-    UNSTABLE = "unstable"  # it failed, or broke a stability rule
+    UNSTABLE = "unstable"  # it failed, or failed a stability check
     UNDECIDED = "undecided"  # what was measured shows neither that the claim holds nor that it does not
 
 

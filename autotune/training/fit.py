@@ -156,7 +156,7 @@ class FitSession(TrainingSession):
         usual = model.train_function
         timed = clock.wrap(self._retracing.wrap(usual))
         model.train_function = timed
-        early = TrainingFailed(Outcome.ERROR, "model.fit returned before it was told to")
+        early = TrainingFailed(Outcome.ERROR, "model.fit returned before it was asked to")
         try:
             with contextlib.suppress(LongEpoch):
                 model.fit(**parts.train.fit_args, validation_data=parts.validation, **arguments)
@@ -239,7 +239,7 @@ def _validation_limit(parts: Parts) -> keras.callbacks.Callback:
                 raise TrainingFailed(
                     Outcome.ERROR,
                     f"{parts.validated_by}: the validation has unknown length and has not ended after {batch + 1} "
-                    f"batches in {seconds:.0f} s; it may have no end",
+                    f"batches in {seconds:.0f} s; it may be infinite",
                     hint=parts.validation_hint,
                     input_error=True,
                 )

@@ -82,7 +82,7 @@ def _fresh_values(fresh: keras.Model, trained: keras.Model, batch: Any) -> list[
     ours = {id(variable) for variable in trained.trainable_variables}
     if any(id(variable) in ours for variable in fresh.trainable_variables):
         raise WorkloadError(
-            "model() returns the same weights each time, so no two trainings can begin alike",
+            "model() returns the same weights each time, so no two trainings can begin the same way",
             hint="Build the model, or the part of it that is trained, inside model().",
         )
     return [weight.numpy() for weight in fresh.weights]

@@ -242,8 +242,9 @@ def baseline_error(run: Run, trial: Trial, failure: TrialFailed, *, hurried: boo
         return WorkloadError(failure.reason, hint=failure.hint, detail=failure.detail)
     if trial.slices and failure.outcome is not Outcome.NONFINITE:
         return MeasuringStoppedError(
-            f"the baseline was measured, but its process fails now ({failure.outcome}): {failure.reason}",
-            hint=failure.hint or f"Fix that; --resume {run.directory.path} goes on. Its log is {run.log_of(trial)}.",
+            f"the baseline was measured, but its process now fails ({failure.outcome}): {failure.reason}",
+            hint=failure.hint
+            or f"Fix that; --resume {run.directory.path} continues the run. Its log is {run.log_of(trial)}.",
             detail=detail,
         )
     return NoStableConfigurationError(

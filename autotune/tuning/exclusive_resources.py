@@ -31,7 +31,9 @@ class ExclusiveResources:
         asked = _asked(record)
         if (tested := asked == self._alone) and record.outcome.measured:
             self._alone = None
-            run.observe(Notice(text="without the baseline beside it, it trains: from now on one process is alive"))
+            run.observe(
+                Notice(text="the trial succeeds without the baseline: from now on only one process runs at a time")
+            )
             return [_asked(failed) for failed in self._beside if _asked(failed) != asked], ""
         alike = failed_alike(record, run.records.values())
         if len(alike) < FEWEST_ALIKE or len(run.executor.seats) > 1:
@@ -40,9 +42,9 @@ class ExclusiveResources:
         if not seat.bracketed and failure_key(record) not in self._tested:
             self._tested.add(failure_key(record))
             self._beside, self._alone, seat.bracketed = alike, asked, True
-            text = f"{len(alike)} trials failed alike beside the live baseline (trial 0): {reason}"
-            held = "it may hold a port, a lock file or a device; the last one runs again without it"
-            run.observe(Notice(text=f"{text}; {held}"))
+            text = f"{len(alike)} trials failed with the same error while the baseline was running: {reason}"
+            held = "The baseline may hold a port, a lock file or a device; repeating the last trial without it"
+            run.observe(Notice(text=f"{text}. {held}"))
             return [asked], ""
         if tested:
             self._alone, seat.bracketed = None, False
@@ -50,7 +52,10 @@ class ExclusiveResources:
         if measured or have_a_change_in_common(alike, run.baseline):
             return [], ""
         log = run.directory.trial_directory(record.trial) / "log.txt"
-        return [], f"{len(alike)} trials failed alike, also without the baseline beside them: {reason} (see {log})"
+        return (
+            [],
+            f"{len(alike)} trials failed with the same error, with and without the baseline: {reason} (see {log})",
+        )
 
 
 def failure_key(record: TrialRecord) -> str:

@@ -165,7 +165,7 @@ class Leaders:
         return over is not None and over.low > 0
 
     def _rules(self, leader: LeaderTrials) -> tuple[Check, ...]:
-        """Return the stability rules, what the losses showed among them."""
+        """Return the stability checks, including the comparison of losses."""
         records = self._run.records.values()
         record, baseline = leader.trial.record(Outcome.OK), leader.reference.record(Outcome.OK)
         parity = parity_checks(records).get(numerics_of(leader.trial.configuration))
@@ -184,8 +184,8 @@ class Leaders:
             champion.trial.failure, self._failures = failure, 0
             self._conclude(champion, Standing.UNSTABLE)
             self._update_looks(leader.trial, champion=None)  # the leader need not beat it any more
-        who = "the baseline" if failure.trial == leader.reference.number else "what was confirmed before"
-        text = f"{who} failed in a process of the confirmation ({why}), which counts for nothing"
+        who = "the baseline" if failure.trial == leader.reference.number else "the configuration confirmed before"
+        text = f"{who} failed during the confirmation ({why}); this pair is not counted"
         if isinstance(failure, DeviceUnavailable):
             text = f"a process of the confirmation had no device: {failure.reason}. {failure.hint}"
         self._run.observe(Notice(text=text))

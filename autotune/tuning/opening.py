@@ -204,8 +204,9 @@ def _import_workload(invocation: Invocation, check: Callable[[WorkloadFacts], No
     if executor.started_by_import is not None:
         observe(Notice(text=_why_spawned(executor.started_by_import)))
     if facts.uncontained:
-        watched = " Writes by Python itself are watched." if facts.script is not None else ""
-        text = f"writes of trials by C code and other programs are not contained here ({facts.uncontained}).{watched}"
+        watched = " Python's own writes are intercepted." if facts.script is not None else ""
+        cannot = f"trials cannot be isolated here ({facts.uncontained})"
+        text = f"{cannot}: C code and other programs can write to your files.{watched}"
         observe(Notice(text=text))
     return facts, seconds
 
@@ -247,7 +248,8 @@ def _is_bracketed(facts: WorkloadFacts, invocation: Invocation) -> bool:
     """Return whether no two trials may be alive at once; tell of several workers."""
     workers = 0 if facts.script is None else facts.script.workers
     if workers > 1:
-        text = f"TF_CONFIG names {workers} workers: each trial runs all of them here, beside no other trial"
+        text = f"TF_CONFIG lists {workers} workers: each trial runs all of them on this host, "
+        text += "and no other trial runs meanwhile"
         invocation.observe(Notice(text=text))
     return workers > 1 or invocation.options.pairing == "bracketed"
 
@@ -264,7 +266,7 @@ def _start_baseline(seat: Seat, run: Run, invocation: Invocation) -> WarmUp:
     try:
         return start()
     except SeatLost as lost:
-        invocation.observe(Notice(text=f"seat {seat.name} was lost and is started again: {lost.reason}"))
+        invocation.observe(Notice(text=f"seat {seat.name} was lost; restarting it: {lost.reason}"))
     try:
         invocation.executor.restart(seat.name)
         warm = start()
@@ -274,7 +276,7 @@ def _start_baseline(seat: Seat, run: Run, invocation: Invocation) -> WarmUp:
     except SeatLost as again:
         raise NoStableConfigurationError(
             f"seat {seat.name} was lost twice: {again.reason}",
-            hint=f"When it is back, --resume {invocation.directory.path} goes on.",
+            hint=f"When it is back, --resume {invocation.directory.path} continues the run.",
         ) from again
 
 
@@ -312,7 +314,7 @@ def _accumulated(baseline: Configuration, examples: int | None, facts: WorkloadF
         return baseline
     if facts.script is not None and facts.script.trains is Trains.LOOP:
         raise ArgumentError(
-            "--global-batch does not reach a training loop of the script's own, which applies its gradients itself",
+            "--global-batch does not reach a custom training loop, which applies its gradients itself",
             hint="Leave it out, with --fixed-batch to keep the batch size.",
         )
     if examples % baseline.batch_size:

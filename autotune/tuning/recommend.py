@@ -11,7 +11,7 @@ from autotune.data.printable import first_line
 from autotune.data.record import Standing, TrialRecord, examined_baseline
 from autotune.data.run_directory import RunRecord, WorkloadRecord
 from autotune.recipe.advice import advice
-from autotune.recipe.evidence import BROKE_A_RULE, BestCandidate, Confirmation, Evidence, PeakMemory, Stability, Watch
+from autotune.recipe.evidence import FAILED_A_CHECK, BestCandidate, Confirmation, Evidence, PeakMemory, Stability, Watch
 from autotune.recipe.recipe import CreatedBy, LearningRate, Recipe, RecipeWorkload
 from autotune.space.configuration import Configuration
 from autotune.stats import numerics
@@ -222,14 +222,14 @@ def _why_not(
         failed = watched.failure or "; ".join(check.detail for check in watched.checks if not check.passed)
         return f"it failed while it was watched: {failed}"
     if leader is not None and leader.standing is Standing.UNSTABLE:
-        return f"{BROKE_A_RULE}: {first_line(run.records[leader.number].reason)}"
+        return f"{FAILED_A_CHECK}: {first_line(run.records[leader.number].reason)}"
     if best.unstable:
-        return f"{BROKE_A_RULE}: {first_line(run.records[best.number].reason)}"
+        return f"{FAILED_A_CHECK}: {first_line(run.records[best.number].reason)}"
     if state.open is not None or state.contenders:
         if leader is None or not leader.processes:
             return "the run ended before it was measured in fresh processes"
         if broken := [check for check in found.checks.get(leader.number, ()) if not check.passed]:
-            return f"{BROKE_A_RULE}: {broken[0].name}: {broken[0].detail}"
+            return f"{FAILED_A_CHECK}: {broken[0].name}: {broken[0].detail}"
         if memory := found.confirmations[leader.number].watch_memory(run).why_unclear:
             return f"it was measured too briefly to tell whether it leaks memory ({memory})"
         return f"{_processes(leader)} did not decide it before the run ended"

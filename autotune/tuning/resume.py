@@ -118,7 +118,7 @@ def resumption_notes(earlier: Earlier) -> Iterator[str]:
         yield f"the script gets the arguments of the run: {shlex.join(args)}"
     if made := earlier.left_behind:
         others = f" and {len(made) - 1} more" if made[1:] else ""
-        yield f"trials of the killed run may have made {made[0]}{others}, which you may have changed since: not removed"
+        yield f"trials of the killed run may have created {made[0]}{others}; kept, because you may have changed them"
     if earlier.damage:
         yield earlier.damage
 

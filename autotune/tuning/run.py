@@ -137,8 +137,8 @@ class Run:
             sees, saw = (", ".join(each) or "no GPU" for each in (seen, self.gpus))
             raise DeviceUnavailable(
                 Outcome.ERROR,
-                f"TensorFlow sees {sees}, where the baseline saw {saw}",
-                hint="Has the card or the container lost its driver meanwhile? See what nvidia-smi says.",
+                f"TensorFlow sees {sees}; the baseline saw {saw}",
+                hint="The GPU or container may have lost its driver; check nvidia-smi.",
             )
 
     def measured(self, trial: Trial) -> None:
@@ -175,7 +175,7 @@ def reclassify_busy_gpu() -> Iterator[None]:
             taken = DeviceUnavailable(
                 Outcome.ERROR,
                 failure.reason,
-                hint="Alone, too: a process that is not of this run has the card, as nvidia-smi shows.",
+                hint="It also failed alone: a process outside this run uses the GPU (see nvidia-smi).",
                 detail=failure.detail,
                 log_tail=failure.log_tail,
             )

@@ -275,7 +275,7 @@ class Seat:
                 outcome, reason, log_tail = Outcome.INTERRUPTED, failure.whole, failure.log_tail
             ended = MeasuringStoppedError(
                 f"the device is not available any more: {failure.reason}",
-                hint=f"{failure.hint} Then --resume {run.directory.path} goes on with what was found.",
+                hint=f"{failure.hint} Then --resume {run.directory.path} continues the run.",
                 detail=failure.detail,
             )
         except TrialFailed as failure:

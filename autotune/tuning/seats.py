@@ -170,7 +170,7 @@ class Seats:
                 self._known.add(name)
                 self.free.append(Seat(run, self._deadline, name=name, bracketed=self._bracketed))
                 place = run.executor.place(name)
-                run.observe(Notice(text=f"another seat: {name} ({place.host}, {place.device or 'all of it'})"))
+                run.observe(Notice(text=f"new seat: {name} ({place.host}, {place.device or 'the whole host'})"))
 
     def _lost(self, seat: Seat, lost: SeatLost) -> None:
         seat.abandon()
@@ -179,7 +179,7 @@ class Seats:
         if self._losses[seat] >= MOST_LOSSES:
             self._drop(seat, f"it was lost twice: {first_line(lost.reason)}")
             return
-        self._run.observe(Notice(text=f"seat {seat.name} was lost and is started again: {first_line(lost.reason)}"))
+        self._run.observe(Notice(text=f"seat {seat.name} was lost; restarting it: {first_line(lost.reason)}"))
         self.free.append(seat)
 
     def _drop(self, seat: Seat, why: str) -> None:
@@ -248,7 +248,7 @@ def drop_contended_seats(seats: Seats, run: Run) -> None:
             if seen is None or not seen.is_too_much:
                 break
             kept = len(own) // 2
-            text = f"{len(own)} seats at once {seen.in_words()} on {host}: it runs {kept}; --all-seats keeps all"
+            text = f"{len(own)} seats at once {seen.in_words()} on {host}: using {kept}; --all-seats keeps all"
             run.observe(Notice(text=text))
             for seat in own[kept:]:
                 seats.free.remove(seat)

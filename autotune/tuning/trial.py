@@ -105,7 +105,7 @@ class Trial:
             in_blocks=self.pairing is Pairing.BRACKETED,
         )
         if self._rate(pair) is None:
-            failure = TrialFailed(Outcome.ERROR, "the GPU told no energy for a slice (NVML)")
+            failure = TrialFailed(Outcome.ERROR, "the GPU reported no energy for a slice (NVML)")
             failure.trial = self.number
             raise failure
         # Those of the process, or of a search trial's few, are judged anew: what comes after a burst shows it, too.

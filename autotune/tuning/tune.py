@@ -260,7 +260,7 @@ def _name_of(reference: WorkloadReference) -> str:
 def tune_with(invocation: Invocation, written: SearchSpace | None) -> Recipe:
     """Tune on real, simulated or recorded trials: open, search, recommend. Raises as `autotune.tune` does."""
     directory, options, earlier = invocation.directory, invocation.options, invocation.earlier
-    stopping = f"stopping with what was measured; the run is in {directory.path}, and --resume goes on with it"
+    stopping = f"stopping; the measurements are in {directory.path}, and --resume continues the run"
     with directory.told_when_gone(), interruptions_noted(invocation.observe, stopping) as interruptions:
         opened = open_run(invocation, interruptions)
         interruptions.answerable = True

@@ -203,7 +203,7 @@ def verify_with(invocation: Invocation, recipe: Recipe, *, found_by_object: bool
             found, reason = _judged(recipe, now, invocation.options.budget)
             memory = confirmation.watch_memory(run).why_unclear
             if found is ClaimResult.HOLDS and memory:
-                reason = f"too little was seen to tell whether it leaks memory ({memory}); give a larger --budget"
+                reason = f"too few slices to tell whether it leaks memory ({memory}); give a larger --budget"
                 found = ClaimResult.UNDECIDED
         return Verification(
             finding=found,
@@ -241,7 +241,7 @@ def _measured(recipe: Recipe, opened: Opened, budget: float) -> tuple[LeaderTria
         except TrialFailed as failure:
             failures += 1
             why = first_line(failure.reason) or str(failure.outcome)
-            run.observe(Notice(text=f"the baseline failed in a fresh process ({why}), which counts for nothing"))
+            run.observe(Notice(text=f"the baseline failed in a fresh process ({why}); this pair is not counted"))
         except (TimeIsUp, Interrupted):
             break
         if taken := confirmation.trial.instance_seconds:
@@ -264,17 +264,16 @@ def _compare_workloads(recipe: Recipe, facts: WorkloadFacts, invocation: Invocat
     if facts.fingerprint == made_for.fingerprint:
         return
     if facts.name == made_for.name:
-        changed = "not as it was when the recipe was made"
+        changed = "the file changed after the recipe was made"
     elif may_be_imported:
-        changed = f"{facts.name!r} by the module that it was found in, and the recipe is of {made_for.name!r}"
+        changed = f"its name here is {facts.name!r}, from its module; the recipe calls it {made_for.name!r}"
     else:
         raise RecipeError(
-            f"{reference} is {facts.name!r}, by name and by source another workload than the recipe's, which is "
-            f"{made_for.name!r}",
-            hint=f"Give the workload that the recipe was made for. Where this is the same training under another name, "
-            f"say Workload(name={made_for.name!r}).",
+            f"{reference} is the workload {facts.name!r}, but the recipe was made for {made_for.name!r}",
+            hint=f"Give the workload that the recipe was made for. If this is the same training under another name, "
+            f"set Workload(name={made_for.name!r}).",
         )
-    text = f"{reference}: {changed}; where the training itself has changed, run `autotune tune` again"
+    text = f"{reference}: {changed}; if the training changed, run `autotune tune` again"
     invocation.observe(Notice(text=text))
 
 
@@ -284,7 +283,7 @@ def _refuse_another_baseline(recipe: Recipe, baseline: Configuration) -> None:
         baseline = Configuration({name: value for name, value in baseline.items() if name not in STRATEGY_KNOBS})
     elif "strategy" not in baseline:
         raise RecipeError(
-            "the recipe was measured where a trial has several devices, and here it has one",
+            "the recipe was measured with several devices per trial; here a trial has one",
             hint="Verify it on a machine like that one, or tune again.",
         )
     if claimed_against != baseline:
@@ -323,7 +322,7 @@ def _claim(leader: LeaderTrials, opened: Opened) -> LogInterval | None:
 
 
 def _failed(confirmation: LeaderTrials, limits: Limits) -> str | None:
-    """Return what failed, or which rule it broke; None where the speed-up decides."""
+    """Return what failed, or which stability check; None where the speed-up decides."""
     failure = confirmation.failure
     if failure is not None:
         why = first_line(failure.reason)
@@ -332,7 +331,7 @@ def _failed(confirmation: LeaderTrials, limits: Limits) -> str | None:
         return None
     checks = checks_of(confirmation.record(), confirmation.reference.record(Outcome.OK), limits)
     broken = [f"{each.name}: {each.detail}" for each in checks if not each.passed]
-    return f"it broke a rule: {'; '.join(broken)}" if broken else None
+    return f"it failed a stability check: {'; '.join(broken)}" if broken else None
 
 
 def _judged(recipe: Recipe, now: LogInterval | None, budget: float) -> tuple[ClaimResult, str]:
@@ -341,7 +340,7 @@ def _judged(recipe: Recipe, now: LogInterval | None, budget: float) -> tuple[Cla
     counts = min(evidence.min_gain, MIN_GAIN)  # of a gain that has to be large, no large part may be lost
     more = f"give --budget {math.ceil(LARGER * budget / 10) * 10}s"
     if now is None or not math.isfinite(now.half_width):
-        return ClaimResult.UNDECIDED, f"the time held fewer than two fresh processes a side; {more}"
+        return ClaimResult.UNDECIDED, f"there was time for fewer than two fresh processes a side; {more}"
     claim = evidence.speedup.log
     found = judge_claim(claim, now, min_gain=counts)
     if found is ClaimResult.HOLDS:
@@ -349,11 +348,13 @@ def _judged(recipe: Recipe, now: LogInterval | None, budget: float) -> tuple[Cla
     elif found is ClaimResult.WEAKER:
         reason = "there is a gain over the baseline here, but clearly less than claimed"
     elif found is ClaimResult.GONE:
-        reason = "no gain over the baseline is shown here, and it is clearly less than claimed"
+        reason = "this measurement shows no gain over the baseline, and clearly less than claimed"
     elif now.low > 0:
-        reason = f"it is faster than the baseline here, but by how much is too uncertain to check the claim; {more}"
+        reason = f"faster than the baseline here, but too uncertain to check the claim; {more}"
     elif claim.half_width > now.half_width:
-        reason = "no gain is shown here, but the claim's own interval is too wide to be refuted; tune again for longer"
+        reason = (
+            "this measurement shows no gain, but the claim's interval is too wide to be refuted; tune again for longer"
+        )
     else:
-        reason = f"no gain is shown here, but it is not clearly less than claimed either; {more}"
+        reason = f"this measurement shows no gain, but does not refute the claim; {more}"
     return found, reason

@@ -502,11 +502,8 @@ def test_what_a_script_sets_itself_is_its_baseline(told):
 def test_a_variable_that_a_script_sets_itself_is_not_varied(told):
     """Its line runs in each trial, before or after the import, and would undo what the trial sets."""
     found = script(told, "sets_variables")["not_reached"]
-    assert found["gpu_thread_mode"] == "the script sets TF_GPU_THREAD_MODE itself; take that line out to have it varied"
-    assert (
-        found["xla_gpu_graph_min_graph_size"]
-        == "the script sets XLA_FLAGS itself; take that line out to have it varied"
-    )
+    assert found["gpu_thread_mode"] == "the script sets TF_GPU_THREAD_MODE itself; remove that line to tune it"
+    assert found["xla_gpu_graph_min_graph_size"] == "the script sets XLA_FLAGS itself; remove that line to tune it"
     assert "cublaslt" not in found
 
 
@@ -663,7 +660,7 @@ def test_a_fork_that_ends_does_not_answer_for_the_script(told):
 @pytest.mark.parametrize(
     ("name", "message", "help_"),
     [
-        ("validates_for_ever", "fit() in train.py, line 10: validation_data has no end", "validation_steps"),
+        ("validates_for_ever", "fit() in train.py, line 10: validation_data is infinite", "validation_steps"),
         ("raises", "train.py raised ValueError: no such column: é", "python train.py"),
         ("exits", "train.py raised SystemExit: 2", "`autotune tune train.py -- --epochs 90`"),
         ("asks", "asks for input", "argument of the script"),
@@ -688,7 +685,7 @@ def test_a_script_that_cannot_be_tuned_is_refused_in_a_sentence(told, name, mess
 def test_a_script_keeps_a_strategy_of_its_own(told):
     """The reasons say so, and why steps per execution do not vary on two replicas; a loop is told what it needs."""
     why = told["mirrored"]["facts"]["script"]["not_reached"]
-    assert why["strategy"] == why["replicas"] == "the script has a MirroredStrategy of its own, and keeps it"
+    assert why["strategy"] == why["replicas"] == "the script sets its own MirroredStrategy"
     assert "fails inside TensorFlow" in why["steps_per_execution"]
     assert "strategy.run(step" in told["numpy_slices"]["facts"]["script"]["not_reached"]["strategy"]
     assert "strategy" not in told["pipeline"]["facts"]["script"]["not_reached"]
