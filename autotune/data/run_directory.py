@@ -52,7 +52,7 @@ Text = Annotated[str, AfterValidator(lambda text: text.encode(errors="backslashr
 
 
 class WorkloadRecord(Frozen):
-    """What is known of the workload; `examples` to `settings` only once the baseline has started."""
+    """The facts of the workload; `examples` to `settings` only once the baseline has started."""
 
     name: str
     reference: str  # where it was loaded from, as `file.py:name`
@@ -80,7 +80,7 @@ class SearchSpaceRecord(Frozen):
 
 
 class Resumption(Frozen):
-    """When a run was resumed (ISO 8601), and how many seconds it had taken until it was stopped."""
+    """The time a run was resumed (ISO 8601), and the seconds it had taken until it was stopped."""
 
     at: str
     spent_seconds: Amount
@@ -120,7 +120,7 @@ class RunDirectory:
         return self.path.resolve().name
 
     def trial_directory(self, trial: int) -> Path:
-        """Where one trial's files are."""
+        """Return the directory of a trial's files."""
         return self.path / "trials" / f"{trial:04d}"
 
     def create(self) -> None:
@@ -184,8 +184,8 @@ class RunDirectory:
         except filelock.Timeout as error:
             raise RunDirectoryError(f"{self.path} is in use by another autotune process", hint=in_use) from error
         except OSError as error:
-            what = f"cannot write to {self.path}: {error.strerror}"
-            raise RunDirectoryError(what, hint=not_writable) from error
+            problem = f"cannot write to {self.path}: {error.strerror}"
+            raise RunDirectoryError(problem, hint=not_writable) from error
 
     def refuse_links(self) -> None:
         """Raise `RunDirectoryError` where it holds a link, a pipe or a device: it may come from somebody else."""
@@ -235,8 +235,8 @@ class RunDirectory:
         except (AutotuneError, OSError) as error:
             if self.path.is_dir():
                 raise
-            what = f"the run directory is gone: {self.path} was removed or renamed while the run went on"
-            raise RunDirectoryError(what, hint="Start a new run.") from error
+            problem = f"the run directory is gone: {self.path} was removed or renamed while the run went on"
+            raise RunDirectoryError(problem, hint="Start a new run.") from error
 
     def release(self) -> None:
         """Give the lock back."""
@@ -266,8 +266,8 @@ class RunDirectory:
         try:
             directory.mkdir(exist_ok=True)  # not its parents: a run that was deleted is not begun again
         except OSError as error:
-            what = f"cannot write to {directory}: {error.strerror}"
-            raise RunDirectoryError(what, hint="What was finished before stays readable.") from error
+            problem = f"cannot write to {directory}: {error.strerror}"
+            raise RunDirectoryError(problem, hint="What was finished before stays readable.") from error
         return directory
 
     def read_run(self) -> RunRecord:
@@ -349,10 +349,10 @@ def _read(file: Path, kind: type[Record], *, hint: str) -> Record:
         raise damaged(file, f"{where or 'the file'}: {mistake}") from error
 
 
-def damaged(file: Path, what: str) -> RunDirectoryError:
+def damaged(file: Path, problem: str) -> RunDirectoryError:
     """Return the error for a file with content that no run has written."""
     return RunDirectoryError(
-        f"{file} is damaged: {what}", hint="Remove the run directory, or name only the other runs."
+        f"{file} is damaged: {problem}", hint="Remove the run directory, or name only the other runs."
     )
 
 

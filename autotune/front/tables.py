@@ -135,7 +135,7 @@ def show_findings(findings: Sequence[Finding], *, as_json: bool) -> None:
     styles = {Level.STOPS: "bold red", Level.SLOWS: "yellow", Level.FACT: ""}
     for finding in findings:
         fix = f" → {finding.fix}" if finding.fix else ""
-        say(f"{finding.level.value:<6} {finding.what}{fix}", console, style=styles[finding.level])
+        say(f"{finding.level.value:<6} {finding.text}{fix}", console, style=styles[finding.level])
     if first:
         console.print()
         say(f"First: {first}", console, style="bold")

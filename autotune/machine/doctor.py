@@ -20,7 +20,7 @@ SMALL_SHM, SLOW_DISK, RESTLESS = 256 << 20, 100e6, 0.05
 
 
 class Level(enum.StrEnum):
-    """How much a finding matters."""
+    """The severity of a finding."""
 
     STOPS = "stops"  # TensorFlow cannot use the device
     SLOWS = "slows"  # it is clearly slower than it could be, or figures will be uncertain
@@ -43,7 +43,7 @@ class GpuState(Frozen):
 
 
 class MachineState(Frozen):
-    """What was read of a machine."""
+    """The state of a machine as it was read."""
 
     tensorflow: str | None = None  # the installed version
     built_with: dict[str, str] | None = None  # CUDA and cuDNN that it wants; None: built without CUDA
@@ -71,20 +71,20 @@ class Finding(NamedTuple):
     """One thing about the machine, and what to do about it."""
 
     level: Level
-    what: str
+    text: str
     fix: str = ""
 
 
-def _stops(what: str, fix: str) -> Finding:
-    return Finding(Level.STOPS, what, fix)
+def _stops(problem: str, fix: str) -> Finding:
+    return Finding(Level.STOPS, problem, fix)
 
 
-def _slows(what: str, fix: str) -> Finding:
-    return Finding(Level.SLOWS, what, fix)
+def _slows(problem: str, fix: str) -> Finding:
+    return Finding(Level.SLOWS, problem, fix)
 
 
-def _fact(what: str, fix: str = "") -> Finding:
-    return Finding(Level.FACT, what, fix)
+def _fact(text: str, fix: str = "") -> Finding:
+    return Finding(Level.FACT, text, fix)
 
 
 def diagnose(state: MachineState) -> list[Finding]:

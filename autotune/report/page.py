@@ -58,11 +58,11 @@ def page_data(directory: RunDirectory) -> dict[str, Any]:
     """Return what the page shows, as JSON can hold it. Raises RunDirectoryError where there is no run.json to read."""
     missing: list[str] = []
 
-    def read(what: str, how: Callable[[], T], otherwise: T) -> T:
+    def read(name: str, how: Callable[[], T], otherwise: T) -> T:
         try:
             return how()
         except (AutotuneError, OSError) as error:
-            missing.append(f"{what}: {one_line(error)}")
+            missing.append(f"{name}: {one_line(error)}")
             return otherwise
 
     run = directory.read_run()

@@ -92,8 +92,8 @@ def log_ratios_over(
     found = {}
     for instance, own in by_instance(pairs).items():
         both = [(rated, beside[rated.pair.baseline]) for rated in own if rated.pair.baseline in beside]
-        keep = usable_pairs([one.pair.disturbed or other.pair.disturbed for one, other in both])
-        sides = [(other.sides[1], one.sides[1]) for (one, other), keeps in zip(both, keep, strict=True) if keeps]
+        keep = usable_pairs([rated.pair.disturbed or other.pair.disturbed for rated, other in both])
+        sides = [(other.sides[1], rated.sides[1]) for (rated, other), keeps in zip(both, keep, strict=True) if keeps]
         if sides:
             found[instance] = _ratios(sides, overall=overall and not own[0].pair.in_blocks)
     return found

@@ -58,7 +58,7 @@ class MeasuredProcess:
 
     @property
     def warm(self) -> WarmUp:
-        """What its latest start reported."""
+        """The warm-up report of its latest start."""
         assert self._warm is not None
         return self._warm
 
@@ -255,7 +255,7 @@ def baseline_error(run: Run, trial: Trial, failure: TrialFailed, *, hurried: boo
 
 
 class Schedule(Protocol):
-    """How long a comparison's slices are, when it stops, and how its processes close."""
+    """The schedule of a comparison: slice lengths, stop rule, and how its processes close."""
 
     def turn_seconds(self, processes: Sequence[MeasuredProcess]) -> float:
         """Return the length of a slice while processes take turns; the reference is the first of them."""

@@ -1,4 +1,4 @@
-"""What passes between a run and its user: events, which the console draws, and requests to stop. Nothing here prints.
+"""Events that a run sends to its user, and requests to stop. The console draws them; nothing here prints.
 
 The first Ctrl-C, SIGQUIT, SIGTERM or closing terminal ends a run with its verdict, the second at once.
 """
@@ -94,7 +94,7 @@ def silent(event: Event) -> None:
 
 
 class Interruptions:
-    """How often the user has asked to stop."""
+    """The count of the user's requests to stop."""
 
     def __init__(self, *, answerable: bool = False) -> None:
         self.answerable = answerable  # something was measured that the run can end with; else it stops at once

@@ -48,7 +48,7 @@ class ExclusiveResources:
             return [asked], ""
         if tested:
             self._alone, seat.bracketed = None, False
-        measured = any(each.outcome.measured for each in run.records.values() if each.phase is Phase.SEARCH)
+        measured = any(known.outcome.measured for known in run.records.values() if known.phase is Phase.SEARCH)
         if measured or have_a_change_in_common(alike, run.baseline):
             return [], ""
         log = run.directory.trial_directory(record.trial) / "log.txt"

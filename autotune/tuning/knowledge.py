@@ -1,4 +1,4 @@
-"""What a run knows: its trials and their records as the loop weighs them. Nothing is kept here, all of it follows."""
+"""The knowledge of a run, derived from its trials and records. Nothing is stored here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What happens to leaders: a confirmation begins, a fresh pair is measured, a look is taken, a leader is judged."""
+"""Confirm leaders: begin a confirmation, measure a fresh pair, take a look, judge a leader."""
 
 from __future__ import annotations
 

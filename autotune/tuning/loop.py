@@ -59,7 +59,7 @@ LATEST_CANDIDATES = 5  # what another candidate takes is the median of so many
 
 @dataclass(frozen=True, kw_only=True)
 class SearchResult:
-    """What a run has found when it ends."""
+    """The result of a run when it ends."""
 
     state: State
     ended_by: EndedBy

@@ -99,7 +99,7 @@ def limits_of(machine: Machine, margin: float) -> Limits:
 
 @dataclass(frozen=True, kw_only=True)
 class Invocation:
-    """What one invocation of `tune` or `verify` works with."""
+    """The inputs of one invocation of `tune` or `verify`."""
 
     executor: Executor
     directory: RunDirectory
@@ -114,7 +114,7 @@ class Invocation:
 
     @property
     def isolation(self) -> Literal["template", "spawn"]:
-        """How trials are kept apart: as was asked for, unless importing the workload leaves no choice."""
+        """The isolation of trials: as requested, unless importing the workload leaves no choice."""
         return self.executor.isolation
 
 
@@ -213,10 +213,10 @@ def _import_workload(invocation: Invocation, check: Callable[[WorkloadFacts], No
 
 def _why_spawned(started: str) -> str:
     """Say that importing the user's file starts something that does not survive a fork."""
-    what = {"runtime": "TensorFlow's runtime", "cuda": "CUDA", "threads": "threads"}[started]
+    thing = {"runtime": "TensorFlow's runtime", "cuda": "CUDA", "threads": "threads"}[started]
     move = "the code that starts them" if started == "threads" else "tensors, datasets and device queries"
     return (
-        f"importing the workload's file starts {what}, so each trial needs a fresh interpreter and its own import; "
+        f"importing the workload's file starts {thing}, so each trial needs a fresh interpreter and its own import; "
         f"move {move} into functions to avoid it"
     )
 
@@ -383,16 +383,16 @@ def _completed_machine(opened: Opened, invocation: Invocation) -> Machine:
 
 def choose_space(written: SearchSpace | None, opened: Opened, options: Options) -> tuple[SearchSpace, ResolvedSpace]:
     """Resolve the search space that was asked for; else the device's default, or a wider one if that reaches little."""
-    kept = dict.fromkeys(opened.warm.started.set_by_dataset, "the workload's dataset() sets it itself")
+    fixed = dict.fromkeys(opened.warm.started.set_by_dataset, "the workload's dataset() sets it itself")
     if options.fixed_batch:
-        kept["batch_size"] = "kept by --fixed-batch"
+        fixed["batch_size"] = "kept by --fixed-batch"
     if opened.facts.script is not None:
-        kept |= opened.facts.script.not_reached
+        fixed |= opened.facts.script.not_reached
 
     def resolve(space: SearchSpace) -> ResolvedSpace:
-        if opened.device is Device.GPU and (missing := missing_xla_flags(space.ranges.keys() - kept.keys())):
+        if opened.device is Device.GPU and (missing := missing_xla_flags(space.ranges.keys() - fixed.keys())):
             opened.run.observe(Notice(text=f"not varied: {', '.join(sorted(missing))}: {min(missing.values())}"))
-            kept.update(missing)
+            fixed.update(missing)
         return space.resolve(
             baseline=opened.run.baseline,
             device=opened.device,
@@ -401,7 +401,7 @@ def choose_space(written: SearchSpace | None, opened: Opened, options: Options) 
             dataset_takes_config=opened.facts.dataset_takes_config,
             largest_batch=options.max_batch,
             devices=opened.warm.started.devices,
-            fixed=kept,
+            fixed=fixed,
             capability=lowest_capability(opened.machine.gpus),
         )
 

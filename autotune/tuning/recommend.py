@@ -295,8 +295,8 @@ def _not_checked(
         if name in names and not names[name].tells
     ]
     missing += [
-        f"{what} ({names[name].detail})"
-        for name, what in LOSS_NOT_CHECKED.items()
+        f"{check} ({names[name].detail})"
+        for name, check in LOSS_NOT_CHECKED.items()
         if name in names and not names[name].tells
     ]
     if "retracing" not in names:

@@ -40,12 +40,12 @@ class Earlier:
 
     @property
     def options(self) -> Options:
-        """Its options. Raises RunDirectoryError."""
+        """The options of the run. Raises RunDirectoryError."""
         return options_of(self.run)
 
     @property
     def spent_seconds(self) -> float:
-        """Seconds that the run took up to the end of its last finished trial, without the pauses."""
+        """The seconds that the run took up to the end of its last finished trial, without pauses."""
         # They are what the run's own clock said when trials ended: the wall clock may have been set since.
         return max((record.ended_at_seconds or 0.0 for record in self.records.values()), default=0.0)
 
@@ -84,19 +84,19 @@ def read_earlier(directory: RunDirectory) -> Earlier:
     damaged = directory.trial_numbers("result.json") - records.keys()
     if 0 in damaged:
         raise RunDirectoryError(f"the baseline's record cannot be read: {problems[0].message}", hint=_START_ANEW)
-    kept = {
+    usable = {
         number: record
         for number, record in records.items()
         if record.outcome is not Outcome.INTERRUPTED
         and not any(damaged & {looks.candidate, looks.reference, looks.champion} for looks in record.looks[-1:])
     }
-    if 0 in kept and kept[0].outcome is not Outcome.OK:
-        del kept[0]  # a baseline that failed is tried again
-    if 0 not in kept:
+    if 0 in usable and usable[0].outcome is not Outcome.OK:
+        del usable[0]  # a baseline that failed is tried again
+    if 0 not in usable:
         return Earlier(run=run, records={}, next_number=0)  # from the very beginning
     return Earlier(
         run=run,
-        records=kept,
+        records=usable,
         next_number=max(directory.trial_numbers()) + 1,
         damage=left_out(problems) if problems else "",
         left_behind=_left_behind(directory),

@@ -118,7 +118,7 @@ def _cut_by_process(slices: Iterable[Slice]) -> list[list[Slice]]:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryWatch:
-    """What the slices so far show of a configuration's memory beside the baseline's.
+    """The memory of a configuration relative to the baseline's, as far as slices show it.
 
     Args:
         record: The configuration's record in its confirmation.
@@ -132,7 +132,7 @@ class MemoryWatch:
 
     @property
     def why_unclear(self) -> str:
-        """Why memory may be leaking with too few slices to tell; empty where that is clear."""
+        """The reason why a memory leak cannot be excluded yet; empty if that is clear."""
         found = [(of, explain_unclear_growth(*self._sides(of), batch_ratio=self._ratio)) for of in _MEMORIES]
         return next((f"{of.replace('_', ' ')}: {reason}" for of, reason in found if reason), "")
 

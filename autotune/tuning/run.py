@@ -1,4 +1,4 @@
-"""What all parts of a run share: where it writes, its time, who watches, the next trial's number."""
+"""The state that all parts of a run share: directory, clock, observer, and the next trial's number."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class Run:
 
     @property
     def calm_seat(self) -> str:
-        """Where something is measured while nothing else is; empty where all seats were lost."""
+        """The seat for measurements that need the machine to themselves; empty if all seats were lost."""
         return self.executor.whole or next(iter(self.executor.seats), "")
 
     def interrupted(self) -> bool:
@@ -134,7 +134,7 @@ class Run:
         """Refuse a process without the baseline's GPUs: TensorFlow trains on the processor without a word then."""
         # Raises DeviceUnavailable.
         if self.gpus is not None and tuple(seen) != self.gpus:
-            sees, saw = (", ".join(each) or "no GPU" for each in (seen, self.gpus))
+            sees, saw = (", ".join(names) or "no GPU" for names in (seen, self.gpus))
             raise DeviceUnavailable(
                 Outcome.ERROR,
                 f"TensorFlow sees {sees}; the baseline saw {saw}",

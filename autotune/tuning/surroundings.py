@@ -118,11 +118,11 @@ def samples_of(script: ScriptFacts | None, examples: int | None) -> int | None:
     return script.epochs * examples if script is not None and script.epochs and examples else None
 
 
-def worth_notes(what: str, samples: int | None, rate: float | None, budget: float) -> Iterator[str]:
+def worth_notes(training: str, samples: int | None, rate: float | None, budget: float) -> Iterator[str]:
     """Say whether a budget is in proportion to the training.
 
     Args:
-        what: The training, or one call of `fit`, of which a script may make many.
+        training: The training, or one call of `fit`, of which a script may make many.
         samples: Of it; None where that is not known.
         rate: Of the baseline, samples per second.
         budget: Seconds.
@@ -132,12 +132,12 @@ def worth_notes(what: str, samples: int | None, rate: float | None, budget: floa
     whole = samples / rate
     if budget > whole:
         yield (
-            f"{what} takes {time_in_words(whole)} with the current settings, less than the budget: tuning pays off "
+            f"{training} takes {time_in_words(whole)} with the current settings, less than the budget: tuning pays off "
             "only for longer or repeated trainings"
         )
     elif budget > WORTH_SHARE * whole:
         yield (
-            f"{what} takes {time_in_words(whole)} with the current settings: the budget of {time_in_words(budget)} "
+            f"{training} takes {time_in_words(whole)} with the current settings: the budget of {time_in_words(budget)} "
             f"is {budget / whole:.0%} of that"
         )
 
@@ -217,11 +217,11 @@ def refit_notes(script: ScriptFacts | None, slices: Sequence[Slice]) -> Iterator
 
 def foreign_load(slices: Sequence[Slice]) -> Iterator[str]:
     """Yield a notice for the processor, and for the GPU, if others take much of it while the baseline trains."""
-    for what, loads in (("processor", map(load_of, slices)), ("GPU", map(gpu_load_of, slices))):
+    for device, loads in (("processor", map(load_of, slices)), ("GPU", map(gpu_load_of, slices))):
         known = [load for load in loads if load is not None]
         if known and (share := statistics.median(known)) > MUCH_FOREIGN:
             yield (
-                f"other processes take {share:.0%} of the {what} while the baseline trains: intervals will be wide. "
+                f"other processes take {share:.0%} of the {device} while the baseline trains: intervals will be wide. "
                 "End them, or tune later"
             )
 

@@ -58,7 +58,7 @@ WAIT_ADVICE = "--wait starts this one when that has ended"
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What one call of `tune` asks for, read and checked."""
+    """The request of one call of `tune`, read and checked."""
 
     directory: RunDirectory
     reference: WorkloadReference
@@ -305,6 +305,6 @@ def _tell_worth(opened: Opened, invocation: Invocation) -> None:
     options, run = invocation.options, opened.run
     samples = options.train_samples or samples_of(opened.facts.script, opened.warm.started.examples)
     rate = None if run.executor.whole else run.records[0].throughput  # a part of the host tells nothing of all
-    what = "the training" if options.train_samples else "one call of fit"
-    for text in worth_notes(what, samples, None if rate is None else rate.value, options.budget):
+    training = "the training" if options.train_samples else "one call of fit"
+    for text in worth_notes(training, samples, None if rate is None else rate.value, options.budget):
         invocation.observe(Notice(text=text))

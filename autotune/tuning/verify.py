@@ -54,7 +54,7 @@ LARGER = 2.0  # a budget that is advised where this one was too small: so many t
 
 @dataclass(frozen=True, kw_only=True)
 class Verification:
-    """What was found of a claim.
+    """The finding of a verification.
 
     Args:
         finding: Whether it holds.
@@ -125,7 +125,7 @@ def verify(
     reference = reference_to(workload, loaded.workload.args if args is None else args)
     machine = fingerprint()
     folder = Path(tempfile.mkdtemp(prefix="autotune-verify-")).resolve()
-    directory, told = RunDirectory(folder), ""
+    directory, reported = RunDirectory(folder), ""
     try:
         directory.create()
         with (
@@ -151,14 +151,14 @@ def verify(
             )
             by_object = isinstance(workload, Workload) and workload.name is None
             verification = verify_with(invocation, loaded, found_by_object=by_object)
-        told = verification.reason
+        reported = verification.reason
         return verification
     except (NoStableConfigurationError, TrialProcessError) as error:
-        told = str(error)
+        reported = str(error)
         raise
     finally:
         directory.release()
-        if str(folder) not in told:  # else the user was told of a log in it
+        if str(folder) not in reported:  # else the user was told of a log in it
             shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -215,7 +215,7 @@ def verify_with(invocation: Invocation, recipe: Recipe, *, found_by_object: bool
 
 
 def _measured(recipe: Recipe, opened: Opened, budget: float) -> tuple[LeaderTrials, str]:
-    """As many fresh pairs as the time holds, whatever they show; and how the baseline kept failing, if it did."""
+    """Measure as many fresh pairs as there is time for; also return why the baseline kept failing, if it did."""
     run, in_search = opened.run, _as_if_searched(recipe, opened)
     records = [run.records[0], in_search]
     confirmation = LeaderTrials(
@@ -330,7 +330,7 @@ def _failed(confirmation: LeaderTrials, limits: Limits) -> str | None:
     if len(confirmation.measured) < 2:
         return None
     checks = checks_of(confirmation.record(), confirmation.reference.record(Outcome.OK), limits)
-    broken = [f"{each.name}: {each.detail}" for each in checks if not each.passed]
+    broken = [f"{check.name}: {check.detail}" for check in checks if not check.passed]
     return f"it failed a stability check: {'; '.join(broken)}" if broken else None
 
 
