@@ -7,7 +7,6 @@ from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
-from autotune.tuning.seat_contention import Contention
 from simulated import SimulatedTrials
 from simulated_runs import (
     BASELINE,
@@ -28,12 +27,12 @@ from autotune.data.errors import NoStableConfigurationError
 from autotune.data.record import Outcome, Phase
 from autotune.runtime.executor import DeviceUnavailable, SeatLost
 from autotune.stats.deciding import Verdict
-from autotune.tuning import seat_contention
+from autotune.tuning import seats as seats_module
 from autotune.tuning.events import Notice, TrialBegan
 from autotune.tuning.loop import Loop
 from autotune.tuning.policy import Confirm, Wait, next_action
 from autotune.tuning.seat import Seat
-from autotune.tuning.seats import contention_of
+from autotune.tuning.seats import Contention, contention_of
 from autotune.tuning.waiting import TimeIsUp
 
 WAIT_SECONDS = 60.0
@@ -410,13 +409,13 @@ def test_a_host_whose_seats_are_too_many_drops_half_of_them_at_a_time(tmp_path, 
         looks.append(len(own))
         return Contention(cost=0.3 if len(own) > 2 else 0.0, spread=1.0)
 
-    monkeypatch.setattr(seat_contention, "_measure_contention", measured)
+    monkeypatch.setattr(seats_module, "_measure_contention", measured)
     names = tuple("abcdefgh")
     host = SimpleNamespace(place=lambda name: SimpleNamespace(host="one"), drop=lambda name: dropped.append(name))
     dropped, watcher = [], Watcher()
     run = SimpleNamespace(executor=host, interrupted=lambda: False, observe=watcher)
     free = [SimpleNamespace(name=name, end_baseline=lambda: None) for name in names]
-    seat_contention.drop_contended_seats(SimpleNamespace(free=free, together=lambda seats, action: None), run)
+    seats_module.drop_contended_seats(SimpleNamespace(free=free, together=lambda seats, action: None), run)
     assert looks == [8, 4, 2]
     assert [seat.name for seat in free] == ["a", "b"]
     assert dropped == [*"efgh", *"cd"]
