@@ -35,8 +35,6 @@ def run(monkeypatch):
 
 
 def test_a_kind_more_is_run_by_its_own_function(run):
-    """It is given the request, the pipe, the workload and the configuration."""
-
     def trial(request, channel, workload, configuration):
         channel.send((type(workload), configuration.batch_size))
 
@@ -71,8 +69,6 @@ def test_a_kind_more_is_run_by_its_own_function(run):
     ],
 )
 def test_a_failure_is_told_in_one_message(run, error, outcome, reason, input_error):
-    """How it ended, why, and whether the workload itself is at fault."""
-
     def trial(*_):
         raise error
 
@@ -85,8 +81,6 @@ def test_a_failure_is_told_in_one_message(run, error, outcome, reason, input_err
 
 
 def test_where_nobody_listens_nothing_is_told(run):
-    """The tuner is gone, or has closed the pipe."""
-
     def trial(*_):
         raise ChannelClosed("end of stream")
 
@@ -127,8 +121,6 @@ AUTOGRAPH = """in user code:
     ],
 )
 def test_the_innermost_line_that_says_something_is_the_cause(run, error, cause):
-    """Keras and AutoGraph wrap it in lines about their own calls: told of a trial, and of a part of the workload."""
-
     def trial(*_):
         raise error
 
@@ -148,5 +140,4 @@ def test_the_innermost_line_that_says_something_is_the_cause(run, error, cause):
     ],
 )
 def test_what_says_that_memory_ran_out(text, expected):
-    """The loader's want of room for thread-local variables is none of memory."""
     assert is_memory_error(text) is expected
