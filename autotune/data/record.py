@@ -77,7 +77,7 @@ class Lean(Frozen):
 
 
 class StepSeconds(Frozen):
-    """Seconds per step within a slice, as quantiles over calls of the train function."""
+    """The seconds per step within a slice, as quantiles over calls of the train function."""
 
     p50: Amount
     p90: Amount

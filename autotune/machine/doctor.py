@@ -109,9 +109,9 @@ def _check_software(state: MachineState) -> Iterator[Finding]:
         yield _stops(problem, "Install it anew in a fresh virtual environment.")
         return
     if state.built_with is None:
-        what = f"TensorFlow {state.tensorflow} is built without CUDA"
+        problem = f"TensorFlow {state.tensorflow} is built without CUDA"
         fix = "pip uninstall tensorflow-cpu && pip install 'tensorflow[and-cuda]'"
-        yield _stops(what, fix) if has_gpu else _fact(what)
+        yield _stops(problem, fix) if has_gpu else _fact(problem)
         return
     cuda, cudnn = state.built_with.get("cuda_version", ""), state.built_with.get("cudnn_version", "")
     yield _fact(f"TensorFlow {state.tensorflow} wants CUDA {cuda} and cuDNN {cudnn}")
@@ -187,9 +187,9 @@ def _check_host(state: MachineState) -> Iterator[Finding]:
         half = "computes in bfloat16" if "bf16" in best else "has no units for bfloat16"
         yield _fact(f"processor: {best.replace('_', '-').upper()}, {half}; {state.numa_nodes} NUMA")
     if state.usable_cores < state.cores:
-        what = f"{state.usable_cores:g} of the machine's {state.cores} cores may be used here"
+        problem = f"{state.usable_cores:g} of the machine's {state.cores} cores may be used here"
         fix = "Give the container more (docker run --cpus), or this process (taskset)."
-        yield _slows(what, fix) if state.usable_cores < 0.75 * state.cores else _fact(what, fix)
+        yield _slows(problem, fix) if state.usable_cores < 0.75 * state.cores else _fact(problem, fix)
     if 0 < state.usable_memory_bytes < state.memory_bytes:
         usable, memory = state.usable_memory_bytes / 2**30, state.memory_bytes / 2**30
         yield _fact(f"{usable:.1f} of {memory:.1f} GiB of memory are usable")
@@ -208,9 +208,9 @@ def _check_surroundings(state: MachineState) -> Iterator[Finding]:
     if state.uncontained == "":
         yield _fact("trials are isolated: the kernel redirects their writes")
     elif state.uncontained is not None:
-        what = f"trials cannot be isolated ({state.uncontained}): only Python's own writes are intercepted"
+        problem = f"trials cannot be isolated ({state.uncontained}): only Python's own writes are intercepted"
         yield _fact(
-            what,
+            problem,
             "Allow user namespaces, as by docker run --security-opt seccomp=unconfined, or keep copies of your files.",
         )
     if state.jitter is None:

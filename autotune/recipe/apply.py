@@ -155,13 +155,13 @@ def refuse_overridden(configuration: Mapping[str, KnobValue]) -> None:
         )
 
 
-def _too_late(what: str) -> ApplyError:
+def _too_late(setting: str) -> ApplyError:
     kinds: list[type] = [tf.data.Dataset, tf.Variable, tf.Tensor]
     if "keras" in sys.modules:
         kinds = [keras.layers.Layer, keras.optimizers.Optimizer, keras.metrics.Metric, keras.Variable, *kinds]
     made = f", and {name} was made before" if (name := _first_of(*kinds)) else ""
     return ApplyError(
-        f"{what} cannot act any more: TensorFlow's runtime has started{made}",
+        f"{setting} cannot act any more: TensorFlow's runtime has started{made}",
         hint="Call recipe.apply() right after the imports, before the first tensor, dataset or model is made.",
     )
 

@@ -81,13 +81,13 @@ def _end_text(log: Path) -> str:
 
 def remove_runtime_noise(text: str) -> str:
     """Drop the runtime's information lines, warnings and harmless errors; keep what mentions memory."""
-    kept: list[str] = []
+    remaining: list[str] = []
     dropped = False
     for line in text.splitlines():
         dropped = _is_noise(line) or (dropped and line.lstrip().startswith("[[{{node "))
         if not dropped:
-            kept.append(line)
-    return "\n".join(kept)
+            remaining.append(line)
+    return "\n".join(remaining)
 
 
 def _is_noise(line: str) -> bool:

@@ -53,7 +53,7 @@ class LossRuns(Frozen):
 
 
 class Data(Frozen):
-    """What the first trial learns about the dataset; later trials are given it."""
+    """The facts about the dataset that the first trial finds out; later trials receive them."""
 
     examples: int | None  # in the dataset; None when endless or not counted in time
     validation_examples: int | None = None  # of validation data of unknown cardinality, if counted in time
@@ -68,7 +68,7 @@ class Data(Frozen):
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
 class TrialTiming:
-    """How a trial is timed."""
+    """The timing settings of a trial."""
 
     epoch_seconds: FiniteFloat  # epochs up to this long are timed whole: longer ones would leave few slices
     warmup_seconds: FiniteFloat  # the longest usual warm-up after the first step

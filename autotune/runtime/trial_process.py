@@ -39,7 +39,7 @@ Message = TypeVar("Message")
 
 
 class AwakeClock:
-    """Seconds since any moment, without those in which this machine slept or all that runs here was stopped.
+    """A clock of seconds, without the time in which this machine slept or all its processes were stopped.
 
     No clock shows that a process was stopped. But then much more time passes between two looks than was waited for.
     """

@@ -220,13 +220,13 @@ def _import_error(reference: WorkloadReference, error: BaseException) -> Workloa
             f"no module {reference.module!r}",
             hint=f"{missing!r} is neither in the current directory nor among the installed packages.",
         )
-    what = f"importing {reference.file or reference.module}"
+    action = f"importing {reference.file or reference.module}"
     if isinstance(error, SystemExit):
-        return make_exit_error(what, error, ARGS_HINT)
+        return make_exit_error(action, error, ARGS_HINT)
     hint = "Fix the file so that it can be imported."
     if "no known parent package" in str(error):
         hint = "Name it as a module, from the directory above its package: autotune tune PACKAGE.MODULE"
-    return WorkloadError(f"{what} raised {summarize_error(error)}", hint=hint, detail=format_user_traceback(error))
+    return WorkloadError(f"{action} raised {summarize_error(error)}", hint=hint, detail=format_user_traceback(error))
 
 
 def facts_of(

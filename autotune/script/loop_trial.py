@@ -132,7 +132,7 @@ class LoopSession(TrainingSession):
 
 @dataclass(eq=False)
 class TrialHooks(Hooks):
-    """What trials do, whichever way the script trains."""
+    """The hooks common to all trials, whichever way the script trains."""
 
     request: protocol.TrialRequest
     channel: protocol.Channel

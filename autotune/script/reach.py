@@ -53,7 +53,7 @@ _DATA = {
 
 @dataclass(kw_only=True)
 class ScriptContext:
-    """What is known of a script apart from its training."""
+    """The facts of a script apart from its training."""
 
     reference: WorkloadReference
     variables: dict[str, str]

@@ -46,17 +46,17 @@ def survey(reference: WorkloadReference, variables: dict[str, str]) -> WorkloadF
         WorkloadError: It cannot be tuned; the message says why, and what to do.
         MemoryError: Memory ran out.
     """
-    told = run_in_fork(lambda answer: _Survey(reference, variables, answer).run())
-    if workers := told.get("workers"):
-        told = run_in_fork(lambda answer: _Survey(reference, variables, answer, workers).run())
-    if "facts" in told:
-        return WorkloadFacts.model_validate(told["facts"])
-    if told.get("no_memory"):
-        raise MemoryError(told["message"])
+    found = run_in_fork(lambda answer: _Survey(reference, variables, answer).run())
+    if workers := found.get("workers"):
+        found = run_in_fork(lambda answer: _Survey(reference, variables, answer, workers).run())
+    if "facts" in found:
+        return WorkloadFacts.model_validate(found["facts"])
+    if found.get("no_memory"):
+        raise MemoryError(found["message"])
     raise WorkloadError(
-        told.get("message") or f"{reference.shown} ended the process before it trained",
-        hint=told.get("hint") or f"Check that it runs by itself: python {reference.shown}",
-        detail=told.get("detail", ""),
+        found.get("message") or f"{reference.shown} ended the process before it trained",
+        hint=found.get("hint") or f"Check that it runs by itself: python {reference.shown}",
+        detail=found.get("detail", ""),
     )
 
 
@@ -180,7 +180,7 @@ class _Survey(Hooks):
 
     @property
     def _has_wanted_fit(self) -> bool:
-        """Whether the script has called the `fit` that is to be tuned."""
+        """True if the script has called the `fit` that is to be tuned."""
         return len(self._fits) >= (self._wanted or 1)
 
     def _find(self, find: Callable[[], WorkloadFacts]) -> WorkloadFacts:
@@ -243,8 +243,10 @@ class _Survey(Hooks):
         self._fail(error)
 
     def _fail(self, error: BaseException) -> NoReturn:
-        told, no_memory = failures.encode_failure(error), failures.is_out_of_memory(error)
-        self._answer_with({"message": told.reason, "hint": told.hint, "detail": told.detail, "no_memory": no_memory})
+        failure, no_memory = failures.encode_failure(error), failures.is_out_of_memory(error)
+        self._answer_with(
+            {"message": failure.reason, "hint": failure.hint, "detail": failure.detail, "no_memory": no_memory}
+        )
 
     def _answer_with(self, answer: dict[str, Any]) -> NoReturn:
         if children.is_child() and not self._number:

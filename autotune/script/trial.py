@@ -232,11 +232,11 @@ def _fit_args(call: FitCall, callbacks: list[Any]) -> dict[str, Any]:
     given = call.arguments
     # Keras makes its progress bar itself. One that it is given would end its asynchronous dispatch.
     _repeat_epochs(keras.callbacks.ProgbarLogger, int(given["initial_epoch"]), max(1, call.epochs))
-    kept = ["verbose", "validation_freq"]
-    kept += ["class_weight"] if call.kind != "arrays" else []
-    kept += ["shuffle"] if call.kind == "py_dataset" else []
+    passed_on = ["verbose", "validation_freq"]
+    passed_on += ["class_weight"] if call.kind != "arrays" else []
+    passed_on += ["shuffle"] if call.kind == "py_dataset" else []
     callbacks = [_report_epochs(int(given["epochs"])), *callbacks]
-    return {**{name: given[name] for name in kept}, "callbacks": callbacks}
+    return {**{name: given[name] for name in passed_on}, "callbacks": callbacks}
 
 
 def _report_epochs(epochs: int) -> Any:

@@ -14,7 +14,7 @@ FEWEST_PAIRS = 4  # pairs before anything is decided by a trial's own spread alo
 
 
 class Stop(enum.StrEnum):
-    """Why measuring a search trial stops."""
+    """The reason why measuring a search trial stops."""
 
     NARROW = "narrow"
     CANNOT_WIN = "cannot_win"
@@ -51,7 +51,7 @@ class Verdict(enum.StrEnum):
 
 
 class EndedBy(enum.StrEnum):
-    """Why a run ended."""
+    """The reason why a run ended."""
 
     SETTLED = "settled"
     EXHAUSTED = "exhausted"  # every configuration of the search space was tried, or as many as were asked for
@@ -61,12 +61,12 @@ class EndedBy(enum.StrEnum):
 
 
 def is_faster(ratio: LogInterval, *, min_gain: float) -> bool:
-    """Whether a confirmation shows a gain: the lower bound is above 1, and the estimate at least `1 + min_gain`."""
+    """Return whether a confirmation shows a gain: lower bound above 1, and estimate at least `1 + min_gain`."""
     return ratio.low > 0 and ratio.value >= math.log1p(min_gain)
 
 
 class ClaimResult(enum.StrEnum):
-    """What a verification finds out about a claim."""
+    """The result of verifying a claim."""
 
     HOLDS = "holds"
     WEAKER = "weaker"  # faster, but surely by less than was claimed

@@ -1,4 +1,4 @@
-"""What others and the GPUs did during slices, and which pairs of slices that disturbed. Pure functions.
+"""Find the pairs of slices that other processes or GPU clocks disturbed. Pure functions.
 
 A pair is left out for its cause, never for its result: no speed enters here. Throttling by a quota is no cause,
 because a configuration with more threads brings it upon itself. Nor is a power cap that one configuration meets often.

@@ -24,7 +24,7 @@ TEMPLATE_DEVIATION, TEMPLATE_DEGREES = 0.02, 14  # log deviation between forks o
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """How far single log-ratios lie from their trial's mean, pooled over trials."""
+    """The spread of single log-ratios around their trial's mean, pooled over trials."""
 
     deviation: float
     degrees: int
@@ -32,7 +32,7 @@ class Spread:
 
 @dataclass(frozen=True, kw_only=True)
 class RecordedMachine:
-    """How well slices predicted the spread between processes on a machine that was recorded."""
+    """The spread between processes on a recorded machine, relative to what slices predicted."""
 
     slice_deviation: float  # log deviation of single slice pairs within a process
     excess: float  # deviation between processes over what the slices within them predict
@@ -43,7 +43,7 @@ RECORDED_MACHINES = (  # fitted by benchmarks/looks.py --fit from benchmarks/dat
     RecordedMachine(slice_deviation=0.131, excess=0.99, degrees=37),
     RecordedMachine(slice_deviation=0.179, excess=0.98, degrees=18),
 )
-"""A quiet and a disturbed machine, in this order: from the least to the most restless."""
+"""A quiet and a disturbed machine, in this order: from the least to the most noisy."""
 
 
 @functools.lru_cache(maxsize=512)
@@ -84,7 +84,7 @@ def mean_interval(
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessPrior:
-    """How far the means of fresh pairs of processes should lie from their mean, from anything but these pairs."""
+    """The expected spread of the means of fresh pairs of processes, from anything but these pairs."""
 
     deviation: float
     degrees: int

@@ -19,7 +19,7 @@ _Side = tuple[float, int, bool]  # a slice: its rate, examples, and whether it i
 
 @dataclass(frozen=True, kw_only=True)
 class EpochCost:
-    """What an epoch of a training costs beyond its steps, and the examples that bear it; None where unknown."""
+    """The cost of an epoch beyond its steps, and the examples that share it; None if unknown."""
 
     examples: int | None = None
     seconds: float | None = None

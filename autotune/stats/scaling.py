@@ -1,4 +1,4 @@
-"""How much of several devices' speed a training over them reaches. Pure."""
+"""Compute the scaling efficiency of a training over several devices. Pure."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def check_retracing(own: Sequence[int], baseline: Sequence[int]) -> Check:
 
 @dataclass(frozen=True, kw_only=True)
 class CallSeconds:
-    """Seconds that the calls of the train function took in one slice."""
+    """The seconds that calls of the train function took in one slice."""
 
     median: float
     slow: float  # a high quantile that excludes calls with a boundary between epochs

@@ -36,7 +36,7 @@ EPOCHS = 1 << 30  # that `fit` is asked for: the tuner ends it
 
 @dataclass(kw_only=True)
 class Parts:
-    """What a `fit` trains, and how it is called."""
+    """The model, data and arguments of a `fit`."""
 
     model: keras.Model  # compiled
     dataset: tf.data.Dataset  # what is trained on, before the trial batches it
@@ -195,10 +195,10 @@ class FitSession(TrainingSession):
     def close(self, finish: Finish, clock: StepClock) -> dict[str, Any]:
         """Measure the wait for input by the step alone, and the ceilings of input and step."""
         seconds, in_slices, training = finish.input_wait_seconds, clock.slices.call_seconds, self.training
-        kept = kept_call_seconds(self.parts.model, clock.iterator, seconds) if in_slices else None
+        call_seconds = kept_call_seconds(self.parts.model, clock.iterator, seconds) if in_slices else None
         found: dict[str, Any] = {}
-        if kept and in_slices:  # what the pipeline takes from the step's own cores counts as waiting
-            found["input_wait_fraction"] = min(1.0, max(0.0, 1.0 - kept / in_slices))
+        if call_seconds and in_slices:  # what the pipeline takes from the step's own cores counts as waiting
+            found["input_wait_fraction"] = min(1.0, max(0.0, 1.0 - call_seconds / in_slices))
         if finish.ceilings:
             train, batch_seconds = self.parts.train, None
             if train.source is None:
@@ -206,7 +206,7 @@ class FitSession(TrainingSession):
                 batch_seconds = mean_seconds(partial(next, iter(endless)), seconds)
             found["ceilings"] = Ceilings(
                 by_input=training.batch_size / batch_seconds if batch_seconds else None,
-                by_compute=training.batch_size * training.steps_per_call / kept if kept else None,
+                by_compute=training.batch_size * training.steps_per_call / call_seconds if call_seconds else None,
             )
         self._iterator = clock.iterator
         return found
