@@ -35,7 +35,7 @@ from autotune.script.execute import run_in_fork, send_answer
 from autotune.script.loading import parse_reference
 from autotune.script.sandbox import SideEffects
 from autotune.script.settings import Settings
-from autotune.tuning.opening import prepared
+from autotune.tuning.opening import prepare_script
 
 
 def written(folder: Path, name: str, source: str) -> Path:
@@ -614,7 +614,7 @@ def test_what_an_earlier_process_has_listed_is_not_removed(tmp_path, monkeypatch
     list_as_left(run.path / CREATED, [file])
     (run.path / SCRATCH).symlink_to(tmp_path)
     reference = parse_reference(str(written(tmp_path, "train.py", "import tensorflow")))
-    with prepared(reference, run, Options(budget=60.0)):
+    with prepare_script(reference, run, Options(budget=60.0)):
         pass
     run.release()
     assert file.exists()

@@ -21,10 +21,10 @@ from autotune.recipe.apply import environment
 from autotune.space.knobs import Device
 from autotune.tuning.events import Notice
 from autotune.tuning.surroundings import (
-    as_imported,
+    adopt_imported_settings,
+    baseline_warnings,
     foreign_load,
     instabilities,
-    oddities,
     refuse_knobs_that_cannot_act,
     worth_notes,
 )
@@ -52,7 +52,7 @@ def facts(baseline=None, *, takes_config=True, validates=False, **in_force):
 
 def taken(found, baseline=BASELINE):
     """The baseline, and the notices."""
-    return as_imported(baseline, found, where="train.py:workload")
+    return adopt_imported_settings(baseline, found, where="train.py:workload")
 
 
 @pytest.fixture
@@ -142,29 +142,30 @@ def test_threads_of_the_shell_become_the_baselines(shell, name, variable):
 
 
 def test_xla_that_keras_turns_off_is_said():
-    (said,) = oddities(facts({"jit_compile": True}), a_warm_up(), Device.CPU)
+    (said,) = baseline_warnings(facts({"jit_compile": True}), a_warm_up(), Device.CPU)
     assert "names jit_compile=true, but Keras turns XLA off" in said
 
 
 def test_settings_that_are_no_knobs_are_said():
     warm = a_warm_up()
     warm = replace(warm, started=warm.started.model_copy(update={"not_knobs": ("TF_XLA_FLAGS=--x",)}))
-    (said,) = oddities(facts(), warm, Device.CPU)
+    (said,) = baseline_warnings(facts(), warm, Device.CPU)
     assert said.startswith("TF_XLA_FLAGS=--x is in force in all trials")
 
 
 def test_what_does_nothing_on_the_device_is_said():
-    found = list(oddities(facts({"tensor_float_32": False, "prefetch": 2}), a_warm_up(), Device.CPU))
+    found = list(baseline_warnings(facts({"tensor_float_32": False, "prefetch": 2}), a_warm_up(), Device.CPU))
     assert found == ["Workload(baseline=…) names tensor_float_32, which does nothing on the cpu: omitted"]
 
 
 def test_validation_without_epochs_is_said():
     endless = a_warm_up(examples=None, epoch_seconds=None)
     assert any(
-        "time for validation is not counted" in each for each in oddities(facts(validates=True), endless, Device.CPU)
+        "time for validation is not counted" in each
+        for each in baseline_warnings(facts(validates=True), endless, Device.CPU)
     )
-    assert list(oddities(facts(), endless, Device.CPU)) == []
-    assert list(oddities(facts(validates=True), a_warm_up(), Device.CPU)) == []
+    assert list(baseline_warnings(facts(), endless, Device.CPU)) == []
+    assert list(baseline_warnings(facts(validates=True), a_warm_up(), Device.CPU)) == []
 
 
 @pytest.mark.parametrize(
@@ -181,7 +182,7 @@ def test_data_of_unknown_length_is_said(examples, uncounted, timed_by, said):
     warm = a_warm_up(epoch_seconds=0.36 if timed_by == "epochs" else None)
     found = {"examples": examples, "validation_uncounted": uncounted, "endless": False}
     warm = replace(warm, started=warm.started.model_copy(update=found))
-    notices = list(oddities(facts(validates=True), warm, Device.CPU))
+    notices = list(baseline_warnings(facts(validates=True), warm, Device.CPU))
     assert len(notices) == (said is not None)
     assert all(said in each and "assert_cardinality" in each for each in notices)
 

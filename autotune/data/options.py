@@ -163,7 +163,7 @@ class Options:
             raise ArgumentError("devices is for the local executor", hint="Ray assigns GPUs: use seat_devices.")
         if self.executor == "local" and (self.ray_address is not None or self.ray_upload):
             raise ArgumentError("ray_address and ray_upload are for executor='ray'", hint="Give --executor ray too.")
-        checked_args(self.args)
+        check_args(self.args)
         if self.thorough and self.space is not None:
             raise ArgumentError("thorough and space were both given", hint="--space gpu_thorough is the same.")
 
@@ -193,7 +193,7 @@ class Options:
             )
         options, usual = self, Options(budget=self.budget)
         if masked_names(self.args):
-            args = checked_args(given["args"])  # type: ignore[arg-type]  # checked there
+            args = check_args(given["args"])  # type: ignore[arg-type]  # checked there
             if mask_arguments(args) != self.args:
                 raise ArgumentError(
                     "the script's arguments differ from those of the run to be resumed",
@@ -306,7 +306,7 @@ def seconds_of(name: str, value: object, *, may_be_zero: bool = False) -> float:
     return seconds
 
 
-def checked_args(args: Sequence[str]) -> tuple[str, ...]:
+def check_args(args: Sequence[str]) -> tuple[str, ...]:
     """Return arguments of the user's file as another process can be given them. Raises ArgumentError."""
     if isinstance(args, str) or not all(isinstance(argument, str) for argument in args):
         raise ArgumentError(

@@ -269,7 +269,7 @@ def baseline_trial(records: Sequence[TrialRecord]) -> TrialRecord | None:
     return next((record for record in records if record.phase is Phase.BASELINE), None)
 
 
-def examined_baseline(records: Sequence[TrialRecord]) -> TrialRecord | None:
+def baseline_with_ceilings(records: Sequence[TrialRecord]) -> TrialRecord | None:
     """Return the baseline's record that knows its ceilings: the search's own, or that of a confirmation."""
     searched = baseline_trial(records)
     alike = [record for record in records if searched and record.configuration == searched.configuration]

@@ -143,7 +143,7 @@ class RunDirectory:
             self._lock.acquire()
 
     @contextlib.contextmanager
-    def claimed(self) -> Iterator[None]:
+    def claim(self) -> Iterator[None]:
         """Create the directory and hold its lock; empty it again if the input is wrong before anything was tried."""
         made = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
         self.create()
@@ -164,7 +164,7 @@ class RunDirectory:
             self.release()
 
     @contextlib.contextmanager
-    def reopened(self) -> Iterator[None]:
+    def reopen(self) -> Iterator[None]:
         """Hold the lock of a run that is resumed. Raises `RunDirectoryError` if another process has it."""
         self.refuse_links()
         with self._refusals("Wait for it, or end it.", "Make it writable, or start a new run."):
@@ -228,7 +228,7 @@ class RunDirectory:
                     file.unlink(missing_ok=True)
 
     @contextlib.contextmanager
-    def told_when_gone(self) -> Iterator[None]:
+    def report_removal(self) -> Iterator[None]:
         """Say that the directory is gone if an error comes from that."""
         try:
             yield
@@ -318,7 +318,7 @@ def _read_trial(file: Path) -> TrialRecord:
     record = _read(file, TrialRecord, hint="Make it readable, or remove its trial's directory.")
     parse_utc(record.started_at, file)
     if file.parent.name != f"{record.trial:04d}":
-        raise damaged(file, f"trial: {record.trial}, expected the number of its directory")
+        raise damage_error(file, f"trial: {record.trial}, expected the number of its directory")
     return record
 
 
@@ -336,7 +336,7 @@ def _read(file: Path, kind: type[Record], *, hint: str) -> Record:
     try:
         content = read_at_most(file, LARGEST_FILE_BYTES)
         if len(content) > LARGEST_FILE_BYTES:
-            raise damaged(file, f"larger than {LARGEST_FILE_BYTES} bytes")
+            raise damage_error(file, f"larger than {LARGEST_FILE_BYTES} bytes")
         return kind.model_validate_json(content)
     except OSError as error:
         raise RunDirectoryError(f"cannot read {file}: {error.strerror}", hint=hint) from error
@@ -346,10 +346,10 @@ def _read(file: Path, kind: type[Record], *, hint: str) -> Record:
             raise RunDirectoryError(
                 f"{file}: written by another version of autotune", hint="Upgrade autotune to read it."
             ) from error
-        raise damaged(file, f"{where or 'the file'}: {mistake}") from error
+        raise damage_error(file, f"{where or 'the file'}: {mistake}") from error
 
 
-def damaged(file: Path, problem: str) -> RunDirectoryError:
+def damage_error(file: Path, problem: str) -> RunDirectoryError:
     """Return the error for a file with content that no run has written."""
     return RunDirectoryError(
         f"{file} is damaged: {problem}", hint="Remove the run directory, or name only the other runs."
@@ -362,7 +362,7 @@ def parse_utc(text: str, file: Path) -> datetime:
         moment = datetime.fromisoformat(text)
         return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
     except (ValueError, OverflowError) as error:
-        raise damaged(file, f"started_at: {short(text)} is not a time") from error
+        raise damage_error(file, f"started_at: {short(text)} is not a time") from error
 
 
 def new_run_directory(results: Path, workload: str) -> RunDirectory:

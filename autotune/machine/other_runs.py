@@ -51,7 +51,7 @@ def local_devices(gpus: Sequence[str]) -> tuple[str, ...]:
 
 
 @contextlib.contextmanager
-def announced(
+def announce_run(
     directory: Path,
     devices: Sequence[str],
     *,

@@ -61,13 +61,13 @@ def verdict_in_words(recipe: Recipe) -> str:
         better = "more economical" if evidence.objective == "energy" else "faster"
         failed = f"every {better} candidate failed a stability check"
         return f"Unstable: {failed} ({tried}). Keep your current settings."
-    sentence = f"Undecided: {_ended_because(recipe)} before the answer was settled ({tried})."
+    sentence = f"Undecided: {_why_ended(recipe)} before the answer was settled ({tried})."
     if evidence.smallest_gain_shown is not None:
         sentence += f" Only gains of {math.ceil(100 * evidence.smallest_gain_shown)}% or more could have been shown."
     return sentence
 
 
-def _ended_because(recipe: Recipe) -> str:
+def _why_ended(recipe: Recipe) -> str:
     """Return why a run ended without an answer."""
     stopped = {EndedBy.INTERRUPTED: "the run was stopped", EndedBy.FAILED: "measuring could not continue"}
     if recipe.evidence.ended_by in stopped:

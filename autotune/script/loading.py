@@ -14,7 +14,7 @@ from typing import Any
 from autotune.data.errors import WorkloadError
 from autotune.data.facts import ScriptSettings, WorkloadFacts, WorkloadReference
 from autotune.data.files import is_utf8, read_at_most
-from autotune.data.options import checked_args
+from autotune.data.options import check_args
 from autotune.data.printable import with_article
 from autotune.runtime.failures import (
     ARGS_HINT,
@@ -108,7 +108,7 @@ def reference_of(workload: Workload) -> WorkloadReference:
     file = getattr(main, "__file__", None)
     interactive = not run_as and not (file and Path(file).is_file())
     search_path = tuple(entry or str(Path.cwd()) for entry in sys.path)
-    args = () if interactive else checked_args(sys.argv[1:])  # a session's are the notebook kernel's
+    args = () if interactive else check_args(sys.argv[1:])  # a session's are the notebook kernel's
     # A program comes first. A session comes last: it may hold an imported workload, and cannot be loaded again.
     places = sorted(sys.modules.items(), key=lambda place: (place[1] is main) == interactive)
     for module_name, module in places:

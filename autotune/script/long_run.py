@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from autotune.data.errors import ApplyError, ArgumentError, AutotuneError, RecipeError
 from autotune.data.facts import ScriptFacts, Site, Trains, WorkloadReference
-from autotune.data.options import checked_args
+from autotune.data.options import check_args
 from autotune.recipe import apply
 from autotune.recipe.guard import LOG, Guard, guard_callback, say
 from autotune.runtime.sources import directory_of, file_of
@@ -221,7 +221,7 @@ def prepare_run(
         recipe = recipe.with_candidate()
         changes = Configuration(recipe.configuration).describe(relative_to=Configuration(recipe.baseline))
         say(f"training with the candidate {changes}, {recipe.evidence.speedup.shown()}, which is not confirmed")
-    reference = parse_reference(script).model_copy(update={"args": checked_args(args)})
+    reference = parse_reference(script).model_copy(update={"args": check_args(args)})
     facts_in(recipe, file_of(reference), script)
     run = LongRun(recipe, recipe_path, directory_of(reference), skip_missing=skip_missing, scale=scale)
     for text in mismatches(recipe.machine, on_mismatch):

@@ -28,7 +28,7 @@ from autotune.script.reach import ScriptContext, facts_of_fit, facts_of_loop
 from autotune.script.sandbox import SideEffects
 from autotune.script.settings import Settings
 from autotune.script.strategies import refuse_strategies
-from autotune.script.trial import never_trains, run_users
+from autotune.script.trial import make_no_training_error, run_users
 
 LOOP_STEPS, UPDATES = 3, 5
 """Steps after which enough is known of a loop; updates of one that reads no dataset, whose work may vary."""
@@ -109,7 +109,7 @@ class _Survey(Hooks):
         if self._number:  # worker 0 answers
             signal.pause()
         if not self._facts:
-            self._fail(never_trains(self._reference))
+            self._fail(make_no_training_error(self._reference))
         self._end()
 
     def fit(self, model: Any, usual: Callable[..., Any], arguments: dict[str, Any], site: Site) -> Any:

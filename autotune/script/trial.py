@@ -84,7 +84,7 @@ def run(
             keep_collectives()
         os.chdir(here)
         run_users(reference, endless=facts.epochs_range)
-    raise never_trains(reference)
+    raise make_no_training_error(reference)
 
 
 def _fail_without_worker(channel: protocol.Channel, why: str) -> NoReturn:
@@ -135,7 +135,7 @@ def run_users(reference: WorkloadReference, *, endless: Site | None = None) -> N
         ) from error
 
 
-def never_trains(reference: WorkloadReference) -> WorkloadError:
+def make_no_training_error(reference: WorkloadReference) -> WorkloadError:
     """Return the error of a script that ended without training."""
     return WorkloadError(
         f"{reference.shown} ended, and autotune saw no training",

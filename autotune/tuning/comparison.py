@@ -186,7 +186,7 @@ class LiveBaseline(MeasuredProcess):
             except TrialFailed as failure:
                 deaths += 1
                 if not self.starts_again(failure, deaths):
-                    raise self._judged(failure) from failure
+                    raise self._to_error(failure) from failure
 
     def slice(self, length: float) -> Slice:
         """Train a slice of it; it is started again where it died. Raises as `ensure`."""
@@ -203,7 +203,7 @@ class LiveBaseline(MeasuredProcess):
             except TrialFailed as failure:
                 self.kill()
                 if deaths > 1 and not self.starts_again(failure, deaths):
-                    raise self._judged(failure) from failure
+                    raise self._to_error(failure) from failure
         raise AssertionError("unreachable")
 
     def slice_once(self, length: float) -> Slice:
@@ -215,7 +215,7 @@ class LiveBaseline(MeasuredProcess):
         trained = bool(self.trial.slices or self.trial.processes)
         return trained and failure.outcome is Outcome.CRASHED and deaths < MOST_DEATHS
 
-    def _judged(self, failure: TrialFailed) -> Exception:
+    def _to_error(self, failure: TrialFailed) -> Exception:
         if self.beside and failure.outcome is Outcome.OOM:
             return failure  # want of memory beside a candidate is the candidate's failure
         return baseline_error(self.run, self.trial, failure)

@@ -106,7 +106,7 @@ class Interruptions:
 
 
 @contextlib.contextmanager
-def interruptions_noted(observe: Observer, answer: str) -> Iterator[Interruptions]:
+def count_interruptions(observe: Observer, answer: str) -> Iterator[Interruptions]:
     """Count Ctrl-C, SIGQUIT, SIGTERM and, except under `nohup`, SIGHUP; the first answerable one raises nothing."""
     # A thread acknowledges the first, because a signal handler may run in the middle of printing.
     interruptions = Interruptions()

@@ -28,14 +28,14 @@ class ExclusiveResources:
     def judge(self, record: TrialRecord, seat: Seat) -> tuple[list[Configuration], str]:
         """Return what is to be run again, and why the search cannot go on; empty where it can."""
         run = self._run
-        asked = _asked(record)
+        asked = _requested(record)
         if (tested := asked == self._alone) and record.outcome.measured:
             self._alone = None
             run.observe(
                 Notice(text="the trial succeeds without the baseline: from now on only one process runs at a time")
             )
-            return [_asked(failed) for failed in self._beside if _asked(failed) != asked], ""
-        alike = failed_alike(record, run.records.values())
+            return [_requested(failed) for failed in self._beside if _requested(failed) != asked], ""
+        alike = find_same_failures(record, run.records.values())
         if len(alike) < FEWEST_ALIKE or len(run.executor.seats) > 1:
             return [], ""
         reason = first_line(record.reason)
@@ -66,7 +66,7 @@ def failure_key(record: TrialRecord) -> str:
     return reason if record.outcome in (Outcome.ERROR, Outcome.CRASHED) else ""
 
 
-def failed_alike(last: TrialRecord, records: Iterable[TrialRecord]) -> list[TrialRecord]:
+def find_same_failures(last: TrialRecord, records: Iterable[TrialRecord]) -> list[TrialRecord]:
     """Return the search's trials that failed like the last one; none where one was measured beside the baseline."""
     searched = [record for record in records if record.phase is Phase.SEARCH]
     beside = any(record.outcome.measured and record.pairing is Pairing.ALTERNATING for record in searched)
@@ -79,5 +79,5 @@ def have_a_change_in_common(failed: Iterable[TrialRecord], baseline: Configurati
     return bool(set.intersection(*(set(record.configuration.items()) - set(baseline.items()) for record in failed)))
 
 
-def _asked(record: TrialRecord) -> Configuration:
+def _requested(record: TrialRecord) -> Configuration:
     return Configuration(record.asked or record.configuration)

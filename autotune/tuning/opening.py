@@ -15,7 +15,7 @@ from autotune.data.credentials import credential_values
 from autotune.data.errors import ArgumentError, NoStableConfigurationError, WorkloadError
 from autotune.data.facts import ScriptSettings, Trains, WorkloadFacts, WorkloadReference
 from autotune.data.hardware import Machine
-from autotune.data.options import Options, checked_args
+from autotune.data.options import Options, check_args
 from autotune.data.printable import with_article
 from autotune.data.run_directory import CREATED, SCRATCH, RunDirectory, RunRecord, SearchSpaceRecord, WorkloadRecord
 from autotune.machine.fingerprint import memory_limit_bytes
@@ -35,10 +35,10 @@ from autotune.tuning.rules import Limits
 from autotune.tuning.run import Run
 from autotune.tuning.seat import BASELINE_SECONDS, Seat
 from autotune.tuning.surroundings import (
-    as_imported,
+    adopt_imported_settings,
+    baseline_warnings,
     foreign_load,
     instabilities,
-    oddities,
     refit_notes,
     refuse_knobs_that_cannot_act,
     script_notes,
@@ -54,7 +54,7 @@ WIDER_SPACE, FEW_KNOBS = "cpu", 4  # where fewer knobs of the default space reac
 
 def reference_to(workload: object, args: Sequence[str] | None = None) -> WorkloadReference:
     """Return where the workload is, however it was given, with its file's arguments. Raises ArgumentError."""
-    given = {} if args is None else {"args": checked_args(args)}
+    given = {} if args is None else {"args": check_args(args)}
     if isinstance(workload, Workload):
         return reference_of(workload).model_copy(update=given)
     if isinstance(workload, (str, os.PathLike)):
@@ -66,7 +66,9 @@ def reference_to(workload: object, args: Sequence[str] | None = None) -> Workloa
 
 
 @contextlib.contextmanager
-def prepared(reference: WorkloadReference, directory: RunDirectory, options: Options) -> Iterator[WorkloadReference]:
+def prepare_script(
+    reference: WorkloadReference, directory: RunDirectory, options: Options
+) -> Iterator[WorkloadReference]:
     """Yield the reference with the options of a script; remove the files that its trials made at the end.
 
     Raises ArgumentError if such an option is given for a `Workload`.
@@ -235,7 +237,7 @@ def _new_run(invocation: Invocation, facts: WorkloadFacts, device: Device, inter
         not_reached={} if script is None else script.not_reached,
         objective=options.objective,
         unit="samples" if script is None else script.unit,
-        baseline=_accumulated(baseline, options.global_batch, facts),
+        baseline=_set_global_batch(baseline, options.global_batch, facts),
         records={} if earlier is None else dict(earlier.records),
         trials={} if earlier is None else {trial.number: trial for trial in earlier.trials()},
         numbers=itertools.count(0 if earlier is None else earlier.next_number),
@@ -290,7 +292,7 @@ def _notices(opened: Opened) -> Iterator[str]:
     yield from variables.environment_notes({**os.environ, **own}, opened.machine.packages.get("tensorflow", ""))
     if script is not None:
         yield from script_notes(script, warm.ready_seconds, warm.started.devices, opened.device)
-    yield from oddities(facts, warm, opened.device)
+    yield from baseline_warnings(facts, warm, opened.device)
     yield from refit_notes(script, slices)
     yield from instabilities(slices)
     yield from foreign_load(slices)
@@ -302,13 +304,13 @@ def baseline_of(facts: WorkloadFacts, where: str, device: Device, observe: Obser
     named = baseline_configuration(facts.batch_size, facts.baseline, device, where=f"{where}: Workload(baseline=…)")
     if why := find_conflict(named):
         raise WorkloadError(f"{where}: {why}", hint="Change Workload(batch_size=…) or Workload(baseline=…).")
-    baseline, notices = as_imported(named, facts, where=where)
+    baseline, notices = adopt_imported_settings(named, facts, where=where)
     for text in notices:
         observe(Notice(text=text))
     return baseline
 
 
-def _accumulated(baseline: Configuration, examples: int | None, facts: WorkloadFacts) -> Configuration:
+def _set_global_batch(baseline: Configuration, examples: int | None, facts: WorkloadFacts) -> Configuration:
     """Return the baseline with so many examples per update of the weights. Raises ArgumentError."""
     if examples is None:
         return baseline
@@ -329,7 +331,7 @@ def _accumulated(baseline: Configuration, examples: int | None, facts: WorkloadF
     return accumulated
 
 
-def completed(opened: Opened, invocation: Invocation, source: str, space: ResolvedSpace) -> RunRecord:
+def complete_run_record(opened: Opened, invocation: Invocation, source: str, space: ResolvedSpace) -> RunRecord:
     """Return run.json with what is known only once the baseline is warm."""
     facts, started = opened.facts, opened.warm.started
     workload = WorkloadRecord(
@@ -351,7 +353,7 @@ def completed(opened: Opened, invocation: Invocation, source: str, space: Resolv
     )
     return invocation.directory.read_run().model_copy(
         update={
-            "machine": _completed_machine(opened, invocation),
+            "machine": _complete_machine(opened, invocation),
             "workload": workload,
             "search_space": SearchSpaceRecord(
                 source=source, choices=dict(space.choices), left_out=dict(space.left_out)
@@ -363,7 +365,7 @@ def completed(opened: Opened, invocation: Invocation, source: str, space: Resolv
     )
 
 
-def _completed_machine(opened: Opened, invocation: Invocation) -> Machine:
+def _complete_machine(opened: Opened, invocation: Invocation) -> Machine:
     """Complete the fingerprint with what only TensorFlow knows; tell of a GPU that it does not see."""
     machine = opened.machine
     if opened.device is Device.CPU:

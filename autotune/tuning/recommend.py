@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from autotune.data.figures import Check, Interval
 from autotune.data.options import Options
 from autotune.data.printable import first_line
-from autotune.data.record import Standing, TrialRecord, examined_baseline
+from autotune.data.record import Standing, TrialRecord, baseline_with_ceilings
 from autotune.data.run_directory import RunRecord, WorkloadRecord
 from autotune.recipe.advice import advice
 from autotune.recipe.evidence import FAILED_A_CHECK, BestCandidate, Confirmation, Evidence, PeakMemory, Stability, Watch
@@ -144,7 +144,7 @@ def _evidence(
             checks=tuple(check for check in checks if check.tells),
             not_checked=(PART_OF_HOST,) * (run.executor.whole is not None)
             if champion is None
-            else _not_checked(chosen, reference, checks, run.baseline, watched, measured=measured),
+            else _list_unchecked(chosen, reference, checks, run.baseline, watched, measured=measured),
         ),
         confirmation=_confirmation(found, champion or _closest_leader(found), run),
         smallest_gain_shown=math.expm1(policy.smallest_gain_shown(state)) if is_undecided else None,
@@ -171,7 +171,7 @@ def _excluded_gain(found: SearchResult) -> float | None:
 def _advice(recommended: TrialRecord | None, run: Run, workload: WorkloadRecord) -> tuple[str, ...]:
     """Return what limits the training, in sentences."""
     unreached = {*run.not_reached, *(() if workload.takes_config else ("num_parallel_calls",))}
-    baseline = examined_baseline([run.records[number] for number in sorted(run.records)]) or run.records[0]
+    baseline = baseline_with_ceilings([run.records[number] for number in sorted(run.records)]) or run.records[0]
     spread = _spread(recommended or run.records[0], run)
     return tuple(advice(baseline, recommended, workload.script, spread, unreached))
 
@@ -249,7 +249,7 @@ def _processes(leader: Leader) -> str:
 # ------------------------------------------------------------------------------------------------ the parts
 
 
-def _not_checked(
+def _list_unchecked(
     winner: TrialRecord,
     reference: TrialRecord,
     checks: Sequence[Check],

@@ -27,7 +27,9 @@ NOTABLE_ENDS = 0.1  # share of its time that a training may spend between epochs
 _SET_CARDINALITY = "set the cardinality: dataset.apply(tf.data.experimental.assert_cardinality(N))"
 
 
-def as_imported(baseline: Configuration, facts: WorkloadFacts, *, where: str) -> tuple[Configuration, tuple[str, ...]]:
+def adopt_imported_settings(
+    baseline: Configuration, facts: WorkloadFacts, *, where: str
+) -> tuple[Configuration, tuple[str, ...]]:
     """Return the baseline with what was in force after the import, and a notice for each knob taken over."""
     # Raises WorkloadError.
     notices = []
@@ -142,7 +144,7 @@ def worth_notes(training: str, samples: int | None, rate: float | None, budget: 
         )
 
 
-def oddities(facts: WorkloadFacts, warm: WarmUp, device: Device) -> Iterator[str]:
+def baseline_warnings(facts: WorkloadFacts, warm: WarmUp, device: Device) -> Iterator[str]:
     """Yield a notice for each thing that the workload asks for and the timing leaves out."""
     started = warm.started
     for name in facts.baseline:

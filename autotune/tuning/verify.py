@@ -29,7 +29,7 @@ from autotune.data.record import Outcome, Pairing, Phase, TrialRecord
 from autotune.data.run_directory import RunDirectory
 from autotune.machine.fingerprint import fingerprint, require_linux
 from autotune.machine.gpu import visible_gpus
-from autotune.machine.other_runs import announced, local_devices
+from autotune.machine.other_runs import announce_run, local_devices
 from autotune.recipe.recipe import Recipe
 from autotune.runtime.executor import TrialFailed
 from autotune.runtime.local import LocalExecutor
@@ -41,8 +41,8 @@ from autotune.stats.deciding import ClaimResult, judge_claim
 from autotune.stats.intervals import process_prior
 from autotune.tuning import costs
 from autotune.tuning.confirmation import BASELINE_FAILURES, FreshPairs, LeaderTrials, SlicePlan, claim_of
-from autotune.tuning.events import Notice, Observer, interruptions_noted, silent
-from autotune.tuning.opening import Invocation, Opened, limits_of, open_run, prepared, reference_to
+from autotune.tuning.events import Notice, Observer, count_interruptions, silent
+from autotune.tuning.opening import Invocation, Opened, limits_of, open_run, prepare_script, reference_to
 from autotune.tuning.rules import Limits, checks_of
 from autotune.tuning.trial import now_utc
 from autotune.tuning.waiting import CLOSING_SECONDS, Interrupted, TimeIsUp
@@ -129,8 +129,8 @@ def verify(
     try:
         directory.create()
         with (
-            prepared(reference, directory, options) as reference,
-            announced(
+            prepare_script(reference, directory, options) as reference,
+            announce_run(
                 directory.path,
                 local_devices([gpu.uuid for gpu in visible_gpus()]),
                 say=lambda text: observe(Notice(text=text)),
@@ -168,7 +168,7 @@ def verify_with(invocation: Invocation, recipe: Recipe, *, found_by_object: bool
     observe = invocation.observe
     for difference in recipe.machine.differences(invocation.machine):
         observe(Notice(text=f"the recipe was measured on another machine: {difference}"))
-    with interruptions_noted(observe, "stopping with what was measured") as interruptions:
+    with count_interruptions(observe, "stopping with what was measured") as interruptions:
 
         def check(facts: WorkloadFacts) -> None:
             _compare_workloads(recipe, facts, invocation, may_be_imported=found_by_object)
@@ -186,13 +186,13 @@ def verify_with(invocation: Invocation, recipe: Recipe, *, found_by_object: bool
                 instances=0,
                 reason="the recipe is the baseline, so there is no claim to check",
             )
-        confirmation, baseline_failure = _measured(recipe, opened, invocation.options.budget)
+        confirmation, baseline_failure = _measure_pairs(recipe, opened, invocation.options.budget)
         if run.interrupted() and len(confirmation.measured) < 2 and confirmation.failure is None:
             raise TuningInterruptedError(
                 "interrupted before the claim was judged", hint="The same command begins anew."
             )
         now = _claim(confirmation, opened)
-        failed = _failed(confirmation, opened.limits)
+        failed = _find_failure(confirmation, opened.limits)
         if failed is not None:
             place = run.directory.trial_directory(confirmation.trial.number)
             found, reason = ClaimResult.UNSTABLE, f"{failed} (see {place})"
@@ -200,7 +200,7 @@ def verify_with(invocation: Invocation, recipe: Recipe, *, found_by_object: bool
             place = run.directory.trial_directory(confirmation.reference.number)
             found, reason = ClaimResult.UNDECIDED, f"the baseline kept failing: {baseline_failure} (see {place})"
         else:
-            found, reason = _judged(recipe, now, invocation.options.budget)
+            found, reason = _judge(recipe, now, invocation.options.budget)
             memory = confirmation.watch_memory(run).why_unclear
             if found is ClaimResult.HOLDS and memory:
                 reason = f"too few slices to tell whether it leaks memory ({memory}); give a larger --budget"
@@ -214,9 +214,9 @@ def verify_with(invocation: Invocation, recipe: Recipe, *, found_by_object: bool
         )
 
 
-def _measured(recipe: Recipe, opened: Opened, budget: float) -> tuple[LeaderTrials, str]:
+def _measure_pairs(recipe: Recipe, opened: Opened, budget: float) -> tuple[LeaderTrials, str]:
     """Measure as many fresh pairs as there is time for; also return why the baseline kept failing, if it did."""
-    run, in_search = opened.run, _as_if_searched(recipe, opened)
+    run, in_search = opened.run, _make_search_record(recipe, opened)
     records = [run.records[0], in_search]
     confirmation = LeaderTrials(
         reference=run.new_trial(Phase.CONFIRM, run.baseline),
@@ -294,7 +294,7 @@ def _refuse_another_baseline(recipe: Recipe, baseline: Configuration) -> None:
         )
 
 
-def _as_if_searched(recipe: Recipe, opened: Opened) -> TrialRecord:
+def _make_search_record(recipe: Recipe, opened: Opened) -> TrialRecord:
     """Return what a search would know: how long its processes take to start, and whether two fit."""
     evidence, warm = recipe.evidence, opened.warm
     longer = (evidence.compile_seconds or 0.0) - (evidence.baseline_compile_seconds or 0.0)
@@ -321,7 +321,7 @@ def _claim(leader: LeaderTrials, opened: Opened) -> LogInterval | None:
     return claim_of(instances, prior=prior, apart=apart)
 
 
-def _failed(confirmation: LeaderTrials, limits: Limits) -> str | None:
+def _find_failure(confirmation: LeaderTrials, limits: Limits) -> str | None:
     """Return what failed, or which stability check; None where the speed-up decides."""
     failure = confirmation.failure
     if failure is not None:
@@ -334,7 +334,7 @@ def _failed(confirmation: LeaderTrials, limits: Limits) -> str | None:
     return f"it failed a stability check: {'; '.join(broken)}" if broken else None
 
 
-def _judged(recipe: Recipe, now: LogInterval | None, budget: float) -> tuple[ClaimResult, str]:
+def _judge(recipe: Recipe, now: LogInterval | None, budget: float) -> tuple[ClaimResult, str]:
     """Return what the speed-up says of the claim, and why."""
     evidence = recipe.evidence
     counts = min(evidence.min_gain, MIN_GAIN)  # of a gain that has to be large, no large part may be lost

@@ -648,7 +648,7 @@ def test_a_fork_that_ends_does_not_answer_for_the_script(told):
         ("distributed_epoch_inside", "train_epoch loops over a dataset inside a tf.function", "on one batch"),
         ("misses_a_package", "raised ModuleNotFoundError: No module named 'no_such_package'", "python train.py"),
         ("draws", "pydot", "python train.py"),
-        ("never_trains", "ended without a training", "after `--`"),
+        ("never_trains", "ended, and autotune saw no training", "after `--`"),
         ("dies", "train.py ended the process before it trained", "python train.py"),
     ],
 )
