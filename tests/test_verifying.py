@@ -249,8 +249,8 @@ def test_another_workload_is_refused(recipe, tmp_path):
     with pytest.raises(RecipeError) as refused:
         found(other, tmp_path, observe=watcher)
     assert refused.value.exit_code == 2
-    assert f"{REFERENCE} is 'simulated'" in refused.value.message
-    assert refused.value.message.endswith("another workload than the recipe's, which is 'digits'")
+    assert f"{REFERENCE} is the workload 'simulated'" in refused.value.message
+    assert refused.value.message.endswith("but the recipe was made for 'digits'")
     assert "Give the workload that the recipe was made for" in refused.value.hint
     assert "Workload(name='digits')" in refused.value.hint
     assert watcher.of(TrialBegan) == []
@@ -315,7 +315,7 @@ def test_a_recipe_that_claims_nothing_holds(recipe, tmp_path):
 
 def test_a_recipe_that_claims_nothing_must_be_of_this_workload_too(recipe, tmp_path):
     nothing = claiming_nothing(recipe, recipe.baseline)
-    with pytest.raises(RecipeError, match="another workload than the recipe's"):
+    with pytest.raises(RecipeError, match="but the recipe was made for"):
         found(of_workload(nothing, name="digits", fingerprint="sha256:11"), tmp_path / "other")
     changed = claiming_nothing(recipe, {**recipe.baseline, "prefetch": 2})
     with pytest.raises(RecipeError, match="against another baseline"):

@@ -69,7 +69,7 @@ class ScriptFacts(Frozen):
     step_function: Site | None = None  # of a loop: the function that XLA is asked to compile
     workers: Count = 0  # processes on this host that TF_CONFIG names for a strategy of several; 0 without
     work_varies: bool = False  # of a loop: the work per update of the weights varies, as after episodes
-    epochs_range: Site | None = None  # of a loop: the `range()` of its epochs, which has no end in trials
+    epochs_range: Site | None = None  # of a loop: the `range()` of its epochs, which is infinite in trials
 
     @property
     def unit(self) -> str:

@@ -183,7 +183,7 @@ class Options:
         return [*words, "--", *recorded] if masked_names(recorded) else words
 
     def resumed_with(self, given: Mapping[str, object]) -> Options:
-        """Return the options with which a run that had these goes on. Raises ArgumentError."""
+        """Return the options with which a run that had these continues. Raises ArgumentError."""
         # A run directory may be somebody else's: it neither allows writes nor names a host to connect to.
         lacks_args = masked_names(self.args) and not given.get("args")
         if lacks_args or any(getattr(self, name) and not given.get(name) for name in ("allow_writes", "ray_address")):

@@ -272,8 +272,8 @@ def baseline_trial(records: Sequence[TrialRecord]) -> TrialRecord | None:
 def baseline_with_ceilings(records: Sequence[TrialRecord]) -> TrialRecord | None:
     """Return the baseline's record that knows its ceilings: the search's own, or that of a confirmation."""
     searched = baseline_trial(records)
-    alike = [record for record in records if searched and record.configuration == searched.configuration]
-    return next((record for record in alike if record.ceilings is not None), searched)
+    same = [record for record in records if searched and record.configuration == searched.configuration]
+    return next((record for record in same if record.ceilings is not None), searched)
 
 
 def reference_of(record: TrialRecord, records: Sequence[TrialRecord]) -> TrialRecord:

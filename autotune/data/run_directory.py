@@ -60,9 +60,9 @@ class WorkloadRecord(Frozen):
     batch_size: Number  # the baseline's
     batched: bool = False  # its dataset does its own batching
     drop_remainder: bool = False  # a smaller last batch is dropped
-    takes_config: bool = False  # its dataset() is told the configuration
+    takes_config: bool = False  # its dataset() takes the configuration
     examples: Count | None = None  # per epoch; None when endless or unknown
-    endless: bool | None = None  # its dataset has no end
+    endless: bool | None = None  # its dataset is infinite
     element: str | None = None  # what a batch is, in words
     batch_ranks: Many[int | None] | None = None  # axes of each tensor of a batch; None where that varies
     parameters: Count | None = None  # the model's weights, as a count

@@ -174,7 +174,7 @@ def _saving_in_words(recipe: Recipe) -> str:
 def show_usage(
     recipe: Recipe, path: Path, *, tuned: str, to_repeat: Sequence[str] = (), console: RichConsole | None = None
 ) -> None:
-    """Print the lines that training code needs, or the command that goes on. `tuned`: the workload as it was named."""
+    """Print the lines that training code needs, or the command that continues the run. `tuned`: the workload."""
     console = console or terminal()
     script, seconds = recipe.workload.script, recipe.evidence.go_on_seconds
     is_baseline = not recipe.changes and "global_batch" not in recipe.baseline
@@ -203,7 +203,7 @@ def show_usage(
 
 
 def resume_command(tuned: str, directory: Path, to_repeat: Sequence[str] = (), *, seconds: float | None = None) -> str:
-    """Return the shell command that goes on with a run: for so many seconds, or for what is left of its own budget."""
+    """Return the shell command that continues a run: for so many seconds, or for the rest of its own budget."""
     words = ["autotune", "tune", tuned, "--resume", str(directory)]
     words += [] if seconds is None else ["--budget", f"{seconds:.0f}s"]
     return one_line(shlex.join([*words, *to_repeat]))

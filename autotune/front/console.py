@@ -161,7 +161,7 @@ class Progress:
             self.break_silence()
 
     def break_silence(self) -> None:
-        """Say what goes on if nothing was said for 15 s."""
+        """Print the current activity if nothing was printed for 15 s."""
         with self._drawing:
             now = self._clock()
             if self._ended.is_set() or now - self._drawn_at < LONGEST_SILENCE_SECONDS:

@@ -60,7 +60,7 @@ def announce_run(
     advice: str = "",
     within: Path | None = None,
 ) -> Iterator[float]:
-    """Announce a run for as long as it goes on, and say which other one uses its devices.
+    """Announce a run while it lasts, and name another one that uses its devices.
 
     Args:
         directory: Its run directory.

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 UNUSED_SHARE, CLOSING_SECONDS = 0.05, 2.0  # that may be left of a budget that has ended
 WORTH_SAYING = 1.05  # the least upper bound on a gain that is worth a sentence
-GOOD_SCALING = 0.7  # share of its devices' speed; a training that reaches less is told so
+GOOD_SCALING = 0.7  # share of its devices' speed; a training that reaches less gets a notice
 _HELPS = {  # knobs that could help against a limit
     "input": ("num_parallel_calls", "prefetch", "data_threads", "persistent_iterator"),
     "launch": ("steps_per_execution", "jit_compile", "batch_size"),

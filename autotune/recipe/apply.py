@@ -217,7 +217,7 @@ class TrainingPipeline:
     steps_per_epoch: int | None  # with a persistent iterator; None: the end of the dataset ends an epoch
     in_force: Configuration  # with the values that act on this dataset
     shorter: Callable[[int], TrainingPipeline] = field(repr=False, compare=False)  # epochs of so many steps
-    source: Any = None  # what `fit` reads in place of the dataset, such as a `PyDataset`
+    source: Any = None  # what `fit` reads instead of the dataset, such as a `PyDataset`
 
     @property
     def fit_args(self) -> dict[str, Any]:

@@ -365,7 +365,7 @@ def _training_pipeline(
     *,
     shuffle: bool = False,
 ) -> apply.TrainingPipeline:
-    """Return the batches of a dataset. Refuse batches of batches, and single examples in place of batches.
+    """Return the batches of a dataset. Refuse batches of batches, and single examples instead of batches.
 
     `shuffle` acts on arrays with the recipe of a script.
     """

@@ -39,7 +39,7 @@ StartedByImport = Literal["runtime", "cuda", "threads"]  # what no fork survives
 
 
 class LossRuns(Frozen):
-    """Short trainings on recorded batches for their losses alone, in place of a timed training.
+    """Short trainings on recorded batches for their losses alone, instead of a timed training.
 
     Each scale of the learning rate is run with all seeds before the next scale.
     """
@@ -58,7 +58,7 @@ class Data(Frozen):
     examples: int | None  # in the dataset; None when endless or not counted in time
     validation_examples: int | None = None  # of validation data of unknown cardinality, if counted in time
     validation_uncounted: bool = False  # they were not counted in time
-    endless: bool  # the dataset has no end
+    endless: bool  # the dataset is infinite
 
     @classmethod
     def found_by(cls, started: Started) -> Data:
@@ -174,7 +174,7 @@ class Ready(Frozen):
     settled: bool | None  # it is steady, not only at the cap; None if too few steps ran to tell
     warmup_seconds: FiniteFloat
     compile_seconds: Amount
-    epoch_overhead_seconds: Amount | None  # charged beyond its steps; None if an epoch has one call or no end
+    epoch_overhead_seconds: Amount | None  # charged beyond its steps; None if an epoch has one call or is infinite
     call_seconds: Positive
     epoch_seconds: FiniteFloat | None
     warmup_steps: Count | None = None  # steps that count in no slice

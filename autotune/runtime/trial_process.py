@@ -56,7 +56,7 @@ class AwakeClock:
     def watch(self) -> None:
         """Begin to look: a standstill before now is not noticed."""
         self._ran = time.monotonic()
-        self._passed = time.clock_gettime(time.CLOCK_BOOTTIME)  # goes on while the machine sleeps
+        self._passed = time.clock_gettime(time.CLOCK_BOOTTIME)  # continues while the machine sleeps
 
     def look(self) -> None:
         """Notice a standstill since the last look. Call it after each wait of at most `LOOK_SECONDS`."""

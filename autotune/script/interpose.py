@@ -153,7 +153,7 @@ class Wrappers:
             return usual(*arguments, **named)
 
     def _set_knob(self, knob: str, usual: Callable[..., Any], _: Site, bound: BoundArguments) -> Any:
-        """Call a function that sets one value, with the knob's value in place of the script's."""
+        """Call a function that sets one value, with the knob's value instead of the script's."""
         (value,) = bound.arguments.values()
         return usual(self.settings.value(knob, value))
 

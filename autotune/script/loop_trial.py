@@ -33,7 +33,7 @@ from autotune.training.slices import TrainingEnded
 
 
 class LoopSession(TrainingSession):
-    """A training by a loop of the script's own.
+    """A training by a custom loop.
 
     Args:
         watch: Sees its steps.

@@ -65,7 +65,7 @@ class ScriptContext:
 
 
 def facts_of_fit(call: FitCall, number: int, site: Site, context: ScriptContext) -> WorkloadFacts:
-    """Return what is known of the script's fit of that number. Raises `WorkloadError` where it cannot be tuned."""
+    """Return the facts of the script's fit of that number. Raises `WorkloadError` where it cannot be tuned."""
     arguments = call.arguments
     if call.kind == "generator" and not arguments["steps_per_epoch"]:
         raise WorkloadError(
@@ -101,7 +101,7 @@ def facts_of_fit(call: FitCall, number: int, site: Site, context: ScriptContext)
 
 
 def facts_of_loop(watch: LoopWatch, examples: int, context: ScriptContext) -> WorkloadFacts:
-    """Return what is known of a loop of the script's own. Raises `WorkloadError` where it cannot be tuned."""
+    """Return the facts of a custom training loop. Raises `WorkloadError` where it cannot be tuned."""
     import tensorflow as tf
 
     dataset = watch.dataset if isinstance(watch.dataset, tf.data.Dataset) else None

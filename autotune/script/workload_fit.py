@@ -89,7 +89,7 @@ def training_data(workload: Workload, configuration: Configuration, *, examine: 
 
 
 def validation_data(workload: Workload, configuration: Configuration, train: tf.data.Dataset) -> tf.data.Dataset | None:
-    """Call the workload's `validation()`, and batch it; None without one, or where the training has no end."""
+    """Call the workload's `validation()`, and batch it; None without one, or if the training is infinite."""
     if workload.validation is None:
         return None
     held_out = _call_for_dataset(workload.validation, "validation", configuration)

@@ -161,7 +161,7 @@ class WriteWatch:
     # ------------------------------------------------------------------------------------------ copies
 
     def _open(self, usual: Callable[..., Any], file: Any, mode: str = "r", *rest: Any, **named: Any) -> Any:
-        """Open a file; in place of one that may not be written, open this process's copy."""
+        """Open a file; instead of one that may not be written, open this process's copy."""
         if isinstance(file, str | bytes | os.PathLike) and not self._paused:
             full = os.path.abspath(os.fsdecode(file))
             kind = mode.lstrip("bt")[:1]

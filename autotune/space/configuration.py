@@ -50,7 +50,7 @@ class Configuration(Mapping[str, KnobValue]):
         return len(self._values)
 
     def __hash__(self) -> int:
-        """Hash equal configurations alike."""
+        """Return equal hashes for equal configurations."""
         return hash(self.key)
 
     def __eq__(self, other: object) -> bool:

@@ -142,7 +142,7 @@ class ResolvedSpace:
         return self.canonical(self.baseline.replace(**varied))
 
     def canonical(self, configuration: Configuration) -> Configuration:
-        """Return the one configuration among those that train alike: see `normalize` and `reset_idle`."""
+        """Return the one configuration among those that train equally: see `normalize` and `reset_idle`."""
         return reset_idle(normalize(configuration, self.choices), self.baseline)
 
     def __contains__(self, configuration: object) -> bool:
@@ -306,7 +306,7 @@ def shipped_directory() -> Path:
 
 
 def shipped_names() -> tuple[str, ...]:
-    """Return the names that `--space` takes in place of a path."""
+    """Return the names that `--space` takes instead of a path."""
     return tuple(sorted(path.stem for path in shipped_directory().glob("*.toml")))
 
 

@@ -26,7 +26,7 @@ class Stop(enum.StrEnum):
 def stop_measuring(
     log_ratios: Sequence[float], *, leader: LogInterval | None, others: Spread | None = None
 ) -> Stop | None:
-    """Return why to stop measuring a search trial, or None to go on; `log_ratios` are of its pairs so far."""
+    """Return why to stop measuring a search trial, or None to continue; `log_ratios` are of its pairs so far."""
     spread_is_known = others is not None and others.degrees >= BORROWED_DEGREES
     if leader is not None and len(log_ratios) >= (2 if spread_is_known else FEWEST_PAIRS):
         cautious = mean_interval(log_ratios, confidence=0.99, others=others)  # as it is looked at after each pair

@@ -103,9 +103,9 @@ def _ratios(sides: Sequence[tuple[_Side, _Side]], *, overall: bool) -> list[floa
     """Return values whose mean is the logarithm of an instance's speed-up."""
     # The ratio of overall rates is what a training pays. Single pairs are compared in a bracket, whose slices are
     # not of the same moments; where only one side is timed in whole epochs, because slices of equal work and of
-    # equal time drift apart on a restless machine; and in the search, where one slice that stalls should not decide.
-    alike = len({by_epochs for both in sides for *_, by_epochs in both}) == 1
-    if not overall or not alike:
+    # equal time drift apart on a noisy machine; and in the search, where one slice that stalls should not decide.
+    is_timed_alike = len({by_epochs for both in sides for *_, by_epochs in both}) == 1
+    if not overall or not is_timed_alike:
         return [math.log(own / other) for (other, *_), (own, *_) in sides]
     return overall_log_ratios(*([of_slice[:2] for of_slice in side] for side in zip(*sides, strict=True)))
 

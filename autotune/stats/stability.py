@@ -21,7 +21,7 @@ RETRACING_ADVICE = (
 )
 MOST_HANGS = 2  # slices that decide nothing: one burst of whatever else runs reaches two
 THROTTLING = "throttling"
-MOST_THROTTLED = 0.25  # share of slices beyond the baseline's: both sides take turns on one card, and heat it alike
+MOST_THROTTLED = 0.25  # share of slices beyond the baseline's: both sides take turns on one GPU, and heat it equally
 MOST_SKIPPED = 0.05  # share of steps beyond the baseline's: a scale that grows every 2,000 steps skips one
 FEWEST_SLICES = 6  # of a process whose memory is judged
 UNEXPLAINED = 1.5  # times the baseline's memory, per ratio of batch sizes: more may be a leak

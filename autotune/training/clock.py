@@ -1,6 +1,6 @@
 """Times a running training, without TensorFlow.
 
-The clock is told when an epoch begins, when a call of the train function returns, and when an epoch ends. A *call* is
+The clock is called when an epoch begins, when a call of the train function returns, and when an epoch ends. A *call* is
 `steps_per_execution` steps. The clock watches the warm-up, reports, freezes the process, and obeys the tuner: each
 `Measure` asks for one slice, or for several without a pause (`slices.py`).
 

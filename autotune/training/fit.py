@@ -30,7 +30,7 @@ from autotune.training.progress import Training
 from autotune.training.session import TimedTrial, TrainingSession
 from autotune.training.slices import TrainingEnded
 
-MOST_VALIDATION_SECONDS = 10.0  # of a validation of unknown length inside `fit`: a longer one may have no end
+MOST_VALIDATION_SECONDS = 10.0  # of a validation of unknown length inside `fit`: a longer one may be infinite
 EPOCHS = 1 << 30  # that `fit` is asked for: the tuner ends it
 
 
@@ -227,7 +227,7 @@ class FitSession(TrainingSession):
 
 
 def _validation_limit(parts: Parts) -> keras.callbacks.Callback:
-    """Return a callback that ends a trial whose validation goes on and on."""
+    """Return a callback that ends a trial whose validation does not end."""
 
     class ValidationLimit(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ships no types
         def on_test_begin(self, logs: Any = None) -> None:
@@ -251,7 +251,7 @@ def _validation_limit(parts: Parts) -> keras.callbacks.Callback:
 
 
 def set_compiled(model: keras.Model, configuration: Configuration) -> None:
-    """Set what `compile` was not told, or a model's own `compile` has not passed on."""
+    """Set the arguments that `compile` did not get, or a model's own `compile` has not passed on."""
     apply.accumulate(model.optimizer, configuration)
     set_steps(model, int(configuration["steps_per_execution"]))
     wanted = configuration["jit_compile"]

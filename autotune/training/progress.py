@@ -15,7 +15,7 @@ class Training:
 
     steps_per_call: int  # the knob `steps_per_execution`
     batch_size: int  # examples per full step
-    examples: int | None  # per epoch; None where the training has no end
+    examples: int | None  # per epoch; None if the training is infinite
     drop_remainder: bool  # a smaller last batch is dropped
     synchronise: Callable[[], None]  # waits until the devices have done what they were given
     charged_per_epoch_seconds: float = 0.0  # an epoch's share of what a further call of `fit` costs

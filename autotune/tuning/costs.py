@@ -1,6 +1,6 @@
 """Estimate the seconds of slices, processes and pairs. Pure: records and warm-ups in, seconds out.
 
-Short slices pair better on a restless machine. But a trial that waits for something from outside (files, a network)
+Short slices pair better on a noisy machine. But a trial that waits for something from outside (files, a network)
 gains in every slice what came in while it was frozen. So slices are short only where a trial surely does not wait, and
 long where it surely waits a lot.
 """

@@ -12,12 +12,12 @@ from autotune.tuning.events import Notice
 from autotune.tuning.run import Run
 from autotune.tuning.seat import Seat
 
-FEWEST_ALIKE = 3  # failures for one reason, before anything is made of it
+FEWEST_FAILURES = 3  # failures for one reason, before anything is made of it
 _BUILDING = "while building"  # in a timeout's reason: the configuration has not acted on anything yet
 
 
 class ExclusiveResources:
-    """Runs trials without the live baseline where all of them fail alike beside it."""
+    """Run trials without the live baseline if all of them fail with the same error beside it."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -26,7 +26,7 @@ class ExclusiveResources:
         self._tested: set[str] = set()
 
     def judge(self, record: TrialRecord, seat: Seat) -> tuple[list[Configuration], str]:
-        """Return what is to be run again, and why the search cannot go on; empty where it can."""
+        """Return the configurations to run again, and why the search cannot continue; empty if it can."""
         run = self._run
         asked = _requested(record)
         if (tested := asked == self._alone) and record.outcome.measured:
@@ -35,26 +35,26 @@ class ExclusiveResources:
                 Notice(text="the trial succeeds without the baseline: from now on only one process runs at a time")
             )
             return [_requested(failed) for failed in self._beside if _requested(failed) != asked], ""
-        alike = find_same_failures(record, run.records.values())
-        if len(alike) < FEWEST_ALIKE or len(run.executor.seats) > 1:
+        same = find_same_failures(record, run.records.values())
+        if len(same) < FEWEST_FAILURES or len(run.executor.seats) > 1:
             return [], ""
         reason = first_line(record.reason)
         if not seat.bracketed and failure_key(record) not in self._tested:
             self._tested.add(failure_key(record))
-            self._beside, self._alone, seat.bracketed = alike, asked, True
-            text = f"{len(alike)} trials failed with the same error while the baseline was running: {reason}"
+            self._beside, self._alone, seat.bracketed = same, asked, True
+            text = f"{len(same)} trials failed with the same error while the baseline was running: {reason}"
             held = "The baseline may hold a port, a lock file or a device; repeating the last trial without it"
             run.observe(Notice(text=f"{text}. {held}"))
             return [asked], ""
         if tested:
             self._alone, seat.bracketed = None, False
         measured = any(known.outcome.measured for known in run.records.values() if known.phase is Phase.SEARCH)
-        if measured or have_a_change_in_common(alike, run.baseline):
+        if measured or have_a_change_in_common(same, run.baseline):
             return [], ""
         log = run.directory.trial_directory(record.trial) / "log.txt"
         return (
             [],
-            f"{len(alike)} trials failed with the same error, with and without the baseline: {reason} (see {log})",
+            f"{len(same)} trials failed with the same error, with and without the baseline: {reason} (see {log})",
         )
 
 

@@ -118,8 +118,8 @@ class Leaders:
                 refused = {"outcome": Outcome.UNSTABLE, "reason": f"{check.name}: {check.detail}"}
                 run.keep(record.model_copy(update=refused), announce=trial.configuration == candidate.configuration)
         for leader in self._knowledge.leaders():
-            alike = numerics_of(leader.trial.configuration) == numerics_class
-            if alike and leader.looks.standing is Standing.CONFIRMED:
+            is_same_class = numerics_of(leader.trial.configuration) == numerics_class
+            if is_same_class and leader.looks.standing is Standing.CONFIRMED:
                 leader.trial.checks = self._rules(leader)
                 self._conclude(leader, Standing.UNSTABLE)
 
@@ -199,7 +199,7 @@ class Leaders:
         trial.looks = (*trial.looks[:-1], trial.looks[-1].model_copy(update=update))
 
     def _keep(self, leader: LeaderTrials) -> None:
-        """Write down what was measured: a run that is stopped goes on from there."""
+        """Write down what was measured: a stopped run continues from there."""
         for trial in (leader.reference, leader.champion):
             if trial is not None and (trial.slices or trial.pairs):
                 self._run.keep(trial.record(Outcome.OK), announce=False)

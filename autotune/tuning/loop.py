@@ -4,7 +4,7 @@
         action = next_action(state)
         state = what is known after doing it
 
-What is measured is in records, and the state follows from them. So a run that was stopped goes on from its records.
+Measurements are in records, and the state follows from them. So a stopped run continues from its records.
 """
 
 from __future__ import annotations

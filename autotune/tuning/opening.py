@@ -283,7 +283,7 @@ def _start_baseline(seat: Seat, run: Run, invocation: Invocation) -> WarmUp:
 
 
 def _notices(opened: Opened) -> Iterator[str]:
-    """Yield what the user should know of the workload and its baseline, in the order in which it is told."""
+    """Yield notices about the workload and its baseline, in the order in which they are shown."""
     facts, warm, script = opened.facts, opened.warm, opened.facts.script
     slices, baseline = opened.seat.baseline.trial.slices, opened.run.baseline
     if warm.started.devices > 1 and "global_batch" in baseline and "strategy" not in baseline:

@@ -1,4 +1,4 @@
-"""Read what an earlier invocation left in a run directory, to go on from it without measuring anything twice.
+"""Read what an earlier invocation left in a run directory, to continue from it without measuring anything twice.
 
 A run can be stopped at any moment. Records are the truth: a trial with a `result.json` is known, the study's file
 follows (see `Sampler.catch_up`), and an interrupted trial is started again under another number.
@@ -30,7 +30,7 @@ _START_ANEW = "Start a new run with another --out."
 
 @dataclass(frozen=True, kw_only=True)
 class Earlier:
-    """A run to go on with."""
+    """A run to continue."""
 
     run: RunRecord
     records: Mapping[int, TrialRecord]  # its trials by number, without those that were interrupted
@@ -78,7 +78,7 @@ def to_repeat(path: Path) -> list[str]:
 
 
 def read_earlier(directory: RunDirectory) -> Earlier:
-    """Read what there is to go on from. Raises RunDirectoryError."""
+    """Read the run to continue. Raises RunDirectoryError."""
     run, problems = directory.read_run(), list[RunDirectoryError]()
     records = {record.trial: record for record in read_trials(directory, problems)}
     damaged = directory.trial_numbers("result.json") - records.keys()
@@ -124,7 +124,7 @@ def resumption_notes(earlier: Earlier) -> Iterator[str]:
 
 
 def note_resumption(directory: RunDirectory, earlier: Earlier) -> None:
-    """Record that the run goes on now, so that the pause before does not count as its time."""
+    """Record that the run continues now, so that the pause before does not count as its time."""
     now = Resumption(at=now_utc(), spent_seconds=earlier.spent_seconds)
     directory.write_run(earlier.run.model_copy(update={"resumed": (*earlier.run.resumed, now)}))
 

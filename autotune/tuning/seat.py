@@ -183,7 +183,7 @@ class Seat:
         run, started = self._run, warm.started
         self._imported.add(_variables(trial.configuration))
         if run.data is not None:
-            return  # another seat's has told
+            return  # another seat's process reported it
         run.data, run.gpus = Data.found_by(started), started.gpus
         run.boundary = warm.ready.boundary
         run.device_limit_bytes = started.device_limit_bytes
@@ -270,7 +270,7 @@ class Seat:
             if not known:  # else what an earlier process gave stands
                 outcome, reason = Outcome.INTERRUPTED, f"{lost.reason}; it is run again on another seat"
         except DeviceUnavailable as failure:
-            # It says nothing about this configuration, and the next would fare alike.
+            # It says nothing about this configuration, and the next would fail too.
             if not known:
                 outcome, reason, log_tail = Outcome.INTERRUPTED, failure.whole, failure.log_tail
             ended = MeasuringStoppedError(

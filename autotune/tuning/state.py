@@ -75,7 +75,7 @@ class State:
 
     left: float
     budget: float  # seconds for everything
-    keeps_budget: bool = True  # the budget was asked for: the search goes on after a claim until it is used
+    keeps_budget: bool = True  # the budget was asked for: the search continues after a claim until it is used
     candidates: tuple[Candidate, ...] = ()
     leaders: tuple[Leader, ...] = ()  # what is or was confirmed, in order
     spread: Spread = NO_SPREAD  # how far single pairs lie from their trial's mean

@@ -133,10 +133,10 @@ class Trial:
         if not self.processes:
             return EpochCost()
         latest = self.processes[-1]
-        alike = [latest] if latest.timed_by == "epochs" else self.processes
+        comparable = [latest] if latest.timed_by == "epochs" else self.processes
         seen = [
             log.epoch_overhead_seconds
-            for log in alike
+            for log in comparable
             if log.timed_by == latest.timed_by and log.epoch_overhead_seconds is not None
         ]
         return EpochCost(examples=latest.examples_per_epoch, seconds=statistics.fmean(seen) if seen else None)
@@ -185,7 +185,7 @@ class Trial:
         return rate(timed, self.epoch_cost)
 
     def latest(self, name: str) -> Any:
-        """Return a closing figure of the latest process that told one; None where none did."""
+        """Return a closing figure of the latest process that reported it; None if none did."""
         return next((figure for log in reversed(self.processes) if (figure := getattr(log, name)) is not None), None)
 
     def record(

@@ -109,7 +109,7 @@ def _read_resumption(
     *,
     began: float,
 ) -> Request:
-    """Read the request to go on with a run: for another budget, or for what is left of its own."""
+    """Read the request to continue a run: for another budget, or for what is left of its own."""
     earlier = read_earlier(directory)
     options, spent_before = earlier.options.resumed_with(given), 0.0
     if budget is not None:
@@ -207,7 +207,7 @@ def _devices_of(options: Options, places: Sequence[Place] | None) -> Sequence[st
 
 
 def _write_beginning(request: Request, machine: Machine) -> None:
-    """Write run.json and the search space of a new run; check a resumed run's machine, and note that it goes on."""
+    """Write run.json and the search space of a new run; check a resumed run's machine, and note that it continues."""
     directory, options = request.directory, request.options
     if request.earlier is not None:
         if options.executor == "local":  # else the first seat's host is not known yet

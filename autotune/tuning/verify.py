@@ -92,7 +92,7 @@ def verify(
         seed: Of the order in which slices are taken.
         isolation: As for `autotune.tune`: `spawn` where the workload trains in fresh interpreters only.
         memory_margin: As for `autotune.tune`: the share of memory that must stay free.
-        observe: Is told what happens.
+        observe: Receives each event, see `autotune.tuning.events`.
 
     Returns:
         The finding. Nothing is written but to a temporary directory, which stays only where the finding's reason, or
@@ -158,7 +158,7 @@ def verify(
         raise
     finally:
         directory.release()
-        if str(folder) not in reported:  # else the user was told of a log in it
+        if str(folder) not in reported:  # else the user was shown a log in it
             shutil.rmtree(folder, ignore_errors=True)
 
 
