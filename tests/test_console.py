@@ -210,7 +210,7 @@ def test_a_trial_that_never_settled_says_so():
     assert text[True] == text[None]
     assert text[False].startswith(text[True])
     failed = record(settled=False, outcome=Outcome.UNSTABLE, reason="loss scale")
-    assert "still getting faster" not in trial_line(failed, "", stamp="").plain
+    assert "steady speed" not in trial_line(failed, "", stamp="").plain
 
 
 @pytest.mark.parametrize(("settled", "shown"), [((True, False), True), ((True, None), False)])

@@ -62,7 +62,7 @@ def test_a_slow_baselines_leak_explains_the_same_leak_in_what_trains_faster():
     found = check([samples(2048)], [slow])
     assert found.passed
     assert not found.tells, "or the baseline's memory only settles: it was seen for too short a time"
-    assert "too little was seen of the baseline" in found.detail
+    assert "too few slices of the baseline" in found.detail
 
 
 def test_a_baseline_that_was_hardly_seen_leaves_it_open_whose_leak_it_is():

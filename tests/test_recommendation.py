@@ -316,7 +316,7 @@ def test_what_takes_minutes_is_not_checked(ended):
     assert [each for each in ended.not_checked() if "--soak" in each]
 
 
-@pytest.mark.parametrize(("settled", "told"), [(True, None), (False, "still getting faster"), (None, "too few steps")])
+@pytest.mark.parametrize(("settled", "told"), [(True, None), (False, "steady speed"), (None, "too few steps")])
 @pytest.mark.parametrize(
     ("side", "named"), [("winner", "recommendation"), ("reference", "baseline")], ids=["winner", "baseline"]
 )

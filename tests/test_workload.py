@@ -65,7 +65,7 @@ def test_a_workload_can_be_copied():
 def test_the_parts_of_a_workload_are_functions(part):
     error = find_conflict(lambda: a_workload(**{part: {"loss": "mse"}}))
     assert error.message == f"Workload({part}=…) is a dict, expected a function"
-    assert error.hint == f"Hand over the function itself, without calling it: {part}=make_{part}."
+    assert error.hint == f"Pass the function itself, without calling it: {part}=make_{part}."
 
 
 @pytest.mark.parametrize("part", ["model", "dataset"])

@@ -40,7 +40,7 @@ def write_atomically(
     path: Path,
     content: str | bytes,
     *,
-    hint: str = "What was finished before stays readable. Free some space, or give --out another directory.",
+    hint: str = "Finished trials stay readable. Free some space, or give --out another directory.",
 ) -> None:
     """Write `content` to `path`, whole or not at all. Raises `RunDirectoryError` with `hint` on failure.
 

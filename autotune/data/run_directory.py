@@ -235,7 +235,7 @@ class RunDirectory:
         except (AutotuneError, OSError) as error:
             if self.path.is_dir():
                 raise
-            problem = f"the run directory is gone: {self.path} was removed or renamed while the run went on"
+            problem = f"the run directory is gone: {self.path} was removed or renamed during the run"
             raise RunDirectoryError(problem, hint="Start a new run.") from error
 
     def release(self) -> None:
@@ -267,7 +267,7 @@ class RunDirectory:
             directory.mkdir(exist_ok=True)  # not its parents: a run that was deleted is not begun again
         except OSError as error:
             problem = f"cannot write to {directory}: {error.strerror}"
-            raise RunDirectoryError(problem, hint="What was finished before stays readable.") from error
+            raise RunDirectoryError(problem, hint="Finished trials stay readable.") from error
         return directory
 
     def read_run(self) -> RunRecord:

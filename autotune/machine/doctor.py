@@ -106,7 +106,7 @@ def _check_software(state: MachineState) -> Iterator[Finding]:
         return
     if state.import_error:
         problem = f"TensorFlow {state.tensorflow} cannot be imported: {state.import_error}"
-        yield _stops(problem, "Install it anew in a fresh virtual environment.")
+        yield _stops(problem, "Reinstall it in a fresh virtual environment.")
         return
     if state.built_with is None:
         problem = f"TensorFlow {state.tensorflow} is built without CUDA"
@@ -123,7 +123,7 @@ def _check_software(state: MachineState) -> Iterator[Finding]:
             continue
         others = sorted(other for other in state.libraries if other.startswith(f"{library}.so."))
         found = f"; there is {others[0]}, of another version" if others else ""
-        fix = "pip install 'tensorflow[and-cuda]' brings the libraries that fit."
+        fix = "pip install 'tensorflow[and-cuda]' installs matching libraries."
         yield _stops(f"the loader does not find {name}{found}", fix)
 
 

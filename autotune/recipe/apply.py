@@ -151,7 +151,7 @@ def refuse_overridden(configuration: Mapping[str, KnobValue]) -> None:
     for name, value in overridden(configuration).items():
         raise ApplyError(
             f"the recipe set {name}={configuration[name]}, and a later line has set it to {value}",
-            hint="Take that line out, or move it above recipe.apply(). Layers that were built since keep what it set.",
+            hint="Remove that line, or move it above recipe.apply(). Layers built since then keep its setting.",
         )
 
 
@@ -180,7 +180,7 @@ def accumulate(optimizer: Any, configuration: Mapping[str, KnobValue]) -> None:
     if not hasattr(optimizer, "gradient_accumulation_steps"):
         raise ApplyError(
             "gradients cannot be accumulated: the model is not compiled with one optimizer of Keras",
-            hint="Compile it with one, or leave --global-batch out: a training step of one's own applies them itself.",
+            hint="Compile it with one, or omit --global-batch: a custom training step applies them itself.",
         )
     wanted = steps if steps > 1 else None
     if optimizer.gradient_accumulation_steps == wanted:

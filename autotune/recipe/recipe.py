@@ -387,7 +387,7 @@ def _training_pipeline(
     if excess == {1} and not workload.batched and apply.looks_batched(dataset):
         raise ApplyError(
             "the recipe was given a dataset that is batched already",
-            hint="Hand over single examples, without .batch(): the recipe batches them.",
+            hint="Pass single examples, without .batch(): the recipe batches them.",
         )
     if excess == {-1} and batched:
         raise ApplyError(

@@ -110,7 +110,7 @@ def call_user(part: str, function: Callable[[], Any]) -> Any:
         WorkloadError: It raised an exception, which the user has to fix. Environment failures pass through.
     """
     try:
-        with refuse_training(f"in {part}()", "Take it out: the trial trains by itself."):
+        with refuse_training(f"in {part}()", "Remove it: the trial trains by itself."):
             return function()
     except WorkloadError:
         raise
@@ -136,7 +136,7 @@ def make_strategy_error(problem: str) -> WorkloadError:
     """Make the error of a part of the workload that a `tf.distribute` strategy holds."""
     return WorkloadError(
         f"{problem}, and trials open a strategy's scope by themselves",
-        hint="Take tf.distribute out of the workload: strategy and replicas are knobs, which Workload(baseline=…) may "
+        hint="Remove tf.distribute from the workload: strategy and replicas are knobs, which Workload(baseline=…) may "
         "name. Or tune the training script as it is.",
     )
 

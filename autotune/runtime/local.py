@@ -63,7 +63,7 @@ class _Templates:
         if found is not None and self._fingerprint not in (None, found):
             raise WorkloadError(
                 f"{self._reference}: the file has changed since the run began",
-                hint="What was measured stays in the run directory. Start a new run.",
+                hint="The measurements stay in the run directory. Start a new run.",
             )
 
 

@@ -214,7 +214,7 @@ class _Server:
             try:
                 containment.renew([os.path.dirname(request.log), *recorded])
             except OSError as error:
-                reason = f"what it writes cannot be kept apart: {error}"
+                reason = f"its writes cannot be isolated: {error}"
                 protocol.Channel(end).send(protocol.Failed(outcome=Outcome.ERROR, reason=reason))
                 os._exit(status)
             output = open_log(request.log)

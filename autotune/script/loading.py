@@ -127,7 +127,7 @@ def reference_of(workload: Workload) -> WorkloadReference:
             return WorkloadReference(file=path, name=name, search_path=search_path, args=args)
     raise WorkloadError(
         "the workload is not a variable at the top level of a module, so trial processes cannot load it",
-        hint='Write `workload = autotune.Workload(…)` outside of any function, or hand over "path/to/file.py:name".',
+        hint='Write `workload = autotune.Workload(…)` outside of any function, or pass "path/to/file.py:name".',
     )
 
 

@@ -173,7 +173,7 @@ class _Survey(Hooks):
             self._refuse(
                 WorkloadError(
                     f"{function.file}, line {function.line}: {function.function} loops over a dataset inside "
-                    "a tf.function, so its steps cannot be seen",
+                    "a tf.function, so autotune cannot observe its steps",
                     hint="Loop over the dataset in Python, and let the tf.function train on one batch.",
                 )
             )

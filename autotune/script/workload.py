@@ -86,7 +86,7 @@ class Workload:
             value = getattr(self, part)
             hint = "`help(autotune.Workload)` describes every argument."
             if expected == "a function":
-                hint = f"Hand over the function itself, without calling it: {part}=make_{part}."
+                hint = f"Pass the function itself, without calling it: {part}=make_{part}."
             if not isinstance(value, kind):  # type: ignore[arg-type]  # mypy knows no bare Callable
                 message = f"Workload({part}=…) is {with_article(type(value).__name__)}, expected {expected}"
                 raise WorkloadError(message, hint=hint)

@@ -190,7 +190,7 @@ def _compiled(workload: Workload, configuration: Configuration) -> keras.Model:
         raise WorkloadError(
             f"a function of the workload sets {name} to {now!r}, which is a knob: this trial's is "
             f"{configuration[name]!r}",
-            hint="Take that line out of model(), dataset() or compile(), and name it in "
+            hint="Remove that line from model(), dataset() or compile(), and set it in "
             f"Workload(baseline={{{name!r}: …}}). It takes {KNOBS[name].domain.describe()}.",
         )
     refuse_idle_precision(model, str(configuration["precision"]))

@@ -112,7 +112,7 @@ def check_hangs(own: Sequence[CallSeconds], baseline: Sequence[CallSeconds], *, 
         f"{value} of {len(own)} slices had a call that took over {least:.3g} s more than the median one, at most "
         f"{_seconds(longest)} (baseline: {usual} of {len(baseline)})"
     )
-    advice = "look for what is refilled, collected or written now and then"
+    advice = "look for periodic work, such as refilling, garbage collection or writing"
     return _within("hangs", value, max(MOST_HANGS, 3 * usual), detail, advice)
 
 
@@ -177,7 +177,7 @@ def check_memory_growth(
 ) -> Check:
     """Check that a day of training does not run out of memory, where the baseline's memory does not grow as fast."""
     if (found := estimate_growth(own)) is None:
-        return Check(name=name, passed=True, detail="too little was seen to tell")
+        return Check(name=name, passed=True, detail="too few slices to tell")
     pace, examples = found
     grown = pace * examples
     value = pace * examples_per_second * DAY_SECONDS if grown >= LEAST_GROWTH_BYTES else 0.0
@@ -190,7 +190,7 @@ def check_memory_growth(
         if beside is not None and beside[0] * beside[1] >= LEAST_GROWTH_BYTES:
             detail = f"{seen}; the baseline grows as much for each example, so it is the workload that leaks"
             return Check(name=name, passed=True, value=value, limit=limit, detail=detail)
-        detail = f"{seen}; too little was seen of the baseline to tell whose leak it is"
+        detail = f"{seen}; too few slices of the baseline to tell whose leak it is"
         return Check(name=name, passed=True, limit=limit, detail=detail)
     full = time_in_words(max(0.0, limit) / (pace * examples_per_second))
     detail = f"{seen}, and it continues: memory is full after {full}; the baseline does not grow like that"
@@ -237,7 +237,7 @@ def explain_unclear_growth(own: Sequence[Samples], baseline: Sequence[Samples], 
         return f"it grew by {risen / 2**20:.0f} MiB within {slices} slices"
     if found is not None:
         unknown = pace * examples >= LEAST_GROWTH_BYTES and estimate_growth(baseline) is None
-        return "it grew, and too little was seen of the baseline to tell whose leak it is" if unknown else ""
+        return "it grew, and too few slices of the baseline to tell whose leak it is" if unknown else ""
     held, usual = (max((process[-1][1] for process in side), default=0.0) for side in (own, baseline))
     if usual and held > UNEXPLAINED * batch_ratio * usual:
         return f"it holds {held / 2**20:.0f} MiB against the baseline's {usual / 2**20:.0f} MiB"

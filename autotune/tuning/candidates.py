@@ -284,7 +284,7 @@ def _writing(file: Path | None) -> Iterator[None]:
         reason = first_line(str(getattr(cause, "orig", None) or cause))
         raise RunDirectoryError(
             f"cannot write {file}: {reason}",
-            hint="What was finished before stays readable. Free some space, or give --out another directory.",
+            hint="Finished trials stay readable. Free some space, or give --out another directory.",
         ) from error
 
 

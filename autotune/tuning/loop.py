@@ -147,7 +147,7 @@ class Loop:
                 "every seat was lost before a trial had ended",
                 hint=f"See the notices above; --resume {run.directory.path} continues the run.",
             )
-        run.observe(Notice(text="no seat is left; the run ends with what was measured"))
+        run.observe(Notice(text="no seat is left; the run ends with the measurements so far"))
         return self._ended(self.state(), EndedBy.FAILED)
 
     def _ended(self, state: State, by: EndedBy) -> SearchResult:

@@ -373,7 +373,7 @@ def _complete_machine(opened: Opened, invocation: Invocation) -> Machine:
             invocation.observe(
                 Notice(
                     text=f"there is a GPU ({machine.gpus[0].name}), but TensorFlow does not see it, so the CPU is "
-                    "tuned; pip install 'tensorflow[and-cuda]' brings the CUDA libraries"
+                    "tuned; pip install 'tensorflow[and-cuda]' installs the CUDA libraries"
                 )
             )
         return machine

@@ -32,7 +32,7 @@ GROWTH_NOT_CHECKED = "whether this configuration leaks memory or the workload do
 LOSS_NOT_CHECKED = {"finite_loss": "a finite training loss", "loss_falls": "whether the training loss falls"}
 PART_OF_HOST = "the speed of the whole machine (every trial ran on a part of its cores)"
 STEADY_NOT_CHECKED = {
-    False: "the steady state (the {} was still getting faster when it was measured)",
+    False: "the steady state (the {} had not reached a steady speed)",
     None: "the steady state (the {}'s warm-up had too few steps to tell)",
 }
 ROUND_TO_SECONDS, MARGIN = 10, 1.5  # of the budget that is named to go on with
@@ -231,7 +231,7 @@ def _why_not(
         if broken := [check for check in found.checks.get(leader.number, ()) if not check.passed]:
             return f"{FAILED_A_CHECK}: {broken[0].name}: {broken[0].detail}"
         if memory := found.confirmations[leader.number].watch_memory(run).why_unclear:
-            return f"it was measured too briefly to tell whether it leaks memory ({memory})"
+            return f"too few slices to tell whether it leaks memory ({memory})"
         return f"{_processes(leader)} did not decide it before the run ended"
     if best.ratio <= math.log1p(min_gain):
         return f"its gain is below the {min_gain:.0%} of --min-gain"

@@ -219,9 +219,9 @@ class Contention:
         return self.cost > MOST_COST or self.spread > MOST_SPREAD
 
     def in_words(self) -> str:
-        """Return such as `cost 12% of a seat's speed`."""
+        """Return a phrase such as `slow each other by 12%`."""
         if self.cost > MOST_COST:
-            return f"cost {self.cost:.0%} of a seat's speed"
+            return f"slow each other by {self.cost:.0%}"
         return f"make slices vary {self.spread:.1f} times as much"
 
 

@@ -119,7 +119,7 @@ def verify(
     )
     if args is None and masked_names(loaded.workload.args):
         raise ArgumentError(
-            "the recipe holds no credentials, and its script was given some",
+            "the recipe stores no credentials, but its script got some",
             hint=f"Give the script's arguments again: -- {shlex.join(loaded.workload.args)}",
         )
     reference = reference_to(workload, loaded.workload.args if args is None else args)
@@ -168,7 +168,7 @@ def verify_with(invocation: Invocation, recipe: Recipe, *, found_by_object: bool
     observe = invocation.observe
     for difference in recipe.machine.differences(invocation.machine):
         observe(Notice(text=f"the recipe was measured on another machine: {difference}"))
-    with count_interruptions(observe, "stopping with what was measured") as interruptions:
+    with count_interruptions(observe, "stopping; the claim is judged by the measurements so far") as interruptions:
 
         def check(facts: WorkloadFacts) -> None:
             _compare_workloads(recipe, facts, invocation, may_be_imported=found_by_object)
@@ -189,7 +189,7 @@ def verify_with(invocation: Invocation, recipe: Recipe, *, found_by_object: bool
         confirmation, baseline_failure = _measure_pairs(recipe, opened, invocation.options.budget)
         if run.interrupted() and len(confirmation.measured) < 2 and confirmation.failure is None:
             raise TuningInterruptedError(
-                "interrupted before the claim was judged", hint="The same command begins anew."
+                "interrupted before the claim was judged", hint="Run the same command to start over."
             )
         now = _claim(confirmation, opened)
         failed = _find_failure(confirmation, opened.limits)
@@ -346,9 +346,9 @@ def _judge(recipe: Recipe, now: LogInterval | None, budget: float) -> tuple[Clai
     if found is ClaimResult.HOLDS:
         reason = "both are gains, and they agree within their intervals, or the gain here is larger"
     elif found is ClaimResult.WEAKER:
-        reason = "there is a gain over the baseline here, but clearly less than claimed"
+        reason = "this measurement shows a gain over the baseline, but clearly less than claimed"
     elif found is ClaimResult.GONE:
-        reason = "this measurement shows no gain over the baseline, and clearly less than claimed"
+        reason = "this measurement shows no gain over the baseline, which is clearly less than claimed"
     elif now.low > 0:
         reason = f"faster than the baseline here, but too uncertain to check the claim; {more}"
     elif claim.half_width > now.half_width:

@@ -72,7 +72,7 @@ def test_a_disk_that_fills_up(fresh_processes, small_disk):
     fill(small_disk)
     with pytest.raises(RunDirectoryError, match=r"cannot write .*trials/0002.*: No space left on device") as caught:
         study.try_fault("")
-    assert "What was finished before stays readable" in caught.value.hint
+    assert "Finished trials stay readable" in caught.value.hint
     assert [record.trial for record in read_trials(RunDirectory(small_disk / "run"))] == [0, 1]
     with contextlib.suppress(RunDirectoryError):
         study.end()
