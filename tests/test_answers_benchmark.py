@@ -35,7 +35,6 @@ def recipe_of(verdict, configuration=FAST, spent_seconds=120.0):
 
 
 def test_only_candidates_that_look_best_and_faster_than_the_baseline_are_beliefs():
-    """Failed, slower and later but not faster trials are none; the command's own seconds are added."""
     trials = [
         searched(1, BASELINE | {"prefetch": 8}, 10.0, 0.9),
         searched(2, SLOW, 20.0, 1.5),
@@ -48,13 +47,11 @@ def test_only_candidates_that_look_best_and_faster_than_the_baseline_are_beliefs
 
 
 def test_the_recipe_is_the_last_belief_if_it_claims_a_gain():
-    """A verdict without a gain recommends the baseline, which is no find."""
     assert run_of(recipe=recipe_of("faster")).beliefs == [(130.0, FAST)]
     assert run_of(recipe=recipe_of("undecided", BASELINE)).beliefs == []
 
 
 def test_a_slice_in_several_records_is_timed_once():
-    """The baseline's slice beside two candidates is one slice; those of equal length at other times are not."""
     shared, own, other = ({"at": at, "seconds": 0.5} for at in (1.0, 2.0, 3.0))
     trials = [
         {"slices": [shared], "pairs": []},
@@ -65,7 +62,6 @@ def test_a_slice_in_several_records_is_timed_once():
 
 
 def test_the_first_belief_near_the_best_counts():
-    """Within 5% of the best of both sides, as the referee measured it."""
     speeds = {key(SLOW): 1.0, key(FAST): 2.0, key(BASELINE): 1.91}
     assert answers.first_near_best([(5.0, SLOW), (9.0, BASELINE), (12.0, FAST)], speeds) == 9.0
     assert answers.first_near_best([(5.0, SLOW)], speeds) is None
@@ -73,20 +69,17 @@ def test_the_first_belief_near_the_best_counts():
 
 @pytest.mark.parametrize(("plain", "name", "value"), [([(60.0, FAST)], "", 3.0), ([(60.0, SLOW)], " (at least)", 6.0)])
 def test_a_loop_that_never_finds_the_best_counts_with_its_budget(plain, name, value):
-    """The ratio is then a lower bound, and says so."""
     run = run_of([searched(1, FAST, 10.0, 2.0)], recipe_of("undecided", BASELINE))
     found = answers.compared(run, plain, {key(SLOW): 1.0, key(FAST): 2.0})
     assert found[f"times sooner than plain Optuna, digits_mlp{name}"]["value"] == pytest.approx(value)
 
 
 def test_a_tuner_that_never_finds_the_best_misses_the_bar():
-    """There is no ratio then."""
     found = answers.compared(run_of(), [(60.0, FAST)], {key(FAST): 2.0})
     assert found["times sooner than plain Optuna, digits_mlp"]["value"] is None
 
 
 def test_only_unsettled_runs_with_much_time_left_gave_up_early():
-    """A settled run may end at once, an unsettled one with 5% of its budget left; without a recipe the wall counts."""
     assert not run_of(recipe=recipe_of("faster", spent_seconds=30.0)).left_time
     assert not run_of(recipe=recipe_of("undecided", spent_seconds=115.0)).left_time
     assert run_of(recipe=recipe_of("undecided", spent_seconds=113.0)).left_time
@@ -94,7 +87,6 @@ def test_only_unsettled_runs_with_much_time_left_gave_up_early():
 
 
 def test_results_are_the_same_after_a_file(tmp_path):
-    """What was measured is not measured again: the file holds runs, beliefs and the referee's speeds."""
     file = tmp_path / "answers.json"
     results = answers.Results(file)
     run = run_of([searched(1, FAST, 10.0, 2.0)], recipe_of("faster"))
@@ -109,6 +101,5 @@ def test_results_are_the_same_after_a_file(tmp_path):
 
 
 def test_candidates_are_counted_once_each():
-    """A configuration that was looked at twice is one candidate and two trials."""
     run = run_of([searched(1, FAST, 10.0, 2.0), searched(2, FAST, 20.0, 2.0)])
     assert (run.candidates, run.candidate_seconds) == (1, [3.0, 3.0])

@@ -67,7 +67,6 @@ def profile(**changes):
     ],
 )
 def test_the_rules_name_what_limits_a_trial(seen, name, figure):
-    """Each limit rests on a figure, and what cannot be known says why."""
     found = find_bottleneck(seen)
     assert found.name == name
     assert found.share == (None if figure is None else pytest.approx(figure))
@@ -83,7 +82,6 @@ def test_the_rules_name_what_limits_a_trial(seen, name, figure):
     ],
 )
 def test_the_input_wait_is_known_as_well_as_the_slices_agree(paces, name):
-    """Trials of one configuration must not say opposite things."""
     steps = StepSeconds(p50=0.1, p90=0.1, p99=0.1, max=0.1)
     slices = [
         Slice(seconds=pace, steps=10, examples=320, epochs=0, cpu_seconds=pace, step_seconds=steps) for pace in paces
@@ -119,7 +117,6 @@ SCRIPT = ScriptFacts(
 
 
 def test_advice_has_the_figures_and_the_line():
-    """What the pipeline and the model make alone, which call is serial, and what could be gained at most."""
     slow = Trial(INPUT, Ceilings(by_input=410.0, by_compute=1080.0), rate=410.0)
     first, second = advice(slow, None, SCRIPT)
     assert "waits for input 62% of its time" in first
@@ -129,14 +126,12 @@ def test_advice_has_the_figures_and_the_line():
 
 
 def test_a_pipeline_that_is_faster_than_the_steps_is_not_set_against_them():
-    """The figures would contradict that it is waited for, as at the beginnings of epochs."""
     first, *_ = advice(Trial(INPUT, Ceilings(by_input=600_000.0, by_compute=47_000.0), rate=25_000.0), None, None)
     assert "waits for input 62% of its time" in first
     assert "pipeline alone" not in first
 
 
 def test_a_pipeline_that_cannot_help_is_said_so():
-    """Where steps hardly wait, no setting of the pipeline is recommended."""
     compute = Bottleneck(name="compute", share=0.9, why="matrix products are 90% of the operations' time")
     said = advice(Trial(compute, Ceilings(by_input=9e9, by_compute=1020.0)), Trial(compute), None)
     assert len(said) == 3
@@ -145,7 +140,6 @@ def test_a_pipeline_that_cannot_help_is_said_so():
 
 
 def test_advice_names_no_knob_that_cannot_act():
-    """What does not reach the workload cannot help; where nothing is left, nothing is named."""
     unreached = ("prefetch", "num_parallel_calls", "batch_size")
     assert advice(Trial(), Trial(INPUT), None, unreached=unreached)[-1].endswith(
         "62% of its time; data_threads or persistent_iterator could help further."
@@ -155,7 +149,6 @@ def test_advice_names_no_knob_that_cannot_act():
 
 
 def test_a_balanced_training_is_not_limited_by_anything():
-    """The sentence says so."""
     balanced = Bottleneck(name="balanced", share=0.5, why="matrix work and element-wise operations share the time")
     first, second = advice(Trial(balanced), Trial(balanced), None)
     assert first.startswith("The baseline is balanced: ")
@@ -163,7 +156,6 @@ def test_a_balanced_training_is_not_limited_by_anything():
 
 
 def test_a_profile_that_could_not_be_read_is_told_once():
-    """For the baseline and the recommendation together, with the command."""
     limited = Bottleneck(name="compute_or_memory", share=0.9, why="the step waits for input 10% of its time")
     unread = Trial(limited, Ceilings(by_input=9e9, by_compute=2000.0), profile=Profile(reason=NOT_INSTALLED))
     said = advice(unread, unread, None)
@@ -173,7 +165,6 @@ def test_a_profile_that_could_not_be_read_is_told_once():
 
 
 def test_without_figures_there_is_no_advice():
-    """Nothing is said of what was not measured."""
     unknown = Bottleneck(name="unknown", why="nothing was measured")
     assert advice(Trial(unknown), None, None) == []
     assert advice(Trial(), Trial(), SCRIPT) == []
@@ -188,7 +179,6 @@ def test_without_figures_there_is_no_advice():
     ],
 )
 def test_the_roofline_of_a_gpu_is_read_where_most_operations_are_known(monkeypatch, bounds, share):
-    """Of XProf's rows those that are of all steps, of one operation, and without the transfers of data."""
     columns = ["step", "category", "bound_by", "total_self_time", "include_infeed_outfeed"]
     rows = [("Total", "Program", "HBM", 100.0, False), ("3", "MatMul", "HBM", 100.0, False)]
     rows += [("Total", "MatMul", bound, seconds, False) for bound, seconds in bounds.items()]

@@ -129,7 +129,6 @@ def measured(model, pipeline, there=None, *, validation=None, batches=None, call
 @pytest.mark.parametrize("start_seconds", [0.0, 0.05, 0.5])
 @pytest.mark.parametrize("stall", [0.0, 0.02])
 def test_what_every_epoch_takes_beyond_its_steps_is_charged(model, start_seconds, stall):
-    """A new iterator, its first batch, and an old iterator that takes its time at every end."""
     found = measured(model, Pipeline(start_seconds=start_seconds, stalls=[stall]))
     assert found.boundary.seconds == pytest.approx(0.005 + start_seconds + stall)
     assert found.boundary.validation_seconds == 0.0
@@ -154,7 +153,6 @@ class Slow:
 
 @pytest.mark.parametrize("validation", [None, Dataset(80)])
 def test_what_callbacks_do_at_an_epochs_end_is_charged(model, validation):
-    """What they do in each batch belongs to its step, and the validation that they read is charged once."""
     model.validation_begins_in, model.compiled = 0.05, True
     found = measured(model, Pipeline(), validation=validation, batches=80, callbacks=[Slow(model)])
     last_batch = 0.002  # no step follows it
@@ -165,19 +163,16 @@ def test_what_callbacks_do_at_an_epochs_end_is_charged(model, validation):
 
 
 def test_one_epoch_that_stalls_is_not_charged_to_all(model):
-    """The median of the epochs counts."""
     assert measured(model, Pipeline(stalls=[0.0, 1.0, 0.0])).boundary.seconds == pytest.approx(0.005)
 
 
 def test_one_call_that_stalls_is_no_boundary(model):
-    """It is part of its epoch's steps."""
     calls, usual = itertools.count(), model.call_seconds
     model.train_function = lambda start_seconds: model.wait(5.0 if next(calls) == 9 else usual)
     assert measured(model, Pipeline()).boundary.seconds == pytest.approx(0.005)
 
 
 def test_what_a_device_has_still_to_do_is_no_boundary(model):
-    """Calls that come back before their work is done: it is waited for, as the end of an epoch waits for it."""
     behind = [0.0]
 
     def synchronise():
@@ -221,7 +216,6 @@ def test_what_a_full_shuffle_buffer_saves_is_not_charged(
 
 
 def test_a_boundary_that_hardly_costs_anything_leaves_every_step_in(model):
-    """Less than one percent of an epoch: its last steps count, and no step is timed for what they save."""
     pipeline, there = Pipeline(start_seconds=0.004, buffered=20), training(100)
     found = measured(model, pipeline, there)
     assert (found.counted_calls, found.boundary.seconds) == (None, pytest.approx(0.009))
@@ -229,7 +223,6 @@ def test_a_boundary_that_hardly_costs_anything_leaves_every_step_in(model):
 
 
 def test_short_epochs_end_in_time(model):
-    """Calls of three seconds: two epochs of two calls, the fewest that show a boundary."""
     model.call_seconds = 3.0
     measured(model, Pipeline())
     assert model.epochs == 2
@@ -241,7 +234,6 @@ def test_short_epochs_end_in_time(model):
 @pytest.mark.parametrize("call_seconds", [0.0005, 0.0125, 0.7])
 @pytest.mark.parametrize("steps_per_call", [1, 2])
 def test_a_validation_is_charged_whole_by_a_part_of_it(model, batches, begins_in, call_seconds, steps_per_call):
-    """Each of its calls is charged, seen or not, what lies before them once, and compiling or one stall never."""
     model.validation_begins_in, model.validation_call_seconds = begins_in, call_seconds
     model.stalls = itertools.cycle([0.4, 0.0])
     model.steps_per_call = steps_per_call
@@ -252,21 +244,18 @@ def test_a_validation_is_charged_whole_by_a_part_of_it(model, batches, begins_in
 
 
 def test_of_a_validation_of_unknown_length_some_calls_are_charged(model):
-    """Equally many for each configuration."""
     found = measured(model, Pipeline(), validation=Dataset(3000))
     assert found.boundary.validation_seconds == pytest.approx(20 * 0.0125)
 
 
 @pytest.mark.parametrize("kind", ["_AssertCardinalityDataset", "_PaddedBatchDataset", "_DenseToRaggedDataset"])
 def test_a_shuffle_buffer_is_found_behind_what_hands_on(kind):
-    """Forty examples of it are as many steps, or, behind what batches them by eight, five."""
     above = type(kind, (), {"_inputs": lambda self: [_ShuffleDataset(40)]})()
     found = boundary._steps_in_shuffle_buffer(above, 8)
     assert found == (5.0 if "Batch" in kind else 40.0)
 
 
 def test_without_tensorflows_private_names_no_shuffle_buffer_is_found(caplog):
-    """The log says once what is missing, and the boundary is charged in full."""
     for kind in ("_ShuffleDataset", "_PrefetchDataset"):
         assert boundary._steps_in_shuffle_buffer(type(kind, (), {})(), 8) is None
     assert "_ShuffleDataset._buffer_size" in caplog.text
@@ -277,7 +266,6 @@ def test_without_tensorflows_private_names_no_shuffle_buffer_is_found(caplog):
 
 
 def test_what_lies_between_two_calls_of_fit_is_measured_without_their_epochs_boundaries(model):
-    """And with the time that the device is behind: a call that comes back has not done its work."""
     behind = [0.0]
 
     def synchronise():

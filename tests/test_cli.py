@@ -269,7 +269,6 @@ def test_the_search_space_that_the_documents_show_is_one(capsys, tmp_path):
     ],
 )
 def test_space_shows_the_choices_of_this_machines_device(capsys, monkeypatch, here, asked, shown):
-    """A GPU's where there is one, unless another device is asked about."""
     monkeypatch.setattr("autotune.machine.gpu.read_gpus", lambda: GpuReading(gpus=here))
     code, out, _ = run(capsys, "space", "gpu", *asked)
     assert code == 0

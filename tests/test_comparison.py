@@ -91,7 +91,6 @@ class Sides:
     ids=["turns", "blocks", "out of memory, then blocks"],
 )
 def test_all_sides_are_measured_however_they_fit(tmp_path, is_live, candidates, fit, asked, pairing):
-    """The planted factors, every pair counted, a record of how it was measured, and only a live baseline left alive."""
     sides = Sides(tmp_path, is_live=is_live, fit=fit, candidates=candidates)
     comparison = sides.compare(in_blocks=asked)
     assert (comparison.out_of_memory is not None) is (fit == 1)
@@ -147,7 +146,6 @@ def test_a_candidate_that_fails_leaves_no_process_and_says_whose_it_was(tmp_path
 
 @pytest.mark.parametrize("in_blocks", [False, True])
 def test_a_card_that_is_taken_says_nothing_of_memory_where_no_other_process_is_alive(tmp_path, in_blocks):
-    """Beside another process it may be that one which has the card, so blocks are tried first."""
     sides = Sides(tmp_path, is_live=False)
     sides.trials.failure = lambda each: TAKEN if each == FAST else None
     with pytest.raises(DeviceUnavailable):
@@ -155,7 +153,6 @@ def test_a_card_that_is_taken_says_nothing_of_memory_where_no_other_process_is_a
 
 
 def test_a_reference_that_cannot_start_alone_makes_nothing_follow_in_blocks(tmp_path):
-    """Nothing is beside it: that it runs out of memory is its own failure."""
     sides = Sides(tmp_path, is_live=False)
     sides.room = 0
     with pytest.raises(TrialFailed) as failed:
@@ -198,7 +195,6 @@ def test_only_a_live_reference_is_started_again_where_it_died(tmp_path):
 
 
 def test_a_boundary_between_epochs_is_measured_once(tmp_path):
-    """The process that is started again takes it over."""
     sides = Sides(tmp_path, is_live=False, examples=1_000_000)
     sides.compare(in_blocks=True)
     first, again = [live.timing.boundary for live in sides.trials.launched if live.configuration == BASELINE][-2:]
@@ -217,7 +213,6 @@ def test_a_pair_of_blocks_keeps_its_mark_when_the_trial_is_measured_in_turns_lat
 
 
 def test_only_the_thread_whose_turn_it_is_releases_it():
-    """That another thread has it is no reason to give it away."""
     turn, inside = Turn(), []
     turn.take()
 

@@ -25,26 +25,22 @@ configurations = st.fixed_dictionaries({}, optional={name: values_of(name) for n
 
 
 def test_knobs_stand_in_table_order_however_they_were_given():
-    """The order of the mapping handed in does not matter."""
     configuration = Configuration({"prefetch": 2, "batch_size": 32, "precision": "float32"})
     assert list(configuration) == ["batch_size", "precision", "prefetch"]
     assert len(configuration) == 3
 
 
 def test_an_unknown_knob_is_refused_where_the_configuration_is_made():
-    """The error names the place handed in."""
     with pytest.raises(ConfigurationError, match="trial 7: there is no knob called 'batch'"):
         Configuration({"batch": 32}, where="trial 7")
 
 
 def test_a_wrong_value_is_refused_where_the_configuration_is_made():
-    """`True` is no batch size."""
     with pytest.raises(ConfigurationError, match="trial 7: batch_size cannot be True"):
         Configuration({"batch_size": True}, where="trial 7")
 
 
 def test_a_configuration_does_not_follow_the_mapping_it_was_made_from():
-    """What the caller does to its mapping later changes nothing."""
     values = {"batch_size": 32}
     configuration = Configuration(values)
     values["batch_size"] = 64
@@ -52,7 +48,6 @@ def test_a_configuration_does_not_follow_the_mapping_it_was_made_from():
 
 
 def test_a_configuration_cannot_be_changed():
-    """There is no item assignment, and no new attribute."""
     configuration = Configuration({"batch_size": 32})
     with pytest.raises(TypeError):
         configuration["batch_size"] = 64
@@ -61,7 +56,6 @@ def test_a_configuration_cannot_be_changed():
 
 
 def test_equal_settings_make_equal_configurations():
-    """Equality and hash rest on the values, not on the order they came in."""
     one = Configuration({"batch_size": 32, "prefetch": 2})
     other = Configuration({"prefetch": 2, "batch_size": 32})
     assert one == other
@@ -79,19 +73,16 @@ def test_equal_settings_make_equal_configurations():
     ],
 )
 def test_other_settings_and_other_types_are_not_equal(other):
-    """Another value, one more knob, or a plain mapping make a difference."""
     assert Configuration({"batch_size": 32}) != other
 
 
 def test_a_missing_knob_is_a_key_error():
-    """A configuration is a mapping of the knobs it was given, no more."""
     assert "prefetch" not in Configuration({"batch_size": 32})
     with pytest.raises(KeyError):
         Configuration({"batch_size": 32})["prefetch"]
 
 
 def test_replacing_makes_a_new_configuration():
-    """The changes are in the new one; the old one stays as it was."""
     old = Configuration({"batch_size": 32, "prefetch": 0})
     new = old.replace(prefetch=8, jit_compile=True)
     assert dict(new) == {"batch_size": 32, "jit_compile": True, "prefetch": 8}
@@ -99,53 +90,45 @@ def test_replacing_makes_a_new_configuration():
 
 
 def test_replacing_checks_the_new_value():
-    """A replaced value is checked like any other."""
     with pytest.raises(ConfigurationError, match="prefetch cannot be -1"):
         Configuration({"batch_size": 32}).replace(prefetch=-1)
 
 
 def test_differences_are_the_values_here_that_the_other_does_not_have():
-    """Equal knobs are left out; a knob that only the other has is no difference of this one."""
     here = Configuration({"batch_size": 64, "precision": "float32", "prefetch": "autotune"})
     other = Configuration({"batch_size": 32, "precision": "float32", "data_threads": 4})
     assert here.differences(other) == {"batch_size": 64, "prefetch": "autotune"}
 
 
 def test_a_configuration_describes_itself():
-    """All knobs are shown, values as TOML writes them."""
     configuration = Configuration({"batch_size": 256, "jit_compile": True, "prefetch": "autotune"})
     assert configuration.describe() == "batch_size=256 jit_compile=true prefetch=autotune"
 
 
 def test_a_configuration_describes_its_difference_from_another():
-    """Relative to another, the differing knobs are shown; without any, it is the baseline."""
     baseline = Configuration({"batch_size": 32, "prefetch": 0})
     assert baseline.replace(prefetch=2).describe(relative_to=baseline) == "prefetch=2"
     assert baseline.describe(relative_to=baseline) == "baseline"
 
 
 def test_repr_shows_how_to_write_it():
-    """The repr reads like the call that makes it."""
     assert repr(Configuration({"jit_compile": False, "batch_size": 1})) == (
         "Configuration(batch_size=1, jit_compile=False)"
     )
 
 
 def test_batch_size_is_at_hand():
-    """The batch size has a property of its own."""
     assert Configuration({"batch_size": 48}).batch_size == 48
 
 
 @pytest.mark.parametrize(("value", "text"), [(True, "true"), (False, "false"), (1, "1"), ("auto", "auto")])
 def test_values_are_written_as_toml_writes_them(value, text):
-    """Booleans are lower case; text has no quotes."""
     assert format_value(value) == text
 
 
 @settings(max_examples=200, deadline=None)
 @given(configuration=configurations)
 def test_the_key_holds_the_whole_configuration(configuration):
-    """A configuration read back from its key is the same one, types included."""
     again = Configuration(json.loads(configuration.key))
     assert again == configuration
     assert [type(value) for value in again.values()] == [type(value) for value in configuration.values()]
@@ -154,7 +137,6 @@ def test_the_key_holds_the_whole_configuration(configuration):
 @settings(max_examples=200, deadline=None)
 @given(one=configurations, other=configurations)
 def test_making_the_differences_in_the_other_gives_this_one(one, other):
-    """Differences are complete: the other with them made has every value of this one."""
     changed = other.replace(**one.differences(other))
     assert {name: changed[name] for name in one} == dict(one)
 
@@ -167,7 +149,6 @@ def test_making_the_differences_in_the_other_gives_this_one(one, other):
     ),
 )
 def test_whatever_is_handed_in_becomes_a_configuration_or_a_configuration_error(name, value):
-    """No value, of whatever type, raises anything else; what is accepted is kept as it is."""
     if name in KNOBS and value in KNOBS[name].domain:
         assert Configuration({name: value})[name] is value
     else:
@@ -178,7 +159,6 @@ def test_whatever_is_handed_in_becomes_a_configuration_or_a_configuration_error(
 
 
 def test_the_baseline_has_tensorflows_defaults_and_the_workloads_batch_size():
-    """Every knob of the device has a value, unnamed ones TensorFlow's own."""
     baseline = baseline_configuration(48, {}, Device.CPU, where="train.py")
     assert dict(baseline) == {
         "batch_size": 48,
@@ -198,27 +178,23 @@ def test_the_baseline_has_tensorflows_defaults_and_the_workloads_batch_size():
 
 
 def test_the_baseline_on_a_gpu_has_the_gpus_knobs():
-    """TensorFloat-32 is there and on, oneDNN is not there."""
     baseline = baseline_configuration(48, {}, Device.GPU, where="train.py")
     assert baseline["tensor_float_32"] is True
     assert "onednn" not in baseline
 
 
 def test_the_knobs_that_the_user_names_are_in_the_baseline():
-    """A named knob has the user's value, the others keep their defaults."""
     baseline = baseline_configuration(48, {"prefetch": 4}, Device.CPU, where="train.py")
     assert (baseline["prefetch"], baseline["data_threads"]) == (4, 0)
 
 
 @pytest.mark.parametrize("named", [{"prefech": 4}, {"prefetch": 4.5}])
 def test_a_wrong_knob_in_the_baseline_names_the_workload(named):
-    """The error says where the baseline was written."""
     with pytest.raises(ConfigurationError, match=r"^train\.py: "):
         baseline_configuration(48, named, Device.CPU, where="train.py")
 
 
 def test_moving_to_another_device_swaps_the_knobs_that_exist():
-    """Knobs that do not exist there go, those that come get their default, the rest keep their value."""
     on_cpu = baseline_configuration(48, {"prefetch": 4, "onednn": False}, Device.CPU, where="train.py")
     moved = move_to_device(on_cpu, Device.GPU)
     assert "onednn" not in moved
@@ -227,12 +203,10 @@ def test_moving_to_another_device_swaps_the_knobs_that_exist():
 
 
 def test_moving_to_the_same_device_changes_nothing():
-    """A configuration that is complete for a device stays as it is there."""
     on_cpu = baseline_configuration(48, {"onednn": False}, Device.CPU, where="train.py")
     assert move_to_device(on_cpu, Device.CPU) == on_cpu
 
 
 def test_a_baseline_that_names_replicas_without_a_strategy_is_refused():
-    """They would act on nothing."""
     with pytest.raises(ConfigurationError, match="replicas acts only with strategy"):
         baseline_configuration(32, {"replicas": 2}, Device.CPU, where="Workload.baseline")

@@ -40,7 +40,6 @@ def noted(monkeypatch, trials):
 
 
 def test_each_instance_is_a_fresh_process_of_either_side(tmp_path):
-    """Started for it and ended after it; the claim is the planted factor, and nothing of the search is in it."""
     fresh = Fresh(tmp_path, simulated_trials(SPEED, noise=0.05, instance_noise=0.01, seed=1))
     fresh.trials.samples_per_second = faster_by(jit_compile=1.3)  # the search was lucky
     fresh.measure(6)
@@ -53,14 +52,12 @@ def test_each_instance_is_a_fresh_process_of_either_side(tmp_path):
 
 
 def test_the_interval_is_over_processes_not_over_slices(tmp_path):
-    """Processes that differ by ten percent leave a wide one, however many slices each of them gave."""
     fresh = Fresh(tmp_path, simulated_trials(SPEED, noise=0.001, instance_noise=0.1))
     fresh.measure(6, rounds=20)
     assert fresh.interval().half_width > 0.05
 
 
 def test_a_champion_takes_turns_in_the_same_rounds(tmp_path):
-    """The ratio over it is of slices of the same round: noise of the baseline's is in neither side."""
     trials = simulated_trials(SPEED)
     fresh = Fresh(tmp_path, trials, champion=LARGE)
     trials.samples_per_second = lambda each: (
@@ -76,7 +73,6 @@ def test_a_champion_takes_turns_in_the_same_rounds(tmp_path):
 
 @pytest.mark.parametrize(("boundary_seconds", "own"), [(0.5, [True, False, False]), (0.001, [False, False, False])])
 def test_the_boundary_of_long_epochs_is_measured_once_and_only_where_it_matters(tmp_path, boundary_seconds, own):
-    """Of the leader by its first process, unless the baseline's is under a hundredth of the leader's epoch."""
     fresh = Fresh(tmp_path, simulated_trials(SPEED, examples=40_000))
     fresh.run.boundary = fresh.run.boundary.model_copy(update={"seconds": boundary_seconds})
     fresh.measure(3)
@@ -106,7 +102,6 @@ def test_only_the_pair_that_decides_is_asked_for_what_the_claim_does_not_need(tm
 
 @pytest.mark.parametrize("waiting", [None, BASELINE, FAST])
 def test_slices_are_long_where_either_side_waits_for_something_from_outside(tmp_path, waiting):
-    """A pause of half a second is a gain for it, which a long training has not."""
     gain = lambda each: 1.6 if each == waiting else 1.0  # noqa: E731  # a formula
     fresh = Fresh(tmp_path, simulated_trials(SPEED, examples=None, freeze_gain=gain))
     fresh.measure(3)
@@ -115,7 +110,6 @@ def test_slices_are_long_where_either_side_waits_for_something_from_outside(tmp_
 
 
 def test_slices_take_no_longer_than_the_time_that_was_planned_for_them(tmp_path):
-    """Long ones, of what waits, become fewer and shorter; a few there are."""
     gain = {"freeze_gain": lambda each: 1.6}
     taken = []
     for most_seconds in (3.0, 12.0, 1000.0):
@@ -133,7 +127,6 @@ def test_slices_take_no_longer_than_the_time_that_was_planned_for_them(tmp_path)
 
 @pytest.mark.parametrize("outcome", [Outcome.CRASHED, Outcome.TIMEOUT, Outcome.NONFINITE], ids=str)
 def test_a_leader_that_fails_cannot_be_recommended(tmp_path, outcome):
-    """Its failure is kept with what was measured before; no process is left."""
     fresh = Fresh(tmp_path, simulated_trials(SPEED))
     fresh.measure(2)
     fresh.trials.failure = failing(FAST, outcome)
@@ -145,7 +138,6 @@ def test_a_leader_that_fails_cannot_be_recommended(tmp_path, outcome):
 
 @pytest.mark.parametrize("pairing", list(Pairing))
 def test_a_baseline_that_fails_is_not_the_leaders_fault(tmp_path, pairing):
-    """The instance is lost, and the next one counts."""
     fresh = Fresh(tmp_path, simulated_trials(SPEED), pairing=pairing)
     fresh.trials.failure = failing(BASELINE, times=1)
     with pytest.raises(TrialFailed, match="as planned"):
@@ -158,7 +150,6 @@ def test_a_baseline_that_fails_is_not_the_leaders_fault(tmp_path, pairing):
 
 @pytest.mark.parametrize("victim", [BASELINE, LARGE])
 def test_one_that_dies_in_its_slices_beside_the_leader_costs_that_instance_at_most(tmp_path, monkeypatch, victim):
-    """What was measured before counts, and the leader is not blamed."""
     fresh = Fresh(tmp_path, simulated_trials(SPEED), champion=LARGE)
     taken = noted(monkeypatch, fresh.trials)
     usual = fresh.trials.samples_per_second
@@ -186,7 +177,6 @@ def test_one_that_dies_in_its_slices_beside_the_leader_costs_that_instance_at_mo
 
 @pytest.mark.parametrize("champion", [None, LARGE])
 def test_what_was_bracketed_in_the_search_is_bracketed_again(tmp_path, champion):
-    """Never two alive, a champion in the same bracket, and a steady drift cancels."""
     seen = []
     trials = simulated_trials(
         SPEED,
@@ -208,7 +198,6 @@ def test_what_was_bracketed_in_the_search_is_bracketed_again(tmp_path, champion)
 
 @pytest.mark.parametrize("pairing", list(Pairing))
 def test_a_champion_that_fails_is_not_the_leaders_fault(tmp_path, pairing):
-    """Nor the baseline's: the instance is lost, and the next one counts."""
     fresh = Fresh(tmp_path, simulated_trials(SPEED), champion=LARGE, pairing=pairing)
     fresh.trials.failure = failing(LARGE, times=1)
     with pytest.raises(TrialFailed) as failed:
@@ -221,7 +210,6 @@ def test_a_champion_that_fails_is_not_the_leaders_fault(tmp_path, pairing):
 
 @pytest.mark.parametrize("champion", [None, LARGE])
 def test_a_baseline_that_finds_no_memory_beside_a_leader_gets_room(tmp_path, monkeypatch, champion):
-    """Where it runs out of memory in a slice, fewer are alive from then on, and nobody is blamed."""
     fresh = Fresh(tmp_path, simulated_trials(SPEED), champion=champion)
     usual, most = SimulatedTrial.measure, 1
 
@@ -244,7 +232,6 @@ def test_a_baseline_that_finds_no_memory_beside_a_leader_gets_room(tmp_path, mon
 
 @pytest.mark.parametrize("lost", [None, FAST, LARGE])
 def test_a_card_that_another_process_holds_is_nobodys_fault(tmp_path, lost):
-    """Nothing is said of memory, the leader or the champion: the instance is lost."""
     fresh = Fresh(tmp_path, simulated_trials(SPEED, gpus=("H200",)), champion=LARGE)
     fresh.measure()
     launch = fresh.trials.launch
@@ -264,7 +251,6 @@ def test_a_card_that_another_process_holds_is_nobodys_fault(tmp_path, lost):
 
 
 def test_a_card_that_is_taken_before_an_instance_makes_no_room(tmp_path):
-    """The baseline starts alone: that it cannot is no want of memory, and the next instance is side by side."""
     fresh = Fresh(tmp_path, simulated_trials(SPEED))
     failures = [TAKEN]
     fresh.trials.failure = lambda each: failures.pop() if each == BASELINE and failures else None
@@ -279,7 +265,6 @@ def test_a_card_that_is_taken_before_an_instance_makes_no_room(tmp_path):
 
 @pytest.mark.parametrize("pairing", list(Pairing))
 def test_an_instance_that_cannot_start_in_time_is_not_begun(tmp_path, pairing):
-    """No process is started that would be killed."""
     fresh = Fresh(tmp_path, simulated_trials(SPEED), pairing=pairing, left=40.0)
     fresh.measure()
     fresh.trials.clock.advance(fresh.left - (fresh.trials.clock() - fresh.began) - 1.0)
@@ -301,7 +286,6 @@ def measure_until_it_fails(fresh):
 @pytest.mark.parametrize("pairing", list(Pairing))
 @pytest.mark.parametrize("stands_still", [False, True])
 def test_whenever_the_time_is_up_nothing_is_waited_for(tmp_path, pairing, left, stands_still):
-    """No wait goes beyond the deadline and no process is left; a slice that cannot end is no failure of the leader."""
     fresh = Fresh(tmp_path, simulated_trials(SPEED, noise=0.02), pairing=pairing, left=left)
     if stands_still:
         fresh.trials.drift = lambda at: 1.0 if at < fresh.began + left - 2.0 else 1e-6
@@ -312,7 +296,6 @@ def test_whenever_the_time_is_up_nothing_is_waited_for(tmp_path, pairing, left, 
 
 
 def test_who_stops_it_keeps_the_rounds_that_were_measured(tmp_path):
-    """An instance of which pairs were measured counts."""
     asked = []
     fresh = Fresh(tmp_path, simulated_trials(SPEED, noise=0.1), interruptions=lambda: len(asked))
     taken = fresh.trials.samples_per_second
@@ -334,7 +317,6 @@ def test_who_stops_it_keeps_the_rounds_that_were_measured(tmp_path):
 
 @pytest.mark.parametrize("pairing", [None, Pairing.BRACKETED])
 def test_a_leader_whose_weights_are_ruined_fails(tmp_path, monkeypatch, pairing):
-    """They are looked at when its process is ended, after its slices."""
     fresh, finish = Fresh(tmp_path, simulated_trials(SPEED), pairing=pairing), SimulatedTrial.finish
 
     def look(trial, seconds, timeout, *, thorough):
@@ -350,7 +332,6 @@ def test_a_leader_whose_weights_are_ruined_fails(tmp_path, monkeypatch, pairing)
 
 @pytest.mark.parametrize("whole", [None, "whole"])
 def test_the_cost_between_epochs_is_measured_on_the_whole_for_both_sides(tmp_path, whole):
-    """That of a part of the host, which the search has seen, would be charged to the baseline alone."""
     trials = simulated_trials(SPEED, examples=100_000)
     fresh = Fresh(tmp_path, trials)
     assert fresh.run.boundary is not None

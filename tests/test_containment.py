@@ -183,7 +183,6 @@ def contained(home: Path, user: Callable[[], None], act: Callable[[], Any]) -> A
 
 
 def test_no_door_reaches_the_users_files(home, user):
-    """Content, mode, owner and times stay, whichever way a trial writes; each begins with the files as they are."""
     before = snapshot(home / "work")
 
     def through_all_doors() -> list[str]:
@@ -216,7 +215,6 @@ def test_no_door_reaches_the_users_files(home, user):
 
 
 def test_files_below_a_directory_of_somebody_elses_are_written(home, user):
-    """As in /home/GROUP/NAME: an overlay cannot copy the directories of others, so it begins below them."""
     (home / "group").mkdir(mode=0o755)
     (home / "group" / "name").mkdir()
     (home / "work").rename(home / "group" / "name" / "work")
@@ -234,7 +232,6 @@ def test_files_below_a_directory_of_somebody_elses_are_written(home, user):
 
 
 def test_a_trial_reads_what_it_has_written(home, user):
-    """Six thousand rows over an old file of six hundred; a program that it starts sees them as well."""
     (home / "work" / "rows.csv").write_text("1\n" * 600)
     if os.geteuid() == 0:
         os.chown(home / "work" / "rows.csv", USER, USER)
@@ -249,8 +246,6 @@ def test_a_trial_reads_what_it_has_written(home, user):
 
 
 def test_a_directory_that_is_let_through_is_written_for_real(home, user):
-    """A trial's log goes to the run directory; so does what stands beside it."""
-
     def template() -> None:
         user()
         os.chdir(home / "work")
@@ -263,8 +258,6 @@ def test_a_directory_that_is_let_through_is_written_for_real(home, user):
 
 
 def test_a_fork_finds_what_its_template_has_written(home, user):
-    """Importing a workload may prepare data, replace a file, and remove one; its trials find that."""
-
     def template() -> list[Any]:
         user()
         os.chdir(home / "work")
@@ -291,8 +284,6 @@ def test_a_fork_finds_what_its_template_has_written(home, user):
 
 
 def test_rights_devices_and_places_are_as_before(home, user):
-    """Programs find shared memory, devices and their own directory; an ordinary user gets no rights over its files."""
-
     def facts() -> dict[str, Any]:
         Path("/dev/null").write_text("x")
         with tempfile.NamedTemporaryFile(dir="/dev/shm") as shared:
@@ -310,8 +301,6 @@ def test_rights_devices_and_places_are_as_before(home, user):
 
 
 def test_what_a_killed_run_has_left_is_in_nobodys_way(home, user):
-    """A process with the same number begins with the files as they are."""
-
     def trial() -> str:
         left = home / "logs" / "layers" / str(os.getpid()) / "upper-0"
         left.mkdir(parents=True)
@@ -328,7 +317,6 @@ def test_what_a_killed_run_has_left_is_in_nobodys_way(home, user):
 
 
 def test_servers_are_reached_by_their_sockets(home, user):
-    """A database or a display server listens on a file in the user's or the temporary directory."""
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(home / "work" / "server"))
         os.chmod(home / "work" / "server", 0o777)
@@ -343,7 +331,6 @@ def test_servers_are_reached_by_their_sockets(home, user):
 
 
 def test_a_tree_with_something_mounted_in_the_users_directory(home):
-    """The directory is written to, and so is what is mounted below it: neither reaches the user's files."""
     if os.geteuid() != 0:
         pytest.skip("needs root, to mount")
     data = home / "work" / "folder"
@@ -371,7 +358,6 @@ def test_a_tree_with_something_mounted_in_the_users_directory(home):
 
 
 def test_a_file_that_is_mounted_cannot_be_written(home):
-    """As by `docker run -v FILE:FILE`: no overlay takes a single file."""
     if os.geteuid() != 0:
         pytest.skip("needs root, to mount")
     mine = home / "work" / "second.txt"
@@ -393,7 +379,6 @@ def test_a_file_that_is_mounted_cannot_be_written(home):
 
 
 def test_containers_on_an_overlay_keep_layers_in_memory(home, user):
-    """No overlay takes an overlay for its layer. Where even a second one is refused, that is said."""
     before = snapshot(home / "work")
 
     def container() -> list[str]:
@@ -414,7 +399,6 @@ def test_containers_on_an_overlay_keep_layers_in_memory(home, user):
 
 
 def test_where_no_namespace_may_be_made_that_is_the_answer(home):
-    """The kernel's limit is zero; the process goes on uncontained, and `renew` does nothing."""
     if os.geteuid() != 0:
         pytest.skip("needs root, to set a limit")
 
@@ -434,7 +418,6 @@ def test_where_no_namespace_may_be_made_that_is_the_answer(home):
 
 
 def test_layers_that_grow_too_large_are_noticed(tmp_path, monkeypatch):
-    """They are counted now and then, also where others free as much of the disk; small ones are no matter."""
     monkeypatch.setattr(containment, "LARGEST_LAYER_BYTES", 1 << 20)
     (tmp_path / "7" / "upper-0").mkdir(parents=True)
     limit = LayerLimit(tmp_path, 7)

@@ -20,7 +20,6 @@ SHAPES = {
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_fresh_pair_takes_about_what_is_expected(tmp_path, shape):
-    """From what the search has seen of both sides: hardly more, so that the time holds it, and not much less."""
     fresh = Fresh(tmp_path, simulated_trials(**{"samples_per_second": faster_by(), **SHAPES[shape]}))
     expected = costs.pair_seconds(fresh.records)
     fresh.measure(3)
@@ -30,7 +29,6 @@ def test_a_fresh_pair_takes_about_what_is_expected(tmp_path, shape):
 @pytest.mark.parametrize("budget", [30.0, 300.0, 3600.0])
 @pytest.mark.parametrize("ready", [1.0, 5.0, 25.0])
 def test_a_trial_that_hangs_costs_a_tenth_of_the_budget(budget, ready):
-    """Unless one that does not hang takes longer; and one that is a little slower than the baseline may end."""
     timeout = costs.trial_timeout(budget, first_step=0.8 * ready, ready=ready)
     least = 1.5 * ready + costs.measured_seconds(ready)
     assert timeout >= least
@@ -38,7 +36,6 @@ def test_a_trial_that_hangs_costs_a_tenth_of_the_budget(budget, ready):
 
 
 def test_processes_that_take_long_to_start_are_asked_more():
-    """Within bounds: what starts in a second need not train for one, and nobody trains for minutes."""
     seconds = [costs.measured_seconds(ready) for ready in (0.1, 5.0, 60.0, 600.0)]
     assert seconds == sorted(seconds)
     assert seconds[0] > 1.0
@@ -46,7 +43,6 @@ def test_processes_that_take_long_to_start_are_asked_more():
 
 
 def test_rounds_are_few_and_not_too_few():
-    """Degrees of freedom cost starts: processes that take long to start give more slices, within bounds."""
     records = [
         a_record(first_step_seconds=start, warmup_seconds=1.0, slices=(a_slice(),) * 3, timed_by="steps")
         for start in (0.5, 20.0, 2000.0)
@@ -59,7 +55,6 @@ def test_rounds_are_few_and_not_too_few():
 
 
 def test_an_epoch_of_unknown_length_is_no_short_one():
-    """An endless dataset, or a trial that was not timed."""
     shapes = itertools.product((None, 100.0), (1.0, None))
     for first, warm in shapes:
         record = a_record(BASELINE, first_step_seconds=first, warmup_seconds=warm)

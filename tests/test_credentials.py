@@ -28,7 +28,6 @@ from autotune.data.credentials import credential_values, mask_arguments, mask_te
     ],
 )
 def test_what_looks_like_a_credential_is_masked(arguments, masked):
-    """By the name before it, or by its own shape; masking again changes nothing."""
     assert mask_arguments(arguments.split()) == tuple(masked.split())
     assert mask_arguments(masked.split()) == tuple(masked.split())
 
@@ -45,12 +44,10 @@ def test_what_looks_like_a_credential_is_masked(arguments, masked):
     ],
 )
 def test_what_is_none_stays(arguments):
-    """A run that is gone on with, or a recipe that is verified, would ask for it again."""
     assert mask_arguments(arguments.split()) == tuple(arguments.split())
 
 
 def test_values_are_found_again_in_what_a_script_prints():
-    """An argument parser repeats what it refuses; short values may be part of any word, and stay."""
     values = credential_values(["--token=hunter22", "--password", "abc"], {"DB_PASSWORD": "swordfish", "N": "1234567"})
     assert set(values) == {"hunter22", "swordfish"}
     text = "error: no choice hunter22; swordfish; N 1234567; https://me:secret@host/"
@@ -58,7 +55,6 @@ def test_values_are_found_again_in_what_a_script_prints():
 
 
 def test_only_variables_that_act_on_speed_are_recorded_with_their_values():
-    """Others are recorded by name: nothing of ours reads them out of a file."""
     given = {"TF_NUM_INTEROP_THREADS": "2", "OMP_NUM_THREADS": "1", "DB_PASSWORD": "abc", "HOME_TOWN": "abc"}
     assert recorded_variables({**given, "TF_TOKEN": "abc"}) == {
         "TF_NUM_INTEROP_THREADS": "2",

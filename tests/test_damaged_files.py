@@ -49,7 +49,7 @@ NAME = "my\n\x1b[31m[red]\u202e\udcff.file"
 """A file's name that would drive a terminal, were it printed as it is."""
 
 
-def refusal(function, *arguments):
+def find_conflict(function, *arguments):
     """The sentence with which a reader refuses, or leaves a trial out: printable, of bounded length; None otherwise."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", DamagedRunWarning)
@@ -71,7 +71,7 @@ def refusal(function, *arguments):
 def read(function, *arguments):
     """What a reader returns; None where it refuses."""
     returned = []
-    refusal(lambda: returned.append(function(*arguments)))
+    find_conflict(lambda: returned.append(function(*arguments)))
     return returned[0] if returned else None
 
 
@@ -94,7 +94,7 @@ def run(tmp_path):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(json.dumps(document))
     (tmp_path / "space.toml").write_text(SPACES[0])
-    assert not any(refusal(reader, tmp_path) for reader in READERS.values())
+    assert not any(find_conflict(reader, tmp_path) for reader in READERS.values())
     return tmp_path
 
 
@@ -113,7 +113,7 @@ def run(tmp_path):
 def test_what_is_no_text_of_bounded_length_is_not_read(run, name, make, words):
     (run / name).unlink()
     make(run / name)
-    said = refusal(READERS[name], run)
+    said = find_conflict(READERS[name], run)
     assert str(run / name) in said
     if name not in ("recipe.json", "space.toml") and (run / name).is_symlink():
         words = "is a link"
@@ -134,7 +134,7 @@ def test_what_is_no_text_of_bounded_length_is_not_read(run, name, make, words):
 )
 def test_what_is_no_json_object_is_refused(run, name, content, words):
     (run / name).write_bytes(content)
-    said = refusal(READERS[name], run)
+    said = find_conflict(READERS[name], run)
     assert str(run / name) in said
     assert words in said
 
@@ -144,7 +144,7 @@ def test_a_file_that_was_cut_is_refused_wherever_it_was(run, name):
     whole = (run / name).read_bytes()
     for length in range(0, len(whole), max(1, len(whole) // 50)):
         (run / name).write_bytes(whole[:length])
-        assert "Invalid JSON" in refusal(READERS[name], run)
+        assert "Invalid JSON" in find_conflict(READERS[name], run)
 
 
 @pytest.mark.parametrize(
@@ -156,13 +156,13 @@ def test_a_file_that_was_cut_is_refused_wherever_it_was(run, name):
 )
 def test_another_version_is_refused_as_that(run, name, version):
     (run / name).write_text(json.dumps(RUN[name] | {"schema_version": version}))
-    assert re.search("schema_version|another version", refusal(READERS[name], run))
+    assert re.search("schema_version|another version", find_conflict(READERS[name], run))
 
 
 @pytest.mark.parametrize("name", OF_JSON)
 def test_an_unknown_key_is_named(run, name):
     (run / name).write_text(json.dumps(RUN[name] | {"extra": 1}))
-    assert "extra" in refusal(READERS[name], run)
+    assert "extra" in find_conflict(READERS[name], run)
 
 
 # --------------------------------------------------------------------------------------------- any damage

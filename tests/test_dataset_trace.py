@@ -47,7 +47,6 @@ def mapped(source, line, *operations):
 
 @pytest.mark.parametrize("kind", ["Take", "Skip", "Shard", "Window", "Batch", "PaddedBatch", "Unbatch"])
 def test_what_counts_batches_stops_the_batch_size(kind):
-    """After `batch` it would yield other examples with another size; before it, it counts examples."""
     calls, why = batch_calls(dataset("Prefetch", dataset(kind, dataset("Map", batched(dataset("Range"))))))
     assert calls == []
     assert why == f"a `{kind.lower()}` after batch() in train.py, line 7 counts batches"
@@ -56,7 +55,6 @@ def test_what_counts_batches_stops_the_batch_size(kind):
 
 
 def test_batches_that_are_numbered_stop_the_batch_size():
-    """`enumerate` is a `zip` with a range; a `zip` of two batched datasets counts nothing."""
     numbered = dataset("Zip", dataset("Variant"), batched(dataset("TensorSlice")))
     calls, why = batch_calls(dataset("Map", numbered))
     assert calls == []
@@ -66,14 +64,12 @@ def test_batches_that_are_numbered_stop_the_batch_size():
 
 
 def test_parts_with_batches_of_other_sizes_keep_them():
-    """No single size stands for both."""
     both = dataset("Concatenate", batched(dataset("Range"), given=8), batched(dataset("Range"), given=16))
     assert batch_calls(both) == ([], "its parts are batched by different sizes")
     assert batch_calls(dataset("Range")) == ([], "no `batch()` of the script's feeds the training")
 
 
 def test_the_nearest_call_comes_first_and_shared_parts_once():
-    """A pipeline may read one dataset twice."""
     shared = dataset("Range")
     tag(shared, DatasetCall("num_parallel_calls", SITE, 1, 1))
     last = dataset("Zip", shared, shared)
@@ -83,8 +79,6 @@ def test_the_nearest_call_comes_first_and_shared_parts_once():
 
 @pytest.mark.parametrize(("used", "buffer"), [(48, 2), (8, 12), (16, 6), (1024, 1)])
 def test_a_shuffle_of_batches_holds_as_many_examples_as_before(used, buffer):
-    """Three times larger batches need a third of them; a shuffle of examples stays as it is."""
-
     def shuffle(self, buffer_size, seed=None):
         return buffer_size
 
@@ -97,7 +91,6 @@ def test_a_shuffle_of_batches_holds_as_many_examples_as_before(used, buffer):
 
 
 def test_examples_are_counted_before_they_are_batched():
-    """What yields as many elements as it reads lies between; a `repeat` or an unknown length must be counted."""
     examples = dataset("TensorSlice", elements=100)
     assert examples_of(dataset("Prefetch", dataset("Map", batched(examples))), 16) == 100
     assert examples_of(dataset("Repeat", batched(examples)), 16) is None
@@ -109,7 +102,6 @@ def test_examples_are_counted_before_they_are_batched():
 
 
 def test_the_last_batch_of_an_epoch_may_be_smaller():
-    """Seven batches of 16 hold 100 examples, unless the last one is dropped or its size unknown."""
     examples = dataset("TensorSlice", elements=100)
     assert mean_batch(dataset("Repeat", batched(examples)), 16) == pytest.approx(100 / 7)
     assert mean_batch(batched(examples, drop_remainder=True), 16) == 16.0
@@ -119,7 +111,6 @@ def test_the_last_batch_of_an_epoch_may_be_smaller():
 
 
 def test_the_last_map_whose_results_stay_may_be_cached():
-    """What is drawn by chance, by Python or in another order differs from epoch to epoch."""
     plain = mapped(mapped(dataset("TensorSlice"), 3, "Cast"), 4, "Mul", "Add")
     assert cacheable_map(batched(dataset("Shuffle", plain)))[0].line == 4
     for operations in (("RandomUniform",), ("Mul", "StatelessRandomUniformV2"), ("EagerPyFunc",)):

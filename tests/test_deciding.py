@@ -28,7 +28,6 @@ LEADER = LogInterval(value=0.35, low=0.3, high=0.4, count=8)
 
 
 def test_nothing_is_decided_on_a_few_pairs():
-    """However clear it looks, the first pairs decide nothing where nothing is known of their spread."""
     for value in (-5.0, 5.0):
         assert stop_measuring([value] * 2, leader=LEADER) is None
         assert stop_measuring([value] * 3, leader=LEADER) is None
@@ -39,18 +38,15 @@ def test_nothing_is_decided_on_a_few_pairs():
     ("centre", "expected"), [(-0.5, Stop.CANNOT_WIN), (0.28, Stop.BEHIND), (0.35, None), (0.9, Stop.AHEAD)]
 )
 def test_a_candidate_is_told_from_the_leader_and_no_more(centre, expected):
-    """Surely slower, surely faster, or probably slower: then its time is better spent elsewhere."""
     assert stop_measuring(noisy(centre, 6), leader=LEADER) is expected
 
 
 def test_without_a_leader_each_is_measured_until_it_is_known():
-    """Even a very slow one; and once the speed-up is known closely, more slices are wasted."""
     assert stop_measuring(noisy(-3.0, 6), leader=None) is None
     assert stop_measuring(noisy(0.3, 6, deviation=0.001), leader=None) is Stop.NARROW
 
 
 def test_the_spread_of_other_trials_lets_the_hopeless_go_at_once():
-    """Two pairs far below the best are enough where it is known how much pairs vary, and not where it is not."""
     values = [-0.5] * 2
     hardly = Spread(deviation=0.05, degrees=2)
     assert stop_measuring(values, leader=LEADER, others=KNOWN) is Stop.CANNOT_WIN
@@ -59,13 +55,11 @@ def test_the_spread_of_other_trials_lets_the_hopeless_go_at_once():
 
 
 def test_two_pairs_that_agree_by_luck_give_nobody_up():
-    """Their own spread is 0, but pairs are known to vary by more than what is missing."""
     assert stop_measuring([0.25, 0.25], leader=LEADER, others=KNOWN) is None
 
 
 @pytest.mark.parametrize("others", [None, KNOWN])
 def test_looking_after_each_pair_rarely_gives_up_an_equal(others):
-    """A candidate just as fast as the best is given up in few of many trials, though it is looked at often."""
     given_up = 0
     for seed in range(300):
         values = noisy(0.3, 12, seed=seed)
@@ -89,7 +83,6 @@ def test_looking_after_each_pair_rarely_gives_up_an_equal(others):
     ],
 )
 def test_faster_needs_a_sure_gain_that_is_worth_it(speedup, half_width, min_gain, expected):
-    """The lower bound lies above 1, and the estimate is as much up as the user wants; one process bounds nothing."""
     assert is_faster(around(math.log(speedup), half_width), min_gain=min_gain) is expected
 
 
@@ -103,5 +96,4 @@ def test_faster_needs_a_sure_gain_that_is_worth_it(speedup, half_width, min_gain
     ],
 )
 def test_what_a_claim_lacks_must_count(now, min_gain, expected):
-    """Less than the smallest gain that counts, however surely it is missing, is not held against a claim."""
     assert judge_claim(around(0.40, 0.01), now, min_gain=min_gain) is expected

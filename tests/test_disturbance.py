@@ -41,38 +41,31 @@ def marked(loads, usual=0.0, count=12):
 
 @pytest.mark.parametrize("usual", [0.0, 0.5])
 def test_a_burst_of_load_marks_the_pairs_that_it_hit(usual):
-    """Whether it hit one slice of a pair or both; nothing else is marked."""
     assert marked({5: usual + 0.4, 10: usual + 0.3, 11: usual + 0.3}, usual) == [2, 5]
 
 
 def test_a_long_burst_is_marked_whole():
-    """Up to half of the pairs, however many slices it hit in a row."""
     assert marked(dict.fromkeys(range(6, 15), 0.45)) == [3, 4, 5, 6, 7]
 
 
 @pytest.mark.parametrize("load", [0.1, 0.5, 0.9])
 def test_constant_load_is_no_burst(load):
-    """Where others are always busy, that is what this machine is."""
     assert marked({}, usual=load) == []
 
 
 def test_load_that_comes_with_one_configuration_is_no_burst():
-    """Kernel threads that work for the candidate alone belong to it: its pairs are all alike."""
     assert marked({place: 0.4 for place in range(24) if place % 2}) == []
 
 
 def test_a_slice_without_the_usual_load_marks_its_pair():
-    """A pair of which one slice lacks a load that is usual compares what cannot be compared."""
     assert marked({9: 0.0}, usual=0.5) == [4]
 
 
 def test_little_load_is_no_burst():
-    """A few percent of the machine are what any machine has."""
     assert marked({5: 0.05}) == []
 
 
 def test_what_a_machine_does_not_show_marks_nothing():
-    """Unknown loads are unknown, not nothing."""
     assert marked({5: 0.5}, usual=None) == []
     assert marked({5: None, 9: 0.5}) == [4]
     assert disturbed_pairs([]) == []
@@ -83,7 +76,6 @@ def test_what_a_machine_does_not_show_marks_nothing():
     [(None, 1.0, None, None), (2, None, None, None), (2, 0.5, 0.5, 0.5), (2, None, 0.5, 0.25), (2, 9.0, 0.0, 1.0)],
 )
 def test_a_load_is_what_others_took_of_the_cores(cores, foreign, steal, load):
-    """Other processes and other virtual machines, over all cores; unknown where either side of that is."""
     counted = {"cores": cores, "foreign_cpu_seconds": foreign, "steal_seconds": steal}
     assert load_of(a_slice(seconds=1.0).model_copy(update=counted)) == load
 
@@ -98,7 +90,6 @@ def test_a_load_is_what_others_took_of_the_cores(cores, foreign, steal, load):
     ],
 )
 def test_a_machine_that_is_always_restless_has_few_marked(restless):
-    """Below one pair in twenty, however its load is spread."""
     noise = random.Random(1)
     loads = [{place: min(0.95, restless(noise)) for place in range(40)} for _ in range(60)]
     assert sum(len(marked(each, count=20)) for each in loads) / (60 * 20) < 0.05
@@ -109,7 +100,6 @@ shares = st.floats(0, 1)
 
 @given(st.lists(st.tuples(shares, shares), max_size=30))
 def test_candidate_and_baseline_are_judged_alike(loads):
-    """With the two exchanged the same pairs are marked, and never so many that too few are left."""
     found = disturbed_pairs(loads)
     assert disturbed_pairs([(two, one) for one, two in loads]) == found
     assert not any(found) or found.count(False) >= max(2, len(found) / 2)
@@ -117,7 +107,6 @@ def test_candidate_and_baseline_are_judged_alike(loads):
 
 @given(st.lists(st.booleans(), max_size=30))
 def test_enough_pairs_remain_or_all_are_used(disturbed):
-    """Never fewer than half, never fewer than two, and no disturbed one beside those that were left out."""
     keep = usable_pairs(disturbed)
     assert len(keep) == len(disturbed)
     if not all(keep):
@@ -147,41 +136,34 @@ HOT, CAPPED, IDLE = ({"limited_by": (each,)} for each in ("thermal", "power_cap"
 
 @pytest.mark.parametrize("reason", ["power_cap", "thermal", "hardware_thermal", "hardware_slowdown", "power_brake"])
 def test_a_pair_whose_card_was_slowed_on_one_side_is_left_out(reason):
-    """By heat, power or the board; by whichever side."""
     slowed = {"limited_by": (reason, "sync_boost")}
     assert on_gpu(baseline={3: slowed}, candidate={7: slowed}) == {3: "gpu_clocks", 7: "gpu_clocks"}
 
 
 def test_a_pair_that_was_slowed_on_both_sides_counts():
-    """Both slices met the same card."""
     assert on_gpu(baseline={3: HOT}, candidate={3: HOT}) == {}
 
 
 def test_clocks_that_were_set_or_idle_slow_nothing():
-    """An idle card, a card with applications clocks: neither is held down under load."""
     assert on_gpu(baseline={3: IDLE}, candidate={5: {"limited_by": ("applications_clocks",)}}) == {}
 
 
 def test_a_power_cap_that_comes_with_one_configuration_belongs_to_it():
-    """What draws more meets the cap more often: without those pairs it would look faster than it trains."""
     assert on_gpu(candidate=dict.fromkeys(range(0, 12, 2), CAPPED)) == {}
 
 
 def test_a_limit_that_both_sides_meet_at_times_is_nobodys_own():
-    """A hot card slows whoever trains at that moment."""
     left_out = on_gpu(baseline={0: HOT, 4: HOT}, candidate={2: HOT, 6: HOT})
     assert left_out == dict.fromkeys((0, 2, 4, 6), "gpu_clocks")
 
 
 def test_a_pair_beside_another_process_on_the_card_is_left_out():
-    """By the share of the card that it took; or by its presence, where that is all that NVML tells."""
     busy = {"others": 1, "foreign_utilisation": 0.4}
     there = {"others": 1, "foreign_utilisation": None}
     assert on_gpu(baseline={2: busy}, candidate={9: there}) == {2: "others_on_gpu", 9: "others_on_gpu"}
 
 
 def test_a_process_that_only_sits_on_the_card_disturbs_nothing():
-    """A notebook that holds memory and does nothing; and one that is always there."""
     sits, there = {"others": 1, "foreign_utilisation": 0.0}, {"others": 1, "foreign_utilisation": None}
     always = dict.fromkeys(range(12), there)
     assert on_gpu(candidate={2: sits}) == {}
@@ -189,13 +171,11 @@ def test_a_process_that_only_sits_on_the_card_disturbs_nothing():
 
 
 def test_what_a_card_does_not_tell_marks_nothing():
-    """Neither who else is there nor what holds its clocks."""
     silent = {"limited_by": None, "others": None, "foreign_utilisation": None}
     assert on_gpu(baseline={2: {**HOT, "others": 1}}, candidate={2: silent}) == {}
 
 
 def test_the_trial_says_why_pairs_were_left_out(tmp_path):
-    """In its record, and in its line on the console."""
     record = confirmed(tmp_path, 3, load=bursts(3)).record
     left_out = [pair.disturbed_by for pair in record.pairs if pair.disturbed]
     assert set(left_out) == {"others"}
@@ -226,7 +206,6 @@ def confirmed(tmp_path, seed, *, load, pairs=6, **settings):
 
 
 def test_with_bursts_the_claim_is_narrower_and_still_covers(tmp_path, monkeypatch):
-    """Detection makes the interval clearly narrower; the truth is inside as often as it should be."""
     seeds = range(24)
 
     def all_of_them():
@@ -242,7 +221,6 @@ def test_with_bursts_the_claim_is_narrower_and_still_covers(tmp_path, monkeypatc
 
 
 def test_bursts_that_do_not_show_leave_the_claim_covering(tmp_path):
-    """Long bursts on a machine that shows no load are noise, and the truth stays inside at the level of a claim."""
     found = [
         confirmed(tmp_path, seed, load=bursts(seed, every=30.0, longest=6.0), load_shows=False) for seed in range(16)
     ]
@@ -253,13 +231,11 @@ def test_bursts_that_do_not_show_leave_the_claim_covering(tmp_path):
 
 @pytest.mark.parametrize("load", [0.0, 0.5])
 def test_constant_load_marks_nothing(tmp_path, load):
-    """A machine that is always half taken gives a claim about that machine, with nothing left out."""
     record = confirmed(tmp_path, 1, load=lambda at: load).record
     assert not any(pair.disturbed for pair in record.pairs)
 
 
 def test_what_the_claim_rests_on_can_be_read_from_the_record(tmp_path):
-    """The interval is that of the pairs that are not marked."""
     found = confirmed(tmp_path, 3, load=bursts(3))
     assert any(pair.disturbed for pair in found.record.pairs)
     instances = {}
@@ -271,8 +247,6 @@ def test_what_the_claim_rests_on_can_be_read_from_the_record(tmp_path):
 
 
 def test_disturbed_pairs_are_taken_again_within_bounds(tmp_path):
-    """An instance gets a round more for each, up to a number: restlessness does not go on for ever."""
-
     def rounds(load):
         pairs = confirmed(tmp_path, 3, load=load).record.pairs
         counts = [sum(pair.instance == each for pair in pairs) for each in range(6)]
@@ -285,7 +259,6 @@ def test_disturbed_pairs_are_taken_again_within_bounds(tmp_path):
 
 
 def test_a_search_trials_disturbed_pairs_do_not_count(tmp_path):
-    """The same in the search: marked in the record, not in its speed-up, and slices have their place in time."""
     trials = simulated_trials(SPEED, noise=0.02, foreign_load=bursts(5, every=4.0))
     _, directory = quick_tune(trials, tmp_path / "run", budget=600.0)
     searched = [each for each in directory.trials.values() if each.phase is Phase.SEARCH]
@@ -305,7 +278,6 @@ def test_a_search_trials_disturbed_pairs_do_not_count(tmp_path):
 
 
 def test_a_restored_trial_has_the_marks_of_its_record(tmp_path):
-    """Resuming judges nothing anew: the log-ratios are those that the record's speed-up was made of."""
     trials = simulated_trials(SPEED, noise=0.02, foreign_load=bursts(5, every=4.0))
     _, directory = quick_tune(trials, tmp_path / "run", budget=600.0)
     records = {n: each for n, each in directory.trials.items() if each.phase is not Phase.CONFIRM}

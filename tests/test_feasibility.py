@@ -14,7 +14,6 @@ FAILED = BASELINE.replace(batch_size=256, prefetch=2)
     "changes", [{}, {"batch_size": 512}, {"prefetch": 4}, {"batch_size": 1024, "prefetch": 16}, {"intra_op_threads": 1}]
 )
 def test_what_needs_as_much_or_more_is_known_to_fail(changes):
-    """A larger batch, a deeper prefetch, the same with other threads: all run out of memory as well."""
     assert known_to_fail(FAILED.replace(**changes), [FAILED])
 
 
@@ -32,19 +31,16 @@ def test_what_needs_as_much_or_more_is_known_to_fail(changes):
     ],
 )
 def test_what_may_need_less_is_tried(changes):
-    """Nothing is inferred of a knob whose hunger is not known, or where one knob asks for less."""
     assert not known_to_fail(FAILED.replace(**changes), [FAILED])
 
 
 def test_float32_needs_what_mixed_precision_needed():
-    """Where half the bytes did not fit, all of them do not; float16 and bfloat16 take the same."""
     failed = FAILED.replace(precision="mixed_float16")
     assert known_to_fail(FAILED, [failed])
     assert known_to_fail(FAILED.replace(precision="mixed_bfloat16"), [failed])
 
 
 def test_one_failure_is_enough():
-    """Any of the configurations that failed can rule one out; without failures nothing is."""
     small = FAILED.replace(batch_size=1024, jit_compile=True)
     assert known_to_fail(FAILED, [small, FAILED])
     assert not known_to_fail(FAILED, [small])
@@ -52,7 +48,6 @@ def test_one_failure_is_enough():
 
 
 def test_parallel_calls_hold_memory():
-    """What ran out with many calls in flight says nothing of the same batch with one."""
     failed = BASELINE.replace(num_parallel_calls=64, data_threads=32)
     assert not known_to_fail(BASELINE.replace(num_parallel_calls=1), [failed])
     assert known_to_fail(BASELINE.replace(num_parallel_calls=128, data_threads=32), [failed])
@@ -60,7 +55,6 @@ def test_parallel_calls_hold_memory():
 
 
 def test_tensorflows_own_threads_are_neither_more_nor_less_than_a_number():
-    """Its pool is as wide as the machine: what ran out of memory with it says nothing of four threads."""
     failed = FAILED.replace(data_threads=0)
     assert not known_to_fail(failed.replace(data_threads=4), [failed])
     assert not known_to_fail(failed, [failed.replace(data_threads=4)])
@@ -80,20 +74,17 @@ def leaves(free_bytes, used_bytes=600):
 
 @pytest.mark.parametrize(("peak", "fits"), [(300, True), (301, False)])
 def test_what_a_configuration_took_must_fit_beside_the_baseline_with_a_margin(peak, fits):
-    """A tenth of a card of 1,000 bytes stays free, of 400 that the baseline leaves."""
     records = [a_record(LARGE, peak_device_bytes=peak)]
     assert fit_on_card([leaves(400)], [LARGE], records) is fits
 
 
 def test_what_needs_more_takes_as_much_at_least():
-    """A larger batch than one that does not fit need not be tried; of a smaller one nothing is known."""
     records = [a_record(LARGE, peak_device_bytes=500)]
     assert not fit_on_card([leaves(400)], [LARGE.replace(batch_size=512)], records)
     assert fit_on_card([leaves(400)], [LARGE.replace(batch_size=128)], records)
 
 
 def test_a_leader_and_a_champion_must_fit_together():
-    """Each fits beside the baseline, and both do not."""
     records = [a_record(LARGE, peak_device_bytes=200), a_record(FAST, peak_device_bytes=200)]
     assert fit_on_card([leaves(400)], [LARGE], records)
     assert fit_on_card([leaves(400)], [FAST], records)
@@ -101,7 +92,6 @@ def test_a_leader_and_a_champion_must_fit_together():
 
 
 def test_of_several_cards_the_fullest_counts_and_the_latest_slice():
-    """What others took of a card meanwhile is gone."""
     both = leaves(400).model_copy(update={"gpus": (*leaves(9000).gpus, *leaves(400).gpus)})
     records = [a_record(LARGE, peak_device_bytes=500)]
     assert not fit_on_card([leaves(9000), both], [LARGE], records)
@@ -110,7 +100,6 @@ def test_of_several_cards_the_fullest_counts_and_the_latest_slice():
 
 @pytest.mark.parametrize("slices", [[], [a_slice()], [leaves(None)]])
 def test_without_a_card_or_its_figures_two_are_tried_together(slices):
-    """As on a CPU, where running out of memory tells."""
     assert fit_on_card(slices, [LARGE], [a_record(LARGE, peak_device_bytes=1 << 40)])
 
 
@@ -120,7 +109,6 @@ def on_full_card(configuration, seconds):
 
 
 def test_a_candidate_that_does_not_fit_is_measured_in_blocks(tmp_path):
-    """Its first process tells what it takes; from then on it is never alive beside the baseline."""
     searching = Searching(tmp_path, simulated_trials(gpus=("H200",), cards=on_full_card))
     trial, record = searching.measure(FAST)
     assert record.pairing is Pairing.ALTERNATING
@@ -130,7 +118,6 @@ def test_a_candidate_that_does_not_fit_is_measured_in_blocks(tmp_path):
 
 
 def test_a_leader_that_does_not_fit_is_confirmed_in_blocks(tmp_path):
-    """By what its search trial took; with room it takes turns."""
     cramped = Fresh(tmp_path / "cramped", simulated_trials(gpus=("H200",), cards=on_full_card))
     cramped.measure()
     assert cramped.record.pairing is Pairing.BRACKETED

@@ -12,19 +12,16 @@ from autotune.data.files import is_utf8, read_at_most, write_atomically
 
 
 def test_the_text_is_in_the_file_as_utf_8(tmp_path):
-    """Letters beyond ASCII and line ends are written as they are."""
     write_atomically(tmp_path / "recipe.json", "größer\r\n→ 2×\n")
     assert (tmp_path / "recipe.json").read_bytes() == "größer\r\n→ 2×\n".encode()
 
 
 def test_bytes_are_in_the_file_as_they_are(tmp_path):
-    """What is no text, such as a Parquet file, is written unchanged."""
     write_atomically(tmp_path / "history.parquet", b"PAR1\xff\r\n\x00")
     assert (tmp_path / "history.parquet").read_bytes() == b"PAR1\xff\r\n\x00"
 
 
 def test_an_older_file_is_replaced_whole(tmp_path):
-    """Nothing of a longer text that stood there before is left, and no other file beside it."""
     (tmp_path / "recipe.json").write_text("a much longer text than the new one")
     write_atomically(tmp_path / "recipe.json", "new")
     assert (tmp_path / "recipe.json").read_text() == "new"
@@ -32,14 +29,12 @@ def test_an_older_file_is_replaced_whole(tmp_path):
 
 
 def test_a_bare_name_is_written_in_the_current_directory(tmp_path, monkeypatch):
-    """A path without a directory works."""
     monkeypatch.chdir(tmp_path)
     write_atomically(Path("recipe.json"), "text")
     assert (tmp_path / "recipe.json").read_text() == "text"
 
 
 def test_the_text_is_on_the_disk_before_the_file_takes_its_name(tmp_path, monkeypatch):
-    """What is renamed is complete and flushed; until then the old file stands."""
     target = tmp_path / "recipe.json"
     target.write_text("old")
     events = []
@@ -62,7 +57,6 @@ def test_the_text_is_on_the_disk_before_the_file_takes_its_name(tmp_path, monkey
 
 @pytest.mark.parametrize("mask", [0o022, 0o077, 0o002])
 def test_the_file_has_the_permissions_of_any_new_file(tmp_path, mask):
-    """The file follows the process's mask, which stays as it was."""
     before = os.umask(mask)
     try:
         write_atomically(tmp_path / "recipe.json", "text")
@@ -73,7 +67,6 @@ def test_the_file_has_the_permissions_of_any_new_file(tmp_path, mask):
 
 
 def test_a_missing_directory_is_named(tmp_path):
-    """The error says which file, why, and what to do."""
     target = tmp_path / "gone" / "recipe.json"
     with pytest.raises(RunDirectoryError) as caught:
         write_atomically(target, "text")
@@ -82,7 +75,6 @@ def test_a_missing_directory_is_named(tmp_path):
 
 
 def test_the_caller_may_know_a_better_next_step(tmp_path):
-    """Where the file is not one of a run, the caller's hint stands in place of the usual one."""
     with pytest.raises(RunDirectoryError) as caught:
         write_atomically(tmp_path / "gone" / "history.csv", "text", hint="Give another file.")
     assert caught.value.hint == "Give another file."
@@ -90,7 +82,6 @@ def test_the_caller_may_know_a_better_next_step(tmp_path):
 
 @pytest.mark.parametrize("call", ["fsync", "replace"])
 def test_a_full_disk_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch, call):
-    """Whichever step fails, what stood there stays, and no temporary file does."""
     target = tmp_path / "recipe.json"
     target.write_text("old")
 
@@ -105,7 +96,6 @@ def test_a_full_disk_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch,
 
 
 def test_a_directory_in_the_files_place_is_refused_and_left_alone(tmp_path):
-    """A directory of that name is not replaced, and no temporary file stays beside it."""
     (tmp_path / "recipe.json").mkdir()
     with pytest.raises(RunDirectoryError, match="Is a directory"):
         write_atomically(tmp_path / "recipe.json", "text")
@@ -114,7 +104,6 @@ def test_a_directory_in_the_files_place_is_refused_and_left_alone(tmp_path):
 
 @pytest.mark.parametrize("interruption", [KeyboardInterrupt, SystemExit])
 def test_an_interruption_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch, interruption):
-    """Ctrl-C while the text goes to the disk passes through, and cleans up."""
     target = tmp_path / "recipe.json"
     target.write_text("old")
 
@@ -129,7 +118,6 @@ def test_an_interruption_leaves_the_old_file_and_nothing_else(tmp_path, monkeypa
 
 
 def test_text_that_cannot_be_encoded_leaves_nothing_behind(tmp_path):
-    """Half a surrogate pair is no text; the failed attempt is not seen in the directory."""
     with pytest.raises(UnicodeEncodeError):
         write_atomically(tmp_path / "recipe.json", "\ud800")
     assert os.listdir(tmp_path) == []
@@ -137,7 +125,6 @@ def test_text_that_cannot_be_encoded_leaves_nothing_behind(tmp_path):
 
 @pytest.mark.parametrize("there", [True, False])
 def test_a_link_is_followed_and_stays(tmp_path, there):
-    """The file that a link leads to is replaced whole, whether it exists yet or not."""
     (tmp_path / "real").mkdir()
     if there:
         (tmp_path / "real" / "recipe.json").write_text("a much longer text than the new one")
@@ -149,7 +136,6 @@ def test_a_link_is_followed_and_stays(tmp_path, there):
 
 
 def test_a_pipe_is_written_to_and_stays(tmp_path):
-    """Whoever reads a FIFO gets the text, by a link as well; a reader that has gone is no error."""
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "link").symlink_to("pipe")
     reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
@@ -165,7 +151,6 @@ def test_a_pipe_is_written_to_and_stays(tmp_path):
 
 
 def test_a_device_is_written_to_and_stays(tmp_path):
-    """/dev/null takes everything; /dev/full says that it is full, as a full disk does."""
     (tmp_path / "null").symlink_to("/dev/null")
     write_atomically(tmp_path / "null", "text")
     assert (tmp_path / "null").is_char_device()
@@ -179,7 +164,6 @@ def test_a_device_is_written_to_and_stays(tmp_path):
 
 
 def test_no_more_is_read_than_one_byte_over_the_limit(tmp_path):
-    """A file of the size allowed comes whole; of a larger one so much that it shows."""
     file = tmp_path / "data"
     file.write_bytes(b"12345")
     assert read_at_most(file, 5) == b"12345"
@@ -187,7 +171,6 @@ def test_no_more_is_read_than_one_byte_over_the_limit(tmp_path):
 
 
 def test_pipes_and_devices_are_not_read(tmp_path):
-    """A pipe would be waited for, and a device read, without end; a link to one is no better."""
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "link").symlink_to("/dev/zero")
     for file in (tmp_path / "pipe", tmp_path / "link", Path("/dev/null")):
@@ -197,7 +180,6 @@ def test_pipes_and_devices_are_not_read(tmp_path):
 
 @pytest.mark.parametrize(("name", "reason"), [("", errno.EISDIR), ("missing", errno.ENOENT), ("loop", errno.ELOOP)])
 def test_what_cannot_be_read_is_told_apart(tmp_path, name, reason):
-    """Directories, missing files and links that lead to themselves keep their reasons."""
     (tmp_path / "loop").symlink_to("loop")
     with pytest.raises(OSError, match=r"\S") as caught:
         read_at_most(tmp_path / name, 10)
@@ -205,7 +187,6 @@ def test_what_cannot_be_read_is_told_apart(tmp_path, name, reason):
 
 
 def test_names_that_are_not_utf_8_are_known(tmp_path, monkeypatch):
-    """A name of any bytes, in the path itself or in the directory it starts from."""
     assert is_utf8(Path("größe/x"))
     assert not is_utf8(Path("a/\udcff"))
     (tmp_path / "\udcff").mkdir()

@@ -35,7 +35,6 @@ def resolved(name="gpu", *, baseline=BASELINE, **more):
 
 @pytest.mark.parametrize("knob", VARIABLES, ids=lambda knob: knob.name)
 def test_each_variable_is_read_as_it_is_set(knob):
-    """Every value comes back, the user's other flags stay, and TensorFlow's own is what an empty shell gives."""
     shell = {"XLA_FLAGS": "--xla_dump_to=/d", "TF_XLA_FLAGS": "--tf_xla_clustering_debug"}
     assert knob.read({}) == knob.read(shell) == knob.default
     values = [False, True] if knob.domain.booleans else [*knob.domain.words, *(knob.domain.integers or ())]
@@ -49,19 +48,16 @@ def test_each_variable_is_read_as_it_is_set(knob):
 
 @pytest.mark.parametrize("knob", VARIABLES, ids=lambda knob: knob.name)
 def test_text_that_is_no_value_is_tensorflows_own(knob):
-    """What a shell says in other words does not become a value that the knob cannot take."""
     assert knob.read({knob.variable: "--x", "TF_GPU_ALLOCATOR": "mine"}) == knob.default
 
 
 def test_what_changes_arithmetic_goes_through_the_numerics_check():
-    """The rest leaves the numbers alone."""
     same = {each.name for each in GPU_KNOBS if each.numerics is Numerics.SAME}
     expected = {"gpu_thread_mode", "gpu_thread_count", "xla_gpu_graph_min_graph_size", "prefetch_to_device"}
     assert same == {*expected, "gpu_allocator"}
 
 
 def test_the_thorough_space_has_all_of_the_usual_one():
-    """And the knobs that are searched only when asked for."""
     usual, thorough = find_search_space("gpu").ranges, find_search_space("gpu_thorough").ranges
     assert usual.items() <= thorough.items()
     assert set(thorough) - set(usual) == {
@@ -76,7 +72,6 @@ def test_the_thorough_space_has_all_of_the_usual_one():
 
 
 def test_no_knob_of_a_gpu_needs_another_import():
-    """Their variables are read when the runtime starts, so forks of one template can set them."""
     assert {KNOBS[name].stage for name in find_search_space("gpu_thorough").ranges}.isdisjoint({Stage.IMPORT})
 
 
@@ -92,7 +87,6 @@ def test_no_knob_of_a_gpu_needs_another_import():
     ],
 )
 def test_precisions_without_tensor_cores_are_left_out(capability, expected, tf32):
-    """float16 from compute capability 7.0; bfloat16 and TF32 from 8.0; all where it is not known."""
     space = resolved(capability=capability)
     assert space.choices.get("precision", ("float32",)) == expected
     assert ("tensor_float_32" in space.choices) is tf32
@@ -101,7 +95,6 @@ def test_precisions_without_tensor_cores_are_left_out(capability, expected, tf32
 
 
 def test_the_baselines_own_precision_stays():
-    """It is what the user would run, on whatever GPU."""
     space = resolved(baseline=BASELINE.replace(precision="mixed_bfloat16"), capability="7.0")
     assert "mixed_bfloat16" in space.choices["precision"]
 
@@ -118,18 +111,15 @@ def test_the_baselines_own_precision_stays():
     ],
 )
 def test_a_knob_that_does_nothing_is_no_other_candidate(changes, idle):
-    """A flag of XLA without XLA, and a count of threads that are not used."""
     assert (reset_idle(BASELINE.replace(**changes), BASELINE) == BASELINE) is idle
 
 
 def test_a_step_that_is_compiled_whole_leaves_nothing_to_cluster():
-    """Then auto-clustering has the baseline's value."""
     both = BASELINE.replace(jit_compile=True, xla_auto_clustering=True)
     assert reset_idle(both, BASELINE) == BASELINE.replace(jit_compile=True)
 
 
 def test_no_neighbour_is_the_same_under_another_name():
-    """All that are proposed differ in something that acts."""
     found = neighbours(BASELINE, {BASELINE}, resolved("gpu_thorough"))
     assert BASELINE not in found
     assert all(reset_idle(each, BASELINE) == each for each in found)
@@ -169,7 +159,6 @@ class Started:
 
 
 def test_the_variables_are_set_before_the_runtime_starts(monkeypatch):
-    """Only those whose value in force is another one."""
     monkeypatch.setitem(sys.modules, "tensorflow", Started(False))
     monkeypatch.setenv("XLA_FLAGS", "--xla_dump_to=/d")
     monkeypatch.delenv("TF_GPU_THREAD_MODE", raising=False)
@@ -181,7 +170,6 @@ def test_the_variables_are_set_before_the_runtime_starts(monkeypatch):
 
 
 def test_a_variable_comes_too_late_once_the_runtime_runs(monkeypatch):
-    """The error names it."""
     monkeypatch.setitem(sys.modules, "tensorflow", Started(True))
     monkeypatch.setattr(apply.os, "environ", {})
     with pytest.raises(ApplyError, match="TF_USE_CUBLASLT='1' cannot act any more"):
@@ -189,7 +177,6 @@ def test_a_variable_comes_too_late_once_the_runtime_runs(monkeypatch):
 
 
 def test_what_the_shell_sets_is_the_baselines(monkeypatch):
-    """It is what the user would run anyway."""
     monkeypatch.setenv("TF_GPU_THREAD_MODE", "gpu_private")
     facts = FACTS.model_copy(update={"in_force": {"gpu_thread_mode": "gpu_private", "cublaslt": False}})
     baseline, notices = as_imported(BASELINE, facts, where="train.py")
@@ -203,25 +190,21 @@ NAMES = ["batch_size", "xla_gpu_graph_min_graph_size", "xla_gpu_enable_cublaslt"
 
 
 def test_one_process_is_asked_for_all_flags():
-    """With TensorFlow's own values; a clean end says that it has them all."""
     asked = []
     assert missing_xla_flags(NAMES, lambda text: asked.append(text) or (0, "")) == {}
     assert asked == ["--xla_gpu_graph_min_graph_size=5 --xla_gpu_enable_cublaslt=false"]
 
 
 def test_flags_that_the_binary_lacks_are_left_out():
-    """As XLA names them when it aborts."""
     said = "F0000 00:00 1 parse_flags_from_env.cc:234] Unknown flag in XLA_FLAGS: --xla_gpu_enable_cublaslt=false\n"
     assert list(missing_xla_flags(NAMES, lambda text: (-6, said))) == ["xla_gpu_enable_cublaslt"]
 
 
 def test_no_answer_leaves_all_flags_out():
-    """A flag that might abort each trial is not tried."""
     assert list(missing_xla_flags(NAMES, lambda text: (1, "ModuleNotFoundError"))) == NAMES[1:]
 
 
 def test_the_process_that_tries_the_flags_sees_no_gpu(monkeypatch):
-    """It would take the memory of one, and a broken one would hide the answer."""
     tried = []
     ended = SimpleNamespace(returncode=0, stderr="")
     monkeypatch.setattr(gpu.subprocess, "run", lambda command, **options: tried.append(options["env"]) or ended)
@@ -230,7 +213,6 @@ def test_the_process_that_tries_the_flags_sees_no_gpu(monkeypatch):
 
 
 def test_a_space_without_flags_asks_nobody():
-    """A process that imports TensorFlow takes seconds."""
     assert missing_xla_flags(["batch_size", "cublaslt"], lambda text: pytest.fail("asked")) == {}
 
 
@@ -258,7 +240,6 @@ def on_gpu(**settings):
 
 
 def test_a_run_on_a_gpu_leaves_out_what_the_binary_lacks(tmp_path, monkeypatch):
-    """It says so in one line, tries no such flag, and finds the rest."""
     notices = []
     monkeypatch.setattr(
         opening,
@@ -279,7 +260,6 @@ def test_a_run_on_a_gpu_leaves_out_what_the_binary_lacks(tmp_path, monkeypatch):
 
 
 def test_a_run_on_a_processor_has_no_knob_of_a_gpu(tmp_path, monkeypatch):
-    """Nobody is asked for XLA's flags, and neither baseline nor recipe names one."""
     monkeypatch.setattr(opening, "missing_xla_flags", lambda names: pytest.fail("asked"))
     with on_disk(tmp_path / "run") as directory:
         recipe = tune_simulated(simulated_trials(noise=0.02), directory, space=SPACE, budget=120.0)
@@ -287,7 +267,6 @@ def test_a_run_on_a_processor_has_no_knob_of_a_gpu(tmp_path, monkeypatch):
 
 
 def test_a_setting_of_the_shell_that_is_not_safe_is_said_at_the_start(tmp_path, monkeypatch):
-    """One line for it, and one for a variable that TensorFlow does not read."""
     monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_autotune_level=0")
     monkeypatch.setenv("TF_ENABLE_CUBLAS_TENSOR_OP_MATH_FP32", "1")
     notices = []
@@ -299,7 +278,6 @@ def test_a_setting_of_the_shell_that_is_not_safe_is_said_at_the_start(tmp_path, 
 
 
 def test_what_keras_decides_is_what_is_recorded(tmp_path):
-    """A candidate that leaves XLA to Keras has the value that came of it, and is no other than that one."""
     space = SPACE.replace("[false, true]", '[false, true, "auto"]', 1)
     machine = MACHINE.model_copy(update={"gpus": (A100,)})
     trials = on_gpu(jit_resolves_to=True)
@@ -316,7 +294,6 @@ def test_what_keras_decides_is_what_is_recorded(tmp_path):
 
 
 def test_thorough_on_a_processor_is_the_usual_space(tmp_path):
-    """One sentence says that there is no other."""
     notices = []
     with on_disk(tmp_path / "run") as directory:
         invocation = an_invocation(
@@ -329,7 +306,6 @@ def test_thorough_on_a_processor_is_the_usual_space(tmp_path):
 
 
 def test_thorough_on_a_gpu_is_the_wider_space(tmp_path, monkeypatch):
-    """Its knobs are varied beside the usual ones."""
     monkeypatch.setattr(opening, "missing_xla_flags", lambda names: {})
     machine = MACHINE.model_copy(update={"gpus": (A100,)})
     with on_disk(tmp_path / "run") as directory:
@@ -340,13 +316,11 @@ def test_thorough_on_a_gpu_is_the_wider_space(tmp_path, monkeypatch):
 
 
 def test_thorough_beside_a_space_is_refused():
-    """Each of them chooses one."""
     with pytest.raises(ArgumentError, match="thorough and space were both given"):
         Options(budget=60.0, thorough=True, space="gpu")
 
 
 def test_two_compilations_never_run_at_once_on_a_gpu(tmp_path):
-    """XLA tunes its kernels by timing them: no process of a seat starts before the one before it is warm."""
     trials = on_gpu()
     launch, cold, most = trials.launch, [], []
 
@@ -383,7 +357,6 @@ def _then(trial, method, done):
 
 
 def test_seats_of_cores_do_not_share_a_gpu(tmp_path):
-    """They would compile on it at once; each seat needs a GPU of its own."""
     trials = on_gpu()
     trials.place = lambda seat: Place(seat=seat, host="here", cores=(0,), of_cores=2)
     with on_disk(tmp_path / "run") as directory, pytest.raises(ArgumentError, match="would share"):
@@ -391,5 +364,4 @@ def test_seats_of_cores_do_not_share_a_gpu(tmp_path):
 
 
 def test_a_space_may_name_a_flag_that_is_a_knob():
-    """What is not refused is read as any knob."""
     assert "xla_gpu_graph_min_graph_size" in SearchSpace.parse(SPACE, source="test.toml").ranges

@@ -40,20 +40,17 @@ OTHERWISE = [
 
 @pytest.mark.parametrize("text", FULL_OR_TAKEN)
 def test_a_card_that_is_full_or_taken_is_want_of_memory(text):
-    """Then a candidate is tried without the baseline beside it, and what is larger is not tried in vain."""
     assert is_memory_error(text)
     assert is_memory_error(f"Graph execution error:\n\n{text.upper()}\n\t [[{{{{node dense/MatMul}}}}]]")
 
 
 def test_a_card_that_another_process_holds_is_told_from_a_full_one():
-    """Alone, a trial that meets it tells nothing of memory."""
     assert [is_busy_gpu_error(each) for each in FULL_OR_TAKEN].count(True) == 2
     assert all(is_busy_gpu_error(each) == ("busy or unavailable" in each) for each in FULL_OR_TAKEN)
 
 
 @pytest.mark.parametrize("text", OTHERWISE)
 def test_other_errors_are_not(text):
-    """They are the configuration's, or the user's to mend."""
     assert not is_memory_error(text)
 
 
@@ -67,7 +64,6 @@ def test_other_errors_are_not(text):
     ],
 )
 def test_a_card_that_fails_is_named_with_what_to_do(monkeypatch, text, step):
-    """Memory that cannot be corrected, and kernels that reach where they may not."""
     monkeypatch.setattr(logs, "visible_gpus", lambda: [VisibleGpu("GPU-3f8a", "NVIDIA H200")])
     hint = gpu_fault_hint(f"Graph execution error:\n\n{text.upper()}")
     assert "NVIDIA H200 (GPU-3f8a)" in hint
@@ -76,19 +72,16 @@ def test_a_card_that_fails_is_named_with_what_to_do(monkeypatch, text, step):
 
 
 def test_a_card_that_nvml_does_not_name_is_the_card(monkeypatch):
-    """As where NVML has died with it."""
     monkeypatch.setattr(logs, "visible_gpus", list)
     assert "The memory of the card has failed" in gpu_fault_hint("uncorrectable ECC error encountered")
 
 
 @pytest.mark.parametrize("text", [*FULL_OR_TAKEN, *OTHERWISE])
 def test_other_errors_blame_no_card(text):
-    """Want of memory, and mistakes in a model."""
     assert gpu_fault_hint(text) == ""
 
 
 def test_a_failed_card_passes_through_the_users_own_functions():
-    """It is no mistake in their code."""
     fault = RuntimeError("CUDA_ERROR_ECC_UNCORRECTABLE")
 
     def model():
@@ -111,12 +104,10 @@ def test_a_failed_card_passes_through_the_users_own_functions():
     ],
 )
 def test_an_open_file_tells_that_cuda_was_woken(path, expected):
-    """Then trials cannot be forked; under WSL 2 and on Jetson boards the files have other names."""
     assert is_gpu_file(path) is expected
 
 
 def test_a_template_that_holds_such_a_file_is_found_out(tmp_path):
-    """By what its descriptors point at; a file that was closed meanwhile is passed over."""
     descriptors = tmp_path / "fd"
     descriptors.mkdir()
     (descriptors / "3").symlink_to("/dev/null")
@@ -127,7 +118,6 @@ def test_a_template_that_holds_such_a_file_is_found_out(tmp_path):
 
 
 def test_importing_what_wakes_a_card_is_found_before_anything_is_asked(monkeypatch):
-    """Then no child is forked to ask TensorFlow, and trials start afresh."""
     monkeypatch.setattr(template, "is_gpu_open", lambda: True)
     monkeypatch.setattr(template, "_fork", lambda: pytest.fail("a process with a GPU was forked"))
     assert template.inspect_import()[0] == "cuda"
@@ -170,7 +160,6 @@ class Cards:
 
 @pytest.mark.parametrize(("visible", "asked"), [((), []), ((1,), [[1]]), ((0, 2), [[0, 2]])])
 def test_nvml_is_asked_of_the_cards_that_tensorflow_trains_on(monkeypatch, visible, asked):
-    """By their places among what CUDA shows; without one NVML is left alone."""
     seen = []
     devices = [SimpleNamespace(name=f"/physical_device:GPU:{each}") for each in visible]
     config = SimpleNamespace(get_visible_devices=lambda kind: devices)
@@ -181,7 +170,6 @@ def test_nvml_is_asked_of_the_cards_that_tensorflow_trains_on(monkeypatch, visib
 
 
 def test_a_recipe_is_applied_to_cards_that_the_user_has_limited(monkeypatch):
-    """Growth is set where it can be; a card with a limit of its own keeps that, and nothing is too late."""
     cards = Cards({"GPU:0": True, "GPU:1": False})
     monkeypatch.setitem(sys.modules, "tensorflow", SimpleNamespace(config=cards))
     apply_before_build({})
@@ -189,7 +177,6 @@ def test_a_recipe_is_applied_to_cards_that_the_user_has_limited(monkeypatch):
 
 
 def test_a_recipe_that_comes_after_the_first_tensor_is_too_late_for_cards(monkeypatch):
-    """TensorFlow has then taken all of a card's memory."""
     cards = Cards({"GPU:0": False}, started=True)
     kinds = {"data": SimpleNamespace(Dataset=Divided), "Variable": Divided, "Tensor": Divided}
     monkeypatch.setitem(sys.modules, "tensorflow", SimpleNamespace(config=cards, **kinds))
@@ -223,7 +210,6 @@ GIB = 1 << 30
     ],
 )
 def test_the_limit_is_the_cards_memory_or_what_the_workload_allows(monkeypatch, cards, sizes, expected):
-    """Of several cards or parts the smallest one's; nothing is made up where NVML does not answer."""
     found = GpuReading(tuple(Gpu(name="card", memory_bytes=size * GIB) for size in sizes))
     monkeypatch.setattr(gauges, "read_gpus", lambda: found)
     monkeypatch.setitem(sys.modules, "tensorflow", SimpleNamespace(config=Divided(cards)))
@@ -231,7 +217,6 @@ def test_the_limit_is_the_cards_memory_or_what_the_workload_allows(monkeypatch, 
 
 
 def test_a_process_for_losses_tells_of_its_cards(monkeypatch):
-    """Else each of them would be taken for one that has lost them."""
     monkeypatch.setattr(gauges, "gpu_names", lambda: ("NVIDIA H200",))
     monkeypatch.setattr(workload_fit, "loss_curves", lambda *given, **named: ((1.0,),))
     losses = LossRuns(folder="batches", recorded_batch_size=32, seeds=(0,), most_steps=1, seconds=1.0)

@@ -47,7 +47,6 @@ def use_of(opened, answers, monkeypatch, *, millijoules=0, seconds=2.0, lasted=2
 
 
 def test_a_data_centre_card_tells_everything(card, monkeypatch):
-    """Clocks with their maxima, power and limit, energy, heat, reasons, use, memory, others, and the bus."""
     opened, answers = card("nvml_a100.json")
     assert use_of(opened, answers, monkeypatch, millijoules=780_000) == GpuUse(
         sm_mhz=1290,
@@ -71,13 +70,11 @@ def test_a_data_centre_card_tells_everything(card, monkeypatch):
 
 
 def test_a_slice_has_its_part_of_the_energy(card, monkeypatch):
-    """Half of what was counted, where half of the time was not timed."""
     opened, answers = card("nvml_h200.json")
     assert use_of(opened, answers, monkeypatch, millijoules=1_200_000, seconds=1.0).joules == 600.0
 
 
 def test_a_laptop_card_counts_no_energy(card, monkeypatch):
-    """Its power is that of the slice's end; what holds its clocks is told in words."""
     opened, answers = card("nvml_laptop.json")
     use = use_of(opened, answers, monkeypatch)
     assert (use.joules, use.watts, use.limit_watts) == (None, 78.4, None)
@@ -85,7 +82,6 @@ def test_a_laptop_card_counts_no_energy(card, monkeypatch):
 
 
 def test_a_mig_instance_has_its_own_memory_and_its_cards_clocks(card, monkeypatch):
-    """Power, energy and use are those of all instances of the card: nothing is told of them."""
     opened, answers = card("nvml_mig.json")
     use = use_of(opened, answers, monkeypatch, millijoules=900_000)
     assert (use.sm_mhz, use.celsius, use.limited_by) == (1965, 49, ())
@@ -94,7 +90,6 @@ def test_a_mig_instance_has_its_own_memory_and_its_cards_clocks(card, monkeypatc
 
 
 def test_what_another_process_takes_of_the_card_is_told(card, monkeypatch):
-    """Its mean over NVML's samples; what this process takes is not counted."""
     use = use_of(*card("nvml_h100.json"), monkeypatch)
     assert (use.others, use.foreign_utilisation) == (1, 0.3)
 
@@ -113,8 +108,6 @@ def test_others_are_sampled_over_the_slice_or_a_second_at_least(card, monkeypatc
 
 
 def test_a_frozen_process_is_no_other(card, monkeypatch):
-    """The other side of a pair holds the card and does nothing."""
-
     class Frozen:
         def __init__(self, pid):
             assert pid == 41
@@ -128,7 +121,6 @@ def test_a_frozen_process_is_no_other(card, monkeypatch):
 
 
 def test_with_numbers_of_another_namespace_nobody_is_told_apart(card, monkeypatch):
-    """In a container NVML may name processes as the host does: then this one is not among them."""
     opened, answers = card("nvml_h100.json")
     answers["ComputeRunningProcesses"] = [{"pid": 70001}, {"pid": 70002}]
     use = use_of(opened, answers, monkeypatch)
@@ -136,14 +128,12 @@ def test_with_numbers_of_another_namespace_nobody_is_told_apart(card, monkeypatc
 
 
 def test_a_driver_with_the_older_name_tells_the_reasons_too(card, monkeypatch):
-    """Before 535 they were called throttle reasons."""
     opened, answers = card("nvml_a100.json")
     answers["CurrentClocksThrottleReasons"] = answers.pop("CurrentClocksEventReasons") | 0x40
     assert use_of(opened, answers, monkeypatch).limited_by == ("power_cap", "hardware_thermal")
 
 
 def test_a_card_that_answers_nothing_any_more_fails_no_slice(card, monkeypatch):
-    """All that is then known is that nothing is known."""
     opened, answers = card("nvml_a100.json", failing=0)
     before = opened.read_counters()
     answers.clear()
@@ -151,7 +141,6 @@ def test_a_card_that_answers_nothing_any_more_fails_no_slice(card, monkeypatch):
 
 
 def test_only_the_cards_that_are_trained_on_are_asked(monkeypatch):
-    """Places among what CUDA shows; none without a driver."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setitem(sys.modules, "pynvml", RecordedNvml("nvml_mixed.json"))
     assert len(open_meters([1])) == 1
@@ -160,7 +149,6 @@ def test_only_the_cards_that_are_trained_on_are_asked(monkeypatch):
 
 
 def test_the_gauge_gives_a_slice_one_entry_a_card(card):
-    """And there is no gauge without a card."""
     opened, _ = card("nvml_h200.json")
     (gauge,) = gauges.gpu_gauges([opened])
     assert [each.sm_mhz for each in gauge()(0.5)["gpus"]] == [1755]
@@ -168,7 +156,6 @@ def test_the_gauge_gives_a_slice_one_entry_a_card(card):
 
 
 def test_a_slice_without_gpus_is_written_without_them():
-    """Runs on a CPU have no larger files; with a card what was read comes back."""
     assert "gpus" not in json.loads(a_slice().model_dump_json())
     measured = a_slice().model_copy(update={"gpus": (GpuUse(joules=3.0, limited_by=("thermal",)),)})
     assert Slice.model_validate_json(measured.model_dump_json()) == measured
@@ -176,7 +163,6 @@ def test_a_slice_without_gpus_is_written_without_them():
 
 @pytest.mark.parametrize("name", CARDS)
 def test_each_answer_stands_for_a_function_of_nvml(name):
-    """The files hold answers of functions that the installed bindings have, and say where they are from."""
     recorded = json.loads((DATA / name).read_text())
     assert "by hand" in recorded["source"]
     found = [
@@ -188,7 +174,6 @@ def test_each_answer_stands_for_a_function_of_nvml(name):
 
 
 def test_the_reasons_have_nvmls_bits():
-    """Of the installed bindings."""
     names = {each: getattr(pynvml, each) for each in dir(pynvml) if each.startswith("nvmlClocksEventReason")}
     known = {bit for name, bit in names.items() if not name.endswith(("All", "None"))}
     assert set(LIMITED_BY) == known
@@ -203,5 +188,4 @@ def test_the_reasons_have_nvmls_bits():
     ],
 )
 def test_the_cards_that_are_read_are_those_that_train(devices, numbers):
-    """A strategy's, in its order; without one TensorFlow trains on the first."""
     assert visible_gpus_of(devices, [2, 3, 5]) == numbers

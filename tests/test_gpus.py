@@ -37,40 +37,34 @@ def names():
 
 
 def test_gpus_driver_and_cuda_come_from_nvml(nvml):
-    """Name, memory, capability, driver and CUDA version are NVML's, which is shut down as often as started."""
     recorded = nvml("nvml_h200.json")
     assert read_gpus() == GpuReading(gpus=(H200,), driver="580.95.05", cuda="13.0")
     assert (recorded.started, recorded.shut_down) == (1, 1)
 
 
 def test_the_cuda_version_keeps_its_minor_number(nvml):
-    """NVML's 12080 is CUDA 12.8."""
     nvml("nvml_mixed.json")
     assert read_gpus().cuda == "12.8"
 
 
 def test_a_gpu_that_fails_half_way_means_no_gpus_and_nvml_is_shut_down(nvml):
-    """An error on the second GPU leaves no half list, and NVML is still shut down once."""
     recorded = nvml("nvml_mixed.json", failing=1)
     assert read_gpus() == GpuReading()
     assert (recorded.started, recorded.shut_down) == (1, 1)
 
 
 def test_a_shutdown_that_fails_keeps_the_reading(nvml):
-    """An error of the shutdown itself is not passed on."""
     nvml("nvml_h200.json").nvmlInit = lambda: None  # so that its shutdown raises
     assert read_gpus().gpus == (H200,)
 
 
 def test_without_a_driver_there_are_no_gpus(nvml):
-    """NVML that does not start means no GPUs, and is not shut down."""
     recorded = nvml("nvml_h200.json", starts=False)
     assert read_gpus() == GpuReading()
     assert recorded.shut_down == 0
 
 
 def test_the_installed_nvml_answers_as_the_recorded_one():
-    """Each function that is asked exists in the installed bindings."""
     import pynvml
 
     asked = [name for name in vars(RecordedNvml) if name.startswith("nvml")]
@@ -96,7 +90,6 @@ def test_the_installed_nvml_answers_as_the_recorded_one():
     ],
 )
 def test_only_the_gpus_that_cuda_shows_count(monkeypatch, nvml, visible, shown):
-    """CUDA_VISIBLE_DEVICES picks and orders by index or UUID, up to the first entry that is not one GPU."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     nvml("nvml_mixed.json")
     assert names() == shown
@@ -123,7 +116,6 @@ LARGER, SMALLER, SECOND = (f"NVIDIA H100 80GB HBM3 MIG {each}" for each in ("3g.
     ],
 )
 def test_of_a_divided_gpu_the_instances_count(monkeypatch, nvml, visible, older, newer):
-    """One alone to a process until driver 570, then one of each GPU instance, beside whole GPUs."""
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     recorded = nvml("nvml_mig.json")
@@ -136,7 +128,6 @@ def test_of_a_divided_gpu_the_instances_count(monkeypatch, nvml, visible, older,
     "name", ["nvmlDeviceGetMaxMigDeviceCount", "nvmlDeviceGetUUID", "nvmlDeviceGetMigMode", "nvmlDeviceGetMemoryInfo"]
 )
 def test_a_hidden_gpu_that_fails_hides_no_other(monkeypatch, nvml, name):
-    """Indices need no UUIDs, and a GPU that CUDA does not show may be broken."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     recorded = nvml("nvml_mixed.json")
     asked = getattr(recorded, name)
@@ -152,7 +143,6 @@ def test_a_hidden_gpu_that_fails_hides_no_other(monkeypatch, nvml, name):
 
 
 def test_an_instance_has_its_own_memory_and_its_gpus_capability(monkeypatch, nvml):
-    """A training on a seventh of a card does not have all of that."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-d2")
     nvml("nvml_mig.json")
     (instance,) = read_gpus().gpus

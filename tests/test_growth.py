@@ -43,7 +43,6 @@ def check(own, baseline=None, limit=LIMIT):
 
 
 def test_a_leak_is_refused_with_the_hours_until_memory_is_full():
-    """Two KiB per example are 8 MiB a second: 16 GiB are full within the hour."""
     found = check([samples(2048, noise=1.0)])
     assert not found.passed
     assert re.search(r"memory is full after \d+ min;", found.detail)
@@ -51,7 +50,6 @@ def test_a_leak_is_refused_with_the_hours_until_memory_is_full():
 
 
 def test_a_leak_that_the_baseline_has_too_is_not_the_configurations_fault():
-    """Both grow by as much for each example: passed, and the detail says whose leak it is."""
     found = check([samples(2048)], [samples(2000, seed=1)])
     assert found.passed
     assert found.tells
@@ -59,7 +57,6 @@ def test_a_leak_that_the_baseline_has_too_is_not_the_configurations_fault():
 
 
 def test_a_slow_baselines_leak_explains_the_same_leak_in_what_trains_faster():
-    """It grew by less than allocators do, because it trained on less meanwhile; each example cost it as much."""
     slow = [(examples / 16, 500 * MIB + 2048 * examples / 16) for examples, _ in samples(0.0)]
     assert slow[-1][1] - slow[0][1] < LEAST_GROWTH_BYTES, "the case is another one"
     found = check([samples(2048)], [slow])
@@ -69,7 +66,6 @@ def test_a_slow_baselines_leak_explains_the_same_leak_in_what_trains_faster():
 
 
 def test_a_baseline_that_was_hardly_seen_leaves_it_open_whose_leak_it_is():
-    """Nothing is refused without knowing that the baseline does not leak as well."""
     found = check([samples(2048)], [samples(2048, count=FEWEST_SLICES - 1)])
     assert found.passed
     assert not found.tells
@@ -77,23 +73,19 @@ def test_a_baseline_that_was_hardly_seen_leaves_it_open_whose_leak_it_is():
 
 
 def test_a_baseline_that_leaks_far_less_is_no_excuse():
-    """A tenth of the growth in the baseline does not explain the whole of it."""
     assert not check([samples(2048)], [samples(205)]).passed
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_memory_that_only_varies_is_no_leak(seed):
-    """Noise of 2 MiB around a level passes."""
     assert check([samples(0.0, noise=2.0, seed=seed)]).passed
 
 
 def test_memory_that_settles_is_no_leak():
-    """200 MiB that fill within the first slices, and then no more."""
     assert check([samples(0.0, settling=200 * MIB, noise=0.5)]).passed
 
 
 def test_growth_that_dies_down_is_no_leak():
-    """It goes on into the watched part, but its second half has less than half of the pace."""
     slow = [(x, y + 150 * MIB * (1 - math.exp(-x / 15000))) for x, y in samples(0.0)]
     assert slow[-1][1] - slow[len(slow) // 3][1] > LEAST_GROWTH_BYTES, "the case is another one"
     assert estimate_growth([slow])[0] == 0
@@ -111,7 +103,6 @@ TRANSFORMER = [
 
 
 def test_one_step_up_in_each_process_is_no_leak():
-    """As recorded of a transformer under XLA: each process held more once an epoch's smaller last batch had come."""
     processes = [
         [(first + (last - first) * n / (low + high - 1), (level if n < low else more) * MIB) for n in range(low + high)]
         for first, last, low, level, high, more in TRANSFORMER
@@ -124,7 +115,6 @@ def test_one_step_up_in_each_process_is_no_leak():
 
 @given(st.integers(FEWEST_SLICES, 60), st.data())
 def test_one_step_is_no_leak_wherever_it_comes(count, data):
-    """However high, and in however many processes."""
     at = data.draw(st.lists(st.integers(0, count), min_size=1, max_size=4))
     high = data.draw(st.floats(1.0, 4096.0))
     stepped = [[(2000.0 * n, (500 + high * (n > each)) * MIB) for n in range(count)] for each in at]
@@ -133,27 +123,23 @@ def test_one_step_is_no_leak_wherever_it_comes(count, data):
 
 @pytest.mark.parametrize("every", [2, 3, 5])
 def test_a_leak_that_comes_in_steps_is_one(every):
-    """Thirty MiB more every few slices: what an allocator takes at once is no less lost."""
     found = check([[(2000.0 * n, (500 + 30 * (n // every)) * MIB) for n in range(1, 41)]])
     assert not found.passed
 
 
 def test_a_leak_that_a_day_of_training_survives_passes_with_its_figure():
-    """2 KiB per example do no harm where memory is large enough for a day of it."""
     found = check([samples(2048)], limit=1 << 40)
     assert found.passed
     assert 0 < found.value < found.limit
 
 
 def test_levels_of_different_processes_do_not_matter():
-    """Two processes at different levels that both stay there: no growth between them."""
     higher = [(x, y + 300 * MIB) for x, y in samples(0.0, noise=0.5, seed=3)]
     assert check([samples(0.0, noise=0.5), higher]).passed
     assert not check([samples(2048), [(x, y + 300 * MIB) for x, y in samples(2048)]]).passed
 
 
 def test_too_few_slices_say_nothing():
-    """With fewer slices than it takes there is no figure, and nothing is refused."""
     found = check([samples(1e6, count=FEWEST_SLICES - 1)])
     assert (found.passed, found.value) == (True, None)
     assert "too little" in found.detail
@@ -161,7 +147,6 @@ def test_too_few_slices_say_nothing():
 
 @given(st.floats(0, 1e5), st.integers(FEWEST_SLICES, 60), st.integers(1, 4))
 def test_the_slope_of_an_exact_line_is_found(per_example, count, processes):
-    """Whatever the number of slices and processes."""
     pace, examples = estimate_growth([samples(per_example, count=count, seed=n) for n in range(processes)])
     assert pace == pytest.approx(per_example, rel=1e-6, abs=1e-3)
     assert examples < 2000 * count
@@ -187,12 +172,10 @@ FEW = FEWEST_SLICES - 3
     ],
 )
 def test_few_slices_leave_memory_unclear_that_grew_or_that_the_batch_size_does_not_explain(own, batch_ratio, reason):
-    """Memory that stays level, or that enough slices were seen of, is clear."""
     found = explain_unclear_growth(own, [samples(0.0)], batch_ratio=batch_ratio)
     assert found.startswith(reason) or reason in found
     assert bool(found) == bool(reason)
 
 
 def test_a_leak_beside_a_baseline_that_was_hardly_seen_is_unclear():
-    """More slices of both show whose leak it is."""
     assert "of the baseline" in explain_unclear_growth([samples(2048)], [samples(2048, count=FEW)], batch_ratio=1.0)

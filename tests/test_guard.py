@@ -52,7 +52,6 @@ def recipe() -> Recipe:
 
 @pytest.mark.parametrize(("share", "warnings"), [(1.0, 0), (0.9, 0), (0.8, 1), (0.3, 1)])
 def test_a_training_that_is_much_slower_than_claimed_is_warned_of_once(share, warnings):
-    """Below 85% of the claim there is one line, however long it goes on; above there is none."""
     training = Training(recipe())
     training.run(120.0, share)
     assert len(training.said) == warnings
@@ -61,7 +60,6 @@ def test_a_training_that_is_much_slower_than_claimed_is_warned_of_once(share, wa
 
 
 def test_a_training_whose_batches_are_not_seen_is_not_judged():
-    """No examples are no standstill: there is no warning, and no figure at the end."""
     training = Training(recipe())
     for _ in range(10_000):
         training.now += 0.01
@@ -71,7 +69,6 @@ def test_a_training_whose_batches_are_not_seen_is_not_judged():
 
 
 def test_its_last_line_says_the_factor_over_the_baseline():
-    """The training's own throughput, over the baseline's when it was tuned, beside the claim."""
     training = Training(recipe())
     training.run(60.0, 0.9)
     training.guard.ended()
@@ -80,7 +77,6 @@ def test_its_last_line_says_the_factor_over_the_baseline():
 
 
 def test_the_clock_is_read_about_once_a_second():
-    """Thousands of calls a second cost a count each, and a look at the clock a second."""
     training = Training(recipe())
     training.run(20.0, 1.0)
     before = training.reads
@@ -90,7 +86,6 @@ def test_the_clock_is_read_about_once_a_second():
 
 
 def test_a_training_that_becomes_slow_later_is_warned_of_as_well():
-    """An hour at full speed does not hide a slow minute: the latest stretch is judged."""
     training = Training(recipe())
     training.run(600.0, 1.0)
     training.run(120.0, 0.5)
@@ -98,7 +93,6 @@ def test_a_training_that_becomes_slow_later_is_warned_of_as_well():
 
 
 def test_a_log_has_a_line_every_ten_seconds(tmp_path):
-    """Each line says the throughput so far and its share of the claim."""
     log = tmp_path / "long_run.jsonl"
     training = Training(recipe(), log)
     training.run(65.0, 0.9)
@@ -108,7 +102,6 @@ def test_a_log_has_a_line_every_ten_seconds(tmp_path):
 
 
 def test_a_short_training_says_nothing():
-    """Before it is warm nothing can be compared."""
     training = Training(recipe())
     training.run(5.0, 0.1)
     training.guard.ended()
@@ -116,14 +109,12 @@ def test_a_short_training_says_nothing():
 
 
 def test_a_log_that_cannot_be_written_ends_no_training(tmp_path):
-    """The directory of the recipe may have become read-only, or be gone."""
     training = Training(recipe(), tmp_path / "gone" / "long_run.jsonl")
     training.run(40.0, 1.0)
     assert training.said == []
 
 
 def test_a_recipes_callback_counts_calls_and_leaves_the_model_as_it_was(tmp_path, monkeypatch):
-    """`recipe.guard()`: a call of two steps has trained on two batches. Keras is a stand-in here."""
     now = 0.0
 
     def train(iterator):

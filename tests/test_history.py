@@ -242,7 +242,6 @@ def test_a_speed_up_is_over_the_baseline_beside_it(tmp_path):
 
 
 def test_a_baselines_throughput_bears_what_an_epoch_costs_the_baseline(tmp_path):
-    """And not what it costs the trial beside it, whose pipeline may be another."""
     pairs = (Pair(baseline_first=True, baseline=a_slice(0.5), candidate=a_slice(0.5)),)
     alone = BASELINE_TRIAL.model_copy(update={"examples_per_epoch": 1000, "epoch_overhead_seconds": 1.0})
     beside = a_trial(1, pairs=pairs, examples_per_epoch=1000, epoch_overhead_seconds=9.0)

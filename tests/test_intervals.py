@@ -47,12 +47,10 @@ def measured(rng, *, instances, pairs, between, truth=0.3):
     [(0.95, 1, 12.706), (0.95, 2, 4.303), (0.95, 7, 2.365), (0.99, 3, 5.841), (0.95, 1e9, 1.960)],
 )
 def test_quantiles_are_students(confidence, degrees, expected):
-    """The two-sided quantiles that tables of the t distribution give."""
     assert t_quantile(confidence, degrees) == pytest.approx(expected, abs=0.001)
 
 
 def test_the_mean_interval_is_students():
-    """Mean plus or minus the quantile times the standard error."""
     found = mean_interval([0.1, 0.2, 0.3])
     assert found.value == pytest.approx(0.2)
     assert found.half_width == pytest.approx(4.303 * 0.1 / math.sqrt(3), abs=1e-4)
@@ -61,19 +59,16 @@ def test_the_mean_interval_is_students():
 
 
 def test_one_value_bounds_nothing():
-    """From a single pair, or a single instance, there is an estimate but no interval."""
     for found in (mean_interval([0.5]), claim_interval([[0.4, 0.6]], prior=ProcessPrior(deviation=0.1, degrees=8))):
         assert (found.value, found.low, found.high) == (0.5, -math.inf, math.inf)
 
 
 def test_more_confidence_is_wider():
-    """The interval of 99% holds the one of 95%."""
     values = [0.1, 0.25, 0.2, 0.4]
     assert mean_interval(values, confidence=0.99).half_width > mean_interval(values).half_width
 
 
 def test_the_mean_interval_covers_as_it_says():
-    """Of many small samples, about 95% of the intervals hold the truth."""
     rng = random.Random(1)
     intervals = [mean_interval([rng.gauss(0.3, NOISE) for _ in range(6)]) for _ in range(WORLDS)]
     assert 0.94 <= share_covered(intervals) <= 0.96
@@ -108,7 +103,6 @@ def test_claims_cover_a_candidate_that_is_more_restless_than_the_trials_that_the
 
 
 def test_the_variance_is_weighed_by_degrees_of_freedom():
-    """Means of 0.1 and 0.3 have a variance of 0.02 with one degree; the prior has 0.01 with four."""
     found = claim_interval([[0.1, 0.1], [0.3, 0.3]], prior=ProcessPrior(deviation=0.1, degrees=4))
     variance = (4 * 0.01 + 1 * 0.02) / 5
     assert found.value == pytest.approx(0.2)
@@ -133,7 +127,6 @@ def test_slices_that_vary_widen_the_interval_of_processes_that_agree():
 
 
 def test_templates_of_either_side_widen_an_interval():
-    """By what their luck may be, in quadrature; with more confidence by more."""
     steady = [[0.1, 0.1]] * 8
     prior = ProcessPrior(deviation=0.01, degrees=8)
     narrow = claim_interval(steady, prior=prior)
@@ -154,7 +147,6 @@ def test_every_process_counts_alike():
 
 @given(st.lists(st.lists(st.floats(-3, 3), min_size=1, max_size=6), min_size=2, max_size=6))
 def test_an_interval_holds_its_estimate(processes):
-    """Whatever was measured: `low <= value <= high`, and the mirror image for the inverse ratios."""
     prior = ProcessPrior(deviation=0.05, degrees=8)
     found = claim_interval(processes, prior=prior)
     inverse = claim_interval([[-value for value in values] for values in processes], prior=prior)
@@ -191,7 +183,6 @@ def test_where_nothing_was_measured_the_most_restless_recorded_machine_counts():
 
 
 def test_the_pooled_deviation_is_that_of_all_trials_about_their_own_means():
-    """Squared distances from each trial's mean, over the degrees of freedom that are left."""
     found = pooled_spread([[1.0, 3.0], [10.0, 10.0, 13.0], [5.0]])
     assert found.deviation == pytest.approx(math.sqrt((1 + 1 + 1 + 1 + 4) / (1 + 2)))
     assert found.degrees == 1 + 2
@@ -199,13 +190,11 @@ def test_the_pooled_deviation_is_that_of_all_trials_about_their_own_means():
 
 @pytest.mark.parametrize("groups", [[], [[]], [[1.0]], [[1.0], [2.0]]])
 def test_without_a_pair_of_pairs_there_is_no_deviation(groups):
-    """Single values do not scatter."""
     assert pooled_spread(groups) == Spread(deviation=0.0, degrees=0)
 
 
 @pytest.mark.parametrize("pairs", [1, 2, 3, 10])
 def test_with_the_spread_of_other_trials_few_values_cover_as_they_say(pairs):
-    """Borrowed from trials that scatter alike, the spread makes intervals that hold the truth as often as they say."""
     rng = random.Random(3)
     others = Spread(deviation=NOISE, degrees=50)
     found = [mean_interval([rng.gauss(0.3, NOISE) for _ in range(pairs)], others=others) for _ in range(WORLDS)]
@@ -213,7 +202,6 @@ def test_with_the_spread_of_other_trials_few_values_cover_as_they_say(pairs):
 
 
 def test_a_trial_that_scatters_more_than_the_others_shows_it():
-    """What is borrowed counts as a few values: thirty of its own make up for it."""
     rng = random.Random(4)
     own = [rng.gauss(0.0, 10 * NOISE) for _ in range(30)]
     found = mean_interval(own, others=Spread(deviation=NOISE, degrees=1000))
@@ -221,20 +209,17 @@ def test_a_trial_that_scatters_more_than_the_others_shows_it():
 
 
 def test_nothing_is_borrowed_from_trials_that_know_nothing():
-    """With no degrees of freedom among the others, the interval is the trial's own."""
     nothing = Spread(deviation=0.0, degrees=0)
     assert mean_interval([0.1, 0.3], others=nothing) == mean_interval([0.1, 0.3])
     assert mean_interval([0.1], others=nothing).half_width == math.inf
 
 
 def test_half_width_is_half_the_distance():
-    """From -1 to 3 it is 2."""
     assert LogInterval(value=1.0, low=-1.0, high=3.0, count=2).half_width == 2.0
 
 
 @given(st.floats(0.01, 100.0), st.floats(0.0, 0.9), st.floats(1.0, 10.0))
 def test_what_is_written_is_the_ratio_of_what_is_computed(value, below, above):
-    """Both ways; what is unbounded, or too wide for numbers, is not written."""
     written = Interval(value=value, low=below * value, high=above * value)
     if below > 0.001:
         assert written.log.ratio.model_dump() == pytest.approx(written.model_dump())

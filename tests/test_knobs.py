@@ -11,23 +11,19 @@ from autotune.space.probes import near
     "name", [name for name, knob in KNOBS.items() if name != "batch_size" and not knob.of_workload]
 )
 def test_what_tensorflow_does_by_default_is_a_value_the_knob_can_take(name):
-    """A knob's default is in its own domain; only the batch size has none."""
     assert KNOBS[name].default in KNOBS[name].domain
 
 
 def test_only_the_workload_can_say_the_batch_size():
-    """The batch size is the one knob without a default."""
     assert [each.name for each in KNOBS.values() if each.default is None and not each.of_workload] == ["batch_size"]
 
 
 def test_a_range_of_integers_holds_both_its_ends():
-    """The smallest and the largest integer belong to the domain, their neighbours outside do not."""
     domain = Domain(integers=(1, 8))
     assert [value for value in range(11) if value in domain] == list(range(1, 9))
 
 
 def test_true_is_not_one():
-    """Booleans are no integers, and integers no booleans."""
     numbers, switches = Domain(integers=(0, 1)), Domain(booleans=True)
     assert (True in numbers, False in numbers) == (False, False)
     assert (1 in switches, 0 in switches) == (False, False)
@@ -36,12 +32,10 @@ def test_true_is_not_one():
 
 @pytest.mark.parametrize("value", [1.0, None, "2", b"autotune", ["autotune"], float("nan"), "Autotune", ""])
 def test_a_value_of_another_type_or_spelling_is_not_in_the_domain(value):
-    """Floats, None, digits as text, bytes, lists and words in capitals are no values."""
     assert value not in Domain(integers=(0, 8), booleans=True, words=("autotune",))
 
 
 def test_a_domain_without_integers_holds_none():
-    """A domain of words takes the words alone."""
     domain = Domain(words=("float32", "mixed_bfloat16"))
     assert "float32" in domain
     assert 0 not in domain
@@ -49,18 +43,15 @@ def test_a_domain_without_integers_holds_none():
 
 
 def test_a_domain_describes_each_of_its_parts():
-    """Switches, the range's ends and every word appear in the description."""
     described = Domain(integers=(0, 64), booleans=True, words=("auto", "never")).describe()
     assert described == 'true or false, or an integer from 0 to 64, or "auto" or "never"'
 
 
 def test_a_description_names_only_what_is_there():
-    """A domain of integers says nothing of switches and words."""
     assert Domain(integers=(1, 2)).describe() == "an integer from 1 to 2"
 
 
 def test_a_misspelt_knob_is_answered_with_the_nearest_name():
-    """The error says where the name stands, what it is, and which knob was probably meant."""
     with pytest.raises(ConfigurationError) as caught:
         check_value("bach_size", 1, where="recipe.json")
     assert caught.value.message == "recipe.json: there is no knob called 'bach_size'"
@@ -68,20 +59,17 @@ def test_a_misspelt_knob_is_answered_with_the_nearest_name():
 
 
 def test_no_name_is_offered_when_none_is_near():
-    """A name like no knob's gets no guess, only where to look."""
     with pytest.raises(ConfigurationError) as caught:
         check_value("zzz", 1, where="here")
     assert caught.value.hint == "`autotune knobs` lists them all."
 
 
 def test_a_name_that_is_not_text_is_an_unknown_knob():
-    """A number in the place of a name is answered like any unknown name."""
     with pytest.raises(ConfigurationError, match="here: there is no knob called 3"):
         check_value(3, 1, where="here")
 
 
 def test_nearest_offers_one_known_name():
-    """The closest of the known names is offered, as a question that ends in a space."""
     assert did_you_mean("prefech", ("precision", "prefetch")) == "Did you mean 'prefetch'? "
     assert did_you_mean("prefech", ()) == ""
 
@@ -91,7 +79,6 @@ def test_nearest_offers_one_known_name():
     [("batch_size", 1), ("batch_size", 1 << 20), ("jit_compile", True), ("jit_compile", "auto"), ("prefetch", 0)],
 )
 def test_a_good_value_comes_back_as_it_is(name, value):
-    """Checking a value that the knob can take changes neither value nor type."""
     checked = check_value(name, value, where="here")
     assert checked == value
     assert type(checked) is type(value)
@@ -113,7 +100,6 @@ def test_a_good_value_comes_back_as_it_is(name, value):
     ],
 )
 def test_a_value_the_knob_cannot_take_is_refused_with_what_it_takes(name, value):
-    """The error says where, which knob, which value, and the values there are."""
     with pytest.raises(ConfigurationError) as caught:
         check_value(name, value, where="train.py")
     assert caught.value.message == f"train.py: {name} cannot be {value!r}"
@@ -121,13 +107,11 @@ def test_a_value_the_knob_cannot_take_is_refused_with_what_it_takes(name, value)
 
 
 def test_a_value_for_an_unknown_knob_is_refused_as_unknown():
-    """The knob's name is checked before its value."""
     with pytest.raises(ConfigurationError, match="no knob called 'batchsize'"):
         check_value("batchsize", 32, where="here")
 
 
 def test_each_device_has_its_own_knobs():
-    """TensorFloat-32 and the table of GPU knobs exist on a GPU only, oneDNN on a CPU only, the rest on both."""
     on_cpu = {each.name for each in knobs_on(Device.CPU)}
     on_gpu = {each.name for each in knobs_on(Device.GPU)}
     assert on_cpu - on_gpu == {"onednn"}
@@ -137,13 +121,11 @@ def test_each_device_has_its_own_knobs():
 
 @pytest.mark.parametrize("device", Device)
 def test_the_knobs_of_a_device_come_in_table_order(device):
-    """Tables show knobs in one order, whatever the device."""
     names = [each.name for each in knobs_on(device)]
     assert names == [name for name in KNOBS if name in names]
 
 
 def test_names_and_values_too_long_to_show_are_refused_all_the_same():
-    """A number that Python will not write out, and a name of thousands of letters, give a short message."""
     with pytest.raises(ConfigurationError) as caught:
         check_value("batch_size", 10**5000, where="train.py")
     assert caught.value.message == "train.py: batch_size cannot be too large to show"

@@ -48,7 +48,6 @@ def test_the_one_that_was_confirmed_last_is_recommended_whichever_was_begun_firs
 
 
 def test_a_leader_that_beats_an_earlier_champion_must_beat_the_present_one(tmp_path, monkeypatch):
-    """What it showed beside another is no comparison."""
     run, knowledge, leaders = begun(tmp_path)
     leaders._conclude(knowledge.leader(11), Standing.CONFIRMED)
     monkeypatch.setattr(knowledge, "over_champion", lambda *_: LogInterval(value=0.2, low=0.1, high=0.3, count=4))
@@ -59,7 +58,6 @@ def test_a_leader_that_beats_an_earlier_champion_must_beat_the_present_one(tmp_p
 
 
 def test_a_leader_that_is_planned_anew_spends_an_error_of_its_own(tmp_path):
-    """The account counts looks that were planned, not leaders: the share of the first one is spent."""
     run, knowledge, leaders = begun(tmp_path)
     state = lambda: State(left=1.0, budget=1.0, leaders=tuple(map(knowledge.weigh_leader, knowledge.leaders())))  # noqa: E731
     for planned in (3, 4):
@@ -71,7 +69,6 @@ def test_a_leader_that_is_planned_anew_spends_an_error_of_its_own(tmp_path):
 
 @pytest.mark.parametrize("outcome", [Outcome.OK, Outcome.INTERRUPTED])
 def test_an_interrupted_trial_was_not_tried(tmp_path, outcome):
-    """Its configuration may be proposed again; one that still runs may not."""
     run, knowledge, _ = begun(tmp_path)
     running = run.new_trial(Phase.SEARCH, BASELINE.replace(prefetch=2))
     run.records[1] = run.records[1].model_copy(update={"outcome": outcome})
@@ -81,7 +78,6 @@ def test_an_interrupted_trial_was_not_tried(tmp_path, outcome):
 
 
 def test_all_leaders_that_are_open_when_the_time_is_over_are_looked_at(tmp_path):
-    """With several seats there may be more than one."""
     seen = []
     state = SimpleNamespace(opened=[SimpleNamespace(number=11), SimpleNamespace(number=21)])
     loop = SimpleNamespace(

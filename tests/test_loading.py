@@ -73,7 +73,7 @@ def as_module(monkeypatch, name, **variables):
     monkeypatch.setitem(sys.modules, name, module)
 
 
-def refusal(function, *arguments):
+def find_conflict(function, *arguments):
     """The error with which `function` refuses."""
     with pytest.raises(WorkloadError) as caught:
         function(*arguments)
@@ -93,14 +93,14 @@ def test_a_file_is_looked_up_from_the_current_directory_and_through_links(direct
 
 
 def test_a_missing_file_is_answered_with_where_it_was_looked_for(directory):
-    error = refusal(parse_reference, "jobs/none.py")
+    error = find_conflict(parse_reference, "jobs/none.py")
     assert error.message == "jobs/none.py: no such file or directory"
     assert str(directory) in error.hint
 
 
 def test_a_directory_called_like_a_file_is_refused(directory):
     (directory / "train.py").mkdir()
-    assert refusal(parse_reference, "train.py").message == "train.py: is a directory"
+    assert find_conflict(parse_reference, "train.py").message == "train.py: is a directory"
 
 
 def test_a_file_that_may_not_be_read_says_so(directory, monkeypatch):
@@ -108,14 +108,14 @@ def test_a_file_that_may_not_be_read_says_so(directory, monkeypatch):
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(loading, "read_at_most", refuse)
-    assert refusal(parse_reference, "train.py").message == "train.py: permission denied"
+    assert find_conflict(parse_reference, "train.py").message == "train.py: permission denied"
 
 
 @pytest.mark.parametrize(
     "text", ["train.py:", "train.py:a-b", "train.py:1", "pkg:a:b", "C:/train.py", "pkg:" + "x" * 256]
 )
 def test_what_follows_the_colon_must_be_a_name(text):
-    error = refusal(parse_reference, text)
+    error = find_conflict(parse_reference, text)
     assert error.message == f"{text!r}: {text.partition(':')[2]!r} is not a name"
     assert "path/to/file.py:name" in error.hint
 
@@ -138,15 +138,15 @@ def test_a_dotted_name_is_a_module(directory, text, module, name):
 def test_a_file_that_hides_a_module_from_tensorflow_is_refused(directory, text, name):
     write(directory / "jobs" / f"{name}.py", "workload = 1")
     write(directory / "jobs" / "train.py", "workload = 1")
-    error = refusal(parse_reference, text.format(name=name))
+    error = find_conflict(parse_reference, text.format(name=name))
     assert error.message.startswith(f"jobs/{name}.py: hides the module {name!r} from TensorFlow")
     assert f"my_{name}" in error.hint
 
 
 def test_a_package_that_hides_one_from_tensorflow_is_refused(directory):
     write(directory / "keras" / "__init__.py", "")
-    assert refusal(parse_reference, "keras.train").message.startswith("keras: hides the module 'keras'")
-    assert refusal(parse_reference, "jobs.train").message.startswith("keras: hides the module 'keras'")
+    assert find_conflict(parse_reference, "keras.train").message.startswith("keras: hides the module 'keras'")
+    assert find_conflict(parse_reference, "jobs.train").message.startswith("keras: hides the module 'keras'")
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_an_import_that_fails_beside_a_hidden_library_module_names_the_file(dire
     write(directory / "jobs" / "this.py", "")
     write(directory / "jobs" / "train.py", "import this\nthis.s")
     try:
-        error = refusal(load, parse_reference("jobs/train.py"))
+        error = find_conflict(load, parse_reference("jobs/train.py"))
     finally:
         sys.modules.pop("this", None)
     assert error.message.startswith("jobs/this.py: hides the module 'this'")
@@ -175,7 +175,7 @@ def test_an_import_that_fails_beside_a_hidden_library_module_names_the_file(dire
 def test_what_is_neither_a_python_file_nor_a_module_is_refused(directory, text):
     (directory / "jobs").mkdir()
     write(directory / "notes", "")
-    error = refusal(parse_reference, text)
+    error = find_conflict(parse_reference, text)
     assert error.message == f"{text.partition(':')[0]!r} is neither a .py file nor a module"
     assert "package.module[:name]" in error.hint
 
@@ -205,14 +205,14 @@ def test_a_modules_variable_is_found_by_module_and_name(monkeypatch):
 
 
 def test_a_local_variable_is_refused_with_where_to_put_it():
-    error = refusal(reference_of, a_workload())
+    error = find_conflict(reference_of, a_workload())
     assert "not a variable at the top level of a module" in error.message
     assert "outside of any function" in error.hint
 
 
 def test_an_equal_workload_is_not_the_workload(monkeypatch):
     as_module(monkeypatch, "jobs.train", workload=a_workload())
-    refusal(reference_of, a_workload())
+    find_conflict(reference_of, a_workload())
 
 
 def test_what_is_no_module_among_the_modules_is_passed_over(monkeypatch):
@@ -256,7 +256,7 @@ def test_a_workload_typed_into_a_session_is_refused(monkeypatch, attributes):
     workload = a_workload()
     as_module(monkeypatch, "__main__", workload=workload, **attributes)
     monkeypatch.setitem(sys.modules, "__mp_main__", sys.modules["__main__"])  # as some packages call it, too
-    error = refusal(reference_of, workload)
+    error = find_conflict(reference_of, workload)
     assert "interactive session" in error.message
     assert 'autotune.tune("path/to/file.py")' in error.hint
 
@@ -307,7 +307,7 @@ def test_the_search_path_comes_first_in_its_own_order(tmp_path):
 )
 def test_a_module_that_is_not_there_is_named(tmp_path, module, missing):
     write(tmp_path / "package_for_this_test" / "__init__.py", "")
-    error = refusal(load, WorkloadReference(module=module, search_path=(str(tmp_path),)))
+    error = find_conflict(load, WorkloadReference(module=module, search_path=(str(tmp_path),)))
     assert error.message == f"no module {module!r}"
     assert error.hint.startswith(f"{missing!r} is neither in the current directory")
     assert error.detail == ""
@@ -336,7 +336,7 @@ def test_a_module_that_is_not_there_is_named(tmp_path, module, missing):
 )
 def test_a_file_that_gives_no_workload_is_answered_with_why(tmp_path, source, message, hint):
     file = write(tmp_path / "train.py", source)
-    error = refusal(load, reference_to(file))
+    error = find_conflict(load, reference_to(file))
     assert error.message.startswith(message.format(file=file))
     assert hint.format(file=file) in error.hint
     if "SyntaxError" in message:
@@ -347,7 +347,7 @@ def test_a_file_that_gives_no_workload_is_answered_with_why(tmp_path, source, me
 @pytest.mark.parametrize(("module", "name"), [("tensorflow", "TensorFlow"), ("keras", "Keras")])
 def test_a_missing_tensorflow_is_said_with_how_to_install_it(tmp_path, monkeypatch, module, name):
     monkeypatch.setitem(sys.modules, module, None)
-    error = refusal(load, reference_to(write(tmp_path / "train.py", "raise RuntimeError('was run')")))
+    error = find_conflict(load, reference_to(write(tmp_path / "train.py", "raise RuntimeError('was run')")))
     assert error.message == f"{name} is not installed in {sys.prefix}"
     assert "pip install 'autotune[examples]'" in error.hint
     assert "your own build" in error.hint
@@ -357,7 +357,7 @@ def test_a_run_without_tensorflow_ends_with_that_sentence_and_leaves_nothing(dir
     hidden = write(directory / "hidden" / "sitecustomize.py", "import sys\nsys.modules['tensorflow'] = None\n")
     monkeypatch.setenv("PYTHONPATH", str(hidden.parent))
     write(directory / "train.py", "import tensorflow\n" + GOOD)
-    error = refusal(lambda: tune("train.py", budget=60, out="run"))
+    error = find_conflict(lambda: tune("train.py", budget=60, out="run"))
     assert error.message == f"TensorFlow is not installed in {sys.prefix}"
     assert not (directory / "run").exists()
 
@@ -368,14 +368,14 @@ def test_a_module_that_the_users_file_misses_is_the_files_error(tmp_path, as_mod
     reference = (
         WorkloadReference(module="job_for_this_test", search_path=(str(tmp_path),)) if as_module else reference_to(file)
     )
-    error = refusal(load, reference)
+    error = find_conflict(load, reference)
     assert "raised ModuleNotFoundError: No module named 'nowhere_to_be_found'" in error.message
     assert "line 1" in error.detail
 
 
 def test_a_file_that_raises_is_answered_with_the_users_own_frames(tmp_path):
     file = write(tmp_path / "train.py", "def read():\n    return {}['path']\n\nread()\n")
-    error = refusal(load, reference_to(file))
+    error = find_conflict(load, reference_to(file))
     assert error.message == f"importing {file} raised KeyError: 'path'"
     assert error.hint == "Fix the file so that it can be imported."
     shown = [line for line in error.detail.splitlines() if line.strip(" ~^")]  # Python marks the place, too
@@ -392,15 +392,15 @@ def test_a_file_that_raises_is_answered_with_the_users_own_frames(tmp_path):
 def test_what_a_module_misses_is_said_of_the_module(tmp_path):
     write(tmp_path / "job_for_this_test.py", "")
     reference = WorkloadReference(module="job_for_this_test", search_path=(str(tmp_path),))
-    assert refusal(load, reference).message == "job_for_this_test: no 'workload' in it"
+    assert find_conflict(load, reference).message == "job_for_this_test: no 'workload' in it"
     write(tmp_path / "bad_for_this_test.py", "raise ValueError('no')")
     reference = WorkloadReference(module="bad_for_this_test", search_path=(str(tmp_path),))
-    assert refusal(load, reference).message == "importing bad_for_this_test raised ValueError: no"
+    assert find_conflict(load, reference).message == "importing bad_for_this_test raised ValueError: no"
 
 
 def test_a_file_that_starts_a_tuner_by_being_imported_is_refused(tmp_path):
     source = GOOD + "from autotune.script.loading import refuse_while_loading\nrefuse_while_loading()\n"
-    error = refusal(load, reference_to(write(tmp_path / "train.py", source)))
+    error = find_conflict(load, reference_to(write(tmp_path / "train.py", source)))
     assert "calls autotune.tune() while it is being imported" in error.message
     assert 'if __name__ == "__main__":' in error.hint
     refuse_while_loading()
@@ -546,7 +546,7 @@ def test_a_file_sees_its_own_arguments(tmp_path, as_module):
 
 def test_arguments_that_a_file_refuses_are_answered_with_how_to_give_them(tmp_path):
     file = write(tmp_path / "train.py", PARSES + "parser.parse_args()\n" + GOOD)
-    error = refusal(load, with_args(file, "--wdith", "3"))
+    error = find_conflict(load, with_args(file, "--wdith", "3"))
     assert error.message == f"importing {file} raised SystemExit: 2 in {file}, line 5"
     assert "after `--`" in error.hint
 

@@ -26,7 +26,6 @@ def log(tmp_path):
 
 
 def test_a_log_is_its_owners_alone_and_is_appended_to(log):
-    """A script prints what others may not read."""
     for text in (b"one\n", b"two\n"):
         with open(open_log(log), "ab") as stream:
             stream.write(text)
@@ -35,7 +34,6 @@ def test_a_log_is_its_owners_alone_and_is_appended_to(log):
 
 
 def test_a_link_in_a_logs_place_is_not_followed(log, tmp_path):
-    """Its target may be a file of the user's."""
     log.symlink_to(tmp_path / "mine")
     with pytest.raises(OSError, match="symbolic links"):
         open_log(log)
@@ -43,26 +41,22 @@ def test_a_link_in_a_logs_place_is_not_followed(log, tmp_path):
 
 
 def test_a_log_of_noise_alone_has_no_tail(log):
-    """Then nothing is shown; the log itself stays as it is."""
     log.write_text("\n".join(NOISE) + "\n")
     assert read_tail(log) == ""
     assert log.read_text().splitlines() == NOISE
 
 
 def test_the_tail_keeps_what_stands_between_noise(log):
-    """In its order."""
     log.write_text("\n".join([*NOISE, "one", *NOISE, "  two", *NOISE]))
     assert read_tail(log) == "one\n  two"
 
 
 def test_noise_at_the_end_does_not_push_the_reason_out(log):
-    """The tail is taken of what is left, not of what is read."""
     log.write_text("the reason\n" + "\n".join(NOISE * 5))
     assert read_tail(log) == "the reason"
 
 
 def test_a_long_log_is_read_from_its_last_whole_line_on(log):
-    """A line of noise that the reading cuts in two is not shown as half a line."""
     log.write_bytes(NOISE[4].encode() + b"x" * 100 + b"\n" + b"y\n" * (END_BYTES // 2 - 1) + b"\xff\n")
     shown = read_tail(log)
     assert len(shown) == TAIL_LENGTH
@@ -72,18 +66,15 @@ def test_a_long_log_is_read_from_its_last_whole_line_on(log):
 
 
 def test_a_missing_log_has_no_tail(tmp_path):
-    """A trial that died before its first line."""
     assert read_tail(tmp_path / "none") == ""
 
 
 def test_bytes_that_a_terminal_would_obey_are_not_shown(log):
-    """Colours, cursor movements, bells and zeros go; a progress bar's states are lines."""
     log.write_bytes(b"\x1b[31mred\x1b[0m\x00\x07\n 1/2\r 2/2\ttab\xff\x9b\n")
     assert read_tail(log) == "red\n 1/2\n 2/2\ttab\N{REPLACEMENT CHARACTER}\N{REPLACEMENT CHARACTER}"
 
 
 def test_a_log_of_the_usual_size_is_left_alone(log):
-    """Up to the limit, and when there is none yet."""
     log.write_bytes(b"x" * LARGEST_LOG_BYTES)
     cap_log(log)
     assert log.stat().st_size == LARGEST_LOG_BYTES
@@ -92,7 +83,6 @@ def test_a_log_of_the_usual_size_is_left_alone(log):
 
 
 def test_a_log_that_grew_too_large_loses_its_middle(log):
-    """Its first lines and its last stay, and where it was cut is said."""
     log.write_bytes(b"first\n" + b"x" * LARGEST_LOG_BYTES + b"\nlast\n")
     cap_log(log)
     text = log.read_bytes()
@@ -103,7 +93,6 @@ def test_a_log_that_grew_too_large_loses_its_middle(log):
 
 
 def test_a_writer_goes_on_after_the_cut(log):
-    """It appends, so what it writes next comes after what was kept, with no hole between."""
     writer = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.write(writer, b"x" * (LARGEST_LOG_BYTES + 1))
     cap_log(log)
@@ -123,7 +112,6 @@ def test_a_writer_goes_on_after_the_cut(log):
     ],
 )
 def test_the_line_by_which_the_runtime_aborts_is_found(log, line):
-    """In every month, and with a long stack printed after it."""
     log.write_text(f"F one of mine\n{line}\n" + "  File train.py, line 1\n" * 1000)
     assert find_fatal_line(log) == line
     log.write_text("Found nothing\nF1120\n")
@@ -131,7 +119,6 @@ def test_the_line_by_which_the_runtime_aborts_is_found(log, line):
 
 
 def test_what_is_no_text_can_be_written_all_the_same():
-    """A file's name that is not UTF-8, in a user's message: its bytes are spelled out."""
     text = printable("bad file \udcff\x1b[31m.jpg")
     assert text == "bad file \\udcff.jpg"
     assert text.encode()

@@ -77,7 +77,6 @@ def in_confirmation(watcher):
 
 
 def test_a_claim_is_of_fresh_processes_and_of_nothing_that_the_search_saw(tmp_path):
-    """The search saw 2.0 by luck; what is claimed is what processes show started after the leader was chosen."""
     watcher = Watcher()
     trials = simulated_trials(
         lambda each: 4000.0 * (1.0 if each != FAST else 1.3 if in_confirmation(watcher) else 2.0), noise=0.02
@@ -93,7 +92,6 @@ def test_a_claim_is_of_fresh_processes_and_of_nothing_that_the_search_saw(tmp_pa
 
 
 def test_luck_of_the_search_is_not_recommended(tmp_path):
-    """Of what is as fast as the baseline in fresh processes nothing is claimed."""
     watcher = Watcher()
     trials = simulated_trials(lambda each: 4000.0 if each != FAST or in_confirmation(watcher) else 8000.0, noise=0.02)
     recipe, records, _ = run(tmp_path, trials, observe=watcher)
@@ -106,7 +104,6 @@ def test_luck_of_the_search_is_not_recommended(tmp_path):
 
 
 def test_a_clear_gain_is_claimed_after_two_processes_a_side_and_the_look_is_paid_for(tmp_path):
-    """Each look has its part of the leader's error."""
     recipe, records, watcher = run(tmp_path, simulated_trials(SPEED, noise=0.01), budget=400.0)
     (looks,) = leaders(records)[0].looks
     assert (looks.leader, looks.standing) == (1, Standing.CONFIRMED)
@@ -116,7 +113,6 @@ def test_a_clear_gain_is_claimed_after_two_processes_a_side_and_the_look_is_paid
 
 
 def test_a_claim_that_further_pairs_do_not_bear_out_is_withdrawn(tmp_path):
-    """Time that is left narrows a wide claim; the leader was fast in its first two processes only."""
     watcher, trials = Watcher(), simulated_trials(noise=0.12)
 
     def speed(configuration):
@@ -134,7 +130,6 @@ def test_a_claim_that_further_pairs_do_not_bear_out_is_withdrawn(tmp_path):
 
 
 def test_a_gain_in_the_noise_takes_more_processes(tmp_path):
-    """Processes differ by much: it is not confirmed at a look that does not show it."""
     trials = simulated_trials(faster_by(jit_compile=1.3), noise=0.02)
     watcher = Watcher(lambda event: setattr(trials, "instance_noise", 0.2) if is_confirming(event) else None)
     recipe, records, _ = run(tmp_path, trials, observe=watcher, budget=600.0)
@@ -145,7 +140,6 @@ def test_a_gain_in_the_noise_takes_more_processes(tmp_path):
 
 @pytest.mark.parametrize(("min_gain", "verdict"), [(0.02, "no_significant_gain"), (0.005, "faster")])
 def test_the_smallest_gain_that_counts_is_the_users(tmp_path, min_gain, verdict):
-    """One percent, however sure, is recommended to who asks for half a percent."""
     trials = simulated_trials(faster_by(jit_compile=1.03 if min_gain == 0.005 else 1.01))
     recipe, *_ = run(tmp_path, trials, min_gain=min_gain, budget=600.0)
     assert (recipe.evidence.verdict, recipe.evidence.min_gain) == (verdict, min_gain)
@@ -153,7 +147,6 @@ def test_the_smallest_gain_that_counts_is_the_users(tmp_path, min_gain, verdict)
 
 @pytest.mark.parametrize("apart", [False, True])
 def test_the_luck_of_templates_is_allowed_for_where_sides_have_their_own(tmp_path, apart):
-    """What all forks of one template have in common cancels out; of two templates it does not."""
     knob = {"onednn": [True, False]} if apart else {"jit_compile": [False, True]}
     trials = simulated_trials(faster_by(jit_compile=1.5, onednn=1.5), noise=0.01)
     recipe, *_ = run(tmp_path, trials, space=space(**knob), budget=400.0)
@@ -168,7 +161,6 @@ def test_the_luck_of_templates_is_allowed_for_where_sides_have_their_own(tmp_pat
     ids=["clear", "unclear"],
 )
 def test_what_the_time_did_not_decide_is_open(tmp_path, deviation, standing, verdict):
-    """A claim that is clear by then is made; one that is not stays open."""
     trials = simulated_trials(SPEED, noise=0.005, examples=None, seed=1)
 
     def slow_down(event):
@@ -181,7 +173,6 @@ def test_what_the_time_did_not_decide_is_open(tmp_path, deviation, standing, ver
 
 
 def test_long_slices_cost_no_processes(tmp_path):
-    """What waits for something from outside is timed in long slices, and claimed after as many processes."""
     counts = []
     for gain in (1.0, 1.6):
         trials = simulated_trials(SPEED, noise=0.005, examples=None, freeze_gain=lambda each, gain=gain: gain)
@@ -200,7 +191,6 @@ def is_confirming(event):
 
 @pytest.mark.parametrize("outcome", [Outcome.CRASHED, Outcome.OOM, Outcome.NONFINITE, Outcome.TIMEOUT], ids=str)
 def test_a_leader_that_fails_in_fresh_processes_makes_way_for_the_next(tmp_path, outcome):
-    """What is fast but does not start again is worth nothing; its record says how it failed."""
     watcher = Watcher()
     fails = lambda each: each["jit_compile"] and in_confirmation(watcher)  # noqa: E731  # a word
     trials = simulated_trials(SPEED, noise=0.02)
@@ -213,7 +203,6 @@ def test_a_leader_that_fails_in_fresh_processes_makes_way_for_the_next(tmp_path,
 
 
 def test_a_baseline_that_fails_now_and_then_is_told_of_and_ends_nothing(tmp_path):
-    """The leader is not blamed, and other processes are measured."""
     watcher, starts = Watcher(), itertools.count()
     trials = simulated_trials(SPEED, noise=0.02)
     trials.failure = lambda each: (
@@ -228,7 +217,6 @@ def test_a_baseline_that_fails_now_and_then_is_told_of_and_ends_nothing(tmp_path
 
 @pytest.mark.parametrize("what", ["crashes", "no device"])
 def test_a_baseline_that_keeps_failing_leaves_nothing_to_claim(tmp_path, what):
-    """Two in a row end the confirmation; the run ends, with what it has."""
     watcher = Watcher()
     trials = simulated_trials(SPEED, noise=0.02, gpus=("H200",))
     device, is_baseline = space(jit_compile=[False, True]), lambda each: each["jit_compile"] is False
@@ -276,7 +264,6 @@ BROKEN = [
     ("behaviour", "rule"), BROKEN, ids=[f"{rule}-{number}" for number, (_, rule) in enumerate(BROKEN)]
 )
 def test_what_breaks_a_rule_is_not_recommended(tmp_path, behaviour, rule):
-    """One that retraces, stalls, hangs, skips steps or leaks, where the baseline does not, however fast it is."""
     trials = simulated_trials(SPEED, noise=0.005, examples=1_000_000, **behaviour)
     recipe, records, _ = run(tmp_path, trials, budget=800.0)
     assert recipe.evidence.verdict is Verdict.UNSTABLE
@@ -292,7 +279,6 @@ def test_what_breaks_a_rule_is_not_recommended(tmp_path, behaviour, rule):
 @pytest.mark.parametrize("budget", [30.0, 60.0, 200.0])
 @pytest.mark.parametrize("memory", ["leak", "device_leak"])
 def test_a_leak_is_not_recommended_however_little_time_there_was_to_see_it(tmp_path, memory, budget, pairing):
-    """A short run ends undecided; only a run that saw enough slices says that the configuration is unstable."""
     leaks = {
         memory: lambda each: 40_000.0 * (each["jit_compile"] is True),
         "gpus": ("H200",),
@@ -315,7 +301,6 @@ def test_a_leak_is_not_recommended_however_little_time_there_was_to_see_it(tmp_p
     ],
 )
 def test_what_the_baseline_does_as_well_is_nobodys_fault(tmp_path, behaviour):
-    """The workload itself retraces, stalls, skips steps or leaks: a faster configuration wins all the same."""
     trials = simulated_trials(SPEED, noise=0.01, examples=1_000_000, **behaviour)
     recipe, *_ = run(tmp_path, trials, budget=800.0)
     assert recipe.configuration == dict(FAST)
@@ -323,7 +308,6 @@ def test_what_the_baseline_does_as_well_is_nobodys_fault(tmp_path, behaviour):
 
 @pytest.mark.parametrize(("waiting", "told"), [(1.0, True), (1.6, False)])
 def test_what_a_rule_could_not_see_is_not_said_to_be_checked(tmp_path, waiting, told):
-    """Few long slices of each process do not show whether memory grows."""
     trials = simulated_trials(SPEED, noise=0.01, examples=1_000_000, freeze_gain=lambda each: waiting)
     recipe, *_ = run(tmp_path, trials, budget=800.0)
     missing = any("host memory growth" in each for each in recipe.evidence.stability.not_checked)
@@ -331,7 +315,6 @@ def test_what_a_rule_could_not_see_is_not_said_to_be_checked(tmp_path, waiting, 
 
 
 def test_one_odd_process_breaks_no_rule(tmp_path):
-    """Rules are asked once there are enough of them."""
     watcher, first = Watcher(), []
 
     def retraces(each):
@@ -347,7 +330,6 @@ def test_one_odd_process_breaks_no_rule(tmp_path):
 
 
 def test_the_next_one_is_confirmed_after_one_that_broke_a_rule(tmp_path):
-    """The memory that the large batch takes is above the limit; without it there is a gain, too."""
     trials = simulated_trials(faster_by(jit_compile=1.3, batch_size=1.5), noise=0.02)
     tight = Limits(host_bytes=int(515 / 0.9) << 20, device_bytes=None)  # 514 MiB for 32 examples, 516 for 64
     with on_disk(tmp_path / "run", DirectoryWithoutStudy) as directory, pytest.MonkeyPatch.context() as patch:
@@ -361,7 +343,6 @@ def test_the_next_one_is_confirmed_after_one_that_broke_a_rule(tmp_path):
 
 
 def test_what_the_process_may_take_of_a_device_is_its_limit(tmp_path):
-    """A training on a part of a card, or one that limits itself, does not have all that the machine's card has."""
     assert LIMITS.device_bytes is None
     trials = simulated_trials(SPEED, noise=0.02, gpus=("H200",), device_limit_bytes=1 << 20)
     recipe, records, _ = run(tmp_path, trials)
@@ -378,7 +359,6 @@ def precise(learns=lambda each: True, **gains):
 
 
 def test_what_computes_otherwise_and_learns_says_so(tmp_path):
-    """The check stands in the recipe with its figure and limit, and is not among what was not checked."""
     trials = precise()
     recipe, *_ = run(tmp_path, trials, space=PRECISION)
     assert recipe.configuration["precision"] == "mixed_bfloat16"
@@ -390,7 +370,6 @@ def test_what_computes_otherwise_and_learns_says_so(tmp_path):
 
 
 def test_what_does_not_learn_is_refused_with_all_its_like_and_the_next_is_confirmed(tmp_path):
-    """Trials of its class of numerics are unstable in the history; another class, and a larger batch, are not."""
     trials = precise(lambda each: each["precision"] == "float32", precision=1.6, batch_size=1.2)
     both = space(precision=["float32", "mixed_bfloat16"], batch_size=[32, 64, 128])
     recipe, records, _ = run(tmp_path, trials, space=both, budget=500.0)
@@ -405,7 +384,6 @@ def test_what_does_not_learn_is_refused_with_all_its_like_and_the_next_is_confir
 
 
 def test_a_champion_that_was_not_compared_falls_with_its_class(tmp_path):
-    """There was no time to compare its losses; what another one of its numerics shows later is true of it, too."""
     both = space(precision=["float32", "mixed_bfloat16"], batch_size=[32, 64])
     speeds = {(32, "mixed_bfloat16"): 1.6, (64, "mixed_bfloat16"): 2.4}
     trials = [
@@ -431,7 +409,6 @@ def test_a_champion_that_was_not_compared_falls_with_its_class(tmp_path):
 
 
 def test_where_only_what_does_not_learn_is_faster_the_run_is_unstable(tmp_path):
-    """The recipe is the baseline, and names the rule and what broke it."""
     recipe, *_ = run(tmp_path, precise(lambda each: each["precision"] == "float32"), space=PRECISION)
     assert (recipe.evidence.verdict, recipe.changes) == (Verdict.UNSTABLE, {})
     assert recipe.candidate.configuration["precision"] == "mixed_bfloat16"
@@ -439,7 +416,6 @@ def test_where_only_what_does_not_learn_is_faster_the_run_is_unstable(tmp_path):
 
 
 def test_nothing_is_compared_where_nothing_computes_otherwise(tmp_path):
-    """A space of pipeline knobs has all the time for the search."""
     trials = simulated_trials(faster_by(prefetch=1.5), noise=0.02)
     recipe, *_ = run(tmp_path, trials, space=space(prefetch=[0, 2]))
     assert all(each.timed for each in trials.launched)
@@ -447,7 +423,6 @@ def test_nothing_is_compared_where_nothing_computes_otherwise(tmp_path):
 
 
 def test_comparing_losses_takes_a_tenth_of_the_budget_at_most(tmp_path):
-    """All classes of numerics together, where models train so slowly that each would take more."""
     speed = faster_by(precision=1.6, jit_compile=1.4)
     trials = simulated_trials(
         lambda each: speed(each) / 10,
@@ -479,7 +454,6 @@ def test_comparing_losses_takes_a_tenth_of_the_budget_at_most(tmp_path):
 
 
 def test_a_larger_batch_is_judged_apart(tmp_path):
-    """The losses after equal numbers of examples stand in the recipe; they refuse nothing."""
     trials = simulated_trials(faster_by(batch_size=1.5), noise=0.02)
     recipe, *_ = run(tmp_path, trials, space=space(batch_size=[32, 64]))
     assert recipe.configuration["batch_size"] == 64
@@ -505,7 +479,6 @@ def records_of(tmp_path):
 
 @pytest.mark.parametrize("pairing", ["auto", "bracketed"])
 def test_a_better_leader_replaces_the_champion_after_a_head_to_head(tmp_path, pairing):
-    """Both are in fresh processes beside the baseline; the second has less error to spend."""
     first = begun(tmp_path, simulated_trials(SPEED, noise=0.02), pairing=pairing, budget=300.0)
     assert first.changes == {"batch_size": 64}
     trials = simulated_trials(SPEED, noise=0.02, seed=1)
@@ -523,7 +496,6 @@ def test_a_better_leader_replaces_the_champion_after_a_head_to_head(tmp_path, pa
 
 
 def test_what_is_not_faster_than_the_champion_does_not_replace_it(tmp_path):
-    """However much faster than the baseline it is, and whatever the search saw."""
     begun(tmp_path, simulated_trials(SPEED, noise=0.02))
     watcher = Watcher()
     trials = simulated_trials(noise=0.02, seed=1)
@@ -539,7 +511,6 @@ def test_what_is_not_faster_than_the_champion_does_not_replace_it(tmp_path):
 
 
 def test_a_leader_is_confirmed_early_and_the_search_goes_on(tmp_path):
-    """What many candidates were no faster than is confirmed while time is left, which the search then has."""
     trials = simulated_trials(faster_by(jit_compile=1.5), noise=0.02)
     recipe, records, _ = run(tmp_path, trials, space=WIDE, budget=900.0)
     leader = leaders(records)[0]
@@ -550,7 +521,6 @@ def test_a_leader_is_confirmed_early_and_the_search_goes_on(tmp_path):
 
 
 def test_without_a_budget_the_run_ends_when_it_is_settled(tmp_path):
-    """And with one that was asked for it goes on looking for something faster."""
     clocks = []
     for keeps_budget in (False, True):
         trials = simulated_trials(faster_by(jit_compile=1.5), noise=0.02)
@@ -562,7 +532,6 @@ def test_without_a_budget_the_run_ends_when_it_is_settled(tmp_path):
 
 
 def test_a_champion_stands_when_the_device_is_lost_later(tmp_path):
-    """The run ends there with what was confirmed, and says so."""
     watcher = Watcher()
     trials = simulated_trials(faster_by(jit_compile=1.5), noise=0.02, gpus=("H200",))
     confirmed = []
@@ -580,7 +549,6 @@ def test_a_champion_stands_when_the_device_is_lost_later(tmp_path):
 
 
 def test_a_lost_device_leaves_what_was_measured(tmp_path):
-    """The run ends undecided, names the command that goes on, and does not blame the budget."""
     trials = simulated_trials(noise=0.02, gpus=("H200",))
 
     def lose(event):
@@ -606,7 +574,6 @@ def dying(trials, *, times):
 
 @pytest.mark.parametrize("times", [1, 2, 3, 100])
 def test_a_baseline_that_is_killed_from_outside_is_started_again(tmp_path, times):
-    """Where it keeps dying the run ends undecided, with what was measured; nobody says that it never ran."""
     trials = simulated_trials(SPEED, noise=0.02)
     watcher = Watcher()
 
@@ -630,7 +597,6 @@ def test_a_baseline_that_is_killed_from_outside_is_started_again(tmp_path, times
 
 
 def test_blocks_that_were_asked_for_are_used_from_the_search_to_the_claim(tmp_path):
-    """With `--pairing bracketed` nothing is ever beside anything."""
     trials, seen = simulated_trials(SPEED, noise=0.02), []
     launch = trials.launch
     trials.launch = lambda *a, **k: seen.append(len(trials.alive)) or launch(*a, **k)
@@ -645,7 +611,6 @@ def test_blocks_that_were_asked_for_are_used_from_the_search_to_the_claim(tmp_pa
 
 
 def test_a_leader_that_failed_in_its_first_fresh_process_is_not_confirmed_again_after_a_resume(tmp_path):
-    """It has no slice and its baseline no record; that it is unstable is known all the same, and k goes on."""
     watcher = Watcher()
     fails = lambda each: in_confirmation(watcher) and each["jit_compile"]  # noqa: E731  # a word
     machines = [simulated_trials(SPEED, noise=0.02, seed=seed) for seed in (0, 1)]
@@ -663,7 +628,6 @@ def test_a_leader_that_failed_in_its_first_fresh_process_is_not_confirmed_again_
 
 
 def test_what_does_not_learn_is_not_tried_again(tmp_path):
-    """Neither in the same run nor in the next: its class of numerics has been refused."""
     sizes = {"batch_size": [32, 64, 128, 256, 512], "steps_per_execution": [1, 2, 4, 8, 16]}
     many = space(**sizes, jit_compile=[False, True])
     trials = [
@@ -686,7 +650,6 @@ def test_what_does_not_learn_is_not_tried_again(tmp_path):
 
 
 def test_a_champion_that_does_not_start_any_more_falls(tmp_path):
-    """Beside the next leader it fails twice in a row: it is not stable, and the leader need not beat it."""
     begun(tmp_path, simulated_trials(SPEED, noise=0.02))
     watcher = Watcher()
     trials = simulated_trials(SPEED, noise=0.02, seed=1)
@@ -713,7 +676,6 @@ def waiting_for_a_lock(seconds):
 
 @pytest.mark.parametrize("kind", ["port", "lock"])
 def test_what_the_live_baseline_holds_is_got_round_by_one_process_at_a_time(tmp_path, kind):
-    """After three failures alike: those are run again, and the winner is found and confirmed."""
     trials, seconds = simulated_trials(SPEED, noise=0.02), itertools.count(10)
 
     def failure(each):
@@ -734,7 +696,6 @@ def test_what_the_live_baseline_holds_is_got_round_by_one_process_at_a_time(tmp_
 
 
 def test_candidates_that_fail_alike_also_without_the_baseline_end_the_search(tmp_path):
-    """Not the budget: the reason and the log are named, and nothing is claimed."""
     trials = simulated_trials(SPEED, failure=lambda each: None if each == BASELINE else PORT)
     recipe, records, watcher = run(tmp_path, trials, space=WIDE, budget=900.0)
     assert (recipe.evidence.verdict, recipe.evidence.ended_by) == (Verdict.UNDECIDED, EndedBy.FAILED)
@@ -745,7 +706,6 @@ def test_candidates_that_fail_alike_also_without_the_baseline_end_the_search(tmp
 
 
 def test_candidates_that_fail_alike_for_one_change_do_not_end_the_search(tmp_path):
-    """XLA fails here: what is faster without it is found beside the baseline."""
     trials = simulated_trials(
         faster_by(prefetch=1.4),
         noise=0.02,

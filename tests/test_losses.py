@@ -38,7 +38,6 @@ def checked(run, configuration, *, seconds=60.0):
 
 
 def test_what_learns_passes(started):
-    """Float32 from five seeds, the configuration from the first: two processes."""
     trials, run, _ = started()
     check = checked(run, BFLOAT)
     assert check.passed
@@ -48,28 +47,23 @@ def test_what_learns_passes(started):
 
 
 def test_what_does_not_learn_is_refused(started):
-    """The loss stays where it began."""
     _, run, _ = started(learns=lambda each: each["precision"] == "float32")
     assert not checked(run, BFLOAT).passed
 
 
 def test_float32_without_xla_is_the_measure_itself(started):
-    """A user of bfloat16 is offered it without a comparison."""
     trials, run, _ = started(baseline=BFLOAT)
     assert checked(run, BFLOAT.replace(precision="float32")).passed
     assert trials.launched == []
 
 
 def test_the_reference_has_the_candidates_batch_size(started):
-    """And float32 without XLA, the rest the baseline's."""
     trials, run, _ = started()
     checked(run, BASELINE.replace(batch_size=128, jit_compile=True, prefetch=2))
     assert trials.launched[0].configuration == BASELINE.replace(batch_size=128)
 
 
 def test_a_trial_that_fails_at_it_is_refused(started):
-    """What crashes within two hundred steps is not stable."""
-
     def failure(configuration):
         if configuration["precision"] != "float32":
             return TrialFailed(Outcome.CRASHED, "killed by SIGSEGV")
@@ -81,7 +75,6 @@ def test_a_trial_that_fails_at_it_is_refused(started):
 
 
 def test_without_time_nothing_is_claimed(started):
-    """It passes, cannot tell, and the user hears of it."""
     trials, run, watcher = started()
     check = checked(run, BFLOAT, seconds=2.0)
     assert check.passed
@@ -92,7 +85,6 @@ def test_without_time_nothing_is_claimed(started):
 
 @pytest.mark.parametrize("seconds", [5.0, 10.0, 30.0])
 def test_it_ends_in_time(started, seconds):
-    """However slow the steps."""
     _, run, _ = started(samples_per_second=lambda each: 100.0)
     began = run.clock()
     checked(run, BFLOAT, seconds=seconds)
@@ -100,8 +92,6 @@ def test_it_ends_in_time(started, seconds):
 
 
 def test_a_reference_that_fails_is_no_candidates_fault(started):
-    """Where float32 itself runs out of memory at this batch size, nothing can be told."""
-
     def failure(configuration):
         if configuration["precision"] == "float32":
             return TrialFailed(Outcome.OOM, "out of memory")
@@ -119,8 +109,6 @@ TAKEN = TrialFailed(Outcome.OOM, "INTERNAL: all CUDA-capable devices are busy or
 @pytest.mark.parametrize("reference", [True, False])
 @pytest.mark.parametrize("failure", [None, TAKEN])
 def test_a_card_that_is_lost_or_taken_is_no_configurations_fault(started, reference, failure):
-    """Be it the reference's process or the configuration's own: nothing is refused, and nothing is told."""
-
     def spoilt(configuration):
         if (configuration["precision"] == "float32") is not reference:
             return None
@@ -140,7 +128,6 @@ def test_a_card_that_is_lost_or_taken_is_no_configurations_fault(started, refere
 
 
 def test_another_batch_size_is_set_against_the_baselines(started):
-    """On as many examples."""
     trials, run, _ = started()
     found = compare_batch_sizes(trainings_of(run), BASELINE.replace(batch_size=64))
     assert found.examples % 64 == 0
@@ -148,7 +135,6 @@ def test_another_batch_size_is_set_against_the_baselines(started):
 
 
 def test_a_batch_too_large_for_a_curve_is_left_out(started):
-    """400 steps of 32 are six of 2,048: nothing that few steps end at is reported, and a notice says so."""
     trials, run, watcher = started()
     assert compare_batch_sizes(trainings_of(run), BASELINE.replace(batch_size=2048)) is None
     assert ["batch_size=2048 was not compared" in each.text for each in watcher.of(Notice)] == [True]
@@ -156,14 +142,12 @@ def test_a_batch_too_large_for_a_curve_is_left_out(started):
 
 
 def test_without_time_no_batch_size_is_compared(started):
-    """Not even begun."""
     trials, run, _ = started()
     assert compare_batch_sizes(trainings_of(run, 2.0), BASELINE.replace(batch_size=64)) is None
     assert trials.launched == []
 
 
 def test_what_a_dataset_keeps_is_not_filled_for_losses(started):
-    """A few batches are read: of a start of 30 s, 28 of which fill a cache, trainings are planned with two."""
     _, run, _ = started()
     trainings = trainings_of(run)
     run.records[0] = a_record(BASELINE, trial=0, first_step_seconds=30.0)
@@ -173,7 +157,6 @@ def test_what_a_dataset_keeps_is_not_filled_for_losses(started):
 
 
 def test_the_heading_comes_when_the_first_training_begins(started):
-    """Once for all of them, before the first; where nothing is left to compare, or no time, there is none."""
     trials, run, watcher = started()
     launched = []
     watcher.react = lambda event: launched.append(len(trials.launched)) if isinstance(event, Began) else None
@@ -186,7 +169,6 @@ def test_the_heading_comes_when_the_first_training_begins(started):
 
 
 def test_recorded_batches_are_removed(started):
-    """They may be as large as the data: nothing of them stays in the run directory."""
     _, run, _ = started()
     run.directory.path.mkdir(exist_ok=True)
     with trainings_of(run) as trainings:

@@ -59,7 +59,6 @@ def write(file, text):
 
 
 def test_without_control_groups_all_of_the_host_may_be_used(roots):
-    """Missing control-group files leave the CPU affinity and the host's memory to decide."""
     assert fingerprint.available_cores() == 16
     assert fingerprint.memory_limit_bytes() == 64 * GIB
 
@@ -80,7 +79,6 @@ def test_without_control_groups_all_of_the_host_may_be_used(roots):
     ],
 )
 def test_cores_follow_a_version_2_quota_rounded_up(roots, cpu_max, cores):
-    """A version 2 quota caps the cores, rounded up; `max` and nonsense do not."""
     cgroup, _ = roots
     write(cgroup / "cpu.max", cpu_max)
     assert fingerprint.available_cores() == cores
@@ -89,7 +87,6 @@ def test_cores_follow_a_version_2_quota_rounded_up(roots, cpu_max, cores):
 @pytest.mark.parametrize(("quota", "cores"), [("-1", 16), ("0", 16), ("250000", 3)])
 @pytest.mark.parametrize("mount", ["cpu", "cpu,cpuacct"])
 def test_cores_follow_a_version_1_quota_rounded_up(roots, mount, quota, cores):
-    """A version 1 quota caps the cores, under either name of the controller's mount; -1 and 0 do not."""
     cgroup, proc = roots
     write(proc / "self" / "cgroup", "5:cpu,cpuacct:/job\n4:memory:/\n")
     write(cgroup / mount / "job" / "cpu.cfs_quota_us", f"{quota}\n")
@@ -98,7 +95,6 @@ def test_cores_follow_a_version_1_quota_rounded_up(roots, mount, quota, cores):
 
 
 def test_the_tightest_limit_of_the_groups_above_counts(roots):
-    """A parent group's limits bind its children too."""
     cgroup, proc = roots
     write(proc / "self" / "cgroup", "0::/pod/container\n")
     write(cgroup / "pod" / "container" / "cpu.max", "800000 100000\n")
@@ -111,7 +107,6 @@ def test_the_tightest_limit_of_the_groups_above_counts(roots):
 
 
 def test_a_group_named_as_the_host_sees_it_falls_back_to_the_mount(roots):
-    """Inside a container the mount's root holds the limits when the named group does not exist."""
     cgroup, proc = roots
     write(proc / "self" / "cgroup", "5:cpu:/docker/0123\n4:memory:/docker/0123\n")
     write(cgroup / "cpu" / "cpu.cfs_quota_us", "400000\n")
@@ -122,7 +117,6 @@ def test_a_group_named_as_the_host_sees_it_falls_back_to_the_mount(roots):
 
 
 def test_group_paths_do_not_lead_out_of_the_mount(roots):
-    """A group above the namespace's root, which the kernel calls `/..`, is not looked for."""
     cgroup, proc = roots
     write(proc / "self" / "cgroup", "0::/../outside\n")
     write(cgroup.parent / "outside" / "cpu.max", "100000 100000\n")
@@ -130,7 +124,6 @@ def test_group_paths_do_not_lead_out_of_the_mount(roots):
 
 
 def test_a_group_name_that_is_no_text_hides_no_other(roots):
-    """Bytes that are not UTF-8 in one group's name leave the other groups' limits in force."""
     cgroup, proc = roots
     write(proc / "self" / "cgroup", "")
     (proc / "self" / "cgroup").write_bytes(b"9:pids:/\xff\n0::/job\n")
@@ -144,7 +137,6 @@ def test_a_group_name_that_is_no_text_hides_no_other(roots):
 @example(groups=":::\n3:cpu,memory", limit="1 99999999999999999999")
 @example(groups="", limit="inf inf")
 def test_control_groups_of_any_content_leave_a_core_and_some_memory(groups, limit):
-    """Whatever stands in the files, reading them raises nothing and gives at least one core and one byte."""
     with tempfile.TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as monkeypatch:
         cgroup, proc = Path(directory, "cgroup"), Path(directory, "proc")
         monkeypatch.setattr(fingerprint, "CGROUP_ROOT", cgroup)
@@ -170,7 +162,6 @@ def test_control_groups_of_any_content_leave_a_core_and_some_memory(groups, limi
     ],
 )
 def test_memory_is_the_containers_limit_when_that_is_lower(roots, file, text, limit):
-    """A limit of either version counts when it is below the host's memory."""
     cgroup, _ = roots
     write(cgroup / file, text)
     assert fingerprint.memory_limit_bytes() == limit
@@ -180,7 +171,6 @@ def test_memory_is_the_containers_limit_when_that_is_lower(roots, file, text, li
 
 
 def test_the_fingerprint_describes_this_process(monkeypatch):
-    """The fingerprint holds what the readers say, and leaves TensorFlow's answers open."""
     reading = GpuReading(gpus=(H200,), driver="580.95.05", cuda="13.0")
     monkeypatch.setattr(fingerprint, "read_gpus", lambda: reading)
     found = fingerprint.fingerprint()
@@ -194,8 +184,6 @@ def test_the_fingerprint_describes_this_process(monkeypatch):
 
 
 def test_versions_of_missing_and_damaged_packages_are_left_out(monkeypatch):
-    """Installed packages are listed with their versions; the missing and the half-removed are not."""
-
     def version(package):
         if package == "optuna":
             raise metadata.PackageNotFoundError(package)
@@ -210,8 +198,6 @@ def test_versions_of_missing_and_damaged_packages_are_left_out(monkeypatch):
 
 
 def test_another_build_of_tensorflow_has_its_version(monkeypatch):
-    """`tensorflow-cpu` and the like hold TensorFlow under another name."""
-
     def version(package):
         if package == "tensorflow":
             raise metadata.PackageNotFoundError(package)
@@ -231,14 +217,12 @@ def test_another_build_of_tensorflow_has_its_version(monkeypatch):
     ],
 )
 def test_the_cpu_is_the_model_name_or_the_architecture(roots, cpuinfo, name):
-    """The first model name counts; a kernel that gives none (ARM) leaves the architecture."""
     _, proc = roots
     write(proc / "cpuinfo", cpuinfo)
     assert fingerprint.fingerprint().cpu == name
 
 
 def test_the_fingerprint_imports_neither_tensorflow_nor_pynvml_early():
-    """Importing the module loads no pynvml, and taking the fingerprint loads no TensorFlow."""
     code = (
         "import sys, autotune.machine.fingerprint as m; assert 'pynvml' not in sys.modules; m.fingerprint(); "
         "assert not {'tensorflow', 'keras'} & set(sys.modules)"
@@ -248,7 +232,6 @@ def test_the_fingerprint_imports_neither_tensorflow_nor_pynvml_early():
 
 
 def test_a_machine_survives_a_round_trip_through_json():
-    """A machine written as JSON reads back the same, with the same id."""
     read = Machine.model_validate_json(MEASURED_ON.model_dump_json())
     assert read == MEASURED_ON
     assert read.id == MEASURED_ON.id
@@ -256,13 +239,11 @@ def test_a_machine_survives_a_round_trip_through_json():
 
 @pytest.mark.parametrize("damage", [{"cores": 0}, {"memory_bytes": -1}, {"gpus": [{"name": "x"}]}, {"colour": "red"}])
 def test_a_damaged_machine_is_refused(damage):
-    """Impossible values, missing fields and unknown fields do not pass."""
     with pytest.raises(ValidationError):
         Machine.model_validate_json(json.dumps(MEASURED_ON.model_dump(mode="json") | damage))
 
 
 def test_a_machine_cannot_be_changed():
-    """Machines are values."""
     with pytest.raises(ValidationError):
         MEASURED_ON.cores = 8
 
@@ -271,7 +252,6 @@ def test_a_machine_cannot_be_changed():
 
 
 def test_the_id_is_the_same_in_every_process():
-    """The id of a given machine is a constant: twelve hexadecimal digits that recorded runs rely on."""
     assert MEASURED_ON.id == "06a019dbbc9e"
 
 
@@ -290,7 +270,6 @@ def test_the_id_is_the_same_in_every_process():
     ],
 )
 def test_the_id_changes_with_hardware_driver_and_versions(change):
-    """Each part of the fingerprint has its say in the id."""
     assert MEASURED_ON.model_copy(update=change).id != MEASURED_ON.id
 
 
@@ -303,7 +282,6 @@ def test_the_id_changes_with_hardware_driver_and_versions(change):
     ],
 )
 def test_the_id_stays_when_only_the_telling_changes(change):
-    """TensorFlow's later answers, some megabytes less and the order of names leave the id alone."""
     assert MEASURED_ON.model_copy(update=change).id == MEASURED_ON.id
 
 
@@ -311,7 +289,6 @@ def test_the_id_stays_when_only_the_telling_changes(change):
 
 
 def test_more_cards_of_the_kind_make_no_difference_and_fewer_do():
-    """A seat has a part of a machine's cards."""
     several = MEASURED_ON.model_copy(update={"gpus": (H200, H200)})
     assert MEASURED_ON.differences(several) == ()
     assert several.differences(MEASURED_ON) == ("GPU: measured on 2 × NVIDIA H200, here NVIDIA H200",)
@@ -329,6 +306,10 @@ def test_more_cards_of_the_kind_make_no_difference_and_fewer_do():
             {"gpus": (H200.model_copy(update={"memory_bytes": 70 * GIB}),)},
             "GPU memory: measured on 140.40 GiB, here 70.00 GiB",
         ),
+        (
+            {"gpus": (H200, H200.model_copy(update={"memory_bytes": 70 * GIB}))},
+            "GPU memory: measured on 140.40 GiB, here 70.00 GiB",
+        ),
         ({"driver": "570.86.10"}, "NVIDIA driver: measured on 580.95.05, here 570.86.10"),
         ({"packages": MEASURED_ON.packages | {"tensorflow": "2.21.1"}}, "TensorFlow: measured on 2.21.0, here 2.21.1"),
         ({"packages": MEASURED_ON.packages | {"keras": "3.16.0"}}, "Keras: measured on 3.15.1, here 3.16.0"),
@@ -336,7 +317,6 @@ def test_more_cards_of_the_kind_make_no_difference_and_fewer_do():
     ],
 )
 def test_each_difference_that_changes_speed_is_one_line(change, line):
-    """Every part that can change the speed is named, with both values, and nothing else is."""
     assert MEASURED_ON.differences(MEASURED_ON.model_copy(update=change)) == (line,)
 
 
@@ -353,24 +333,20 @@ def test_each_difference_that_changes_speed_is_one_line(change, line):
     ],
 )
 def test_what_cannot_change_the_speed_is_no_difference(change):
-    """Patch releases, other packages and a little memory more or less are passed over."""
     assert MEASURED_ON.differences(MEASURED_ON.model_copy(update=change)) == ()
 
 
 def test_memory_counts_from_ten_per_cent_on():
-    """The tolerance is a tenth of the memory that was measured on."""
     assert MEASURED_ON.differences(MEASURED_ON.model_copy(update={"memory_bytes": 142 * GIB}))
     assert MEASURED_ON.differences(MEASURED_ON.model_copy(update={"memory_bytes": 115 * GIB}))
 
 
 def test_a_driver_without_a_gpu_on_both_sides_is_no_difference():
-    """Where trainings run on the CPU the NVIDIA driver cannot change their speed."""
     cpu_only = MEASURED_ON.model_copy(update={"gpus": ()})
     assert cpu_only.differences(cpu_only.model_copy(update={"driver": None, "cuda": None})) == ()
 
 
 def test_a_missing_package_is_a_difference():
-    """A machine without TensorFlow differs from one with it."""
     here = MEASURED_ON.model_copy(update={"packages": {"keras": "3.15.1"}})
     assert MEASURED_ON.differences(here) == ("TensorFlow: measured on 2.21.0, here none",)
 
@@ -379,7 +355,6 @@ def test_a_missing_package_is_a_difference():
 
 
 def test_other_systems_are_refused_in_one_line(monkeypatch):
-    """Elsewhere than on Linux one line says so, and what to use."""
     monkeypatch.setattr(sys, "platform", "darwin")
     with pytest.raises(InputError, match=r"Linux only.*darwin") as caught:
         fingerprint.require_linux()

@@ -128,7 +128,6 @@ def encoded(message):
 
 @pytest.mark.parametrize("message", EVERY_MESSAGE, ids=[type(each).__name__ for each in EVERY_MESSAGE])
 def test_every_message_arrives_as_it_was_sent(pair, message):
-    """Type, values and the types of the values are the same at the other end."""
     Channel(pair[0]).send(message)
     received = Channel(pair[1]).receive(timeout_seconds=0)
     assert received == message
@@ -137,13 +136,11 @@ def test_every_message_arrives_as_it_was_sent(pair, message):
 
 
 def test_every_kind_of_message_is_tried_here():
-    """A message that is added must be added to the list above."""
     kinds = TypeAdapter(protocol.Message).json_schema()["discriminator"]["mapping"]
     assert set(kinds) == {message.kind for message in EVERY_MESSAGE}
 
 
 def test_true_and_one_stay_apart_in_a_configuration(pair):
-    """A knob's boolean does not arrive as a number, nor a number as a boolean."""
     configuration = {"jit_compile": True, "steps_per_execution": 1}
     request = protocol.TrialRequest(configuration=configuration, log="/l", timing=TIMING)
     Channel(pair[0]).send(request)
@@ -153,7 +150,6 @@ def test_true_and_one_stay_apart_in_a_configuration(pair):
 
 
 def test_messages_sent_in_one_write_arrive_one_by_one_and_in_order(pair):
-    """A channel hides none in a buffer: a reader that waits for the socket before each message gets all."""
     sent = [protocol.Measure(seconds=1), protocol.Finish(), protocol.Measure(seconds=2)]
     pair[0].sendall(b"".join(map(encoded, sent)))
     channel = Channel(pair[1])
@@ -164,7 +160,6 @@ def test_messages_sent_in_one_write_arrive_one_by_one_and_in_order(pair):
 
 
 def test_a_message_that_comes_byte_by_byte_is_put_together(pair):
-    """The reader waits for the rest of a message that has begun."""
     message = protocol.Measure(seconds=0.75)
     slow = threading.Thread(target=lambda: [pair[0].send(bytes([each])) for each in encoded(message)])
     slow.start()
@@ -173,7 +168,6 @@ def test_a_message_that_comes_byte_by_byte_is_put_together(pair):
 
 
 def test_a_message_that_never_ends_is_not_waited_for(pair, monkeypatch):
-    """A sender that stops within a message, and lives on, cannot keep its reader."""
     monkeypatch.setattr(protocol, "REST_SECONDS", 1)
     channel = Channel(pair[1])
     pair[0].sendall(encoded(protocol.Finish())[:-1])
@@ -182,7 +176,6 @@ def test_a_message_that_never_ends_is_not_waited_for(pair, monkeypatch):
 
 
 def test_a_message_larger_than_the_sockets_buffer_arrives(pair):
-    """The sender waits for the reader; the reader takes it in pieces."""
     message = protocol.TemplateFailed(message="x" * (protocol.LARGEST_MESSAGE_BYTES // 2))
     sender = threading.Thread(target=Channel(pair[0]).send, args=(message,))
     sender.start()
@@ -191,7 +184,6 @@ def test_a_message_larger_than_the_sockets_buffer_arrives(pair):
 
 
 def test_nothing_sent_is_a_timeout(pair):
-    """Waiting ends when the time is up, and the channel stays usable."""
     channel = Channel(pair[1])
     with pytest.raises(TimeoutError):
         channel.receive(timeout_seconds=0)
@@ -200,7 +192,6 @@ def test_nothing_sent_is_a_timeout(pair):
 
 
 def test_a_process_with_very_many_files_open_is_heard(pair):
-    """Above descriptor 1,023, where `select` ends: a workload may hold more files open than that."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (2048, hard))
     try:
@@ -216,13 +207,11 @@ def test_a_process_with_very_many_files_open_is_heard(pair):
 
 
 def test_a_message_cannot_be_changed():
-    """What was received is what was sent, for as long as it is kept."""
     with pytest.raises(ValidationError):
         protocol.Measure(seconds=1.0).seconds = 2.0
 
 
 def test_the_end_of_a_socket_arrives_after_its_message(pair):
-    """The receiver can use it, and the next message is read as usual."""
     near, far = socket.socketpair()
     sender, receiver = Channel(pair[0]), Channel(pair[1])
     sender.send(protocol.Forked(pid=7), far)
@@ -240,7 +229,6 @@ def test_the_end_of_a_socket_arrives_after_its_message(pair):
     [({"file": "/home/me/train.py"}, "/home/me/train.py:workload"), ({"module": "a.b", "name": "w"}, "a.b:w")],
 )
 def test_a_workloads_reference_reads_as_the_user_writes_it(place, shown):
-    """File or module, a colon, and the name."""
     assert str(WorkloadReference(**place)) == shown
 
 
@@ -249,14 +237,12 @@ def test_a_workloads_reference_reads_as_the_user_writes_it(place, shown):
 
 @pytest.mark.parametrize("pid", [0, -1, 1 << 31])
 def test_a_process_is_none_of_the_numbers_that_mean_many(pair, pid):
-    """To `kill`, zero is one's own group and minus one is everything."""
     pair[0].sendall(frame(json.dumps({"kind": "forked", "pid": pid}).encode()))
     with pytest.raises(ProtocolError):
         Channel(pair[1]).receive(timeout_seconds=0)
 
 
 def test_what_was_wrong_is_said_in_one_line_whatever_came(pair):
-    """The kind of a message that does not exist, however long and whatever is in it."""
     kind = "\x1b[2J\n" * 1000
     pair[0].sendall(frame(json.dumps({"kind": kind}).encode()))
     with pytest.raises(ProtocolError) as caught:
@@ -291,7 +277,6 @@ def test_what_was_wrong_is_said_in_one_line_whatever_came(pair):
     ids=range(19),
 )
 def test_a_frame_that_holds_no_message_is_refused(pair, body):
-    """Damaged JSON, unknown kinds, missing and additional fields, numbers that are none, values no knob has."""
     pair[0].sendall(frame(body) + encoded(protocol.Finish()))
     channel = Channel(pair[1])
     with pytest.raises(ProtocolError, match="not a message: "):
@@ -300,7 +285,6 @@ def test_a_frame_that_holds_no_message_is_refused(pair, body):
 
 
 def test_a_length_beyond_the_limit_is_refused_at_once(pair):
-    """Nothing of such a message is waited for."""
     pair[0].sendall(struct.pack(">i", protocol.LARGEST_MESSAGE_BYTES + 1))
     began = time.monotonic()
     with pytest.raises(ProtocolError, match="bad message length"):
@@ -310,7 +294,6 @@ def test_a_length_beyond_the_limit_is_refused_at_once(pair):
 
 @pytest.mark.parametrize("kept", [1, 3, 5, -1])
 def test_a_message_cut_short_is_refused(pair, kept):
-    """An end in the length or in the text is not the same as a sender that is done."""
     pair[0].sendall(encoded(protocol.Finish())[:kept])
     pair[0].close()
     with pytest.raises(ProtocolError, match="got end of file during message"):
@@ -318,7 +301,6 @@ def test_a_message_cut_short_is_refused(pair, kept):
 
 
 def test_a_closed_end_is_seen_after_the_last_message(pair):
-    """What was sent before the end is received; then the channel is closed, however often one asks."""
     sender = Channel(pair[0])
     sender.send(protocol.Finish())
     sender.close()
@@ -332,14 +314,12 @@ def test_a_closed_end_is_seen_after_the_last_message(pair):
 
 
 def test_sending_to_a_closed_end_says_so(pair):
-    """No signal, no plain OSError: the other end is gone."""
     pair[1].close()
     with pytest.raises(ChannelClosed):
         Channel(pair[0]).send(protocol.Finish())
 
 
 def test_a_reset_connection_is_a_closed_one(pair):
-    """An end that closes with unread data resets the connection: gone all the same."""
     pair[0].sendall(b"unread")
     pair[1].close()
     with pytest.raises(ChannelClosed):
@@ -375,7 +355,6 @@ def everything_received(data):
     ),
 )
 def test_whatever_bytes_come_they_are_messages_or_one_of_two_errors(sent, rest):
-    """Messages arrive as they were sent; other bytes raise nothing but the two errors, nor pass as something else."""
     received, end = everything_received(b"".join(map(encoded, sent)) + rest)
     assert received == sent
     assert isinstance(end, (ProtocolError, ChannelClosed) if rest else ChannelClosed)  # cut in a frame: closed
@@ -384,7 +363,6 @@ def test_whatever_bytes_come_they_are_messages_or_one_of_two_errors(sent, rest):
 @settings(deadline=None)
 @given(place=st.integers(0, 10_000), byte=st.integers(0, 255), message=st.sampled_from(EVERY_MESSAGE))
 def test_one_damaged_byte_gives_a_message_or_one_of_two_errors(place, byte, message):
-    """Damage anywhere in a frame is noticed, or gives another valid message; it never raises anything else."""
     whole = bytearray(encoded(message))
     whole[place % len(whole)] = byte
     received, _ = everything_received(bytes(whole))

@@ -21,7 +21,6 @@ def mistakes_in(model, document):
 
 
 def test_the_first_of_a_few_is_told_with_its_place():
-    """Keys and indices with dots between."""
     error = mistakes_in(dict[str, list[int]], {"a": [1, "x", "y"], "b": ["z"]})
     assert error.error_count() == 3
     where, what = first_mistake(error)
@@ -49,7 +48,6 @@ def test_the_first_of_a_few_is_told_with_its_place():
     ],
 )
 def test_a_list_of_mistakes_is_given_up_at_the_first(model, document, way):
-    """Millions of them, in a file of some megabytes, would take gigabytes."""
     text = json.dumps(document).replace('"HERE"', json.dumps([{"no": "good"}] * 1000))
     with pytest.raises(ValidationError) as caught:
         TypeAdapter(model).validate_json(text)
@@ -59,7 +57,6 @@ def test_a_list_of_mistakes_is_given_up_at_the_first(model, document, way):
 
 @pytest.mark.parametrize("model", [TrialRecord, RunRecord, Recipe, protocol.Message])
 def test_every_list_in_the_models_is_given_up_at_the_first(model):
-    """A field that is added must be, too."""
     assert list(_patient(TypeAdapter(model).core_schema)) == []
 
 

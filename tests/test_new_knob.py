@@ -85,7 +85,6 @@ def space():
 
 
 def test_the_search_varies_it_and_tries_its_probe(layout):
-    """It is in the baseline with its default, in the space with its choices, and its probe comes in its place."""
     assert baseline()["constant_folding"] is True
     assert space().choices["constant_folding"] == (True, False)
     found = [each.differences(baseline()) for each in neighbours(baseline(), {baseline()}, space())]
@@ -93,7 +92,6 @@ def test_the_search_varies_it_and_tries_its_probe(layout):
 
 
 def test_its_values_are_applied_and_read(layout, tensorflow):
-    """The setter is called where the value in force differs; a runtime that has started makes it too late."""
     apply_before_build({"constant_folding": True})
     assert tensorflow == {}
     apply_before_build({"constant_folding": False})
@@ -101,8 +99,6 @@ def test_its_values_are_applied_and_read(layout, tensorflow):
 
 
 def test_a_runtime_that_has_started_is_too_late_for_it(layout, tensorflow, monkeypatch):
-    """TensorFlow refuses, and the error names knob and value."""
-
     def refuse(options):
         raise RuntimeError("the context was initialized")
 
@@ -113,7 +109,6 @@ def test_a_runtime_that_has_started_is_too_late_for_it(layout, tensorflow, monke
 
 
 def test_memory_and_numerics_are_known(layout):
-    """What needs more memory than one that failed is not run; its numerics class and the reference have its values."""
     off = baseline().replace(constant_folding=False)
     assert known_to_fail(baseline(), [off])
     assert not known_to_fail(off, [baseline()])
@@ -122,7 +117,6 @@ def test_memory_and_numerics_are_known(layout):
 
 
 def test_a_run_finds_it_and_recipe_and_history_have_it(layout, tmp_path):
-    """A whole simulated run: the recipe recommends it, comes back from its file, and the table has its column."""
     trials = simulated_trials(lambda each: 4000.0 if each["constant_folding"] else 6400.0, noise=0.02)
     with on_disk(tmp_path / "run") as directory:
         recipe = tune_simulated(trials, directory, space=SPACE, budget=200.0)
@@ -134,19 +128,16 @@ def test_a_run_finds_it_and_recipe_and_history_have_it(layout, tmp_path):
 
 
 def test_the_table_of_knobs_shows_it(layout, capsys):
-    """`autotune knobs` lists it."""
     show_knobs()
     assert "constant_folding" in capsys.readouterr().out
 
 
 def test_it_is_gone_afterwards():
-    """Where the table does not have it, its name is unknown, and a recipe cannot smuggle it in."""
     with pytest.raises(ConfigurationError, match="no knob called 'constant_folding'"):
         Configuration({"constant_folding": False})
 
 
 def test_a_recipe_of_another_workload_lacks_what_one_workload_alone_has(tmp_path):
-    """A knob found at run time is not asked of other recipes; one of the table is."""
     trials = simulated_trials(faster_by(batch_size=1.5), noise=0.02)
     with on_disk(tmp_path / "run") as directory:
         recipe = tune_simulated(trials, directory, budget=200.0)
@@ -168,7 +159,6 @@ def set_clustering(variables, on):
 
 
 def test_a_knob_may_be_one_flag_of_a_variable(monkeypatch):
-    """The other flags of the shell stay; nothing is set where the flag stands already."""
     knob = Knob(
         name="auto_clustering",
         summary="XLA compiles clusters of operations",
@@ -188,7 +178,6 @@ def test_a_knob_may_be_one_flag_of_a_variable(monkeypatch):
 
 
 def test_a_knob_may_be_an_argument_of_compile():
-    """It needs no setter: the argument has its name."""
     knob = Knob(
         name="auto_scale_loss",
         summary="Keras scales the loss in float16",
@@ -201,7 +190,6 @@ def test_a_knob_may_be_an_argument_of_compile():
 
 
 def test_a_knob_may_be_an_option_of_the_dataset():
-    """What the user's own dataset has set is found by its reader."""
     knob = Knob(
         name="slack",
         summary="tf.data overlaps the last prefetch",

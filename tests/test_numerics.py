@@ -24,7 +24,6 @@ REFERENCE = [curve(seed) for seed in range(5)]
 
 
 def test_the_reference_itself_passes():
-    """No excess, and the check saw enough to tell."""
     check = check_parity(REFERENCE, REFERENCE[0])
     assert check.passed
     assert check.tells
@@ -32,7 +31,6 @@ def test_the_reference_itself_passes():
 
 
 def test_a_loss_that_stalls_fails():
-    """It ends where it began: the excess is the whole fall."""
     check = check_parity(REFERENCE, [2.3] * STEPS)
     assert not check.passed
     assert check.value > check.limit > 0
@@ -40,12 +38,10 @@ def test_a_loss_that_stalls_fails():
 
 
 def test_a_loss_that_falls_further_passes():
-    """Only worse is worse."""
     assert check_parity(REFERENCE, [loss / 2 for loss in REFERENCE[0]]).passed
 
 
 def test_a_loss_that_is_lost_midway_fails():
-    """The step is named; whether the curve was fine before does not matter."""
     check = check_parity(REFERENCE, [*REFERENCE[0][:20], None, *REFERENCE[0][21:]])
     assert not check.passed
     assert check.tells
@@ -53,7 +49,6 @@ def test_a_loss_that_is_lost_midway_fails():
 
 
 def test_the_limit_is_how_far_two_trainings_may_end_apart():
-    """Student's t for five seeds, times their deviation, times the root of two: both trainings have a share in it."""
     ends = (1.0, 1.1, 1.2, 1.3, 1.4)
     reference = [[9.0] * 20 + [end] * 10 for end in ends]
     limit = check_parity(reference, reference[0]).limit
@@ -61,13 +56,11 @@ def test_the_limit_is_how_far_two_trainings_may_end_apart():
 
 
 def test_a_curve_is_held_against_the_training_that_began_with_its_weights():
-    """Not against the mean of seeds: a lucky seed's own end is no gain, and the others' is no loss."""
     reference = [[9.0] * 20 + [end] * 10 for end in (1.0, 1.1, 1.2, 1.3, 1.4)]
     assert check_parity(reference, reference[0]).value == 0.0
 
 
 def test_seeds_that_make_no_difference_leave_some_tolerance():
-    """A convex model from zeros: rounding alone must not refuse bfloat16."""
     same = [curve(0, noise=0.0)] * 5
     fall = same[0][0] - same[0][-1]
     assert check_parity(same, [loss + 0.02 * fall for loss in same[0]]).passed
@@ -85,7 +78,6 @@ def test_seeds_that_make_no_difference_leave_some_tolerance():
     ],
 )
 def test_where_too_little_was_seen_nothing_is_claimed(reference, own, words):
-    """It passes, says that it cannot tell, and why."""
     check = check_parity(reference, own)
     assert check.passed
     assert not check.tells
@@ -94,7 +86,6 @@ def test_where_too_little_was_seen_nothing_is_claimed(reference, own, words):
 
 
 def test_innocent_curves_pass_in_nineteen_of_twenty():
-    """Even one that is as different as another seed would be, and bfloat16 differs by less."""
     passed = 0
     for repeat in range(400):
         seeds = range(1000 * repeat, 1000 * repeat + 6)
@@ -108,14 +99,12 @@ def test_innocent_curves_pass_in_nineteen_of_twenty():
     st.lists(st.none() | st.floats(-1e6, 1e6), max_size=30),
 )
 def test_any_curves_give_a_check(reference, own):
-    """Whatever a model reports, the rule answers, and a refusal says why."""
     check = check_parity(reference, own)
     assert check.detail
     assert check.passed or check.tells
 
 
 def test_batch_losses_are_the_late_ones():
-    """The mean of the last third, over the seeds, for each of the three scales of the learning rate."""
     before = [[3.0, 3.0, 1.0], [3.0, 3.0, 2.0]]
     after = [[9.0, 9.0, loss] for loss in (1.0, 2.0, 3.0, 4.0, 5.0, 6.0)]
     losses = batch_losses(before, after, examples=96)
@@ -125,7 +114,6 @@ def test_batch_losses_are_the_late_ones():
 
 
 def test_batch_losses_that_are_not_there_are_none():
-    """A scale that diverges, or a learning rate that cannot be set; a baseline that diverges has nothing to say."""
     before = [[3.0, 3.0, 1.0]]
     losses = batch_losses(before, [[3.0, 2.0, 1.0], [3.0, 2.0, None], []], examples=96)
     assert (losses.unscaled, losses.sqrt_scaled, losses.linear_scaled) == (1.0, None, None)

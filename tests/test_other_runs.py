@@ -42,7 +42,6 @@ def said_beside(place, devices, **options):
 
 
 def test_the_second_run_is_told_of_the_first(holder, tmp_path):
-    """Its process and its directory, that intervals will be wide, and what can be done."""
     (text,) = said_beside(tmp_path, ["GPU-1", "GPU-2"], advice="wait for it")
     assert f"process {holder.pid}" in text
     assert "results/first" in text
@@ -50,14 +49,12 @@ def test_the_second_run_is_told_of_the_first(holder, tmp_path):
 
 
 def test_runs_on_other_devices_do_not_disturb(holder, tmp_path):
-    """Each GPU counts by itself; without GPUs the cores do."""
     assert said_beside(tmp_path, ["GPU-2"]) == []
     assert said_beside(tmp_path, local_devices([])) == []
     assert local_devices([]) == tuple(f"core {number}" for number in sorted(os.sched_getaffinity(0)))
 
 
 def test_the_run_that_was_announced_first_waits_for_nobody(holder, tmp_path, monkeypatch):
-    """Else two runs would wait for each other."""
     monkeypatch.setattr(other_runs.time, "time", lambda: 0.0)
     with announced(tmp_path / "second", ["GPU-1"], say=pytest.fail, wait=True, within=tmp_path) as waited:
         assert waited >= 0.0
@@ -65,7 +62,6 @@ def test_the_run_that_was_announced_first_waits_for_nobody(holder, tmp_path, mon
 
 @pytest.mark.parametrize("ends", ["by itself", "killed"])
 def test_a_run_that_waits_begins_when_the_first_has_ended(holder, tmp_path, ends):
-    """However that ends; nothing is left of either."""
     said, told = [], threading.Event()
 
     def say(text):
@@ -91,7 +87,6 @@ def test_a_run_that_waits_begins_when_the_first_has_ended(holder, tmp_path, ends
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"{}", b"\xff\x00", json.dumps({"devices": 3}).encode()])
 def test_what_no_run_has_written_is_no_run(tmp_path, content):
-    """Neither a damaged announcement nor a link is followed."""
     (tmp_path / "1-abc.json").write_bytes(content)
     (tmp_path / "outside").mkdir()
     kept = tmp_path / "outside" / "kept.txt"
@@ -103,7 +98,6 @@ def test_what_no_run_has_written_is_no_run(tmp_path, content):
 
 @pytest.mark.parametrize("trick", ["link", "open to others", "file"])
 def test_a_runtime_directory_that_others_can_write_to_is_not_used(tmp_path, monkeypatch, trick):
-    """A link or a directory that somebody else made in a shared place."""
     place, elsewhere = tmp_path / "autotune", tmp_path / "elsewhere"
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.setattr("autotune.machine.other_runs.SHARED_TEMPORARY", tmp_path / "missing")
@@ -121,7 +115,6 @@ def test_a_runtime_directory_that_others_can_write_to_is_not_used(tmp_path, monk
 
 
 def test_the_runtime_directory_is_the_users_alone(tmp_path, monkeypatch):
-    """Without one of the session, a private directory in the shared temporary place."""
     monkeypatch.delenv("XDG_RUNTIME_DIR")
     monkeypatch.setattr("autotune.machine.other_runs.SHARED_TEMPORARY", tmp_path)
     found = runtime_directory()

@@ -15,7 +15,6 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def test_the_public_names_are_these():
-    """Nothing is exported by accident, nothing promised is missing."""
     assert sorted(autotune.__all__) == [
         "AutotuneError",
         "DatasetConfig",
@@ -39,19 +38,16 @@ def test_the_public_names_are_these():
 
 
 def test_an_unknown_name_is_an_attribute_error():
-    """A misspelt public name fails like any module's."""
     with pytest.raises(AttributeError, match="recipe_of"):
         autotune.recipe_of  # noqa: B018
 
 
 def test_the_version_is_the_distributions():
-    """`autotune.__version__` is what pip shows."""
     assert autotune.__version__ == importlib.metadata.version("autotune")
 
 
 @pytest.mark.parametrize("name", ["Workload", "Recipe", "tune"])
 def test_importing_a_public_name_loads_no_tensorflow_and_no_pandas(name):
-    """The tuner process stays light, whatever is imported first."""
     script = (
         f"import sys, autotune; autotune.{name}; "
         "loaded = {'tensorflow', 'keras', 'pandas'} & set(sys.modules); assert not loaded, loaded"
@@ -62,7 +58,6 @@ def test_importing_a_public_name_loads_no_tensorflow_and_no_pandas(name):
 
 
 def test_trial_processes_import_no_optuna_and_no_pandas():
-    """What the template imports before the user's module leaves Optuna and pandas out."""
     script = (
         "import sys, autotune.runtime.template; "
         "loaded = {'optuna', 'pandas', 'tensorflow'} & set(sys.modules); assert not loaded, loaded"
@@ -73,19 +68,16 @@ def test_trial_processes_import_no_optuna_and_no_pandas():
 
 
 def test_every_file_and_command_that_the_readme_names_exists():
-    """Links of the README and of the architecture notes point at files that are there."""
     for page in (ROOT / "README.md", ROOT / "docs" / "architecture.md", ROOT / "results" / "README.md"):
         for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name}: {target}"
 
 
 def test_no_file_of_the_project_is_left_half_written_in_the_readme():
-    """Every figure in the README was filled in."""
     assert "@@" not in (ROOT / "README.md").read_text()
 
 
 def test_ci_finds_command_two_in_the_readme():
-    """The markers that `.ci/run` looks for enclose one command."""
     text = (ROOT / "README.md").read_text()
     found = re.findall(r"<!-- command (one|two) -->\n```sh\n(.+)\n```", text)
     assert [name for name, _ in found] == ["one", "two"]

@@ -57,7 +57,6 @@ def changed_lines(diff):
 
 
 def test_the_edit_sets_constants_at_their_calls_and_lines_at_the_top(tmp_path):
-    """What takes more than a constant is left to `autotune run`, and named."""
     file = tmp_path / "train.py"
     file.write_text(PIPELINE, encoding="utf-8")
     changes = {"batch_size": 64, "prefetch": 8, "num_parallel_calls": "autotune", "jit_compile": True}
@@ -79,7 +78,6 @@ def test_the_edit_sets_constants_at_their_calls_and_lines_at_the_top(tmp_path):
 
 
 def test_arrays_are_batched_by_fit_and_missing_imports_are_added(tmp_path):
-    """`fit` has no batch size yet, and nothing binds `tf` or `keras`."""
     file = tmp_path / "train.py"
     file.write_text(ARRAYS, encoding="utf-8")
     changes = {"batch_size": 64, "precision": "mixed_bfloat16", "intra_op_threads": 3, "jit_compile": True}
@@ -96,7 +94,6 @@ def test_arrays_are_batched_by_fit_and_missing_imports_are_added(tmp_path):
 
 
 def test_what_an_edit_cannot_reach_is_left_to_run(tmp_path):
-    """A `PyDataset` makes its batches itself, and so does a function of Keras that has no `prefetch` of its own."""
     file = tmp_path / "train.py"
     file.write_text("model.compile()\nmodel.fit(Batches())\n", encoding="utf-8")
     recipe = recipe_of(file, {"batch_size": 32, "workers": 1}, batch_size=64)
@@ -116,7 +113,6 @@ def test_what_an_edit_cannot_reach_is_left_to_run(tmp_path):
 
 
 def test_a_recipe_of_another_script_is_refused(tmp_path):
-    """The sites of one script are nothing to another."""
     file = tmp_path / "train.py"
     file.write_text(ARRAYS, encoding="utf-8")
     recipe = recipe_of(file, {"batch_size": 32}, batch_size=64)
@@ -125,7 +121,6 @@ def test_a_recipe_of_another_script_is_refused(tmp_path):
 
 
 def test_the_command_prints_an_edit_that_patch_reads(tmp_path, monkeypatch, capsys):
-    """`autotune show RECIPE --diff train.py`: only what remains is said beside it."""
     monkeypatch.chdir(tmp_path)
     file = tmp_path / "train.py"
     file.write_text(ARRAYS, encoding="utf-8")

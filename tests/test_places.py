@@ -13,7 +13,6 @@ H100 = [VisibleGpu(f"GPU-{number}-aaaa", "NVIDIA H100") for number in range(4)]
 
 
 def test_cores_are_cut_into_disjoint_equal_parts():
-    """What is left over stays unused, and each seat knows of how many cores it has a part."""
     seats = cut_cores(2, [0, 1, 2, 3, 6])
     assert [each.cores for each in seats] == [(0, 1), (2, 3)]
     assert [each.device for each in seats] == ["cores 0-1", "cores 2-3"]
@@ -21,13 +20,11 @@ def test_cores_are_cut_into_disjoint_equal_parts():
 
 
 def test_one_seat_has_all_cores_and_is_not_cut():
-    """Its trials are not bound to cores."""
     (seat,) = cut_cores(1, [0, 2, 4])
     assert (seat.cores, seat.of_cores, seat.device) == ((), 0, "cores 0,2,4")
 
 
 def test_more_seats_than_cores_are_refused():
-    """The message has both numbers."""
     with pytest.raises(ArgumentError, match="3 seats were asked for, and 2 cores"):
         cut_cores(3, [0, 1])
 
@@ -42,7 +39,6 @@ def test_more_seats_than_cores_are_refused():
     ],
 )
 def test_gpus_make_seats(wanted, each, devices):
-    """By index or UUID, in the order asked for, one or several a seat; a seat names what CUDA shall show."""
     assert [seat.devices for seat in group_gpus(wanted, each, H100)] == devices
 
 
@@ -58,13 +54,11 @@ def test_gpus_make_seats(wanted, each, devices):
     ],
 )
 def test_devices_that_make_no_seats_are_refused(wanted, each, visible, message):
-    """Each with what is wrong."""
     with pytest.raises(ArgumentError, match=message):
         group_gpus(wanted, each, visible)
 
 
 def test_threads_shrink_with_the_seat_and_stay_on_the_whole_host():
-    """Four threads of a host of four cores are two on a half of it; TensorFlow's own choice stays."""
     whole = BASELINE.replace(intra_op_threads=4, data_threads=1, inter_op_threads=0)
     half = scale_threads(whole, cut_cores(2, [0, 1, 2, 3])[0])
     assert (half["intra_op_threads"], half["data_threads"], half["inter_op_threads"]) == (2, 1, 0)
@@ -72,7 +66,6 @@ def test_threads_shrink_with_the_seat_and_stay_on_the_whole_host():
 
 
 def test_a_recipe_names_the_gpus_of_one_seat(monkeypatch):
-    """Those that it has, whichever they are: so the machine is the same one when a run is resumed."""
     mixed = [VisibleGpu("GPU-0", "NVIDIA L4"), *H100]
     monkeypatch.setattr(places, "visible_gpus", lambda: mixed)
     machine = MACHINE.model_copy(update={"gpus": tuple(Gpu(name=each.name, memory_bytes=1) for each in mixed)})

@@ -22,20 +22,17 @@ from autotune.data.printable import LONGEST_MESSAGE, first_line, one_line, plura
     ],
 )
 def test_what_a_terminal_would_obey_is_written_out(text, shown):
-    """Escape sequences, turned directions, invisible and broken characters are seen; line breaks are spaces."""
     assert one_line(text) == shown
 
 
 @given(st.text(st.characters(exclude_categories=())))
 def test_any_text_becomes_one_printable_line(text):
-    """Whatever it holds; and printable text stays as it is."""
     assert one_line(text).isprintable()
     assert one_line(one_line(text)) == one_line(text)
 
 
 @given(st.text(st.sampled_from("a\x00\n"), max_size=50), st.integers(3, 20))
 def test_long_text_loses_its_middle(text, longest):
-    """Both ends stay, since a path stands at one of them and what is wrong with it at the other."""
     cut = one_line(text, longest=longest)
     assert len(cut) <= longest
     whole = one_line(text)
@@ -49,13 +46,11 @@ def test_long_text_loses_its_middle(text, longest):
 
 @pytest.mark.parametrize("value", [10**5000, "x" * 100, [["deep"]] * 50, None, 1.5, "a\nb"], ids=range(6))
 def test_a_value_is_shown_in_short(value):
-    """Numbers too long for Python to write, and any other value, take no more than a few words."""
     assert 0 < len(short(value)) <= 60
     assert short(value).isprintable()
 
 
 def test_a_value_so_deep_that_it_has_no_text_is_shown_too():
-    """Lists within lists beyond what Python recurses into."""
     value = []
     for _ in range(100_000):
         value = [value]
@@ -63,7 +58,6 @@ def test_a_value_so_deep_that_it_has_no_text_is_shown_too():
 
 
 def test_the_message_of_an_error_is_one_line_whatever_stands_in_it():
-    """File names and users' strings in message and hint cannot add lines, drive a terminal, or fill it."""
     error = RecipeError("my\n\x1b[2J.json: " + "x" * 5000 + ": bad", hint="try\nthis\u202e")
     assert error.message.startswith(r"my \x1b[2J.json: x")
     assert error.message.endswith("x: bad")
@@ -73,11 +67,9 @@ def test_the_message_of_an_error_is_one_line_whatever_stands_in_it():
 
 @pytest.mark.parametrize(("text", "first"), [("a\nb", "a"), ("\nb", ""), ("a", "a"), ("", "")])
 def test_the_first_line_of_no_text_is_empty(text, first):
-    """Whoever failed without a word has a first line too."""
     assert first_line(text) == first
 
 
 def test_nouns_have_their_article_and_number():
-    """As a sentence about a type, or about a number of things, needs them."""
     assert [with_article(each) for each in ("int", "EagerTensor", "list")] == ["an int", "an EagerTensor", "a list"]
     assert [plural(each, "trial") for each in (0, 1, 2, 1000)] == ["0 trials", "1 trial", "2 trials", "1,000 trials"]

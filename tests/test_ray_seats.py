@@ -196,7 +196,6 @@ def test_what_the_first_seat_cannot_import_ends_the_run_and_a_later_one_is_not_u
 
 
 def test_a_seat_that_is_made_anew_has_its_own_cores_again():
-    """And not those of its neighbour."""
     with opened(FakeRay(a=2)) as trials:
         for seat in ("seat1", "seat0", "seat1"):
             trials.restart(seat)
@@ -205,7 +204,6 @@ def test_a_seat_that_is_made_anew_has_its_own_cores_again():
 
 
 def test_a_host_that_comes_after_one_was_lost_is_used():
-    """What was dropped on a host that is gone takes no other's place."""
     ray = FakeRay(a=1, b=1)
     with opened(ray) as trials:
         del ray.seats["b"]
@@ -219,7 +217,6 @@ def test_a_host_that_comes_after_one_was_lost_is_used():
 
 
 def test_a_cluster_of_which_no_seat_can_be_used_is_not_waited_for():
-    """The reasons were told."""
     said = []
     ray = FakeRay(a=1)
     ray.files_are_there = False
@@ -265,7 +262,6 @@ def test_confirmations_run_on_all_cores_of_the_first_seats_host(tmp_path):
 
 
 def test_a_failure_is_the_trials_own_and_its_files_come_to_the_driver(tmp_path):
-    """Those that lie in its folder: the other host may name what it likes."""
     ray = FakeRay(a=1)
     with opened(ray) as trials:
         (actor,) = ray.actors
@@ -309,6 +305,48 @@ def test_an_error_of_the_actors_own_is_none_of_the_seats(tmp_path):
             trial.warm_up(1.0)
 
 
+@pytest.fixture
+def ray_module(monkeypatch):
+    """A module `ray` that says with what it was started, and how it was then."""
+    private = SimpleNamespace(
+        worker=SimpleNamespace(listen_error_messages="loud"), ray_constants=SimpleNamespace(ENABLE_RAY_CLUSTER=True)
+    )
+    started = {}
+
+    def init(**options):
+        started.update(options, loud=private.worker.listen_error_messages == "loud")
+        started["public"] = private.ray_constants.ENABLE_RAY_CLUSTER
+
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(init=init))
+    monkeypatch.setitem(sys.modules, "ray._private", private)
+    monkeypatch.setitem(sys.modules, "ray._raylet", SimpleNamespace())
+    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    yield started
+    assert private.worker.listen_error_messages == "loud"
+    assert private.ray_constants.ENABLE_RAY_CLUSTER
+
+
+def test_a_ray_of_this_machines_own_is_private_and_has_as_many_seats_as_asked_for(ray_module):
+    ray_seats.connect(None, seats=3, directory=None, left=60.0)
+    assert (ray_module["address"], ray_module["resources"]) == ("local", {RESOURCE: 3})
+    assert not ray_module["public"]
+    assert not ray_module["loud"]
+    assert (os.environ["RAY_AUTH_MODE"], len(os.environ["RAY_AUTH_TOKEN"])) == ("token", 64)
+    assert "runtime_env" not in ray_module
+
+
+def test_a_cluster_is_joined_as_it_is_and_given_the_working_directory(ray_module):
+    ray_seats.connect("auto", seats=3, directory="/home/me/project", left=60.0)
+    assert ray_module["address"] == "auto"
+    assert ray_module["runtime_env"] == {"working_dir": "/home/me/project"}
+    assert "resources" not in ray_module
+    assert ray_module["public"]
+    assert not ray_module["loud"]
+    assert "RAY_AUTH_TOKEN" not in os.environ
+
+
 # ------------------------------------------------------------------------------------------------- the cluster
 
 
@@ -335,7 +373,6 @@ def test_a_node_without_gpus_is_a_seat_with_all_its_cores():
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1", "127.0.0.1:99999"])
 def test_an_address_that_does_not_answer_is_refused_at_once(address):
-    """With what to start; no other Ray is started meanwhile."""
     ray = pytest.importorskip("ray")
     with (
         pytest.raises(ArgumentError, match=f"no Ray cluster answers at {address}"),
@@ -359,7 +396,6 @@ with socket.create_server(("127.0.0.1", 0)) as server:
 
 
 def test_what_answers_and_is_no_cluster_is_not_waited_for_beyond_the_budget():
-    """Ray itself would try for minutes. In a process of its own: its attempt cannot be ended."""
     pytest.importorskip("ray")
     said = subprocess.run([sys.executable, "-c", SILENT], capture_output=True, text=True, check=True, timeout=60).stdout
     assert said.endswith("nothing was heard of Ray for 1 s\n")
@@ -367,21 +403,19 @@ def test_what_answers_and_is_no_cluster_is_not_waited_for_beyond_the_budget():
 
 LOCAL = """
 from autotune.runtime.ray import connect
-ray = connect(None, seats=1, directory=None)
+ray = connect(None, seats=1, directory=None, left=60.0)
 print(ray.get(ray.remote(lambda: "answers").remote(), timeout=60))
 """
 
 
 @pytest.mark.slow
 def test_a_ray_of_this_machines_own_lives_on_once_it_has_started():
-    """What it starts would die with a thread that had started it."""
     pytest.importorskip("ray")
     said = subprocess.run([sys.executable, "-c", LOCAL], capture_output=True, text=True, check=True, timeout=120).stdout
     assert said.endswith("answers\n")
 
 
 def test_no_seat_is_waited_for_beyond_the_budget():
-    """It is lost then."""
     left = [600.0]
     with opened(FakeRay(a=1), left=lambda: left[0]) as trials:
         left[0] = 0.0
@@ -390,7 +424,6 @@ def test_no_seat_is_waited_for_beyond_the_budget():
 
 
 def test_a_host_with_fewer_cores_than_seats_says_so(monkeypatch):
-    """In the seat's answer, which the driver raises; a variable that hides GPUs changes nothing."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
     actor = SeatActor(SETTINGS)
     answer = actor.open(0, 4096)
@@ -411,7 +444,6 @@ sys.stdin.read()
 
 @pytest.mark.parametrize("killed", [False, True])
 def test_what_a_killed_actor_left_is_swept_at_the_next_start(tmp_path, killed):
-    """What a living one holds stays, and so does whatever no actor has made."""
     scratch, others, target = (tmp_path / name for name in ("autotune-seat-a", "autotune-seat-b", "target"))
     for path in (scratch, others, target):
         path.mkdir()
@@ -454,7 +486,6 @@ def actor_with(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("threads", [None, "3"])
 def test_an_actor_has_the_drivers_own_number_of_threads(actor_with, monkeypatch, threads):
-    """Ray sets one of its own, by which every trial would be measured."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     actor_with(threads=threads)
     assert os.environ.get("OMP_NUM_THREADS") == threads
@@ -473,7 +504,6 @@ SCRIPT = WorkloadReference(
 
 
 def test_an_upload_is_looked_for_where_ray_has_put_it(actor_with, tmp_path):
-    """The working directory is the copy's; what lay below the driver's lies below it."""
     here = str(tmp_path / "here")
     found = actor_with(reference=SCRIPT, directory="/home/me/project", uploaded=True)._reference
     assert (found.file, found.called_as) == (f"{here}/code/train.py", f"{here}/code/train.py")
@@ -514,7 +544,6 @@ def test_what_an_actors_trial_has_written_is_handed_over_up_to_a_limit(actor_wit
 
 
 def test_an_actor_that_closes_removes_what_its_script_has_made(actor_with, tmp_path):
-    """And its own files; the driver's list of made files is another host's."""
     script = ScriptSettings(created="/home/me/run/created.txt")
     actor = actor_with(reference=REFERENCE.model_copy(update={"script": script}))
     assert os.path.dirname(actor._reference.script.created) == str(actor._scratch)

@@ -72,7 +72,7 @@ def changed(recipe, path, value):
     return json.dumps(document)
 
 
-def refusal(text):
+def find_conflict(text):
     """The error that reading the text gives: one line of message, and a hint."""
     with pytest.raises(RecipeError) as caught:
         Recipe.parse(text, source="my.json")
@@ -88,7 +88,6 @@ def refusal(text):
 
 
 def test_what_was_saved_is_loaded(tmp_path, recipe, of_each_verdict):
-    """Save and load give the same recipe, whatever its verdict, and saving that again the same file."""
     assert of_each_verdict[-1].evidence.watch is not None
     for each in (recipe, *of_each_verdict):
         path = tmp_path / "recipe.json"
@@ -99,7 +98,6 @@ def test_what_was_saved_is_loaded(tmp_path, recipe, of_each_verdict):
 
 
 def test_a_byte_order_mark_is_read_over(tmp_path, recipe):
-    """Editors on Windows put it in front: of a file, of text, of bytes."""
     (tmp_path / "recipe.json").write_text(recipe.to_json(), encoding="utf-8-sig")
     content = (tmp_path / "recipe.json").read_bytes()
     assert Recipe.load(tmp_path / "recipe.json") == recipe
@@ -108,7 +106,6 @@ def test_a_byte_order_mark_is_read_over(tmp_path, recipe):
 
 
 def test_the_file_has_the_promised_fields(recipe):
-    """What other programs read is where the contract says."""
     document = document_of(recipe)
     assert document["schema_version"] == SCHEMA_VERSION == 1
     assert document["configuration"]["batch_size"] == 128
@@ -125,7 +122,6 @@ def test_the_file_has_the_promised_fields(recipe):
 
 
 def test_a_place_that_cannot_be_written_is_an_error(tmp_path, recipe):
-    """It is named; where it can be written, an older file is replaced and nothing else is left behind."""
     with pytest.raises(RunDirectoryError, match="missing"):
         recipe.save(tmp_path / "missing" / "recipe.json")
     path = tmp_path / "recipe.json"
@@ -136,7 +132,6 @@ def test_a_place_that_cannot_be_written_is_an_error(tmp_path, recipe):
 
 
 def test_reading_sets_nothing(tmp_path, recipe):
-    """Loading a recipe changes no environment variable and imports no TensorFlow; only `apply` does."""
     recipe.save(tmp_path / "recipe.json")
     code = (
         "import os, sys\n"
@@ -155,7 +150,6 @@ def test_reading_sets_nothing(tmp_path, recipe):
 
 @pytest.mark.parametrize("name", ["missing.json", ".", "null\0character"])
 def test_a_path_without_a_file_is_an_error(tmp_path, name):
-    """Missing, a directory, or no path at all: the error names it, and where recipes come from."""
     with pytest.raises(RecipeError, match="cannot read the recipe") as caught:
         Recipe.load(f"{tmp_path}/{name}")
     assert caught.value.message.isprintable()
@@ -164,26 +158,23 @@ def test_a_path_without_a_file_is_an_error(tmp_path, name):
 
 @pytest.mark.parametrize("version", [2, 99, 10**400])
 def test_a_newer_recipe_asks_for_an_upgrade(recipe, version):
-    """A version that this autotune does not know yet, whatever else is in the file."""
     for text in (changed(recipe, "schema_version", version), '{"schema_version": 2, "recipes": []}'):
-        error = refusal(text)
+        error = find_conflict(text)
         assert "reads recipes of schema_version 1 only" in error.message
         assert "or a later one" in error.hint
 
 
 @pytest.mark.parametrize("field", ["schema_version", "configuration", "baseline", "evidence", "machine"])
 def test_a_missing_field_is_named(recipe, field):
-    """What is missing stands in the message."""
     document = document_of(recipe)
     del document[field]
-    assert field in refusal(json.dumps(document)).message
+    assert field in find_conflict(json.dumps(document)).message
 
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
 def test_numbers_that_are_none_are_refused(recipe, number):
-    """Python's JSON reads NaN; a recipe holds finite figures only."""
     text = changed(recipe, "evidence.speedup.value", "HERE").replace('"HERE"', number)
-    assert "evidence.speedup.value" in refusal(text).message
+    assert "evidence.speedup.value" in find_conflict(text).message
 
 
 @pytest.mark.parametrize(
@@ -227,8 +218,7 @@ def test_numbers_that_are_none_are_refused(recipe, number):
     ],
 )
 def test_only_knobs_and_fields_that_exist_get_through(recipe, path, value, named):
-    """Unknown knobs, values a knob cannot take, wrong types and additions: refused, and named."""
-    assert named in refusal(changed(recipe, path, value)).message
+    assert named in find_conflict(changed(recipe, path, value)).message
 
 
 @pytest.mark.parametrize(
@@ -242,22 +232,19 @@ def test_only_knobs_and_fields_that_exist_get_through(recipe, path, value, named
     ],
 )
 def test_a_figure_lies_in_its_own_interval(recipe, path, estimate, named):
-    """An interval the wrong way round, a value outside of it and no speed at all were never measured."""
-    assert named in refusal(changed(recipe, path, estimate)).message
+    assert named in find_conflict(changed(recipe, path, estimate)).message
     Recipe.parse(changed(recipe, path, {"value": 2.0, "low": 2.0, "high": 2.0}), source="my.json")
 
 
 @pytest.mark.parametrize("part", ["configuration", "baseline"])
 @pytest.mark.parametrize("knob", [each.name for each in knobs_on(Device.CPU) if not each.of_workload])
 def test_every_knob_of_the_device_is_there(recipe, part, knob):
-    """A knob left out would stay as it happens to be, and what then runs was never measured."""
     document = document_of(recipe)
     del document[part][knob]
-    assert refusal(json.dumps(document)).message.endswith(f"{part}: has no {knob}")
+    assert find_conflict(json.dumps(document)).message.endswith(f"{part}: has no {knob}")
 
 
 def test_the_knobs_of_a_gpu_are_as_good_as_those_of_a_cpu(recipe):
-    """Each device has its own; configuration and baseline are of the same one."""
     document = document_of(recipe)
     for part in ("configuration", "baseline"):
         del document[part]["onednn"]
@@ -266,29 +253,26 @@ def test_the_knobs_of_a_gpu_are_as_good_as_those_of_a_cpu(recipe):
     loaded = Recipe.parse(json.dumps(document), source="my.json")
     assert set(loaded.configuration) == {each.name for each in knobs_on(Device.GPU) if not each.of_workload}
     gpu, document["baseline"] = document["baseline"], dict(recipe.baseline)
-    assert "baseline has no tensor_float_32, " in refusal(json.dumps(document)).message
+    assert "baseline has no tensor_float_32, " in find_conflict(json.dumps(document)).message
     document["baseline"] |= gpu
-    assert "configuration has no onednn, and baseline has" in refusal(json.dumps(document)).message
+    assert "configuration has no onednn, and baseline has" in find_conflict(json.dumps(document)).message
 
 
 @pytest.mark.parametrize("text", ["x" * 100_000, "a\nb\x1b[31mc", "\u202e\u2028"])
 def test_a_message_stays_one_short_line(recipe, text):
-    """What a damaged file says of itself cannot flood or steer a terminal."""
-    refusal(changed(recipe, text.replace(".", ""), 1))
-    refusal(changed(recipe, "configuration.precision", text))
-    refusal(changed(recipe, f"configuration.{text}", 1))
+    find_conflict(changed(recipe, text.replace(".", ""), 1))
+    find_conflict(changed(recipe, "configuration.precision", text))
+    find_conflict(changed(recipe, f"configuration.{text}", 1))
 
 
 # ------------------------------------------------------------------------------------------------ the schema
 
 
 def test_the_shipped_schema_is_the_models():
-    """recipe.schema.json was generated from the models as they are: python -m autotune.recipe.schema."""
     assert SCHEMA_FILE.read_text(encoding="utf-8") == schema_text()
 
 
 def test_the_schema_says_what_it_is():
-    """It names its dialect and the format's version, and is a valid schema of that dialect."""
     schema = json.loads(SCHEMA_FILE.read_text(encoding="utf-8"))
     assert schema["$schema"] == "https://json-schema.org/draft/2020-12/schema"
     assert schema["$id"] == schema["title"] == "autotune-recipe-1"
@@ -296,7 +280,6 @@ def test_the_schema_says_what_it_is():
 
 
 def test_real_recipes_validate(recipe, of_each_verdict):
-    """What the tuner writes is what the schema describes, whatever the verdict."""
     schema = json.loads(SCHEMA_FILE.read_text(encoding="utf-8"))
     for each in (recipe, *of_each_verdict):
         jsonschema.validate(document_of(each), schema)
@@ -316,13 +299,11 @@ def test_real_recipes_validate(recipe, of_each_verdict):
     ],
 )
 def test_the_schema_refuses_what_the_reader_refuses(recipe, path, value):
-    """Those who validate without autotune are as safe."""
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(json.loads(changed(recipe, path, value)), recipe_schema())
 
 
 def test_the_schema_asks_for_the_version(recipe):
-    """A document without a version is not a recipe."""
     document = document_of(recipe)
     del document["schema_version"]
     with pytest.raises(jsonschema.ValidationError, match="schema_version"):
@@ -344,13 +325,11 @@ def applied(monkeypatch):
 
 
 def test_applying_follows_the_stages(recipe, applied):
-    """What precedes the import first, then what precedes the first layer; no warning on the same machine."""
     recipe.apply()
     assert applied == ["import", "build"]
 
 
 def test_a_machine_of_the_file_cannot_steer_a_terminal(recipe, applied):
-    """Its name reaches warning and error as printable text only."""
     strange = recipe.machine.model_copy(update={"cpu": "Xeon\x1b[2J\n\u202etwo"})
     other = recipe.model_copy(update={"machine": strange})
     with pytest.warns(MachineMismatchWarning, match="Xeon") as warned:
@@ -362,7 +341,6 @@ def test_a_machine_of_the_file_cannot_steer_a_terminal(recipe, applied):
 
 
 def test_another_machine_is_warned_of(recipe, applied, monkeypatch):
-    """By default a warning that names the difference; an error or silence when asked for."""
     monkeypatch.setattr(recipe_module, "fingerprint", lambda: MACHINE.model_copy(update={"cores": 64}))
     with pytest.warns(MachineMismatchWarning, match="cores: measured on 2, here 64"):
         recipe.apply()
@@ -375,26 +353,22 @@ def test_another_machine_is_warned_of(recipe, applied, monkeypatch):
 
 @pytest.mark.parametrize("word", ["eror", "", None])
 def test_a_misspelt_wish_is_no_silence(recipe, applied, word):
-    """`on_mismatch` is one of three words; anything else would have been taken for "warn"."""
     with pytest.raises(ArgumentError, match="on_mismatch="):
         recipe.apply(on_mismatch=word)
     assert applied == []
 
 
 def test_compile_arguments_are_the_configurations(recipe):
-    """Just what `model.compile` takes of it."""
     assert recipe.compile_args() == {"jit_compile": False, "steps_per_execution": 1}
 
 
 def test_what_changed_is_told(recipe):
-    """Batch size, changes and the dataset's config, for those who write code around it."""
     assert recipe.batch_size == recipe.dataset_config.batch_size == 128
     assert recipe.changes == {"batch_size": 128, "onednn": False}
     assert recipe.baseline == dict(BASELINE)
 
 
 def test_the_learning_rate_note_needs_another_batch_size():
-    """Two usual rules, and none where the batch size stayed."""
     assert LearningRate.between(32, 32) is None
     note = LearningRate.between(64, 32)
     assert (note.batch_ratio, note.linear_scale, note.sqrt_scale) == (2.0, 2.0, pytest.approx(1.4142))
@@ -402,7 +376,6 @@ def test_the_learning_rate_note_needs_another_batch_size():
 
 @pytest.mark.parametrize("value", [True, False, "LD_PRELOAD=/tmp/x.so", "0\nPATH=/tmp"])
 def test_the_environment_is_set_by_one_variable_and_two_values(monkeypatch, value):
-    """Whatever a configuration holds, no other variable is named, and no text of it becomes a value."""
     monkeypatch.delenv("TF_ENABLE_ONEDNN_OPTS", raising=False)
     for default in ("0", "1"):
         monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", default)
@@ -412,7 +385,6 @@ def test_the_environment_is_set_by_one_variable_and_two_values(monkeypatch, valu
 
 
 def test_every_knob_that_is_a_variable_is_on_the_list():
-    """A knob that is set in the environment has two values only: on and off."""
     for knob in KNOBS.values():
         if knob.stage is Stage.IMPORT:
             assert knob.domain == Domain(booleans=True)

@@ -363,7 +363,6 @@ def test_a_leak_of_nobody_knows_whom_is_not_called_a_check(ended, name, value, l
 
 
 def test_a_check_that_could_not_be_made_did_not_pass(ended):
-    """A model without a loss: what could not be looked at is listed as not checked, and not among the checks."""
     none = [check_finite_loss([None, None]), check_falling_loss(None, None, baseline_first=None, baseline_last=None)]
     fits = check_peak_memory(DEVICE_MEMORY, 1 << 30, 1 << 34)
     stability = ended.recipe(checks=[*none, fits]).evidence.stability

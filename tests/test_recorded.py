@@ -41,7 +41,6 @@ def log_ratios_of(recording):
 
 
 def test_a_stretch_is_one_instance_in_its_order():
-    """Played once round, it has the recorded ratios of one instance, neighbours still neighbours; or their inverses."""
     recording = a_recording()
     rounds = [
         [sign * each[(start + index) % 5] for index in range(5)]
@@ -55,7 +54,6 @@ def test_a_stretch_is_one_instance_in_its_order():
 
 
 def test_all_instances_and_both_sides_are_drawn():
-    """Over many stretches every pair is the first at times, the mean size is the pool's, and half are negative."""
     recording = a_recording(ratio=1.1)
     rng = random.Random(0)
     drawn = [Stretch(recording.pools["quiet"], rng) for _ in range(2000)]
@@ -84,7 +82,6 @@ def ratios_in_replay(recording, pairs=2000):
 
 
 def test_pairs_of_a_replay_vary_as_they_were_recorded_to():
-    """Without favour for either side."""
     recording = a_recording(noise=0.1)
     recorded = [value for each in log_ratios_of(recording) for value in each]
     replayed = ratios_in_replay(recording)
@@ -93,7 +90,6 @@ def test_pairs_of_a_replay_vary_as_they_were_recorded_to():
 
 
 def test_what_the_machine_does_to_both_sides_cancels_out():
-    """In a replay as in a recording: slices that were equally fast in pairs are equally fast in pairs."""
     rng = random.Random(0)
     speeds = [0.5 * math.exp(rng.gauss(0, 0.3)) for _ in range(40)]
     pool = [[((2000, each), (2000, each)) for each in speeds]]
@@ -102,13 +98,11 @@ def test_what_the_machine_does_to_both_sides_cancels_out():
 
 
 def test_no_gain_is_rarely_claimed():
-    """Of ten runs whose configurations are all as fast, at most one claims a gain."""
     runs = [replay(a_recording(), CONDITIONS["quiet"], gain=0.0, budget=120.0, seed=seed) for seed in range(10)]
     assert sum(each.evidence.verdict is Verdict.FASTER for each in runs) <= 1
 
 
 def test_a_large_planted_gain_is_found_and_its_interval_holds_it():
-    """Half as fast again, on slices that differ by three percent."""
     runs = [replay(a_recording(), CONDITIONS["quiet"], gain=0.5, budget=120.0, seed=seed) for seed in range(5)]
     assert {each.evidence.verdict for each in runs} == {Verdict.FASTER}
     for each in runs:
@@ -118,7 +112,6 @@ def test_a_large_planted_gain_is_found_and_its_interval_holds_it():
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 def test_an_interval_moves_with_what_it_is_of(rule):
-    """All ratios larger by a factor: so are the bounds; mirrored ratios have mirrored bounds."""
     rng = random.Random(1)
     prior = ProcessPrior(deviation=0.05, degrees=8)
     processes = [[rng.gauss(0.0, 0.1) for _ in range(5)] for _ in range(8)]

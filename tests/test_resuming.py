@@ -102,7 +102,6 @@ def assert_each_was_run_once(directory):
 
 
 def test_finished_trials_are_not_run_again(tmp_path):
-    """What was measured stands, the search goes on after it, and the recipe counts both."""
     directory = stop_at(tmp_path / "run", 5)
     before = searched(directory)
     assert set(before) == {0, 1, 2, 3, 4}
@@ -115,7 +114,6 @@ def test_finished_trials_are_not_run_again(tmp_path):
 
 
 def test_the_baseline_is_added_to(tmp_path):
-    """It must live again beside the candidates; its earlier slices stay."""
     directory = stop_at(tmp_path / "run", 3)
     before = searched(directory)[0]
     go_on(trials(1), tmp_path / "run")
@@ -126,7 +124,6 @@ def test_the_baseline_is_added_to(tmp_path):
 
 
 def test_the_study_knows_all_of_it(tmp_path):
-    """Each trial of the search is told once; what was open when the run stopped is told as failed."""
     directory = stop_at(tmp_path / "run", 4, kind=RunDirectory)
     go_on(trials(1), tmp_path / "run", kind=RunDirectory)
     study = optuna.load_study(study_name="simulated", storage=f"sqlite:///{directory.study_file}")
@@ -137,7 +134,6 @@ def test_the_study_knows_all_of_it(tmp_path):
 
 
 def test_a_failed_configuration_is_not_tried_again(tmp_path):
-    """What ran out of memory before the stop is known after it."""
     failure = lambda each: TrialFailed(Outcome.OOM, "out of memory") if each["jit_compile"] else None  # noqa: E731
     directory = stop_at(tmp_path / "run", 6, on=trials(failure=failure))
     failed = [each for each in searched(directory).values() if each.outcome is Outcome.OOM]
@@ -150,7 +146,6 @@ def test_a_failed_configuration_is_not_tried_again(tmp_path):
 
 @pytest.mark.parametrize(("pairing", "inferred"), [(Pairing.ALTERNATING, False), (Pairing.BRACKETED, True)])
 def test_what_ran_out_of_memory_only_beside_the_baseline_says_nothing_of_what_is_larger(tmp_path, pairing, inferred):
-    """It may fit alone, and so may the larger ones; one that was tried alone tells."""
     directory = stop_at(tmp_path / "run", 2)
     record = searched(directory)[1]
     small = {**record.configuration, "batch_size": 64, "steps_per_execution": 1}
@@ -162,7 +157,6 @@ def test_what_ran_out_of_memory_only_beside_the_baseline_says_nothing_of_what_is
 
 
 def test_a_run_without_a_baseline_begins_again(tmp_path):
-    """Stopped while it imported: there is nothing to go on from, and it is no error."""
     directory = stop_at(tmp_path / "run", 0)
     earlier = read_earlier(directory)
     assert (earlier.records, earlier.next_number, earlier.spent_seconds) == ({}, 0, 0.0)
@@ -171,7 +165,6 @@ def test_a_run_without_a_baseline_begins_again(tmp_path):
 
 
 def test_what_the_dataset_sets_itself_is_found_again(tmp_path):
-    """The baseline that is started again has it in its configuration already: it is the same question all the same."""
     own = {"set_by_dataset": {"data_autotune": False}}
     directory = stop_at(tmp_path / "run", 3, on=trials(**own))
     go_on(trials(1, **own), tmp_path / "run")
@@ -182,7 +175,6 @@ def test_what_the_dataset_sets_itself_is_found_again(tmp_path):
 
 
 def test_a_confirmation_that_was_stopped_goes_on(tmp_path):
-    """Its processes count, none is run again, and no error is spent twice."""
     path, seen = tmp_path / "run", []
 
     def when(event):
@@ -208,7 +200,6 @@ def test_a_confirmation_that_was_stopped_goes_on(tmp_path):
 
 
 def test_a_leader_that_the_time_cut_off_gets_further_looks_at_an_error_of_their_own(tmp_path):
-    """An undecided run goes on with what it has; the processes that were measured stay in the claim."""
     path = tmp_path / "run"
     wild = {"speed": faster_by(jit_compile=1.5), "noise": 0.02}
     machine = trials(**wild)
@@ -233,7 +224,6 @@ def test_a_leader_that_the_time_cut_off_gets_further_looks_at_an_error_of_their_
 
 
 def test_an_undecided_run_is_decided_with_the_time_that_it_names(tmp_path):
-    """Gone on with a few times, it comes to the answer."""
     path = tmp_path / "run"
     recipe = ended(path, trials(), budget=22.0)
     assert recipe.evidence.verdict is Verdict.UNDECIDED
@@ -250,7 +240,6 @@ def test_an_undecided_run_is_decided_with_the_time_that_it_names(tmp_path):
 
 
 def test_a_run_that_has_its_answer_goes_on_with_it(tmp_path):
-    """More time searches on; its claim, and what was checked, stay what they were where nothing better is found."""
     path = tmp_path / "run"
     speed = faster_by(jit_compile=1.5, batch_size=0.7, steps_per_execution=0.7)
     first = ended(path, trials(speed=speed), budget=120.0)
@@ -267,7 +256,6 @@ def test_a_run_that_has_its_answer_goes_on_with_it(tmp_path):
 
 
 def test_what_was_compared_once_is_known_later(tmp_path):
-    """Numerics that passed, or were refused, are not trained for their losses again."""
     for learns, verdict in ((True, Verdict.FASTER), (False, Verdict.UNSTABLE)):
         path = tmp_path / str(learns)
         settings = {
@@ -284,7 +272,6 @@ def test_what_was_compared_once_is_known_later(tmp_path):
 
 
 def test_an_exhausted_run_ends_at_once(tmp_path):
-    """There is nothing left to be tried: its answer stands."""
     path = tmp_path / "run"
     quiet = {"speed": faster_by(jit_compile=1.5), "noise": 0.01}
     first = ended(path, trials(**quiet), space=ONE_KNOB, budget=300.0)
@@ -297,7 +284,6 @@ def test_an_exhausted_run_ends_at_once(tmp_path):
 
 @pytest.mark.parametrize("stop", [1, 3])
 def test_a_run_that_was_interrupted_goes_on(tmp_path, stop):
-    """It has a recipe, which says that the answer is open; what ran when it was stopped is tried again."""
     path = tmp_path / "run"
     first = ended(
         path,
@@ -317,7 +303,6 @@ def test_a_run_that_was_interrupted_goes_on(tmp_path, stop):
 
 
 def test_a_restored_trial_says_what_its_record_says(tmp_path):
-    """Nothing is judged anew: the log-ratios are those that the record's speed-up was made of."""
     searching = Searching(tmp_path, trials(speed=faster_by(jit_compile=1.5)))
     trial, record = searching.measure()
     with on_disk(tmp_path / "run") as directory:
@@ -337,7 +322,6 @@ def test_a_restored_trial_says_what_its_record_says(tmp_path):
     [({"space": SMALL_SPACE.replace("[1, 8]", "[1, 4]")}, "the search space"), ({}, "the workload's file")],
 )
 def test_another_question_is_refused(tmp_path, options, words):
-    """Figures of two workloads or spaces are not mixed, and what was measured stays."""
     directory = stop_at(tmp_path / "run", 4)
     before = searched(directory)
     second = trials(1)
@@ -353,7 +337,6 @@ def test_another_question_is_refused(tmp_path, options, words):
 
 @pytest.mark.parametrize("set_by", [3600.0, -3600.0], ids=["forward", "back"])
 def test_a_wall_clock_that_is_set_changes_nothing_of_what_is_spent(tmp_path, monkeypatch, set_by):
-    """Set forward an hour it uses up no budget, and set back it gives none again: the run's own clock counts."""
     machine = trials()
 
     def now():
@@ -367,7 +350,6 @@ def test_a_wall_clock_that_is_set_changes_nothing_of_what_is_spent(tmp_path, mon
 
 
 def test_what_is_spent_adds_up_over_invocations_and_slices_go_on_in_it(tmp_path):
-    """Gone on with, with a budget of its own, and stopped again: all that both took, in one order of moments."""
     directory = stop_at(tmp_path / "run", 3)
     before = read_earlier(directory).spent_seconds
     early = [pair.candidate.at for each in searched(directory).values() for pair in each.pairs]
@@ -386,7 +368,6 @@ def test_what_is_spent_adds_up_over_invocations_and_slices_go_on_in_it(tmp_path)
 
 
 def test_a_record_that_stands_keeps_the_moment_at_which_its_trial_ended(tmp_path):
-    """Kept once more, because nothing came on top or it is judged anew, it ended when it did."""
     run = run_on(trials(), tmp_path)
     run.clock.advance(3.0)
     first = run.keep(a_record(trial=1))
@@ -397,7 +378,6 @@ def test_a_record_that_stands_keeps_the_moment_at_which_its_trial_ended(tmp_path
 
 
 def test_a_resumption_is_written_down(tmp_path):
-    """With the moment and the seconds before it; all else in run.json stays."""
     directory = stop_at(tmp_path / "run", 2)
     before = directory.read_run()
     note_resumption(directory, read_earlier(directory))
@@ -407,7 +387,6 @@ def test_a_resumption_is_written_down(tmp_path):
 
 
 def test_another_machine_is_refused(tmp_path):
-    """Speeds of two machines are not mixed."""
     earlier = read_earlier(stop_at(tmp_path / "run", 2))
     refuse_another_machine(earlier, MACHINE)
     with pytest.raises(RunDirectoryError, match="begun on another machine: cores: measured on 2, here 64"):
@@ -415,7 +394,6 @@ def test_another_machine_is_refused(tmp_path):
 
 
 def test_a_run_on_a_cluster_is_held_against_its_first_seats_host(tmp_path):
-    """The driver's machine, which trains nothing, may be any."""
     path = tmp_path / "run"
     with on_disk(path, DirectoryWithoutStudy) as directory:
         of_seat = MACHINE.model_copy(update={"cores": 64})
@@ -433,7 +411,6 @@ def test_a_run_on_a_cluster_is_held_against_its_first_seats_host(tmp_path):
 
 
 def test_two_cannot_have_the_same_run(tmp_path):
-    """The second is refused while the first has it."""
     directory = stop_at(tmp_path / "run", 2)
     with (
         directory.reopened(),
@@ -444,7 +421,6 @@ def test_two_cannot_have_the_same_run(tmp_path):
 
 
 def test_a_damaged_record_is_left_out_and_its_number_not_used_again(tmp_path):
-    """All other trials are gone on with; the file stays, for whoever may mend it."""
     directory = stop_at(tmp_path / "run", 4)
     file = directory.trial_directory(2) / "result.json"
     file.write_text("{")
@@ -456,7 +432,6 @@ def test_a_damaged_record_is_left_out_and_its_number_not_used_again(tmp_path):
 
 
 def test_a_leader_whose_baseline_cannot_be_read_is_not_judged_by_another(tmp_path):
-    """Neither is a leader that was found by a trial that cannot be read."""
     ended(tmp_path / "run")
     directory = RunDirectory(tmp_path / "run")
     records = {each.trial: each for each in read_trials(directory)}
@@ -471,7 +446,6 @@ def test_a_leader_whose_baseline_cannot_be_read_is_not_judged_by_another(tmp_pat
 
 
 def test_a_run_whose_baseline_cannot_be_read_is_refused(tmp_path):
-    """Begun anew in its place, the other trials would be written over."""
     directory = stop_at(tmp_path / "run", 2)
     (directory.trial_directory(0) / "result.json").write_text("{")
     with pytest.raises(RunDirectoryError, match="the baseline's record cannot be read"):
@@ -479,7 +453,6 @@ def test_a_run_whose_baseline_cannot_be_read_is_refused(tmp_path):
 
 
 def test_what_a_killed_run_has_made_is_said(tmp_path, monkeypatch):
-    """As far as it is there; paths elsewhere are not even looked at."""
     monkeypatch.chdir(tmp_path)
     directory = stop_at(tmp_path / "run", 2)
     (tmp_path / "made.txt").write_text("")
@@ -489,7 +462,6 @@ def test_what_a_killed_run_has_made_is_said(tmp_path, monkeypatch):
 
 
 def test_what_a_killed_run_has_left_is_removed_and_its_list_of_files_not_acted_on(tmp_path):
-    """The list may be somebody else's, and names the user's files; those in scratch may lead anywhere."""
     directory = stop_at(tmp_path / "run", 2)
     mine = tmp_path / "mine.txt"
     mine.write_text("mine")
@@ -511,7 +483,6 @@ def test_what_a_killed_run_has_left_is_removed_and_its_list_of_files_not_acted_o
 
 @pytest.mark.parametrize("name", ["report.html", "recipe.json", ".lock", "logs", "script-scratch", "space.toml"])
 def test_a_run_that_holds_a_link_is_not_gone_on_with(tmp_path, name):
-    """What it leads to would be written to, or removed; a run in a directory that was there is not begun, either."""
     directory = stop_at(tmp_path / "run", 2)
     path = directory.path / name
     outside = tmp_path / "outside"
@@ -529,7 +500,6 @@ def test_a_run_that_holds_a_link_is_not_gone_on_with(tmp_path, name):
 
 
 def test_what_trials_of_a_killed_run_have_written_is_nobodys_link(tmp_path):
-    """Layers hold the links, pipes and removed files of the script; a link in their place is refused."""
     directory = stop_at(tmp_path / "run", 2)
     layers = directory.log_directory / "layers"
     (layers / "123" / "upper-0").mkdir(parents=True)
@@ -546,8 +516,6 @@ def test_what_trials_of_a_killed_run_have_written_is_nobodys_link(tmp_path):
 
 
 def test_a_run_directory_that_is_deleted_meanwhile_is_said_to_be_gone(tmp_path):
-    """Whatever fails first for want of it: no fault of the baseline's."""
-
     def observe(event):
         if isinstance(event, TrialBegan) and event.trial == 2:
             (tmp_path / "run").rename(tmp_path / "gone")
@@ -558,7 +526,6 @@ def test_a_run_directory_that_is_deleted_meanwhile_is_said_to_be_gone(tmp_path):
 
 
 def test_options_of_a_damaged_run_are_an_error(tmp_path):
-    """What stands in run.json is checked like what is typed."""
     directory = RunDirectory(tmp_path / "run")
     directory.create()
     with_run(directory)
@@ -592,7 +559,6 @@ def killed_after(path, events):
 
 @pytest.mark.slow
 def test_killed_at_any_moment(tmp_path):
-    """After SIGKILL nothing finished is lost or run twice, and the resumed run ends with a recipe."""
     moments = random.Random(0)
     killed = 0
     for index in range(MOMENTS):

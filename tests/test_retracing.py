@@ -42,7 +42,6 @@ def slices(retracing, log, *texts):
 
 
 def test_compilations_are_counted_as_they_are_logged(log):
-    """Each line counts once, however it is cut into writes; an earlier process's, other lines and pauses do not."""
     seen = Retracing(log, xla=True)
     append(log, COMPILED.format(1))
     first, rest = COMPILED.format(3)[:60], COMPILED.format(3)[60:]
@@ -53,13 +52,11 @@ def test_compilations_are_counted_as_they_are_logged(log):
 
 
 def test_a_log_that_does_not_tell_is_not_taken_for_quiet(log):
-    """Where XLA compiles and no compilation was ever logged, nothing is known; without XLA there is none to log."""
     assert slices(Retracing(log, xla=False), log, OTHER) == [0]
     assert slices(Retracing(log, xla=True), log, OTHER, COMPILED.format(1), "") == [None, 1, 0]
 
 
 def test_a_log_that_was_cut_is_read_on(log, monkeypatch):
-    """The middle of a large log is taken out meanwhile: what is written after that counts."""
     monkeypatch.setattr(logs, "LARGEST_LOG_BYTES", 1 << 18)
     monkeypatch.setattr(logs, "HEAD_BYTES", 1 << 10)
     seen = Retracing(log, xla=True)
@@ -69,7 +66,6 @@ def test_a_log_that_was_cut_is_read_on(log, monkeypatch):
 
 
 def test_where_tensorflow_does_not_tell_of_traces_nothing_is_known(log, monkeypatch):
-    """The function is left as it is."""
     monkeypatch.setattr(gauges, "tracing_seconds", lambda: None)
     seen = Retracing(log, xla=False)
     assert seen.wrap(len) is len
@@ -77,7 +73,6 @@ def test_where_tensorflow_does_not_tell_of_traces_nothing_is_known(log, monkeypa
 
 
 def test_calls_in_which_something_is_traced_are_counted(log, monkeypatch):
-    """By the seconds that TensorFlow says it has spent on it."""
     spent = [0.0]
     monkeypatch.setattr(gauges, "tracing_seconds", lambda: lambda: spent[0])
     seen = Retracing(log, xla=False)
@@ -94,7 +89,6 @@ def test_calls_in_which_something_is_traced_are_counted(log, monkeypatch):
 
 
 def test_a_trace_and_its_compilation_are_one_retrace(log, monkeypatch):
-    """What is traced anew is compiled anew; a further shape is compiled without a trace."""
     spent = [0.0]
     monkeypatch.setattr(gauges, "tracing_seconds", lambda: lambda: spent[0])
     seen = Retracing(log, xla=True)
@@ -119,7 +113,6 @@ def test_a_trace_and_its_compilation_are_one_retrace(log, monkeypatch):
     ],
 )
 def test_the_runtime_is_asked_whatever_the_file_sets(monkeypatch, before, after):
-    """What a user's file sets before it imports TensorFlow comes too early to silence it; other wishes are kept."""
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
     monkeypatch.delitem(sys.modules, "tensorflow", raising=False)
     monkeypatch.delenv("TF_CPP_VMODULE", raising=False)

@@ -39,11 +39,9 @@ WORDS = [
 
 @pytest.mark.parametrize("line", [each for each in NOISE if "[[{{node" not in each])
 def test_a_line_of_the_runtime_that_says_nothing_is_dropped(line):
-    """Information, and warnings and errors that stand in every log."""
     assert remove_runtime_noise(line) == ""
 
 
 @pytest.mark.parametrize("line", WORDS)
 def test_a_line_that_says_something_is_kept(line):
-    """Fatal lines, failed checks, errors not known to be harmless, and all that is the user's own."""
     assert remove_runtime_noise(f"{NOISE[0]}\nbefore\n{line}\nafter") == f"before\n{line}\nafter"

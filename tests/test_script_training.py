@@ -57,7 +57,6 @@ class Callback:
 
 
 def test_callbacks_see_the_scripts_own_epochs_over_and_over():
-    """Also one that the script gives to several calls of `fit`."""
     callback = Callback()
     for first, epochs in ((0, 2), (2, 3)):
         trial._repeat_epochs(callback, first, epochs)
@@ -94,7 +93,6 @@ for fold in range(2):
     ("reads_a_dataset", "line"), [(True, 3), (False, 2)], ids=["a dataset is read", "no dataset is read"]
 )
 def test_the_epochs_are_the_loop_around_the_dataset(tmp_path, monkeypatch, reads_a_dataset, line):
-    """Where a dataset is read, its reading is inside the epoch; otherwise the outermost loop is endless in any case."""
     file = tmp_path / "train.py"
     file.write_text(EPOCHS, encoding="utf-8")
     reference = WorkloadReference(file=str(file), search_path=(str(tmp_path),))
@@ -201,7 +199,6 @@ def test_each_element_is_a_step_where_each_updates(steps):
 
 
 def test_each_element_is_a_step_where_several_make_one_update(steps):
-    """Gradients are accumulated: all elements take part, once the first update has shown which loop trains."""
     optimizer = Optimizer()
     for _ in range(2):
         for index, _ in enumerate(Dataset()):
@@ -211,7 +208,6 @@ def test_each_element_is_a_step_where_several_make_one_update(steps):
 
 
 def test_what_is_read_without_an_update_is_no_step(steps):
-    """A loop that evaluates reads the same dataset from another line."""
     optimizer = Optimizer()
     for _ in Dataset():
         pass

@@ -64,13 +64,11 @@ def written(folder: Path, name: str, source: str) -> Path:
     ],
 )
 def test_a_file_is_a_workload_if_it_binds_that_name_at_its_top_level(tmp_path, source, is_workload):
-    """Only a module-level binding counts, and nothing is imported to find out."""
     file = written(tmp_path, "train.py", "raise SystemExit('imported')\n" + textwrap.dedent(source))
     assert binds_workload(file, "workload") is is_workload
 
 
 def test_a_script_is_told_from_a_workload_by_its_source(tmp_path, monkeypatch):
-    """`tune FILE` takes a script without a name; a name makes it a workload, and so does the binding."""
     monkeypatch.chdir(tmp_path)
     written(tmp_path, "train.py", "raise SystemExit('imported')\n")
     written(tmp_path, "job.py", "workload = 1\n")
@@ -98,7 +96,6 @@ def test_a_script_is_told_from_a_workload_by_its_source(tmp_path, monkeypatch):
     ],
 )
 def test_a_call_in_a_loop_is_found_through_the_functions_that_lead_to_it(tmp_path, source, loops):
-    """A function that is only defined in a loop is not called there."""
     assert is_called_in_loop([written(tmp_path, "train.py", source)], "fit") is loops
 
 
@@ -131,7 +128,6 @@ if __name__ == "__main__":
     ["train.py", "./link.py", "link.py", "folder/train.py", "../work/link.py", "{cwd}/link.py", "-m real.train"],
 )
 def test_a_script_sees_itself_as_under_python(tmp_path, called):
-    """Its name, its file, its search path, its source and the processes that it spawns are those of plain Python."""
     for name in ("work/train.py", "work/real/train.py"):
         written(tmp_path, name, SEES)
     for folder in ("work", "work/real"):
@@ -152,7 +148,6 @@ def test_a_script_sees_itself_as_under_python(tmp_path, called):
 
 
 def test_a_scripts_own_files_are_those_it_imports_from_its_directory(tmp_path, monkeypatch):
-    """Modules and packages beside it belong to it; installed packages do not. Each is listed once."""
     file = written(tmp_path, "train.py", "import numpy\nimport nets.big\nfrom data import load\n")
     written(tmp_path, "data.py", "import train\nmodel.fit(x)\nscaler.fit(y)\n")
     written(tmp_path, "nets/__init__.py", "")
@@ -167,7 +162,6 @@ def test_a_scripts_own_files_are_those_it_imports_from_its_directory(tmp_path, m
 
 
 def test_the_fingerprint_follows_every_file_of_the_script(tmp_path):
-    """A change in a module that the script imports is a change of the script."""
     data = written(tmp_path, "data.py", "a = 1\n")
     file = written(tmp_path, "train.py", "import data\n")
     reference = WorkloadReference(file=str(file), search_path=(str(tmp_path),))
@@ -178,8 +172,6 @@ def test_the_fingerprint_follows_every_file_of_the_script(tmp_path):
 
 
 def test_a_fork_answers_and_nothing_of_it_is_left():
-    """A process that it has started may hold its pipe; a fork that dies answers nothing."""
-
     def run(pipe):
         child = subprocess.Popen(["sleep", "1000"], close_fds=False)
         send_answer(pipe, {"pid": child.pid})
@@ -195,7 +187,6 @@ def test_a_fork_answers_and_nothing_of_it_is_left():
 
 
 def test_pythons_that_a_script_starts_import_the_users_own_customization(tmp_path, monkeypatch):
-    """The survey's hides it only until it has been imported, and is on no search path afterwards."""
     written(tmp_path, "sitecustomize.py", "print('the user')\n")
     for name in ("PYTHONPATH", "AUTOTUNE_SURVEY"):
         monkeypatch.setenv(name, str(tmp_path))
@@ -261,7 +252,6 @@ def sites_of(folder, shift=""):
 
 
 def test_a_call_is_known_by_its_function_and_order(tmp_path):
-    """Chained calls over several lines, methods and comprehensions each have a site of their own."""
     sites = sites_of(tmp_path)
     assert {size: (each.function, each.order) for size, each in sites.items()} == {
         1: ("pipeline", 0),
@@ -276,14 +266,12 @@ def test_a_call_is_known_by_its_function_and_order(tmp_path):
 
 
 def test_a_call_in_a_linked_script_is_the_same_call(tmp_path):
-    """A recipe that was tuned by a link's name acts where the script is run by its own, and the other way round."""
     file = written(tmp_path, "real/train.py", "")
     (tmp_path / "link.py").symlink_to(file)
     assert shown(str(tmp_path / "link.py"), str(file.parent)) == shown(str(file), str(file.parent)) == "train.py"
 
 
 def test_a_call_that_moved_to_another_line_is_the_same_call(tmp_path):
-    """Lines may be added and removed: the key stays."""
     before = sites_of(tmp_path)
     calls_in.cache_clear()
     after = sites_of(tmp_path, shift="pass\npass  # é\n")
@@ -293,7 +281,6 @@ def test_a_call_that_moved_to_another_line_is_the_same_call(tmp_path):
 
 
 def test_the_ranges_around_a_line_are_found_the_innermost_first(tmp_path):
-    """Also below `enumerate` and a progress bar; loops over anything else, and loops beside the line, are none."""
     source = """
     for trial in range(2):
         for epoch in tqdm(enumerate(range(3)), desc="x"):
@@ -309,7 +296,6 @@ def test_the_ranges_around_a_line_are_found_the_innermost_first(tmp_path):
 
 
 def test_a_call_through_pythons_own_wrappers_is_the_users():
-    """TensorFlow calls itself by context managers and dispatching functions; a user's line stands above them."""
     source = "def called(*_):\n    return users_frame()\n"
     library = {"users_frame": users_frame}
     exec(compile(source, "/lib/site-packages/tensorflow/ops.py", "exec"), library)
@@ -338,7 +324,6 @@ FACTS = ScriptFacts(
 
 
 def test_only_what_differs_from_the_script_is_changed():
-    """A knob at the script's own value leaves its calls alone, and so does one that keeps what was written."""
     same = Settings.of({"batch_size": 32, "prefetch": "as_written", "jit_compile": "auto"}, FACTS)
     assert same.changes == {}
     assert same.at("batch_size", SITE, 32) == 32
@@ -351,7 +336,6 @@ def test_only_what_differs_from_the_script_is_changed():
 
 
 def test_a_call_site_that_is_gone_is_an_error_before_the_first_step():
-    """The error names the knob and the call; --skip-missing goes on without it."""
     settings = Settings.of({"batch_size": 64, "prefetch": 2, "jit_compile": "auto"}, FACTS)
     settings.at("batch_size", SITE, 32)
     with pytest.raises(ApplyError, match=r"prefetch was set at prefetch\(\) in train.py, line 7"):
@@ -360,7 +344,6 @@ def test_a_call_site_that_is_gone_is_an_error_before_the_first_step():
 
 
 def test_one_of_several_call_sites_that_is_gone_is_missing():
-    """The training would read batches of two sizes."""
     second = SITE.model_copy(update={"order": 1, "line": 9})
     facts = FACTS.model_copy(update={"sites": {"batch_size": (SITE, second)}})
     settings = Settings.of({"batch_size": 64}, facts)
@@ -372,12 +355,10 @@ def test_one_of_several_call_sites_that_is_gone_is_missing():
 
 
 def test_a_call_site_of_a_knob_that_is_not_changed_may_be_gone():
-    """Only what the recipe changes must be found again."""
     Settings.of({"batch_size": 32, "prefetch": "as_written", "jit_compile": True}, FACTS).refuse_missing(FACTS)
 
 
 def test_tuned_gives_the_scripts_values_and_those_of_a_trial(monkeypatch):
-    """Code that computes with a knob gets the trial's value; without one, its own."""
     monkeypatch.setattr(tuned, "_settings", None)
     assert tuned.tuned(batch_size=32).batch_size == 32
     monkeypatch.setattr(tuned, "_settings", Settings(changes={"batch_size": 128}))
@@ -402,7 +383,6 @@ def files_below(folder):
 
 
 def test_only_what_trials_have_made_is_removed(tmp_path):
-    """A directory of theirs goes once it is empty; one that holds another's file stays with that file."""
     work, outside = tmp_path / "work", tmp_path / "outside"
     for name in ("made/a.bin", "shared/a.bin", "shared/others.bin", "old/new.bin", "old/old.bin"):
         written(work, name, "x")
@@ -449,7 +429,6 @@ def work(tmp_path):
 
 
 def test_a_users_file_in_the_temporary_directory_is_not_written_over(work, monkeypatch):
-    """Where the kernel contains no trials: a trial writes to a file of its own, but to its own new files for real."""
     monkeypatch.setattr(tempfile, "tempdir", str(work))
     mine = written(work, "mine.csv", "mine")
 
@@ -464,7 +443,6 @@ def test_a_users_file_in_the_temporary_directory_is_not_written_over(work, monke
 
 
 def test_what_is_appended_to_a_file_that_exists_follows_what_it_holds(work):
-    """The script reads both, and the file stays."""
     log = written(work, "log.txt", "old")
 
     def act(effects):
@@ -477,7 +455,6 @@ def test_what_is_appended_to_a_file_that_exists_follows_what_it_holds(work):
 
 
 def test_a_directory_that_holds_others_files_is_not_removed(work):
-    """A trial's own file in it makes it nobody else's; a directory that is wholly the trial's goes."""
     written(work, "out/mine.txt", "mine")
 
     def act(_):
@@ -493,7 +470,6 @@ def test_a_directory_that_holds_others_files_is_not_removed(work):
 
 
 def test_an_earlier_trials_directory_is_not_removed_once_others_have_put_a_file_in_it(work):
-    """It is refused as a whole, before any file is gone: TensorFlow would remove all at once."""
     run = work.parent / "run"
     created = CreatedFiles(run / "created.txt")
     created.add(str(work / "out"))
@@ -524,7 +500,6 @@ def test_an_earlier_trials_directory_is_not_removed_once_others_have_put_a_file_
     ],
 )
 def test_a_program_runs_where_it_is_known_to_only_read(command, reads):
-    """Of several programs, all of them."""
     assert write_watch._only_reads(command) is reads
 
 
@@ -545,12 +520,10 @@ def test_a_program_runs_where_it_is_known_to_only_read(command, reads):
     ],
 )
 def test_a_database_is_known_by_its_file(database, file):
-    """None for one that cannot be written, or lies in memory."""
     assert write_watch._database_path(database) == (file and os.path.abspath(file))
 
 
 def test_trials_own_what_they_have_created_and_nobody_has_changed(work, tmp_path):
-    """Also in a later process: a directory of theirs is to be removed while it holds nothing else."""
     created = CreatedFiles(tmp_path / "run" / "created.txt")
     made = str(work / "made" / "inner")
     created.add(made)
@@ -574,7 +547,6 @@ def test_trials_own_what_they_have_created_and_nobody_has_changed(work, tmp_path
 
 
 def test_a_link_that_a_trial_has_created_leads_to_files_of_others(work, tmp_path):
-    """What lies behind it is neither the trial's own nor removed with it."""
     written(tmp_path, "data/mine.txt", "mine")
     created = CreatedFiles(tmp_path / "run" / "created.txt")
     created.add(str(work / "made" / "link"))
@@ -587,7 +559,6 @@ def test_a_link_that_a_trial_has_created_leads_to_files_of_others(work, tmp_path
 
 
 def test_experiment_trackers_are_off_in_trials_whatever_the_shell_says(monkeypatch, tmp_path):
-    """Nothing is uploaded; the registry of a tracking server is still read."""
     monkeypatch.setattr(os, "environ", {"WANDB_MODE": "online", "MLFLOW_TRACKING_URI": "http://server"})
     monkeypatch.setattr(containment, "is_active", lambda: True)
     settings = ScriptSettings(created=str(tmp_path / "created.txt"))
@@ -600,7 +571,6 @@ def test_experiment_trackers_are_off_in_trials_whatever_the_shell_says(monkeypat
 
 @pytest.mark.parametrize("contained", [False, True])
 def test_callbacks_that_write_are_left_out_and_results_kept_where_they_are_read(monkeypatch, contained):
-    """A contained `fit` before the timed one saves what the script may load; no tracker ever runs."""
     names = ("EarlyStopping", "ModelCheckpoint", "TensorBoard", "RemoteMonitor")
     callbacks = [type(name, (), {})() for name in names]
     callbacks += [type("Mine", (type(callbacks[1]),), {})(), type("Logger", (), {"__module__": "wandb.keras"})()]
@@ -618,7 +588,6 @@ def test_callbacks_that_write_are_left_out_and_results_kept_where_they_are_read(
 
 @pytest.mark.parametrize("change", ["rewritten", "replaced", "appended"])
 def test_a_file_that_the_user_has_written_since_is_not_removed(tmp_path, change):
-    """It has the path that a trial used, and another inode, size or time."""
     file = tmp_path / "work" / "metrics.csv"
     written(tmp_path / "work", "metrics.csv", "a trial's")
     listed = tmp_path / "created.txt"
@@ -639,7 +608,6 @@ def test_a_file_that_the_user_has_written_since_is_not_removed(tmp_path, change)
 
 
 def test_what_an_earlier_process_has_listed_is_not_removed(tmp_path, monkeypatch):
-    """A run that was killed is resumed: the user may have trained for real meanwhile."""
     monkeypatch.chdir(tmp_path)
     file, run = written(tmp_path, "metrics.csv", "x"), RunDirectory(tmp_path / "run")
     run.create()
@@ -655,7 +623,6 @@ def test_what_an_earlier_process_has_listed_is_not_removed(tmp_path, monkeypatch
 
 
 def test_a_damaged_list_removes_nothing(tmp_path):
-    """Lines that no trial has written name no file."""
     written(tmp_path, "kept.txt", "x")
     listed = tmp_path / "created.txt"
     listed.write_text(f"{tmp_path}/kept.txt\n[]\n7\n{json.dumps([str(tmp_path / 'kept.txt'), 1, 2])}\n")

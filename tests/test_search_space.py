@@ -28,7 +28,7 @@ def parse(text):
     return SearchSpace.parse(text, source="space.toml")
 
 
-def refusal(text):
+def find_conflict(text):
     """The error with which `text` is refused."""
     with pytest.raises(SearchSpaceError) as caught:
         parse(text)
@@ -62,7 +62,6 @@ def resolve(text, *, cores=4, examples=None, device=Device.CPU, takes_config=Tru
 
 
 def test_every_kind_of_range_is_read():
-    """Choices keep their order and types; bounds keep their text."""
     space = parse(
         VERSION
         + """
@@ -139,16 +138,14 @@ def test_every_kind_of_range_is_read():
     ],
 )
 def test_each_mistake_is_answered_with_what_is_wrong_and_what_to_do(text, message, hint):
-    """The first line names file and mistake, the second the next step."""
-    error = refusal(text)
+    error = find_conflict(text)
     assert error.message.startswith("space.toml: ")
     assert message in error.message
     assert hint in error.hint
 
 
 def test_an_unknown_key_far_from_all_known_ones_gets_no_guess():
-    """Only the known keys are listed."""
-    assert refusal(VERSION + "zzzzzz = 1").hint == "Known here: schema_version, knobs."
+    assert find_conflict(VERSION + "zzzzzz = 1").hint == "Known here: schema_version, knobs."
 
 
 @pytest.mark.parametrize(
@@ -170,8 +167,7 @@ def test_an_unknown_key_far_from_all_known_ones_gets_no_guess():
     ids=range(12),
 )
 def test_monstrous_values_are_refused_in_a_short_message(text):
-    """Numbers of thousands of digits, tables thousands deep and endless names give one readable line."""
-    error = refusal(text)
+    error = find_conflict(text)
     assert error.message.startswith("space.toml: ")
     assert len(error.message) < 300
 
@@ -202,7 +198,6 @@ def test_monstrous_values_are_refused_in_a_short_message(text):
     ],
 )
 def test_a_bound_is_reckoned_for_the_machine(text, expected):
-    """Numbers, cores and examples, multiplied, divided whole, and the smallest or largest of several."""
     assert bound(text, cores=6, examples=1437, where="here") == expected
 
 
@@ -211,7 +206,6 @@ def test_a_bound_is_reckoned_for_the_machine(text, expected):
     [("examples/4", None), ("min(1024, examples/4)", 1024), ("max(16, examples)", None), ("4*cores", 24)],
 )
 def test_an_unknown_number_of_examples_sets_no_bound(text, expected):
-    """The other terms of a minimum still do; a maximum with it has no end."""
     assert bound(text, cores=6, examples=None, where="here") == expected
 
 
@@ -245,7 +239,6 @@ def test_an_unknown_number_of_examples_sets_no_bound(text, expected):
     ],
 )
 def test_a_bound_outside_the_grammar_is_refused(text):
-    """The error shows the bound and what bounds look like; nothing is evaluated."""
     with pytest.raises(SearchSpaceError) as caught:
         bound(text, cores=6, examples=1437, where="space.toml: [knobs.prefetch]: low")
     assert caught.value.message == f"space.toml: [knobs.prefetch]: low is {text!r}, which is no bound"
@@ -253,9 +246,8 @@ def test_a_bound_outside_the_grammar_is_refused(text):
 
 
 def test_a_bad_bound_in_a_file_names_knob_and_file():
-    """A bound is read where the file is read, not later."""
     for end in ("low", "high"):
-        message = refusal(numbers(**{end: "cores*4"})).message
+        message = find_conflict(numbers(**{end: "cores*4"})).message
         assert message == f"space.toml: [knobs.prefetch]: {end} is 'cores*4', which is no bound"
 
 
@@ -263,17 +255,14 @@ def test_a_bad_bound_in_a_file_names_knob_and_file():
 
 
 def test_a_range_of_one_number_is_no_empty_range():
-    """Low and high may be the same."""
     assert resolve(numbers(low=4, high=4)).choices["prefetch"] == (0, 4)
 
 
 def test_as_many_choices_as_allowed_are_allowed():
-    """256 choices are not too many."""
     assert len(parse(choices("prefetch", str(list(range(256))))).ranges["prefetch"].choices) == 256
 
 
 def test_powers_of_two_lie_between_the_bounds():
-    """The bounds themselves need not be powers of two; where they are, they belong to it."""
     space = resolve(numbers("steps_per_execution", low=3, high=33))
     assert space.choices["steps_per_execution"] == (1, 4, 8, 16, 32)
     space = resolve(numbers("steps_per_execution", low=4, high=32))
@@ -281,7 +270,6 @@ def test_powers_of_two_lie_between_the_bounds():
 
 
 def test_a_bound_follows_the_machine():
-    """The same file gives more choices where there are more cores."""
     text = numbers("intra_op_threads", low=1, high="2*cores")
     assert resolve(text, cores=2).choices["intra_op_threads"] == (0, 1, 2, 4)
     assert resolve(text, cores=8).choices["intra_op_threads"] == (0, 1, 2, 4, 8, 16)
@@ -299,14 +287,12 @@ def test_a_bound_follows_the_machine():
     ],
 )
 def test_the_baselines_value_is_always_among_the_choices(text, name, named, expected):
-    """It is added where the file does not name it, and stands once where it does; numbers ascend."""
     space = resolve(text, **named)
     assert space.choices[name] == expected
     assert space.baseline in space
 
 
 def test_the_batch_sizes_stay_within_an_epoch():
-    """A batch larger than the data would be the data; the baseline's own size stays a choice."""
     text = numbers("batch_size", low=16, high=4096)
     assert resolve(text, examples=200).choices["batch_size"] == (16, 32, 64, 128)
     assert resolve(text, examples=None).choices["batch_size"][-1] == 4096
@@ -320,7 +306,6 @@ def test_where_gradients_are_accumulated_a_batch_divides_an_update():
 
 
 def test_a_batch_size_without_room_stays_the_baselines():
-    """Few examples leave the other knobs to vary, and say why the batch size does not."""
     text = numbers("batch_size", low=16, high="examples/4") + "[knobs.prefetch]\n"
     space = resolve(text + 'kind = "categorical"\nchoices = [0, 2]', examples=40)
     assert dict(space.choices) == {"prefetch": (0, 2)}
@@ -328,20 +313,17 @@ def test_a_batch_size_without_room_stays_the_baselines():
 
 
 def test_until_memory_doubles_the_batch_up_to_a_quarter_of_an_epoch():
-    """With `high = "memory"` an epoch keeps four steps."""
     text = numbers("batch_size", low=64, high="memory")
     space = resolve(text, examples=4096)
     assert space.choices["batch_size"] == (32, 64, 128, 256, 512, 1024)
 
 
 def test_until_memory_ends_somewhere_without_a_number_of_examples():
-    """An endless dataset sets no end to the batch, so a fixed one is set."""
     text = numbers("batch_size", low=64, high="memory")
     assert resolve(text, examples=None).choices["batch_size"][-1] == LARGEST_DOUBLED_BATCH
 
 
 def test_knobs_that_do_not_exist_here_are_left_out_with_the_reason():
-    """A GPU's knob on a CPU, and parallel calls that the dataset is never told of."""
     text = (
         choices("tensor_float_32", "[true, false]")
         + '[knobs.num_parallel_calls]\nkind = "power_of_two"\nlow = 1\nhigh = 4\n'
@@ -358,13 +340,11 @@ def test_knobs_that_do_not_exist_here_are_left_out_with_the_reason():
 
 
 def test_parallel_calls_vary_where_the_dataset_takes_a_config():
-    """The same knob is a choice once `dataset(config)` can hear of it."""
     text = numbers("num_parallel_calls", low=1, high=2)
     assert resolve(text, takes_config=True).choices["num_parallel_calls"] == (0, 1, 2)
 
 
 def test_a_space_that_leaves_nothing_to_vary_is_refused_with_every_reason():
-    """The error names each knob of the file and why it does not vary."""
     with pytest.raises(SearchSpaceError) as caught:
         resolve(choices("prefetch", "[0]") + '[knobs.tensor_float_32]\nkind = "categorical"\nchoices = [true]\n')
     assert caught.value.message == "space.toml: nothing is left to vary here"
@@ -386,7 +366,6 @@ def test_a_space_that_leaves_nothing_to_vary_is_refused_with_every_reason():
     ],
 )
 def test_a_range_that_does_not_work_on_this_machine_is_refused(text, message):
-    """The error names file and knob, what the bounds came to, and what to change."""
     with pytest.raises(SearchSpaceError) as caught:
         resolve(text, cores=4, examples=None)
     assert caught.value.message.startswith(f"space.toml: {message}")
@@ -394,7 +373,6 @@ def test_a_range_that_does_not_work_on_this_machine_is_refused(text, message):
 
 
 def test_a_resolved_space_knows_its_size_and_makes_configurations():
-    """The size is the product of the choices; a configuration is the baseline with the varied knobs set."""
     space = resolve(choices("prefetch", "[0, 2, 8]") + '[knobs.batch_size]\nkind = "categorical"\nchoices = [64]\n')
     assert space.size == 6
     assert list(space.choices) == ["batch_size", "prefetch"]  # in table order
@@ -404,7 +382,6 @@ def test_a_resolved_space_knows_its_size_and_makes_configurations():
 
 
 def test_a_space_contains_the_configurations_it_can_make_and_no_others():
-    """A value that is no choice, and a change to a knob that does not vary, are outside."""
     space = resolve(choices("prefetch", "[0, 2, 8]"))
     assert space.baseline.replace(prefetch=8) in space
     assert space.baseline.replace(prefetch=4) not in space
@@ -416,7 +393,6 @@ def test_a_space_contains_the_configurations_it_can_make_and_no_others():
 
 
 def test_a_byte_order_mark_is_read_over(tmp_path):
-    """Editors on Windows put it in front: of a file, of text."""
     text = (shipped_directory() / "quick.toml").read_text()
     (tmp_path / "mine.toml").write_text(text, encoding="utf-8-sig")
     quick = find_search_space("quick").ranges
@@ -424,7 +400,6 @@ def test_a_byte_order_mark_is_read_over(tmp_path):
 
 
 def test_the_shipped_spaces_are_found():
-    """Five come with autotune, each a file of its own."""
     assert shipped_names() == ("cpu", "gpu", "gpu_thorough", "quick", "several_gpus")
     assert (shipped_directory() / "quick.toml").is_file()
 
@@ -436,7 +411,6 @@ SHIPPED = [("quick", Device.CPU), ("cpu", Device.CPU), ("gpu", Device.GPU), ("gp
 @pytest.mark.parametrize("cores", [2, 64])
 @pytest.mark.parametrize(("name", "device"), SHIPPED)
 def test_a_shipped_space_resolves_on_small_and_large_machines(name, device, cores, examples):
-    """Every knob of the file varies, whether the number of examples is known or not."""
     space = find_search_space(name)
     baseline = baseline_configuration(32, {"jit_compile": False}, device, where="train.py")
     resolved = space.resolve(
@@ -448,7 +422,6 @@ def test_a_shipped_space_resolves_on_small_and_large_machines(name, device, core
 
 
 def test_the_quick_space_resolves_for_an_endless_dataset():
-    """Without a number of examples the fixed bound of the batch size holds."""
     resolved = find_search_space("quick").resolve(
         baseline=baseline_configuration(32, {"jit_compile": False}, Device.CPU, where="train.py"),
         device=Device.CPU,
@@ -463,13 +436,11 @@ def test_the_quick_space_resolves_for_an_endless_dataset():
 @pytest.mark.parametrize(("cores", "most"), [(2, 16), (64, 256)])
 @pytest.mark.parametrize("name", ["quick", "cpu", "gpu"])
 def test_parallel_calls_reach_sixteen_or_four_times_the_cores(name, cores, most):
-    """A pipeline that waits wants more calls than cores."""
     high = find_search_space(name).ranges["num_parallel_calls"].high
     assert bound(high, cores=cores, examples=None, where=name) == most
 
 
 def test_the_quick_space_needs_no_second_import():
-    """No knob in it acts while TensorFlow is imported."""
     assert {KNOBS[name].stage for name in find_search_space("quick").ranges}.isdisjoint({"import"})
 
 
@@ -478,7 +449,6 @@ def test_the_quick_space_needs_no_second_import():
 
 @pytest.mark.parametrize("kind", [str, Path])
 def test_a_space_is_loaded_from_a_path(tmp_path, kind):
-    """The file's path is the source that messages name."""
     file = tmp_path / "mine.toml"
     file.write_text(choices("prefetch", "[0, 2]"))
     space = find_search_space(kind(file))
@@ -487,7 +457,6 @@ def test_a_space_is_loaded_from_a_path(tmp_path, kind):
 
 
 def test_a_misspelt_shipped_name_is_answered_with_the_nearest():
-    """A name that is neither file nor shipped gets a guess."""
     with pytest.raises(SearchSpaceError) as caught:
         find_search_space("quik")
     assert caught.value.message == "no search space 'quik': no such file, and none of that name is shipped"
@@ -495,14 +464,11 @@ def test_a_misspelt_shipped_name_is_answered_with_the_nearest():
 
 
 def test_a_name_too_long_for_a_file_is_refused():
-    """What the operating system will not look up is an error of the search space, not a traceback."""
     with pytest.raises(SearchSpaceError, match="File name too long"):
         find_search_space("x" * 5000)
 
 
 def test_a_file_that_may_not_be_read_says_so(monkeypatch):
-    """A refused permission is not taken for a missing file."""
-
     def refuse(*arguments, **options):
         raise PermissionError(13, "Permission denied")
 
@@ -512,7 +478,6 @@ def test_a_file_that_may_not_be_read_says_so(monkeypatch):
 
 
 def test_a_huge_file_is_refused_without_being_read_whole(tmp_path):
-    """One byte over the limit is too large; a file at the limit is read."""
     file = tmp_path / "huge.toml"
     text = choices("prefetch", "[0, 2]")
     file.write_text(text.ljust(LARGEST_FILE_BYTES))
@@ -523,7 +488,6 @@ def test_a_huge_file_is_refused_without_being_read_whole(tmp_path):
 
 
 def test_windows_line_ends_are_read(tmp_path):
-    """A file saved on Windows is the same search space."""
     file = tmp_path / "dos.toml"
     file.write_bytes(choices("prefetch", "[0, 2]").replace("\n", "\r\n").encode())
     assert find_search_space(file).ranges["prefetch"].choices == (0, 2)
@@ -608,14 +572,12 @@ def parsed_or_refused(text):
 @example(text="\x00")
 @example(text="a = '")
 def test_whatever_text_is_read_nothing_but_a_search_space_error_comes_of_it(text):
-    """Text that is no search space is refused by name."""
     assert_is_a_good_answer(parsed_or_refused(text))
 
 
 @settings(max_examples=200, deadline=None)
 @given(tables=st.dictionaries(words | st.text(max_size=6), anything, max_size=4))
 def test_whatever_tables_are_read_nothing_but_a_search_space_error_comes_of_it(tables):
-    """TOML of any shape is refused by name."""
     read = parsed_or_refused(document(tables))
     if not isinstance(read, SearchSpace):
         assert_is_a_good_answer(read)
@@ -633,7 +595,6 @@ def test_whatever_tables_are_read_nothing_but_a_search_space_error_comes_of_it(t
 def test_what_is_accepted_resolves_to_a_space_around_the_baseline_or_is_refused(
     tables, cores, examples, device, takes_config, batch_size
 ):
-    """Every knob left has two or more different good values, the baseline's among them."""
     read = parsed_or_refused(document(tables))
     if isinstance(read, SearchSpaceError):
         assert_is_a_good_answer(read)

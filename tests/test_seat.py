@@ -36,7 +36,6 @@ def alive(trials):
 
 
 def test_the_baseline_tells_what_the_workload_is(tmp_path):
-    """From trial 0 come the example count and what `jit_compile="auto"` means; it is timed alone and kept."""
     searching = Searching(tmp_path, simulated_trials(examples=1437, jit_resolves_to=True))
     run, record = searching.run, searching.run.records[0]
     assert (run.data.examples, run.data.endless) == (1437, False)
@@ -47,7 +46,6 @@ def test_the_baseline_tells_what_the_workload_is(tmp_path):
 
 
 def test_a_workload_on_a_gpu_gets_the_gpus_knobs(tmp_path):
-    """Whatever was guessed before TensorFlow said what it sees: the baseline has the knobs that exist there."""
     run = Searching(tmp_path, simulated_trials(gpus=("NVIDIA H200",))).run
     assert "tensor_float_32" in run.baseline
     assert "onednn" not in run.baseline
@@ -63,7 +61,6 @@ def test_a_workload_on_a_gpu_gets_the_gpus_knobs(tmp_path):
     ],
 )
 def test_a_failing_baseline_ends_the_run_and_leaves_its_record(tmp_path, failure, error, words):
-    """A crash, want of time, a mistake of the user's and a card that another has are told apart."""
     trials = simulated_trials(failure=failure)
     started = []
 
@@ -78,7 +75,6 @@ def test_a_failing_baseline_ends_the_run_and_leaves_its_record(tmp_path, failure
 
 @pytest.mark.parametrize(("isolation", "named"), [("template", True), ("spawn", False)])
 def test_a_baseline_that_hangs_is_told_of_spawn_only_where_that_is_not_in_force(tmp_path, isolation, named):
-    """Asked for, or chosen because importing starts threads: naming it again helps nobody."""
     trials = simulated_trials(failure=failing(Outcome.TIMEOUT))
     trials.isolation = isolation
     with pytest.raises(BudgetError) as caught:
@@ -89,7 +85,6 @@ def test_a_baseline_that_hangs_is_told_of_spawn_only_where_that_is_not_in_force(
 
 @pytest.mark.parametrize(("timeout", "told"), [(5.0, BudgetError), (600.0, NoStableConfigurationError)])
 def test_a_baseline_that_stands_still_in_a_small_budget_asks_for_more_time(tmp_path, timeout, told):
-    """A slice that the budget left less time than it may take is a question of the budget; else it is a failure."""
     trials = simulated_trials()
     trials.open()
     warm_at = trials.clock() + trials.start_seconds
@@ -99,7 +94,6 @@ def test_a_baseline_that_stands_still_in_a_small_budget_asks_for_more_time(tmp_p
 
 
 def test_long_epochs_are_timed_in_fewer_slices(tmp_path):
-    """Several of short ones, one of eight seconds."""
     counts = [
         len(Searching(tmp_path / str(number), simulated_trials(speed, examples=96)).run.records[0].slices)
         for number, speed in enumerate((lambda each: 4000.0, lambda each: 12.0))
@@ -108,7 +102,6 @@ def test_long_epochs_are_timed_in_fewer_slices(tmp_path):
 
 
 def test_the_baselines_closing_figures_are_kept_quietly(tmp_path):
-    """Ending the baseline adds memory and input wait to its record, without announcing a second end."""
     watcher = Watcher()
     searching = Searching(tmp_path, simulated_trials(), observe=watcher)
     searching.seat.end_baseline()
@@ -121,7 +114,6 @@ def test_the_baselines_closing_figures_are_kept_quietly(tmp_path):
 
 
 def test_a_baseline_that_died_is_started_again(tmp_path):
-    """Once: the candidate beside it is measured all the same. What does not come back ends the run."""
     searching = Searching(tmp_path, simulated_trials(TWICE))
     searching.lose_the_baseline()
     _, record = searching.measure()
@@ -136,7 +128,6 @@ def test_a_baseline_that_died_is_started_again(tmp_path):
 
 @pytest.mark.parametrize("times", [1, 2])
 def test_a_baseline_that_is_killed_while_it_is_timed_is_started_again(tmp_path, monkeypatch, times):
-    """It has trained, so what killed it came from outside."""
     measure, left = SimulatedTrial.measure, [None] * times
 
     def killed(trial, seconds, timeout_seconds):
@@ -152,7 +143,6 @@ def test_a_baseline_that_is_killed_while_it_is_timed_is_started_again(tmp_path, 
 
 
 def test_a_baseline_that_starts_slowly_has_the_time_to_start_again(tmp_path):
-    """Two minutes, as the first time."""
     searching = Searching(tmp_path, simulated_trials(TWICE, start_seconds=120.0), bracketed=True)
     _, record = searching.measure(timeout=300.0)
     assert record.outcome is Outcome.OK
@@ -162,7 +152,6 @@ def test_a_baseline_that_starts_slowly_has_the_time_to_start_again(tmp_path):
 
 
 def test_a_candidate_is_set_against_the_baseline(tmp_path):
-    """Without noise the speed-up is the planted one, measuring stops as soon as it is known, and the baseline stays."""
     searching = Searching(tmp_path, simulated_trials(TWICE))
     _, record = searching.measure(seconds=60.0)
     assert (record.outcome, record.stopped_by, record.pairing) == (Outcome.OK, "narrow", "alternating")
@@ -174,7 +163,6 @@ def test_a_candidate_is_set_against_the_baseline(tmp_path):
 
 
 def test_who_goes_first_is_drawn_and_slices_are_of_single_epochs(tmp_path):
-    """In some pairs the baseline runs first; where epochs are long, a slice is one, though some are quicker."""
     searching = Searching(tmp_path, simulated_trials(lambda each: 60.0, noise=0.05, examples=96))
     trial, _ = searching.measure(seconds=60.0)
     _, record = searching.measure(trial=trial, seconds=60.0)
@@ -183,7 +171,6 @@ def test_who_goes_first_is_drawn_and_slices_are_of_single_epochs(tmp_path):
 
 
 def test_a_drifting_machine_does_not_bias_the_speedup(tmp_path):
-    """The machine's speed halves and comes back twice a minute; the pairs see the planted factor all the same."""
     drift = lambda seconds: math.exp(0.35 * math.sin(seconds / 5))  # noqa: E731  # a formula
     _, record = Searching(tmp_path, simulated_trials(faster_by(jit_compile=1.3), drift=drift)).measure(
         seconds=60.0, timeout=90.0
@@ -194,7 +181,6 @@ def test_a_drifting_machine_does_not_bias_the_speedup(tmp_path):
 
 
 def test_a_noisy_candidate_is_measured_until_its_time_is_up(tmp_path):
-    """About as long as it may be, the baseline's turns included."""
     _, record = Searching(tmp_path, simulated_trials(noise=0.3, examples=None)).measure(seconds=8.0)
     assert record.stopped_by == "time"
     assert 6.0 < sum(each.baseline.seconds + each.candidate.seconds for each in record.pairs) < 9.0
@@ -202,7 +188,6 @@ def test_a_noisy_candidate_is_measured_until_its_time_is_up(tmp_path):
 
 @pytest.mark.parametrize("slower", [0.5, 0.97])
 def test_a_candidate_that_cannot_win_is_pruned_and_one_that_may_is_not(tmp_path, slower):
-    """Told apart from the fastest by what other trials have shown of the noise, after a few pairs."""
     trials = simulated_trials(faster_by(jit_compile=slower), noise=0.05, examples=None)
     best = LogInterval(value=0.02, low=-0.03, high=0.07, count=4)
     _, record = Searching(tmp_path, trials).measure(
@@ -216,7 +201,6 @@ def test_a_candidate_that_cannot_win_is_pruned_and_one_that_may_is_not(tmp_path,
 
 @pytest.mark.parametrize("outcome", [Outcome.CRASHED, Outcome.TIMEOUT, Outcome.ERROR, Outcome.NONFINITE], ids=str)
 def test_a_failing_candidate_is_data(tmp_path, outcome):
-    """It leaves a record with outcome, reason, hint and log; it costs its time at most, and the baseline goes on."""
     searching = Searching(tmp_path, simulated_trials(failure=failing(outcome, of=FAST)))
     began = searching.run.clock()
     trial, record = searching.measure(timeout=12.0)
@@ -229,7 +213,6 @@ def test_a_failing_candidate_is_data(tmp_path, outcome):
 
 @pytest.mark.parametrize("together", [True, False])
 def test_a_model_that_falls_back_from_xla_is_not_measured_as_if_it_did_not(tmp_path, together):
-    """Beside the baseline, and alone where memory does not hold both."""
     trials = simulated_trials(xla_falls_back=True, fits_together=lambda each: together or len(each) < 2)
     _, record = Searching(tmp_path, trials).measure()
     assert record.outcome is Outcome.ERROR
@@ -237,7 +220,6 @@ def test_a_model_that_falls_back_from_xla_is_not_measured_as_if_it_did_not(tmp_p
 
 
 def test_measuring_again_adds_to_what_was_measured(tmp_path):
-    """A second process of the same trial: its pairs come on top, and say that they are another instance's."""
     searching = Searching(tmp_path, simulated_trials(TWICE, noise=0.1))
     trial, first = searching.measure()
     _, second = searching.measure(trial=trial)
@@ -251,7 +233,6 @@ def test_measuring_again_adds_to_what_was_measured(tmp_path):
 
 
 def test_what_is_in_force_is_what_was_tried(tmp_path):
-    """Steps per execution that an epoch does not hold become fewer: the record has both what was asked and what ran."""
     asked = BASELINE.replace(steps_per_execution=16)
     trials = simulated_trials(in_force=lambda each: {"steps_per_execution": 9} if each == asked else {})
     trial, record = Searching(tmp_path, trials).measure(asked)
@@ -260,7 +241,6 @@ def test_what_is_in_force_is_what_was_tried(tmp_path):
 
 
 def test_what_was_tried_under_another_name_is_not_measured_again(tmp_path):
-    """It is started to learn that, and no slice of it is taken."""
     trials = simulated_trials(in_force=lambda each: {"jit_compile": False} if each == FAST else {})
     searching = Searching(tmp_path, trials)
     trial = searching.run.new_trial(Phase.SEARCH, FAST)
@@ -283,7 +263,6 @@ def test_what_was_tried_under_another_name_is_not_measured_again(tmp_path):
     ],
 )
 def test_the_boundary_of_epochs_is_the_baselines_unless_the_pipeline_is_another(tmp_path, changes, own):
-    """Measuring it takes long where epochs are; a pipeline that is made of other parts has another one."""
     searching = Searching(tmp_path, simulated_trials(examples=1_000_000))
     searching.measure(BASELINE.replace(**changes))
     searching.lose_the_baseline()
@@ -300,7 +279,6 @@ def test_the_boundary_of_epochs_is_the_baselines_unless_the_pipeline_is_another(
 
 
 def test_what_does_not_fit_alone_is_out_of_memory(tmp_path):
-    """Tried beside the baseline and alone; then it is an OOM, and the baseline is there for the next one."""
     trials = simulated_trials(fits_together=lambda each: sum(one.batch_size for one in each) <= 128)
     searching = Searching(tmp_path, trials)
     assert searching.measure(BASELINE.replace(batch_size=256))[1].outcome is Outcome.OOM
@@ -326,7 +304,6 @@ def lose_slices_of_the_baseline(monkeypatch, trials, outcome, *, since_slices=0,
 
 @pytest.mark.parametrize("since_slices", [0, 3])
 def test_a_baseline_that_finds_no_memory_beside_a_candidate_is_not_given_up(tmp_path, monkeypatch, since_slices):
-    """That is the candidate's failure: it is bracketed, also where memory grows late; its pairs are kept."""
     trials = simulated_trials(TWICE, noise=0.3)
     searching = Searching(tmp_path, trials)
     lose_slices_of_the_baseline(monkeypatch, trials, Outcome.OOM, since_slices=since_slices)
@@ -338,7 +315,6 @@ def test_a_baseline_that_finds_no_memory_beside_a_candidate_is_not_given_up(tmp_
 
 
 def test_what_runs_out_of_memory_when_there_is_no_time_to_try_it_alone_has_run_out_of_it(tmp_path, monkeypatch):
-    """The pairs that it gave before make it no success."""
     trials = simulated_trials(TWICE, noise=0.3)
     searching = Searching(tmp_path, trials, left=12.0)
     lose_slices_of_the_baseline(monkeypatch, trials, Outcome.OOM, since_slices=3)
@@ -350,7 +326,6 @@ def test_what_runs_out_of_memory_when_there_is_no_time_to_try_it_alone_has_run_o
 
 @pytest.mark.parametrize(("outcome", "bracketed"), [(Outcome.CRASHED, False), (Outcome.OOM, True)])
 def test_a_baseline_that_fails_twice_by_itself_ends_the_run(tmp_path, monkeypatch, outcome, bracketed):
-    """Only want of memory beside a candidate is laid at its door."""
     trials = simulated_trials()
     searching = Searching(tmp_path, trials, bracketed=bracketed)
     lose_slices_of_the_baseline(monkeypatch, trials, outcome, beside=False)
@@ -364,7 +339,6 @@ def test_a_baseline_that_fails_twice_by_itself_ends_the_run(tmp_path, monkeypatc
 
 @pytest.mark.parametrize(("first", "later"), [(("H200",), ()), (("H200", "H200"), ("H200",))])
 def test_a_candidate_that_has_lost_its_card_is_no_candidate(tmp_path, first, later):
-    """TensorFlow would train it on the processor, or on fewer cards, without a word: the run ends, and says so."""
     searching = Searching(tmp_path, simulated_trials(TWICE, gpus=first))
     searching.trials.gpus = later
     trial = searching.run.new_trial(Phase.SEARCH, OTHER)
@@ -377,7 +351,6 @@ def test_a_candidate_that_has_lost_its_card_is_no_candidate(tmp_path, first, lat
 
 
 def test_a_card_that_another_process_holds_tells_nothing_of_memory(tmp_path):
-    """Beside the baseline it is tried without; alone as well, the run ends, and a resumed one tries it again."""
     trials = simulated_trials(failure=lambda each: TAKEN if each == FAST else None)
     searching = Searching(tmp_path, trials)
     trial = searching.run.new_trial(Phase.SEARCH, FAST)
@@ -387,7 +360,6 @@ def test_a_card_that_another_process_holds_tells_nothing_of_memory(tmp_path):
 
 
 def test_a_card_that_is_taken_between_brackets_is_told_as_that(tmp_path):
-    """The baseline's process is to start again, with no other alive."""
     searching = Searching(tmp_path, simulated_trials(), bracketed=True)
     searching.measure()
     searching.trials.failure = lambda each: TAKEN if each == BASELINE else None
@@ -400,7 +372,6 @@ def test_a_card_that_is_taken_between_brackets_is_told_as_that(tmp_path):
 
 
 def test_a_trial_that_is_stopped_is_kept_as_such(tmp_path):
-    """Its record says so and its process is gone; one that was measured before stays what it was."""
     asked = []
     searching = Searching(tmp_path, simulated_trials(TWICE, noise=0.3), interruptions=lambda: len(asked))
     trial, record = searching.measure()
@@ -416,7 +387,6 @@ def test_a_trial_that_is_stopped_is_kept_as_such(tmp_path):
 
 
 def test_what_cannot_start_in_time_is_not_begun(tmp_path):
-    """With less time than the baseline's start took there is no process; what was measured before stands."""
     searching = Searching(tmp_path, simulated_trials(TWICE), left=20.0)
     trial, record = searching.measure(OTHER)
     searching.trials.clock.advance(max(0.0, searching.deadline.left() - 1.0))
@@ -431,7 +401,6 @@ def test_what_cannot_start_in_time_is_not_begun(tmp_path):
 
 
 def test_what_needs_an_import_of_its_own_is_known_before_and_after(tmp_path):
-    """Other environment variables mean another template, which imports once."""
     searching = Searching(tmp_path, simulated_trials())
     apart = BASELINE.replace(onednn=False)
     assert searching.seat.imports_first(apart)
@@ -442,7 +411,6 @@ def test_what_needs_an_import_of_its_own_is_known_before_and_after(tmp_path):
 
 @pytest.mark.parametrize("left", [4.0 + 0.8 * step for step in range(8)])
 def test_whenever_the_time_is_up_nobody_is_blamed(tmp_path, left):
-    """A slice that cannot end is no failure; pairs that were measured by then count."""
     trials = simulated_trials(faster_by(jit_compile=1.05), examples=5600, noise=0.02)
     searching = Searching(tmp_path, trials, left=left)
     trial = searching.run.new_trial(Phase.SEARCH, FAST)
@@ -454,7 +422,6 @@ def test_whenever_the_time_is_up_nobody_is_blamed(tmp_path, left):
 
 @pytest.mark.parametrize("bracketed", [False, True])
 def test_a_machine_that_stands_still_is_not_waited_for_beyond_the_last_moment(tmp_path, bracketed):
-    """Neither the baseline nor the candidate is blamed, and no wait is longer than the time there is."""
     trials = simulated_trials(TWICE)
     searching = Searching(tmp_path, trials, bracketed=bracketed, left=3.0)
     trials.drift = lambda seconds: 1e-6
@@ -467,7 +434,6 @@ def test_a_machine_that_stands_still_is_not_waited_for_beyond_the_last_moment(tm
 
 
 def test_a_slice_at_whose_end_an_epoch_ends_has_its_time(tmp_path):
-    """A minute to empty and fill a shuffle buffer is no hang: trials tell of it beforehand."""
     trials = simulated_trials(TWICE, examples=1_000_000, uncounted_seconds=70.0)
     for bracketed in (False, True):
         _, record = Searching(tmp_path, trials, bracketed=bracketed).measure(timeout=30.0)
@@ -488,7 +454,6 @@ def ruin(monkeypatch, *ruined):
 
 @pytest.mark.parametrize("bracketed", [False, True])
 def test_ruined_weights_at_the_end_are_a_candidates_failure(tmp_path, monkeypatch, bracketed):
-    """What was measured does not stand: a training that fast teaches nothing."""
     searching = Searching(tmp_path, simulated_trials(TWICE), bracketed=bracketed)
     ruin(monkeypatch, FAST)
     _, record = searching.measure()
@@ -496,7 +461,6 @@ def test_ruined_weights_at_the_end_are_a_candidates_failure(tmp_path, monkeypatc
 
 
 def test_ruined_weights_of_the_baseline_end_the_run(tmp_path, monkeypatch):
-    """Nothing can be held against it."""
     searching = Searching(tmp_path, simulated_trials(TWICE))
     ruin(monkeypatch, BASELINE)
     with pytest.raises(NoStableConfigurationError, match=r"nonfinite.*the weight w"):

@@ -59,7 +59,6 @@ class TwoSeats(SimulatedTrials):
 
 
 def test_both_seats_are_at_work_at_the_same_time(tmp_path):
-    """Each has a live baseline of its own, and the answer is the one that a single seat gives."""
     trials = TwoSeats(samples_per_second=SPEED, noise=0.02)
     recipe, directory = quick_tune(trials, tmp_path, budget=400.0, trials=8)
     assert trials.met == {"left", "right"}
@@ -77,7 +76,6 @@ def test_both_seats_are_at_work_at_the_same_time(tmp_path):
 
 
 def test_no_configuration_is_tried_twice_and_no_leader_measured_on_two_seats_at_once(tmp_path):
-    """What runs on the other seat is known to whoever decides."""
     watcher = Watcher()
     trials = TwoSeats(samples_per_second=SPEED, noise=0.05)
     _, directory = quick_tune(trials, tmp_path, budget=400.0, observe=watcher, space=SMALL_SPACE)
@@ -95,7 +93,6 @@ def test_no_configuration_is_tried_twice_and_no_leader_measured_on_two_seats_at_
 
 @pytest.mark.parametrize("when", ["at the start", "later"])
 def test_a_seat_that_cannot_train_is_dropped_and_the_others_go_on(tmp_path, when):
-    """As where another user's process has its card: the reason is told, and the run has its recipe."""
     watcher = Watcher()
     trials = SimulatedTrials(facts=FACTS, seats=("left", "right"), samples_per_second=SPEED, noise=0.02)
     launch = trials.launch
@@ -113,8 +110,6 @@ def test_a_seat_that_cannot_train_is_dropped_and_the_others_go_on(tmp_path, when
 
 
 def test_a_run_whose_time_ends_while_neighbours_are_timed_has_its_recipe(tmp_path, monkeypatch):
-    """None of the seats' answers is left for later."""
-
     def too_late(seat):
         raise TimeIsUp
 
@@ -129,7 +124,6 @@ def test_a_run_whose_time_ends_while_neighbours_are_timed_has_its_recipe(tmp_pat
 
 
 def test_a_seat_that_is_lost_in_another_look_takes_nothing_with_it(tmp_path):
-    """What an earlier process gave stands."""
     trials = simulated_trials(SPEED, noise=0.02)
     trials.elastic = True
     searching = Searching(tmp_path, trials)
@@ -158,7 +152,6 @@ def test_a_seat_that_is_lost_in_another_look_takes_nothing_with_it(tmp_path):
 
 
 def test_a_seat_of_a_resumed_run_is_held_against_its_own_baseline(tmp_path):
-    """Not against that of the earlier invocation, which may have had another seat."""
     trials = SimulatedTrials(facts=FACTS, seats=("simulated", "other"), samples_per_second=SPEED, noise=0.002)
     searching = Searching(tmp_path, trials)
     earlier = searching.seat.baseline.trial
@@ -190,7 +183,6 @@ class Losing(SimulatedTrials):
 
 
 def test_a_trial_whose_seat_was_lost_is_run_again_and_the_seat_is_made_anew(tmp_path):
-    """It is interrupted, which says nothing of its configuration, and measured in another trial."""
     watcher = Watcher()
     trials = Losing({"right": 1})
     recipe, directory = quick_tune(trials, tmp_path, budget=400.0, trials=8, observe=watcher)
@@ -204,7 +196,6 @@ def test_a_trial_whose_seat_was_lost_is_run_again_and_the_seat_is_made_anew(tmp_
 
 
 def test_a_seat_that_is_lost_twice_is_dropped_and_the_run_ends_with_the_rest(tmp_path):
-    """The reason is told."""
     watcher = Watcher()
     trials = Losing({"right": 2})
     recipe, directory = quick_tune(trials, tmp_path, budget=400.0, trials=8, observe=watcher)
@@ -215,14 +206,12 @@ def test_a_seat_that_is_lost_twice_is_dropped_and_the_run_ends_with_the_rest(tmp
 
 
 def test_a_run_that_has_lost_every_seat_says_so_and_recommends_what_it_can(tmp_path):
-    """Without a measured trial it fails with a sentence."""
     with pytest.raises(NoStableConfigurationError, match="every seat was lost"):
         quick_tune(Losing({"left": 9, "right": 9}), tmp_path, budget=400.0, trials=8)
 
 
 @pytest.mark.parametrize("all_seats", [False, True])
 def test_a_seat_whose_baseline_becomes_much_slower_is_dropped(tmp_path, all_seats):
-    """Its baseline is measured again first; what it has measured stays. With `all_seats` the seat stays, too."""
     watcher = Watcher()
 
     class Throttled(SimulatedTrials):
@@ -242,7 +231,6 @@ def test_a_seat_whose_baseline_becomes_much_slower_is_dropped(tmp_path, all_seat
 
 
 def test_seats_that_come_are_used_from_the_next_trial_on(tmp_path):
-    """Each begins with a baseline of its own."""
     watcher = Watcher()
 
     class Growing(SimulatedTrials):
@@ -259,8 +247,6 @@ def test_seats_that_come_are_used_from_the_next_trial_on(tmp_path):
 
 
 def test_parts_of_a_host_rest_while_a_leader_is_confirmed_on_the_whole(tmp_path):
-    """The claim is of the whole host; nothing else runs beside it."""
-
     class Parts(SimulatedTrials):
         working: ClassVar = []
 
@@ -293,8 +279,6 @@ def test_parts_of_a_host_rest_while_a_leader_is_confirmed_on_the_whole(tmp_path)
 
 @pytest.mark.parametrize("waits", [True, False])
 def test_neighbours_on_a_host_rest_while_a_leader_that_waits_for_input_is_confirmed(tmp_path, waits):
-    """They share what feeds it. One that does not wait is confirmed beside them."""
-
     class OneHost(SimulatedTrials):
         def place(self, seat):
             return super().place(seat).model_copy(update={"host": "one"})
@@ -316,7 +300,6 @@ def test_neighbours_on_a_host_rest_while_a_leader_that_waits_for_input_is_confir
 
 
 def test_what_is_lost_on_the_whole_is_its_first_seat(tmp_path):
-    """That one is made anew, before anything is measured there again."""
     trials = Losing({"whole": 1})
     trials.whole = "whole"
     recipe, _ = quick_tune(trials, tmp_path, budget=400.0, trials=4)
@@ -325,7 +308,6 @@ def test_what_is_lost_on_the_whole_is_its_first_seat(tmp_path):
 
 
 def test_a_seat_that_is_lost_while_losses_are_compared_refuses_nothing(tmp_path):
-    """They are compared again."""
     trials = Losing({})
     launch, lost = trials.launch, []
 
@@ -343,8 +325,6 @@ def test_a_seat_that_is_lost_while_losses_are_compared_refuses_nothing(tmp_path)
 
 
 def test_neighbours_that_slow_a_seat_down_are_left_idle(tmp_path):
-    """The host runs fewer seats at once, and says what they cost; with `all_seats` it keeps them."""
-
     class Shared(SimulatedTrials):
         waiting: ClassVar = []
         meeting = threading.Condition()
@@ -385,7 +365,6 @@ def test_neighbours_that_slow_a_seat_down_are_left_idle(tmp_path):
 
 
 def test_leaders_are_confirmed_on_several_seats_at_the_same_time():
-    """While one is being measured, the next contender's confirmation begins; with a single seat it waits."""
     first, second = a_candidate(1, 0.7), a_candidate(2, 0.68)
     busy = a_leader(1, number=10)
     state = a_state(first, second, leaders=(busy,), busy=frozenset({10}), more_candidates=False)
@@ -394,7 +373,6 @@ def test_leaders_are_confirmed_on_several_seats_at_the_same_time():
 
 
 def test_a_neighbour_costs_what_the_medians_tell():
-    """Five percent of throughput, or a spread that is half as wide again and wide for itself, are too much."""
     assert not contention_of([100, 101, 99], [97, 98, 97]).is_too_much
     assert contention_of([100, 101, 99], [90, 91, 92]).is_too_much
     assert contention_of([100, 101, 99], [80, 99, 120]).is_too_much
@@ -402,7 +380,6 @@ def test_a_neighbour_costs_what_the_medians_tell():
 
 
 def test_a_host_whose_seats_are_too_many_drops_half_of_them_at_a_time(tmp_path, monkeypatch):
-    """Each look takes every seat for a while, so seats are not thinned out one by one."""
     looks = []
 
     def measured(seats, own):

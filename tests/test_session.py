@@ -54,7 +54,6 @@ def test_a_trained_weight_that_is_not_finite_ends_the_trial(number):
 
 
 def test_what_is_not_trained_may_be_infinite_and_never_nan():
-    """An attention mask is minus infinity where nothing is to be seen."""
     check_finite_weights(Weights([Variable(0.0, -np.inf), Variable(3)], []), step=7)
     with pytest.raises(TrainingFailed):
         check_finite_weights(Weights([Variable(np.nan)], []), step=7)
@@ -97,7 +96,7 @@ def timed(monkeypatch, tmp_path):
         "device_bytes": lambda which: None,
     }.items():
         monkeypatch.setattr(gauges, name, value)
-    monkeypatch.setattr(session, "devices", lambda: ("CPU:0",))
+    monkeypatch.setattr(session, "list_devices", lambda: ("CPU:0",))
     monkeypatch.setattr(session, "not_knobs", tuple)
     profiled = []
     monkeypatch.setattr(session, "_profile", lambda folder, **sizes: profiled.append(sizes) or iter([0, 1]))
@@ -138,7 +137,6 @@ def test_what_takes_time_is_left_out_where_it_is_not_asked_for(timed):
 
 
 def test_a_profile_is_taken_before_the_last_figures(timed):
-    """By the steps that `close` returns; why it failed is in the figures, on one line of limited length."""
     made = timed()
     steps = made.trial.close(Finish(input_wait_seconds=1.0, profile=True))
     assert list(steps) == [0, 1]
@@ -225,7 +223,6 @@ def curves(monkeypatch):
 
 
 def test_a_training_begins_with_the_weights_and_the_state_of_the_first(curves):
-    """No weight and no optimizer state is carried from seed to seed; equal weights are moved by rounding at most."""
     first, second = curves((0, 1))
     assert first == (50.0, 61.0)
     assert second == pytest.approx(first, abs=0.02)
@@ -237,5 +234,4 @@ def test_a_fresh_model_gives_each_seed_its_weights(curves):
 
 
 def test_the_learning_rate_of_a_scale_is_that_of_the_script_times_it(curves):
-    """The rate of the scale before is not scaled once more."""
     assert curves((0,), scales=(1.0, 2.0, 4.0)) == ((50.0, 61.0), (100.0, 111.0), (200.0, 211.0))

@@ -32,14 +32,12 @@ def rate(measured):
 
 
 def test_opening_takes_an_import_and_tells_the_facts():
-    """The clock stands where the imports ended."""
     trials = simulated_trials(import_seconds=7.0)
     assert trials.open() == FACTS
     assert trials.clock() == 7.0
 
 
 def test_the_formula_is_the_speed():
-    """Without noise a slice has the speed that the formula gives, and the clock moves by its length."""
     trials = simulated_trials(faster_by(batch_size=2.0), examples=None)
     trial = warm(trials, BASELINE.replace(batch_size=64))
     before = trials.clock()
@@ -50,7 +48,6 @@ def test_the_formula_is_the_speed():
 
 
 def test_short_epochs_are_timed_whole():
-    """A slice of a small dataset is a number of whole epochs, the smaller last batch included."""
     trials = simulated_trials(examples=1437)
     trial = launch(trials)
     assert trial.warm_up(100.0).ready.timed_by == "epochs"
@@ -59,7 +56,6 @@ def test_short_epochs_are_timed_whole():
 
 
 def test_what_an_epoch_runs_in_with_is_not_counted():
-    """Short epochs are timed in laps: one passes after each pause, and none between slices without one."""
     trials = simulated_trials(examples=1437)
     trial = launch(trials)
     ready = trial.warm_up(100.0).ready
@@ -75,7 +71,6 @@ def test_what_an_epoch_runs_in_with_is_not_counted():
 
 
 def test_warming_up_takes_the_time_it_tells():
-    """First step, steady state and the lengths of call and epoch are in order, and the clock has moved."""
     trials = simulated_trials(start_seconds=1.5, import_seconds=0.0)
     found = launch(trials, BASELINE.replace(steps_per_execution=8)).warm_up(100.0)
     assert found.first_step_seconds == pytest.approx(1.5)
@@ -87,13 +82,11 @@ def test_warming_up_takes_the_time_it_tells():
 
 
 def test_a_slow_training_is_not_steady_when_its_warm_up_ends():
-    """Calls of two seconds: the cap ends the warm-up before two windows agree."""
     trials = simulated_trials(lambda configuration: 16.0, examples=None)
     assert not launch(trials).warm_up(100.0).ready.settled
 
 
 def test_the_loss_falls_with_training():
-    """Slice after slice it is lower."""
     trial = warm(simulated_trials(examples=None))
     losses = [trial.measure(5.0, 100.0).loss for _ in range(4)]
     assert losses == sorted(losses, reverse=True)
@@ -101,14 +94,12 @@ def test_the_loss_falls_with_training():
 
 
 def test_a_step_takes_the_slices_share():
-    """The quantiles of the step times are the mean: a formula has no stragglers."""
     measured = warm(simulated_trials(examples=None)).measure(0.5, 100.0)
     assert measured.step_seconds.p50 == measured.step_seconds.max == pytest.approx(32 / 4000)
 
 
 @pytest.mark.parametrize("examples", [None, 1_000_000])
 def test_long_epochs_are_timed_by_steps(examples):
-    """A slice of a large or endless dataset is a number of whole calls."""
     trials = simulated_trials(examples=examples)
     trial = launch(trials, BASELINE.replace(steps_per_execution=8))
     warm_up = trial.warm_up(100.0)
@@ -122,7 +113,6 @@ def test_long_epochs_are_timed_by_steps(examples):
 
 
 def test_noise_is_of_the_slice_and_luck_of_the_process():
-    """Slices of one process scatter by `noise` about a speed that differs between processes."""
     trials = simulated_trials(noise=0.1, instance_noise=0.3, examples=None)
     centres = []
     for _ in range(40):
@@ -136,7 +126,6 @@ def test_noise_is_of_the_slice_and_luck_of_the_process():
 
 
 def test_a_pause_is_one_only_where_another_has_run_meanwhile():
-    """Being asked again at once is no pause, nor is being asked first after its own warm-up."""
     trials = simulated_trials(freeze_gain=lambda configuration: 2.0, examples=None)
     first, second = launch(trials), launch(trials)
     first.warm_up(100.0)
@@ -149,7 +138,6 @@ def test_a_pause_is_one_only_where_another_has_run_meanwhile():
 
 
 def test_drift_hits_everything_alike():
-    """The machine's speed over time multiplies every trial's."""
     trials = simulated_trials(drift=lambda seconds: 0.5 if seconds > 50 else 1.0)
     trial = warm(trials)
     fast = rate(trial.measure(0.5, 100.0))
@@ -158,8 +146,6 @@ def test_drift_hits_everything_alike():
 
 
 def test_the_same_seed_gives_the_same_noise():
-    """Two machines of one seed measure the same; another seed measures something else."""
-
     def first_slice(seed):
         return warm(simulated_trials(noise=0.1, seed=seed)).measure(0.5, 100.0)
 
@@ -167,7 +153,6 @@ def test_the_same_seed_gives_the_same_noise():
 
 
 def test_a_configuration_fails_as_it_was_told_to():
-    """What `failure` returns is raised while the trial warms up, and the trial is gone."""
     failure = TrialFailed(Outcome.CRASHED, "killed by SIGSEGV")
     trials = simulated_trials(failure=lambda each: failure if each["jit_compile"] else None)
     trial = launch(trials, BASELINE.replace(jit_compile=True))
@@ -179,7 +164,6 @@ def test_a_configuration_fails_as_it_was_told_to():
 
 
 def test_a_trial_that_hangs_takes_its_whole_time_limit():
-    """A failure by timeout comes at the limit, counted from the request."""
     trials = simulated_trials(failure=lambda each: TrialFailed(Outcome.TIMEOUT, "hangs"))
     trial = launch(trials)
     began = trials.clock()
@@ -189,7 +173,6 @@ def test_a_trial_that_hangs_takes_its_whole_time_limit():
 
 
 def test_what_takes_longer_than_allowed_times_out():
-    """A slow start and a slow slice are killed at their limits."""
     trials = simulated_trials(start_seconds=10.0, examples=None)
     late = launch(trials)
     with pytest.raises(TrialFailed, match="timeout"):
@@ -203,7 +186,6 @@ def test_what_takes_longer_than_allowed_times_out():
 
 
 def test_trials_that_do_not_fit_together_run_out_of_memory():
-    """The one that comes last gets the OOM; alone it fits, once the other is gone."""
     trials = simulated_trials(fits_together=lambda alive: sum(each.batch_size for each in alive) <= 64)
     first = warm(trials)
     with pytest.raises(TrialFailed, match="oom"):
@@ -213,7 +195,6 @@ def test_trials_that_do_not_fit_together_run_out_of_memory():
 
 
 def test_auto_is_resolved():
-    """`jit_compile="auto"` runs, and is reported, as what it comes to on the machine."""
     asked = []
     trials = simulated_trials(lambda each: asked.append(each["jit_compile"]) or 4000.0, jit_resolves_to=True)
     assert launch(trials, BASELINE.replace(jit_compile="auto")).warm_up(100.0).started.jit_compile is True
@@ -221,7 +202,6 @@ def test_auto_is_resolved():
 
 
 def test_closing_figures():
-    """Memory grows with the batch; there is device memory only with a GPU."""
     small = warm(simulated_trials()).finish(0.1, 10.0)
     large = warm(simulated_trials(gpus=("H200",)), BASELINE.replace(batch_size=512)).finish(0.0, 10.0)
     assert large.peak_host_bytes > small.peak_host_bytes
@@ -235,7 +215,6 @@ def test_closing_figures():
 
 
 def test_a_knob_that_is_read_at_import_costs_an_import():
-    """Another value of an import-stage knob needs a template of its own, once."""
     trials = simulated_trials(import_seconds=4.0)
     trials.open()
     launch(trials)
@@ -246,7 +225,6 @@ def test_a_knob_that_is_read_at_import_costs_an_import():
 
 
 def test_what_is_closed_has_no_trials_any_more():
-    """They are gone, and answer as those whose template died; a later one imports afresh."""
     trials = simulated_trials(import_seconds=4.0, start_seconds=0.0)
     gone = warm(trials)
     trials.close()
@@ -260,7 +238,6 @@ def test_what_is_closed_has_no_trials_any_more():
 
 
 def test_forks_of_one_template_share_its_luck():
-    """Of other templates they are told apart; the executor says which are which."""
     trials = simulated_trials(template_noise=0.3, examples=None)
     apart = BASELINE.replace(onednn=False)
     one, like, other = (rate(warm(trials, each).measure(0.5, 100.0)) for each in (BASELINE, BASELINE, apart))
@@ -271,7 +248,6 @@ def test_forks_of_one_template_share_its_luck():
 
 
 def test_what_is_in_force_may_be_another_configuration():
-    """A trial says so once it is warm."""
     trials = simulated_trials(in_force=lambda each: {"steps_per_execution": 4})
     found = launch(trials, BASELINE.replace(steps_per_execution=16)).warm_up(100.0)
     assert found.started.in_force == {"steps_per_execution": 4}
@@ -281,7 +257,6 @@ def test_what_is_in_force_may_be_another_configuration():
 
 
 def test_a_killed_trial_cannot_be_asked_anything():
-    """Killing twice is fine, but nothing can be measured after it."""
     trial = warm(simulated_trials())
     trial.kill()
     trial.kill()
@@ -292,7 +267,6 @@ def test_a_killed_trial_cannot_be_asked_anything():
 
 
 def test_a_trial_is_asked_in_turn():
-    """Measuring before it is warm, warming up twice, or going on after the end is the study's mistake."""
     trials = simulated_trials()
     with pytest.raises(AssertionError):
         launch(trials).measure(0.5, 10.0)
@@ -306,14 +280,12 @@ def test_a_trial_is_asked_in_turn():
 
 @pytest.mark.parametrize("wrong", [Data(examples=5, endless=False), Data(examples=None, endless=True)])
 def test_what_a_trial_is_told_of_its_data_must_be_true(wrong):
-    """Later trials take the example count on trust, so a wrong one is the study's mistake."""
     launch(simulated_trials(), data=KNOWN)
     with pytest.raises(AssertionError):
         launch(simulated_trials(), data=wrong)
 
 
 def test_time_never_goes_back():
-    """The clock takes no negative steps, and none without an end."""
     clock = simulated_trials().clock
     for seconds in (-1.0, math.inf, math.nan):
         with pytest.raises(AssertionError):

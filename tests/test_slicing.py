@@ -7,14 +7,12 @@ from autotune.tuning.costs import is_busy, length_in_turns, most_waiting, slice_
 
 
 def test_a_slice_is_as_long_as_was_wanted_where_calls_and_epochs_are_short():
-    """It holds many calls then."""
     warm = a_warm_up(call_seconds=0.001, epoch_seconds=None)
     assert slice_length(warm, warm, wanted=0.25) == 0.25
     assert slice_length(warm, warm, wanted=2.0) == 2.0
 
 
 def test_a_slice_holds_several_calls_of_the_slower_one():
-    """Slow calls stretch the slices, up to what they may take, and never below one call."""
     slow, quick = (a_warm_up(call_seconds=each, epoch_seconds=None) for each in (0.3, 0.001))
     assert slice_length(quick, slow) == slice_length(slow, quick) > 3 * 0.3
     assert slice_length(quick, slow, most=0.5) == 0.5
@@ -22,13 +20,11 @@ def test_a_slice_holds_several_calls_of_the_slower_one():
 
 
 def test_a_slice_holds_a_whole_epoch_where_epochs_are_timed():
-    """However short it may be: most of an epoch is asked for, which is one whole epoch and never two."""
     length = slice_length(a_warm_up(epoch_seconds=1.4), most=0.3)
     assert 1.4 / 2 < length < 1.4
 
 
 def test_what_a_slice_takes_has_its_run_in():
-    """Whole epochs or calls, and after a pause one epoch that does not count: waits and plans are for all of it."""
     in_laps = a_warm_up(epoch_seconds=1.4, run_in=1.4)
     assert taken_seconds(1.12, in_laps) == pytest.approx(2.8)
     assert taken_seconds(1.5, in_laps) == pytest.approx(4.2)
@@ -58,24 +54,20 @@ def slices(busy, cores=2):
     ],
 )
 def test_a_trial_waits_no_longer_than_for_input_and_with_idle_processors(busy, input_wait, expected):
-    """The smaller of both bounds holds; without a measured input wait it is not taken to wait for much."""
     assert most_waiting(slices(busy), input_wait) == pytest.approx(expected)
 
 
 def test_slices_are_short_only_where_nothing_waits_and_long_where_one_waits_a_lot():
-    """One trial that may wait makes them all longer: they take turns in slices of one length."""
     short, longer, longest = length_in_turns(0.0, 0.1), length_in_turns(0.1, 0.2), length_in_turns(0.1, 0.9)
     assert 0.0 < short < longer < longest
     assert length_in_turns(0.9, 0.1) == longest
 
 
 def test_where_nothing_is_known_of_waiting_slices_are_neither_short_nor_long():
-    """It may wait, and was not seen to wait a lot."""
     unknown = length_in_turns(most_waiting([], None))
     assert length_in_turns(0.0) < unknown < length_in_turns(1.0)
 
 
 @pytest.mark.parametrize(("busy", "expected"), [(1.9, True), (1.0, True), (0.2, False)])
 def test_what_uses_a_processor_is_busy(busy, expected):
-    """On however many cores: it hardly waits for anything from outside."""
     assert is_busy(slices(busy, cores=16)) is expected

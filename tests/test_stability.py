@@ -29,7 +29,6 @@ LIMIT = 10 << 30
 
 @pytest.mark.parametrize("name", [HOST_MEMORY, DEVICE_MEMORY])
 def test_a_tenth_of_the_memory_stays_free(name):
-    """A peak that leaves the margin passes; one byte more does not."""
     allowed = int(LIMIT * 0.9)
     fits, too_much = check_peak_memory(name, allowed, LIMIT), check_peak_memory(name, allowed + 1, LIMIT)
     assert fits.passed
@@ -38,17 +37,14 @@ def test_a_tenth_of_the_memory_stays_free(name):
 
 
 def test_the_memory_rule_says_how_much_there_was():
-    """Its detail has peak and limit in GiB."""
     assert check_peak_memory(HOST_MEMORY, 5 << 30, LIMIT).detail == "peak 5.00 GiB of 10.00 GiB, 10% kept free"
 
 
 def test_the_margin_can_be_another():
-    """A margin of half the memory is held against half of it."""
     assert not check_peak_memory(HOST_MEMORY, 6 << 30, LIMIT, margin=0.5).passed
 
 
 def test_looks_at_the_loss_are_counted():
-    """Looks at which the model reported none do not count; where it reports none at all, nothing was checked."""
     assert check_finite_loss([2.0, None, 1.0]).value == 2
     assert check_finite_loss([2.0, None, 1.0]).tells
     assert "no loss" in check_finite_loss([None]).detail
@@ -72,7 +68,6 @@ def rising(first, last, *, baseline_first=2.3, baseline_last=1.5):
     ],
 )
 def test_a_loss_that_rises_fails(first, last, passed):
-    """More than a tenth above its start, of whatever sign, is a rise."""
     assert rising(first, last, baseline_first=first, baseline_last=first - 1.0).passed is passed
 
 
@@ -80,12 +75,10 @@ def test_a_loss_that_rises_fails(first, last, passed):
     ("first", "last", "passed"), [(0.5, 1.0, True), (0.5, 1.2, False), (1.5, 1.6, True), (1.5, 1.7, False)]
 )
 def test_a_lucky_first_batch_does_not_make_a_loss_rise(first, last, passed):
-    """Both begin with the same weights: what ends below a tenth above the higher start of the two has not risen."""
     assert rising(first, last, baseline_first=1.0, baseline_last=0.9).passed is passed
 
 
 def test_nothing_is_held_against_a_baseline_that_does_not_fall():
-    """Where the baseline's own loss does not fall within a trial, a rise says nothing."""
     found = rising(2.3, 9.0, baseline_last=2.3)
     assert found.passed
     assert not found.tells
@@ -94,7 +87,6 @@ def test_nothing_is_held_against_a_baseline_that_does_not_fall():
 
 @pytest.mark.parametrize("missing", range(4))
 def test_a_model_without_a_loss_is_not_checked(missing):
-    """Where any of the losses is not reported there is nothing to hold it against."""
     losses = [2.3, 9.0, 2.3, 1.5]
     losses[missing] = None
     first, last, baseline_first, baseline_last = losses
@@ -120,12 +112,10 @@ def test_a_model_without_a_loss_is_not_checked(missing):
     ],
 )
 def test_retracing_is_refused_where_the_baseline_does_not(own, baseline, passed):
-    """More than once, in at least half of the processes, and more than twice as often as the baseline."""
     assert check_retracing(own, baseline).passed is passed
 
 
 def test_what_to_do_about_retracing_is_said():
-    """Both to those who are refused and to those whose workload does it whatever the configuration."""
     refused, excused, fine = check_retracing([7], [0]), check_retracing([7], [7]), check_retracing([0], [0])
     assert "again 7 times after the warm-up (baseline: 0); give all batches one shape" in refused.detail
     assert "the configuration is not to blame; give all batches one shape" in excused.detail
@@ -156,14 +146,12 @@ STEADY = [calls(0.002)] * 12
     ],
 )
 def test_an_innocent_tail_passes(own, baseline):
-    """Noise, `fit`'s own stalls, a burst, slow steps, and what the baseline's longest calls show as well."""
     assert check_slow_calls(own, baseline).passed
     assert check_hangs(own, baseline, boundary_seconds=0.0).passed
 
 
 @pytest.mark.parametrize("slow", [0.3, 2.0])
 def test_steps_that_alternate_wildly_are_refused(slow):
-    """In most slices some steps take a hundred times the median, and none of the baseline's."""
     own = [calls(0.003, slow=slow)] * 7 + [calls(0.003)] * 5
     found = check_slow_calls(own, STEADY)
     assert not found.passed
@@ -175,7 +163,6 @@ def test_steps_that_alternate_wildly_are_refused(slow):
     [(0, 100, 0.99), (1, 200, 0.99), (1, 100, 0.90), (2, 45, 0.90), (1, 10, 0.50), (3, 3, 0.50)],
 )
 def test_boundaries_between_epochs_are_no_tail(epochs, steps, slow):
-    """The more of the calls have a boundary in them, the lower the quantile that speaks of steps."""
     seconds = StepSeconds(p50=0.50, p90=0.90, p99=0.99, max=9.0)
     timed = a_slice(epochs=epochs).model_copy(update={"steps": 4 * steps, "step_seconds": seconds})
     of_calls = call_seconds(timed, 4)
@@ -183,7 +170,6 @@ def test_boundaries_between_epochs_are_no_tail(epochs, steps, slow):
 
 
 def test_a_boundary_that_only_large_batches_have_among_their_calls_is_no_hang():
-    """Epochs of three calls are timed whole, validation of two seconds included; the baseline's are timed by steps."""
     own = [calls(0.1, longest=2.1)] * 8
     steps = [calls(0.01)] * 8
     assert check_hangs(own, steps, boundary_seconds=0.41).passed
@@ -194,7 +180,6 @@ def test_a_boundary_that_only_large_batches_have_among_their_calls_is_no_hang():
     ("hanging", "beside", "passed"), [(MOST_HANGS, 0, True), (MOST_HANGS + 1, 0, False), (9, 3, True), (10, 3, False)]
 )
 def test_hanging_now_and_then_is_refused(hanging, beside, passed):
-    """Seconds in more slices than a burst reaches, and in more than three times as many as the baseline's."""
     hang = calls(0.003, longest=2.5)
     own = [hang] * hanging + [calls(0.003)] * (60 - hanging)
     baseline = [hang] * beside + [calls(0.003)] * (60 - beside)
@@ -222,7 +207,6 @@ def test_hanging_now_and_then_is_refused(hanging, beside, passed):
     ],
 )
 def test_a_loss_scale_may_skip_few_steps(skipped, steps, beside, passed):
-    """A twentieth more than the baseline, which chance stays within; a few in a process are no sign of anything."""
     found = check_loss_scale(skipped, steps, baseline_share=beside)
     assert found.passed is passed
     assert f"baseline: {beside:.1%}" in found.detail
@@ -239,7 +223,6 @@ def test_a_loss_scale_may_skip_few_steps(skipped, steps, beside, passed):
     ],
 )
 def test_a_winner_that_heats_the_card_more_than_the_baseline_is_refused(own, baseline, passed, said):
-    """Where both met the same hot card it passes, and the recipe says so."""
     check = check_throttling(own, baseline)
     assert (check.passed, check.tells) == (passed, True)
     assert said in check.detail
@@ -247,13 +230,11 @@ def test_a_winner_that_heats_the_card_more_than_the_baseline_is_refused(own, bas
 
 
 def test_a_gain_below_what_the_baseline_varies_by_itself_is_not_claimed():
-    """Episodes that grow slow both sides down: a gain of 1.5 says nothing where the baseline varies by 2."""
     assert check_constant_work([30.0, 16.0], [20.0, 10.0]).passed is False
     assert check_constant_work([45.0, 48.0], [20.0, 18.0]).passed is True
 
 
 def test_only_where_updates_are_no_constant_work_is_the_gain_held_against_their_variation(tmp_path):
-    """Elsewhere the interval over processes has all that varies."""
     _, directory = quick_tune(simulated_trials(faster_by(batch_size=1.5), noise=0.02), tmp_path)
     leader = next(each for each in directory.trials.values() if each.phase is Phase.CONFIRM and each.pairs)
     varying = replace(LIMITS, work_varies=True)

@@ -21,14 +21,12 @@ def numbers(found):
 
 
 def test_more_slices_and_processes_make_an_estimate_surer_but_not_exact():
-    """However many slices one process gives, what processes differ by stays."""
     errors = [a_candidate(1, pairs=pairs).error(SPREAD) for pairs in (2, 8, 10_000)]
     assert errors == sorted(errors, reverse=True)
     assert errors[-1] > 0.01 > a_candidate(1, pairs=10_000, processes=9).error(SPREAD)
 
 
 def test_what_looks_faster_by_more_than_chance_may_be_confirmed_the_surest_first():
-    """Neither what was given up, nor what broke a rule, failed, or is hardly faster."""
     found = a_state(
         a_candidate(1, 0.5),
         a_candidate(2, 0.6),
@@ -45,13 +43,11 @@ def test_what_looks_faster_by_more_than_chance_may_be_confirmed_the_surest_first
     ("standing", "again"), [(Standing.OUT_OF_TIME, True), (Standing.NOT_SHOWN, False), (Standing.UNSTABLE, False)]
 )
 def test_a_leader_may_be_confirmed_again_only_where_the_time_ended_it(standing, again):
-    """What was answered is answered."""
     leader = a_leader(1, standing=standing, low=-0.1, high=0.1, processes=4)
     assert bool(a_state(a_candidate(1, 0.5), leaders=(leader,)).contenders) is again
 
 
 def test_beside_a_champion_only_what_looks_clearly_faster_may_be_confirmed():
-    """The last one that was confirmed is the champion, and what it showed in the search is the measure."""
     state = a_state(a_candidate(1, 0.5), a_candidate(2, 0.5, pairs=500), a_candidate(3, 0.7), leaders=(CONFIRMED,))
     assert numbers(state.contenders) == [3]
     second = a_leader(3, number=95, standing=Standing.CONFIRMED, low=0.5, high=0.8)
@@ -61,28 +57,24 @@ def test_beside_a_champion_only_what_looks_clearly_faster_may_be_confirmed():
 
 
 def test_gains_are_excluded_for_all_candidates_together():
-    """The more were tried, the wider the bound of each: one of them looks fast by chance."""
     few, many = (a_state(*(a_candidate(number) for number in range(count))) for count in (2, 20))
     assert few.upper(few.candidates[0]) < many.upper(many.candidates[0])
 
 
 @pytest.mark.parametrize("standing", [Standing.NOT_SHOWN, Standing.OUT_OF_TIME])
 def test_what_was_confirmed_has_the_bound_of_its_fresh_processes(standing):
-    """Not that of the search, which it owes its choice to."""
     leader = a_leader(1, standing=standing, low=-0.05, high=0.08)
     state = a_state(a_candidate(1, 0.5), leaders=(leader,))
     assert math.exp(state.upper(state.candidates[0])) == pytest.approx(1.08)
 
 
 def test_what_failed_has_no_gain():
-    """It cannot be run, so nothing is left in doubt."""
     state = a_state(dataclasses.replace(a_candidate(1), ratio=-math.inf, pairs=0))
     assert state.upper(state.candidates[0]) == -math.inf
     assert state.unclear == []
 
 
 def test_the_most_doubtful_is_the_first_that_is_unclear():
-    """What is surely slower, or was confirmed or refused, is not."""
     leader = a_leader(4, standing=Standing.NOT_SHOWN, low=-0.1, high=0.3)
     state = a_state(
         a_candidate(1, 0.06),
@@ -98,13 +90,11 @@ def test_the_most_doubtful_is_the_first_that_is_unclear():
 
 @pytest.mark.parametrize(("min_gain", "bound"), [(0.02, 0.10), (0.3, 0.3)])
 def test_gains_that_do_not_count_need_not_be_excluded(min_gain, bound):
-    """Ten percent, or the smallest gain that the user wants."""
     assert math.expm1(a_state(min_gain=min_gain).bound) == pytest.approx(bound)
 
 
 @given(st.floats(-0.3, 0.05), st.integers(1, 4))
 def test_the_looks_that_exclude_a_gain_are_enough(gain, pairs):
-    """As many as are said do, where the estimate stays what it is; few are planned for what is nearly excluded."""
     candidate = a_candidate(1, gain, pairs=pairs)
     state = a_state(candidate)
     looks = state.looks_to_exclude(candidate)
@@ -114,7 +104,6 @@ def test_the_looks_that_exclude_a_gain_are_enough(gain, pairs):
 
 
 def test_how_long_the_best_has_been_the_best_is_counted_in_candidates():
-    """From the surest one that is stable; all of them where nothing was measured."""
     slower = [a_candidate(number, 0.1) for number in (3, 4)]
     assert a_state(a_candidate(1, 0.2), a_candidate(2, 0.5), *slower).since_best == 2
     assert a_state(a_candidate(1, 0.2), a_candidate(2, 0.5, unstable=True), *slower).since_best == 3
@@ -122,7 +111,6 @@ def test_how_long_the_best_has_been_the_best_is_counted_in_candidates():
 
 
 def test_only_one_leader_is_open():
-    """It is the one that is measured; those that were answered are not."""
     answered, running = a_leader(1, standing=Standing.NOT_SHOWN), a_leader(2, number=95)
     assert a_state(a_candidate(1), a_candidate(2), leaders=(answered, running)).open is running
     assert a_state(a_candidate(1), leaders=(answered,)).open is None

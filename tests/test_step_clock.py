@@ -223,7 +223,6 @@ NO_END = {"examples": None, "warmup_seconds": 3.0}
 
 
 def test_a_slice_is_whole_epochs_and_lasts_at_least_as_long_as_asked():
-    """Two seconds ask for three epochs; steps and examples are counted, the smaller last batch as it is."""
     (measured,) = Simulation(Measure(seconds=2.0)).run()
     assert measured.epochs == 3
     assert measured.seconds == 3 * EPOCH_SECONDS
@@ -231,14 +230,12 @@ def test_a_slice_is_whole_epochs_and_lasts_at_least_as_long_as_asked():
 
 
 def test_a_slice_that_an_epoch_fills_exactly_ends_with_it():
-    """No epoch more than asked for."""
     (measured,) = Simulation(Measure(seconds=2 * EPOCH_SECONDS)).run()
     assert measured.epochs == 2
 
 
 @pytest.mark.parametrize("length", [{}, LONG, NO_END])
 def test_a_slice_is_charged_its_share_of_a_further_call_of_fit(length):
-    """By epochs and by steps alike, in proportion to its examples; without an end there is no further call."""
     (measured,) = Simulation(Measure(seconds=2.0), charged_seconds=0.25, **length).run()
     examples = {"examples": 1437, **length}["examples"]
     assert measured.charged_seconds == (0.25 * measured.examples / examples if examples else 0.0)
@@ -256,13 +253,11 @@ def test_a_slice_is_charged_its_share_of_a_further_call_of_fit(length):
     ids=["dropped remainder", "full batches", "several steps a call", "fewer batches than told"],
 )
 def test_an_epoch_is_counted_as_it_was_trained(sizes, counted):
-    """Steps are no calls, what is dropped is not counted, and there are no more steps than calls."""
     (measured,) = Simulation(Measure(seconds=0.1), **sizes).run()
     assert (measured.steps / measured.epochs, measured.examples / measured.epochs) == counted
 
 
 def test_the_time_it_is_frozen_is_not_counted():
-    """However long the tuner keeps it frozen before and between, slices of the same work are alike."""
     simulation = Simulation(*3 * [Measure(seconds=0.1)])
     assert [measured.seconds for measured in simulation.run()] == [EPOCH_SECONDS] * 3
     assert simulation.events.count("freeze") == 4
@@ -270,14 +265,12 @@ def test_the_time_it_is_frozen_is_not_counted():
 
 @pytest.mark.parametrize("boundary", [0.0, 0.5])
 def test_a_slice_holds_its_epoch_boundaries(boundary):
-    """The new iterator and the validation are part of the user's training."""
     (measured,) = Simulation(Measure(seconds=1.0), boundary_seconds=boundary).run()
     assert measured.seconds == measured.epochs * (STEPS / 64 + boundary)
 
 
 @pytest.mark.parametrize(("examples", "steps"), [(1437, STEPS), (20, 1)])
 def test_a_training_of_short_epochs_is_not_frozen_between_them(examples, steps):
-    """It stands still after an epoch's first call: what is begun between epochs must not lie around for long."""
     simulation = Simulation(*2 * [Measure(seconds=0.5)], **SHORT, examples=examples)
     slices = simulation.run()
     assert len(simulation.frozen_after) == 3
@@ -289,8 +282,6 @@ def test_a_training_of_short_epochs_is_not_frozen_between_them(examples, steps):
 
 
 def test_the_first_lap_after_a_freeze_is_not_counted():
-    """Neither is its time, which work on its way makes shorter, nor are its calls, its processor time or its skips."""
-
     def step_seconds(call):
         frozen = simulation.frozen_after
         return (1 / 64 if frozen and call < frozen[-1] + STEPS else 1) / 512
@@ -309,7 +300,6 @@ def test_the_first_lap_after_a_freeze_is_not_counted():
 
 
 def test_a_slice_of_epochs_begins_and_ends_when_the_device_has_caught_up():
-    """The slice ends when the work is done, not when it was handed over, and has nothing of the run-in's."""
     simulation = Simulation(Measure(seconds=0.1), synchronise_seconds=0.25)
     (measured,) = simulation.run()
     assert measured.seconds == EPOCH_SECONDS + 0.25
@@ -319,7 +309,6 @@ def test_a_slice_of_epochs_begins_and_ends_when_the_device_has_caught_up():
 
 @pytest.mark.parametrize("length", [{"boundary_seconds": 0.0}, NO_END], ids=["epochs", "steps"])
 def test_what_the_device_is_behind_at_the_end_of_a_slice_is_time_of_its_calls(length):
-    """Calls that only hand over their work look shorter by as much, and the wait for input longer."""
     simulation = Simulation(Measure(seconds=0.5), synchronise_seconds=0.25, **length)
     (measured,) = simulation.run()
     calls = measured.steps - measured.epochs  # an epoch's first call is left out
@@ -327,14 +316,12 @@ def test_what_the_device_is_behind_at_the_end_of_a_slice_is_time_of_its_calls(le
 
 
 def test_the_loss_of_epochs_is_that_of_a_whole_one():
-    """Keras begins its mean anew in each: the first call's would be of one batch."""
     simulation = Simulation(Measure(seconds=0.1), **SHORT, loss=lambda call: 9.0 if call % STEPS == 0 else 0.5)
     (measured,) = simulation.run()
     assert measured.loss == 0.5
 
 
 def test_step_times_of_a_slice_are_those_of_its_steps():
-    """Quantiles are over the slice's own calls, the boundary in the first call after it."""
     (measured,) = Simulation(Measure(seconds=2.0), boundary_seconds=0.5).run()
     assert measured.epochs == 2
     assert measured.step_seconds.p50 == measured.step_seconds.p90 == 1 / 64
@@ -342,7 +329,6 @@ def test_step_times_of_a_slice_are_those_of_its_steps():
 
 
 def test_times_of_calls_with_several_steps_are_given_per_step():
-    """Quantiles are per step; the report of a call's time is per call."""
     simulation = Simulation(Measure(seconds=0.1), steps_per_call=8, examples=1536, boundary_seconds=0.0)
     (measured,) = simulation.run()
     assert measured.step_seconds.p50 == 1 / 64
@@ -350,7 +336,6 @@ def test_times_of_calls_with_several_steps_are_given_per_step():
 
 
 def test_what_a_call_takes_in_the_slices_leaves_boundaries_out():
-    """The wait for input is judged by it; an epoch of a single call does not show it."""
     for sizes, expected in (({}, 1 / 64), ({"steps_per_call": 64}, None), (LONG, 1 / 32)):
         simulation = Simulation(*2 * [Measure(seconds=0.5)], **sizes)
         simulation.run()
@@ -366,7 +351,6 @@ def test_what_a_call_takes_in_the_slices_leaves_boundaries_out():
     drop_remainder=st.booleans(),
 )
 def test_short_epochs_are_never_cut(examples, steps_per_call, target, boundary, drop_remainder):
-    """Whatever the workload, slices hold whole epochs, and the fewest that last as long as asked."""
     simulation = Simulation(
         *2 * [Measure(seconds=target)],
         examples=examples,
@@ -388,7 +372,6 @@ def test_short_epochs_are_never_cut(examples, steps_per_call, target, boundary, 
 
 
 def test_each_report_is_sent_before_freezing_and_each_command_taken_after():
-    """The order in which the tuner relies on the trial to stand still, and devices to be idle by then."""
     simulation = Simulation(Measure(seconds=0.1))
     simulation.run()
     events = [event for event in simulation.events if event != "synchronise"]
@@ -398,7 +381,6 @@ def test_each_report_is_sent_before_freezing_and_each_command_taken_after():
 
 
 def test_a_trial_freezes_with_its_whole_process_group(monkeypatch):
-    """Processes that user code started stand still, too."""
     sent = []
     monkeypatch.setattr(os, "killpg", lambda *arguments: sent.append(arguments))
     freeze_own_group()
@@ -406,14 +388,12 @@ def test_a_trial_freezes_with_its_whole_process_group(monkeypatch):
 
 
 def test_finish_ends_the_training_and_is_handed_on():
-    """The tuner's message comes out of `fit` as it was."""
     with pytest.raises(TrainingEnded) as ended:
         Simulation(Finish(input_wait_seconds=2.5)).fit()
     assert ended.value.finish == Finish(input_wait_seconds=2.5)
 
 
 def test_the_train_function_is_called_as_before():
-    """Arguments and logs pass through the wrapper unchanged."""
     logs, given_to = {"loss": 0.25}, []
 
     def train(iterator):
@@ -426,7 +406,6 @@ def test_the_train_function_is_called_as_before():
 
 @pytest.mark.parametrize("settings", [{}, NO_END, SHORT], ids=["epochs", "no end", "short"])
 def test_slices_of_a_continuous_run_follow_on_one_another_without_a_freeze(settings):
-    """Four slices, one freeze before and one after; no step between them is lost, and only the first has a run-in."""
     simulation = Simulation(Measure(seconds=1.0, slices=4), Measure(seconds=0.1), **settings)
     *measured, single = simulation.run()
     assert len(measured) == 4
@@ -442,7 +421,6 @@ def test_slices_of_a_continuous_run_follow_on_one_another_without_a_freeze(setti
 
 
 def test_what_a_warm_training_reports():
-    """Epoch time, call time and the boundary's cost, all at the steady pace; the first iterator on top."""
     simulation = Simulation()
     simulation.run()
     ready = simulation.ready
@@ -454,7 +432,6 @@ def test_what_a_warm_training_reports():
 
 
 def test_compiling_is_recorded_apart_and_in_no_slice():
-    """For the first batch and for the smaller last one; it makes no epoch long, and uses up no warm-up."""
     quick, slow = (
         Simulation(Measure(seconds=0.1), first_call_seconds=first, smaller_batch_seconds=smaller)
         for first, smaller in ((0.0, 0.0), (50.0, 30.0))
@@ -467,7 +444,6 @@ def test_compiling_is_recorded_apart_and_in_no_slice():
 
 
 def test_a_slow_last_call_of_full_size_is_no_compile_time():
-    """Without a smaller last batch there is no second shape to trace for."""
     slow = {44: 2.0}
     simulation = Simulation(examples=1440, step_seconds=lambda call: 1 / 64 + slow.get(call, 0.0))
     simulation.run()
@@ -475,7 +451,6 @@ def test_a_slow_last_call_of_full_size_is_no_compile_time():
 
 
 def test_warm_up_waits_for_the_steady_state():
-    """While epochs still get faster nothing is measured; the slice is at the steady pace."""
     slow_calls = 4 * STEPS
     simulation = Simulation(Measure(seconds=0.1), step_seconds=lambda call: (2 if call < slow_calls else 1) / 128)
     (measured,) = simulation.run()
@@ -484,7 +459,6 @@ def test_warm_up_waits_for_the_steady_state():
 
 
 def test_warm_up_ends_at_its_cap_and_says_that_it_did_not_settle():
-    """A training that keeps getting faster is measured all the same, and the record says so."""
     simulation = Simulation(
         Measure(seconds=0.1),
         step_seconds=lambda call: 0.8 ** (call / STEPS) / 64,
@@ -497,7 +471,6 @@ def test_warm_up_ends_at_its_cap_and_says_that_it_did_not_settle():
 
 
 def test_the_epoch_that_compiles_says_nothing_of_the_usual_pace():
-    """Calls of the first epoch are not among those that give the time of a call."""
     simulation = Simulation(examples=160, step_seconds=lambda call: (2 if call < 5 else 1) / 16)
     simulation.run()
     assert simulation.ready.call_seconds == 1 / 16
@@ -505,7 +478,6 @@ def test_the_epoch_that_compiles_says_nothing_of_the_usual_pace():
 
 @pytest.mark.parametrize(("cap", "epochs"), [(2.2, 2), (2.8, 3)])
 def test_the_time_of_an_epoch_is_the_median_of_those_after_the_first(cap, epochs):
-    """Of two it is their mean, of three the middle one."""
     pace = [4, 2, 1]  # of the second epoch to the fourth, in 256ths of a second a step
     simulation = Simulation(
         step_seconds=lambda call: pace[max(0, min((call - 1) // STEPS, 3) - 1)] / 256, warmup_seconds=cap
@@ -518,7 +490,6 @@ def test_the_time_of_an_epoch_is_the_median_of_those_after_the_first(cap, epochs
 
 @pytest.mark.parametrize(("pace", "settled"), [(1.0, True), (1.1, True), (0.9, False)])
 def test_epochs_of_which_the_cap_holds_few_are_judged_by_their_calls(pace, settled):
-    """Each is faster than the one before, slower, or neither: of four that shows in the calls of the last three."""
     simulation = Simulation(step_seconds=lambda call: pace ** (call // STEPS) / 64, warmup_seconds=3.2)
     simulation.run()
     assert simulation.ready.settled is settled
@@ -526,7 +497,6 @@ def test_epochs_of_which_the_cap_holds_few_are_judged_by_their_calls(pace, settl
 
 @pytest.mark.parametrize("by_steps", [False, True])
 def test_a_warm_up_of_too_few_steps_does_not_say_that_it_was_not_steady(by_steps):
-    """Calls of 0.8 s, or epochs of a single one: the cap holds three, which neither agree nor differ."""
     settings = {**NO_END, "steps_per_call": 20} if by_steps else {"examples": 20}
     simulation = Simulation(**{**settings, "step_seconds": 0.04 if by_steps else 0.8, "warmup_seconds": 2.25})
     simulation.run()
@@ -536,7 +506,6 @@ def test_a_warm_up_of_too_few_steps_does_not_say_that_it_was_not_steady(by_steps
 
 @pytest.mark.parametrize("steps_per_call", [1, 5])
 def test_what_is_discarded_as_warm_up_is_reported(steps_per_call):
-    """All steps up to the first freeze: with the slices' own and their run-ins they are all that was trained."""
     simulation = Simulation(Measure(seconds=0.1), Measure(seconds=2.0), steps_per_call=steps_per_call)
     slices = simulation.run()
     assert simulation.ready.warmup_steps == simulation.steps - sum(each.steps + STEPS for each in slices)
@@ -544,7 +513,6 @@ def test_what_is_discarded_as_warm_up_is_reported(steps_per_call):
 
 
 def test_warm_up_by_steps_ends_at_twice_its_cap():
-    """Steps that keep getting faster are measured all the same, and the record says so."""
     simulation = Simulation(Measure(seconds=0.1), **{**LONG, "warmup_seconds": 1.5}, boundary=BETWEEN)
     began = simulation.now
     simulation.step_seconds = lambda call: 0.5 ** min(4.0, simulation.now - began) / 32
@@ -554,7 +522,6 @@ def test_warm_up_by_steps_ends_at_twice_its_cap():
 
 
 def test_a_second_fit_has_a_warm_up_of_its_own():
-    """Measuring the boundary does not use up its cap, while steps still get faster."""
     simulation = Simulation(**{**LONG, "warmup_seconds": 1.5})
     began = simulation.now
     simulation.step_seconds = lambda call: 0.7 ** min(14.0, simulation.now - began) / 8
@@ -567,7 +534,6 @@ def test_a_second_fit_has_a_warm_up_of_its_own():
 
 
 def test_as_long_epochs_as_the_tuner_allows_are_timed_whole():
-    """Even where a first one takes longer than a warm-up by steps may."""
     epoch = {"step_seconds": 5 / 64, "boundary_seconds": 1.0, "warmup_seconds": 3.0}  # of 4.5 s
     whole = Simulation(Measure(seconds=1.0), epoch_seconds=5.0, **epoch)
     (measured,) = whole.run()
@@ -581,7 +547,6 @@ def test_as_long_epochs_as_the_tuner_allows_are_timed_whole():
 
 @pytest.mark.parametrize("step_seconds", [1 / 256, 1 / 32])
 def test_an_epoch_that_will_take_long_is_left_once_its_steps_are_steady(step_seconds):
-    """Half a second shows it, however long the epoch."""
     simulation = Simulation(**{**LONG, "examples": 32 * 600, "step_seconds": step_seconds})
     with pytest.raises(LongEpoch):
         simulation.fit()
@@ -589,7 +554,6 @@ def test_an_epoch_that_will_take_long_is_left_once_its_steps_are_steady(step_sec
 
 
 def test_an_epoch_whose_steps_get_faster_is_watched_for_as_long_as_a_warm_up():
-    """It looks too long, and may still prove short enough."""
     simulation = Simulation(examples=32 * 400, warmup_seconds=1.5, epoch_seconds=1.0)
     began = simulation.now
     simulation.step_seconds = lambda call: 0.75 ** (simulation.now - began) / 205
@@ -599,7 +563,6 @@ def test_an_epoch_whose_steps_get_faster_is_watched_for_as_long_as_a_warm_up():
 
 
 def test_an_epoch_somewhat_too_long_is_left_at_its_end():
-    """Its steps alone would not be too long: with its boundary it is."""
     simulation = Simulation(step_seconds=1 / 32, boundary_seconds=0.5)  # 1.9 seconds
     with pytest.raises(LongEpoch):
         simulation.fit()
@@ -608,14 +571,12 @@ def test_an_epoch_somewhat_too_long_is_left_at_its_end():
 
 @pytest.mark.parametrize("slow", [{1: 0.5}, {2 * STEPS + 7: 2.0}], ids=["kernels are chosen", "a stall"])
 def test_one_slow_call_makes_no_epoch_long(slow):
-    """The epoch is known by the others, or by the epochs around it."""
     simulation = Simulation(step_seconds=lambda call: slow.get(call, 1 / 512), warmup_seconds=3.0)
     simulation.run()
     assert simulation.ready.timed_by == "epochs"
 
 
 def test_once_it_is_warm_no_epoch_is_too_long():
-    """A machine that slows down while measured does not change the way of timing."""
     simulation = Simulation(Measure(seconds=0.1), step_seconds=lambda call: (1 if call < 7 * STEPS + 1 else 40) / 64)
     (measured,) = simulation.run()
     assert measured.seconds == STEPS * 40 / 64 + 1 / 8
@@ -623,7 +584,6 @@ def test_once_it_is_warm_no_epoch_is_too_long():
 
 @pytest.mark.parametrize(("steps_per_call", "timed_by"), [(64, "epochs"), (15, "epochs"), (12, "steps")])
 def test_a_long_epoch_is_timed_by_steps_from_four_calls_on(steps_per_call, timed_by):
-    """With three calls or fewer too much of an epoch would be what is not counted by steps."""
     simulation = Simulation(Measure(seconds=0.1), steps_per_call=steps_per_call, step_seconds=1 / 8, warmup_seconds=3.0)
     (measured,) = simulation.run(overhead=0.0)
     assert simulation.ready.timed_by == timed_by
@@ -632,7 +592,6 @@ def test_a_long_epoch_is_timed_by_steps_from_four_calls_on(steps_per_call, timed
 
 
 def test_an_epoch_of_one_call_has_no_time_of_a_call_without_a_boundary():
-    """None is made up."""
     simulation = Simulation(Measure(seconds=0.1), steps_per_call=64, first_call_seconds=1 / 16)
     simulation.run()
     assert simulation.ready.epoch_overhead_seconds is None
@@ -641,7 +600,6 @@ def test_an_epoch_of_one_call_has_no_time_of_a_call_without_a_boundary():
 
 
 def test_a_training_without_an_end_is_timed_by_steps_at_once():
-    """There is no boundary to be measured."""
     simulation = Simulation(Measure(seconds=0.5), **NO_END)
     (measured,) = simulation.run()
     assert (simulation.ready.timed_by, simulation.ready.epoch_overhead_seconds) == ("steps", None)
@@ -650,7 +608,6 @@ def test_a_training_without_an_end_is_timed_by_steps_at_once():
 
 
 def test_a_slice_goes_on_over_a_training_that_begins_anew():
-    """Sixteen steps are fewer than a slice: all but the first count, which traces, and the time between does not."""
     simulation = Simulation(Measure(seconds=0.5), **NO_END)
     train = simulation.clock.wrap(simulation.train)
 
@@ -672,7 +629,6 @@ def test_a_slice_goes_on_over_a_training_that_begins_anew():
 
 
 def test_a_slice_of_steps_has_no_boundary_in_it():
-    """Neither an epoch's first call, nor a last one that holds a smaller batch: each step counts for a whole one."""
     simulation = Simulation(*[Measure(seconds=20.0)] * 2, **LONG, boundary_seconds=4.0, smaller_batch_seconds=9.0)
     for measured in simulation.run(overhead=4.0):
         assert measured.epochs == 0
@@ -682,14 +638,12 @@ def test_a_slice_of_steps_has_no_boundary_in_it():
 
 
 def test_a_last_call_of_fewer_steps_is_not_counted():
-    """450 steps in calls of 16: the 29th has two."""
     simulation = Simulation(*[Measure(seconds=20.0)] * 3, **LONG, steps_per_call=16)
     for measured in simulation.run():
         assert measured.seconds == measured.steps / 32 == measured.examples / 32 / 32
 
 
 def test_nothing_is_thrown_away_where_all_batches_have_one_size():
-    """Calls not counted are warm-up and each epoch's first one."""
     simulation = Simulation(Measure(seconds=30.0), **{**LONG, "examples": 14_400})
     (measured,) = simulation.run(overhead=0.125)
     assert (measured.seconds, measured.steps, measured.examples) == (30.0, 960, 960 * 32)
@@ -697,14 +651,12 @@ def test_nothing_is_thrown_away_where_all_batches_have_one_size():
 
 
 def test_a_slice_of_steps_ends_as_soon_as_it_is_long_enough():
-    """Nor does the freeze before or between count."""
     simulation = Simulation(*[Measure(seconds=0.5)] * 4, **LONG)
     slices = simulation.run(overhead=0.125)
     assert [(each.seconds, each.steps, each.examples) for each in slices] == [(0.5, 16, 16 * 32)] * 4
 
 
 def test_what_a_training_timed_by_steps_reports():
-    """The boundary's cost is what it was told; there is no time of an epoch."""
     simulation = Simulation(**LONG, first_call_seconds=5.0, boundary_seconds=0.0)
     simulation.run(overhead=0.375)
     ready = simulation.ready
@@ -717,7 +669,6 @@ def test_what_a_training_timed_by_steps_reports():
 
 @pytest.mark.parametrize(("examples", "calls"), [(14_370, 16), (1_437, 2 * STEPS + 2)])
 def test_where_the_boundary_is_known_the_fit_is_not_left(examples, calls):
-    """Steps are timed from the moment on at which epochs are known to be long: in an epoch's midst, or at its end."""
     simulation = Simulation(
         *[Measure(seconds=4.0)] * 4,
         **{**LONG, "examples": examples, "warmup_seconds": 4.0},
@@ -736,7 +687,6 @@ def test_where_the_boundary_is_known_the_fit_is_not_left(examples, calls):
 
 
 def test_validation_is_charged_by_the_trials_own_pace():
-    """It takes half as long where training does; what a new iterator takes stays."""
     boundary = Boundary(seconds=0.5, validation_seconds=3.0, seconds_per_example=1 / 16 / 32)
     charged = []
     for step_seconds in (1 / 16, 1 / 32):
@@ -749,7 +699,6 @@ def test_validation_is_charged_by_the_trials_own_pace():
 
 
 def test_a_boundary_that_was_measured_is_reported_at_the_pace_of_the_warm_training():
-    """Other trials scale validation by the pace of the same steps that they look at themselves."""
     simulation = Simulation(**{**LONG, "step_seconds": lambda call: (1 if call < 20 else 1 / 2) / 32})
     simulation.run(overhead=0.5)
     assert simulation.ready.boundary == Boundary(seconds=0.5, seconds_per_example=1 / 64 / 32)
@@ -757,7 +706,6 @@ def test_a_boundary_that_was_measured_is_reported_at_the_pace_of_the_warm_traini
 
 
 def test_the_loss_of_steps_is_the_present_one():
-    """Not that of the last whole epoch, where it was known only then that epochs are long."""
     simulation = Simulation(
         Measure(seconds=0.5),
         step_seconds=1 / 32,
@@ -770,14 +718,12 @@ def test_the_loss_of_steps_is_the_present_one():
 
 
 def test_examples_trained_before_a_fit_was_left_are_counted():
-    """All that moved the weights: the steps of the first `fit` and of the second."""
     simulation = Simulation(Measure(seconds=1.0), **LONG)
     (measured,) = simulation.run()
     assert measured.trained_examples == 32 * simulation.calls
 
 
 def test_the_end_of_an_epoch_that_the_overhead_speaks_of_is_not_counted():
-    """While a shuffle buffer is emptied steps are quicker; slices go on with the next epoch's beginning."""
     first_fit = 15  # so many calls tell that the epoch will be long
 
     def step_seconds(call):
@@ -794,7 +740,6 @@ def test_the_end_of_an_epoch_that_the_overhead_speaks_of_is_not_counted():
 @pytest.mark.parametrize("wanted", [2.5, 4.0, 40.0])
 @pytest.mark.parametrize("examples", [None, 100 * 320])
 def test_what_the_device_has_still_to_do_is_no_ones_speed(wanted, examples):
-    """A call may come back with the loss, and half of its work still to be done: a slice ends when that is done."""
     simulation = Simulation(
         *[Measure(seconds=wanted)] * 12,
         examples=examples,
@@ -819,7 +764,6 @@ def test_what_the_device_has_still_to_do_is_no_ones_speed(wanted, examples):
     ids=["smaller", "all alike", "tail", "met"],
 )
 def test_what_a_slice_may_take_beyond_what_counts_is_told(training, counted, uncounted):
-    """An epoch's end, a buffer's refill, and compiling for a smaller last batch unless one was met in the warm-up."""
     simulation = Simulation(**{**LONG, "boundary_seconds": 0.0, **training}, first_call_seconds=5.0)
     simulation.run(overhead=12.0, counted_calls=counted)
     assert simulation.ready.timed_by == "steps"
@@ -828,7 +772,6 @@ def test_what_a_slice_may_take_beyond_what_counts_is_told(training, counted, unc
 
 @pytest.mark.parametrize(("examples", "step_seconds"), [(14_370, 2.0), (160, 0.25)])
 def test_a_step_or_an_epoch_longer_than_a_slice_is_measured_whole(examples, step_seconds):
-    """Nothing is cut: a slice is one step, or one epoch, and its rate is the training's."""
     simulation = Simulation(*[Measure(seconds=0.5)] * 3, examples=examples, step_seconds=step_seconds)
     slices = simulation.run(overhead=0.0)
     by_steps = simulation.ready.timed_by == "steps"
@@ -840,7 +783,6 @@ def test_a_step_or_an_epoch_longer_than_a_slice_is_measured_whole(examples, step
 @pytest.mark.parametrize("examples", [320, 1_437_000])
 @pytest.mark.parametrize("period", [2, 5, 64])
 def test_steps_that_come_fast_and_slow_in_turn_are_counted_as_they_come(examples, period):
-    """Whether they alternate by steps or by seconds: over whole turns the slices' rate is that of the mean step."""
     simulation = Simulation(
         *[Measure(seconds=0.5)] * 40,
         examples=examples,
@@ -859,8 +801,6 @@ def test_steps_that_come_fast_and_slow_in_turn_are_counted_as_they_come(examples
 
 @pytest.mark.parametrize("settings", [{}, LONG, NO_END], ids=["epochs", "steps", "no end"])
 def test_a_gauge_more_measures_each_slice(settings):
-    """It begins and ends with the slice, after the run-in, and its figures are the slice's."""
-
     def gauge():
         before = simulation.calls
         return lambda seconds: {"retraces": simulation.calls - before, "steal_seconds": seconds}
@@ -873,8 +813,6 @@ def test_a_gauge_more_measures_each_slice(settings):
 
 @pytest.mark.parametrize("examples", [1437, None], ids=["by epochs", "by steps"])
 def test_reading_what_the_machine_counts_is_not_timed(examples):
-    """However long it takes, before and after a slice; what others took is that of the slice alone."""
-
     def measured(counters_seconds):
         commands = [Measure(seconds=0.5)] * 3
         return Simulation(*commands, examples=examples, counters_seconds=counters_seconds).run()
@@ -891,7 +829,6 @@ def test_reading_what_the_machine_counts_is_not_timed(examples):
 @pytest.mark.parametrize("steps_per_call", [1, 4, 7])
 @pytest.mark.parametrize(("every", "share"), [(1, 1.0), (4, 0.25), (10**9, 0.0)])
 def test_skipped_steps_are_counted_and_cost_what_others_do(settings, steps_per_call, every, share):
-    """Also where a call has several steps, and the epoch's last call fewer; without a loss scale nothing is said."""
     settings = {**settings, "steps_per_call": steps_per_call}
     commands = [Measure(seconds=2.0)] * 3
     slices = Simulation(*commands, skips=lambda step: step % every == every - 1, **settings).run()
@@ -906,7 +843,6 @@ def test_skipped_steps_are_counted_and_cost_what_others_do(settings, steps_per_c
 
 
 def test_the_losses_at_the_beginning_and_at_the_end_of_a_slice_are_reported():
-    """The first step's loss, and the slice's running loss; a model that reports none is timed all the same."""
     simulation = Simulation(Measure(seconds=0.1), loss=lambda call: 2.0 if call == 0 else 0.5)
     (measured,) = simulation.run()
     assert [message.loss for message in simulation.sent if isinstance(message, FirstStep)] == [2.0]
@@ -917,7 +853,6 @@ def test_the_losses_at_the_beginning_and_at_the_end_of_a_slice_are_reported():
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf])
 def test_a_loss_that_is_not_finite_ends_the_trial_at_the_first_step(loss):
-    """No report of a first step is sent."""
     simulation = Simulation(loss=loss)
     with pytest.raises(TrainingFailed) as failed:
         simulation.fit()
@@ -930,7 +865,6 @@ def test_a_loss_that_is_not_finite_ends_the_trial_at_the_first_step(loss):
 @pytest.mark.parametrize("settings", [{}, NO_END], ids=["epochs", "no end"])
 @pytest.mark.parametrize("name", ["loss", "d_loss"])
 def test_a_number_that_becomes_nan_while_measured_ends_the_trial(settings, name):
-    """A GAN may report several losses: the slice in which one of them is not finite is not reported."""
     simulation = Simulation(
         *[Measure(seconds=0.1)] * 2,
         **settings,
@@ -954,20 +888,17 @@ def test_a_number_that_becomes_nan_while_measured_ends_the_trial(settings, name)
     ],
 )
 def test_every_number_that_a_step_returns_must_be_finite(logs, where):
-    """However deep it lies, in a vector or without a name."""
     with pytest.raises(TrainingFailed, match=where) as failed:
         finite_loss(logs, step=1)
     assert failed.value.outcome == Outcome.NONFINITE
 
 
 def test_what_is_no_number_need_not_be_finite():
-    """Text and nothing are left alone, and the loss is read beside them."""
     assert finite_loss({"loss": 0.5, "note": "nan", "none": None, "of": {"count": 3}}, step=1) == 0.5
     assert finite_loss({"d_loss": 0.5}, step=1) is None
 
 
 def test_an_empty_dataset_is_the_inputs_fault():
-    """No batch but one that is dropped is answered with what dataset() must return."""
     with pytest.raises(TrainingFailed) as failed:
         Simulation(examples=20, drop_remainder=True).fit()
     assert failed.value.outcome == Outcome.ERROR
@@ -982,7 +913,6 @@ def test_an_empty_dataset_is_the_inputs_fault():
     + [{"examples": 96, "epochs_with_data": 1}, {"epochs_with_data": 1, **LONG}],
 )
 def test_a_dataset_that_runs_dry_is_the_inputs_fault(settings):
-    """An epoch without any batch, after one or after counting, says that the dataset does not start afresh."""
     with pytest.raises(TrainingFailed) as failed:
         Simulation(Measure(seconds=100.0), **settings).run()
     assert failed.value.outcome == Outcome.ERROR
@@ -992,7 +922,6 @@ def test_a_dataset_that_runs_dry_is_the_inputs_fault(settings):
 
 
 def test_a_training_without_an_end_that_ends_was_exhausted():
-    """Where nobody knows how long the data is, it is repeated: what ends all the same yields nothing when repeated."""
     simulation = Simulation(Measure(seconds=100.0), **NO_END)
     simulation.steps_in_epoch = 50
     with pytest.raises(TrainingFailed, match="the dataset was exhausted"):
@@ -1000,7 +929,6 @@ def test_a_training_without_an_end_that_ends_was_exhausted():
 
 
 def test_slices_are_timed_by_a_clock_that_nobody_can_set():
-    """The wall clock jumps where it is set; what a trial is timed by where nothing else is said does not."""
     by = inspect.signature(StepClock).parameters["clock"].default.__name__
     found = time.get_clock_info(by)
     assert found.monotonic
@@ -1018,7 +946,6 @@ def test_slices_are_timed_by_a_clock_that_nobody_can_set():
     steps_per_call=st.integers(1, 64),
 )
 def test_an_epochs_steps_and_examples_are_those_of_its_batches(examples, batch_size, drop_remainder, steps_per_call):
-    """Counted out batch by batch, an epoch has as many steps, examples and full calls as the clock reckons."""
     batches = [min(batch_size, examples - begin) for begin in range(0, examples, batch_size)]
     if drop_remainder and batches[-1] < batch_size:
         batches.pop()
@@ -1038,10 +965,8 @@ def test_an_epochs_steps_and_examples_are_those_of_its_batches(examples, batch_s
 
 @pytest.mark.parametrize(("share", "expected"), [("p50", 50), ("p90", 90), ("p99", 99), ("max", 100)])
 def test_quantiles_are_nearest_ranks(share, expected):
-    """Of 1 to 100 seconds, in any order, the n-th percent is n seconds."""
     assert getattr(step_quantiles(list(range(100, 0, -1)), 1), share) == expected
 
 
 def test_quantiles_of_one_call_are_that_call():
-    """With several steps in it, shared out among them."""
     assert step_quantiles([8.0], 4).model_dump() == {"p50": 2.0, "p90": 2.0, "p99": 2.0, "max": 2.0}

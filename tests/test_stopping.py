@@ -43,7 +43,6 @@ def states(pid):
 
 
 def test_a_process_that_is_stopped_while_it_starts_a_program_stands_still(process):
-    """The kernel does not call the thread that waits for its child stopped, and it is as good as that."""
     until(lambda: states(process) == ["D", "S"], "a thread to wait for its child")
     assert not is_stopped(process)
     os.killpg(process, signal.SIGSTOP)

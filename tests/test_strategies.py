@@ -70,14 +70,12 @@ def space_on(devices, baseline):
     ],
 )
 def test_what_cannot_be_in_force_together_is_refused_in_a_sentence(knobs, why):
-    """On several replicas: no XLA, no batch that they cannot share, no steps together with TensorFlow's own sums."""
     found = find_conflict(of_strategy(**knobs))
     assert why in found
     assert bool(why) == bool(found)
 
 
 def test_a_workloads_baseline_is_refused_before_anything_runs():
-    """The message is an input error that names the file."""
     facts = WorkloadFacts(
         name="train",
         batch_size=33,
@@ -93,7 +91,6 @@ def test_a_workloads_baseline_is_refused_before_anything_runs():
 
 
 def test_a_seat_with_one_device_has_none_of_these_knobs():
-    """They are in no baseline, and a search space that names them says why they do not vary."""
     alone = baseline_configuration(32, {"jit_compile": False}, Device.GPU, where="test")
     assert set(STRATEGY_KNOBS).isdisjoint(alone)
     assert space_on(1, alone).left_out == {
@@ -104,7 +101,6 @@ def test_a_seat_with_one_device_has_none_of_these_knobs():
 
 
 def test_replicas_go_up_to_the_seats_devices():
-    """More cannot train; all of them is a choice, whatever the file says."""
     assert space_on(4, of_strategy()).choices["replicas"] == (1, 2, 4)
     assert space_on(6, of_strategy()).choices["replicas"] == (1, 2, 4, 6)
     text = SPACE.replace('[knobs.replicas]\nkind = "categorical"\nchoices = [2, 4, 8]\n', "")
@@ -115,7 +111,6 @@ def test_replicas_go_up_to_the_seats_devices():
 
 
 def test_what_is_proposed_under_mirrored_needs_no_refusal():
-    """Steps per execution and XLA are set to what mirrored allows; without it the strategy's knobs have no effect."""
     baseline = of_strategy(steps_per_execution=4, jit_compile=True)
     space = space_on(4, baseline)
     for best in (baseline, space.configuration({"strategy": "mirrored"})):
@@ -130,7 +125,6 @@ def test_what_is_proposed_under_mirrored_needs_no_refusal():
 
 
 def test_what_is_idle_under_a_strategy_has_the_baselines_value_however_it_is_proposed():
-    """A flag of XLA that helped on one device is no other candidate where nothing is compiled."""
     baseline = of_strategy(jit_compile=False)
     space = find_search_space("several_gpus").resolve(
         baseline=baseline, device=Device.GPU, cores=8, examples=4096, dataset_takes_config=True, devices=2
@@ -149,7 +143,6 @@ def test_what_is_idle_under_a_strategy_has_the_baselines_value_however_it_is_pro
 
 
 def test_the_shipped_space_for_several_gpus_resolves():
-    """It varies the strategy, and all that the space for one GPU varies."""
     space = find_search_space("several_gpus").resolve(
         baseline=of_strategy(), device=Device.GPU, cores=8, examples=4096, dataset_takes_config=True, devices=2
     )
@@ -165,7 +158,6 @@ def spread_over(replicas, speedup, trial=1, **fields):
 
 
 def test_scaling_is_measured_against_one_device_that_is_otherwise_alike():
-    """The fastest such trial counts, whatever its batch size; without one nothing is claimed."""
     baseline = a_record(of_strategy(), trial=0)
     assert scaling_efficiency(spread_over(4, 3.0), [baseline]) == pytest.approx(0.75)
     faster = spread_over(1, 1.5, trial=2, batch_size=128, prefetch_to_device=2)
@@ -176,15 +168,12 @@ def test_scaling_is_measured_against_one_device_that_is_otherwise_alike():
 
 @pytest.mark.parametrize(("share", "told"), [(0.69, True), (0.71, False), (None, False)])
 def test_poor_scaling_is_told_in_one_sentence(share, told):
-    """Below 0.7; above it there is nothing to say."""
     spread = spread_over(2, 1.38).model_copy(update={"scaling_efficiency": share})
     said = advice(a_record(), None, None, spread)
     assert any("On 2 devices the training reaches 69%" in each for each in said) == told
 
 
 def test_a_seat_with_two_gpus_is_searched_for_a_strategy(tmp_path):
-    """A whole simulated run: the recipe carries it, history has its efficiency, and the lines open its scope."""
-
     def samples_per_second(configuration):
         return 4000.0 * (1.8 if configuration.get("strategy") == "mirrored" else 1.0)
 
@@ -199,7 +188,6 @@ def test_a_seat_with_two_gpus_is_searched_for_a_strategy(tmp_path):
 
 
 def test_history_has_a_column_for_each_of_them(tmp_path):
-    """Trials on one device have NA there."""
     trials = simulated_trials(noise=0.02)
     with on_disk(tmp_path / "run") as directory:
         tune_simulated(trials, directory, budget=60.0)
@@ -209,7 +197,6 @@ def test_history_has_a_column_for_each_of_them(tmp_path):
 
 
 def test_a_recipe_is_verified_where_a_trial_has_as_many_devices(tmp_path):
-    """One of a single device also where there are two; one of several is refused on a single one."""
     two, one = (simulated_trials(noise=0.02, gpus=gpus) for gpus in (("H200", "H200"), ("H200",)))
     of_one, _ = quick_tune(one, tmp_path / "one", space=SMALL_SPACE, budget=60.0)
     of_two, _ = quick_tune(two, tmp_path / "two", space=SPACE, budget=60.0)
@@ -224,14 +211,17 @@ def test_a_recipe_is_verified_where_a_trial_has_as_many_devices(tmp_path):
 
 
 def test_a_loop_is_told_the_lines_that_it_needs_where_there_are_several_devices():
-    """On one device there is nothing to say."""
     script = ScriptFacts(trains=Trains.LOOP, baseline={}, not_reached={"strategy": "it needs strategy.run"})
     assert "not varied: strategy: it needs strategy.run" in list(script_notes(script, 1.0, 2))
     assert not any("strategy" in each for each in script_notes(script, 1.0, 1))
 
 
+def test_a_loop_whose_work_varies_has_its_speed_in_updates():
+    loop = ScriptFacts(trains=Trains.LOOP, baseline={}, work_varies=True)
+    assert (loop.unit, loop.model_copy(update={"work_varies": False}).unit) == ("updates", "samples")
+
+
 def test_each_knob_that_does_not_reach_a_script_is_named_once_with_its_reason():
-    """Knobs with one reason share a line; those of another device are left out."""
     reasons = {
         "prefetch": "it is so",
         "data_threads": "it is so",
@@ -245,7 +235,6 @@ def test_each_knob_that_does_not_reach_a_script_is_named_once_with_its_reason():
 
 @pytest.mark.parametrize("thorough", [False, True])
 def test_on_several_devices_strategies_are_searched_thoroughly_or_not(tmp_path, monkeypatch, thorough):
-    """The thorough space adds to what several devices have."""
     monkeypatch.setattr(opening, "missing_xla_flags", lambda names: {})
     trials = simulated_trials(gpus=("NVIDIA H100", "NVIDIA H100"))
     with on_disk(tmp_path / "run") as directory:

@@ -45,14 +45,12 @@ def alive(*pids):
 
 
 def test_a_family_is_killed_wherever_its_members_are(start):
-    """In sessions of their own, without a parent, deaf to signals; another family lives on."""
     mine, others = start(AUTOTUNE_FAMILY="mine"), start(AUTOTUNE_FAMILY="others")
     kill_family("mine")
     assert alive(*mine, *others) == list(others)
 
 
 def test_a_name_within_another_name_is_not_it(start):
-    """Whole names count, and only in their own variable."""
     members = [
         *start(AUTOTUNE_FAMILY="mine2"),
         *start(AUTOTUNE_FAMILY_2="mine"),
@@ -86,7 +84,6 @@ def test_a_supervisor_ends_as_its_child_does_and_kills_what_that_left(ends, stat
 
 
 def test_orphans_are_killed_but_for_the_groups_of_living_trials():
-    """A living trial's group works for it, as a server that it has started."""
     script = """
 import os, subprocess
 from autotune.runtime.supervisor import kill_orphans

@@ -22,7 +22,6 @@ def passes(monkeypatch):
 
 
 def test_looks_in_time_find_nothing(passes):
-    """A wait and a little more is what a busy machine does."""
     clock = AwakeClock()
     began = clock()
     for _ in range(5):
@@ -33,7 +32,6 @@ def test_looks_in_time_find_nothing(passes):
 
 
 def test_a_stop_is_found_and_left_out(passes):
-    """Both clocks went on; later looks in time do not make it unseen."""
     clock = AwakeClock()
     began = clock()
     for seconds in (0.1, 7.0, 0.1):
@@ -44,7 +42,6 @@ def test_a_stop_is_found_and_left_out(passes):
 
 
 def test_a_sleep_of_the_machine_is_found(passes):
-    """CLOCK_MONOTONIC leaves the sleep out, so that nothing but the moment around it is left out here."""
     clock = AwakeClock()
     began = clock()
     passes(0.1, 3600.1)
@@ -54,7 +51,6 @@ def test_a_sleep_of_the_machine_is_found(passes):
 
 
 def test_a_time_without_looks_is_no_standstill(passes):
-    """Who does something else for a while begins to look anew."""
     clock = AwakeClock()
     began = clock()
     passes(60.0, 60.0)

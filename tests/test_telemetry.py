@@ -35,21 +35,17 @@ def two_cores(tmp_path, monkeypatch):
 
 
 def test_busy_and_steal_are_those_of_the_cores_that_may_be_used(two_cores):
-    """User, nice, system and interrupts are busy; idling, waiting and the time of guests are not counted to it."""
     counters = read_counters()
     assert (counters.cores, counters.busy, counters.steal) == (2, 12.0, 1.5)
 
 
 def test_cores_that_are_not_listed_leave_busy_unknown(two_cores):
-    """Where a core is offline, the list has fewer entries than the cores' numbers."""
     del two_cores[2]
     counters = read_counters()
     assert (counters.busy, counters.steal) == (None, None)
 
 
 def test_a_machine_that_shows_nothing_leaves_nothing_but_ones_own(two_cores, monkeypatch):
-    """Without /proc/stat the rest is None, and nothing fails."""
-
     def missing(percpu):
         raise FileNotFoundError(2, "No such file", "/proc/stat")
 
@@ -61,7 +57,6 @@ def test_a_machine_that_shows_nothing_leaves_nothing_but_ones_own(two_cores, mon
 
 @pytest.mark.parametrize(("quota", "cores"), [("100000", 1), ("150000", 2), ("50000", 1)])
 def test_under_a_quota_nobody_knows_what_others_take(two_cores, tmp_path, quota, cores):
-    """A container with some cores' time of many, whole ones or not: the neighbours' load on all is none of its."""
     (tmp_path / "cpu.max").write_text("200000 100000\n")
     assert (read_counters().cores, read_counters().busy) == (2, 12.0)
     (tmp_path / "cpu.max").write_text(f"{quota} 100000\n")
@@ -82,7 +77,6 @@ def readings():
 @settings(deadline=None)
 @given(readings(), readings())
 def test_what_lies_between_two_readings_is_never_negative(before, after):
-    """Counters that go back, as some do, are no time at all; what is known on one side only is unknown."""
     found = between(before, after, seconds=1.0)
     slice_ = Slice(
         seconds=1.0,
@@ -99,7 +93,6 @@ def test_what_lies_between_two_readings_is_never_negative(before, after):
 
 
 def test_ones_own_processor_time_is_not_foreign():
-    """Of three seconds of busy cores, two were this process's."""
     before = Counters(at=50.0, own=10.0, cores=2, busy=100.0, steal=1.0)
     after = Counters(at=52.0, own=12.0, cores=2, busy=103.0, steal=1.5)
     found = between(before, after, seconds=2.0)
@@ -108,7 +101,6 @@ def test_ones_own_processor_time_is_not_foreign():
 
 
 def test_a_slice_has_its_part_of_what_lies_between_the_readings():
-    """Where half of the time was not timed, half of what others took is the slice's; never more than all."""
     before, after = (Counters(at=at, own=0.0, cores=2, busy=at, steal=at) for at in (50.0, 54.0))
     assert between(before, after, seconds=2.0)["foreign_cpu_seconds"] == 2.0
     assert between(before, after, seconds=2.0)["steal_seconds"] == 2.0
@@ -116,7 +108,6 @@ def test_a_slice_has_its_part_of_what_lies_between_the_readings():
 
 
 def test_a_living_child_is_ones_own():
-    """What a child that still lives has taken is counted as this process's, before and after its end."""
     busy = "import sys, time\nwhile time.process_time() < 0.3: pass\nprint('done', flush=True)\nsys.stdin.read()"
     before = read_counters().own
     own_before = sum(os.times()[:4])
@@ -142,7 +133,6 @@ def test_the_children_of_children_are_ones_own():
 
 
 def test_this_machine_can_be_read():
-    """The real files make sense: the cores are this process's, and time does not go back."""
     first, second = read_counters(), read_counters()
     assert first.cores == available_cores()
     assert first.own <= second.own
@@ -154,7 +144,6 @@ SIZE = 64 << 20
 
 
 def test_memory_that_is_written_to_counts_and_counts_no_more_when_given_back():
-    """64 MiB of anonymous memory show up, and are gone when it is unmapped."""
     before = host_bytes()
     block = mmap.mmap(-1, SIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     block.write(b"x" * SIZE)
@@ -166,7 +155,6 @@ def test_memory_that_is_written_to_counts_and_counts_no_more_when_given_back():
 
 
 def test_files_that_are_mapped_do_not_count(tmp_path):
-    """Pages of a file can be had back: reading a data set by mmap is no leak."""
     file = tmp_path / "data"
     file.write_bytes(b"x" * SIZE)
     with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as mapped:

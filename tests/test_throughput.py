@@ -12,25 +12,21 @@ from autotune.stats.intervals import long_run_rate, mean_interval, overall_log_r
 
 
 def test_without_boundaries_it_is_examples_over_seconds():
-    """Slices of whole epochs, or of a dataset without an end, need no correction."""
     assert long_run_rate(1000, 0.5) == 2000.0
     assert long_run_rate(1000, 0.5, examples_per_epoch=None, epoch_overhead_seconds=3.0) == 2000.0
     assert long_run_rate(1000, 0.5, examples_per_epoch=4000, epoch_overhead_seconds=None) == 2000.0
 
 
 def test_an_epochs_boundary_is_paid_in_proportion():
-    """4,000 examples take two seconds of steps and one of boundary: a third of the time is lost."""
     assert long_run_rate(1000, 0.5, examples_per_epoch=4000, epoch_overhead_seconds=1.0) == pytest.approx(4000 / 3)
 
 
 def test_the_slices_length_does_not_matter():
-    """A slice twice as long at the same pace gives the same rate."""
     settings = {"examples_per_epoch": 4000, "epoch_overhead_seconds": 0.7}
     assert long_run_rate(1000, 0.5, **settings) == pytest.approx(long_run_rate(2000, 1.0, **settings))
 
 
 def test_stalls_count_for_the_time_they_take():
-    """Every other slice at half the speed is two thirds of it over all the time; half-way in logarithms is 0.71."""
     steady, stalling = [(2000.0, 1000)] * 4, [(2000.0, 1000), (1000.0, 1000)] * 2
     found = overall_log_ratios(steady, stalling)
     assert statistics.fmean(found) == pytest.approx(math.log(2 / 3))
@@ -42,7 +38,6 @@ SIDES = st.lists(st.tuples(*[st.tuples(st.floats(1.0, 1e6), st.integers(1, 10_00
 
 @given(SIDES)
 def test_pairs_say_what_all_their_time_says(pairs):
-    """Their mean is the ratio of all examples over all the time."""
     baseline, candidate = zip(*pairs, strict=True)
     totals = [sum(n for _, n in side) / sum(n / rate for rate, n in side) for side in (baseline, candidate)]
     found = overall_log_ratios(baseline, candidate)
@@ -51,7 +46,6 @@ def test_pairs_say_what_all_their_time_says(pairs):
 
 @given(st.lists(st.tuples(st.floats(0.98, 1.02), st.floats(0.98, 1.02)), min_size=2, max_size=20))
 def test_nearly_steady_pairs_say_what_each_of_them_says(speeds):
-    """Where little varies from slice to slice, the values are the pairs' own log-ratios."""
     pairs = [[(1000 * speed, 500) for speed in each] for each in speeds]
     found = overall_log_ratios(*zip(*pairs, strict=True))
     assert found == pytest.approx([math.log(own / other) for other, own in speeds], abs=0.01)
@@ -59,7 +53,6 @@ def test_nearly_steady_pairs_say_what_each_of_them_says(speeds):
 
 @given(st.lists(st.floats(0.1, 10.0), min_size=2, max_size=20), st.booleans())
 def test_what_slows_both_down_cancels_out(speeds, by_time):
-    """A drifting machine leaves every pair the same ratio, whether slices are of equal length or of equal work."""
     pairs = [[(speed, 1000 * speed if by_time else 1000)] * 2 for speed in speeds]
     baseline, candidate = zip(*pairs, strict=True)
     twice = [(2 * rate, 2 * count if by_time else count) for rate, count in candidate]
@@ -67,7 +60,6 @@ def test_what_slows_both_down_cancels_out(speeds, by_time):
 
 
 def test_the_spread_is_the_one_of_the_mean():
-    """Of restless slices, the interval that the values give holds the true ratio as often as it says."""
     rng, held = random.Random(0), 0
     for _ in range(1000):
         slow, quick = ([(math.exp(rng.gauss(0, 0.4)), 1000) for _ in range(25)] for _ in range(2))

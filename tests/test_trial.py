@@ -15,13 +15,11 @@ from autotune.tuning.trial import Trial
 
 
 def test_throughput_is_all_examples_over_all_the_time():
-    """A second at 100 and a second at 300 a second are 400 in two, whatever the slices were cut into."""
     assert throughput_interval([100.0, 300.0], [100, 300]).value == pytest.approx(200.0)
     assert throughput_interval([100.0, 300.0], [100, 100]).value == pytest.approx(150.0)  # the slow one took longer
 
 
 def test_the_interval_of_a_throughput_holds_it_and_narrows_with_more_slices():
-    """By the spread of the slices' rates."""
     few = throughput_interval([90.0, 100.0, 110.0], [90, 100, 110])
     many = throughput_interval([90.0, 100.0, 110.0] * 5, [90, 100, 110] * 5)
     for each in (few, many):
@@ -30,7 +28,6 @@ def test_the_interval_of_a_throughput_holds_it_and_narrows_with_more_slices():
 
 
 def test_a_speed_up_is_that_of_a_long_training():
-    """A trial that stalls in every other slice is credited with what is left over all its time, as its rate is."""
     trial = restless_trial(Phase.CONFIRM)
     assert trial.speedup.value == pytest.approx(16000 / 3 / 4000)
 
@@ -61,7 +58,6 @@ def beside_another(marks, *, own_marked=False):
 
 @pytest.mark.parametrize("own_marked", [False, True])
 def test_over_another_trial_disturbed_rounds_are_left_out(own_marked):
-    """Those of either; the ratio is of what remains."""
     own, other = beside_another([False, False, True], own_marked=own_marked)
     assert own.log_ratios_over(other)[0] == pytest.approx(
         [math.log(6300 / 4000) + each for each in (-300 / 6300, 300 / 6300)], abs=1e-3
@@ -69,7 +65,6 @@ def test_over_another_trial_disturbed_rounds_are_left_out(own_marked):
 
 
 def test_over_another_trial_what_is_left_must_be_enough():
-    """As in a claim: where less than half is undisturbed, all of the instance counts, and not the one lucky round."""
     own, other = beside_another([True, False, True, True])
     assert len(own.log_ratios_over(other)[0]) == 4
 
@@ -84,12 +79,10 @@ def test_over_another_trial_what_is_left_must_be_enough():
     ids=["epochs beside steps", "bracketed", "search"],
 )
 def test_a_machine_that_halves_its_speed_cancels_out_where_sides_are_timed_differently(trial):
-    """Slices of equal work take longer, those of equal time do less: only between neighbours is that the same."""
     assert trial.speedup.value == pytest.approx(1.0)
 
 
 def test_instances_keep_the_pairing_they_were_measured_in():
-    """A contender that has to make room for others is bracketed from then on; what it showed before stands."""
     trial = restless_trial(Phase.CONFIRM)
     before = trial.log_ratios_by_instance()[0]
     trial.pairing = Pairing.BRACKETED
@@ -97,7 +90,6 @@ def test_instances_keep_the_pairing_they_were_measured_in():
 
 
 def test_processes_that_differ_widen_a_confirmed_throughput():
-    """Four processes, each steady in itself: many slices are no reason for a narrow interval; two tell nothing."""
     rates = ([3800.0] * 10 + [4200.0] * 10) * 2
     processes = [place // 10 for place in range(40)]
     found, by_slices = (throughput_interval(rates, [2000] * 40, processes), throughput_interval(rates, [2000] * 40))
@@ -109,7 +101,6 @@ def test_processes_that_differ_widen_a_confirmed_throughput():
 @pytest.mark.parametrize(("phase", "wide"), [(Phase.CONFIRM, True), (Phase.SEARCH, False)])
 @pytest.mark.parametrize("alone", [True, False])
 def test_a_confirmation_tells_its_throughput_over_processes(phase, wide, alone):
-    """The baseline's slices as well as the candidates' of pairs; a search has hardly two processes of any."""
     trial = Trial(1, phase, Configuration({}))
     trial.pairing = Pairing.ALTERNATING
     trial.note_warm(replace(warm(0.0), started=warm(0.0).started.model_copy(update={"examples": None})))
@@ -136,7 +127,6 @@ def test_a_confirmation_tells_its_throughput_over_processes(phase, wide, alone):
     ],
 )
 def test_a_trial_has_settled_where_most_of_its_processes_had(told, expected):
-    """A restless second may look like a warm-up in one of them; those with too few steps to tell do not vote."""
     trial = Trial(1, Phase.CONFIRM, Configuration({}))
     for each in told:
         trial.note_warm(replace(warm(1.0), ready=warm(1.0).ready.model_copy(update={"settled": each})))
@@ -144,13 +134,11 @@ def test_a_trial_has_settled_where_most_of_its_processes_had(told, expected):
 
 
 def test_one_slice_has_no_interval_of_its_own():
-    """Its bounds are the rate itself."""
     found = throughput_interval([4000.0], [2000])
     assert (found.low, found.value, found.high) == pytest.approx((4000.0,) * 3)
 
 
 def test_closing_figures_of_several_processes_are_put_together():
-    """The highest peaks whichever process had them, and the input wait of the one that was asked."""
     trial = Trial(1, Phase.CONFIRM, Configuration({}))
     for host, device, waits in [(5, None, 0.3), (3, 9, None), (4, 7, None)]:
         trial.note_warm(warm(0.0))
@@ -183,14 +171,12 @@ def warm(overhead):
 
 @pytest.mark.parametrize("uncounted", [False, True])
 def test_a_record_says_whether_its_validation_was_counted(uncounted):
-    """As its process told: the recipe warns of what such a validation costs beyond its beginning."""
     trial, told = Trial(1, Phase.CONFIRM, Configuration({})), warm(1.0)
     trial.note_warm(replace(told, started=told.started.model_copy(update={"validation_uncounted": uncounted})))
     assert trial.record(Outcome.OK).validation_uncounted is uncounted
 
 
 def test_what_processes_saw_of_boundaries_is_averaged():
-    """Each has seen a few: the record has their mean, and a throughput that goes with it."""
     trial = Trial(1, Phase.CONFIRM, Configuration({}))
     for overhead in (1.0, 3.0, 2.0):
         trial.note_warm(warm(overhead))
@@ -202,7 +188,6 @@ def test_what_processes_saw_of_boundaries_is_averaged():
 
 @pytest.mark.parametrize("of_baseline", [False, True])
 def test_losses_are_medians_of_processes(of_baseline):
-    """One process whose first batch or last slice was unlike the others' says nothing of a trial's losses."""
     trial, told = Trial(1, Phase.CONFIRM, Configuration({})), warm(1.0)
     for first, losses in [(2.0, (5.0, 1.0)), (9.0, (5.0, 1.5)), (2.5, (1.0, 8.0))]:
         trial.instances += 1
@@ -218,7 +203,6 @@ def test_losses_are_medians_of_processes(of_baseline):
 
 
 def test_what_an_epoch_costs_is_borne_by_what_it_trains_on():
-    """Of a thousand examples, 900 in whole batches: the rest is dropped, and the boundary comes after 9 seconds."""
     told = warm(1.0)
     dropping = replace(told, started=told.started.model_copy(update={"examples_per_epoch": 900}))
     reference = Trial(0, Phase.CONFIRM, Configuration({}))
@@ -235,7 +219,6 @@ def test_what_an_epoch_costs_is_borne_by_what_it_trains_on():
 
 
 def test_what_no_process_told_is_not_in_the_record():
-    """Neither before the first is warm, nor where nothing was seen of boundaries."""
     trial = Trial(1, Phase.CONFIRM, Configuration({}))
     for _ in range(2):
         assert trial.record(Outcome.CRASHED).epoch_overhead_seconds is None
@@ -243,7 +226,6 @@ def test_what_no_process_told_is_not_in_the_record():
 
 
 def test_a_recorded_slice_has_the_rate_that_it_had_when_it_was_measured():
-    """A pair that is restored says what it said, with what an epoch costs beyond its steps."""
     trial = Trial(1, Phase.SEARCH, Configuration({}))
     trial.note_warm(warm(2.0))
     each = a_slice(100)
@@ -251,7 +233,6 @@ def test_a_recorded_slice_has_the_rate_that_it_had_when_it_was_measured():
 
 
 def test_a_restored_trial_that_runs_no_more_leaves_the_record_it_had():
-    """What only a warm process tells stays: throughput, how it was timed, what an epoch costs, its losses."""
     trial = Trial(3, Phase.CONFIRM, Configuration({}))
     trial.instances = 1
     trial.note_warm(replace(warm(2.0), first_loss=2.5))
@@ -263,7 +244,6 @@ def test_a_restored_trial_that_runs_no_more_leaves_the_record_it_had():
 
 
 def test_a_restored_trial_that_goes_on_averages_over_all_its_processes():
-    """What an epoch costs beyond its steps is the mean of those before and the new one."""
     trial = Trial(3, Phase.CONFIRM, Configuration({}))
     for overhead in (1.0, 2.0):
         trial.instances += 1

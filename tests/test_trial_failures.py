@@ -35,8 +35,6 @@ def run(monkeypatch):
 
 
 def test_a_kind_more_is_run_by_its_own_function(run):
-    """It is given the request, the pipe, the workload and the configuration."""
-
     def trial(request, channel, workload, configuration):
         channel.send((type(workload), configuration.batch_size))
 
@@ -49,6 +47,7 @@ def test_a_kind_more_is_run_by_its_own_function(run):
         (TrainingFailed(Outcome.NONFINITE, "the loss became nan"), "nonfinite", "the loss became nan", False),
         (TrainingFailed(Outcome.ERROR, "no data", input_error=True), "error", "no data", True),
         (WorkloadError("dataset() is empty", hint="Fill it."), "error", "dataset() is empty", True),
+        (ApplyError("it cannot act", hint="Move it."), "error", "it cannot act", True),
         (AutotuneError("it broke", hint="Mend it."), "error", "it broke", False),
         (ApplyError("precision does not act", hint="Build it later."), "error", "precision does not act", True),
         (MemoryError("8 GiB"), "oom", "out of host memory: 8 GiB", False),
@@ -70,8 +69,6 @@ def test_a_kind_more_is_run_by_its_own_function(run):
     ],
 )
 def test_a_failure_is_told_in_one_message(run, error, outcome, reason, input_error):
-    """How it ended, why, and whether the workload itself is at fault."""
-
     def trial(*_):
         raise error
 
@@ -84,8 +81,6 @@ def test_a_failure_is_told_in_one_message(run, error, outcome, reason, input_err
 
 
 def test_where_nobody_listens_nothing_is_told(run):
-    """The tuner is gone, or has closed the pipe."""
-
     def trial(*_):
         raise ChannelClosed("end of stream")
 
@@ -126,8 +121,6 @@ AUTOGRAPH = """in user code:
     ],
 )
 def test_the_innermost_line_that_says_something_is_the_cause(run, error, cause):
-    """Keras and AutoGraph wrap it in lines about their own calls: told of a trial, and of a part of the workload."""
-
     def trial(*_):
         raise error
 
@@ -147,5 +140,4 @@ def test_the_innermost_line_that_says_something_is_the_cause(run, error, cause):
     ],
 )
 def test_what_says_that_memory_ran_out(text, expected):
-    """The loader's want of room for thread-local variables is none of memory."""
     assert is_memory_error(text) is expected

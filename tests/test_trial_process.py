@@ -123,7 +123,6 @@ def test_warming_up_is_timed_without_counting_and_scaled_knobs_are_told_as_asked
 
 @pytest.mark.parametrize(("still", "seconds", "thrown_away"), [([0], 1.0, 0), ([1, 0], 2.0, 1), ([1, 1, 1], 3.0, 3)])
 def test_a_slice_in_which_the_machine_stood_still_is_measured_again(say, still, seconds, thrown_away):
-    """Three times at most: where it always does, that is how it runs."""
     trial = say(a_slice(1.0), a_slice(2.0), a_slice(3.0))
     trial._clock.still = still
     part = trial.measure(0.5, 5.0)
@@ -185,7 +184,6 @@ def ends(trial, template):
 def test_a_trial_that_ends_without_a_word_is_told_by_its_status(
     say, template, monkeypatch, status, oom_kills, outcome, reason
 ):
-    """A kill is for want of memory where the kernel has counted one since the trial began."""
     monkeypatch.setattr(trial_process, "count_oom_kills", lambda: 3)
     trial = say()
     template.status = status

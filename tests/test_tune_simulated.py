@@ -85,7 +85,6 @@ def answered(tmp_path, trials, /, **options):
 
 
 def test_a_planted_faster_configuration_is_found(directory):
-    """XLA and another batch size are faster here: both are recommended, with the speed-up they have."""
     recipe = tune_simulated(simulated_trials(SPEED, **NOISY), directory, budget=400.0)
     assert recipe.evidence.verdict is Verdict.FASTER
     assert recipe.configuration["jit_compile"] is True
@@ -97,7 +96,6 @@ def test_a_planted_faster_configuration_is_found(directory):
 
 @pytest.mark.parametrize("speed", [flat, faster_by(jit_compile=0.5, batch_size=0.5, steps_per_execution=0.5)])
 def test_where_nothing_is_faster_that_is_the_answer(tmp_path, speed):
-    """The recipe is the baseline; it says which gains are excluded, and of how many candidates."""
     recipe, records = answered(tmp_path, simulated_trials(speed, **QUIET), budget=400.0)
     assert recipe.evidence.verdict is Verdict.NO_SIGNIFICANT_GAIN
     assert (recipe.changes, recipe.learning_rate) == ({}, None)
@@ -108,7 +106,6 @@ def test_where_nothing_is_faster_that_is_the_answer(tmp_path, speed):
 
 
 def test_where_the_time_ends_first_the_answer_is_open(tmp_path):
-    """The recipe is the baseline, names what came closest, and the time with which to go on."""
     recipe, _ = answered(tmp_path, simulated_trials(SPEED, **NOISY), budget=25.0)
     assert recipe.evidence.verdict is Verdict.UNDECIDED
     assert recipe.evidence.ended_by is EndedBy.BUDGET
@@ -118,7 +115,6 @@ def test_where_the_time_ends_first_the_answer_is_open(tmp_path):
 
 
 def test_an_exhausted_space_ends_the_run(tmp_path):
-    """All of it was tried, once each, and what time is left is the user's again."""
     trials = simulated_trials(faster_by(jit_compile=1.5), **QUIET)
     recipe, records = answered(tmp_path, trials, budget=3600.0, space=TINY_SPACE)
     assert recipe.evidence.ended_by is EndedBy.EXHAUSTED
@@ -130,7 +126,6 @@ def test_an_exhausted_space_ends_the_run(tmp_path):
 @pytest.mark.parametrize("speed", [flat, faster_by(jit_compile=1.5)])
 @pytest.mark.parametrize("most", [1, 3, 6])
 def test_the_limit_on_trials_holds(tmp_path, most, speed):
-    """So many in the search and no more; the confirmation comes on top, and the run ends when it is over."""
     recipe, records = answered(tmp_path, simulated_trials(speed, **QUIET), budget=1000.0, trials=most)
     assert len(searched(records)) == recipe.evidence.candidates == most
     assert recipe.evidence.verdict is not Verdict.UNDECIDED
@@ -138,7 +133,6 @@ def test_the_limit_on_trials_holds(tmp_path, most, speed):
 
 
 def test_the_baseline_is_what_tensorflow_makes_of_it(tmp_path):
-    """Where "auto" means XLA, the baseline has XLA, and XLA is no gain."""
     trials = simulated_trials(faster_by(jit_compile=1.5), jit_resolves_to=True, **QUIET)
     recipe, _ = answered(tmp_path, trials, budget=400.0)
     assert recipe.baseline["jit_compile"] is True
@@ -146,7 +140,6 @@ def test_the_baseline_is_what_tensorflow_makes_of_it(tmp_path):
 
 
 def test_what_keras_decides_by_itself_is_a_choice_like_any_other(tmp_path):
-    """`"auto"` in a search space is measured as what it comes to, and is no failure."""
     space = TINY_SPACE.replace("[false, true]", '[false, true, "auto"]')
     _, records = answered(tmp_path, simulated_trials(**QUIET), space=space)
     autos = [each for each in records if each.configuration["jit_compile"] == "auto"]
@@ -155,7 +148,6 @@ def test_what_keras_decides_by_itself_is_a_choice_like_any_other(tmp_path):
 
 
 def test_what_comes_to_the_same_is_measured_once(tmp_path):
-    """Eight steps per execution of epochs that hold two: the first is measured as two, and the others are known."""
     space = TINY_SPACE.replace("[1, 8]", "[1, 2, 8, 16]")
     trials = simulated_trials(
         in_force=lambda each: {"steps_per_execution": 2} if each["steps_per_execution"] > 2 else {}, **QUIET
@@ -168,7 +160,6 @@ def test_what_comes_to_the_same_is_measured_once(tmp_path):
 
 
 def test_what_the_dataset_sets_itself_is_the_baselines_and_stays(directory):
-    """The tuning of tf.data was turned off by the user: that is said, kept in the recipe, and never varied."""
     space = SMALL_SPACE + '[knobs.data_autotune]\nkind = "categorical"\nchoices = [true, false]\n'
     watcher = Watcher()
     trials = simulated_trials(SPEED, set_by_dataset={"data_autotune": False}, **QUIET)
@@ -180,7 +171,6 @@ def test_what_the_dataset_sets_itself_is_the_baselines_and_stays(directory):
 
 
 def test_on_a_gpu_its_own_knobs_and_memory_are_kept(tmp_path):
-    """Baseline and recipe have the knobs of a GPU, and trials report its memory."""
     recipe, _ = answered(tmp_path, simulated_trials(flat, gpus=("NVIDIA H200",), noise=0.02))
     assert "tensor_float_32" in recipe.baseline
     assert "onednn" not in recipe.baseline
@@ -189,13 +179,11 @@ def test_on_a_gpu_its_own_knobs_and_memory_are_kept(tmp_path):
 
 @pytest.mark.parametrize(("bound", "largest"), [({"max_batch": 100}, 64), ({"fixed_batch": True}, 32)])
 def test_the_batch_size_can_be_bounded(tmp_path, bound, largest):
-    """No trial has a larger one, whatever the search space says."""
     _, records = answered(tmp_path, simulated_trials(SPEED, **QUIET), space=GROWING_SPACE, **bound)
     assert max(each.configuration["batch_size"] for each in records) == largest
 
 
 def test_a_bound_below_the_workloads_own_batch_is_refused(directory):
-    """The baseline has it whatever was asked for, so "no larger one" could not be kept."""
     with pytest.raises(ArgumentError, match=r"--max-batch 16 is below the workload's own batch size, which is 32"):
         tune_simulated(simulated_trials(SPEED), directory, max_batch=16)
 
@@ -204,7 +192,6 @@ def test_a_bound_below_the_workloads_own_batch_is_refused(directory):
 
 
 def test_everything_is_written_and_told(tmp_path):
-    """History, study, run.json and events hold the same trials; nothing runs any more, and each process is counted."""
     watcher, trials = Watcher(), simulated_trials(SPEED, **NOISY)
     with on_disk(tmp_path / "run") as directory:
         recipe = tune_simulated(trials, directory, trials=4, seed=3, observe=watcher)
@@ -231,7 +218,6 @@ def test_everything_is_written_and_told(tmp_path):
 
 
 def test_no_configuration_gets_two_trials(tmp_path):
-    """However often it is proposed or looked at: one trial, of several processes."""
     _, records = answered(tmp_path, simulated_trials(faster_by(jit_compile=1.1), noise=0.15), budget=600.0)
     configurations = [json.dumps(each.asked or each.configuration) for each in searched(records)]
     assert len(set(configurations)) == len(configurations)
@@ -250,7 +236,6 @@ def test_no_configuration_gets_two_trials(tmp_path):
     ],
 )
 def test_a_failing_baseline_ends_the_run(directory, failure, error, code):
-    """With trial 0's record on disk, no recipe, and without all of the budget gone."""
     trials = simulated_trials(failure=lambda each: failure)
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(error) as caught:
@@ -265,7 +250,6 @@ def test_a_failing_baseline_ends_the_run(directory, failure, error, code):
 
 @pytest.mark.parametrize("outcome", [Outcome.TIMEOUT, Outcome.CRASHED, Outcome.ERROR, Outcome.NONFINITE], ids=str)
 def test_failing_configurations_do_not_end_the_run(tmp_path, outcome):
-    """XLA fails here, in all its trials; what is faster without it is found, and the failures are kept."""
     trials = simulated_trials(
         faster_by(batch_size=1.5, jit_compile=3.0),
         **NOISY,
@@ -278,7 +262,6 @@ def test_failing_configurations_do_not_end_the_run(tmp_path, outcome):
 
 
 def test_no_file_holds_what_the_script_was_given_in_confidence(tmp_path):
-    """Neither its arguments, nor its variables, nor what it printed and what it died of."""
     said = "no access with hunter22 and swordfish to https://me:secret99@host/"
     trials = simulated_trials(
         failure=lambda each: TrialFailed(Outcome.CRASHED, said, log_tail=said) if each["jit_compile"] else None
@@ -303,7 +286,6 @@ def test_no_file_holds_what_the_script_was_given_in_confidence(tmp_path):
 
 
 def test_everything_but_the_baseline_may_fail(tmp_path):
-    """Then the baseline is what there is; the last candidate was tried without it, too."""
     trials = simulated_trials(failure=lambda each: TrialFailed(Outcome.CRASHED, "killed") if each != BASELINE else None)
     recipe, records = answered(tmp_path, trials, space=TINY_SPACE)
     assert recipe.changes == {}
@@ -314,7 +296,6 @@ def test_everything_but_the_baseline_may_fail(tmp_path):
 
 
 def test_a_trial_that_hangs_costs_a_tenth_of_the_budget_at_most(tmp_path):
-    """Whatever the budget and the workload; and the end is kept all the same."""
     for budget, start in ((60.0, 1.0), (300.0, 1.0), (300.0, 5.0), (1200.0, 20.0)):
         trials = simulated_trials(
             SPEED,
@@ -338,7 +319,6 @@ def room_for(examples):
 
 
 def test_what_fits_alone_only_is_bracketed_and_what_cannot_fit_is_not_run(tmp_path):
-    """Up to 64 beside the baseline, 128 alone, 256 not at all; beyond that it is inferred, without a process."""
     trials = simulated_trials(
         lambda each: 20 * each.batch_size + 3400.0, noise=0.02, examples=1 << 16, fits_together=room_for(140)
     )
@@ -400,7 +380,6 @@ def machine(budget, import_seconds, start_seconds, epoch, wrong):
 
 @pytest.mark.parametrize("budget", [30.0, 60.0, 120.0, 300.0, 900.0])
 def test_the_budget_is_kept_whatever_the_machine_and_the_candidates_do(tmp_path, budget):
-    """Slow imports, a minute to compile, epochs of 50 s, hangs, stalls: the end comes within a tenth."""
     over = {}
     for setting in random.Random(int(budget)).sample(MACHINES, 24):
         *settings, pairing = setting
@@ -417,7 +396,6 @@ def test_the_budget_is_kept_whatever_the_machine_and_the_candidates_do(tmp_path,
 @pytest.mark.parametrize("budget", [60.0, 120.0, 300.0, 600.0])
 @pytest.mark.parametrize("speed", [SPEED, flat])
 def test_time_is_used_where_the_answer_is_open(tmp_path, budget, speed):
-    """An undecided run has used its budget, but for what holds no further look."""
     for seed in range(3):
         trials = simulated_trials(speed, **NOISY, seed=seed)
         recipe, _ = quick_tune(trials, tmp_path, budget=budget, seed=seed)
@@ -427,7 +405,6 @@ def test_time_is_used_where_the_answer_is_open(tmp_path, budget, speed):
 
 @pytest.mark.parametrize("budget", [12.0, 16.0, 24.0])
 def test_small_budgets_are_not_refused(tmp_path, budget):
-    """What can be done is done; the recipe is the baseline, and says what to go on with."""
     trials = simulated_trials(SPEED, **NOISY)
     recipe, _ = quick_tune(trials, tmp_path, budget=budget)
     assert recipe.evidence.verdict is Verdict.UNDECIDED
@@ -444,7 +421,6 @@ SLOW = {
 
 @pytest.mark.parametrize("shape", SLOW)
 def test_slow_starters_get_an_answer(tmp_path, shape):
-    """Large models on GPUs are like that: within forty of their starts there is a claim, and the time is kept."""
     settings = SLOW[shape]
     budget = 40.0 * settings["start_seconds"] + 400.0
     trials = simulated_trials(faster_by(jit_compile=1.5), **QUIET, **settings)
@@ -456,7 +432,6 @@ def test_slow_starters_get_an_answer(tmp_path, shape):
 
 
 def test_what_needs_an_import_that_the_time_does_not_hold_is_not_tried(tmp_path):
-    """No trial is made for it; the rest of the space is searched."""
     for import_seconds in (120.0, 4.0):
         trials = simulated_trials(**QUIET, import_seconds=import_seconds)
         _, records = answered(tmp_path / str(import_seconds), trials, space=TINY_SPACE + ONEDNN, budget=240.0)
@@ -483,7 +458,6 @@ def stopping(when, *, times=1, number=signal.SIGINT):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP])
 def test_a_run_that_is_stopped_gives_the_verdict_it_has(directory, number):
-    """In the search that is an open one; the trial that runs is kept as interrupted, those before it stand."""
     watcher = stopping(lambda event: event.trial == 4, number=number)
     trials = simulated_trials(SPEED, **NOISY)
     recipe = tune_simulated(trials, directory, observe=watcher, budget=3600.0)
@@ -500,7 +474,6 @@ def test_a_run_that_is_stopped_gives_the_verdict_it_has(directory, number):
 
 
 def test_below_nohup_a_closed_terminal_stops_nothing(tmp_path):
-    """SIGHUP is ignored as before."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         watcher = stopping(lambda event: event.trial == 1, number=signal.SIGHUP)
@@ -512,7 +485,6 @@ def test_below_nohup_a_closed_terminal_stops_nothing(tmp_path):
 
 
 def test_what_was_confirmed_before_the_run_was_stopped_is_recommended(tmp_path):
-    """Ctrl-C once the search goes on after a claim."""
     confirmed = []
 
     def when(event):
@@ -527,7 +499,6 @@ def test_what_was_confirmed_before_the_run_was_stopped_is_recommended(tmp_path):
 
 
 def test_a_run_that_is_stopped_at_its_first_candidate_has_an_answer(tmp_path):
-    """The baseline was measured: nothing else is known."""
     recipe, records = answered(tmp_path, simulated_trials(SPEED), observe=stopping(lambda event: event.trial == 1))
     assert (recipe.evidence.verdict, recipe.changes) == (Verdict.UNDECIDED, {})
     assert records[0].outcome is Outcome.OK
@@ -535,14 +506,12 @@ def test_a_run_that_is_stopped_at_its_first_candidate_has_an_answer(tmp_path):
 
 
 def test_a_run_that_is_stopped_before_its_baseline_is_measured_ends_at_once(directory):
-    """There is nothing to answer with: the usual KeyboardInterrupt."""
     with pytest.raises(KeyboardInterrupt):
         tune_simulated(simulated_trials(SPEED), directory, observe=stopping(lambda event: event.trial == 0))
     assert not directory.recipe_file.exists()
 
 
 def test_the_second_interruption_stops_at_once(directory):
-    """Ctrl-C again is the usual KeyboardInterrupt; records that were written stay readable."""
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
         tune_simulated(simulated_trials(SPEED), directory, observe=stopping(lambda event: event.trial == 3, times=2))
@@ -554,7 +523,6 @@ def test_the_second_interruption_stops_at_once(directory):
 
 
 def test_the_same_seed_gives_the_same_recipe_and_another_another_run(tmp_path):
-    """On the same machine and noise, two runs of one seed differ in their time stamps and names alone."""
     made = []
     for name, seed in (("first", 5), ("second", 5), ("third", 6)):
         recipe, records = answered(tmp_path / name, simulated_trials(SPEED, **NOISY), seed=seed)
@@ -567,7 +535,6 @@ def test_the_same_seed_gives_the_same_recipe_and_another_another_run(tmp_path):
 
 
 def test_the_claimed_interval_covers_the_truth(tmp_path):
-    """On a noisy machine with unequal processes, at least 90% of 40 recipes hold the true speed-up."""
     covered = []
     for seed in range(40):
         trials = simulated_trials(SPEED, **NOISY, seed=seed)
@@ -581,7 +548,6 @@ def test_the_claimed_interval_covers_the_truth(tmp_path):
 
 
 def test_where_nothing_is_faster_nearly_nothing_is_claimed(tmp_path):
-    """Of 60 runs on a machine where all configurations are alike, at most 3 recommend one of them."""
     claims = []
     for seed, budget in zip(range(60), itertools.cycle((90.0, 300.0)), strict=False):
         trials = simulated_trials(flat, **NOISY, seed=seed)
@@ -591,7 +557,6 @@ def test_where_nothing_is_faster_nearly_nothing_is_claimed(tmp_path):
 
 
 def test_a_drifting_machine_does_not_fool_the_tuner(tmp_path):
-    """The machine loses half of its speed during the run, and nothing is faster: nothing is claimed."""
     trials = simulated_trials(flat, noise=0.05, drift=lambda seconds: 0.5 ** (seconds / 300.0))
     recipe, _ = quick_tune(trials, tmp_path)
     assert recipe.changes == {}
@@ -610,7 +575,6 @@ def test_a_drifting_machine_does_not_fool_the_tuner(tmp_path):
     ],
 )
 def test_what_no_fork_survives_is_told_of(started, starts, move, tmp_path):
-    """Importing the file woke it, so trials cost an import each: the user hears what it was and what to move."""
     watcher = Watcher()
     quick_tune(simulated_trials(flat, started_by_import=started), tmp_path, observe=watcher, trials=1)
     said = [each.text for each in watcher.of(Notice) if "fresh interpreter" in each.text]
@@ -621,7 +585,6 @@ def test_what_no_fork_survives_is_told_of(started, starts, move, tmp_path):
 
 
 def test_a_gpu_that_tensorflow_does_not_see_is_told_of(tmp_path):
-    """The CPU is tuned then, and the user hears why."""
     watcher = Watcher()
     machine = MACHINE.model_copy(update={"gpus": (Gpu(name="NVIDIA H200", memory_bytes=1 << 37),)})
     recipe, _ = quick_tune(simulated_trials(flat), tmp_path, observe=watcher, machine=machine, trials=1)
@@ -630,7 +593,6 @@ def test_a_gpu_that_tensorflow_does_not_see_is_told_of(tmp_path):
 
 
 def test_xla_that_keras_does_not_give_is_no_gain(tmp_path):
-    """Where it falls back, what was asked for is a failed trial, and the others are searched."""
     recipe, records = answered(tmp_path, simulated_trials(**QUIET, xla_falls_back=True), space=TINY_SPACE)
     compiled = [each for each in searched(records) if each.configuration["jit_compile"]]
     assert {each.outcome for each in compiled} == {Outcome.ERROR}

@@ -19,7 +19,6 @@ from autotune.space.variables import (
 
 
 def test_a_flag_is_set_beside_the_users_own():
-    """Other flags stay as they are written, quotes and all; a flag that stands already is replaced."""
     variables = {"XLA_FLAGS": '--xla_dump_to="/a b" --xla_gpu_x=1'}
     set_flag(variables, "XLA_FLAGS", "xla_gpu_x", "2")
     set_flag(variables, "XLA_FLAGS", "xla_gpu_y", "true")
@@ -27,7 +26,6 @@ def test_a_flag_is_set_beside_the_users_own():
 
 
 def test_the_flags_may_stand_in_a_file(tmp_path):
-    """XLA takes text that begins with no hyphen for a path; a file that is not there has no flags."""
     file = tmp_path / "flags"
     file.write_text("--xla_gpu_x=3\n--xla_gpu_y\n")
     assert flag_value({"XLA_FLAGS": str(file)}, "XLA_FLAGS", "xla_gpu_x") == "3"
@@ -45,7 +43,6 @@ def test_the_flags_may_stand_in_a_file(tmp_path):
     ],
 )
 def test_a_refused_setting_of_the_users_is_warned_of_once(variables, said):
-    """One line names the setting and the reason."""
     (line,) = environment_notes(variables, "2.21.0")
     assert said in line
     assert next(iter(variables)) in line
@@ -61,19 +58,16 @@ def test_a_refused_setting_of_the_users_is_warned_of_once(variables, said):
     ],
 )
 def test_what_is_safe_is_not_warned_of(variables):
-    """Safe values of the same settings, and other flags."""
     assert list(environment_notes(variables, "2.21.0")) == []
 
 
 def test_a_variable_that_is_not_read_is_named():
-    """With the version that does not read it."""
     expected = [f"{name} is set, but TensorFlow 2.21.0 no longer reads it" for name in NOT_READ]
     assert list(environment_notes(dict.fromkeys(NOT_READ, "1"), "2.21.0")) == expected
 
 
 @pytest.mark.parametrize("name", [*REFUSED, "--xla_gpu_autotune_level"])
 def test_a_search_space_with_a_refused_name_says_why(name):
-    """The error names the reason, not a misspelling."""
     text = f'schema_version = 1\n[knobs."{name}"]\nkind = "categorical"\nchoices = [true, false]\n'
     with pytest.raises(SearchSpaceError) as caught:
         SearchSpace.parse(text, source="mine.toml")
@@ -82,7 +76,6 @@ def test_a_search_space_with_a_refused_name_says_why(name):
 
 
 def test_caches_of_compilations_are_taken_out_and_said():
-    """Each process autotunes for itself; what else the variables say stays."""
     variables = {
         "XLA_FLAGS": "--xla_gpu_per_fusion_autotune_cache_dir=/c --xla_dump_to=/d "
         "--xla_gpu_load_autotune_results_from=/f",
@@ -94,7 +87,6 @@ def test_caches_of_compilations_are_taken_out_and_said():
 
 
 def test_a_pipe_that_a_variable_names_is_left_to_xla(tmp_path):
-    """What XLA is to read from it is there once."""
     pipe = tmp_path / "flags"
     os.mkfifo(pipe)
     writer = threading.Thread(target=pipe.write_text, args=("--xla_dump_to=/there",), daemon=True)

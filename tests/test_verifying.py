@@ -65,7 +65,6 @@ def found(recipe, path, *, speed=1.5, budget=100.0, observe=None, found_by_objec
     ],
 )
 def test_what_the_batch_gives_now_decides(recipe, tmp_path, speed, expected):
-    """As much or more holds; less, but something, is weaker; nothing is gone."""
     verification = found(recipe, tmp_path, speed=speed)
     assert verification.finding is expected
     assert verification.claimed.value == recipe.evidence.speedup.value
@@ -74,13 +73,11 @@ def test_what_the_batch_gives_now_decides(recipe, tmp_path, speed, expected):
 
 
 def test_a_claim_takes_no_more_time_than_it_needs(recipe, tmp_path):
-    """However large the budget is: after so many processes another one tells next to nothing."""
     verification = found(recipe, tmp_path, budget=2000.0)
     assert 8 <= verification.instances < 30
 
 
 def test_the_trials_line_and_the_finding_have_the_same_figure(recipe, tmp_path):
-    """Two estimates of one thing would make the reader ask which one counts."""
     watcher = Watcher()
     verification = found(recipe, tmp_path, observe=watcher, instance_noise=0.1)
     (confirmed,) = [each.record for each in watcher.of(TrialEnded) if each.record.phase is Phase.CONFIRM]
@@ -88,14 +85,12 @@ def test_the_trials_line_and_the_finding_have_the_same_figure(recipe, tmp_path):
 
 
 def test_where_noise_hides_all_nothing_is_decided(recipe, tmp_path):
-    """No gain and the claim both fit what was measured: undecided, and twice the time is the advice."""
     verification = found(recipe, tmp_path, noise=2.0, budget=200.0)
     assert verification.finding is ClaimResult.UNDECIDED
     assert verification.reason.endswith("give --budget 400s")
 
 
 def test_a_budget_without_two_processes_decides_nothing_and_a_larger_one_is_named(recipe, tmp_path):
-    """It says so, rather than gone; following the advice leads to a finding."""
     budget, advised = 12.0, []
     while len(advised) < 6:
         verification = found(recipe, tmp_path / str(budget), budget=budget)
@@ -111,7 +106,6 @@ def test_a_budget_without_two_processes_decides_nothing_and_a_larger_one_is_name
 
 @pytest.mark.parametrize("enough", [1, 5])
 def test_ctrl_c_judges_what_there_is(recipe, tmp_path, enough):
-    """After a few processes there is a finding; before two of them verifying ends as an interrupted run does."""
     stopping = threading.Event()
 
     def react(event):
@@ -153,7 +147,6 @@ def out_of_memory(configuration):
     ],
 )
 def test_a_configuration_that_fails_or_breaks_a_rule_is_unstable(recipe, tmp_path, settings, expected):
-    """Whatever it gave when it was tuned; where its files are is said."""
     verification = found(recipe, tmp_path, **settings)
     assert verification.finding is ClaimResult.UNSTABLE
     assert verification.reason.startswith(expected)
@@ -166,7 +159,6 @@ def place_in(text):
 
 
 def test_a_baseline_that_fails_beside_it_is_not_want_of_time(recipe, tmp_path):
-    """Nothing is found of the claim; the failure is the reason, and a larger budget is not the advice."""
     launched = []
 
     def failure(configuration):
@@ -182,7 +174,6 @@ def test_a_baseline_that_fails_beside_it_is_not_want_of_time(recipe, tmp_path):
 
 
 def test_a_baseline_that_fails_now_and_then_does_not_end_it(recipe, tmp_path):
-    """What such a process was to tell is lost; the others decide."""
     launched = []
 
     def failure(configuration):
@@ -200,13 +191,11 @@ def test_a_baseline_that_fails_now_and_then_does_not_end_it(recipe, tmp_path):
     "options", [{"budget": -1}, {"budget": math.nan}, {"seed": -1}, {"memory_margin": 2}, {"isolation": "fork"}]
 )
 def test_options_are_checked(recipe, tmp_path, options):
-    """As those of a run are."""
     with pytest.raises(ArgumentError, match=f"{next(iter(options))} is "):
         verify(recipe, str(tmp_path / "train.py"), **options)
 
 
 def test_the_memory_that_must_stay_free_is_the_users(recipe, tmp_path, monkeypatch):
-    """A recipe that was tuned with another margin can be verified with it."""
     (tmp_path / "train.py").write_text("workload = None\n")
     given = settings_of_verify_with(monkeypatch)
     for options in ({"memory_margin": 0.02}, {}):
@@ -215,7 +204,6 @@ def test_the_memory_that_must_stay_free_is_the_users(recipe, tmp_path, monkeypat
 
 
 def test_how_trials_are_kept_apart_is_the_users(recipe, tmp_path, monkeypatch):
-    """A workload that trains in fresh interpreters only can be verified in such."""
     (tmp_path / "train.py").write_text("workload = None\n")
     settings_of_verify_with(monkeypatch)
     kept_apart = []
@@ -245,7 +233,6 @@ def settings_of_verify_with(monkeypatch):
 
 
 def test_another_baseline_is_refused(recipe, tmp_path):
-    """The claim is against what it was measured against."""
     other = recipe.model_copy(update={"baseline": {**recipe.baseline, "prefetch": 2}})
     with pytest.raises(RecipeError, match="against another baseline: prefetch=2 there, prefetch=0 here"):
         found(other, tmp_path)
@@ -257,7 +244,6 @@ def of_workload(recipe, **changes):
 
 
 def test_another_workload_is_refused(recipe, tmp_path):
-    """By name and by source: both are named, and what to do; nothing is measured."""
     other = of_workload(recipe, name="digits", fingerprint="sha256:11")
     watcher = Watcher()
     with pytest.raises(RecipeError) as refused:
@@ -271,14 +257,12 @@ def test_another_workload_is_refused(recipe, tmp_path):
 
 
 def test_a_workload_that_was_only_renamed_is_the_same(recipe, tmp_path):
-    """The same source under another file's name needs no word."""
     watcher = Watcher()
     assert found(of_workload(recipe, name="digits"), tmp_path, observe=watcher).finding is ClaimResult.HOLDS
     assert not [each for each in watcher.of(Notice) if "recipe" in each.text]
 
 
 def test_an_object_that_a_script_has_imported_is_not_refused(recipe, tmp_path):
-    """Its name and source are that script's, which tell nothing: a word, and it is measured."""
     other = of_workload(recipe, name="digits", fingerprint="sha256:11")
     watcher = Watcher()
     verification = found(other, tmp_path, observe=watcher, found_by_object=True)
@@ -295,14 +279,12 @@ NAMED = Workload(**FUNCTIONS, name="digits")
     ("workload", "expected"), [(UNNAMED, True), (NAMED, False), (f"{Path(__file__)}:NAMED", False)]
 )
 def test_only_an_object_without_a_name_is_known_by_where_it_was_found(recipe, monkeypatch, workload, expected):
-    """Whoever names a workload, or says where it is, is taken at their word."""
     given = settings_of_verify_with(monkeypatch)
     verify(recipe, workload)
     assert [each["found_by_object"] for each in given] == [expected]
 
 
 def test_another_file_and_another_machine_are_said(recipe, tmp_path):
-    """They may be why a claim does not hold."""
     machine = recipe.machine.model_copy(update={"cores": 64})
     workload = recipe.workload.model_copy(update={"fingerprint": "sha256:11"})
     watcher = Watcher()
@@ -313,7 +295,6 @@ def test_another_file_and_another_machine_are_said(recipe, tmp_path):
 
 
 def test_what_is_odd_about_the_baseline_is_said(recipe, tmp_path):
-    """As `tune` does: whoever verifies may not have seen that run."""
     watcher = Watcher()
     found(recipe, tmp_path, observe=watcher, retraces=lambda configuration: 3)
     assert any("the workload retraces" in each.text for each in watcher.of(Notice))
@@ -325,7 +306,6 @@ def claiming_nothing(recipe, baseline):
 
 
 def test_a_recipe_that_claims_nothing_holds(recipe, tmp_path):
-    """The baseline is the baseline: nothing is confirmed."""
     watcher = Watcher()
     verification = found(claiming_nothing(recipe, recipe.baseline), tmp_path, observe=watcher)
     assert verification.finding is ClaimResult.HOLDS
@@ -334,7 +314,6 @@ def test_a_recipe_that_claims_nothing_holds(recipe, tmp_path):
 
 
 def test_a_recipe_that_claims_nothing_must_be_of_this_workload_too(recipe, tmp_path):
-    """Another workload, or a baseline that is not the recipe's any more, is refused."""
     nothing = claiming_nothing(recipe, recipe.baseline)
     with pytest.raises(RecipeError, match="another workload than the recipe's"):
         found(of_workload(nothing, name="digits", fingerprint="sha256:11"), tmp_path / "other")
@@ -368,7 +347,6 @@ def around(value, half_width):
     ],
 )
 def test_two_intervals_are_held_against_each_other(claim, now, expected):
-    """Both errors count; only less than was claimed is against it, and what is vague is not for it."""
     assert judge_claim(claim, now, min_gain=MIN_GAIN) is expected
 
 
@@ -382,13 +360,11 @@ def claiming(recipe, value, half_width, *, min_gain=MIN_GAIN):
     ("min_gain", "expected"), [(0.02, ClaimResult.HOLDS), (0.005, ClaimResult.WEAKER), (0.5, ClaimResult.HOLDS)]
 )
 def test_the_smallest_gain_that_counts_is_the_recipes(recipe, tmp_path, min_gain, expected):
-    """A claim that lacks 1.8% holds unless as little counts."""
     claim = claiming(recipe, 1.5 * 1.018, 0.001, min_gain=min_gain)
     assert found(claim, tmp_path, noise=0.0001).finding is expected
 
 
 def test_however_large_a_gain_had_to_be_little_may_be_lost(recipe, tmp_path):
-    """Asking for a gain of half does not excuse a tenth less than was claimed."""
     claim = claiming(recipe, 1.5 * 1.1, 0.001, min_gain=0.5)
     assert found(claim, tmp_path, noise=0.0001).finding is ClaimResult.WEAKER
 
@@ -406,7 +382,6 @@ def test_however_large_a_gain_had_to_be_little_may_be_lost(recipe, tmp_path):
     ],
 )
 def test_each_finding_says_what_it_rests_on(recipe, tmp_path, claim, speed, noise, expected, reason):
-    """Faster or not, what that is beside the claim, and what would decide where nothing is decided."""
     verification = found(claiming(recipe, *claim), tmp_path, speed=speed, noise=noise)
     assert verification.finding is expected, verification.reason
     assert reason in verification.reason
@@ -434,14 +409,12 @@ def verify_simulated(recipe, monkeypatch, tmp_path):
 
 
 def test_nothing_is_left_of_a_finding_that_names_no_log(verify_simulated):
-    """The temporary directory goes."""
     verified, temporary = verify_simulated
     assert verified().finding is ClaimResult.HOLDS
     assert list(temporary.iterdir()) == []
 
 
 def test_the_log_of_what_is_unstable_stays(verify_simulated):
-    """What the reason names is there to be read."""
     verified, temporary = verify_simulated
     verification = verified(failure=out_of_memory)
     assert verification.finding is ClaimResult.UNSTABLE
@@ -453,7 +426,6 @@ def test_the_log_of_what_is_unstable_stays(verify_simulated):
 
 
 def test_the_log_of_a_baseline_that_fails_stays(verify_simulated):
-    """What the error names is there to be read."""
     verified, temporary = verify_simulated
     with pytest.raises(NoStableConfigurationError) as failed:
         verified(failure=lambda configuration: TrialFailed(Outcome.CRASHED, "gone"))
@@ -475,7 +447,6 @@ def interrupted(configuration):
     ],
 )
 def test_nothing_is_left_of_an_end_that_names_no_log(verify_simulated, error, settings):
-    """Neither of Ctrl-C, nor of a failure that says what to do instead."""
     verified, temporary = verify_simulated
     with pytest.raises(error):
         verified(**settings)
@@ -483,7 +454,6 @@ def test_nothing_is_left_of_an_end_that_names_no_log(verify_simulated, error, se
 
 
 def test_nothing_is_left_of_a_refusal(verify_simulated, recipe):
-    """A recipe of another workload."""
     verified, temporary = verify_simulated
     with pytest.raises(RecipeError):
         verified(of_workload(recipe, name="digits", fingerprint="sha256:11"))
@@ -499,7 +469,6 @@ def test_nothing_is_left_of_a_refusal(verify_simulated, recipe):
     ],
 )
 def test_a_recipes_workload_is_loaded_with_its_arguments(recipe, tmp_path, monkeypatch, made_for, given, expected):
-    """Those that it was tuned with, unless others are given; a notice says which."""
     file = tmp_path / "train.py"
     file.write_text("workload = None\n")
     made = recipe.model_copy(update={"workload": recipe.workload.model_copy(update={"args": made_for})})

@@ -39,7 +39,6 @@ def passed(found):
 
 
 def test_a_sound_winner_trains_for_the_time_and_passes(tmp_path):
-    """One process without a pause; its throughput, its slices and their moments are kept as a trial of its own."""
     found, record, took = watched(tmp_path)
     assert found.failure == ""
     assert all(passed(found).values())
@@ -67,13 +66,11 @@ def every(count, seconds):
     ],
 )
 def test_what_leaks_or_hangs_is_found(tmp_path, behaviour, broken):
-    """Memory that is full within days, on the host or the device, and calls that stand still."""
     found, *_ = watched(tmp_path, **behaviour)
     assert [name for name, well in passed(found).items() if not well] == [broken]
 
 
 def test_a_leak_of_the_workloads_own_refuses_nobody(tmp_path):
-    """The baseline's processes beside the winner's leaked as well."""
     found, *_ = watched(tmp_path, machine={"leak": lambda each: 2000.0})
     (growth,) = [each for each in found.checks if each.name == "host_memory_growth"]
     assert growth.passed
@@ -82,14 +79,12 @@ def test_a_leak_of_the_workloads_own_refuses_nobody(tmp_path):
 
 @pytest.mark.parametrize("outcome", [Outcome.OOM, Outcome.CRASHED], ids=str)
 def test_a_process_that_fails_is_told_with_its_reason(tmp_path, outcome):
-    """Its record has the outcome; nothing is said of a throughput."""
     found, record, _ = watched(tmp_path, failure=lambda each: TrialFailed(outcome, "as planned"))
     assert (found.failure, found.throughput, found.checks) == ("as planned", None, ())
     assert record.outcome is outcome
 
 
 def test_who_stops_it_has_what_was_seen(tmp_path):
-    """Soon, and well."""
     found, record, took = watched(tmp_path, seconds=600.0, stops_after=2)
     assert took < 60.0
     assert found.failure == ""
@@ -109,7 +104,6 @@ def tuned(tmp_path, **settings):
 
 
 def test_the_recipe_says_what_was_watched(tmp_path):
-    """And no longer that minutes of training were not checked; without a watch it says that."""
     recipe, phases = tuned(tmp_path / "watched")
     assert recipe.evidence.verdict is Verdict.FASTER
     assert phases[-1] is Phase.SOAK
@@ -123,7 +117,6 @@ def test_the_recipe_says_what_was_watched(tmp_path):
 
 
 def test_its_time_is_kept_from_the_search(tmp_path):
-    """The run ends in its budget, however much there is to search."""
     trials = simulated_trials(SPEED, noise=0.02)
     recipe, _ = quick_tune(trials, tmp_path, budget=150.0, soak=60.0)
     assert recipe.evidence.watch.seconds > 30.0
@@ -131,7 +124,6 @@ def test_its_time_is_kept_from_the_search(tmp_path):
 
 
 def test_a_winner_that_fails_while_it_is_watched_is_not_recommended(tmp_path):
-    """The recipe is the baseline, and says what came closest and why it is not it."""
     fast_starts = itertools.count()
     limit = {}
 
@@ -154,7 +146,6 @@ def test_a_winner_that_fails_while_it_is_watched_is_not_recommended(tmp_path):
 
 
 def test_nothing_is_watched_where_nothing_is_recommended(tmp_path):
-    """There is no winner to watch."""
     trials = simulated_trials(noise=0.02)
     recipe, directory = quick_tune(trials, tmp_path, budget=200.0, soak=30.0, space=ONE_KNOB)
     assert recipe.evidence.watch is None
@@ -162,7 +153,6 @@ def test_nothing_is_watched_where_nothing_is_recommended(tmp_path):
 
 
 def test_a_watch_that_saw_nothing_is_none(tmp_path):
-    """Stopped as it begins, it claims nothing."""
     trials = simulated_trials(SPEED, noise=0.02)
     asked = []
     fresh = Fresh(tmp_path, trials, interruptions=lambda: len(asked))

@@ -24,7 +24,7 @@ def a_workload(**changes):
     return Workload(**{**arguments, **changes})
 
 
-def refusal(function, *arguments):
+def find_conflict(function, *arguments):
     """The error with which `function` refuses."""
     with pytest.raises(WorkloadError) as caught:
         function(*arguments)
@@ -35,7 +35,6 @@ def refusal(function, *arguments):
 
 
 def test_a_workload_keeps_what_it_is_given():
-    """Arguments are there unchanged, the others have their defaults, and nothing is called."""
     workload = a_workload(baseline={"prefetch": "autotune", "jit_compile": True})
     assert workload.model is nothing
     assert (workload.batch_size, workload.baseline["prefetch"]) == (32, "autotune")
@@ -51,14 +50,12 @@ def test_a_workload_keeps_what_it_is_given():
     ],
 )
 def test_arguments_that_do_not_exist_or_are_missing(positional, named, message, hint):
-    """No bare TypeError: which one it is, and how a workload is written."""
-    error = refusal(lambda: Workload(*positional, **named))
+    error = find_conflict(lambda: Workload(*positional, **named))
     assert error.message == message
     assert error.hint.startswith(hint)
 
 
 def test_a_workload_can_be_copied():
-    """By whoever changes one argument, and by the standard library."""
     workload = a_workload()
     assert copy.deepcopy(workload) == pickle.loads(pickle.dumps(workload)) == workload
     assert dataclasses.replace(workload, batch_size=64).batch_size == 64
@@ -66,43 +63,37 @@ def test_a_workload_can_be_copied():
 
 @pytest.mark.parametrize("part", ["model", "dataset", "compile", "validation"])
 def test_the_parts_of_a_workload_are_functions(part):
-    """A part that was called already is refused with how to hand it over."""
-    error = refusal(lambda: a_workload(**{part: {"loss": "mse"}}))
+    error = find_conflict(lambda: a_workload(**{part: {"loss": "mse"}}))
     assert error.message == f"Workload({part}=…) is a dict, expected a function"
     assert error.hint == f"Hand over the function itself, without calling it: {part}=make_{part}."
 
 
 @pytest.mark.parametrize("part", ["model", "dataset"])
 def test_only_validation_and_compile_may_be_missing(part):
-    """None is no model and no dataset; without compile arguments the model is compiled already."""
-    assert "is a NoneType, expected a function" in refusal(lambda: a_workload(**{part: None})).message
+    assert "is a NoneType, expected a function" in find_conflict(lambda: a_workload(**{part: None})).message
 
 
 @pytest.mark.parametrize("size", [0, -1, 32.0, True, "32", None, (1 << 20) + 1])
 def test_a_batch_size_is_a_whole_number_from_one(size):
-    """The error names the argument and what it takes."""
-    error = refusal(lambda: a_workload(batch_size=size))
+    error = find_conflict(lambda: a_workload(batch_size=size))
     assert error.message == f"Workload(batch_size=…): batch_size cannot be {size!r}"
     assert error.hint == "It takes an integer from 1 to 1048576."
 
 
 def test_a_misspelt_baseline_knob_is_answered_with_the_nearest():
-    """The knob error is a workload error that says where the name stands."""
-    error = refusal(lambda: a_workload(baseline={"prefech": 2}))
+    error = find_conflict(lambda: a_workload(baseline={"prefech": 2}))
     assert error.message == "Workload(baseline=…): there is no knob called 'prefech'"
     assert "Did you mean 'prefetch'?" in error.hint
 
 
 def test_a_baseline_value_that_the_knob_cannot_take_is_refused():
-    """Tensors, tf.data.AUTOTUNE as -1 and the like do not pass."""
-    assert refusal(lambda: a_workload(baseline={"prefetch": -1})).message == (
+    assert find_conflict(lambda: a_workload(baseline={"prefetch": -1})).message == (
         "Workload(baseline=…): prefetch cannot be -1"
     )
 
 
 def test_the_batch_size_is_not_a_baseline_knob():
-    """It has an argument of its own, and the error says so."""
-    error = refusal(lambda: a_workload(baseline={"batch_size": 64}))
+    error = find_conflict(lambda: a_workload(baseline={"batch_size": 64}))
     assert error.message == "Workload(baseline=…) names batch_size"
     assert error.hint == "Give it as Workload(batch_size=…)."
 
@@ -118,20 +109,17 @@ def test_the_batch_size_is_not_a_baseline_knob():
     ],
 )
 def test_arguments_of_another_type_are_refused(part, value, message):
-    """Each is named, with what it is and what it should be."""
-    assert refusal(lambda: a_workload(**{part: value})).message == message
+    assert find_conflict(lambda: a_workload(**{part: value})).message == message
 
 
 def test_a_dataset_that_batches_by_itself_must_be_told_the_size():
-    """`batched=True` needs `dataset(config)`; with it, it is fine."""
-    error = refusal(lambda: a_workload(batched=True))
+    error = find_conflict(lambda: a_workload(batched=True))
     assert "batched=True" in error.message
     assert "def dataset(config)" in error.hint
     assert a_workload(batched=True, dataset=lambda config: None).batched
 
 
 def test_a_workload_cannot_be_changed():
-    """It is frozen once made."""
     with pytest.raises(AttributeError):
         a_workload().batch_size = 64
 
@@ -185,12 +173,10 @@ def with_own_options(shuffle=True, config=None):
     ],
 )
 def test_a_config_is_for_a_parameter_of_that_name_or_a_first_one_that_must_be_given(function, takes):
-    """An option of the user's own is never handed a config; a signature that cannot be read takes none."""
     assert takes_config(function) is takes
 
 
 def test_the_config_arrives_where_it_is_meant_and_nowhere_else():
-    """By its name wherever that stands, else as the first argument; the user's own options keep their defaults."""
     configuration = Configuration({"batch_size": 64})
     told = DatasetConfig(batch_size=64)
     for function, received in (
@@ -206,7 +192,6 @@ def test_the_config_arrives_where_it_is_meant_and_nowhere_else():
 
 
 def test_a_function_is_called_with_a_config_only_if_it_takes_one():
-    """`dataset()` and `dataset(config)` both work."""
     configuration = Configuration({"batch_size": 64, "num_parallel_calls": 4})
     assert call_with_config(lambda: "none", configuration) == "none"
     assert call_with_config(lambda config: config, configuration) == DatasetConfig(batch_size=64, num_parallel_calls=4)
@@ -223,12 +208,10 @@ def test_a_function_is_called_with_a_config_only_if_it_takes_one():
     ],
 )
 def test_a_dataset_is_told_its_part_in_tf_datas_own_values(knobs, expected):
-    """0 parallel calls are None (serial), "autotune" is -1, which is tf.data.AUTOTUNE."""
     assert DatasetConfig.of(Configuration({"batch_size": 8, **knobs})) == expected
 
 
 def test_reading_a_reference_imports_no_tensorflow():
-    """The tuner's process reads references without TensorFlow."""
     code = "import autotune.script.loading, sys; print('tensorflow' in sys.modules, 'optuna' in sys.modules)"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert answer.stdout.split() == ["False", "False"]

@@ -244,22 +244,21 @@ def _mismatch(name: str, value: object) -> str:
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def take_options(function: Function) -> Function:
+def take_options(function: Function, *, as_text: bool = False) -> Function:
     """Give a function that takes `**options` their signature and documentation, before its own keywords.
 
-    The line for `options` of its docstring is replaced by a description of each option.
+    The line for `options` of its docstring is replaced by a description of each option. A command line gives durations
+    and paths `as_text`.
     """
     offered = []
     for name, declared in OPTIONS.items():
         hint, default = _HINTS[name], _FIELDS[name].default
         if declared.is_duration:
-            hint = hint | str
-        elif name == "space":
-            hint = hint | Path
-        if default is _REQUIRED:
-            hint, default = hint | None, None
+            hint, default = str | None if as_text else float | str | None, None
+        elif name == "space" and not as_text:
+            hint = str | Path | None
         offered.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint))
-    signature = inspect.signature(function, eval_str=True)
+    signature = inspect.signature(function)
     own = [parameter for parameter in signature.parameters.values() if parameter.kind is not parameter.VAR_KEYWORD]
     first = [parameter for parameter in own if parameter.kind is not parameter.KEYWORD_ONLY]
     function.__signature__ = signature.replace(parameters=[*first, *offered, *own[len(first) :]])  # type: ignore[attr-defined]

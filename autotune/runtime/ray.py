@@ -11,7 +11,6 @@ import copy
 import importlib
 import itertools
 import logging
-import math
 import os
 import secrets
 import socket
@@ -368,7 +367,7 @@ class RayExecutor(Executor):
 # ------------------------------------------------------------------------------------------------- the cluster
 
 
-def connect(address: str | None, *, seats: int | None, directory: str | None, left: float = math.inf) -> Any:
+def connect(address: str | None, *, seats: int | None, directory: str | None, left: float) -> Any:
     """Connect to a cluster, and return the module `ray`.
 
     Args:

@@ -28,7 +28,7 @@ from autotune.tuning.trial import now_utc
 from autotune.version import __version__
 
 NUMERICS_NOT_CHECKED = "numerics parity with float32 without XLA"
-GROWTH_NOT_CHECKED = "whether a leak of memory is this configuration's or the workload's"
+GROWTH_NOT_CHECKED = "whether this configuration leaks memory or the workload does"
 LOSS_NOT_CHECKED = {"finite_loss": "a finite training loss", "loss_falls": "whether the training loss falls"}
 PART_OF_HOST = "the speed of the whole machine (every trial ran on a part of its cores)"
 STEADY_NOT_CHECKED = {

@@ -67,7 +67,6 @@ def write_for_ever(file):
 
 @pytest.mark.slow
 def test_a_disk_that_fills_up(fresh_processes, small_disk):
-    """The error says what could not be written and why; the trials before it can be read."""
     study = Study(fresh_processes, small_disk / "run", trial_seconds=8.0)
     assert study.try_fault("").outcome == "ok"
     fill(small_disk)
@@ -80,7 +79,6 @@ def test_a_disk_that_fills_up(fresh_processes, small_disk):
 
 
 def test_a_run_directory_that_becomes_unwritable(tmp_path):
-    """The error says so; the trials before it can be read."""
     study = Study(simulated_trials(), tmp_path / "run", trial_seconds=8.0)
     with (
         unwritable(tmp_path / "run" / "trials"),
@@ -92,7 +90,6 @@ def test_a_run_directory_that_becomes_unwritable(tmp_path):
 
 
 def test_a_run_directory_that_is_deleted(tmp_path):
-    """The error names it; it is not made anew with half a run in it."""
     study = Study(simulated_trials(), tmp_path / "run", trial_seconds=8.0)
     (tmp_path / "run").rename(tmp_path / "gone")
     with pytest.raises(RunDirectoryError, match=r"cannot write to .*run/trials/0001: No such file or directory"):

@@ -83,7 +83,6 @@ def below(process):
 
 
 def test_a_trial_fails_as_on_one_machine_and_its_log_comes_to_the_driver(cluster, seats, tmp_path):
-    """A crash and a timeout are the trial's outcome; the seat goes on."""
     cluster.add_node(**ONE_SEAT)
     trials = seats()
     crashing = launch(trials, tmp_path / "one", "segfaults")
@@ -103,7 +102,6 @@ def test_a_trial_fails_as_on_one_machine_and_its_log_comes_to_the_driver(cluster
 
 
 def test_an_actor_or_a_template_that_is_killed_loses_the_seat_and_leaves_nothing(cluster, seats, tmp_path):
-    """The seat is made anew, and measures again."""
     cluster.add_node(**ONE_SEAT)
     trials = seats()
     trial = launch(trials, tmp_path / "one")
@@ -128,7 +126,6 @@ def test_an_actor_or_a_template_that_is_killed_loses_the_seat_and_leaves_nothing
 
 
 def test_a_seat_that_is_silent_is_lost_and_made_anew(cluster, seats, tmp_path):
-    """Its trials end, though it answers no call, not even the one that ends it."""
     cluster.add_node(**ONE_SEAT)
     trials = seats()
     trial = launch(trials, tmp_path / "one")
@@ -145,7 +142,6 @@ def test_a_seat_that_is_silent_is_lost_and_made_anew(cluster, seats, tmp_path):
 
 
 def test_hosts_without_the_drivers_files_train_an_uploaded_copy(cluster, seats, tmp_path, monkeypatch):
-    """Of the working directory, to which Ray has moved the actor."""
     cluster.add_node(**ONE_SEAT)
     project = tmp_path / "project"
     project.mkdir()
@@ -161,7 +157,6 @@ def test_hosts_without_the_drivers_files_train_an_uploaded_copy(cluster, seats, 
 
 
 def test_nodes_come_and_go(cluster, seats, tmp_path):
-    """A new node is a seat from then on; with a lost one its trial is lost, and the other seat goes on."""
     first = cluster.add_node(**ONE_SEAT)
     trials = seats()
     cluster.add_node(**ONE_SEAT)
@@ -200,7 +195,6 @@ sys.stdin.read()
 
 
 def test_seats_that_others_hold_are_waited_for_with_one_line(cluster, faulty_reference):
-    """The budget ends the wait."""
     cluster.add_node(**ONE_SEAT)
     holder = subprocess.Popen(
         [sys.executable, "-c", HOLDER, cluster.address], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -222,7 +216,6 @@ def test_seats_that_others_hold_are_waited_for_with_one_line(cluster, faulty_ref
 
 
 def test_a_driver_that_is_killed_leaves_nothing_and_the_run_goes_on(cluster, tmp_path):
-    """What was finished is kept and run no second time; `history` names host and seat of each trial."""
     cluster.add_node(**ONE_SEAT)
     cluster.add_node(**ONE_SEAT)
     run = tmp_path / "run"
@@ -267,7 +260,6 @@ def test_a_driver_that_is_killed_leaves_nothing_and_the_run_goes_on(cluster, tmp
 
 
 def test_a_ray_of_ones_own_is_private_and_quiet(faulty_reference, tmp_path, capfd):
-    """It listens on 127.0.0.1, asks for a token, and writes nothing to the console when an actor is killed."""
     trials = RayExecutor(faulty_reference, seats=1)
     try:
         trials.open()

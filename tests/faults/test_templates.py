@@ -28,7 +28,6 @@ def template_of(trial):
 
 @pytest.mark.parametrize("moment", ["starting", "frozen"])
 def test_a_template_killed_below_its_trial(launch, moment):
-    """The trial's outcome says so; the next trial has another template."""
     trial = launch("hangs_in_python" if moment == "starting" else "")
     if moment == "frozen":
         trial.warm_up()
@@ -45,7 +44,6 @@ def test_a_template_killed_below_its_trial(launch, moment):
 
 
 def test_a_supervisor_killed_above_its_trial(launch):
-    """What the trial put into sessions of its own has no parent to end it, and ends; the next trial has a template."""
     trial = launch("kills_its_supervisor")
     template = template_of(trial)
     with pytest.raises(TrialFailed) as caught:
@@ -62,7 +60,6 @@ def test_a_supervisor_killed_above_its_trial(launch):
 
 
 def test_closing_ends_what_a_supervisor_left(launch):
-    """Also where nobody has waited for the trial since its supervisor was killed."""
     trial = launch("hangs_with_a_family")
     entered = until(lambda: witness(trial.log), "the trial's family")
     template = trial.trial.template
@@ -72,7 +69,6 @@ def test_closing_ends_what_a_supervisor_left(launch):
 
 
 def test_a_template_killed_while_it_imports(processes, tmp_path):
-    """It is started once more, and the launch that needed it succeeds."""
     before = set(psutil.Process().children(recursive=True))
     wanted = configuration(onednn=False)
     with ThreadPoolExecutor() as pool:
@@ -93,7 +89,6 @@ def new_template(before):
 
 
 def test_the_study_goes_on(processes, tmp_path):
-    """Trials that crash, kill their template and hang are records; the one after them is measured."""
     study = Study(processes, tmp_path / "run", trial_seconds=4.0)
     outcomes = [
         study.try_fault(name).outcome for name in ("segfaults", "kills_its_supervisor", "hangs_with_a_family", "")
@@ -109,7 +104,6 @@ def test_the_study_goes_on(processes, tmp_path):
 
 
 def test_a_live_baseline_that_somebody_kills_is_started_again(processes, tmp_path):
-    """Twice in a row, as by a script that ends what uses much memory: the candidate is measured all the same."""
     study = Study(processes, tmp_path / "run", trial_seconds=4.0)
     launch, killed = processes.launch, []
 

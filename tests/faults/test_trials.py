@@ -47,7 +47,6 @@ def of(*outcomes):
 @slow
 @of(Outcome.ERROR, Outcome.CRASHED, Outcome.OOM, Outcome.NONFINITE)
 def test_a_trial_that_goes_wrong_says_how(launch, cgroup, fault):
-    """Its outcome and reason name the fault, which was seen to be injected; the process is gone."""
     if fault.cgroup and cgroup is None:
         pytest.skip("no memory control group can be made here")
     trial = launch(fault.name)
@@ -61,7 +60,6 @@ def test_a_trial_that_goes_wrong_says_how(launch, cgroup, fault):
 @slow
 @of(Outcome.TIMEOUT)
 def test_a_trial_that_hangs_is_killed_at_its_limit(launch, fault):
-    """Wherever it hangs and whatever it ignores: it and its family are gone within 5 s, and the phase is named."""
     trial = launch(fault.name)
     if fault.late:
         trial.warm_up()
@@ -78,7 +76,6 @@ def test_a_trial_that_hangs_is_killed_at_its_limit(launch, fault):
 
 @slow
 def test_a_trial_that_hangs_in_the_compiler_is_killed_at_its_limit(launch):
-    """XLA is seen to wait for its flags: no Python runs meanwhile."""
     trial = launch("hangs_in_compile")
     until(lambda: witness(trial.log), "the trial to build its model")
     flags = until(lambda: writer_to(trial.log.parent / "flags"), "XLA to read its flags")
@@ -99,7 +96,6 @@ def writer_to(fifo):
 
 
 def test_a_trial_that_is_killed_in_a_slice_says_so(launch):
-    """The signal is named, the process is gone, and the next trial runs."""
     trial = launch("is_killed_late")
     failure = ends(trial)
     assert (failure.outcome, failure.input_error) == (Outcome.CRASHED, False)
@@ -109,7 +105,6 @@ def test_a_trial_that_is_killed_in_a_slice_says_so(launch):
 
 
 def test_an_exception_is_shown_with_the_users_own_frames(launch):
-    """Of a train step: theirs down to where it was raised, and none of autotune's."""
     failure = ends(launch("raises_in_train_step"))
     assert failure.outcome is Outcome.ERROR
     assert "KeyError: 'missing column'" in failure.reason
@@ -119,7 +114,6 @@ def test_an_exception_is_shown_with_the_users_own_frames(launch):
 
 
 def test_a_signal_leaves_the_line_that_it_struck_in_the_log(launch):
-    """Python's stack, the user's function on top."""
     failure = ends(launch("segfaults"))
     assert failure.outcome is Outcome.CRASHED
     assert "killed by SIGSEGV" in failure.reason
@@ -129,7 +123,6 @@ def test_a_signal_leaves_the_line_that_it_struck_in_the_log(launch):
 
 @slow
 def test_gigabytes_of_garbage_are_ignored_and_the_log_is_capped(launch):
-    """The trial is measured as any other; of its log the ends are kept, and the last lines can be shown."""
     trial = launch("prints_gigabytes")
     trial.warm_up()
     trial.measure()

@@ -97,7 +97,6 @@ def kill_and_see(process, *others):
 
 
 def test_a_tuner_killed_while_a_template_imports(tuner):
-    """No process is left."""
     process = tuner()
     wait_for(process, "importing")
     until(lambda: len(psutil.Process(process.pid).children(recursive=True)) == 2, "supervisor and template")
@@ -105,7 +104,6 @@ def test_a_tuner_killed_while_a_template_imports(tuner):
 
 
 def test_a_tuner_killed_while_a_trial_hangs(tuner, tmp_path):
-    """Its family too: in sessions of its own, deaf to signals, and with its parent gone."""
     process = tuner("hangs_with_a_family")
     entered = until(lambda: witness(tmp_path / "log.txt"), "the hang")
     kill_and_see(process, *entered["family"])
@@ -120,7 +118,6 @@ MOST_STANDSTILLS = 5
 
 
 def test_a_standstill_enters_no_timing(tuner):
-    """All is stopped within a slice, as when a machine sleeps, and goes on later: that slice is measured again."""
     process = tuner()
     trial = psutil.Process(int(wait_for(process, "launched").split()[1]))
     wait_for(process, "{")
@@ -137,7 +134,6 @@ def test_a_standstill_enters_no_timing(tuner):
 
 
 def test_a_standstill_as_a_slice_begins_enters_no_timing(tuner):
-    """It comes right after the trial was told to go on, before the tuner waits for it: that is noticed too."""
     process = tuner(AUTOTUNE_TEST_STAND_STILL="at a slice's beginning")
     trial = int(wait_for(process, "launched").split()[1])
     wait_for(process, "frozen")
@@ -187,7 +183,6 @@ JUMPING_CLOCK = """
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler to build a clock with")
 def test_a_jump_of_the_clock_enters_no_timing(tuner, tmp_path):
-    """The wall clock of tuner and trials is set by an hour, forth and back, within slices."""
     source, library, jump = tmp_path / "clock.c", tmp_path / "clock.so", tmp_path / "jump"
     source.write_text(textwrap.dedent(JUMPING_CLOCK))
     subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)

@@ -145,7 +145,6 @@ def warm_up(processes: LocalExecutor, log: Path) -> int:
 
 
 def test_a_script_writes_through_every_door_and_its_files_stay(opened, work, tmp_path):
-    """Survey and trials find the files as the user has left them, and what each has written itself."""
     if why := containment.why_unavailable(tmp_path / "layers"):
         pytest.skip(why)
     for name in OLD:
@@ -161,7 +160,6 @@ def test_a_script_writes_through_every_door_and_its_files_stay(opened, work, tmp
 
 
 def test_trials_of_a_workload_find_what_its_import_has_written(opened, work, tmp_path):
-    """Data that the file prepares at its top level; nothing of it reaches the user's directory."""
     if why := containment.why_unavailable(tmp_path / "layers"):
         pytest.skip(why)
     (work / "kept.txt").write_text("old")
@@ -173,7 +171,6 @@ def test_trials_of_a_workload_find_what_its_import_has_written(opened, work, tmp
 
 
 def test_a_training_in_another_program_is_named(opened, work, tmp_path):
-    """Where the kernel keeps what programs write, one may start; and its training is stopped."""
     if why := containment.why_unavailable(tmp_path / "layers"):
         pytest.skip(why)
     (work / "other.py").write_text(TRAIN + "model.fit(x, x[:, :1])\n", encoding="utf-8")
@@ -183,7 +180,6 @@ def test_a_training_in_another_program_is_named(opened, work, tmp_path):
 
 
 def test_a_trial_that_fills_the_disk_is_ended(opened, work, tmp_path, monkeypatch):
-    """Its reason says how much it wrote, and how much it may."""
     if why := containment.why_unavailable(tmp_path / "layers"):
         pytest.skip(why)
     monkeypatch.setattr(containment, "LARGEST_LAYER_BYTES", 1 << 24)
@@ -219,7 +215,6 @@ def tune_refused(work: Path, *arguments: str) -> subprocess.CompletedProcess[str
 
 
 def test_where_the_kernel_refuses_a_shell_is_refused(work, tmp_path):
-    """The run ends with the script's line, and the file stays."""
     (work / "kept.txt").write_text("old")
     (work / "train.py").write_text("import os\nos.system('echo new > kept.txt')\n" + TRAIN + "model.fit(x, x)\n")
     ended = tune_refused(work, "--budget", "30s", "--out", str(tmp_path / "run"))
@@ -230,7 +225,6 @@ def test_where_the_kernel_refuses_a_shell_is_refused(work, tmp_path):
 
 @pytest.mark.slow
 def test_where_the_kernel_refuses_the_run_says_what_it_cannot_see(work, tmp_path):
-    """New files of trials are removed where they are as the trials left them; one that the user has made stays."""
     source = "open('kept.txt', 'w').write('new')\nopen('made.txt', 'w').write('new')\n" + TRAIN
     (work / "kept.txt").write_text("old")
     (work / "train.py").write_text(source + "model.fit(x, x[:, :1], epochs=100, verbose=0)\n")

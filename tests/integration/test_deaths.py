@@ -8,7 +8,6 @@ pytestmark = pytest.mark.slow
 
 
 def test_the_family_of_a_trial_that_finished_is_killed_too(launch):
-    """What a workload leaves running does not outlive its trial."""
     trial = launch("with_child")
     trial.warm_up()
     (child,) = psutil.Process(trial.trial.pid).children()
@@ -17,7 +16,6 @@ def test_the_family_of_a_trial_that_finished_is_killed_too(launch):
 
 
 def test_what_a_living_trial_left_to_itself_outlives_other_trials(launch):
-    """A server that it started in the background works for it: the end of another trial is not its end."""
     trial, other = launch("with_orphan"), launch("pairs")
     trial.warm_up()
     (helper,) = trial.printed()["family"]
@@ -33,7 +31,6 @@ def test_what_a_living_trial_left_to_itself_outlives_other_trials(launch):
 
 
 def test_closing_ends_every_process(processes_of, tmp_path):
-    """A template, a frozen trial, and one that starts are gone after `close`, and their supervisor with them."""
     before = set(psutil.Process().children(recursive=True))
     processes = processes_of(WORKLOADS / "cases.py")
     processes.open()

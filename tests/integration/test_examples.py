@@ -17,7 +17,6 @@ KNOBS = {"precision": "mixed_bfloat16", "steps_per_execution": 4, "prefetch": 2,
 
 @pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.stem)
 def test_an_example_learns(processes_of, tmp_path, file):
-    """Its loss is finite and falls, with another precision and other pipeline knobs than its own."""
     processes = processes_of(file)
     facts = processes.open()
     assert processes.isolation == "template", "importing it starts nothing"

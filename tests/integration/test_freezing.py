@@ -28,7 +28,6 @@ def elements(trial):
 
 
 def test_a_frozen_trial_stands_still_while_another_is_measured(launch):
-    """All its threads are stopped, and take no processor time, for the whole of the other's slice; then it goes on."""
     frozen, other = launch("endless", prefetch=4), launch("endless")
     frozen.warm_up()
     other.warm_up()
@@ -78,7 +77,6 @@ def test_no_buffer_fills_while_a_trial_is_frozen(launch, case, in_flight, knobs)
 
 @slow
 def test_children_of_the_trial_are_frozen_with_it(launch):
-    """A process that the workload started in the trial's group stands still too."""
     trial = launch("with_child")
     trial.warm_up()
     (child,) = psutil.Process(trial.trial.pid).children()
@@ -88,7 +86,6 @@ def test_children_of_the_trial_are_frozen_with_it(launch):
 
 @slow
 def test_a_stop_from_outside_is_told_from_a_hang(launch):
-    """A slice that was stopped and let go on by somebody else still arrives, and the trial is frozen after it."""
     trial = launch("endless")
     trial.warm_up()
     os.kill(trial.trial.pid, signal.SIGCONT)  # it waits for a command now, running
@@ -99,7 +96,6 @@ def test_a_stop_from_outside_is_told_from_a_hang(launch):
 
 @slow
 def test_a_continuous_run_is_not_frozen_between_its_slices(launch):
-    """Three slices come from one command; the trial is frozen after the last, and each says what memory it held."""
     case = launch("endless")
     case.warm_up()
     slices = case.trial.measure_continuously(0.2, 3, 60.0)
@@ -111,7 +107,6 @@ def test_a_continuous_run_is_not_frozen_between_its_slices(launch):
 
 @slow
 def test_what_others_take_during_a_slice_is_told(launch):
-    """A process that spins meanwhile is foreign."""
     trial = launch("endless")
     trial.warm_up()
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as spinning:

@@ -12,7 +12,6 @@ slow = pytest.mark.slow
 
 
 def test_the_defaults_leave_tensorflow_alone(build):
-    """The baseline sets nothing: TensorFlow's own threads, no prefetch, no options, no XLA on the processor."""
     built = build("telling")
     assert built.started.jit_compile is False
     assert built.printed == {
@@ -34,7 +33,6 @@ def test_the_defaults_leave_tensorflow_alone(build):
 
 
 def test_every_knob_of_the_fork_acts_at_once(launch):
-    """Threads, precision, prefetch, data threads, order and steps per call arrive where they act."""
     trial = launch(
         "telling",
         intra_op_threads=3,
@@ -57,13 +55,11 @@ def test_every_knob_of_the_fork_acts_at_once(launch):
 
 
 def test_prefetch_autotune_is_tensorflows_own(build):
-    """`prefetch="autotune"` hands `tf.data.AUTOTUNE` over."""
     assert build("telling", prefetch="autotune").printed["prefetch"] == -1
 
 
 @slow
 def test_a_persistent_iterator_is_trained_on(launch):
-    """The trial repeats the batches and tells which knobs have another value in force; epochs stay whole."""
     trial = launch("telling", 10, persistent_iterator=True, steps_per_execution=4)
     assert trial.warm_up().started.in_force == {"steps_per_execution": 2, "prefetch": 1}
     said = trial.printed()
@@ -74,7 +70,6 @@ def test_a_persistent_iterator_is_trained_on(launch):
 
 @pytest.mark.parametrize("case", ["endless", "generated"])
 def test_a_persistent_iterator_cannot_act_without_a_known_length(build, case):
-    """The trial trains as without it, and tells that it is off."""
     built = build(case, persistent_iterator=True, steps_per_execution=4)
     assert built.started.in_force == {"persistent_iterator": False}
 
@@ -82,7 +77,6 @@ def test_a_persistent_iterator_cannot_act_without_a_known_length(build, case):
 @slow
 @pytest.mark.parametrize(("calls", "threads", "at_once"), [(5, 16, 5), (16, 6, 6)])
 def test_parallel_calls_run_on_the_private_pool(launch, calls, threads, at_once):
-    """As many calls of the user's map run at once as `num_parallel_calls` and `data_threads` both allow."""
     known = Data(examples=32, endless=False)  # counting runs the dataset without the knobs
     trial = launch("crowded", data=known, num_parallel_calls=calls, data_threads=threads)
     trial.warm_up()
@@ -91,7 +85,6 @@ def test_parallel_calls_run_on_the_private_pool(launch, calls, threads, at_once)
 
 @slow
 def test_jit_compile_compiles_with_xla(launch):
-    """A Python function in the graph trains without XLA, and cannot be compiled with it."""
     assert launch("python_inside", jit_compile=False).warm_up().started.jit_compile is False
     failure = launch("python_inside", jit_compile=True).failure()
     assert failure.outcome is Outcome.ERROR
@@ -101,7 +94,6 @@ def test_jit_compile_compiles_with_xla(launch):
 
 @slow
 def test_onednn_is_set_before_tensorflow_is_imported(launch):
-    """`onednn=False` gets a template of its own, whose environment says so before the import."""
     trial = launch("telling", onednn=False)
     trial.warm_up()
     assert (trial.printed()["onednn"], trial.printed()["onednn_at_import"]) == ("0", "0")
@@ -130,7 +122,6 @@ workload = autotune.Workload(model=model, dataset=dataset, compile=lambda: {"los
 
 @slow
 def test_a_file_that_starts_the_runtime_gets_a_fresh_interpreter_per_trial(processes_of, tmp_path):
-    """It is noticed, the knobs of every stage act all the same, and no trial reads a file that has changed."""
     processes = processes_of(SPAWNED)
     facts = processes.open()
     assert (processes.started_by_import, processes.isolation) == ("runtime", "spawn")
@@ -172,7 +163,6 @@ workload = autotune.Workload(model=model, dataset=dataset, compile=lambda: {"los
 
 @slow
 def test_a_file_that_starts_a_thread_gets_a_fresh_interpreter_per_trial(processes_of, tmp_path):
-    """A fork has none of its parent's threads: who waits for one would wait for ever."""
     processes = processes_of(THREADED)
     processes.open()
     assert (processes.started_by_import, processes.isolation) == ("threads", "spawn")
@@ -208,7 +198,6 @@ workload = autotune.Workload(model=model, dataset=dataset, compile=lambda: {{"lo
 
 @slow
 def test_a_file_that_sets_things_is_measured_as_the_user_would_run_it(processes_of, tmp_path):
-    """Policy, threads and TensorFlow's variables are found; knobs come after them, or fail where they cannot act."""
     processes = processes_of(SETS.format(more=""))
     found = processes.open().in_force
     assert (processes.started_by_import, processes.isolation) == (None, "template")
@@ -228,7 +217,6 @@ def test_a_file_that_sets_things_is_measured_as_the_user_would_run_it(processes_
 
 @slow
 def test_threads_that_the_file_has_fixed_cannot_be_had_otherwise(processes_of, tmp_path):
-    """It sets them and starts the runtime: a trial of other threads fails, and is not timed under a wrong name."""
     processes = processes_of(SETS.format(more="STARTED = tf.constant(1.0) + 1"))
     processes.open()
     wanted = configuration(intra_op_threads=2, onednn=False)
@@ -239,7 +227,6 @@ def test_threads_that_the_file_has_fixed_cannot_be_had_otherwise(processes_of, t
 
 @slow
 def test_layers_at_the_top_of_the_file_keep_their_precision(processes_of, tmp_path):
-    """No training code could apply what such a trial would measure: it fails and says why; float32 goes on."""
     processes = processes_of(
         SPAWNED.replace("STARTED = tf.constant(1.0) + 1  # starts the runtime", "LAYER = keras.layers.Rescaling(0.5)")
     )
@@ -254,7 +241,6 @@ def test_layers_at_the_top_of_the_file_keep_their_precision(processes_of, tmp_pa
 
 
 def test_what_tensorflow_reads_when_imported_asks_for_templates_of_its_own(cases):
-    """Trials are forked where the file starts nothing; those that differ in other knobs are forks of one template."""
     assert (cases.started_by_import, cases.isolation) == (None, "template")
     assert cases.needs_different_template(configuration(), configuration(onednn=False))
     assert not cases.needs_different_template(configuration(onednn=False), configuration(onednn=False, batch_size=64))

@@ -200,7 +200,6 @@ def said(ended: subprocess.CompletedProcess[str], word: str) -> str:
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_with_the_scripts_own_values_nothing_changes(surveyed, tmp_path, name):
-    """An identity recipe gives the losses that the script has by itself, to the last digit."""
     (tmp_path / "train.py").write_text(SCRIPTS[name], encoding="utf-8")
     alone = trained(tmp_path, ["train.py"])
     with_recipe = by_recipe(tmp_path, recipe_of(surveyed[name], tmp_path))
@@ -211,7 +210,6 @@ def test_with_the_scripts_own_values_nothing_changes(surveyed, tmp_path, name):
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_recipes_values_act_in_the_scripts_own_places(surveyed, tmp_path, name):
-    """Batch size, precision and steps per execution are the recipe's; the learning rate follows on request."""
     (tmp_path / "train.py").write_text(SCRIPTS[name], encoding="utf-8")
     changes = {"batch_size": 48, "precision": "mixed_bfloat16", "steps_per_execution": 2, "persistent_iterator": True}
     recipe = recipe_of(surveyed[name], tmp_path, **changes)
@@ -229,7 +227,6 @@ def test_a_recipes_values_act_in_the_scripts_own_places(surveyed, tmp_path, name
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_global_batch_is_kept_by_accumulating(surveyed, tmp_path, name):
-    """Batches of 8 update the weights as often as batches of 32, and the learning rate follows the larger one."""
     (tmp_path / "train.py").write_text(SCRIPTS[name], encoding="utf-8")
     recipe = recipe_of(surveyed[name], tmp_path, batch_size=8, global_batch=32)
     ended = by_recipe(tmp_path, recipe, "--scale-learning-rate", "linear")
@@ -241,7 +238,6 @@ def test_a_global_batch_is_kept_by_accumulating(surveyed, tmp_path, name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_recipes_strategy_is_opened_for_a_script_that_has_none(surveyed, tmp_path, name):
-    """Its model trains on two devices with the losses of one; where it cannot, no step is trained."""
     source = SCRIPTS[name].replace(".shuffle(96, seed=1)", "").replace("epochs=3", "epochs=3, shuffle=False")
     told = "print('replicas', model.distribute_strategy.num_replicas_in_sync)\n"
     (tmp_path / "train.py").write_text(source + told, encoding="utf-8")
@@ -264,7 +260,6 @@ def test_a_recipes_strategy_is_opened_for_a_script_that_has_none(surveyed, tmp_p
 
 
 def test_a_call_that_moved_is_found_and_one_that_is_gone_is_an_error(surveyed, tmp_path):
-    """Lines may come and go; without the call there is an error before the first step, unless it may be skipped."""
     recipe = recipe_of(surveyed["train"], tmp_path, batch_size=48)
     (tmp_path / "train.py").write_text("# é\n\n" + TRAIN.replace("import sys", "import os, sys"), encoding="utf-8")
     assert said(by_recipe(tmp_path, recipe), "steps").startswith("steps 6 ")
@@ -280,7 +275,6 @@ def test_a_call_that_moved_is_found_and_one_that_is_gone_is_an_error(surveyed, t
 
 
 def test_the_scripts_ends_are_its_own(surveyed, tmp_path):
-    """Exit code, traceback, arguments and standard input are as without autotune."""
     (tmp_path / "train.py").write_text(ENDS, encoding="utf-8")
     run = ["-m", "autotune", "run", str(recipe_of(surveyed["train"], tmp_path)), "--on-mismatch", "ignore", "train.py"]
     ended = trained(tmp_path, [*run, "--debug", "-m", "--", "x"], input="hello\n")
@@ -293,7 +287,6 @@ def test_the_scripts_ends_are_its_own(surveyed, tmp_path):
 
 
 def test_a_signal_ends_the_script(surveyed, tmp_path):
-    """SIGTERM does what it does to a Python program: it is not caught."""
     (tmp_path / "train.py").write_text(ENDS, encoding="utf-8")
     recipe = recipe_of(surveyed["train"], tmp_path)
     command = [sys.executable, "-m", "autotune", "run", str(recipe), "--on-mismatch", "ignore", "train.py", "wait"]
@@ -308,7 +301,6 @@ def test_a_signal_ends_the_script(surveyed, tmp_path):
 
 
 def test_a_recipe_of_another_script_is_refused(surveyed, tmp_path):
-    """And so is the recipe of a Workload; both name the next step."""
     (tmp_path / "other.py").write_text(ENDS, encoding="utf-8")
     recipe = recipe_of(surveyed["train"], tmp_path)
     other = trained(tmp_path, ["-m", "autotune", "run", str(recipe), "other.py"])
@@ -320,7 +312,6 @@ def test_a_recipe_of_another_script_is_refused(surveyed, tmp_path):
 
 
 def test_one_line_in_the_script_takes_the_recipe_from_the_environment(surveyed, tmp_path):
-    """`autotune.activate()` reads AUTOTUNE_RECIPE, and does nothing without it."""
     recipe = recipe_of(surveyed["train"], tmp_path, batch_size=48)
     (tmp_path / "train.py").write_text("import autotune\nautotune.activate()\n" + TRAIN, encoding="utf-8")
     assert said(trained(tmp_path, ["train.py"]), "steps").startswith("steps 18 ")
@@ -329,7 +320,6 @@ def test_one_line_in_the_script_takes_the_recipe_from_the_environment(surveyed, 
 
 
 def test_settings_that_are_no_knobs_are_in_run_and_recipe(tmp_path):
-    """`TF_XLA_FLAGS` of the shell holds in all trials, and whoever uses the recipe can see that it did."""
     script = TRAIN.replace("epochs=3", "epochs=2")
     (tmp_path / "train.py").write_text(script, encoding="utf-8")
     tune = ["-m", "autotune", "tune", "train.py", "--budget", "25s", "--trials", "1", "--out", "run"]
@@ -341,7 +331,6 @@ def test_settings_that_are_no_knobs_are_in_run_and_recipe(tmp_path):
 
 
 def test_a_loop_of_its_own_runs_by_its_recipe(surveyed, tmp_path):
-    """Batch size and XLA act in the loop's own places, and neither does with the script's own values."""
     (tmp_path / "train.py").write_text(LOOP, encoding="utf-8")
     same = by_recipe(tmp_path, recipe_of(surveyed["loop"], tmp_path))
     assert said(same, "steps") == "steps 18 xla False"
@@ -355,7 +344,6 @@ def test_a_loop_of_its_own_runs_by_its_recipe(surveyed, tmp_path):
 
 
 def test_the_recipe_acts_at_each_execution_of_the_tuned_fit_and_nowhere_else(surveyed, tmp_path):
-    """One `fit` an epoch trains all epochs by the recipe; another pipeline of the same helper keeps its own batches."""
     (tmp_path / "train.py").write_text(EACH_EPOCH, encoding="utf-8")
     recipe = recipe_of(surveyed["each_epoch"], tmp_path, batch_size=48)
     ended = by_recipe(tmp_path, recipe, "--scale-learning-rate", "linear")
@@ -365,7 +353,6 @@ def test_the_recipe_acts_at_each_execution_of_the_tuned_fit_and_nowhere_else(sur
 
 
 def test_a_sequences_steps_and_learning_rate_follow_its_batch_size(surveyed, tmp_path):
-    """Batches of 48 in place of 16 are two steps an epoch, with three times the learning rate on request."""
     (tmp_path / "train.py").write_text(SEQUENCE, encoding="utf-8")
     recipe = recipe_of(surveyed["sequence"], tmp_path, batch_size=48)
     ended = by_recipe(tmp_path, recipe, "--scale-learning-rate", "linear")
@@ -375,7 +362,6 @@ def test_a_sequences_steps_and_learning_rate_follow_its_batch_size(surveyed, tmp
 
 @pytest.mark.parametrize("name", ["halves", "halves_arrays"])
 def test_a_smaller_batch_after_running_out_of_memory_is_obeyed_and_said(surveyed, tmp_path, name):
-    """The recipe's batch size is set for the script's first one only; the learning rate goes back as well."""
     (tmp_path / "train.py").write_text(ALL[name], encoding="utf-8")
     recipe = recipe_of(surveyed[name], tmp_path, batch_size=48)
     ended = by_recipe(tmp_path, recipe, "--scale-learning-rate", "linear")
@@ -386,7 +372,6 @@ def test_a_smaller_batch_after_running_out_of_memory_is_obeyed_and_said(surveyed
 
 @pytest.mark.parametrize("changes", [{}, {"data_autotune": False}], ids=["steps", "dataset"])
 def test_another_fit_keeps_its_steps_per_execution(surveyed, tmp_path, changes):
-    """A learning-rate finder sees each of its batches, and the tuned `fit` of the same model runs three by one call."""
     (tmp_path / "train.py").write_text(AFTER_ANOTHER, encoding="utf-8")
     recipe = recipe_of(surveyed["after_another"], tmp_path, steps_per_execution=3, **changes)
     ended = by_recipe(tmp_path, recipe)
@@ -395,7 +380,6 @@ def test_another_fit_keeps_its_steps_per_execution(surveyed, tmp_path, changes):
 
 
 def test_a_cache_in_a_file_does_not_mix_batch_sizes(surveyed, tmp_path):
-    """The script's cache is neither read nor written by another batch size, which has a file of its own."""
     (tmp_path / "train.py").write_text(CACHED, encoding="utf-8")
     assert said(trained(tmp_path, ["train.py"]), "steps").startswith("steps 18 ")
     own = {path.name: path.read_bytes() for path in tmp_path.glob("kept*")}

@@ -175,6 +175,5 @@ print(int(call.validation().cardinality()), call.validates_for_ever)
 
 
 def test_epochs_and_validations_are_as_long_as_their_steps_say():
-    """Nobody has to count them, and their ends belong to what is timed: seven steps of 20 are 140 examples."""
     told = subprocess.run([sys.executable, "-c", GENERATOR], capture_output=True, text=True, check=True)
     assert told.stdout.split() == ["140", "3", "False"]

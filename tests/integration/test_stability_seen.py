@@ -18,7 +18,6 @@ def slices(trial, count=2, seconds=0.4):
 
 @pytest.mark.parametrize("jit_compile", [True, False])
 def test_new_lengths_are_compiled_for_by_xla_alone(launch, jit_compile):
-    """With 256 lengths XLA goes on compiling after the warm-up, without a new trace; a graph takes any length."""
     trial = launch("ragged", jit_compile=jit_compile)
     warm = trial.warm_up()
     assert warm.started.jit_compile is jit_compile
@@ -28,14 +27,12 @@ def test_new_lengths_are_compiled_for_by_xla_alone(launch, jit_compile):
 
 @pytest.mark.parametrize(("case", "jit_compile"), [("pairs", True), ("long_epoch", False)])
 def test_a_fixed_shape_is_traced_once(launch, case, jit_compile):
-    """Nothing is traced or compiled after the warm-up; the smaller last batch of an epoch is none of it."""
     trial = launch(case, jit_compile=jit_compile)
     trial.warm_up()
     assert [each.retraces for each in slices(trial)] == [0, 0]
 
 
 def test_a_smaller_last_batch_that_comes_late_is_one_retrace(launch):
-    """An epoch that is longer than the warm-up ends in a slice: XLA compiles there, once, which is allowed."""
     trial = launch("late_remainder", jit_compile=True, data=Data(examples=644, endless=False))
     assert trial.warm_up().ready.timed_by == "steps"
     assert "2 times" not in trial.log.read_text()
@@ -48,7 +45,6 @@ def test_a_smaller_last_batch_that_comes_late_is_one_retrace(launch):
 
 
 def test_python_numbers_are_traced_for_each_time(launch):
-    """A function that is handed another Python number at each step is traced at each."""
     trial = launch("impatient")
     trial.warm_up()
     part = trial.measure(0.5)
@@ -60,7 +56,6 @@ def test_python_numbers_are_traced_for_each_time(launch):
     ("case", "least", "most", "steps_per_execution"), [("overflows", 0.99, 1.0, 4), ("pairs", 0.0, 0.05, 1)]
 )
 def test_skipped_steps_are_counted(launch, case, least, most, steps_per_execution):
-    """Gradients that overflow at each step skip each; others that fit into half precision skip hardly any."""
     trial = launch(case, precision="mixed_float16", steps_per_execution=steps_per_execution)
     trial.warm_up()
     parts = slices(trial)
@@ -70,7 +65,6 @@ def test_skipped_steps_are_counted(launch, case, least, most, steps_per_executio
 
 @pytest.mark.parametrize(("case", "passes"), [("hoarding", False), ("endless", True)])
 def test_a_leak_is_seen_in_a_continuous_run(launch, case, passes):
-    """A pipeline that keeps something of each example is found out within seconds; an ordinary one is not accused."""
     trial = launch(case)
     trial.warm_up()
     parts = trial.trial.measure_continuously(0.3, 12, 120.0)
@@ -96,7 +90,6 @@ def test_a_leak_is_seen_in_a_continuous_run(launch, case, passes):
     ],
 )
 def test_a_model_that_hides_its_losses_must_be_finite_all_the_same(launch, case, what):
-    """No step returns a `loss`: every other number that it returns counts, and so do the weights."""
     failure = launch(case, 80).failure()
     assert failure.outcome is Outcome.NONFINITE
     assert what in failure.reason

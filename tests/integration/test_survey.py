@@ -444,7 +444,6 @@ def script(told: dict[str, dict[str, Any]], name: str) -> dict[str, Any]:
 
 
 def test_arrays_have_the_batch_size_of_fit_or_keras_own(told):
-    """`fit(x, y)` trains in batches of 32; `batch_size=` says otherwise. Epochs and validation are seen."""
     assert facts(told, "arrays")["batch_size"] == 16
     assert facts(told, "arrays")["validates"] is True
     assert script(told, "arrays")["epochs"] == 3
@@ -456,7 +455,6 @@ def test_arrays_have_the_batch_size_of_fit_or_keras_own(told):
 
 
 def test_a_pipelines_constants_are_found_where_they_stand(told):
-    """The `batch` that feeds the training is known from the one that validates, though they are one call."""
     found = script(told, "pipeline")
     assert found["baseline"]["batch_size"] == 8
     assert found["baseline"]["prefetch"] == "autotune"
@@ -471,7 +469,6 @@ def test_a_pipelines_constants_are_found_where_they_stand(told):
 
 @pytest.mark.parametrize("name", ["counts_batches", "shards_batches", "windows_batches", "enumerates_batches"])
 def test_a_batch_size_is_left_alone_where_batches_are_counted(told, name):
-    """`take` after `batch` means other examples with another size, and `take` before it does not."""
     counted = {"counts_batches": "take"}.get(name, name.removesuffix("s_batches"))
     assert f"`{counted}` " in script(told, name)["not_reached"]["batch_size"]
     assert "after batch() in train.py" in script(told, name)["not_reached"]["batch_size"]
@@ -488,19 +485,16 @@ def test_validation_data_without_end_is_validated_for_some_steps(told):
 
 
 def test_steps_per_epoch_follow_only_where_they_are_the_datas(told):
-    """12 steps of 8 are the 96 examples; 5 steps are the script's own choice."""
     assert "batch_size" not in script(told, "steps_of_data")["not_reached"]
     assert "steps_per_epoch" in script(told, "steps_of_its_own")["not_reached"]["batch_size"]
 
 
 def test_what_a_script_sets_itself_is_its_baseline(told):
-    """A dtype policy of the script's is the baseline's; a schedule by steps is named."""
     assert script(told, "policy")["baseline"]["precision"] == "mixed_bfloat16"
     assert script(told, "schedule")["schedule"] == "CosineDecay"
 
 
 def test_a_variable_that_a_script_sets_itself_is_not_varied(told):
-    """Its line runs in each trial, before or after the import, and would undo what the trial sets."""
     found = script(told, "sets_variables")["not_reached"]
     assert found["gpu_thread_mode"] == "the script sets TF_GPU_THREAD_MODE itself; take that line out to have it varied"
     assert (
@@ -511,7 +505,6 @@ def test_a_variable_that_a_script_sets_itself_is_not_varied(told):
 
 
 def test_no_setting_of_xla_is_varied_under_a_strategy(told):
-    """The reason names the issues of Keras."""
     found = script(told, "mirrored_with_xla")
     names = ("jit_compile", "xla_auto_clustering", "xla_gpu_enable_cublaslt")
     assert {found["not_reached"][name] for name in names} == {NO_XLA}
@@ -521,14 +514,12 @@ def test_no_setting_of_xla_is_varied_under_a_strategy(told):
 
 
 def test_the_longest_of_several_fits_is_tuned(told):
-    """Each returns after a few steps, and the one with most epochs is chosen; a number that is too high is refused."""
     assert script(told, "two_fits")["fit"] == 2
     assert len(script(told, "two_fits")["fits"]) == 3
     assert told["wrong_fit"]["message"] == "--fit 3: train.py has 2 calls of fit"
 
 
 def test_what_is_the_same_in_each_epoch_may_be_cached(told):
-    """The last map before one that draws by chance, where it is allowed; not where the script caches itself."""
     found = script(told, "cacheable")
     assert found["baseline"]["cache"] is False
     assert [(each["call"], each["line"]) for each in found["sites"]["cache"]] == [("map", 10)]
@@ -537,7 +528,6 @@ def test_what_is_the_same_in_each_epoch_may_be_cached(told):
 
 
 def test_what_writes_is_left_out(told, folder):
-    """Checkpoints and saves do nothing in a survey; callbacks that change training are kept."""
     assert script(told, "callbacks")["left_out"] == ["ModelCheckpoint"]
     assert "Model.save" in script(told, "saves_before")["left_out"]
     assert not (folder / "saves_before" / "first.keras").exists()
@@ -545,7 +535,6 @@ def test_what_writes_is_left_out(told, folder):
 
 
 def test_what_is_written_to_a_file_that_exists_goes_to_another(told, folder):
-    """A log that goes on does not end the run, and nothing is lost; the script reads what it has written."""
     assert facts(told, "overwrites")["batch_size"] == 16
     assert script(told, "overwrites")["left_out"] == ["open() of files that exist"]
     assert (folder / "overwrites" / "kept.txt").read_text(encoding="utf-8") == "old"
@@ -553,7 +542,6 @@ def test_what_is_written_to_a_file_that_exists_goes_to_another(told, folder):
 
 
 def test_a_file_that_exists_is_not_changed_in_place(told, folder):
-    """The run ends with the script's line before anything is lost; new files are noted, so that they can go."""
     assert "train.py, line 1: writes to" in told["changes_in_place"]["message"]
     assert "--allow-writes" in told["changes_in_place"]["hint"]
     assert (folder / "changes_in_place" / "kept.txt").read_text(encoding="utf-8") == "old"
@@ -564,7 +552,6 @@ def test_a_file_that_exists_is_not_changed_in_place(told, folder):
 
 
 def test_a_file_that_exists_is_not_replaced_or_removed_in_other_ways(told, folder):
-    """By a rename over it, and by TensorFlow's own functions."""
     assert "train.py, line 3: writes to" in told["replaces"]["message"]
     assert (folder / "replaces" / "kept.txt").read_text(encoding="utf-8") == "old"
     assert "train.py, line 9: changes" in told["removes_by_tensorflow"]["message"]
@@ -573,7 +560,6 @@ def test_a_file_that_exists_is_not_replaced_or_removed_in_other_ways(told, folde
 
 @pytest.mark.parametrize("name", DOORS)
 def test_every_door_that_python_watches_is_shut(told, folder, name):
-    """The run ends with the script's line; content, mode and times of the file stay."""
     assert "train.py, line " in told[name]["message"]
     assert "--allow-writes" in told[name]["hint"]
     kept = folder / name / "kept.txt"
@@ -583,7 +569,6 @@ def test_every_door_that_python_watches_is_shut(told, folder, name):
 
 
 def test_a_copy_over_a_file_that_exists_goes_elsewhere(told, folder):
-    """Its content, its mode and its times."""
     assert facts(told, "copies_over")
     kept = folder / "copies_over" / "kept.txt"
     assert kept.read_text(encoding="utf-8") == "old"
@@ -591,19 +576,16 @@ def test_a_copy_over_a_file_that_exists_goes_elsewhere(told, folder):
 
 
 def test_programs_that_only_read_run(told):
-    """A script may ask git for its version."""
     assert facts(told, "reads_by_programs")
 
 
 def test_a_database_that_exists_is_copied(told, folder):
-    """The script finds its rows and those that it has added; the file stays as it was."""
     assert facts(told, "database")["batch_size"] == 3
     with contextlib.closing(sqlite3.connect(folder / "database" / "study.db")) as study:
         assert study.execute("select state from trials").fetchall() == [("COMPLETE",)]
 
 
 def test_ordinary_code_of_other_shapes_is_surveyed(told):
-    """Arguments by name, a function that is a partial, and a child that outlives what starts it."""
     assert script(told, "threads_by_name")["baseline"]["intra_op_threads"] == 2
     assert script(told, "partial")["trains"] == "loop"
     assert script(told, "partial")["epochs_range"] is None, "a list of numbers must have an end"
@@ -611,7 +593,6 @@ def test_ordinary_code_of_other_shapes_is_surveyed(told):
 
 
 def test_the_executions_of_one_fit_count_together(told):
-    """Four folds of two epochs are more than one training of three; all stand at one place."""
     found = script(told, "folds")
     assert (found["fit"], found["fit_calls"]) == (1, 4)
     assert len({each["site"]["line"] for each in found["fits"]}) == 2
@@ -619,12 +600,10 @@ def test_the_executions_of_one_fit_count_together(told):
 
 
 def test_an_evaluation_by_the_same_helper_is_no_training(told):
-    """Only elements after which weights are updated are steps."""
     assert script(told, "helper_for_both")["baseline"]["batch_size"] == 16
 
 
 def test_what_tensorflow_writes_itself_is_seen_too(told, folder):
-    """Its own file functions open files behind Python's back: what they make is noted, and what exists is kept."""
     assert facts(told, "makes_its_data_by_tensorflow")
     created = folder.parent / "makes_its_data_by_tensorflow.created"
     remove_created(created, [str(folder / "makes_its_data_by_tensorflow")])
@@ -641,14 +620,12 @@ def test_what_tensorflow_writes_itself_is_seen_too(told, folder):
     ],
 )
 def test_a_training_in_a_child_is_stopped_and_named(told, folder, name, where):
-    """It would train for as long as it takes, and a parent that waits for its result would wait for ever."""
     assert f"{where}: trains in a process that the script starts" in told[name]["message"]
     assert "tune the file that trains" in told[name]["hint"]
     assert not list((folder / name).glob("*.txt")), "the script goes on"
 
 
 def test_updates_of_varying_work_are_counted_as_updates(told):
-    """Episodes that grow are no examples; other loops that read no dataset have constant steps."""
     for name in ("episodes", "episodes_by_predict"):
         assert script(told, name)["work_varies"]
         assert facts(told, name)["batch_size"] == 1
@@ -656,7 +633,6 @@ def test_updates_of_varying_work_are_counted_as_updates(told):
 
 
 def test_a_fork_that_ends_does_not_answer_for_the_script(told):
-    """What a script does in a fork of its own is no training, and its end is not the script's."""
     assert facts(told, "forks_itself")["batch_size"] == 32
 
 
@@ -680,13 +656,11 @@ def test_a_fork_that_ends_does_not_answer_for_the_script(told):
     ],
 )
 def test_a_script_that_cannot_be_tuned_is_refused_in_a_sentence(told, name, message, help_):
-    """The sentence says what, where, and the next step."""
     assert message in told[name]["message"]
     assert help_ in told[name]["hint"]
 
 
 def test_a_script_keeps_a_strategy_of_its_own(told):
-    """The reasons say so, and why steps per execution do not vary on two replicas; a loop is told what it needs."""
     why = told["mirrored"]["facts"]["script"]["not_reached"]
     assert why["strategy"] == why["replicas"] == "the script has a MirroredStrategy of its own, and keeps it"
     assert "fails inside TensorFlow" in why["steps_per_execution"]
@@ -695,7 +669,6 @@ def test_a_script_keeps_a_strategy_of_its_own(told):
 
 
 def test_a_script_has_its_own_arguments_and_may_print(told):
-    """`sys.argv` is as in `python train.py --size 4`, and megabytes of output do no harm."""
     assert facts(told, "arguments")["batch_size"] == 4
     assert facts(told, "prints_much")["batch_size"] == 32
 
@@ -719,7 +692,6 @@ NO_CALL = ("on_batch", "numpy_slices", "no_arguments", "by_iterator_of_few")
     ],
 )
 def test_a_loop_of_its_own_is_seen_by_its_steps(told, name, batch_size, function):
-    """A step is an element of the training's iterator, or a call that updates weights; XLA gets the step's function."""
     found = script(told, name)
     assert found["trains"] == "loop"
     assert found["baseline"]["batch_size"] == batch_size
@@ -729,13 +701,11 @@ def test_a_loop_of_its_own_is_seen_by_its_steps(told, name, batch_size, function
 
 
 def test_a_value_that_is_asked_for_by_name_is_reached(told):
-    """`autotune.tuned(batch_size=…)` unlocks a pipeline that counts batches."""
     assert "batch_size" not in script(told, "tuned")["not_reached"]
     assert facts(told, "tuned")["batch_size"] == 8
 
 
 def test_a_sequence_is_tuned_as_far_as_it_listens(told):
-    """Its workers are knobs; its batch size is one where another value gives other batches, whole ones alone or not."""
     listening, deaf = script(told, "sequence"), script(told, "sequence_of_fixed_size")
     assert listening["baseline"]["workers"] == 2
     assert listening["baseline"]["max_queue_size"] == 5

@@ -23,6 +23,5 @@ assert inspect_import()[0] == "runtime"
 
 @pytest.mark.slow
 def test_asking_whether_the_runtime_has_started_wakes_no_device():
-    """No fork survives CUDA: the template leaves it alone, and still notices a runtime that has started."""
     done = subprocess.run([sys.executable, "-c", ASK], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]

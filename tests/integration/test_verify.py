@@ -83,7 +83,6 @@ def left(tmp_path: Path) -> list[str]:
 
 
 def test_a_claim_is_measured_again(verify, tmp_path):
-    """A finding with both figures and its exit code, whatever this machine gives; nothing is left of it."""
     ended = verify(SOURCE)
     finding = found(ended)
     assert finding in {"holds", "weaker", "gone", "undecided"}
@@ -95,7 +94,6 @@ def test_a_claim_is_measured_again(verify, tmp_path):
 
 
 def test_the_log_of_what_crashes_can_be_read(verify, tmp_path):
-    """The recipe's batch size ends the process: unstable, and where it logged is there when the reader looks."""
     crash = "def dataset(config):\n    assert config.batch_size == 16 or __import__('os')._exit(9)\n"
     ended = verify(SOURCE.replace("def dataset():\n", crash))
     assert found(ended) == "unstable", ended.stdout
