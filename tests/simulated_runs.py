@@ -226,7 +226,7 @@ def go_on(trials, path, /, *, kind=DirectoryWithoutStudy, **options):
     directory = kind(path)
     earlier = read_earlier(directory)
     spent = earlier.spent_seconds
-    with directory.reopened():
+    with directory.reopen():
         return tune_simulated(trials, directory, earlier=earlier, spent_before=spent, **options)
 
 

@@ -152,7 +152,7 @@ def test_a_balanced_training_is_not_limited_by_anything():
     balanced = Bottleneck(name="balanced", share=0.5, why="matrix work and element-wise operations share the time")
     first, second = advice(Trial(balanced), Trial(balanced), None)
     assert first.startswith("The baseline is balanced: ")
-    assert second.startswith("With the recipe nothing stands out: ")
+    assert second.startswith("With the recipe the training is balanced: ")
 
 
 def test_a_profile_that_could_not_be_read_is_told_once():

@@ -262,9 +262,9 @@ def test_the_search_space_that_the_documents_show_is_one(capsys, tmp_path):
 @pytest.mark.parametrize(
     ("here", "asked", "shown"),
     [
-        ((), (), "left out: does not exist on a cpu"),
+        ((), (), "omitted: does not exist on a cpu"),
         ((A_GPU,), (), "true false"),
-        ((A_GPU,), ("--device", "cpu"), "left out: does not exist on a cpu"),
+        ((A_GPU,), ("--device", "cpu"), "omitted: does not exist on a cpu"),
         ((), ("--device", "gpu"), "true false"),
     ],
 )

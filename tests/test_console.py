@@ -206,7 +206,7 @@ def test_a_trial_that_never_settled_says_so():
         settled: trial_line(record(settled=settled), "batch_size=128", stamp="0:05").plain
         for settled in (True, False, None)
     }
-    assert "was still getting faster when it was measured" in text[False]
+    assert "had not reached a steady speed" in text[False]
     assert text[True] == text[None]
     assert text[False].startswith(text[True])
     failed = record(settled=False, outcome=Outcome.UNSTABLE, reason="loss scale")
@@ -272,10 +272,9 @@ def test_a_gain_comes_with_its_interval_and_the_lines_for_the_training_code(reci
 def test_no_gain_says_what_is_excluded_and_to_keep_what_there_is(recipes):
     recipe = recipes[Verdict.NO_SIGNIFICANT_GAIN]
     text = shown(recipe, excluded_gain=0.061, ended_by=EndedBy.SETTLED, candidates=7)
-    assert "No significant gain: gains above 7% are excluded (7 candidates tried). Keep your current settings." in text
-    assert "gains above 10% are excluded (1 candidate tried, none is left)" in shown(
-        recipe, excluded_gain=0.1, ended_by=EndedBy.EXHAUSTED
-    )
+    assert "No significant gain: nothing tried can be more than 7% faster (7 candidates tried). Keep your" in text
+    exhausted = "nothing tried can be more than 10% faster (1 candidate tried, the search space is exhausted)"
+    assert exhausted in shown(recipe, excluded_gain=0.1, ended_by=EndedBy.EXHAUSTED)
     assert "no candidate could be measured (1 candidate tried" in shown(recipe, excluded_gain=None)
     assert "Best candidate: batch_size=128: ×" in text
     assert "Training code that trains like it needs no change." in text
@@ -309,7 +308,10 @@ def test_undecided_ends_with_the_very_command_that_goes_on(recipes, ended_by, wh
 
 @pytest.mark.parametrize(
     "changes",
-    [{"speedup": None, "search_speedup": 0.9}, {"search_speedup": 1.5, "reason": "it broke a rule: retracing: 3"}],
+    [
+        {"speedup": None, "search_speedup": 0.9},
+        {"search_speedup": 1.5, "reason": "it failed a stability check: retracing: 3"},
+    ],
 )
 def test_nobody_is_told_to_train_with_a_candidate_that_is_slower_or_unstable(recipes, changes):
     recipe = recipes[Verdict.UNDECIDED]
@@ -325,13 +327,13 @@ def test_a_run_with_time_left_does_not_say_that_the_budget_ended(recipes):
     recipe = recipes[Verdict.UNDECIDED]
     times = recipe.created_by.model_copy(update={"budget_seconds": 120.0, "spent_seconds": 83.0})
     text = shown(recipe.model_copy(update={"created_by": times}), ended_by=EndedBy.BUDGET)
-    assert "Undecided: the 37 s that were left are too short for another trial" in text
+    assert "Undecided: the remaining 37 s were too short for another trial" in text
 
 
 def test_unstable_names_the_rule(recipes):
     text = shown(recipes[Verdict.UNSTABLE])
-    assert "Unstable: every faster candidate failed or broke a stability rule (1 candidate tried)." in text
-    assert re.search(r"Best candidate: batch_size=128: ×1\.\d\d .*it broke a rule: retracing: ", text)
+    assert "Unstable: every faster candidate failed a stability check (1 candidate tried)." in text
+    assert re.search(r"Best candidate: batch_size=128: ×1\.\d\d .*it failed a stability check: retracing: ", text)
     assert "Keep your current settings" in text
     assert "--resume" not in text
 
@@ -414,7 +416,7 @@ def test_a_speed_is_in_the_unit_of_what_is_counted():
 
 
 @pytest.mark.parametrize(
-    ("spent", "end"), [(600.0, "tuning took 10:00, which is paid back after 10:00 of training."), (5400.0, "1:30:00.")]
+    ("spent", "end"), [(600.0, "Tuning took 10:00, and pays for itself after 10:00 of training."), (5400.0, "1:30:00.")]
 )
 def test_what_tuning_costs_is_set_against_what_it_saves(recipes, spent, end):
     recipe = recipes[Verdict.FASTER]
@@ -427,5 +429,5 @@ def test_what_tuning_costs_is_set_against_what_it_saves(recipes, spent, end):
     rates = {"baseline_throughput": 1000.0, "throughput": 2000.0}
     text = shown(recipe, **{name: Interval(value=rate, low=rate, high=rate) for name, rate in rates.items()})
     (line,) = [line for line in text.splitlines() if line.startswith("Your training")]
-    assert line.startswith("Your training of 3,600,000 samples: 30:00 instead of 1:00:00; tuning took ")
+    assert line.startswith("Your training of 3,600,000 samples takes 30:00 instead of 1:00:00. Tuning took ")
     assert line.endswith(end)

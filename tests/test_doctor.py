@@ -74,7 +74,7 @@ BROKEN = {
     "small shm": (machine_with(shm_bytes=64 << 20), "SLOWS", "/dev/shm has 64 MiB", "--shm-size"),
     "old processor": (machine_with(cpu_flags=frozenset({"sse4_2", "avx"})), "SLOWS", "no AVX2", "newer"),
     "slow disk": (machine_with(disk_bytes_per_second=2e7), "SLOWS", "20 MB/s", "local disk"),
-    "restless": (machine_with(jitter=0.2), "SLOWS", "restless", "--budget 12m"),
+    "restless": (machine_with(jitter=0.2), "SLOWS", "noisy", "--budget 12m"),
 }
 
 
@@ -83,7 +83,7 @@ def test_what_is_broken_is_named_with_its_next_step(name):
     seen, level, what, fix = BROKEN[name]
     (found,) = [each for each in diagnose(seen) if each.level is not Level.FACT]
     assert found.level is Level[level]
-    assert what in found.what
+    assert what in found.text
     assert fix in found.fix
     assert first_fix(diagnose(seen)) == found.fix
 
@@ -108,18 +108,18 @@ def test_a_healthy_machine_has_facts_only():
     findings = diagnose(HEALTHY)
     assert {each.level for each in findings} == {Level.FACT}
     assert first_fix(findings) == ""
-    told = " | ".join(each.what for each in findings)
+    told = " | ".join(each.text for each in findings)
     assert "compute capability 9.0; has tensor cores, bfloat16 and TF32, fp8" in told
     assert "AMX-BF16, computes in bfloat16" in told
     assert "wants CUDA 12.5.1 and cuDNN 9" in told
 
 
 def test_it_is_said_whether_trials_are_contained():
-    (contained,) = [found for found in diagnose(machine_with(uncontained="")) if "contained" in found.what]
+    (contained,) = [found for found in diagnose(machine_with(uncontained="")) if "isolated" in found.text]
     assert contained.level is Level.FACT
     refused = machine_with(uncontained="unshare: Operation not permitted")
-    (uncontained,) = [found for found in diagnose(refused) if "contained" in found.what]
-    assert "cannot be contained (unshare: Operation not permitted)" in uncontained.what
+    (uncontained,) = [found for found in diagnose(refused) if "isolated" in found.text]
+    assert "cannot be isolated (unshare: Operation not permitted)" in uncontained.text
     assert "seccomp" in uncontained.fix
 
 
@@ -131,8 +131,8 @@ def test_a_machine_without_a_card_is_none_that_is_broken():
 
 @pytest.mark.parametrize("name", NOT_READ)
 def test_a_variable_that_is_not_read_any_more_is_named(name):
-    (found,) = [each for each in diagnose(machine_with(environment={name: "1"})) if name in each.what]
-    assert "no longer reads it" in found.what
+    (found,) = [each for each in diagnose(machine_with(environment={name: "1"})) if name in each.text]
+    assert "no longer reads it" in found.text
 
 
 def test_what_stops_comes_before_what_slows():

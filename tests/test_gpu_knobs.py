@@ -19,7 +19,7 @@ from autotune.space.space_file import SearchSpace, find_search_space
 from autotune.tuning import opening
 from autotune.tuning.candidates import neighbours
 from autotune.tuning.events import Notice
-from autotune.tuning.surroundings import as_imported
+from autotune.tuning.surroundings import adopt_imported_settings
 from autotune.tuning.tune import tune_with
 
 BASELINE = baseline_configuration(32, {"jit_compile": False}, Device.GPU, where="test")
@@ -179,7 +179,7 @@ def test_a_variable_comes_too_late_once_the_runtime_runs(monkeypatch):
 def test_what_the_shell_sets_is_the_baselines(monkeypatch):
     monkeypatch.setenv("TF_GPU_THREAD_MODE", "gpu_private")
     facts = FACTS.model_copy(update={"in_force": {"gpu_thread_mode": "gpu_private", "cublaslt": False}})
-    baseline, notices = as_imported(BASELINE, facts, where="train.py")
+    baseline, notices = adopt_imported_settings(BASELINE, facts, where="train.py")
     assert baseline == BASELINE.replace(gpu_thread_mode="gpu_private")
     assert notices == ("the environment sets gpu_thread_mode=gpu_private, so the baseline has it too",)
 

@@ -73,7 +73,7 @@ def test_a_card_that_fails_is_named_with_what_to_do(monkeypatch, text, step):
 
 def test_a_card_that_nvml_does_not_name_is_the_card(monkeypatch):
     monkeypatch.setattr(logs, "visible_gpus", list)
-    assert "The memory of the card has failed" in gpu_fault_hint("uncorrectable ECC error encountered")
+    assert "The memory of the GPU has failed" in gpu_fault_hint("uncorrectable ECC error encountered")
 
 
 @pytest.mark.parametrize("text", [*FULL_OR_TAKEN, *OTHERWISE])

@@ -360,7 +360,7 @@ def warning_of(call, *arguments):
     with pytest.warns(DamagedRunWarning) as caught:
         call(*arguments)
     (warning,) = caught
-    return re.sub(": this (trial|run) is left out$", "", str(warning.message))
+    return re.sub(": this (trial|run) is omitted$", "", str(warning.message))
 
 
 @pytest.mark.parametrize("call", [load_history, compare])
@@ -398,7 +398,7 @@ def test_a_thousand_damaged_results_are_one_warning(run):
     for file in run.glob("trials/*/result.json"):
         file.write_text("{")
     with pytest.warns(
-        DamagedRunWarning, match=r"0000/result\.json is damaged.*: this trial and \d+ others are left out$"
+        DamagedRunWarning, match=r"0000/result\.json is damaged.*: this trial and \d+ others are omitted$"
     ):
         assert len(load_history(run)) == 0
 

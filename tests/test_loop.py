@@ -590,7 +590,7 @@ def test_a_baseline_that_is_killed_from_outside_is_started_again(tmp_path, times
     assert recipe.evidence.go_on_seconds
     assert [each.outcome for each in records[:3]] == [Outcome.OK] * 3
     (notice,) = [each.text for each in watcher.of(Notice) if "search ends here" in each.text]
-    assert "the baseline was measured, but its process fails now (crashed): killed by SIGKILL" in notice
+    assert "the baseline was measured, but its process now fails (crashed): killed by SIGKILL" in notice
 
 
 # --------------------------------------------------------------------------------------------------- pairing
@@ -690,7 +690,7 @@ def test_what_the_live_baseline_holds_is_got_round_by_one_process_at_a_time(tmp_
     assert recipe.configuration["jit_compile"] is True
     again = [each.configuration for each in records if each.outcome.measured]
     assert all(each.configuration in again for each in failed)
-    (notice,) = [each.text for each in watcher.of(Notice) if "failed alike" in each.text]
+    (notice,) = [each.text for each in watcher.of(Notice) if "failed with the same error" in each.text]
     assert "the live baseline (trial 0)" in notice
     assert recipe.evidence.confirmation.pairing == "bracketed"
 

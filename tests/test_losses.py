@@ -121,7 +121,7 @@ def test_a_card_that_is_lost_or_taken_is_no_configurations_fault(started, refere
     check = checked(run, BFLOAT)
     assert check.passed
     assert not check.tells
-    assert ("busy or unavailable" if failure else "where the baseline saw NVIDIA H200") in check.detail
+    assert ("busy or unavailable" if failure else "the baseline saw NVIDIA H200") in check.detail
 
 
 # ------------------------------------------------------------------------------------------ another batch size

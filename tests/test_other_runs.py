@@ -11,13 +11,13 @@ import threading
 import pytest
 
 from autotune.machine import other_runs
-from autotune.machine.other_runs import announced, local_devices, runtime_directory
+from autotune.machine.other_runs import announce_run, local_devices, runtime_directory
 
 HOLD = """
 import sys
 from pathlib import Path
-from autotune.machine.other_runs import announced
-with announced(Path(sys.argv[2]), sys.argv[3:], say=print, within=Path(sys.argv[1])):
+from autotune.machine.other_runs import announce_run
+with announce_run(Path(sys.argv[2]), sys.argv[3:], say=print, within=Path(sys.argv[1])):
     print("holds", flush=True)
     sys.stdin.read()
 """
@@ -36,7 +36,7 @@ def holder(tmp_path):
 def said_beside(place, devices, **options):
     """What a second run in this process is told."""
     said = []
-    with announced(place / "second", devices, say=said.append, within=place, **options):
+    with announce_run(place / "second", devices, say=said.append, within=place, **options):
         pass
     return said
 
@@ -56,7 +56,7 @@ def test_runs_on_other_devices_do_not_disturb(holder, tmp_path):
 
 def test_the_run_that_was_announced_first_waits_for_nobody(holder, tmp_path, monkeypatch):
     monkeypatch.setattr(other_runs.time, "time", lambda: 0.0)
-    with announced(tmp_path / "second", ["GPU-1"], say=pytest.fail, wait=True, within=tmp_path) as waited:
+    with announce_run(tmp_path / "second", ["GPU-1"], say=pytest.fail, wait=True, within=tmp_path) as waited:
         assert waited >= 0.0
 
 
@@ -77,7 +77,7 @@ def test_a_run_that_waits_begins_when_the_first_has_ended(holder, tmp_path, ends
 
     ending = threading.Thread(target=end)
     ending.start()
-    with announced(tmp_path / "second", ["GPU-1"], say=say, wait=True, within=tmp_path) as waited:
+    with announce_run(tmp_path / "second", ["GPU-1"], say=say, wait=True, within=tmp_path) as waited:
         assert waited > 0
         assert holder.wait(timeout=30) is not None
     ending.join()
@@ -110,7 +110,7 @@ def test_a_runtime_directory_that_others_can_write_to_is_not_used(tmp_path, monk
         place.mkdir()
         place.chmod(0o777)
     assert runtime_directory() is None
-    with announced(tmp_path / "run", ["GPU-1"], say=pytest.fail) as waited:
+    with announce_run(tmp_path / "run", ["GPU-1"], say=pytest.fail) as waited:
         assert waited == 0.0
 
 

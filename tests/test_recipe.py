@@ -16,7 +16,7 @@ from autotune.data.figures import Interval
 from autotune.recipe import apply
 from autotune.recipe import recipe as recipe_module
 from autotune.recipe.apply import environment
-from autotune.recipe.evidence import BROKE_A_RULE, BestCandidate
+from autotune.recipe.evidence import FAILED_A_CHECK, BestCandidate
 from autotune.recipe.recipe import (
     LONGEST_MESSAGE,
     SCHEMA_FILE,
@@ -418,7 +418,7 @@ def test_the_recipe_of_a_candidate_claims_its_estimate_with_its_interval(recipe)
         ({"search_speedup": 1.2}, True),
         ({"search_speedup": 0.9}, False),
         ({}, False),
-        ({"search_speedup": 1.2, "reason": f"{BROKE_A_RULE}: hangs"}, False),
+        ({"search_speedup": 1.2, "reason": f"{FAILED_A_CHECK}: hangs"}, False),
         ({"search_speedup": 1.2, "speedup": Interval(value=0.9, low=0.8, high=1.0)}, False),
     ],
 )

@@ -186,7 +186,7 @@ def test_a_leader_that_broke_a_rule_is_named_with_the_rule(tmp_path):
     best = recipe.candidate
     assert recipe.configuration == recipe.baseline
     assert best.configuration == dict(FAST)
-    assert best.reason.startswith("it broke a rule: retracing")
+    assert best.reason.startswith("it failed a stability check: retracing")
 
 
 def stopped_when(path, enough, *, noise=0.02):

@@ -413,9 +413,9 @@ def test_a_run_on_a_cluster_is_held_against_its_first_seats_host(tmp_path):
 def test_two_cannot_have_the_same_run(tmp_path):
     directory = stop_at(tmp_path / "run", 2)
     with (
-        directory.reopened(),
+        directory.reopen(),
         pytest.raises(RunDirectoryError, match="in use by another"),
-        RunDirectory(tmp_path / "run").reopened(),
+        RunDirectory(tmp_path / "run").reopen(),
     ):
         pass
 
@@ -473,7 +473,7 @@ def test_what_a_killed_run_has_left_is_removed_and_its_list_of_files_not_acted_o
     (directory.trial_directory(1) / ".result.json.0123456789abcdef").write_text("{")
     (directory.path / ".notes.txt").write_text("mine")
     before = {path for path in directory.path.rglob("*") if "abc" not in path.name and "scratch" not in str(path)}
-    with directory.reopened():
+    with directory.reopen():
         pass
     left = set(directory.path.rglob("*"))
     assert left == before - {directory.path / CREATED}
@@ -507,7 +507,7 @@ def test_what_trials_of_a_killed_run_have_written_is_nobodys_link(tmp_path):
     os.mkfifo(layers / "123" / "upper-0" / "pipe")
     earlier = read_earlier(RunDirectory(directory.path))
     assert sorted(earlier.records) == [0, 1]
-    with RunDirectory(directory.path).reopened():
+    with RunDirectory(directory.path).reopen():
         pass
     shutil.rmtree(layers)
     layers.symlink_to(tmp_path)

@@ -35,7 +35,7 @@ from autotune.script.execute import run_in_fork, send_answer
 from autotune.script.loading import parse_reference
 from autotune.script.sandbox import SideEffects
 from autotune.script.settings import Settings
-from autotune.tuning.opening import prepared
+from autotune.tuning.opening import prepare_script
 
 
 def written(folder: Path, name: str, source: str) -> Path:
@@ -465,7 +465,7 @@ def test_a_directory_that_holds_others_files_is_not_removed(work):
         assert not Path("made").exists()
         shutil.rmtree("out")
 
-    assert f"changes {work}/out, which exists" in in_watched_fork(work.parent / "run", work, act)
+    assert f"would change {work}/out" in in_watched_fork(work.parent / "run", work, act)
     assert files_below(work / "out") == ["a.txt", "mine.txt"]
 
 
@@ -477,7 +477,7 @@ def test_an_earlier_trials_directory_is_not_removed_once_others_have_put_a_file_
     created.save()
     written(work, "out/mine.txt", "mine")
     refused = in_watched_fork(run, work, lambda _: shutil.rmtree("out"))
-    assert f"changes {work}/out, which exists" in refused
+    assert f"would change {work}/out" in refused
     assert files_below(work / "out") == ["a.txt", "mine.txt"]
 
 
@@ -614,7 +614,7 @@ def test_what_an_earlier_process_has_listed_is_not_removed(tmp_path, monkeypatch
     list_as_left(run.path / CREATED, [file])
     (run.path / SCRATCH).symlink_to(tmp_path)
     reference = parse_reference(str(written(tmp_path, "train.py", "import tensorflow")))
-    with prepared(reference, run, Options(budget=60.0)):
+    with prepare_script(reference, run, Options(budget=60.0)):
         pass
     run.release()
     assert file.exists()

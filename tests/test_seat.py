@@ -346,7 +346,7 @@ def test_a_candidate_that_has_lost_its_card_is_no_candidate(tmp_path, first, lat
         searching.measure(trial=trial)
     record = searching.run.records[trial.number]
     assert record.outcome is Outcome.INTERRUPTED
-    assert f"sees {', '.join(later) or 'no GPU'}, where the baseline saw H200" in record.reason
+    assert f"sees {', '.join(later) or 'no GPU'}; the baseline saw H200" in record.reason
     assert "--resume" in caught.value.hint
 
 

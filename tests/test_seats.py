@@ -192,7 +192,7 @@ def test_a_trial_whose_seat_was_lost_is_run_again_and_the_seat_is_made_anew(tmp_
     assert trials.restarted == ["right"]
     assert trials.seats == ("left", "right")
     assert recipe.evidence.verdict is Verdict.FASTER
-    assert any("was lost and is started again" in each.text for each in watcher.of(Notice))
+    assert any("was lost; restarting it" in each.text for each in watcher.of(Notice))
 
 
 def test_a_seat_that_is_lost_twice_is_dropped_and_the_run_ends_with_the_rest(tmp_path):
@@ -243,7 +243,7 @@ def test_seats_that_come_are_used_from_the_next_trial_on(tmp_path):
     _, directory = quick_tune(trials, tmp_path, budget=400.0, trials=12, observe=watcher)
     second = [each for each in directory.trials.values() if each.seat == "second"]
     assert {each.phase for each in second} >= {Phase.BASELINE, Phase.SEARCH}
-    assert any("another seat: second" in each.text for each in watcher.of(Notice))
+    assert any("new seat: second" in each.text for each in watcher.of(Notice))
 
 
 def test_parts_of_a_host_rest_while_a_leader_is_confirmed_on_the_whole(tmp_path):
@@ -273,7 +273,9 @@ def test_parts_of_a_host_rest_while_a_leader_is_confirmed_on_the_whole(tmp_path)
     assert {each.seat for each in confirmed} == {"whole"}
     assert {each.seat for each in directory.trials.values() if each.phase is Phase.SEARCH} == {"left", "right"}
     assert [each for each in together if "whole" in each] == [frozenset({"whole"})]
-    assert not any("without tuning" in each.text for each in watcher.of(Notice))  # a part tells nothing of it
+    assert not any(
+        "with the current settings" in each.text for each in watcher.of(Notice)
+    )  # a part tells nothing of it
     assert recipe.evidence.verdict is Verdict.FASTER
 
 

@@ -217,16 +217,16 @@ def test_a_loss_scale_may_skip_few_steps(skipped, steps, beside, passed):
     ("own", "baseline", "passed", "said"),
     [
         ([False] * 8, [False] * 8, True, "in 0% of the slices"),
-        ([True] * 2 + [False] * 6, [False] * 8, True, "cool the card"),
-        ([True] * 3 + [False] * 5, [False] * 8, False, "in 38% of the slices (baseline: 0%); cool the card"),
-        ([True] * 8, [True] * 8, True, "in 100% of the slices (baseline: 100%); cool the card"),
+        ([True] * 2 + [False] * 6, [False] * 8, True, "cool the GPU"),
+        ([True] * 3 + [False] * 5, [False] * 8, False, "in 38% of the slices (baseline: 0%); cool the GPU"),
+        ([True] * 8, [True] * 8, True, "in 100% of the slices (baseline: 100%); cool the GPU"),
     ],
 )
 def test_a_winner_that_heats_the_card_more_than_the_baseline_is_refused(own, baseline, passed, said):
     check = check_throttling(own, baseline)
     assert (check.passed, check.tells) == (passed, True)
     assert said in check.detail
-    assert ("cool the card" in check.detail) == any(own)
+    assert ("cool the GPU" in check.detail) == any(own)
 
 
 def test_a_gain_below_what_the_baseline_varies_by_itself_is_not_claimed():

@@ -206,7 +206,7 @@ def test_a_recipe_is_verified_where_a_trial_has_as_many_devices(tmp_path):
             if recipe is of_one:
                 assert verify_with(invocation, recipe).finding is ClaimResult.HOLDS
                 continue
-            with pytest.raises(RecipeError, match="where a trial has several devices, and here it has one"):
+            with pytest.raises(RecipeError, match="with several devices per trial; here a trial has one"):
                 verify_with(invocation, recipe)
 
 

@@ -21,10 +21,10 @@ from autotune.recipe.apply import environment
 from autotune.space.knobs import Device
 from autotune.tuning.events import Notice
 from autotune.tuning.surroundings import (
-    as_imported,
+    adopt_imported_settings,
+    baseline_warnings,
     foreign_load,
     instabilities,
-    oddities,
     refuse_knobs_that_cannot_act,
     worth_notes,
 )
@@ -52,7 +52,7 @@ def facts(baseline=None, *, takes_config=True, validates=False, **in_force):
 
 def taken(found, baseline=BASELINE):
     """The baseline, and the notices."""
-    return as_imported(baseline, found, where="train.py:workload")
+    return adopt_imported_settings(baseline, found, where="train.py:workload")
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ def test_what_the_workload_names_as_well_needs_no_word(shell):
 
 def test_a_file_that_denies_its_own_baseline_is_refused(shell):
     found = facts({"precision": "float32"}, precision="mixed_float16")
-    with pytest.raises(WorkloadError, match="sets precision to 'mixed_float16', and the baseline says 'float32'"):
+    with pytest.raises(WorkloadError, match="sets precision='mixed_float16', but the baseline has 'float32'"):
         taken(found)
 
 
@@ -116,7 +116,7 @@ def test_the_shells_variable_does_not_overrule_the_workload(shell):
 
 
 def test_a_file_that_sets_the_variable_is_refused(shell):
-    with pytest.raises(WorkloadError, match="sets onednn to False, and the baseline says True"):
+    with pytest.raises(WorkloadError, match="sets onednn=False, but the baseline has True"):
         taken(facts(onednn=False))
 
 
@@ -142,29 +142,30 @@ def test_threads_of_the_shell_become_the_baselines(shell, name, variable):
 
 
 def test_xla_that_keras_turns_off_is_said():
-    (said,) = oddities(facts({"jit_compile": True}), a_warm_up(), Device.CPU)
+    (said,) = baseline_warnings(facts({"jit_compile": True}), a_warm_up(), Device.CPU)
     assert "names jit_compile=true, but Keras turns XLA off" in said
 
 
 def test_settings_that_are_no_knobs_are_said():
     warm = a_warm_up()
     warm = replace(warm, started=warm.started.model_copy(update={"not_knobs": ("TF_XLA_FLAGS=--x",)}))
-    (said,) = oddities(facts(), warm, Device.CPU)
+    (said,) = baseline_warnings(facts(), warm, Device.CPU)
     assert said.startswith("TF_XLA_FLAGS=--x is in force in all trials")
 
 
 def test_what_does_nothing_on_the_device_is_said():
-    found = list(oddities(facts({"tensor_float_32": False, "prefetch": 2}), a_warm_up(), Device.CPU))
-    assert found == ["Workload(baseline=…) names tensor_float_32, which does nothing on the cpu: left out"]
+    found = list(baseline_warnings(facts({"tensor_float_32": False, "prefetch": 2}), a_warm_up(), Device.CPU))
+    assert found == ["Workload(baseline=…) names tensor_float_32, which does nothing on the cpu: omitted"]
 
 
 def test_validation_without_epochs_is_said():
     endless = a_warm_up(examples=None, epoch_seconds=None)
     assert any(
-        "time for validation is not counted" in each for each in oddities(facts(validates=True), endless, Device.CPU)
+        "time for validation is not counted" in each
+        for each in baseline_warnings(facts(validates=True), endless, Device.CPU)
     )
-    assert list(oddities(facts(), endless, Device.CPU)) == []
-    assert list(oddities(facts(validates=True), a_warm_up(), Device.CPU)) == []
+    assert list(baseline_warnings(facts(), endless, Device.CPU)) == []
+    assert list(baseline_warnings(facts(validates=True), a_warm_up(), Device.CPU)) == []
 
 
 @pytest.mark.parametrize(
@@ -181,7 +182,7 @@ def test_data_of_unknown_length_is_said(examples, uncounted, timed_by, said):
     warm = a_warm_up(epoch_seconds=0.36 if timed_by == "epochs" else None)
     found = {"examples": examples, "validation_uncounted": uncounted, "endless": False}
     warm = replace(warm, started=warm.started.model_copy(update=found))
-    notices = list(oddities(facts(validates=True), warm, Device.CPU))
+    notices = list(baseline_warnings(facts(validates=True), warm, Device.CPU))
     assert len(notices) == (said is not None)
     assert all(said in each and "assert_cardinality" in each for each in notices)
 
@@ -234,13 +235,13 @@ def test_a_run_tells_of_a_baseline_that_retraces(tmp_path):
 
 def test_what_the_note_on_the_budget_is_of_is_said():
     (short,) = worth_notes("one call of fit", samples=1000, rate=100.0, budget=60.0)
-    assert short.startswith("one call of fit takes 10 s without tuning, less than the budget")
+    assert short.startswith("one call of fit takes 10 s with the current settings, less than the budget")
     (long,) = worth_notes("the training", samples=36_000_000, rate=100.0, budget=100_000.0)
-    assert long == "the training takes 100.0 hours without tuning: the budget of 27.8 hours is 28% of that"
+    assert long == "the training takes 100.0 hours with the current settings: the budget of 27.8 hours is 28% of that"
     (minutes,) = worth_notes("one call of fit", samples=36_000, rate=100.0, budget=60.0)
-    assert minutes == "one call of fit takes 6 min without tuning: the budget of 60 s is 17% of that"
+    assert minutes == "one call of fit takes 6 min with the current settings: the budget of 60 s is 17% of that"
     (instant,) = worth_notes("one call of fit", samples=30, rate=100.0, budget=60.0)
-    assert instant.startswith("one call of fit takes 0.3 s without tuning")
+    assert instant.startswith("one call of fit takes 0.3 s with the current settings")
 
 
 @pytest.mark.parametrize(

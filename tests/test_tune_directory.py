@@ -11,7 +11,7 @@ def fail_with(error, path, *, trials=0):
 
     def run():
         directory = RunDirectory(path)
-        with directory.claimed():
+        with directory.claim():
             (path / "run.json").write_text("{}")
             for number in range(trials):
                 (directory.prepare_trial(number) / "result.json").write_text("{}")
@@ -51,7 +51,7 @@ def test_what_others_put_there_meanwhile_stays(tmp_path, there_before):
 
     def run():
         directory = RunDirectory(tmp_path / "one")
-        with directory.claimed():
+        with directory.claim():
             (directory.path / "run.json").write_text("{}")
             (directory.prepare_trial(0) / "result.json").write_text("{}")
             (directory.log_directory / "template-1.log").write_text("")
@@ -70,7 +70,7 @@ def test_what_others_put_there_meanwhile_stays(tmp_path, there_before):
 def test_a_directory_that_holds_files_of_those_names_is_refused(tmp_path, name):
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text("mine")
-    with pytest.raises(RunDirectoryError) as caught, RunDirectory(tmp_path).claimed():
+    with pytest.raises(RunDirectoryError) as caught, RunDirectory(tmp_path).claim():
         pass
     first = name.partition("/")[0]
     assert caught.value.message == f"{tmp_path} holds {first} already, where a run would write its own"

@@ -53,7 +53,7 @@ def mask_text(text: str, values: Collection[str] = ()) -> str:
 
 
 def mask_arguments(arguments: Sequence[str]) -> tuple[str, ...]:
-    """Return a script's arguments with `MASK` in place of credentials."""
+    """Return a script's arguments with `MASK` instead of credentials."""
     masked: list[str] = []
     is_value = False  # of the option before it
     for argument in arguments:

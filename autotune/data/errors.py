@@ -25,7 +25,7 @@ class AutotuneError(Exception):
         self.detail = detail
 
     def __str__(self) -> str:
-        """The message, the hint and the detail, each on a line of its own."""
+        """Return the message, the hint and the detail, on lines of their own."""
         return "\n".join(part for part in (self.message, self.hint, self.detail) if part)
 
 
@@ -60,7 +60,7 @@ class RunDirectoryError(InputError):
 
 
 class DamagedRunWarning(UserWarning):
-    """A run, or one of its trials, cannot be read and is left out."""
+    """A run, or one of its trials, cannot be read and is omitted."""
 
 
 class BudgetError(InputError):

@@ -15,10 +15,10 @@ NO_XLA = "XLA under a tf.distribute strategy fails or hangs (keras#18145, #17187
 
 
 class Trains(enum.StrEnum):
-    """How a script trains."""
+    """The kind of training loop in a script."""
 
     FIT = "fit"  # by `model.fit`
-    LOOP = "loop"  # by a loop of its own
+    LOOP = "loop"  # by a custom training loop
 
 
 class Site(Frozen):
@@ -36,7 +36,7 @@ class Site(Frozen):
 
     @property
     def key(self) -> tuple[str, str, str, int]:
-        """The parts that stay the same when lines move."""
+        """The parts of the call site that stay the same when lines move."""
         return self.file, self.function, self.call, self.order
 
 
@@ -68,17 +68,17 @@ class ScriptFacts(Frozen):
     batch_given_as: str = ""  # where the batch size comes from, in words
     step_function: Site | None = None  # of a loop: the function that XLA is asked to compile
     workers: Count = 0  # processes on this host that TF_CONFIG names for a strategy of several; 0 without
-    work_varies: bool = False  # of a loop: an update of the weights is no constant work, as after episodes
-    epochs_range: Site | None = None  # of a loop: the `range()` of its epochs, which has no end in trials
+    work_varies: bool = False  # of a loop: the work per update of the weights varies, as after episodes
+    epochs_range: Site | None = None  # of a loop: the `range()` of its epochs, which is infinite in trials
 
     @property
     def unit(self) -> str:
-        """What its speed counts: updates, where the examples of an update are unknown."""
+        """The unit of its speed: updates if the examples of an update are unknown, else samples."""
         return "updates" if self.work_varies else "samples"
 
     @property
     def recorded(self) -> ScriptFacts:
-        """The facts as files hold them: without values of variables that may be secrets."""
+        """The facts as written to files: without values of variables that may be secrets."""
         return self.model_copy(update={"variables": recorded_variables(self.variables)})
 
 

@@ -27,7 +27,7 @@ class LogInterval:
 
     @property
     def ratio(self) -> Interval | None:
-        """The interval of the ratio; None where it is unbounded, or too wide for numbers."""
+        """The interval of the ratio; None if it is unbounded, or too wide for numbers."""
         if max(abs(self.low), abs(self.high)) > 300:
             return None
         return Interval(value=math.exp(self.value), low=math.exp(self.low), high=math.exp(self.high))
@@ -69,7 +69,7 @@ class Check(Frozen, strict=True):
 
     @property
     def tells(self) -> bool:
-        """Whether enough was measured to pass or fail."""
+        """True if enough was measured to pass or fail."""
         return self.value is not None or not self.passed
 
 
@@ -79,7 +79,7 @@ Name = Literal[
 
 
 class Bottleneck(Frozen):
-    """What limits a trial, in XProf's words."""
+    """The limit of a trial's speed, in XProf's words."""
 
     name: Name
     share: Amount | None = None  # of a step: the figure that it rests on

@@ -30,7 +30,7 @@ _REQUIRED: Any = dataclasses.MISSING
 
 @dataclass(frozen=True)
 class Option:
-    """What is declared of an option besides its type and default."""
+    """The declaration of an option besides its type and default."""
 
     help: str
     bounds: tuple[float, float] = (0.0, 0.0)  # of a number
@@ -45,12 +45,12 @@ def option(default: Any, *declared: Any, **flags: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """How a run is to be done, checked when it is made."""
+    """The options of a run, checked when they are made."""
 
     budget: float = option(
         _REQUIRED,
         "Wall-clock time for everything: 90s, 10m, 1h30m. When left out, the run ends as soon as the answer is "
-        "settled, after ten minutes at most. With resume, the time to go on with; when left out, what is left.",
+        "settled, after ten minutes at most. With resume, the time to continue for; when left out, what is left.",
         (1.0, 1e7),
         is_duration=True,
     )
@@ -61,7 +61,7 @@ class Options:
     )
     thorough: bool = option(False, "Search the device's wider space, such as gpu_thorough.")
     trials: int | None = option(None, "The most trials of the search.", (1, 10**9), may_change=True)
-    seed: int = option(0, "Makes the samples repeatable, given the same results.", (0, 2**32 - 1))
+    seed: int = option(0, "Seed of the sampler and of the order of slices.", (0, 2**32 - 1))
     min_gain: float = option(MIN_GAIN, "Smallest gain worth a recommendation: 0.02 is two percent.", (0.0, 1e3))
     trial_timeout: float | None = option(
         None, "Time for one trial; planned from the baseline when left out.", (1.0, 1e7), is_duration=True
@@ -147,7 +147,7 @@ class Options:
 
     @property
     def searching(self) -> float:
-        """Seconds of the budget before the watch at the end."""
+        """The seconds of the budget before the soak at the end."""
         return max(1.0, self.budget - (self.soak or 0.0))
 
     def __post_init__(self) -> None:
@@ -163,7 +163,7 @@ class Options:
             raise ArgumentError("devices is for the local executor", hint="Ray assigns GPUs: use seat_devices.")
         if self.executor == "local" and (self.ray_address is not None or self.ray_upload):
             raise ArgumentError("ray_address and ray_upload are for executor='ray'", hint="Give --executor ray too.")
-        checked_args(self.args)
+        check_args(self.args)
         if self.thorough and self.space is not None:
             raise ArgumentError("thorough and space were both given", hint="--space gpu_thorough is the same.")
 
@@ -175,7 +175,7 @@ class Options:
 
     @property
     def to_repeat(self) -> list[str]:
-        """The words of a command line that `--resume` needs again: credentials, and what no file may decide."""
+        """The arguments that `--resume` needs again: credentials, and choices that no file may make."""
         words = ["--allow-writes"] if self.allow_writes else []
         if self.ray_address is not None:
             words += ["--ray-address", self.ray_address]
@@ -183,7 +183,7 @@ class Options:
         return [*words, "--", *recorded] if masked_names(recorded) else words
 
     def resumed_with(self, given: Mapping[str, object]) -> Options:
-        """Return the options with which a run that had these goes on. Raises ArgumentError."""
+        """Return the options with which a run that had these continues. Raises ArgumentError."""
         # A run directory may be somebody else's: it neither allows writes nor names a host to connect to.
         lacks_args = masked_names(self.args) and not given.get("args")
         if lacks_args or any(getattr(self, name) and not given.get(name) for name in ("allow_writes", "ray_address")):
@@ -193,11 +193,11 @@ class Options:
             )
         options, usual = self, Options(budget=self.budget)
         if masked_names(self.args):
-            args = checked_args(given["args"])  # type: ignore[arg-type]  # checked there
+            args = check_args(given["args"])  # type: ignore[arg-type]  # checked there
             if mask_arguments(args) != self.args:
                 raise ArgumentError(
                     "the script's arguments differ from those of the run to be resumed",
-                    hint=f"They were {shlex.join(self.args)}, with credentials in place of {MASK}.",
+                    hint=f"They were {shlex.join(self.args)}, with credentials replaced by {MASK}.",
                 )
             options, given = replace(options, args=args), {**given, "args": None}
         for name, value in given.items():
@@ -306,7 +306,7 @@ def seconds_of(name: str, value: object, *, may_be_zero: bool = False) -> float:
     return seconds
 
 
-def checked_args(args: Sequence[str]) -> tuple[str, ...]:
+def check_args(args: Sequence[str]) -> tuple[str, ...]:
     """Return arguments of the user's file as another process can be given them. Raises ArgumentError."""
     if isinstance(args, str) or not all(isinstance(argument, str) for argument in args):
         raise ArgumentError(

@@ -8,9 +8,9 @@ import unicodedata
 LONGEST_MESSAGE = 1000  # characters
 
 
-def one_line(what: object, *, longest: int | None = None) -> str:
-    r"""Return `what` as one line, cut in its middle to `longest` characters: `"a\nb\x1b[0m"` becomes `a b\x1b[0m`."""
-    text = _without_middle(str(what), longest)  # it may have millions of characters
+def one_line(value: object, *, longest: int | None = None) -> str:
+    r"""Return `value` as one line, cut in its middle to `longest` characters: `"a\nb\x1b[0m"` becomes `a b\x1b[0m`."""
+    text = _without_middle(str(value), longest)  # it may have millions of characters
     return _without_middle("".join(map(_shown, text)), longest)
 
 

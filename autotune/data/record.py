@@ -1,4 +1,4 @@
-"""What is kept of a trial: its outcome, its slices, its figures. Written as `trials/NNNN/result.json`.
+"""The record of a trial: its outcome, slices and figures. Written as `trials/NNNN/result.json`.
 
 Times are in seconds, sizes in bytes, throughput in samples per second. What was not measured is None.
 Version history of the format: 1, the first.
@@ -18,7 +18,7 @@ from autotune.data.models import Amount, Count, Frozen, Many, Number, Positive, 
 
 
 class Place(Frozen):
-    """Where the trials of a seat run."""
+    """The host and devices on which the trials of a seat run."""
 
     seat: str
     host: str
@@ -29,7 +29,7 @@ class Place(Frozen):
 
 
 class Outcome(enum.StrEnum):
-    """How a trial ended."""
+    """The outcome of a trial."""
 
     OK = "ok"
     PRUNED = "pruned"  # ended early because it could not win any more; what was measured is kept
@@ -44,12 +44,12 @@ class Outcome(enum.StrEnum):
 
     @property
     def measured(self) -> bool:
-        """Whether the trial's figures may be compared with others'."""
+        """True if the trial's figures may be compared with those of others."""
         return self in (Outcome.OK, Outcome.PRUNED)
 
 
 class Phase(enum.StrEnum):
-    """What a trial was for."""
+    """The purpose of a trial."""
 
     BASELINE = "baseline"
     SEARCH = "search"
@@ -58,7 +58,7 @@ class Phase(enum.StrEnum):
 
 
 class Pairing(enum.StrEnum):
-    """How a candidate's slices were set against the baseline's."""
+    """The order in which slices of candidate and baseline were measured."""
 
     ALTERNATING = "alternating"  # both alive, taking turns, each frozen while it is not its turn
     BRACKETED = "bracketed"  # baseline, candidate, baseline again: both did not fit in memory together
@@ -77,7 +77,7 @@ class Lean(Frozen):
 
 
 class StepSeconds(Frozen):
-    """Seconds per step within a slice, as quantiles over calls of the train function."""
+    """The seconds per step within a slice, as quantiles over calls of the train function."""
 
     p50: Amount
     p90: Amount
@@ -127,7 +127,7 @@ class Pair(Lean):
 
 
 class Boundary(Frozen):
-    """What lies between two epochs of a training that is timed by steps."""
+    """The cost between two epochs of a training that is timed by steps."""
 
     seconds: Amount  # an epoch's cost beyond steps and validation: a new iterator, a refilled shuffle buffer
     validation_seconds: Amount = 0.0
@@ -136,12 +136,12 @@ class Boundary(Frozen):
     tail_excluded: bool = False
 
     def seconds_at(self, seconds_per_example: float) -> float:
-        """What an epoch costs beyond its steps at another pace of training; validation scales with the pace."""
+        """Return the seconds between epochs at another training speed; validation scales with the speed."""
         return self.seconds + self.validation_seconds * seconds_per_example / self.seconds_per_example
 
 
 class ProcessLog(Frozen):
-    """What a process of a trial reported: once it was warm, and when it closed. The names are those of the pipe."""
+    """The reports of a trial's process, once warm and at its end. Names are those of the pipe."""
 
     launch_seconds: Amount  # from asking for the process to the fork
     first_step_seconds: Amount  # from asking for the process to the end of its first step
@@ -167,13 +167,13 @@ class ProcessLog(Frozen):
 
 
 class Standing(enum.StrEnum):
-    """How a leader's confirmation stands."""
+    """The standing of a leader's confirmation."""
 
     OPEN = "open"  # more pairs are to come
     OUT_OF_TIME = "out_of_time"  # the run ended before it was decided
     CONFIRMED = "confirmed"
     NOT_SHOWN = "not_shown"  # its error is spent, or it is surely slower than what counts
-    UNSTABLE = "unstable"  # it failed, or broke a rule
+    UNSTABLE = "unstable"  # it failed, or failed a stability check
 
 
 LOOK_SHARE = 0.2
@@ -195,7 +195,7 @@ class Looks(Frozen):
 
     @property
     def confidence(self) -> float:
-        """Of the interval at each look."""
+        """The confidence of the interval at each look."""
         return 1 - LOOK_SHARE * self.error
 
 
@@ -234,7 +234,7 @@ class TrialRecord(Frozen):
     pairs: Many[Pair] = ()  # slices beside the baseline's
     slices: Many[Slice] = ()  # slices taken alone (the baseline's own)
     looks: Many[Looks] = ()  # of a leader's confirmation; the last ones are in force
-    checks: Many[Check] = ()  # a leader's stability rules at the last look, and its losses compared
+    checks: Many[Check] = ()  # a leader's stability checks at the last look, and its losses compared
     processes: Many[ProcessLog] = ()  # those that became warm, in order; the figures below follow from them
     stopped_by: Literal["narrow", "cannot_win", "behind", "ahead", "time"] | None = None
     throughput: Interval | None = None  # of a long training, epoch boundaries included
@@ -260,30 +260,32 @@ class TrialRecord(Frozen):
 
     @property
     def measured_seconds(self) -> float:
-        """Seconds of them."""
-        return sum(each.seconds for each in self.own_slices)
+        """The seconds of its own slices."""
+        return sum(measured.seconds for measured in self.own_slices)
 
 
 def baseline_trial(records: Sequence[TrialRecord]) -> TrialRecord | None:
-    """The baseline's own trial; None where it is not among those that can be read."""
+    """Return the baseline's own trial; None if it cannot be read."""
     return next((record for record in records if record.phase is Phase.BASELINE), None)
 
 
-def examined_baseline(records: Sequence[TrialRecord]) -> TrialRecord | None:
+def baseline_with_ceilings(records: Sequence[TrialRecord]) -> TrialRecord | None:
     """Return the baseline's record that knows its ceilings: the search's own, or that of a confirmation."""
     searched = baseline_trial(records)
-    alike = [record for record in records if searched and record.configuration == searched.configuration]
-    return next((record for record in alike if record.ceilings is not None), searched)
+    same = [record for record in records if searched and record.configuration == searched.configuration]
+    return next((record for record in same if record.ceilings is not None), searched)
 
 
 def reference_of(record: TrialRecord, records: Sequence[TrialRecord]) -> TrialRecord:
-    """The record of the baseline that a trial stood beside; a confirmation has its own. Itself where that is lost."""
+    """Return the record of the baseline measured with a trial; the baseline's own trial if that is lost."""
     baseline = baseline_trial(records) or record
     if record.phase is not Phase.CONFIRM:
         return baseline
-    told = [looks.reference for each in records for looks in each.looks if record.trial in (each.trial, looks.champion)]
-    for each in reversed(records):
-        own = not told and each.phase is Phase.CONFIRM and each.slices and each.trial <= record.trial
-        if own or each.trial in told[-1:]:
-            return each
+    references = [
+        looks.reference for known in records for looks in known.looks if record.trial in (known.trial, looks.champion)
+    ]
+    for known in reversed(records):
+        is_own = not references and known.phase is Phase.CONFIRM and known.slices and known.trial <= record.trial
+        if is_own or known.trial in references[-1:]:
+            return known
     return baseline

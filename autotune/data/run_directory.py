@@ -52,7 +52,7 @@ Text = Annotated[str, AfterValidator(lambda text: text.encode(errors="backslashr
 
 
 class WorkloadRecord(Frozen):
-    """What is known of the workload; `examples` to `settings` only once the baseline has started."""
+    """The facts of the workload; `examples` to `settings` only once the baseline has started."""
 
     name: str
     reference: str  # where it was loaded from, as `file.py:name`
@@ -60,9 +60,9 @@ class WorkloadRecord(Frozen):
     batch_size: Number  # the baseline's
     batched: bool = False  # its dataset does its own batching
     drop_remainder: bool = False  # a smaller last batch is dropped
-    takes_config: bool = False  # its dataset() is told the configuration
+    takes_config: bool = False  # its dataset() takes the configuration
     examples: Count | None = None  # per epoch; None when endless or unknown
-    endless: bool | None = None  # its dataset has no end
+    endless: bool | None = None  # its dataset is infinite
     element: str | None = None  # what a batch is, in words
     batch_ranks: Many[int | None] | None = None  # axes of each tensor of a batch; None where that varies
     parameters: Count | None = None  # the model's weights, as a count
@@ -80,7 +80,7 @@ class SearchSpaceRecord(Frozen):
 
 
 class Resumption(Frozen):
-    """When a run was resumed (ISO 8601), and how many seconds it had taken until it was stopped."""
+    """The time a run was resumed (ISO 8601), and the seconds it had taken until it was stopped."""
 
     at: str
     spent_seconds: Amount
@@ -120,7 +120,7 @@ class RunDirectory:
         return self.path.resolve().name
 
     def trial_directory(self, trial: int) -> Path:
-        """Where one trial's files are."""
+        """Return the directory of a trial's files."""
         return self.path / "trials" / f"{trial:04d}"
 
     def create(self) -> None:
@@ -143,7 +143,7 @@ class RunDirectory:
             self._lock.acquire()
 
     @contextlib.contextmanager
-    def claimed(self) -> Iterator[None]:
+    def claim(self) -> Iterator[None]:
         """Create the directory and hold its lock; empty it again if the input is wrong before anything was tried."""
         made = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
         self.create()
@@ -164,7 +164,7 @@ class RunDirectory:
             self.release()
 
     @contextlib.contextmanager
-    def reopened(self) -> Iterator[None]:
+    def reopen(self) -> Iterator[None]:
         """Hold the lock of a run that is resumed. Raises `RunDirectoryError` if another process has it."""
         self.refuse_links()
         with self._refusals("Wait for it, or end it.", "Make it writable, or start a new run."):
@@ -184,8 +184,8 @@ class RunDirectory:
         except filelock.Timeout as error:
             raise RunDirectoryError(f"{self.path} is in use by another autotune process", hint=in_use) from error
         except OSError as error:
-            what = f"cannot write to {self.path}: {error.strerror}"
-            raise RunDirectoryError(what, hint=not_writable) from error
+            problem = f"cannot write to {self.path}: {error.strerror}"
+            raise RunDirectoryError(problem, hint=not_writable) from error
 
     def refuse_links(self) -> None:
         """Raise `RunDirectoryError` where it holds a link, a pipe or a device: it may come from somebody else."""
@@ -228,15 +228,15 @@ class RunDirectory:
                     file.unlink(missing_ok=True)
 
     @contextlib.contextmanager
-    def told_when_gone(self) -> Iterator[None]:
+    def report_removal(self) -> Iterator[None]:
         """Say that the directory is gone if an error comes from that."""
         try:
             yield
         except (AutotuneError, OSError) as error:
             if self.path.is_dir():
                 raise
-            what = f"the run directory is gone: {self.path} was removed or renamed while the run went on"
-            raise RunDirectoryError(what, hint="Start a new run.") from error
+            problem = f"the run directory is gone: {self.path} was removed or renamed while the run went on"
+            raise RunDirectoryError(problem, hint="Start a new run.") from error
 
     def release(self) -> None:
         """Give the lock back."""
@@ -266,8 +266,8 @@ class RunDirectory:
         try:
             directory.mkdir(exist_ok=True)  # not its parents: a run that was deleted is not begun again
         except OSError as error:
-            what = f"cannot write to {directory}: {error.strerror}"
-            raise RunDirectoryError(what, hint="What was finished before stays readable.") from error
+            problem = f"cannot write to {directory}: {error.strerror}"
+            raise RunDirectoryError(problem, hint="What was finished before stays readable.") from error
         return directory
 
     def read_run(self) -> RunRecord:
@@ -310,7 +310,7 @@ class RunDirectory:
 def left_out(problems: Sequence[RunDirectoryError]) -> str:
     """Say in one sentence which trials are left out, and why."""
     others = f"this trial and {len(problems) - 1} others are" if len(problems) > 1 else "this trial is"
-    return f"{problems[0].message}: {others} left out"
+    return f"{problems[0].message}: {others} omitted"
 
 
 def _read_trial(file: Path) -> TrialRecord:
@@ -318,7 +318,7 @@ def _read_trial(file: Path) -> TrialRecord:
     record = _read(file, TrialRecord, hint="Make it readable, or remove its trial's directory.")
     parse_utc(record.started_at, file)
     if file.parent.name != f"{record.trial:04d}":
-        raise damaged(file, f"trial: {record.trial}, expected the number of its directory")
+        raise damage_error(file, f"trial: {record.trial}, expected the number of its directory")
     return record
 
 
@@ -336,7 +336,7 @@ def _read(file: Path, kind: type[Record], *, hint: str) -> Record:
     try:
         content = read_at_most(file, LARGEST_FILE_BYTES)
         if len(content) > LARGEST_FILE_BYTES:
-            raise damaged(file, f"larger than {LARGEST_FILE_BYTES} bytes")
+            raise damage_error(file, f"larger than {LARGEST_FILE_BYTES} bytes")
         return kind.model_validate_json(content)
     except OSError as error:
         raise RunDirectoryError(f"cannot read {file}: {error.strerror}", hint=hint) from error
@@ -346,13 +346,13 @@ def _read(file: Path, kind: type[Record], *, hint: str) -> Record:
             raise RunDirectoryError(
                 f"{file}: written by another version of autotune", hint="Upgrade autotune to read it."
             ) from error
-        raise damaged(file, f"{where or 'the file'}: {mistake}") from error
+        raise damage_error(file, f"{where or 'the file'}: {mistake}") from error
 
 
-def damaged(file: Path, what: str) -> RunDirectoryError:
+def damage_error(file: Path, problem: str) -> RunDirectoryError:
     """Return the error for a file with content that no run has written."""
     return RunDirectoryError(
-        f"{file} is damaged: {what}", hint="Remove the run directory, or name only the other runs."
+        f"{file} is damaged: {problem}", hint="Remove the run directory, or name only the other runs."
     )
 
 
@@ -362,7 +362,7 @@ def parse_utc(text: str, file: Path) -> datetime:
         moment = datetime.fromisoformat(text)
         return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
     except (ValueError, OverflowError) as error:
-        raise damaged(file, f"started_at: {short(text)} is not a time") from error
+        raise damage_error(file, f"started_at: {short(text)} is not a time") from error
 
 
 def new_run_directory(results: Path, workload: str) -> RunDirectory:
@@ -394,7 +394,7 @@ def find_runs(*paths: str | Path) -> tuple[RunDirectory, ...]:
         if not readable:
             raise problems[0]
         for error in problems:
-            warnings.warn(f"{error.message}: this run is left out", DamagedRunWarning, stacklevel=3)
+            warnings.warn(f"{error.message}: this run is omitted", DamagedRunWarning, stacklevel=3)
         for directory in readable:
             found.setdefault(directory.path.resolve(), directory)
     return tuple(found.values())

@@ -165,22 +165,22 @@ def _saving_in_words(recipe: Recipe) -> str:
     before, after = samples / evidence.baseline_throughput.value, samples / evidence.throughput.value
     spent = recipe.created_by.spent_seconds
     saved = before - after
-    cost = f"tuning took {duration(spent)}"
+    cost = f"Tuning took {duration(spent)}"
     if saved > spent:
-        cost += f", which is paid back after {duration(spent * after / saved)} of training"
-    return f"Your training of {samples:,} samples: {duration(after)} instead of {duration(before)}; {cost}."
+        cost += f", and pays for itself after {duration(spent * after / saved)} of training"
+    return f"Your training of {samples:,} samples takes {duration(after)} instead of {duration(before)}. {cost}."
 
 
 def show_usage(
     recipe: Recipe, path: Path, *, tuned: str, to_repeat: Sequence[str] = (), console: RichConsole | None = None
 ) -> None:
-    """Print the lines that training code needs, or the command that goes on. `tuned`: the workload as it was named."""
+    """Print the lines that training code needs, or the command that continues the run. `tuned`: the workload."""
     console = console or terminal()
     script, seconds = recipe.workload.script, recipe.evidence.go_on_seconds
     is_baseline = not recipe.changes and "global_batch" not in recipe.baseline
     if seconds is not None:
         command = resume_command(tuned, path.parent, to_repeat, seconds=seconds)
-        lines = [f"To settle it, go on for about {duration(seconds)} with all that was measured:", f"    {command}"]
+        lines = [f"To continue for about {duration(seconds)} with everything measured so far:", f"    {command}"]
         if recipe.candidate is not None and recipe.candidate.may_be_faster:
             command = usage(recipe, path, tuned)[0]
             if script is not None:
@@ -193,7 +193,7 @@ def show_usage(
     elif is_baseline:
         lines = [
             "The recipe is the baseline. Training code that trains like it needs no change.",
-            "NumPy arrays passed to fit, or a tf.distribute strategy, were not measured.",
+            "This does not cover NumPy arrays passed to fit, or a tf.distribute strategy: they were not measured.",
         ]
     else:
         heading = "To train with it:" if script is not None else "In your training code:"
@@ -203,7 +203,7 @@ def show_usage(
 
 
 def resume_command(tuned: str, directory: Path, to_repeat: Sequence[str] = (), *, seconds: float | None = None) -> str:
-    """Return the shell command that goes on with a run: for so many seconds, or for what is left of its own budget."""
+    """Return the shell command that continues a run: for so many seconds, or for the rest of its own budget."""
     words = ["autotune", "tune", tuned, "--resume", str(directory)]
     words += [] if seconds is None else ["--budget", f"{seconds:.0f}s"]
     return one_line(shlex.join([*words, *to_repeat]))
@@ -216,7 +216,7 @@ def show_diff(diff: str, rest: Sequence[str]) -> None:
     if not diff:
         say("The script itself needs no change.")
     if rest:
-        note(f"not in this edit, because it takes more than a constant: {', '.join(rest)}; autotune run sets it")
+        note(f"this edit omits {', '.join(rest)}, which needs more than a constant; `autotune run` sets it")
 
 
 def show_verification(verification: Verification) -> None:

@@ -48,8 +48,8 @@ def tune(
         args: The file's own arguments.
         options: See `Options`.
         out: The run directory; a new one below results/ when left out.
-        resume: The directory of a run, ended or stopped: it goes on with all that was measured. A budget given with it
-            is the time to go on with.
+        resume: The directory of a run, ended or stopped: it continues with all that was measured. A budget given with
+            it is the time to continue for.
         wait: Wait until earlier runs on the same devices of this machine have ended. The budget begins then.
     """
     from autotune.front.closing import resume_command, show_recipe, show_usage
@@ -65,7 +65,7 @@ def tune(
             hint = "Nothing was measured yet."
             if progress.directory and progress.directory.exists():
                 again = resume_command(workload, progress.directory, to_repeat(progress.directory))
-                hint = f"To go on with what was measured: {again}"
+                hint = f"To continue the run: {again}"
             raise TuningInterruptedError("interrupted", hint=hint) from interrupt
     assert progress.directory is not None
     path = progress.directory / "recipe.json"
@@ -95,7 +95,7 @@ def run(
         recipe: A recipe.json of this script.
         script: The script, such as train.py or -m package.train. What follows it are its own arguments.
         args: The file's own arguments.
-        skip_missing: Go on without a knob whose place in the script is gone.
+        skip_missing: Continue without a knob whose place in the script is gone.
         scale_learning_rate: Multiply the learning rate by the ratio of the batch sizes (linear), or by its root (sqrt).
         on_mismatch: What to do if this machine differs from the recipe's.
         candidate: Train with the best candidate of an undecided run, which is not confirmed to be faster.
@@ -128,7 +128,7 @@ def verify(
     """Measure a recipe against its baseline again, here and now: does its claim hold?
 
     It holds (exit code 0). Or else (exit code 1) it is weaker: faster, but clearly by less than claimed; gone: no gain
-    is shown, and clearly less than claimed; unstable: it failed, or broke a stability rule; undecided: too little was
+    is shown, and clearly less than claimed; unstable: it failed, or failed a stability check; undecided: too little was
     measured to tell, and the reason says what to do.
 
     Other exit codes: 2 wrong arguments or input, such as a recipe of another workload or baseline; 3 the

@@ -161,7 +161,7 @@ class Progress:
             self.break_silence()
 
     def break_silence(self) -> None:
-        """Say what goes on if nothing was said for 15 s."""
+        """Print the current activity if nothing was printed for 15 s."""
         with self._drawing:
             now = self._clock()
             if self._ended.is_set() or now - self._drawn_at < LONGEST_SILENCE_SECONDS:
@@ -263,5 +263,5 @@ def trial_line(record: TrialRecord, changes: str, *, stamp: str, unit: str = "sa
         why = "" if cause is None else f": {CAUSES[cause]}"
         text.append(f"  ({count} of {len(record.pairs)} pairs discarded{why})", style="dim")
     if record.outcome.measured and record.settled is False:
-        text.append("  (was still getting faster when it was measured)", style="dim")
+        text.append("  (had not reached a steady speed)", style="dim")
     return text

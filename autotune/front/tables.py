@@ -48,10 +48,7 @@ def show_history(frame: pandas.DataFrame, console: RichConsole | None = None) ->
     say("  ".join(columns), console, style="bold")
     for row in _cells(frame, columns):
         say("  ".join(row), console)
-    say(
-        f"{plural(len(frame), 'trial')}; each speed-up is over the baseline_throughput that was measured beside it",
-        console,
-    )
+    say(f"{plural(len(frame), 'trial')}; each speed-up is relative to the trial's own baseline_throughput", console)
 
 
 def _cells(frame: pandas.DataFrame, columns: Iterable[str]) -> list[list[str]]:
@@ -121,7 +118,7 @@ def show_space(source: str, space: ResolvedSpace) -> None:
     """Print a search space as it resolves here, and the file or name that it comes from."""
     rows: list[tuple[str, str | Text]] = [
         *((name, " ".join(map(format_value, choices))) for name, choices in space.choices.items()),
-        *((name, Text(f"left out: {one_line(why)}", style="dim")) for name, why in space.left_out.items()),
+        *((name, Text(f"omitted: {one_line(why)}", style="dim")) for name, why in space.left_out.items()),
     ]
     terminal().print(table(("knob", "choices here"), rows))
     say(f"{source}: {space.size:,} configurations")
@@ -138,7 +135,7 @@ def show_findings(findings: Sequence[Finding], *, as_json: bool) -> None:
     styles = {Level.STOPS: "bold red", Level.SLOWS: "yellow", Level.FACT: ""}
     for finding in findings:
         fix = f" → {finding.fix}" if finding.fix else ""
-        say(f"{finding.level.value:<6} {finding.what}{fix}", console, style=styles[finding.level])
+        say(f"{finding.level.value:<6} {finding.text}{fix}", console, style=styles[finding.level])
     if first:
         console.print()
         say(f"First: {first}", console, style="bold")

@@ -35,7 +35,7 @@ def tune(
         args: `sys.argv[1:]` of the script or the workload's file, in trials. When left out there are none; a `Workload`
             has those of the running program, and a resumed run its own.
         out: The run directory; a new one below `results/` when left out.
-        resume: The directory of a run, ended or stopped: it goes on with all that was measured. It keeps its options,
+        resume: The directory of a run, ended or stopped: it continues with all that was measured. It keeps its options,
             except for `budget`, `trials`, `soak`, `train_samples`, `executor` and the choice of seats.
         wait: Wait until earlier runs on the same devices of this machine have ended. The budget begins then.
         observe: Is called with each event, see `autotune.tuning.events`.

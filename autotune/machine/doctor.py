@@ -20,7 +20,7 @@ SMALL_SHM, SLOW_DISK, RESTLESS = 256 << 20, 100e6, 0.05
 
 
 class Level(enum.StrEnum):
-    """How much a finding matters."""
+    """The severity of a finding."""
 
     STOPS = "stops"  # TensorFlow cannot use the device
     SLOWS = "slows"  # it is clearly slower than it could be, or figures will be uncertain
@@ -43,7 +43,7 @@ class GpuState(Frozen):
 
 
 class MachineState(Frozen):
-    """What was read of a machine."""
+    """The state of a machine as it was read."""
 
     tensorflow: str | None = None  # the installed version
     built_with: dict[str, str] | None = None  # CUDA and cuDNN that it wants; None: built without CUDA
@@ -71,20 +71,20 @@ class Finding(NamedTuple):
     """One thing about the machine, and what to do about it."""
 
     level: Level
-    what: str
+    text: str
     fix: str = ""
 
 
-def _stops(what: str, fix: str) -> Finding:
-    return Finding(Level.STOPS, what, fix)
+def _stops(problem: str, fix: str) -> Finding:
+    return Finding(Level.STOPS, problem, fix)
 
 
-def _slows(what: str, fix: str) -> Finding:
-    return Finding(Level.SLOWS, what, fix)
+def _slows(problem: str, fix: str) -> Finding:
+    return Finding(Level.SLOWS, problem, fix)
 
 
-def _fact(what: str, fix: str = "") -> Finding:
-    return Finding(Level.FACT, what, fix)
+def _fact(text: str, fix: str = "") -> Finding:
+    return Finding(Level.FACT, text, fix)
 
 
 def diagnose(state: MachineState) -> list[Finding]:
@@ -109,9 +109,9 @@ def _check_software(state: MachineState) -> Iterator[Finding]:
         yield _stops(problem, "Install it anew in a fresh virtual environment.")
         return
     if state.built_with is None:
-        what = f"TensorFlow {state.tensorflow} is built without CUDA"
+        problem = f"TensorFlow {state.tensorflow} is built without CUDA"
         fix = "pip uninstall tensorflow-cpu && pip install 'tensorflow[and-cuda]'"
-        yield _stops(what, fix) if has_gpu else _fact(what)
+        yield _stops(problem, fix) if has_gpu else _fact(problem)
         return
     cuda, cudnn = state.built_with.get("cuda_version", ""), state.built_with.get("cudnn_version", "")
     yield _fact(f"TensorFlow {state.tensorflow} wants CUDA {cuda} and cuDNN {cudnn}")
@@ -131,7 +131,7 @@ def _check_driver(state: MachineState) -> Iterator[Finding]:
     if state.driver is None:
         if state.pci_nvidia:
             fix = "Install NVIDIA's driver, or start the container with GPUs (docker run --gpus all)."
-            yield _stops("an NVIDIA device is on the bus, and its driver does not answer", fix)
+            yield _stops("an NVIDIA device is present, but its driver does not respond", fix)
         elif state.built_with is not None:
             yield _fact("no NVIDIA device: TensorFlow runs on the processor")
         return
@@ -144,7 +144,7 @@ def _check_driver(state: MachineState) -> Iterator[Finding]:
         fix = "Unset CUDA_VISIBLE_DEVICES, or name a GPU of `nvidia-smi -L` in it."
         yield _stops(f"CUDA_VISIBLE_DEVICES={state.visible!r} hides every GPU", fix)
     elif not state.cards:
-        fix = "See what nvidia-smi says; a card that has fallen off the bus needs a restart."
+        fix = "See what nvidia-smi says; a GPU that has fallen off the bus needs a restart."
         yield _stops("the driver shows no GPU", fix)
 
 
@@ -160,13 +160,13 @@ def _check_cards(state: MachineState) -> Iterator[Finding]:
             yield _stops(f"{card.name} is in {card.mode} mode{holder}", fix)
         elif card.others:
             processes = f"{card.others} other process{'' if card.others == 1 else 'es'}"
-            yield _slows(f"{processes} on {card.name}", "Tune while nobody else uses the card.")
+            yield _slows(f"{processes} on {card.name}", "Tune while nobody else uses the GPU.")
         if card.ecc_errors:
             problem = f"{card.name} has {plural(card.ecc_errors, 'memory error')} that could not be corrected"
-            yield _slows(problem, "Reset the card, and replace it where they come back.")
+            yield _slows(problem, "Reset the GPU, and replace it if they return.")
         if card.power_limit and card.power_default and card.power_limit < 0.9 * card.power_default:
             problem = f"{card.name} is limited to {card.power_limit:.0f} of its usual {card.power_default:.0f} W"
-            yield _slows(problem, f"nvidia-smi -pl {card.power_default:.0f}, where that is allowed.")
+            yield _slows(problem, f"nvidia-smi -pl {card.power_default:.0f}, if that is allowed.")
 
 
 def _describe_capability(capability: tuple[int, int] | None) -> str:
@@ -187,9 +187,9 @@ def _check_host(state: MachineState) -> Iterator[Finding]:
         half = "computes in bfloat16" if "bf16" in best else "has no units for bfloat16"
         yield _fact(f"processor: {best.replace('_', '-').upper()}, {half}; {state.numa_nodes} NUMA")
     if state.usable_cores < state.cores:
-        what = f"{state.usable_cores:g} of the machine's {state.cores} cores may be used here"
+        problem = f"{state.usable_cores:g} of the machine's {state.cores} cores may be used here"
         fix = "Give the container more (docker run --cpus), or this process (taskset)."
-        yield _slows(what, fix) if state.usable_cores < 0.75 * state.cores else _fact(what, fix)
+        yield _slows(problem, fix) if state.usable_cores < 0.75 * state.cores else _fact(problem, fix)
     if 0 < state.usable_memory_bytes < state.memory_bytes:
         usable, memory = state.usable_memory_bytes / 2**30, state.memory_bytes / 2**30
         yield _fact(f"{usable:.1f} of {memory:.1f} GiB of memory are usable")
@@ -206,19 +206,19 @@ def _check_surroundings(state: MachineState) -> Iterator[Finding]:
         if name in state.environment:
             yield _fact(f"{name} is set, but TensorFlow no longer reads it")
     if state.uncontained == "":
-        yield _fact("trials are contained: the kernel keeps what they write away from your files")
+        yield _fact("trials are isolated: the kernel redirects their writes")
     elif state.uncontained is not None:
-        what = f"trials cannot be contained ({state.uncontained}): only what Python itself writes is watched"
+        problem = f"trials cannot be isolated ({state.uncontained}): only Python's own writes are intercepted"
         yield _fact(
-            what,
+            problem,
             "Allow user namespaces, as by docker run --security-opt seccomp=unconfined, or keep copies of your files.",
         )
     if state.jitter is None:
         return
-    spread = f"equal stretches of work differ by {state.jitter:.0%}"
+    spread = f"equal work varies by {state.jitter:.0%}"
     if state.jitter >= RESTLESS:
         minutes = min(30, math.ceil(3 * (state.jitter / RESTLESS)))
-        problem = f"this machine is restless: {spread}; expect wide intervals"
+        problem = f"this machine is noisy: {spread} in time; expect wide intervals"
         yield _slows(problem, f"Tune with --budget {minutes}m, and while little else runs.")
     else:
-        yield _fact(f"this machine is calm: {spread}; a budget of 3 minutes will do")
+        yield _fact(f"this machine is quiet: {spread}; a budget of 3 minutes is enough")

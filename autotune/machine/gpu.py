@@ -189,7 +189,7 @@ def _pick_devices(nvml: Any, wanted: str, devices: list[NvmlDevice], handles: li
 
 
 class GpuCounters(NamedTuple):
-    """What a GPU has counted up to a moment."""
+    """The counters of a GPU at a moment."""
 
     at: float  # seconds, by a clock that only goes forward
     joules: float | None

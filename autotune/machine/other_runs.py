@@ -51,7 +51,7 @@ def local_devices(gpus: Sequence[str]) -> tuple[str, ...]:
 
 
 @contextlib.contextmanager
-def announced(
+def announce_run(
     directory: Path,
     devices: Sequence[str],
     *,
@@ -60,7 +60,7 @@ def announced(
     advice: str = "",
     within: Path | None = None,
 ) -> Iterator[float]:
-    """Announce a run for as long as it goes on, and say which other one uses its devices.
+    """Announce a run while it lasts, and name another one that uses its devices.
 
     Args:
         directory: Its run directory.

@@ -53,7 +53,7 @@ def _descendants(pid: int) -> Iterator[int]:
 
 @dataclass(frozen=True, kw_only=True)
 class Counters:
-    """What was counted up to a moment, in seconds."""
+    """The counters of the processor at a moment, in seconds."""
 
     at: float  # the moment, by a clock that only goes forward
     own: float  # processor time of this process and of its children, ended ones too

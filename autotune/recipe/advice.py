@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 UNUSED_SHARE, CLOSING_SECONDS = 0.05, 2.0  # that may be left of a budget that has ended
 WORTH_SAYING = 1.05  # the least upper bound on a gain that is worth a sentence
-GOOD_SCALING = 0.7  # share of its devices' speed; a training that reaches less is told so
+GOOD_SCALING = 0.7  # share of its devices' speed; a training that reaches less gets a notice
 _HELPS = {  # knobs that could help against a limit
     "input": ("num_parallel_calls", "prefetch", "data_threads", "persistent_iterator"),
     "launch": ("steps_per_execution", "jit_compile", "batch_size"),
@@ -49,32 +49,33 @@ def verdict_in_words(recipe: Recipe) -> str:
     tried = f"{evidence.candidates or 'no'} candidate{'' if evidence.candidates == 1 else 's'} tried"
     if evidence.verdict is Verdict.NO_SIGNIFICANT_GAIN:
         if evidence.ended_by is EndedBy.EXHAUSTED:
-            tried += ", none is left"
+            tried += ", the search space is exhausted"
         found = "no candidate could be measured"
         if evidence.excluded_gain is not None:  # rounded up: a smaller bound would claim too much
-            found = f"gains above {math.ceil(round(100 * evidence.excluded_gain, 6))}% are excluded"
+            percent = math.ceil(round(100 * evidence.excluded_gain, 6))
+            found = f"nothing tried can be more than {percent}% faster"
             if evidence.objective == "energy":
-                found += " in energy per sample"
+                found = f"nothing tried can gain more than {percent}% in energy per sample"
         return f"No significant gain: {found} ({tried}). Keep your current settings."
     if evidence.verdict is Verdict.UNSTABLE:
         better = "more economical" if evidence.objective == "energy" else "faster"
-        failed = f"every {better} candidate failed or broke a stability rule"
+        failed = f"every {better} candidate failed a stability check"
         return f"Unstable: {failed} ({tried}). Keep your current settings."
-    sentence = f"Undecided: {_ended_because(recipe)} before the answer was settled ({tried})."
+    sentence = f"Undecided: {_why_ended(recipe)} before the answer was settled ({tried})."
     if evidence.smallest_gain_shown is not None:
         sentence += f" Only gains of {math.ceil(100 * evidence.smallest_gain_shown)}% or more could have been shown."
     return sentence
 
 
-def _ended_because(recipe: Recipe) -> str:
+def _why_ended(recipe: Recipe) -> str:
     """Return why a run ended without an answer."""
-    stopped = {EndedBy.INTERRUPTED: "the run was stopped", EndedBy.FAILED: "measuring could not go on"}
+    stopped = {EndedBy.INTERRUPTED: "the run was stopped", EndedBy.FAILED: "measuring could not continue"}
     if recipe.evidence.ended_by in stopped:
         return stopped[recipe.evidence.ended_by]
     budget, spent = recipe.created_by.budget_seconds, recipe.created_by.spent_seconds
     if budget - spent <= max(UNUSED_SHARE * budget, CLOSING_SECONDS):
         return "the budget ended"
-    return f"the {budget - spent:.0f} s that were left are too short for another trial"
+    return f"the remaining {budget - spent:.0f} s were too short for another trial"
 
 
 def usage(recipe: Recipe, path: Path, tuned: str) -> list[str]:
@@ -132,19 +133,19 @@ def advice(
     share = None if spread is None else spread.scaling_efficiency
     if spread is not None and share is not None and share < GOOD_SCALING:
         said.append(
-            f"On {spread.configuration['replicas']} devices the training reaches {share:.0%} of what they would reach "
-            "one by one: a larger batch or fewer replicas spend less on sums over devices."
+            f"On {spread.configuration['replicas']} devices the training reaches {share:.0%} of linear scaling: "
+            "a larger batch or fewer replicas would spend less time on summing gradients."
         )
     said += _at_most(baseline)
     if now is not None and now.name == "balanced":
-        said.append(f"With the recipe nothing stands out: {now.why}.")
+        said.append(f"With the recipe the training is balanced: {now.why}.")
     elif now is not None and now.name != "unknown":
         words = [_IN_WORDS.get(name, name) for name in _HELPS[now.name] if name not in unreached]
         helps = f"; {_listed(words, 'or')} could help further" if words else ""
         said.append(f"With the recipe it is limited by {now.name.replace('_', ' ')}: {now.why}{helps}.")
     profiles = [record.profile for record in (baseline, recommended) if record is not None]
     if any(profile is not None and profile.reason == NOT_INSTALLED for profile in profiles):
-        return [*said[:3], "Run `pip install xprof` before the next run to learn more of what limits the training."]
+        return [*said[:3], "Install xprof (`pip install xprof`) to tell compute from memory bandwidth in the next run."]
     return said[:3]
 
 

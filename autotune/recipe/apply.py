@@ -155,13 +155,13 @@ def refuse_overridden(configuration: Mapping[str, KnobValue]) -> None:
         )
 
 
-def _too_late(what: str) -> ApplyError:
+def _too_late(setting: str) -> ApplyError:
     kinds: list[type] = [tf.data.Dataset, tf.Variable, tf.Tensor]
     if "keras" in sys.modules:
         kinds = [keras.layers.Layer, keras.optimizers.Optimizer, keras.metrics.Metric, keras.Variable, *kinds]
     made = f", and {name} was made before" if (name := _first_of(*kinds)) else ""
     return ApplyError(
-        f"{what} cannot act any more: TensorFlow's runtime has started{made}",
+        f"{setting} cannot act any more: TensorFlow's runtime has started{made}",
         hint="Call recipe.apply() right after the imports, before the first tensor, dataset or model is made.",
     )
 
@@ -217,7 +217,7 @@ class TrainingPipeline:
     steps_per_epoch: int | None  # with a persistent iterator; None: the end of the dataset ends an epoch
     in_force: Configuration  # with the values that act on this dataset
     shorter: Callable[[int], TrainingPipeline] = field(repr=False, compare=False)  # epochs of so many steps
-    source: Any = None  # what `fit` reads in place of the dataset, such as a `PyDataset`
+    source: Any = None  # what `fit` reads instead of the dataset, such as a `PyDataset`
 
     @property
     def fit_args(self) -> dict[str, Any]:

@@ -52,7 +52,7 @@ class Stability(Part):
 
 
 class Confirmation(Part):
-    """How the claim was measured."""
+    """The measurement of the claim."""
 
     processes: Count = Field(description="Fresh processes a side.")
     pairs: Count = Field(description="Pairs of neighbouring slices.")
@@ -64,7 +64,7 @@ class Confirmation(Part):
     trials: Many[int] = Field(description="Numbers in the run's history: the baseline's trial, the leader's.")
 
 
-BROKE_A_RULE = "it broke a rule"
+FAILED_A_CHECK = "it failed a stability check"
 
 
 class BestCandidate(Part):
@@ -77,14 +77,14 @@ class BestCandidate(Part):
 
     @property
     def estimate(self) -> Interval:
-        """The best estimate of its speed-up; without an interval where no confirmation began."""
+        """The best estimate of its speed-up; without an interval if no confirmation began."""
         guess = self.search_speedup or 1.0
         return self.speedup or Interval(value=guess, low=guess, high=guess)
 
     @property
     def may_be_faster(self) -> bool:
-        """Whether it looked faster than the baseline, and broke no rule."""
-        return self.estimate.value > 1 and not self.reason.startswith(BROKE_A_RULE)
+        """True if it looked faster than the baseline and failed no stability check."""
+        return self.estimate.value > 1 and not self.reason.startswith(FAILED_A_CHECK)
 
 
 class Watch(Part):

@@ -62,7 +62,7 @@ class LearningRate(Part):
 
 
 class RecipeWorkload(Part):
-    """What was trained."""
+    """The workload that was trained."""
 
     name: str
     fingerprint: str = Field(description="`sha256:…` over its source file and name.")
@@ -237,7 +237,7 @@ class Recipe(Part):
 
     @property
     def dataset_config(self) -> DatasetConfig:
-        """The config that the workload's `dataset(config)` was given in the trials."""
+        """The config passed to the workload's `dataset(config)` in the trials."""
         return DatasetConfig.of(Configuration(self.configuration))
 
     @property
@@ -365,7 +365,7 @@ def _training_pipeline(
     *,
     shuffle: bool = False,
 ) -> apply.TrainingPipeline:
-    """Return the batches of a dataset. Refuse batches of batches, and single examples in place of batches.
+    """Return the batches of a dataset. Refuse batches of batches, and single examples instead of batches.
 
     `shuffle` acts on arrays with the recipe of a script.
     """

@@ -1,6 +1,6 @@
 """Private names of TensorFlow and Keras, which another version may lack.
 
-A missing name is logged once, in the trial's log, and the trial goes on without it.
+A missing name is logged once, in the trial's log, and the trial continues without it.
 """
 
 from __future__ import annotations

@@ -119,13 +119,13 @@ Ratios = dict[tuple[str, str, str], list[tuple[float, float]]]
 
 def _ratios(measured: Iterable[tuple[Configuration, Interval]]) -> Ratios:
     """Return log-ratios and their errors, by knob and by its two values, in a fixed order of these."""
-    alike: dict[tuple[str, frozenset[object]], list[tuple[KnobValue, Interval]]] = defaultdict(list)
+    by_rest: dict[tuple[str, frozenset[object]], list[tuple[KnobValue, Interval]]] = defaultdict(list)
     for configuration, speedup in measured:
         values = {(name, type(value), value) for name, value in configuration.items()}
         for knob, kind, value in values if speedup.low > 0 else ():
-            alike[knob, frozenset(values - {(knob, kind, value)})].append((value, speedup))
+            by_rest[knob, frozenset(values - {(knob, kind, value)})].append((value, speedup))
     found: Ratios = defaultdict(list)
-    for (knob, _), tried in alike.items():
+    for (knob, _), tried in by_rest.items():
         for (a, before), (b, after) in itertools.combinations(tried, 2):
             first, second = format_value(a), format_value(b)
             if first == second:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from autotune.data.errors import AutotuneError, RunDirectoryError
 from autotune.data.files import write_atomically
 from autotune.data.printable import one_line
-from autotune.data.record import Phase, TrialRecord, examined_baseline
+from autotune.data.record import Phase, TrialRecord, baseline_with_ceilings
 from autotune.data.run_directory import RunDirectory, RunRecord, left_out
 from autotune.recipe.advice import advice, usage, verdict_in_words
 from autotune.recipe.recipe import Recipe
@@ -58,17 +58,17 @@ def page_data(directory: RunDirectory) -> dict[str, Any]:
     """Return what the page shows, as JSON can hold it. Raises RunDirectoryError where there is no run.json to read."""
     missing: list[str] = []
 
-    def read(what: str, how: Callable[[], T], otherwise: T) -> T:
+    def read(name: str, how: Callable[[], T], otherwise: T) -> T:
         try:
             return how()
         except (AutotuneError, OSError) as error:
-            missing.append(f"{what}: {one_line(error)}")
+            missing.append(f"{name}: {one_line(error)}")
             return otherwise
 
     run = directory.read_run()
 
     damaged: list[RunDirectoryError] = []
-    found: list[TrialRecord] = read("trials", lambda: [*map(_thinned, read_trials(directory, damaged))], [])
+    found: list[TrialRecord] = read("trials", lambda: [*map(_keep_one_pair, read_trials(directory, damaged))], [])
     if damaged:
         missing.append(f"trials: {left_out(damaged)}")
     records = sorted(found, key=lambda record: record.trial)
@@ -81,7 +81,7 @@ def page_data(directory: RunDirectory) -> dict[str, Any]:
     effects: list[dict[str, Any]] = read("effects of knobs", lambda: effects_in(directory, records), [])
     effects.sort(key=lambda row: -abs(math.log(row["effect"])))
     chosen = None if recipe is None else chosen_trial(recipe, records)
-    first = examined_baseline(records)
+    first = baseline_with_ceilings(records)
     sides = [record for record in (first, chosen) if record is not None]
     script = run.workload.script if run.workload is not None else None
     return {
@@ -130,7 +130,7 @@ def _answer(recipe: Recipe | None, run: RunRecord, file: Path) -> dict[str, Any]
     }
 
 
-def _thinned(record: TrialRecord) -> TrialRecord:
+def _keep_one_pair(record: TrialRecord) -> TrialRecord:
     """Keep one pair of a search's slices: those of a thousand trials take hundreds of megabytes."""
     return record.model_copy(update={"pairs": record.pairs[:1]}) if record.phase is Phase.SEARCH else record
 

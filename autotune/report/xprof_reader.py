@@ -31,11 +31,11 @@ def read(folder: Path) -> Profile:
     planes = [str(path) for path in folder.rglob("*.xplane.pb")]
     if not planes:
         return Profile(reason="the profiler has written nothing")
-    steps, told = _table(planes, "input_pipeline_analyzer", 1)
+    steps, properties = _table(planes, "input_pipeline_analyzer", 1)
     operations, _ = _table(planes, "framework_op_stats", 0)
     if steps is None or operations is None:
         return Profile(reason="xprof could not read the profile")
-    kernels, bound = _of_gpu(planes) if told.get("hardware_type") == "GPU" else ([], None)
+    kernels, bound = _of_gpu(planes) if properties.get("hardware_type") == "GPU" else ([], None)
     window = json.loads((folder / "window.json").read_text(encoding="utf-8"))
     whole = [row for row in steps if row.get("stepTimeMs")]  # none where one call is several steps
     breakdown: dict[str, float] = {}
@@ -137,8 +137,8 @@ def _memory(planes: list[str]) -> tuple[int | None, tuple[str, ...]]:
 def _asked(planes: list[str], tool: str) -> Any:
     from xprof.convert import raw_to_tool_data
 
-    told, _ = raw_to_tool_data.xspace_to_tool_data(planes, tool, {"use_saved_result": False})
-    return json.loads(told) if told else None
+    text, _ = raw_to_tool_data.xspace_to_tool_data(planes, tool, {"use_saved_result": False})
+    return json.loads(text) if text else None
 
 
 def main() -> None:

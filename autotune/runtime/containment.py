@@ -50,7 +50,7 @@ class _Mount(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class _Contained:
-    """What a contained process needs to give its forks layers of their own."""
+    """The state that a contained process needs to give its forks their own layers."""
 
     real_root: int  # descriptor
     mounts: tuple[_Mount, ...]
@@ -63,7 +63,7 @@ _contained: _Contained | None = None
 
 
 def is_active() -> bool:
-    """Whether this process is contained."""
+    """Return whether this process is contained."""
     return _contained is not None
 
 
@@ -114,8 +114,8 @@ def _enter(layers: str) -> str:
             _, permitted = _capabilities()
             _set_capabilities(0, permitted)  # for `renew`; the user's code has none
     except OSError as error:
-        what = f"{error.filename}: " if error.filename else ""
-        return f"{what}{error.strerror}"
+        where = f"{error.filename}: " if error.filename else ""
+        return f"{where}{error.strerror}"
     _contained = contained
     return ""
 

@@ -65,7 +65,7 @@ class SeatLost(TrialFailed):
 
 @dataclass(frozen=True, kw_only=True)
 class WarmUp:
-    """What is known of a trial once it is warm and frozen."""
+    """The reports of a trial once it is warm and frozen."""
 
     started: Started
     ready: Ready
@@ -105,7 +105,7 @@ class SeatHandle(Protocol):
 
     @property
     def place(self) -> Place:
-        """Where its trials run."""
+        """The host and devices on which its trials run."""
 
     def launch(
         self, configuration: Configuration, *, log: str, data: Data | None, timing: TrialTiming, losses: LossRuns | None
@@ -181,9 +181,9 @@ class Executor:
         """
         return self._handle(seat).launch(configuration, log=log, data=data, timing=timing, losses=losses)
 
-    def needs_different_template(self, one: Configuration, other: Configuration) -> bool:
-        """Return whether trials of the two are forks of different templates; fresh interpreters have none."""
-        return self.isolation == "template" and environment(one) != environment(other)
+    def needs_different_template(self, first: Configuration, second: Configuration) -> bool:
+        """Return whether trials of both are forks of different templates; fresh interpreters have none."""
+        return self.isolation == "template" and environment(first) != environment(second)
 
     def refresh(self) -> None:
         """Look for seats that have come or gone; return at once."""

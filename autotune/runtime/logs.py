@@ -81,13 +81,13 @@ def _end_text(log: Path) -> str:
 
 def remove_runtime_noise(text: str) -> str:
     """Drop the runtime's information lines, warnings and harmless errors; keep what mentions memory."""
-    kept: list[str] = []
+    remaining: list[str] = []
     dropped = False
     for line in text.splitlines():
         dropped = _is_noise(line) or (dropped and line.lstrip().startswith("[[{{node "))
         if not dropped:
-            kept.append(line)
-    return "\n".join(kept)
+            remaining.append(line)
+    return "\n".join(remaining)
 
 
 def _is_noise(line: str) -> bool:
@@ -126,7 +126,7 @@ _BUSY_PHRASES = (
 
 _GPU_FAULTS = {  # the CUDA driver's names of errors (`cuda.h`) and its words for them, and the next step
     ("cuda_error_ecc_uncorrectable", "uncorrectable ecc error"): (
-        "The memory of {} has failed. Reset the card (nvidia-smi --gpu-reset), and replace it if the error returns."
+        "The memory of {} has failed. Reset the GPU (nvidia-smi --gpu-reset), and replace it if the error returns."
     ),
     (
         *("cuda_error_illegal_address", "illegal memory access", "cuda_error_misaligned_address"),
@@ -134,7 +134,7 @@ _GPU_FAULTS = {  # the CUDA driver's names of errors (`cuda.h`) and its words fo
         *("cuda_error_hardware_stack_error", "cuda_error_assert", "nvrm: xid"),
     ): (
         "A kernel of this configuration failed on {}. dmesg names the Xid. If other configurations fail in the same "
-        "way, the card or its driver is at fault."
+        "way, the GPU or its driver is at fault."
     ),
 }
 
@@ -156,7 +156,7 @@ def gpu_fault_hint(text: str) -> str:
     for phrases, hint in _GPU_FAULTS.items():
         if any(phrase in lowered for phrase in phrases):
             gpus = [f"{gpu.name} ({gpu.uuid})" for gpu in visible_gpus()]
-            return hint.format(" or ".join(gpus) or "the card")
+            return hint.format(" or ".join(gpus) or "the GPU")
     return ""
 
 

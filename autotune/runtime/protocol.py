@@ -39,7 +39,7 @@ StartedByImport = Literal["runtime", "cuda", "threads"]  # what no fork survives
 
 
 class LossRuns(Frozen):
-    """Short trainings on recorded batches for their losses alone, in place of a timed training.
+    """Short trainings on recorded batches for their losses alone, instead of a timed training.
 
     Each scale of the learning rate is run with all seeds before the next scale.
     """
@@ -53,12 +53,12 @@ class LossRuns(Frozen):
 
 
 class Data(Frozen):
-    """What the first trial learns about the dataset; later trials are given it."""
+    """The facts about the dataset that the first trial finds out; later trials receive them."""
 
     examples: int | None  # in the dataset; None when endless or not counted in time
     validation_examples: int | None = None  # of validation data of unknown cardinality, if counted in time
     validation_uncounted: bool = False  # they were not counted in time
-    endless: bool  # the dataset has no end
+    endless: bool  # the dataset is infinite
 
     @classmethod
     def found_by(cls, started: Started) -> Data:
@@ -68,7 +68,7 @@ class Data(Frozen):
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
 class TrialTiming:
-    """How a trial is timed."""
+    """The timing settings of a trial."""
 
     epoch_seconds: FiniteFloat  # epochs up to this long are timed whole: longer ones would leave few slices
     warmup_seconds: FiniteFloat  # the longest usual warm-up after the first step
@@ -174,7 +174,7 @@ class Ready(Frozen):
     settled: bool | None  # it is steady, not only at the cap; None if too few steps ran to tell
     warmup_seconds: FiniteFloat
     compile_seconds: Amount
-    epoch_overhead_seconds: Amount | None  # charged beyond its steps; None if an epoch has one call or no end
+    epoch_overhead_seconds: Amount | None  # charged beyond its steps; None if an epoch has one call or is infinite
     call_seconds: Positive
     epoch_seconds: FiniteFloat | None
     warmup_steps: Count | None = None  # steps that count in no slice

@@ -39,7 +39,7 @@ CONNECT_SECONDS = 60.0  # until Ray does, which tries for minutes where somethin
 TOKEN = secrets.token_hex(32)  # of a Ray of this machine's own; Ray reads it once per process
 SILENCE_SECONDS = 60.0  # beyond the limit of what was asked: without an answer until then, a seat is lost
 RESTART_SECONDS = 120.0  # until an actor that was lost is replaced
-NOTICE_SECONDS = 10.0  # of waiting for a seat, until the user is told
+NOTICE_SECONDS = 10.0  # of waiting for a seat, until the user gets a notice
 CLOSING_SECONDS = 20.0
 
 
@@ -453,7 +453,7 @@ def _private_and_quiet(*, own: bool) -> Iterator[None]:
                 private: Any = importlib.import_module("ray._raylet")
                 private.Config.initialize("")
                 private.AuthenticationTokenLoader.instance().reset_cache()
-            # Ray takes a public address in place of 127.0.0.1, except on macOS and Windows.
+            # Ray takes a public address instead of 127.0.0.1, except on macOS and Windows.
             replace(ray_constants, "ENABLE_RAY_CLUSTER", False)
         yield
 

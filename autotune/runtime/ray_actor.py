@@ -37,7 +37,7 @@ Result = TypeVar("Result")
 
 
 class SeatSettings(NamedTuple):
-    """What the driver gives an actor at its start."""
+    """The settings that the driver passes to an actor at its start."""
 
     reference: WorkloadReference
     directory: str  # the driver's working directory
@@ -59,7 +59,7 @@ class Host(NamedTuple):
 
 
 class OpenedSeat(NamedTuple):
-    """What importing the workload on a seat has shown."""
+    """The facts found by importing the workload on a seat."""
 
     facts: WorkloadFacts
     isolation: Isolation

@@ -18,7 +18,7 @@ _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda, ast.
 """What binds names of its own."""
 
 
-def parsed(file: Path) -> ast.Module:
+def parse_source(file: Path) -> ast.Module:
     """Return the syntax tree of a source file; an empty one if it cannot be read or parsed."""
     try:
         return ast.parse(file.read_bytes())
@@ -28,7 +28,7 @@ def parsed(file: Path) -> ast.Module:
 
 def binds_workload(file: Path, name: str) -> bool:
     """Return whether a source file binds a name at its top level."""
-    waiting: list[ast.AST] = [parsed(file)]
+    waiting: list[ast.AST] = [parse_source(file)]
     while waiting:
         node = waiting.pop()
         if isinstance(node, ast.alias) and (node.asname or node.name) == name:
@@ -59,7 +59,7 @@ def own_files(file: Path, directory: Path) -> list[Path]:
 def _imported_names(file: Path) -> set[str]:
     """Return the dotted names of the modules that a source file imports, wherever in it."""
     names: set[str] = set()
-    for node in ast.walk(parsed(file)):
+    for node in ast.walk(parse_source(file)):
         if isinstance(node, ast.Import | ast.ImportFrom):
             module = getattr(node, "module", None)
             names |= {f"{module}.{alias.name}" if module else alias.name for alias in node.names}

@@ -157,7 +157,7 @@ class Template:
 
     @property
     def alive(self) -> bool:
-        """Whether the process runs."""
+        """True if the process runs."""
         return self._process.poll() is None
 
     def _died(self, reason: str) -> TemplateDied | TrialFailed:

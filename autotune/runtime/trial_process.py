@@ -39,7 +39,7 @@ Message = TypeVar("Message")
 
 
 class AwakeClock:
-    """Seconds since any moment, without those in which this machine slept or all that runs here was stopped.
+    """A clock of seconds, without the time in which this machine slept or all its processes were stopped.
 
     No clock shows that a process was stopped. But then much more time passes between two looks than was waited for.
     """
@@ -56,7 +56,7 @@ class AwakeClock:
     def watch(self) -> None:
         """Begin to look: a standstill before now is not noticed."""
         self._ran = time.monotonic()
-        self._passed = time.clock_gettime(time.CLOCK_BOOTTIME)  # goes on while the machine sleeps
+        self._passed = time.clock_gettime(time.CLOCK_BOOTTIME)  # continues while the machine sleeps
 
     def look(self) -> None:
         """Notice a standstill since the last look. Call it after each wait of at most `LOOK_SECONDS`."""

@@ -13,7 +13,7 @@ from types import FrameType
 from typing import NamedTuple
 
 from autotune.data.facts import Site
-from autotune.runtime.sources import parsed
+from autotune.runtime.sources import parse_source
 
 _OWN = str(Path(__file__).resolve().parents[1]) + os.sep
 _LIBRARIES = {"tensorflow", "keras", "tf_keras", "wrapt", "absl"}
@@ -89,7 +89,7 @@ def calls_in(file: str, directory: str) -> dict[tuple[int, int], tuple[Site, ast
     """Return the calls in a source file, by where each ends: a line, and a column in bytes."""
     counts: Counter[tuple[str, str]] = Counter()
     found = {}
-    for call in sorted(_calls(parsed(Path(file))), key=lambda call: _end(call.node)):
+    for call in sorted(_calls(parse_source(Path(file))), key=lambda call: _end(call.node)):
         function, name = call.function or "<module>", call.name
         order, line = counts[function, name], call.node.lineno
         counts[function, name] += 1
@@ -100,7 +100,7 @@ def calls_in(file: str, directory: str) -> dict[tuple[int, int], tuple[Site, ast
 
 def enclosing_ranges(file: str, line: int, directory: str) -> list[Site]:
     """Return the calls of `range` that drive the `for` loops around a line, the innermost loop first."""
-    loops = [node for node in ast.walk(parsed(Path(file))) if isinstance(node, ast.For)]
+    loops = [node for node in ast.walk(parse_source(Path(file))) if isinstance(node, ast.For)]
     around = [loop for loop in loops if loop.body[0].lineno <= line <= (loop.body[-1].end_lineno or 0)]
     found = []
     for loop in sorted(around, key=lambda loop: -loop.lineno):
@@ -114,7 +114,7 @@ def enclosing_ranges(file: str, line: int, directory: str) -> list[Site]:
 
 def count_method_calls(files: Sequence[Path], method: str) -> int:
     """Return how many calls of a method of that name stand in these files."""
-    calls = (call for file in files for call in _calls(parsed(file)) if isinstance(call.node.func, ast.Attribute))
+    calls = (call for file in files for call in _calls(parse_source(file)) if isinstance(call.node.func, ast.Attribute))
     return sum(call.name == method for call in calls)
 
 
@@ -122,7 +122,7 @@ def is_called_in_loop(files: Sequence[Path], method: str) -> bool:
     """Return whether a call of that name, or of a function that leads to one, stands in a loop in these files."""
     calls: defaultdict[str, list[_Call]] = defaultdict(list)
     for file in files:
-        for call in _calls(parsed(file)):
+        for call in _calls(parse_source(file)):
             calls[call.name].append(call)
     seen, waiting = set(), [method]
     while waiting:

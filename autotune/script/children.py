@@ -40,9 +40,9 @@ def is_child() -> bool:
 
 
 def answer_for_parent(answer: Mapping[str, Any]) -> NoReturn:
-    """Answer in place of the process that called `watch_children`; kill its process group, and end this process.
+    """Answer instead of the process that called `watch_children`; kill its process group, and end this process.
 
-    The parent may wait for this process's result, so it must not go on.
+    The parent may wait for this process's result, so it must not continue.
     """
     pid, pipe, _ = os.environ[_VARIABLE].split(":")
     try:

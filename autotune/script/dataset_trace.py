@@ -99,7 +99,7 @@ def calls_for(dataset: tf.data.Dataset, knob: str) -> list[DatasetCall]:
 
 
 def examples_of(dataset: tf.data.Dataset, batch_size: int) -> int | None:
-    """Return the examples in batches of this size; None where they must be counted, or have no end."""
+    """Return the examples in batches of this size; None if they must be counted or are infinite."""
     while kind_of(dataset) in SAME_ELEMENTS and len(inputs := inputs_of(dataset)) == 1:
         (dataset,) = inputs
     if kind_of(dataset) in BATCHES and len(inputs := inputs_of(dataset)) == 1:

@@ -35,7 +35,7 @@ def run_as_main(reference: WorkloadReference, *, endless: Site | None = None) ->
 
     Args:
         reference: The script. What it raises passes through.
-        endless: A call of `range()` in it that starts again when it ends, so that a trial's epochs have no end.
+        endless: A call of `range()` in it that starts again when it ends, so that a trial's epochs are infinite.
     """
     directory = directory_of(reference)
     if directory not in sys.path[:1]:

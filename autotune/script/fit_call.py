@@ -136,7 +136,7 @@ class FitCall:
 
     @property
     def validates_for_ever(self) -> bool:
-        """Whether its validation data has no end, and its training reaches the end of an epoch."""
+        """True if its validation data is infinite and its training reaches the end of an epoch."""
         import tensorflow as tf
 
         given = self.arguments

@@ -28,26 +28,26 @@ _LAYERS_THAT_ADAPT = ("TextVectorization", "Normalization", "StringLookup", "Int
 
 
 class Hooks:
-    """What is done where a script trains and in each step of its own loop. By default nothing."""
+    """Hooks called when a script trains, and in each step of a custom loop. By default they do nothing."""
 
     def imported(self, name: str) -> None:
-        """`tensorflow` or `keras` is imported, and wrapped."""
+        """Note that `tensorflow` or `keras` was imported and wrapped."""
 
     def fit(self, model: Any, usual: Callable[..., Any], arguments: dict[str, Any], site: Site) -> Any:
-        """Run in place of `model.fit` with these arguments, at this site."""
+        """Run instead of `model.fit` with these arguments, at this site."""
         return usual(model, **arguments)
 
     def stepped(self, examples: int, logs: Any) -> None:
-        """A step of a training loop has ended; `logs` are the numbers that it returned."""
+        """Note that a step of a training loop has ended; `logs` are the numbers that it returned."""
 
     def loops_inside(self, function: Site) -> None:
-        """This `tf.function` trains on a whole dataset by one call, so its steps cannot be observed."""
+        """Note that this `tf.function` trains on a whole dataset in one call, so its steps cannot be observed."""
 
     def epoch_began(self) -> None:
-        """The dataset of a training loop is read from its beginning."""
+        """Note that the dataset of a training loop is read from its beginning."""
 
     def epoch_ended(self) -> None:
-        """The dataset of a training loop has been read to its end."""
+        """Note that the dataset of a training loop was read to its end."""
 
     def cuts_epoch(self, can_be_cut: Callable[[], bool]) -> bool:
         """Return whether the epoch of a loop is to end before its dataset does, where the script permits that."""
@@ -81,7 +81,7 @@ class Wrappers:
 
     @property
     def active(self) -> bool:
-        """Whether the script itself is calling."""
+        """True if the script itself is calling."""
         return self._inert == 0
 
     @contextlib.contextmanager
@@ -94,7 +94,7 @@ class Wrappers:
             self._inert -= 1
 
     def around(self, owner: Any, name: str, act: Callable[..., Any]) -> None:
-        """As the function `around`, while the wrappers are not inert."""
+        """Wrap as the function `around` does, while the wrappers are not inert."""
 
         def act_or_pass(usual: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
             return usual(*arguments, **named) if self._inert else act(usual, *arguments, **named)
@@ -131,7 +131,7 @@ class Wrappers:
         self.hooks.imported("keras")
 
     def _at_site(self, owner: Any, name: str, act: Callable[..., Any]) -> None:
-        """Where the script itself calls a function, call `act` with the usual one, the call site and the arguments."""
+        """Replace the script's own calls of a function by `act(usual, site, arguments)`."""
         if not hasattr(owner, name):  # another version's
             return
         signature = inspect.signature(getattr(owner, name))
@@ -153,7 +153,7 @@ class Wrappers:
             return usual(*arguments, **named)
 
     def _set_knob(self, knob: str, usual: Callable[..., Any], _: Site, bound: BoundArguments) -> Any:
-        """Call a function that sets one value, with the knob's value in place of the script's."""
+        """Call a function that sets one value, with the knob's value instead of the script's."""
         (value,) = bound.arguments.values()
         return usual(self.settings.value(knob, value))
 

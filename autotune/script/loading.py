@@ -14,7 +14,7 @@ from typing import Any
 from autotune.data.errors import WorkloadError
 from autotune.data.facts import ScriptSettings, WorkloadFacts, WorkloadReference
 from autotune.data.files import is_utf8, read_at_most
-from autotune.data.options import checked_args
+from autotune.data.options import check_args
 from autotune.data.printable import with_article
 from autotune.runtime.failures import (
     ARGS_HINT,
@@ -108,7 +108,7 @@ def reference_of(workload: Workload) -> WorkloadReference:
     file = getattr(main, "__file__", None)
     interactive = not run_as and not (file and Path(file).is_file())
     search_path = tuple(entry or str(Path.cwd()) for entry in sys.path)
-    args = () if interactive else checked_args(sys.argv[1:])  # a session's are the notebook kernel's
+    args = () if interactive else check_args(sys.argv[1:])  # a session's are the notebook kernel's
     # A program comes first. A session comes last: it may hold an imported workload, and cannot be loaded again.
     places = sorted(sys.modules.items(), key=lambda place: (place[1] is main) == interactive)
     for module_name, module in places:
@@ -220,13 +220,13 @@ def _import_error(reference: WorkloadReference, error: BaseException) -> Workloa
             f"no module {reference.module!r}",
             hint=f"{missing!r} is neither in the current directory nor among the installed packages.",
         )
-    what = f"importing {reference.file or reference.module}"
+    action = f"importing {reference.file or reference.module}"
     if isinstance(error, SystemExit):
-        return make_exit_error(what, error, ARGS_HINT)
+        return make_exit_error(action, error, ARGS_HINT)
     hint = "Fix the file so that it can be imported."
     if "no known parent package" in str(error):
         hint = "Name it as a module, from the directory above its package: autotune tune PACKAGE.MODULE"
-    return WorkloadError(f"{what} raised {summarize_error(error)}", hint=hint, detail=format_user_traceback(error))
+    return WorkloadError(f"{action} raised {summarize_error(error)}", hint=hint, detail=format_user_traceback(error))
 
 
 def facts_of(

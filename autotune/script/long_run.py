@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from autotune.data.errors import ApplyError, ArgumentError, AutotuneError, RecipeError
 from autotune.data.facts import ScriptFacts, Site, Trains, WorkloadReference
-from autotune.data.options import checked_args
+from autotune.data.options import check_args
 from autotune.recipe import apply
 from autotune.recipe.guard import LOG, Guard, guard_callback, say
 from autotune.runtime.sources import directory_of, file_of
@@ -62,7 +62,7 @@ class LongRun(Hooks):
 
     Raises:
         RecipeError: The recipe is of a `Workload`.
-        ArgumentError: The learning rate cannot be scaled in a loop of the script's own.
+        ArgumentError: The learning rate cannot be scaled in a custom training loop.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class LongRun(Hooks):
         self._loop = self._facts.trains is Trains.LOOP
         if scale is not None and self._loop:
             raise ArgumentError(
-                "--scale-learning-rate does not reach a training loop of the script's own",
+                "--scale-learning-rate does not reach a custom training loop",
                 hint="Leave it out, and scale the learning rate in the script.",
             )
         self._skip_missing, self._scale = skip_missing, scale
@@ -148,8 +148,8 @@ class LongRun(Hooks):
             return
         self._warned_of_other_batch = True
         say(
-            f"the script now asks for batches of {given} in place of {first}, and has them: "
-            f"the recipe's {self._settings.changes['batch_size']} is set for {first} only"
+            f"the script changed its batch size from {first} to {given}: using {given}, because the recipe's "
+            f"{self._settings.changes['batch_size']} replaces {first} only"
         )
 
     def _scale_learning_rate(self, model: Any, call: FitCall) -> None:
@@ -171,7 +171,7 @@ class LongRun(Hooks):
                 f"the learning rate is a schedule ({self._facts.schedule}), so it cannot be scaled",
                 hint="Leave --scale-learning-rate out, and scale the schedule in the script.",
             ) from error
-        say(f"learning rate {now:g} → {now * factor:g}, for batches of {after} in place of {before} ({self._scale})")
+        say(f"learning rate {now:g} → {now * factor:g}, for batches of {after} instead of {before} ({self._scale})")
 
 
 def changed_arguments(call: FitCall, configuration: Configuration, facts: ScriptFacts) -> dict[str, Any]:
@@ -221,7 +221,7 @@ def prepare_run(
         recipe = recipe.with_candidate()
         changes = Configuration(recipe.configuration).describe(relative_to=Configuration(recipe.baseline))
         say(f"training with the candidate {changes}, {recipe.evidence.speedup.shown()}, which is not confirmed")
-    reference = parse_reference(script).model_copy(update={"args": checked_args(args)})
+    reference = parse_reference(script).model_copy(update={"args": check_args(args)})
     facts_in(recipe, file_of(reference), script)
     run = LongRun(recipe, recipe_path, directory_of(reference), skip_missing=skip_missing, scale=scale)
     for text in mismatches(recipe.machine, on_mismatch):

@@ -1,4 +1,4 @@
-"""One trial of a script that trains by a loop of its own: its steps are timed where they are made."""
+"""One trial of a script with a custom training loop: its steps are timed where they are made."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from autotune.training.slices import TrainingEnded
 
 
 class LoopSession(TrainingSession):
-    """A training by a loop of the script's own.
+    """A training by a custom loop.
 
     Args:
         watch: Sees its steps.
@@ -62,8 +62,8 @@ class LoopSession(TrainingSession):
         if calls and "batch_size" in facts.sites and calls[0].used != configuration.batch_size:
             raise failures.TrainingFailed(
                 Outcome.ERROR,
-                f"the script trains in batches of {calls[0].used} in place of {configuration.batch_size}: "
-                "it tries again with another size by itself",
+                f"the script trains in batches of {calls[0].used} instead of {configuration.batch_size}: "
+                "it retries with another size itself",
             )
         size = watch.parts * calls[0].used if calls else examples or configuration.batch_size
         size = 1 if facts.work_varies else size
@@ -132,7 +132,7 @@ class LoopSession(TrainingSession):
 
 @dataclass(eq=False)
 class TrialHooks(Hooks):
-    """What trials do, whichever way the script trains."""
+    """The hooks common to all trials, whichever way the script trains."""
 
     request: protocol.TrialRequest
     channel: protocol.Channel

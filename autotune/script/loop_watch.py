@@ -35,7 +35,7 @@ _ORIGIN = "_autotune_origin"
 
 @dataclass(frozen=True)
 class _Origin:
-    """What an iterator reads."""
+    """The dataset that an iterator reads."""
 
     dataset: Any
     place: tuple[str, int] | None = None  # file and line at which the iterator was made
@@ -146,7 +146,7 @@ class LoopWatch:
 
     @property
     def work_varies(self) -> bool:
-        """Whether updates take different numbers of calls. The first may build the model as well."""
+        """True if updates take different numbers of calls. The first may build the model as well."""
         return self.by_call and self.dataset is None and len(set(self.work[1:])) > 1
 
     # ------------------------------------------------------------------------------------------ reading
@@ -306,7 +306,7 @@ class LoopWatch:
         return result
 
     def _update(self, updater: int, arguments: tuple[Any, ...], logs: Any) -> None:
-        """A call that updates weights has ended. It is a step where no dataset is read outside of it."""
+        """Note the end of a call that updates weights. It is a step if no dataset is read outside of it."""
         self._updates += 1
         self._logs = logs if logs is not None else self._logs
         if self._last_read is not None or self.place is not None:

@@ -29,7 +29,7 @@ _IMPORTS = {"tf": "import tensorflow as tf", "keras": "import keras"}
 
 
 class _Edit(NamedTuple):
-    """Text in place of other text, by the offsets of its bytes."""
+    """Replacement of text, by the offsets of its bytes."""
 
     begin: int
     end: int
@@ -83,7 +83,7 @@ def _offset(source: bytes, line: int, column: int) -> int:
 
 
 def _arguments(source: bytes, node: ast.Call, wanted: Mapping[str, KnobValue]) -> list[_Edit]:
-    """Return the edits that give a call these arguments: in place of what it has, or as further keywords."""
+    """Return the edits that give a call these arguments: instead of what it has, or as further keywords."""
     edits, more = [], []
     is_fit = isinstance(node.func, ast.Attribute) and node.func.attr == "fit"
     for keyword, value in wanted.items():

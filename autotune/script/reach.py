@@ -29,19 +29,19 @@ from autotune.training.pipeline import batch_length
 
 _XLA = [name for name in KNOBS if name == "jit_compile" or name.startswith("xla_")]
 _OPTIONS = [name for name, knob in KNOBS.items() if knob.stage is Stage.OPTIONS]
-_UNLOCK = "autotune.tuned(batch_size=N) in the script gives it to code that computes with it"
-_OWN_STRATEGY = "the script has a {} of its own, and keeps it"
+_UNLOCK = "to tune it, use autotune.tuned(batch_size=N) wherever the script computes with the batch size"
+_OWN_STRATEGY = "the script sets its own {}"
 _OWN_SCOPE = (
-    "a loop of its own needs these lines for several devices: `with strategy.scope():` around model and optimizer, "
-    "strategy.experimental_distribute_dataset(dataset), and strategy.run(step, args=(batch,))"
+    "a custom training loop needs these lines for several devices: `with strategy.scope():` around model and "
+    "optimizer, strategy.experimental_distribute_dataset(dataset), and strategy.run(step, args=(batch,))"
 )
-_GIVE_DATASET = "hand fit a tf.data.Dataset to have this varied"
+_GIVE_DATASET = "pass a tf.data.Dataset to fit to tune this"
 _ARRAYS = f"Keras batches arrays itself, and prefetches them; {_GIVE_DATASET}"
 _NO_MAP = "no map() or interleave() of the script's feeds the training"
 _NO_DATASET = "the training reads no tf.data.Dataset"
 _NO_FUNCTION = (
-    "no tf.function without a dataset or a strategy updates the weights; put @tf.function on the step that takes one "
-    "batch"
+    "no tf.function that updates weights is free of datasets and strategies; decorate the one-batch step with "
+    "@tf.function"
 )
 _DATA = {
     "arrays": "the training data are arrays",
@@ -53,7 +53,7 @@ _DATA = {
 
 @dataclass(kw_only=True)
 class ScriptContext:
-    """What is known of a script apart from its training."""
+    """The facts of a script apart from its training."""
 
     reference: WorkloadReference
     variables: dict[str, str]
@@ -65,17 +65,15 @@ class ScriptContext:
 
 
 def facts_of_fit(call: FitCall, number: int, site: Site, context: ScriptContext) -> WorkloadFacts:
-    """Return what is known of the script's fit of that number. Raises `WorkloadError` where it cannot be tuned."""
+    """Return the facts of the script's fit of that number. Raises `WorkloadError` where it cannot be tuned."""
     arguments = call.arguments
     if call.kind == "generator" and not arguments["steps_per_epoch"]:
         raise WorkloadError(
             "fit() is given a generator without steps_per_epoch, so its data cannot be read twice",
-            hint="Give fit() steps_per_epoch, or a keras.utils.PyDataset or tf.data.Dataset in place of it.",
+            hint="Give fit() steps_per_epoch, or a keras.utils.PyDataset or tf.data.Dataset instead.",
         )
     if call.validates_for_ever:
-        raise WorkloadError(
-            f"{site}: validation_data has no end, so the first epoch's validation has none either", hint=VALIDATION_HINT
-        )
+        raise WorkloadError(f"{site}: validation_data is infinite, so validation never ends", hint=VALIDATION_HINT)
     dataset, _ = call.training_dataset()
     given = runtime_knobs()
     given["jit_compile"] = context.wrappers.jit_compile
@@ -103,7 +101,7 @@ def facts_of_fit(call: FitCall, number: int, site: Site, context: ScriptContext)
 
 
 def facts_of_loop(watch: LoopWatch, examples: int, context: ScriptContext) -> WorkloadFacts:
-    """Return what is known of a loop of the script's own. Raises `WorkloadError` where it cannot be tuned."""
+    """Return the facts of a custom training loop. Raises `WorkloadError` where it cannot be tuned."""
     import tensorflow as tf
 
     dataset = watch.dataset if isinstance(watch.dataset, tf.data.Dataset) else None
@@ -111,8 +109,8 @@ def facts_of_loop(watch: LoopWatch, examples: int, context: ScriptContext) -> Wo
     batch_size = calls[0].given if calls else 1 if watch.work_varies else examples
     if not batch_size:
         raise WorkloadError(
-            f"{context.reference.shown}: how many examples a step takes could not be seen",
-            hint="Hand the batch to the step as its first argument.",
+            f"{context.reference.shown}: cannot determine the number of examples per step",
+            hint="Pass the batch as the step's first argument.",
         )
     return _facts(
         context,
@@ -220,23 +218,23 @@ def _set_by_script(context: ScriptContext) -> dict[str, str]:
     """Return why knobs have no effect whose environment variables the script sets."""
     variables = {name: knob.variable or "" for name, knob in KNOBS.items() if knob.stage is Stage.START}
     return {
-        name: f"the script sets {variable} itself; take that line out to have it varied"
+        name: f"the script sets {variable} itself; remove that line to tune it"
         for name, variable in variables.items()
         if variable in context.variables or os.environ.get(variable) != context.environment.get(variable)
     }
 
 
 def _not_reached_by_loop(watch: LoopWatch, dataset: Any) -> dict[str, str]:
-    reasons = {"steps_per_execution": "a loop of its own calls each step by itself"}
+    reasons = {"steps_per_execution": "a custom training loop calls each step itself"}
     reasons |= dict.fromkeys(
-        ("persistent_iterator", "prefetch_to_device"), "a loop of its own makes its iterators itself"
+        ("persistent_iterator", "prefetch_to_device"), "a custom training loop makes its own iterators"
     )
     own_strategy = _OWN_STRATEGY.format(watch.strategy) if watch.strategy else _OWN_SCOPE
     reasons |= dict.fromkeys(STRATEGY_KNOBS, own_strategy)
     if watch.step_function is None:
         reasons |= dict.fromkeys(_XLA, _NO_FUNCTION)
     if dataset is None:
-        why = f"{_NO_DATASET}; read its batches from one to have this varied"
+        why = f"{_NO_DATASET}; read batches from one to tune this"
         reasons |= dict.fromkeys(("prefetch", "num_parallel_calls", *_OPTIONS), why)
     elif watch.by_call or watch.distributed:
         inside = "the step reads its batches itself, from the iterator that it is given"
@@ -284,7 +282,7 @@ def _batch_size_not_reached(call: FitCall, dataset: Any) -> str:
             return "steps_per_epoch is not the number of batches in the data"
         return why
     if call.kind == "py_dataset" and not honours_batch_size(call.arguments["x"]):
-        return "the PyDataset yields no other batches when its batch_size is set"
+        return "the PyDataset ignores its batch_size attribute"
     return _DATA[call.kind] if call.kind in ("generator", "distributed") else ""
 
 

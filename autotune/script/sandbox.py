@@ -40,7 +40,7 @@ def disable_trackers(scratch: Path) -> None:
 
 
 class SideEffects:
-    """What this process of a script leaves out of its trial.
+    """The side effects of a script that this process omits in its trial.
 
     Args:
         reference: The script.
@@ -88,7 +88,7 @@ class SideEffects:
     def without_writers(self, callbacks: Any, *, timed: bool = False) -> list[Any]:
         """Return the callbacks of `fit` that do not write. A contained `fit` that is not timed keeps its results."""
         keeps_results = containment.is_active() and not timed  # the script may load what its earlier `fit` has saved
-        kept = []
+        harmless = []
         for callback in listed_callbacks(callbacks):
             kinds = type(callback).__mro__
             names = {kind.__name__ for kind in kinds}
@@ -99,8 +99,8 @@ class SideEffects:
             if writes or saves_results:
                 self._leave_out(type(callback).__name__)
             if not writes and (keeps_results or not saves_results):
-                kept.append(callback)
-        return kept
+                harmless.append(callback)
+        return harmless
 
     def _leave_out(self, name: str) -> None:
         if name not in self.left_out:

@@ -92,7 +92,7 @@ class Settings:
             raise ApplyError(
                 f"{missing[0]} was set at {lost[missing[0]][0]}, "
                 "and the script has no such call on its way to the training any more",
-                hint="Tune the script again, or pass --skip-missing to go on without that knob.",
+                hint="Tune the script again, or pass --skip-missing to continue without that knob.",
             )
         return missing
 

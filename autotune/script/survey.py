@@ -28,7 +28,7 @@ from autotune.script.reach import ScriptContext, facts_of_fit, facts_of_loop
 from autotune.script.sandbox import SideEffects
 from autotune.script.settings import Settings
 from autotune.script.strategies import refuse_strategies
-from autotune.script.trial import never_trains, run_users
+from autotune.script.trial import make_no_training_error, run_users
 
 LOOP_STEPS, UPDATES = 3, 5
 """Steps after which enough is known of a loop; updates of one that reads no dataset, whose work may vary."""
@@ -46,17 +46,17 @@ def survey(reference: WorkloadReference, variables: dict[str, str]) -> WorkloadF
         WorkloadError: It cannot be tuned; the message says why, and what to do.
         MemoryError: Memory ran out.
     """
-    told = run_in_fork(lambda answer: _Survey(reference, variables, answer).run())
-    if workers := told.get("workers"):
-        told = run_in_fork(lambda answer: _Survey(reference, variables, answer, workers).run())
-    if "facts" in told:
-        return WorkloadFacts.model_validate(told["facts"])
-    if told.get("no_memory"):
-        raise MemoryError(told["message"])
+    found = run_in_fork(lambda answer: _Survey(reference, variables, answer).run())
+    if workers := found.get("workers"):
+        found = run_in_fork(lambda answer: _Survey(reference, variables, answer, workers).run())
+    if "facts" in found:
+        return WorkloadFacts.model_validate(found["facts"])
+    if found.get("no_memory"):
+        raise MemoryError(found["message"])
     raise WorkloadError(
-        told.get("message") or f"{reference.shown} ended the process before it trained",
-        hint=told.get("hint") or f"Check that it runs by itself: python {reference.shown}",
-        detail=told.get("detail", ""),
+        found.get("message") or f"{reference.shown} ended the process before it trained",
+        hint=found.get("hint") or f"Check that it runs by itself: python {reference.shown}",
+        detail=found.get("detail", ""),
     )
 
 
@@ -109,7 +109,7 @@ class _Survey(Hooks):
         if self._number:  # worker 0 answers
             signal.pause()
         if not self._facts:
-            self._fail(never_trains(self._reference))
+            self._fail(make_no_training_error(self._reference))
         self._end()
 
     def fit(self, model: Any, usual: Callable[..., Any], arguments: dict[str, Any], site: Site) -> Any:
@@ -180,7 +180,7 @@ class _Survey(Hooks):
 
     @property
     def _has_wanted_fit(self) -> bool:
-        """Whether the script has called the `fit` that is to be tuned."""
+        """True if the script has called the `fit` that is to be tuned."""
         return len(self._fits) >= (self._wanted or 1)
 
     def _find(self, find: Callable[[], WorkloadFacts]) -> WorkloadFacts:
@@ -243,8 +243,10 @@ class _Survey(Hooks):
         self._fail(error)
 
     def _fail(self, error: BaseException) -> NoReturn:
-        told, no_memory = failures.encode_failure(error), failures.is_out_of_memory(error)
-        self._answer_with({"message": told.reason, "hint": told.hint, "detail": told.detail, "no_memory": no_memory})
+        failure, no_memory = failures.encode_failure(error), failures.is_out_of_memory(error)
+        self._answer_with(
+            {"message": failure.reason, "hint": failure.hint, "detail": failure.detail, "no_memory": no_memory}
+        )
 
     def _answer_with(self, answer: dict[str, Any]) -> NoReturn:
         if children.is_child() and not self._number:

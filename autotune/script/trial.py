@@ -84,7 +84,7 @@ def run(
             keep_collectives()
         os.chdir(here)
         run_users(reference, endless=facts.epochs_range)
-    raise never_trains(reference)
+    raise make_no_training_error(reference)
 
 
 def _fail_without_worker(channel: protocol.Channel, why: str) -> NoReturn:
@@ -135,12 +135,12 @@ def run_users(reference: WorkloadReference, *, endless: Site | None = None) -> N
         ) from error
 
 
-def never_trains(reference: WorkloadReference) -> WorkloadError:
+def make_no_training_error(reference: WorkloadReference) -> WorkloadError:
     """Return the error of a script that ended without training."""
     return WorkloadError(
-        f"{reference.shown} ended without a training that could be seen",
-        hint="Give the arguments with which it trains after `--`, as in `autotune tune train.py -- --train`. A Keras "
-        "model trains by fit; a loop of one's own by an optimizer of Keras.",
+        f"{reference.shown} ended, and autotune saw no training",
+        hint="If it needs arguments to train, give them after `--`: autotune tune train.py -- --train. autotune sees "
+        "Keras fit, and loops that use a Keras optimizer.",
     )
 
 
@@ -232,11 +232,11 @@ def _fit_args(call: FitCall, callbacks: list[Any]) -> dict[str, Any]:
     given = call.arguments
     # Keras makes its progress bar itself. One that it is given would end its asynchronous dispatch.
     _repeat_epochs(keras.callbacks.ProgbarLogger, int(given["initial_epoch"]), max(1, call.epochs))
-    kept = ["verbose", "validation_freq"]
-    kept += ["class_weight"] if call.kind != "arrays" else []
-    kept += ["shuffle"] if call.kind == "py_dataset" else []
+    passed_on = ["verbose", "validation_freq"]
+    passed_on += ["class_weight"] if call.kind != "arrays" else []
+    passed_on += ["shuffle"] if call.kind == "py_dataset" else []
     callbacks = [_report_epochs(int(given["epochs"])), *callbacks]
-    return {**{name: given[name] for name in kept}, "callbacks": callbacks}
+    return {**{name: given[name] for name in passed_on}, "callbacks": callbacks}
 
 
 def _report_epochs(epochs: int) -> Any:

@@ -107,7 +107,7 @@ _EITHER = inspect.Parameter.POSITIONAL_OR_KEYWORD
 
 
 def takes_config(function: Callable[..., Any]) -> bool:
-    """Whether `function` is handed a config: to a parameter called `config`, or to a first one without a default."""
+    """Return whether `function` takes a config: as a parameter `config`, or a first one without a default."""
     return _config_parameter(function) is not None
 
 

@@ -89,7 +89,7 @@ def training_data(workload: Workload, configuration: Configuration, *, examine: 
 
 
 def validation_data(workload: Workload, configuration: Configuration, train: tf.data.Dataset) -> tf.data.Dataset | None:
-    """Call the workload's `validation()`, and batch it; None without one, or where the training has no end."""
+    """Call the workload's `validation()`, and batch it; None without one, or if the training is infinite."""
     if workload.validation is None:
         return None
     held_out = _call_for_dataset(workload.validation, "validation", configuration)
@@ -97,7 +97,7 @@ def validation_data(workload: Workload, configuration: Configuration, train: tf.
         return None
     if elements_in(held_out) == ENDLESS:
         raise WorkloadError(
-            "validation() has no end, so the first epoch's validation has none either",
+            "validation() is infinite, so validation never ends",
             hint="Take as much of it as is validated: dataset.take(N).",
         )
     # Like `fit`, take either: batches have an axis more than single examples.
@@ -162,12 +162,12 @@ def _compiled(workload: Workload, configuration: Configuration) -> keras.Model:
     if any(kind.__module__.startswith("tf_keras.") for kind in type(model).__mro__):
         raise WorkloadError(
             f"model() returned {with_article(type(model).__name__)} of Keras 2 (tf_keras), expected a model of Keras 3",
-            hint="Unset TF_USE_LEGACY_KERAS and import keras in place of tf_keras; Keras 2 cannot be tuned.",
+            hint="Unset TF_USE_LEGACY_KERAS and import keras instead of tf_keras; Keras 2 cannot be tuned.",
         )
     if not isinstance(model, keras.Model):
         raise WorkloadError(
             f"model() returned {with_article(type(model).__name__)}, expected a keras.Model",
-            hint="Return the model itself, not compiled; a training loop of one's own cannot be tuned.",
+            hint="Return the model itself, not compiled; a custom training loop cannot be tuned.",
         )
     strategy = model.distribute_strategy  # TensorFlow would refuse to train it outside
     if tf.distribute.get_strategy() is not ours or strategy is not ours:

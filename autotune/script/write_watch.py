@@ -60,8 +60,8 @@ _READING_PROGRAMS = frozenset(
 _READING_GIT = frozenset({"describe", "diff", "log", "ls-files", "rev-parse", "show", "status"})
 _WRITES_IN_SHELL = re.compile(r"[>`\n]|\$\(")
 _GFILE_EVENTS = {"makedirs": "os.mkdir", "mkdir": "os.mkdir", "remove": "os.remove", "rmtree": "shutil.rmtree"}
-_ALLOW = "Have the script write elsewhere, or pass --allow-writes if each trial may write to it."
-_ALLOW_PROGRAM = "Have the script skip it while tuning, or pass --allow-writes if each trial may run it."
+_ALLOW = "Write to another file, or pass --allow-writes to let every trial write to it."
+_ALLOW_PROGRAM = "Skip it while tuning, or pass --allow-writes to let every trial run it."
 
 
 class WriteWatch:
@@ -161,7 +161,7 @@ class WriteWatch:
     # ------------------------------------------------------------------------------------------ copies
 
     def _open(self, usual: Callable[..., Any], file: Any, mode: str = "r", *rest: Any, **named: Any) -> Any:
-        """Open a file; in place of one that may not be written, open this process's copy."""
+        """Open a file; instead of one that may not be written, open this process's copy."""
         if isinstance(file, str | bytes | os.PathLike) and not self._paused:
             full = os.path.abspath(os.fsdecode(file))
             kind = mode.lstrip("bt")[:1]
@@ -280,17 +280,17 @@ class WriteWatch:
         self._paused = True
         self._refuse(
             WorkloadError(
-                f"{frame.filename}, line {frame.lineno}: starts `{os.fsdecode(text)[:200]}`, and what another program "
-                "writes cannot be kept out of trials here",
+                f"{frame.filename}, line {frame.lineno}: starts `{os.fsdecode(text)[:200]}`; this machine "
+                "cannot isolate the files that other programs write",
                 hint=_ALLOW_PROGRAM,
             )
         )
 
     def _refuse_change(self, event: str, full: str) -> None:
-        verb = "writes to" if event == "open" else "changes"
+        verb = "overwrite" if event == "open" else "change"
         line = locate_user_line(traceback.extract_stack())
         self._paused = True
-        self._refuse(WorkloadError(f"{line}: {verb} {full}, which exists", hint=_ALLOW))
+        self._refuse(WorkloadError(f"{line}: would {verb} {full}", hint=_ALLOW))
 
 
 def _exists(path: Any) -> bool:

@@ -50,11 +50,11 @@ class Configuration(Mapping[str, KnobValue]):
         return len(self._values)
 
     def __hash__(self) -> int:
-        """Hash equal configurations alike."""
+        """Return equal hashes for equal configurations."""
         return hash(self.key)
 
     def __eq__(self, other: object) -> bool:
-        """Whether both set the same knobs to the same values."""
+        """Return whether both set the same knobs to the same values."""
         return isinstance(other, Configuration) and self.key == other.key
 
     def __repr__(self) -> str:
@@ -175,7 +175,7 @@ def normalize(configuration: Configuration, choices: Mapping[str, Sequence[KnobV
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetConfig:
-    """What a workload's `dataset(config)` may read.
+    """The values that a workload's `dataset(config)` may read.
 
     Args:
         batch_size: Examples per step; for datasets that do their own batching.

@@ -25,7 +25,7 @@ AS_WRITTEN = "as_written"
 
 
 class Stage(enum.StrEnum):
-    """When a knob acts. All setters and readers of a stage take the same target."""
+    """The stage at which a knob acts. All setters and readers of a stage take the same target."""
 
     IMPORT = "import"  # TensorFlow reads the environment. Target: the variables, as a dict
     START = "start"  # TensorFlow's runtime starts, and reads the environment. Target: the variables, as a dict
@@ -39,14 +39,14 @@ class Stage(enum.StrEnum):
 
 
 class Device(enum.StrEnum):
-    """What a training runs on."""
+    """The kind of device that a training runs on."""
 
     CPU = "cpu"
     GPU = "gpu"
 
 
 class Numerics(enum.StrEnum):
-    """What a knob changes in the numbers that a training computes."""
+    """The effect of a knob on the numbers that a training computes."""
 
     SAME = "same"
     EXAMPLES = "examples"  # other examples share a step, or steps come in another order
@@ -62,7 +62,7 @@ class Domain:
     words: tuple[str, ...] = ()
 
     def __contains__(self, value: object) -> bool:
-        """Whether the knob can take `value`; `True` and `1` are different values."""
+        """Return whether the knob can take `value`; `True` and `1` are different values."""
         if isinstance(value, bool):
             return self.booleans
         if isinstance(value, int):

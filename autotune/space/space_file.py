@@ -70,7 +70,7 @@ def bound(text: object, *, cores: int, examples: int | None, where: str) -> int 
 
 @dataclass(frozen=True, kw_only=True)
 class Range:
-    """What one knob varies over, as written: `choices`, or powers of two from `low` to `high`; see `bound`."""
+    """The values of one knob, as written: `choices`, or powers of two from `low` to `high`; see `bound`."""
 
     choices: tuple[KnobValue, ...] = ()
     low: int | str = 0
@@ -134,7 +134,7 @@ class ResolvedSpace:
 
     @property
     def size(self) -> int:
-        """How many configurations there are."""
+        """The number of configurations."""
         return math.prod(len(values) for values in self.choices.values())
 
     def configuration(self, varied: Mapping[str, KnobValue]) -> Configuration:
@@ -142,11 +142,11 @@ class ResolvedSpace:
         return self.canonical(self.baseline.replace(**varied))
 
     def canonical(self, configuration: Configuration) -> Configuration:
-        """Return the one configuration among those that train alike: see `normalize` and `reset_idle`."""
+        """Return the one configuration among those that train equally: see `normalize` and `reset_idle`."""
         return reset_idle(normalize(configuration, self.choices), self.baseline)
 
     def __contains__(self, configuration: object) -> bool:
-        """Whether every knob of `configuration` has a value that this space allows."""
+        """Return whether every knob of `configuration` has a value that this space allows."""
         return isinstance(configuration, Configuration) and all(
             format_value(value) in map(format_value, self.choices.get(name, (self.baseline[name],)))
             for name, value in configuration.items()
@@ -271,7 +271,7 @@ def _slow_values(name: str, capability: str | None) -> dict[KnobValue, str]:
 
 
 def _batch_fits(value: int, baseline: Configuration, largest: int | None) -> bool:
-    """Whether a batch size is allowed; where gradients are accumulated, it must divide an update's examples."""
+    """Return whether a batch size is allowed; with accumulated gradients, it must divide an update's examples."""
     divides = "global_batch" not in baseline or baseline.update_size % value == 0
     return divides and (largest is None or value <= largest)
 
@@ -306,7 +306,7 @@ def shipped_directory() -> Path:
 
 
 def shipped_names() -> tuple[str, ...]:
-    """Return the names that `--space` takes in place of a path."""
+    """Return the names that `--space` takes instead of a path."""
     return tuple(sorted(path.stem for path in shipped_directory().glob("*.toml")))
 
 

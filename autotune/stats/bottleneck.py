@@ -29,7 +29,7 @@ MATRIX_KERNELS = (
 
 
 class StepFigures(Frozen):
-    """What was measured of a trial's steps; None where it was not."""
+    """The figures of a trial's steps; None for those that were not measured."""
 
     waits: float | None = None  # share of a step that waits for input
     waits_error: float = 0.0  # half of the width of its interval

@@ -14,7 +14,7 @@ FEWEST_PAIRS = 4  # pairs before anything is decided by a trial's own spread alo
 
 
 class Stop(enum.StrEnum):
-    """Why measuring a search trial stops."""
+    """The reason why measuring a search trial stops."""
 
     NARROW = "narrow"
     CANNOT_WIN = "cannot_win"
@@ -26,7 +26,7 @@ class Stop(enum.StrEnum):
 def stop_measuring(
     log_ratios: Sequence[float], *, leader: LogInterval | None, others: Spread | None = None
 ) -> Stop | None:
-    """Return why to stop measuring a search trial, or None to go on; `log_ratios` are of its pairs so far."""
+    """Return why to stop measuring a search trial, or None to continue; `log_ratios` are of its pairs so far."""
     spread_is_known = others is not None and others.degrees >= BORROWED_DEGREES
     if leader is not None and len(log_ratios) >= (2 if spread_is_known else FEWEST_PAIRS):
         cautious = mean_interval(log_ratios, confidence=0.99, others=others)  # as it is looked at after each pair
@@ -45,13 +45,13 @@ class Verdict(enum.StrEnum):
     """The conclusion of a run."""
 
     FASTER = "faster"
-    NO_SIGNIFICANT_GAIN = "no_significant_gain"  # gains above a bound are excluded, or nothing is left to be tried
+    NO_SIGNIFICANT_GAIN = "no_significant_gain"  # gains above a bound are excluded, or the search space is exhausted
     UNDECIDED = "undecided"  # the time was over before the answer was settled
-    UNSTABLE = "unstable"  # the only faster ones broke a rule
+    UNSTABLE = "unstable"  # every faster candidate failed a stability check
 
 
 class EndedBy(enum.StrEnum):
-    """Why a run ended."""
+    """The reason why a run ended."""
 
     SETTLED = "settled"
     EXHAUSTED = "exhausted"  # every configuration of the search space was tried, or as many as were asked for
@@ -61,17 +61,17 @@ class EndedBy(enum.StrEnum):
 
 
 def is_faster(ratio: LogInterval, *, min_gain: float) -> bool:
-    """Whether a confirmation shows a gain: the lower bound is above 1, and the estimate at least `1 + min_gain`."""
+    """Return whether a confirmation shows a gain: lower bound above 1, and estimate at least `1 + min_gain`."""
     return ratio.low > 0 and ratio.value >= math.log1p(min_gain)
 
 
 class ClaimResult(enum.StrEnum):
-    """What a verification finds out about a claim."""
+    """The result of verifying a claim."""
 
     HOLDS = "holds"
     WEAKER = "weaker"  # faster, but surely by less than was claimed
     GONE = "gone"  # not shown to be faster, and surely by less than was claimed
-    UNSTABLE = "unstable"  # it failed, or broke a stability rule
+    UNSTABLE = "unstable"  # it failed, or failed a stability check
     UNDECIDED = "undecided"  # what was measured shows neither that the claim holds nor that it does not
 
 

@@ -1,4 +1,4 @@
-"""What others and the GPUs did during slices, and which pairs of slices that disturbed. Pure functions.
+"""Find the pairs of slices that other processes or GPU clocks disturbed. Pure functions.
 
 A pair is left out for its cause, never for its result: no speed enters here. Throttling by a quota is no cause,
 because a configuration with more threads brings it upon itself. Nor is a power cap that one configuration meets often.
@@ -55,9 +55,9 @@ def slowed_by(part: Slice) -> frozenset[str] | None:
 def find_disturbances(pairs: Sequence[tuple[Slice, Slice]]) -> list[Cause | None]:
     """Return why pairs of a process (the baseline's and the candidate's slice) are left out; None for usable pairs."""
     marks: dict[Cause, list[bool]] = {
-        "others": _departing([(load_of(one), load_of(other)) for one, other in pairs]),
-        "others_on_gpu": _departing([(gpu_load_of(one), gpu_load_of(other)) for one, other in pairs]),
-        "gpu_clocks": _slowed_alone([(slowed_by(one), slowed_by(other)) for one, other in pairs]),
+        "others": _departing([(load_of(baseline), load_of(candidate)) for baseline, candidate in pairs]),
+        "others_on_gpu": _departing([(gpu_load_of(baseline), gpu_load_of(candidate)) for baseline, candidate in pairs]),
+        "gpu_clocks": _slowed_alone([(slowed_by(baseline), slowed_by(candidate)) for baseline, candidate in pairs]),
     }
     causes = [next((cause for cause, marked in marks.items() if marked[at]), None) for at in range(len(pairs))]
     usable = usable_pairs([cause is not None for cause in causes])
@@ -67,7 +67,7 @@ def find_disturbances(pairs: Sequence[tuple[Slice, Slice]]) -> list[Cause | None
 def _departing(loads: Sequence[tuple[float | None, float | None]]) -> list[bool]:
     """Mark the pairs that have a slice whose load was far from the usual."""
     # Usual is the median of that side's slices: a constant load, and kernel work for one of the configurations.
-    known = [(one, other) for one, other in loads if one is not None and other is not None]
+    known = [(baseline, candidate) for baseline, candidate in loads if baseline is not None and candidate is not None]
     if not known:
         return [False] * len(loads)
     medians = [statistics.median(side) for side in zip(*known, strict=True)]
@@ -84,7 +84,10 @@ def _slowed_alone(sides: Sequence[tuple[frozenset[str] | None, frozenset[str] | 
     # A configuration that draws more meets the power cap more often. Without those pairs it would look too fast.
     alone = [False] * len(sides)
     for reason in SLOWING:
-        signs = [0 if one is None or other is None else (reason in one) - (reason in other) for one, other in sides]
+        signs = [
+            0 if baseline is None or candidate is None else (reason in baseline) - (reason in candidate)
+            for baseline, candidate in sides
+        ]
         if abs(sum(signs)) <= OWN_SHARE * len(sides):
             alone = [marked or sign != 0 for marked, sign in zip(alone, signs, strict=True)]
     return alone

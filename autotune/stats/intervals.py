@@ -24,7 +24,7 @@ TEMPLATE_DEVIATION, TEMPLATE_DEGREES = 0.02, 14  # log deviation between forks o
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """How far single log-ratios lie from their trial's mean, pooled over trials."""
+    """The spread of single log-ratios around their trial's mean, pooled over trials."""
 
     deviation: float
     degrees: int
@@ -32,7 +32,7 @@ class Spread:
 
 @dataclass(frozen=True, kw_only=True)
 class RecordedMachine:
-    """How well slices predicted the spread between processes on a machine that was recorded."""
+    """The spread between processes on a recorded machine, relative to what slices predicted."""
 
     slice_deviation: float  # log deviation of single slice pairs within a process
     excess: float  # deviation between processes over what the slices within them predict
@@ -43,7 +43,7 @@ RECORDED_MACHINES = (  # fitted by benchmarks/looks.py --fit from benchmarks/dat
     RecordedMachine(slice_deviation=0.131, excess=0.99, degrees=37),
     RecordedMachine(slice_deviation=0.179, excess=0.98, degrees=18),
 )
-"""A quiet and a disturbed machine, in this order: from the least to the most restless."""
+"""A quiet and a disturbed machine, in this order: from the least to the most noisy."""
 
 
 @functools.lru_cache(maxsize=512)
@@ -84,7 +84,7 @@ def mean_interval(
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessPrior:
-    """How far the means of fresh pairs of processes should lie from their mean, from anything but these pairs."""
+    """The expected spread of the means of fresh pairs of processes, from anything but these pairs."""
 
     deviation: float
     degrees: int
@@ -114,7 +114,7 @@ def claim_interval(
     The variance between pairs is `(d0 * s0**2 + d * s**2) / (d0 + d)`, with `d0 + d` degrees of freedom (empirical
     Bayes: Smyth 2004, doi:10.2202/1544-6115.1027). Pairs that contradict the prior stand alone (Phipson et al. 2016,
     doi:10.1214/16-AOAS920). The variance is never smaller than what other trials of the run have shown, nor than the
-    slices within the pairs predict: a restless candidate must not profit from calm ones.
+    slices within the pairs predict: a noisy candidate must not profit from quiet ones.
     """
     means = [statistics.fmean(values) for values in processes]
     mean, count = statistics.fmean(means), len(means)
@@ -148,12 +148,12 @@ def process_prior(trials: Sequence[Sequence[Sequence[float]]], *, rounds: int) -
         trials: The log-ratios of the slices of each process of other trials of the run.
         rounds: Slice pairs of one pair of processes.
 
-    The slices tell how restless this machine is. The recorded machine that is next more restless tells how well slices
+    The slices tell how noisy this machine is. The next noisier recorded machine tells how well slices
     predict processes. Where other trials had several processes, these add what slices do not explain.
     """
     slices = pooled_spread([values for processes in trials for values in processes])
-    more_restless = [row for row in RECORDED_MACHINES if row.slice_deviation >= slices.deviation]
-    recorded = more_restless[0] if more_restless and slices.degrees else RECORDED_MACHINES[-1]
+    noisier = [row for row in RECORDED_MACHINES if row.slice_deviation >= slices.deviation]
+    recorded = noisier[0] if noisier and slices.degrees else RECORDED_MACHINES[-1]
     deviation = slices.deviation if slices.degrees else recorded.slice_deviation
     expected = (recorded.excess * deviation) ** 2 / rounds + LEAST_DEVIATION**2
     repeated = [processes for processes in trials if len(processes) > 1]

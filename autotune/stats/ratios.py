@@ -19,7 +19,7 @@ _Side = tuple[float, int, bool]  # a slice: its rate, examples, and whether it i
 
 @dataclass(frozen=True, kw_only=True)
 class EpochCost:
-    """What an epoch of a training costs beyond its steps, and the examples that bear it; None where unknown."""
+    """The cost of an epoch beyond its steps, and the examples that share it; None if unknown."""
 
     examples: int | None = None
     seconds: float | None = None
@@ -92,8 +92,8 @@ def log_ratios_over(
     found = {}
     for instance, own in by_instance(pairs).items():
         both = [(rated, beside[rated.pair.baseline]) for rated in own if rated.pair.baseline in beside]
-        keep = usable_pairs([one.pair.disturbed or other.pair.disturbed for one, other in both])
-        sides = [(other.sides[1], one.sides[1]) for (one, other), keeps in zip(both, keep, strict=True) if keeps]
+        keep = usable_pairs([rated.pair.disturbed or other.pair.disturbed for rated, other in both])
+        sides = [(other.sides[1], rated.sides[1]) for (rated, other), keeps in zip(both, keep, strict=True) if keeps]
         if sides:
             found[instance] = _ratios(sides, overall=overall and not own[0].pair.in_blocks)
     return found
@@ -103,9 +103,9 @@ def _ratios(sides: Sequence[tuple[_Side, _Side]], *, overall: bool) -> list[floa
     """Return values whose mean is the logarithm of an instance's speed-up."""
     # The ratio of overall rates is what a training pays. Single pairs are compared in a bracket, whose slices are
     # not of the same moments; where only one side is timed in whole epochs, because slices of equal work and of
-    # equal time drift apart on a restless machine; and in the search, where one slice that stalls should not decide.
-    alike = len({by_epochs for both in sides for *_, by_epochs in both}) == 1
-    if not overall or not alike:
+    # equal time drift apart on a noisy machine; and in the search, where one slice that stalls should not decide.
+    is_timed_alike = len({by_epochs for both in sides for *_, by_epochs in both}) == 1
+    if not overall or not is_timed_alike:
         return [math.log(own / other) for (other, *_), (own, *_) in sides]
     return overall_log_ratios(*([of_slice[:2] for of_slice in side] for side in zip(*sides, strict=True)))
 

@@ -1,4 +1,4 @@
-"""How much of several devices' speed a training over them reaches. Pure."""
+"""Compute the scaling efficiency of a training over several devices. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAY_DIFFER = {
 
 
 def scaling_efficiency(record: TrialRecord, records: Iterable[TrialRecord]) -> float | None:
-    """Return throughput over replicas × one device's: that of the fastest trial on one device that is alike.
+    """Return throughput over replicas × one device's: that of the fastest equal trial on one device.
 
     Both count as speed-ups over the baseline beside them, so that a drift of the machine cancels.
 
@@ -25,7 +25,7 @@ def scaling_efficiency(record: TrialRecord, records: Iterable[TrialRecord]) -> f
         records: All of its run.
 
     Returns:
-        The share; None on one device, and where no trial on one device is alike.
+        The share; None on one device, and without an equal trial on one device.
     """
     replicas = replicas_of(record)
     if replicas < 2 or record.speedup is None:

@@ -21,7 +21,7 @@ RETRACING_ADVICE = (
 )
 MOST_HANGS = 2  # slices that decide nothing: one burst of whatever else runs reaches two
 THROTTLING = "throttling"
-MOST_THROTTLED = 0.25  # share of slices beyond the baseline's: both sides take turns on one card, and heat it alike
+MOST_THROTTLED = 0.25  # share of slices beyond the baseline's: both sides take turns on one GPU, and heat it equally
 MOST_SKIPPED = 0.05  # share of steps beyond the baseline's: a scale that grows every 2,000 steps skips one
 FEWEST_SLICES = 6  # of a process whose memory is judged
 UNEXPLAINED = 1.5  # times the baseline's memory, per ratio of batch sizes: more may be a leak
@@ -79,7 +79,7 @@ def check_retracing(own: Sequence[int], baseline: Sequence[int]) -> Check:
 
 @dataclass(frozen=True, kw_only=True)
 class CallSeconds:
-    """Seconds that the calls of the train function took in one slice."""
+    """The seconds that calls of the train function took in one slice."""
 
     median: float
     slow: float  # a high quantile that excludes calls with a boundary between epochs
@@ -140,23 +140,23 @@ def check_throttling(own: Sequence[bool], baseline: Sequence[bool]) -> Check:
     # What both sides meet slows both. A configuration that heats the card more than the baseline will do so for hours.
     share, usual = (sum(side) / len(side) for side in (own, baseline))
     detail = (
-        f"heat or a hardware slowdown held the card's clocks down in {share:.0%} of the slices (baseline: {usual:.0%})"
+        f"heat or a hardware slowdown held the GPU's clocks down in {share:.0%} of the slices (baseline: {usual:.0%})"
     )
     if share > 0:
-        detail += "; cool the card: it may train faster or slower than was measured"
+        detail += "; cool the GPU: it may train faster or slower than was measured"
     return _within(THROTTLING, share, usual + MOST_THROTTLED, detail)
 
 
 def check_constant_work(own: Sequence[float], baseline: Sequence[float]) -> Check:
     """Check that the gain exceeds what the baseline's own speed varies; a value is a slice's updates per second.
 
-    For trainings whose updates are no constant work: their speed changes with what was learned.
+    For trainings whose work per update varies: their speed changes with what was learned.
     """
     gain = statistics.median(rate / other for rate, other in zip(own, baseline, strict=True))
     varies = max(baseline) / min(baseline)
     detail = (
-        f"an update is no constant work: the baseline's own updates/s vary by ×{varies:.2f} from slice to slice, "
-        f"and the gain is ×{gain:.2f}"
+        f"the work per update varies: the baseline's updates/s vary by ×{varies:.2f} between slices, and the gain is "
+        f"×{gain:.2f}"
     )
     return Check(name="constant_work", passed=varies < gain, value=varies, limit=gain, detail=detail)
 
@@ -193,7 +193,7 @@ def check_memory_growth(
         detail = f"{seen}; too little was seen of the baseline to tell whose leak it is"
         return Check(name=name, passed=True, limit=limit, detail=detail)
     full = time_in_words(max(0.0, limit) / (pace * examples_per_second))
-    detail = f"{seen}, and it goes on: memory is full after {full}; the baseline does not grow like that"
+    detail = f"{seen}, and it continues: memory is full after {full}; the baseline does not grow like that"
     return Check(name=name, passed=False, value=value, limit=limit, detail=detail)
 
 

@@ -35,7 +35,7 @@ HAND_ON = ("Options", "Prefetch", "CopyToDevice", "AssertCardinality", "Map", "P
 
 @dataclass(frozen=True, kw_only=True)
 class BetweenEpochs:
-    """What lies between two long epochs, and which of their steps are timed."""
+    """The cost between two long epochs, and the steps of them that are timed."""
 
     boundary: Boundary  # what an epoch costs beyond its steps
     taken_over: bool = False  # another process measured it
@@ -82,9 +82,9 @@ def measure_between_epochs(
     steps, per_call = training.steps_per_epoch, training.steps_per_call
     assert steps is not None
     excluded = seconds >= WORTH_CORRECTING * call * steps / per_call and _counted_calls(train, training) is not None
-    if excluded and (kept := kept_call_seconds(model, iterator, KEPT_SECONDS)) is not None:
+    if excluded and (in_memory_seconds := kept_call_seconds(model, iterator, KEPT_SECONDS)) is not None:
         buffered = _steps_in_shuffle_buffer(train.dataset, training.batch_size) or 0.0
-        seconds = max(0.0, seconds - max(0.0, call - kept) * buffered / per_call)
+        seconds = max(0.0, seconds - max(0.0, call - in_memory_seconds) * buffered / per_call)
     first, validating = 0.0, 0.0
     if validation is not None:
         first, validating = _validation_seconds(model, validation, per_call, validation_batches)
@@ -235,7 +235,7 @@ def mean_seconds(call: Callable[[], Any], seconds: float) -> float | None:
 
 
 class Gaps:
-    """What lies between two trainings, or two epochs, measured several times."""
+    """Gaps between two trainings, or two epochs, measured several times."""
 
     def __init__(self) -> None:
         self._seconds: list[float] = []
@@ -247,7 +247,7 @@ class Gaps:
 
     @property
     def are_enough(self) -> bool:
-        """Whether no further gap is to be measured."""
+        """True if no further gap is to be measured."""
         taken = time.perf_counter() - self._began
         return any(len(self._seconds) >= gaps and taken >= seconds for gaps, seconds in ENOUGH_GAPS)
 
@@ -278,12 +278,12 @@ class Refits:
 
     @property
     def are_measured(self) -> bool:
-        """Whether no further call is to be cut short."""
+        """True if no further call is to be cut short."""
         return self._calls_left <= 0 or self._gaps.are_enough
 
     @property
     def seconds(self) -> float:
-        """What a call costs beyond the boundary of an epoch."""
+        """The seconds that a call costs beyond the boundary of an epoch."""
         return max(0.0, self._gaps.usual_seconds - self._boundaries.usual_seconds)
 
     def end(self) -> None:

@@ -1,6 +1,6 @@
 """Times a running training, without TensorFlow.
 
-The clock is told when an epoch begins, when a call of the train function returns, and when an epoch ends. A *call* is
+The clock is called when an epoch begins, when a call of the train function returns, and when an epoch ends. A *call* is
 `steps_per_execution` steps. The clock watches the warm-up, reports, freezes the process, and obeys the tuner: each
 `Measure` asks for one slice, or for several without a pause (`slices.py`).
 
@@ -39,7 +39,7 @@ class LongEpoch(Exception):
 
 @dataclass
 class WarmUp:
-    """What the warm-up has shown so far. Times are in seconds."""
+    """The state of the warm-up so far. Times are in seconds."""
 
     cap_seconds: float  # its usual length at most, from the end of its first call
     since: float = math.inf  # when its first call had ended
@@ -54,7 +54,7 @@ class WarmUp:
 
     @property
     def compile_seconds(self) -> float:
-        """The time of tracing and compiling: what those calls took beyond a usual one."""
+        """The time of tracing and compiling: the excess of those calls over a usual one."""
         usual = statistics.median(self.call_seconds or self.epoch_seconds or [0.0])
         return sum(max(0.0, seconds - usual) for seconds in self.compiling_seconds)
 

@@ -30,13 +30,13 @@ from autotune.training.progress import Training
 from autotune.training.session import TimedTrial, TrainingSession
 from autotune.training.slices import TrainingEnded
 
-MOST_VALIDATION_SECONDS = 10.0  # of a validation of unknown length inside `fit`: a longer one may have no end
+MOST_VALIDATION_SECONDS = 10.0  # of a validation of unknown length inside `fit`: a longer one may be infinite
 EPOCHS = 1 << 30  # that `fit` is asked for: the tuner ends it
 
 
 @dataclass(kw_only=True)
 class Parts:
-    """What a `fit` trains, and how it is called."""
+    """The model, data and arguments of a `fit`."""
 
     model: keras.Model  # compiled
     dataset: tf.data.Dataset  # what is trained on, before the trial batches it
@@ -156,7 +156,7 @@ class FitSession(TrainingSession):
         usual = model.train_function
         timed = clock.wrap(self._retracing.wrap(usual))
         model.train_function = timed
-        early = TrainingFailed(Outcome.ERROR, "model.fit returned before it was told to")
+        early = TrainingFailed(Outcome.ERROR, "model.fit returned before it was asked to")
         try:
             with contextlib.suppress(LongEpoch):
                 model.fit(**parts.train.fit_args, validation_data=parts.validation, **arguments)
@@ -195,10 +195,10 @@ class FitSession(TrainingSession):
     def close(self, finish: Finish, clock: StepClock) -> dict[str, Any]:
         """Measure the wait for input by the step alone, and the ceilings of input and step."""
         seconds, in_slices, training = finish.input_wait_seconds, clock.slices.call_seconds, self.training
-        kept = kept_call_seconds(self.parts.model, clock.iterator, seconds) if in_slices else None
+        call_seconds = kept_call_seconds(self.parts.model, clock.iterator, seconds) if in_slices else None
         found: dict[str, Any] = {}
-        if kept and in_slices:  # what the pipeline takes from the step's own cores counts as waiting
-            found["input_wait_fraction"] = min(1.0, max(0.0, 1.0 - kept / in_slices))
+        if call_seconds and in_slices:  # what the pipeline takes from the step's own cores counts as waiting
+            found["input_wait_fraction"] = min(1.0, max(0.0, 1.0 - call_seconds / in_slices))
         if finish.ceilings:
             train, batch_seconds = self.parts.train, None
             if train.source is None:
@@ -206,7 +206,7 @@ class FitSession(TrainingSession):
                 batch_seconds = mean_seconds(partial(next, iter(endless)), seconds)
             found["ceilings"] = Ceilings(
                 by_input=training.batch_size / batch_seconds if batch_seconds else None,
-                by_compute=training.batch_size * training.steps_per_call / kept if kept else None,
+                by_compute=training.batch_size * training.steps_per_call / call_seconds if call_seconds else None,
             )
         self._iterator = clock.iterator
         return found
@@ -227,7 +227,7 @@ class FitSession(TrainingSession):
 
 
 def _validation_limit(parts: Parts) -> keras.callbacks.Callback:
-    """Return a callback that ends a trial whose validation goes on and on."""
+    """Return a callback that ends a trial whose validation does not end."""
 
     class ValidationLimit(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ships no types
         def on_test_begin(self, logs: Any = None) -> None:
@@ -239,7 +239,7 @@ def _validation_limit(parts: Parts) -> keras.callbacks.Callback:
                 raise TrainingFailed(
                     Outcome.ERROR,
                     f"{parts.validated_by}: the validation has unknown length and has not ended after {batch + 1} "
-                    f"batches in {seconds:.0f} s; it may have no end",
+                    f"batches in {seconds:.0f} s; it may be infinite",
                     hint=parts.validation_hint,
                     input_error=True,
                 )
@@ -251,7 +251,7 @@ def _validation_limit(parts: Parts) -> keras.callbacks.Callback:
 
 
 def set_compiled(model: keras.Model, configuration: Configuration) -> None:
-    """Set what `compile` was not told, or a model's own `compile` has not passed on."""
+    """Set the arguments that `compile` did not get, or a model's own `compile` has not passed on."""
     apply.accumulate(model.optimizer, configuration)
     set_steps(model, int(configuration["steps_per_execution"]))
     wanted = configuration["jit_compile"]

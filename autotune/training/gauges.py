@@ -1,4 +1,4 @@
-"""What is measured in each slice besides its length, and what TensorFlow tells of the GPUs.
+"""Measure each slice besides its length, and read TensorFlow's figures of the GPUs.
 
 A gauge is called when a slice begins. It returns a function that is called with the slice's seconds when it ends, and
 gives fields of `record.Slice`. A new figure per slice is one more gauge.

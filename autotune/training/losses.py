@@ -38,7 +38,7 @@ def loss_curves(
         batches: Returns the batches of one epoch.
         configuration: The values in force.
         runs: Which trainings.
-        examples: Of an epoch, of which only full batches are recorded; None when there is no end, or it is unknown.
+        examples: Of an epoch, of which only full batches are recorded; None if it is infinite or unknown.
         fresh_model: Returns a model whose weights each training begins with; None for those of `model` as it is.
     """
     keras.utils.set_random_seed(runs.seeds[0])  # for what draws a seed of its own: dropout, augmentation
@@ -82,7 +82,7 @@ def _fresh_values(fresh: keras.Model, trained: keras.Model, batch: Any) -> list[
     ours = {id(variable) for variable in trained.trainable_variables}
     if any(id(variable) in ours for variable in fresh.trainable_variables):
         raise WorkloadError(
-            "model() returns the same weights each time, so no two trainings can begin alike",
+            "model() returns the same weights each time, so no two trainings can begin the same way",
             hint="Build the model, or the part of it that is trained, inside model().",
         )
     return [weight.numpy() for weight in fresh.weights]

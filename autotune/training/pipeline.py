@@ -84,8 +84,8 @@ def _count_examples(
 ) -> int | None:
     """Return the examples of an epoch with an end; None where they could not be counted in time."""
     if not batched:
-        one = tf.autograph.experimental.do_not_convert(lambda *_: tf.constant(1, tf.int64))
-        return elements if elements >= 0 else _count_batches(dataset.map(one).batch(32), seconds, "dataset")
+        count_one = tf.autograph.experimental.do_not_convert(lambda *_: tf.constant(1, tf.int64))
+        return elements if elements >= 0 else _count_batches(dataset.map(count_one).batch(32), seconds, "dataset")
     seen: Batches = call_user("dataset", lambda: batches_in(dataset, seconds, batch_size))
     if not uneven:
         refuse_uneven(seen.sizes[:-1], batch_size)

@@ -15,7 +15,7 @@ class Training:
 
     steps_per_call: int  # the knob `steps_per_execution`
     batch_size: int  # examples per full step
-    examples: int | None  # per epoch; None where the training has no end
+    examples: int | None  # per epoch; None if the training is infinite
     drop_remainder: bool  # a smaller last batch is dropped
     synchronise: Callable[[], None]  # waits until the devices have done what they were given
     charged_per_epoch_seconds: float = 0.0  # an epoch's share of what a further call of `fit` costs
@@ -35,13 +35,13 @@ class Training:
 
     @property
     def has_few_calls(self) -> bool:
-        """Whether an epoch has so few calls that it is timed whole in any case."""
+        """True if an epoch has so few calls that it is always timed whole."""
         steps = self.steps_per_epoch
         return steps is not None and steps <= WHOLE_EPOCH_CALLS * self.steps_per_call
 
     @property
     def examples_missing_from_last_step(self) -> int:
-        """By how many examples an epoch's last step is smaller than the others."""
+        """The examples by which an epoch's last step is smaller than the others."""
         return 0 if self.examples is None or self.drop_remainder else -self.examples % self.batch_size
 
     def examples_in_epoch(self, steps: int) -> int:
@@ -63,7 +63,7 @@ class Training:
 
 @dataclass
 class Progress:
-    """How much of a training has run so far."""
+    """The progress of a training so far."""
 
     training: Training
     calls: int = 0  # of the train function in this epoch

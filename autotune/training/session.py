@@ -108,7 +108,7 @@ class TimedTrial:
 
     @property
     def is_closing(self) -> bool:
-        """Whether all but the profile was sent."""
+        """True if everything but the profile was sent."""
         return self._figures is not None
 
     def close(self, finish: Finish) -> Iterator[int] | None:

@@ -163,9 +163,9 @@ def finite_loss(logs: Any, *, step: int) -> float | None:
     loss = None
     for name, numbers in _numbers_in(logs):
         if not np.isfinite(numbers).all():
-            what = "the training loss" if name == "loss" else f"the metric {name}".rstrip()
+            quantity = "the training loss" if name == "loss" else f"the metric {name}".rstrip()
             odd = numbers[~np.isfinite(numbers)].ravel()[0]
-            raise TrainingFailed(Outcome.NONFINITE, f"{what} became {odd} by step {step}")
+            raise TrainingFailed(Outcome.NONFINITE, f"{quantity} became {odd} by step {step}")
         if name == "loss" and numbers.size == 1:
             loss = float(numbers.item())
     return loss

@@ -1,8 +1,8 @@
-"""Which configuration is tried next: neighbours of the fastest so far, the usually best first; then Optuna's samples.
+"""Choose the next configuration: neighbours of the fastest so far, the usually best first; then Optuna's samples.
 
-Every proposal is a trial of the run's Optuna study, which is told how it did. Optuna samples numbers on a logarithmic
+Every proposal is a trial of the run's Optuna study, which gets its result. Optuna samples numbers on a logarithmic
 scale, snapped to the space's choices, so that their order counts; everything else is categorical. A failed trial is
-told as pruned: TPE ignores trials that are told as failed, and would return to the failing half of the space.
+reported as pruned: TPE ignores trials reported as failed, and would return to the failing half of the space.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ Changes = dict[str, KnobValue]
 
 @dataclass(frozen=True, kw_only=True)
 class Others:
-    """What is known besides the fastest where several seats search: too little has ended to go on step by step."""
+    """The trials known besides the fastest if several seats search: too few have ended to continue step by step."""
 
     running: Sequence[Configuration]  # the latest last
     ratios: Mapping[Configuration, float]  # logarithms of the speed-ups that were measured, the baseline's included
@@ -93,7 +93,7 @@ class Proposals:
         passes_over: Callable[[Configuration], bool] = lambda configuration: False,
         others: Others | None = None,
     ) -> tuple[Trial, Configuration] | None:
-        """Return the next configuration and the Optuna trial to be told about it; None where nothing new is left."""
+        """Return the next configuration and its Optuna trial; None where nothing new is left."""
         if len(tried) >= self._space.size:
             self.exhausted = True
             return None
@@ -254,7 +254,7 @@ def _journal_of(file: Path) -> Path:
 
 
 def _new_study(file: Path, name: str) -> optuna.Study:
-    """Make an empty study file, in place of any that is there."""
+    """Make an empty study file, instead of any that is there."""
     for path in (file, _journal_of(file)):
         path.unlink(missing_ok=True)
     with warnings.catch_warnings():
@@ -289,7 +289,7 @@ def _writing(file: Path | None) -> Iterator[None]:
 
 
 class Sampler:
-    """The Optuna study of one invocation. The run's `study.db` keeps all that it is told."""
+    """The Optuna study of one invocation. The run's `study.db` keeps all of it."""
 
     def __init__(self, space: ResolvedSpace, *, file: Path | None, name: str, seed: int, several: bool = False) -> None:
         self._space = space
@@ -302,38 +302,38 @@ class Sampler:
             sampler = _GridTPE(space, seed, several=several)
             # In memory: what is asked and not run stays out of the file, and asking takes a tenth of the time.
             self._study = optuna.create_study(direction="maximize", sampler=sampler)
-        self._kept: optuna.Study | None = None
+        self._saved_study: optuna.Study | None = None
         if file is not None:
             with _writing(file):
-                self._kept = _study_in(file, name)
+                self._saved_study = _study_in(file, name)
 
     def catch_up(self, records: Iterable[TrialRecord], *, seconds: float = math.inf) -> None:
         """Tell a new study what was measured before, and for so many seconds add to its file what it lacks of that."""
         found = list(self._optuna_trials(records))
         self._study.add_trials(found)
-        if self._file is None or self._kept is None:
+        if self._file is None or self._saved_study is None:
             return
         with _writing(self._file):
-            known = {trial.user_attrs.get("trial") for trial in _ended(self._kept)}
+            known = {trial.user_attrs.get("trial") for trial in _ended(self._saved_study)}
             if not known <= {trial.user_attrs["trial"] for trial in found}:  # it is not of these records
-                self._kept, known = _new_study(self._file, self._name), set()
-            # Optuna takes some 20 ms a trial: those in the file are not written again, and the next invocation goes on.
+                self._saved_study, known = _new_study(self._file, self._name), set()
+            # Optuna takes some 20 ms a trial: those in the file are not written again; the next invocation continues.
             ends = time.monotonic() + seconds
             for trial in found:
                 if trial.user_attrs["trial"] not in known and time.monotonic() < ends:
-                    self._kept.add_trial(trial)
+                    self._saved_study.add_trial(trial)
 
     def write_again(self, records: Iterable[TrialRecord], *, seconds: float) -> None:
-        """Rewrite the file if trials were measured again after it was told, and if there is time."""
-        if self._file is None or self._kept is None:
+        """Rewrite the file if trials were measured again since, and if there is time."""
+        if self._file is None or self._saved_study is None:
             return
         found = list(self._optuna_trials(records))
         with _writing(self._file):
-            known = {trial.user_attrs["trial"]: (trial.state, trial.value) for trial in _ended(self._kept)}
+            known = {trial.user_attrs["trial"]: (trial.state, trial.value) for trial in _ended(self._saved_study)}
             same = all(known.get(trial.user_attrs["trial"]) == (trial.state, trial.value) for trial in found)
             if not same and WRITE_SECONDS * len(found) < seconds:
-                self._kept = _new_study(self._file, self._name)
-                self._kept.add_trials(found)
+                self._saved_study = _new_study(self._file, self._name)
+                self._saved_study.add_trials(found)
 
     def _optuna_trials(self, records: Iterable[TrialRecord]) -> Iterator[FrozenTrial]:
         for record in records:
@@ -374,7 +374,7 @@ class Sampler:
         return made
 
     def ask(self) -> tuple[Trial, Configuration]:
-        """Sample the next configuration; return it and the Optuna trial to be told about it."""
+        """Sample the next configuration; return it and its Optuna trial."""
         trial = self._study.ask(self._distributions)
         return trial, self._space.configuration(trial.params)
 
@@ -398,9 +398,9 @@ class Sampler:
             self._study.tell(trial, made.value)
         else:
             self._study.tell(trial, state=made.state)
-        if self._kept is not None:
+        if self._saved_study is not None:
             with _writing(self._file):
-                self._kept.add_trial(made)
+                self._saved_study.add_trial(made)
 
 
 def _ended(study: optuna.Study) -> list[FrozenTrial]:

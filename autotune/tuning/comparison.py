@@ -58,7 +58,7 @@ class MeasuredProcess:
 
     @property
     def warm(self) -> WarmUp:
-        """What its latest start reported."""
+        """The warm-up report of its latest start."""
         assert self._warm is not None
         return self._warm
 
@@ -186,7 +186,7 @@ class LiveBaseline(MeasuredProcess):
             except TrialFailed as failure:
                 deaths += 1
                 if not self.starts_again(failure, deaths):
-                    raise self._judged(failure) from failure
+                    raise self._to_error(failure) from failure
 
     def slice(self, length: float) -> Slice:
         """Train a slice of it; it is started again where it died. Raises as `ensure`."""
@@ -203,7 +203,7 @@ class LiveBaseline(MeasuredProcess):
             except TrialFailed as failure:
                 self.kill()
                 if deaths > 1 and not self.starts_again(failure, deaths):
-                    raise self._judged(failure) from failure
+                    raise self._to_error(failure) from failure
         raise AssertionError("unreachable")
 
     def slice_once(self, length: float) -> Slice:
@@ -215,7 +215,7 @@ class LiveBaseline(MeasuredProcess):
         trained = bool(self.trial.slices or self.trial.processes)
         return trained and failure.outcome is Outcome.CRASHED and deaths < MOST_DEATHS
 
-    def _judged(self, failure: TrialFailed) -> Exception:
+    def _to_error(self, failure: TrialFailed) -> Exception:
         if self.beside and failure.outcome is Outcome.OOM:
             return failure  # want of memory beside a candidate is the candidate's failure
         return baseline_error(self.run, self.trial, failure)
@@ -242,8 +242,9 @@ def baseline_error(run: Run, trial: Trial, failure: TrialFailed, *, hurried: boo
         return WorkloadError(failure.reason, hint=failure.hint, detail=failure.detail)
     if trial.slices and failure.outcome is not Outcome.NONFINITE:
         return MeasuringStoppedError(
-            f"the baseline was measured, but its process fails now ({failure.outcome}): {failure.reason}",
-            hint=failure.hint or f"Fix that; --resume {run.directory.path} goes on. Its log is {run.log_of(trial)}.",
+            f"the baseline was measured, but its process now fails ({failure.outcome}): {failure.reason}",
+            hint=failure.hint
+            or f"Fix that; --resume {run.directory.path} continues the run. Its log is {run.log_of(trial)}.",
             detail=detail,
         )
     return NoStableConfigurationError(
@@ -254,7 +255,7 @@ def baseline_error(run: Run, trial: Trial, failure: TrialFailed, *, hurried: boo
 
 
 class Schedule(Protocol):
-    """How long a comparison's slices are, when it stops, and how its processes close."""
+    """The schedule of a comparison: slice lengths, stop rule, and how its processes close."""
 
     def turn_seconds(self, processes: Sequence[MeasuredProcess]) -> float:
         """Return the length of a slice while processes take turns; the reference is the first of them."""

@@ -43,7 +43,7 @@ class LeaderTrials:
 
     @property
     def failure(self) -> TrialFailed | None:
-        """Why it cannot be recommended at all."""
+        """The failure because of which it cannot be recommended; None without one."""
         return self.trial.failure
 
     @property
@@ -58,12 +58,12 @@ class LeaderTrials:
 
     @property
     def in_blocks(self) -> bool:
-        """Whether memory has not held all sides."""
+        """True if memory could not hold all sides at once."""
         return (self.trial.pairing or self.in_search.pairing) is Pairing.BRACKETED
 
     @property
     def looks(self) -> Looks:
-        """Those in force."""
+        """The looks in force."""
         return self.trial.looks[-1]
 
     @property
@@ -73,7 +73,7 @@ class LeaderTrials:
 
     @property
     def over_champion(self) -> list[list[float]]:
-        """The same to the champion, from rounds that both were in."""
+        """The log-ratios to the champion, from rounds that both were in."""
         if self.champion is None:
             return []
         return [log_ratios for _, log_ratios in sorted(self.trial.log_ratios_over(self.champion).items())]
@@ -121,7 +121,7 @@ def claim_of(
 
 @dataclass(frozen=True, kw_only=True)
 class SlicePlan:
-    """How long the slices of one pair of processes should take, all together."""
+    """The seconds that all slices of one pair of processes should take."""
 
     seconds: float
     most_seconds: float = MOST_SLICES_SECONDS  # where sides that wait for something from outside need long ones
@@ -130,7 +130,7 @@ class SlicePlan:
 
 @dataclass(kw_only=True)
 class PairSchedule:
-    """How fresh processes are compared: in so many rounds, whatever they show."""
+    """The schedule of fresh processes: a fixed number of rounds, whatever they show."""
 
     run: Run
     leader: LeaderTrials

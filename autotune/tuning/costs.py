@@ -1,6 +1,6 @@
-"""How long slices, processes and pairs take, and how long they should be. Pure: records and warm-ups in, seconds out.
+"""Estimate the seconds of slices, processes and pairs. Pure: records and warm-ups in, seconds out.
 
-Short slices pair better on a restless machine. But a trial that waits for something from outside (files, a network)
+Short slices pair better on a noisy machine. But a trial that waits for something from outside (files, a network)
 gains in every slice what came in while it was frozen. So slices are short only where a trial surely does not wait, and
 long where it surely waits a lot.
 """
@@ -42,9 +42,9 @@ SMALLEST_TRIAL_TIMEOUT, FIRST_STEP_FACTOR, SLOWEST_START, LARGEST_TRIAL_SHARE = 
 
 def slice_length(*warm: WarmUp, wanted: float = SLICE_SECONDS, most: float = math.inf) -> float:
     """Return the seconds of a slice: several calls of each trial timed by steps, a whole epoch of the others."""
-    by_steps = [told.ready for told in warm if told.ready.epoch_seconds is None]
+    by_steps = [process.ready for process in warm if process.ready.epoch_seconds is None]
     longest_call = max((ready.call_seconds for ready in by_steps), default=0.0)
-    longest_epoch = max(told.ready.epoch_seconds or 0.0 for told in warm)
+    longest_epoch = max(process.ready.epoch_seconds or 0.0 for process in warm)
     wanted = max(wanted, CALLS_IN_A_SLICE * longest_call)
     return max(min(wanted, most), longest_call, ALMOST_AN_EPOCH * longest_epoch)
 

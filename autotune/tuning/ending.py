@@ -1,4 +1,4 @@
-"""What is measured of a winner once the search has ended: a long watch over it, and what its batch size costs."""
+"""Measure the winner after the search: a soak, and the cost of its batch size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What passes between a run and its user: events, which the console draws, and requests to stop. Nothing here prints.
+"""Events that a run sends to its user, and requests to stop. The console draws them; nothing here prints.
 
 The first Ctrl-C, SIGQUIT, SIGTERM or closing terminal ends a run with its verdict, the second at once.
 """
@@ -94,7 +94,7 @@ def silent(event: Event) -> None:
 
 
 class Interruptions:
-    """How often the user has asked to stop."""
+    """The count of the user's requests to stop."""
 
     def __init__(self, *, answerable: bool = False) -> None:
         self.answerable = answerable  # something was measured that the run can end with; else it stops at once
@@ -106,7 +106,7 @@ class Interruptions:
 
 
 @contextlib.contextmanager
-def interruptions_noted(observe: Observer, answer: str) -> Iterator[Interruptions]:
+def count_interruptions(observe: Observer, answer: str) -> Iterator[Interruptions]:
     """Count Ctrl-C, SIGQUIT, SIGTERM and, except under `nohup`, SIGHUP; the first answerable one raises nothing."""
     # A thread acknowledges the first, because a signal handler may run in the middle of printing.
     interruptions = Interruptions()

@@ -12,12 +12,12 @@ from autotune.tuning.events import Notice
 from autotune.tuning.run import Run
 from autotune.tuning.seat import Seat
 
-FEWEST_ALIKE = 3  # failures for one reason, before anything is made of it
+FEWEST_FAILURES = 3  # failures for one reason, before anything is made of it
 _BUILDING = "while building"  # in a timeout's reason: the configuration has not acted on anything yet
 
 
 class ExclusiveResources:
-    """Runs trials without the live baseline where all of them fail alike beside it."""
+    """Run trials without the live baseline if all of them fail with the same error beside it."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -26,31 +26,36 @@ class ExclusiveResources:
         self._tested: set[str] = set()
 
     def judge(self, record: TrialRecord, seat: Seat) -> tuple[list[Configuration], str]:
-        """Return what is to be run again, and why the search cannot go on; empty where it can."""
+        """Return the configurations to run again, and why the search cannot continue; empty if it can."""
         run = self._run
-        asked = _asked(record)
+        asked = _requested(record)
         if (tested := asked == self._alone) and record.outcome.measured:
             self._alone = None
-            run.observe(Notice(text="without the baseline beside it, it trains: from now on one process is alive"))
-            return [_asked(failed) for failed in self._beside if _asked(failed) != asked], ""
-        alike = failed_alike(record, run.records.values())
-        if len(alike) < FEWEST_ALIKE or len(run.executor.seats) > 1:
+            run.observe(
+                Notice(text="the trial succeeds without the baseline: from now on only one process runs at a time")
+            )
+            return [_requested(failed) for failed in self._beside if _requested(failed) != asked], ""
+        same = find_same_failures(record, run.records.values())
+        if len(same) < FEWEST_FAILURES or len(run.executor.seats) > 1:
             return [], ""
         reason = first_line(record.reason)
         if not seat.bracketed and failure_key(record) not in self._tested:
             self._tested.add(failure_key(record))
-            self._beside, self._alone, seat.bracketed = alike, asked, True
-            text = f"{len(alike)} trials failed alike beside the live baseline (trial 0): {reason}"
-            held = "it may hold a port, a lock file or a device; the last one runs again without it"
-            run.observe(Notice(text=f"{text}; {held}"))
+            self._beside, self._alone, seat.bracketed = same, asked, True
+            text = f"{len(same)} trials failed with the same error while the baseline was running: {reason}"
+            held = "The baseline may hold a port, a lock file or a device; repeating the last trial without it"
+            run.observe(Notice(text=f"{text}. {held}"))
             return [asked], ""
         if tested:
             self._alone, seat.bracketed = None, False
-        measured = any(each.outcome.measured for each in run.records.values() if each.phase is Phase.SEARCH)
-        if measured or have_a_change_in_common(alike, run.baseline):
+        measured = any(known.outcome.measured for known in run.records.values() if known.phase is Phase.SEARCH)
+        if measured or have_a_change_in_common(same, run.baseline):
             return [], ""
         log = run.directory.trial_directory(record.trial) / "log.txt"
-        return [], f"{len(alike)} trials failed alike, also without the baseline beside them: {reason} (see {log})"
+        return (
+            [],
+            f"{len(same)} trials failed with the same error, with and without the baseline: {reason} (see {log})",
+        )
 
 
 def failure_key(record: TrialRecord) -> str:
@@ -61,7 +66,7 @@ def failure_key(record: TrialRecord) -> str:
     return reason if record.outcome in (Outcome.ERROR, Outcome.CRASHED) else ""
 
 
-def failed_alike(last: TrialRecord, records: Iterable[TrialRecord]) -> list[TrialRecord]:
+def find_same_failures(last: TrialRecord, records: Iterable[TrialRecord]) -> list[TrialRecord]:
     """Return the search's trials that failed like the last one; none where one was measured beside the baseline."""
     searched = [record for record in records if record.phase is Phase.SEARCH]
     beside = any(record.outcome.measured and record.pairing is Pairing.ALTERNATING for record in searched)
@@ -74,5 +79,5 @@ def have_a_change_in_common(failed: Iterable[TrialRecord], baseline: Configurati
     return bool(set.intersection(*(set(record.configuration.items()) - set(baseline.items()) for record in failed)))
 
 
-def _asked(record: TrialRecord) -> Configuration:
+def _requested(record: TrialRecord) -> Configuration:
     return Configuration(record.asked or record.configuration)

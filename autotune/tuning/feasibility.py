@@ -1,4 +1,4 @@
-"""What need not be run, because something that needs less memory has run out of it; what fits beside what. Pure."""
+"""Predict from peaks and failures which configurations run out of memory, alone or with others. Pure."""
 
 from __future__ import annotations
 
@@ -40,12 +40,14 @@ def fit_on_card(
     """
     rooms = [
         card.free_bytes - margin * (card.free_bytes + card.used_bytes)
-        for each in baseline[-1:]
-        for card in each.gpus
+        for measured in baseline[-1:]
+        for card in measured.gpus
         if card.free_bytes is not None and card.used_bytes is not None
     ]
-    peaks = [(Configuration(each.configuration), each.peak_device_bytes or 0) for each in records]
-    wanted = sum(max((peak for own, peak in peaks if known_to_fail(each, [own])), default=0) for each in beside)
+    peaks = [(Configuration(record.configuration), record.peak_device_bytes or 0) for record in records]
+    wanted = sum(
+        max((peak for own, peak in peaks if known_to_fail(configuration, [own])), default=0) for configuration in beside
+    )
     return not rooms or wanted <= min(rooms)
 
 

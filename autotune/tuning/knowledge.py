@@ -1,4 +1,4 @@
-"""What a run knows: its trials and their records as the loop weighs them. Nothing is kept here, all of it follows."""
+"""The knowledge of a run, derived from its trials and records. Nothing is stored here."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from autotune.tuning.run import Run
 from autotune.tuning.state import Candidate, Leader
 from autotune.tuning.trial import Trial
 
-FEW_DEGREES = 8  # of the slices of other trials, that tell how restless the machine is
+FEW_DEGREES = 8  # of the slices of other trials, that tell how noisy the machine is
 
 
 def parity_checks(records: Iterable[TrialRecord]) -> dict[tuple[object, ...], Check]:
@@ -125,7 +125,7 @@ class Knowledge:
         return best if lead > 0 else None
 
     def best_interval(self) -> LogInterval | None:
-        """Return the fastest candidate's, against which another one is told apart; None before it has two pairs."""
+        """Return the fastest candidate's, from which another one is distinguished; None before it has two pairs."""
         best = self._best()
         if best is None or best.pairs < 2:
             return None
@@ -213,7 +213,7 @@ class Knowledge:
     def process_prior(self, *, without: int = 0) -> ProcessPrior:
         """Return how much fresh pairs of processes should vary, by all trials but one candidate's.
 
-        That candidate's slices in the search count where the others have too few: they tell how restless the machine
+        That candidate's slices in the search count where the others have too few: they tell how noisy the machine
         is, and nothing of its processes.
         """
         baseline, leaders = self._run.records[0], self.leaders()

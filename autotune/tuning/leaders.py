@@ -1,4 +1,4 @@
-"""What happens to leaders: a confirmation begins, a fresh pair is measured, a look is taken, a leader is judged."""
+"""Confirm leaders: begin a confirmation, measure a fresh pair, take a look, judge a leader."""
 
 from __future__ import annotations
 
@@ -118,8 +118,8 @@ class Leaders:
                 refused = {"outcome": Outcome.UNSTABLE, "reason": f"{check.name}: {check.detail}"}
                 run.keep(record.model_copy(update=refused), announce=trial.configuration == candidate.configuration)
         for leader in self._knowledge.leaders():
-            alike = numerics_of(leader.trial.configuration) == numerics_class
-            if alike and leader.looks.standing is Standing.CONFIRMED:
+            is_same_class = numerics_of(leader.trial.configuration) == numerics_class
+            if is_same_class and leader.looks.standing is Standing.CONFIRMED:
                 leader.trial.checks = self._rules(leader)
                 self._conclude(leader, Standing.UNSTABLE)
 
@@ -165,7 +165,7 @@ class Leaders:
         return over is not None and over.low > 0
 
     def _rules(self, leader: LeaderTrials) -> tuple[Check, ...]:
-        """Return the stability rules, what the losses showed among them."""
+        """Return the stability checks, including the comparison of losses."""
         records = self._run.records.values()
         record, baseline = leader.trial.record(Outcome.OK), leader.reference.record(Outcome.OK)
         parity = parity_checks(records).get(numerics_of(leader.trial.configuration))
@@ -184,8 +184,8 @@ class Leaders:
             champion.trial.failure, self._failures = failure, 0
             self._conclude(champion, Standing.UNSTABLE)
             self._update_looks(leader.trial, champion=None)  # the leader need not beat it any more
-        who = "the baseline" if failure.trial == leader.reference.number else "what was confirmed before"
-        text = f"{who} failed in a process of the confirmation ({why}), which counts for nothing"
+        who = "the baseline" if failure.trial == leader.reference.number else "the configuration confirmed before"
+        text = f"{who} failed during the confirmation ({why}); this pair is not counted"
         if isinstance(failure, DeviceUnavailable):
             text = f"a process of the confirmation had no device: {failure.reason}. {failure.hint}"
         self._run.observe(Notice(text=text))
@@ -199,7 +199,7 @@ class Leaders:
         trial.looks = (*trial.looks[:-1], trial.looks[-1].model_copy(update=update))
 
     def _keep(self, leader: LeaderTrials) -> None:
-        """Write down what was measured: a run that is stopped goes on from there."""
+        """Write down what was measured: a stopped run continues from there."""
         for trial in (leader.reference, leader.champion):
             if trial is not None and (trial.slices or trial.pairs):
                 self._run.keep(trial.record(Outcome.OK), announce=False)

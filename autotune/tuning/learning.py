@@ -27,7 +27,7 @@ LEAST_SECONDS = 0.2  # of one training, its compilation not counted
 
 
 def numerics_of(configuration: Configuration) -> tuple[object, ...]:
-    """What a configuration computes in: its class of numerics."""
+    """Return the class of numerics that a configuration computes in."""
     return tuple(configuration.get(name) for name, knob in KNOBS.items() if knob.numerics is Numerics.ARITHMETIC)
 
 

@@ -4,7 +4,7 @@
         action = next_action(state)
         state = what is known after doing it
 
-What is measured is in records, and the state follows from them. So a run that was stopped goes on from its records.
+Measurements are in records, and the state follows from them. So a stopped run continues from its records.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ LATEST_CANDIDATES = 5  # what another candidate takes is the median of so many
 
 @dataclass(frozen=True, kw_only=True)
 class SearchResult:
-    """What a run has found when it ends."""
+    """The result of a run when it ends."""
 
     state: State
     ended_by: EndedBy
@@ -145,7 +145,7 @@ class Loop:
         if not any(record.outcome.measured for record in run.records.values() if record.phase is not Phase.BASELINE):
             raise NoStableConfigurationError(
                 "every seat was lost before a trial had ended",
-                hint=f"See the notices above; --resume {run.directory.path} goes on.",
+                hint=f"See the notices above; --resume {run.directory.path} continues the run.",
             )
         run.observe(Notice(text="no seat is left; the run ends with what was measured"))
         return self._ended(self.state(), EndedBy.FAILED)
@@ -254,7 +254,7 @@ class Loop:
         trial = run.new_trial(Phase.SEARCH, configuration)
         try:
             if known_to_fail(configuration, self._out_of_memory()):
-                reason = "a trial that needs no more memory than this one ran out of it"
+                reason = "not run: a trial that needs no more memory ran out of memory"
                 run.keep(trial.record(Outcome.INFERRED_OOM, reason=reason))
             else:
                 self._measure(trial, seat)
@@ -265,7 +265,7 @@ class Loop:
             raise
         except SameInForce as same:
             number = knowledge.tried()[same.configuration].number
-            text = f"trial {trial.number} trains as trial {number} does: what it changes does not act here"
+            text = f"trial {trial.number} is equivalent to trial {number}: skipped"
             run.observe(Notice(text=text))
         finally:
             ended = run.records.get(trial.number)
@@ -283,7 +283,7 @@ class Loop:
         if len(losses) < MOST_LOSSES:
             self._lost.append(trial.asked)
             return
-        reason = f"it took {len(losses)} seats with it: {lost.reason}"
+        reason = f"{len(losses)} seats were lost while it ran: {lost.reason}"
         self._run.keep(trial.record(Outcome.CRASHED, reason=reason, log_tail=lost.log_tail))
 
     def _measure(self, trial: Trial, seat: Seat, *, again: bool = False) -> None:

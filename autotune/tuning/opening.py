@@ -15,7 +15,7 @@ from autotune.data.credentials import credential_values
 from autotune.data.errors import ArgumentError, NoStableConfigurationError, WorkloadError
 from autotune.data.facts import ScriptSettings, Trains, WorkloadFacts, WorkloadReference
 from autotune.data.hardware import Machine
-from autotune.data.options import Options, checked_args
+from autotune.data.options import Options, check_args
 from autotune.data.printable import with_article
 from autotune.data.run_directory import CREATED, SCRATCH, RunDirectory, RunRecord, SearchSpaceRecord, WorkloadRecord
 from autotune.machine.fingerprint import memory_limit_bytes
@@ -35,10 +35,10 @@ from autotune.tuning.rules import Limits
 from autotune.tuning.run import Run
 from autotune.tuning.seat import BASELINE_SECONDS, Seat
 from autotune.tuning.surroundings import (
-    as_imported,
+    adopt_imported_settings,
+    baseline_warnings,
     foreign_load,
     instabilities,
-    oddities,
     refit_notes,
     refuse_knobs_that_cannot_act,
     script_notes,
@@ -54,7 +54,7 @@ WIDER_SPACE, FEW_KNOBS = "cpu", 4  # where fewer knobs of the default space reac
 
 def reference_to(workload: object, args: Sequence[str] | None = None) -> WorkloadReference:
     """Return where the workload is, however it was given, with its file's arguments. Raises ArgumentError."""
-    given = {} if args is None else {"args": checked_args(args)}
+    given = {} if args is None else {"args": check_args(args)}
     if isinstance(workload, Workload):
         return reference_of(workload).model_copy(update=given)
     if isinstance(workload, (str, os.PathLike)):
@@ -66,7 +66,9 @@ def reference_to(workload: object, args: Sequence[str] | None = None) -> Workloa
 
 
 @contextlib.contextmanager
-def prepared(reference: WorkloadReference, directory: RunDirectory, options: Options) -> Iterator[WorkloadReference]:
+def prepare_script(
+    reference: WorkloadReference, directory: RunDirectory, options: Options
+) -> Iterator[WorkloadReference]:
     """Yield the reference with the options of a script; remove the files that its trials made at the end.
 
     Raises ArgumentError if such an option is given for a `Workload`.
@@ -99,7 +101,7 @@ def limits_of(machine: Machine, margin: float) -> Limits:
 
 @dataclass(frozen=True, kw_only=True)
 class Invocation:
-    """What one invocation of `tune` or `verify` works with."""
+    """The inputs of one invocation of `tune` or `verify`."""
 
     executor: Executor
     directory: RunDirectory
@@ -114,7 +116,7 @@ class Invocation:
 
     @property
     def isolation(self) -> Literal["template", "spawn"]:
-        """How trials are kept apart: as was asked for, unless importing the workload leaves no choice."""
+        """The isolation of trials: as requested, unless importing the workload leaves no choice."""
         return self.executor.isolation
 
 
@@ -204,18 +206,19 @@ def _import_workload(invocation: Invocation, check: Callable[[WorkloadFacts], No
     if executor.started_by_import is not None:
         observe(Notice(text=_why_spawned(executor.started_by_import)))
     if facts.uncontained:
-        watched = " Writes by Python itself are watched." if facts.script is not None else ""
-        text = f"writes of trials by C code and other programs are not contained here ({facts.uncontained}).{watched}"
+        watched = " Python's own writes are intercepted." if facts.script is not None else ""
+        cannot = f"trials cannot be isolated here ({facts.uncontained})"
+        text = f"{cannot}: C code and other programs can write to your files.{watched}"
         observe(Notice(text=text))
     return facts, seconds
 
 
 def _why_spawned(started: str) -> str:
     """Say that importing the user's file starts something that does not survive a fork."""
-    what = {"runtime": "TensorFlow's runtime", "cuda": "CUDA", "threads": "threads"}[started]
+    thing = {"runtime": "TensorFlow's runtime", "cuda": "CUDA", "threads": "threads"}[started]
     move = "the code that starts them" if started == "threads" else "tensors, datasets and device queries"
     return (
-        f"importing the workload's file starts {what}, so each trial needs a fresh interpreter and its own import; "
+        f"importing the workload's file starts {thing}, so each trial needs a fresh interpreter and its own import; "
         f"move {move} into functions to avoid it"
     )
 
@@ -234,7 +237,7 @@ def _new_run(invocation: Invocation, facts: WorkloadFacts, device: Device, inter
         not_reached={} if script is None else script.not_reached,
         objective=options.objective,
         unit="samples" if script is None else script.unit,
-        baseline=_accumulated(baseline, options.global_batch, facts),
+        baseline=_set_global_batch(baseline, options.global_batch, facts),
         records={} if earlier is None else dict(earlier.records),
         trials={} if earlier is None else {trial.number: trial for trial in earlier.trials()},
         numbers=itertools.count(0 if earlier is None else earlier.next_number),
@@ -247,7 +250,8 @@ def _is_bracketed(facts: WorkloadFacts, invocation: Invocation) -> bool:
     """Return whether no two trials may be alive at once; tell of several workers."""
     workers = 0 if facts.script is None else facts.script.workers
     if workers > 1:
-        text = f"TF_CONFIG names {workers} workers: each trial runs all of them here, beside no other trial"
+        text = f"TF_CONFIG lists {workers} workers: each trial runs all of them on this host, "
+        text += "and no other trial runs meanwhile"
         invocation.observe(Notice(text=text))
     return workers > 1 or invocation.options.pairing == "bracketed"
 
@@ -264,7 +268,7 @@ def _start_baseline(seat: Seat, run: Run, invocation: Invocation) -> WarmUp:
     try:
         return start()
     except SeatLost as lost:
-        invocation.observe(Notice(text=f"seat {seat.name} was lost and is started again: {lost.reason}"))
+        invocation.observe(Notice(text=f"seat {seat.name} was lost; restarting it: {lost.reason}"))
     try:
         invocation.executor.restart(seat.name)
         warm = start()
@@ -274,12 +278,12 @@ def _start_baseline(seat: Seat, run: Run, invocation: Invocation) -> WarmUp:
     except SeatLost as again:
         raise NoStableConfigurationError(
             f"seat {seat.name} was lost twice: {again.reason}",
-            hint=f"When it is back, --resume {invocation.directory.path} goes on.",
+            hint=f"When it is back, --resume {invocation.directory.path} continues the run.",
         ) from again
 
 
 def _notices(opened: Opened) -> Iterator[str]:
-    """Yield what the user should know of the workload and its baseline, in the order in which it is told."""
+    """Yield notices about the workload and its baseline, in the order in which they are shown."""
     facts, warm, script = opened.facts, opened.warm, opened.facts.script
     slices, baseline = opened.seat.baseline.trial.slices, opened.run.baseline
     if warm.started.devices > 1 and "global_batch" in baseline and "strategy" not in baseline:
@@ -288,7 +292,7 @@ def _notices(opened: Opened) -> Iterator[str]:
     yield from variables.environment_notes({**os.environ, **own}, opened.machine.packages.get("tensorflow", ""))
     if script is not None:
         yield from script_notes(script, warm.ready_seconds, warm.started.devices, opened.device)
-    yield from oddities(facts, warm, opened.device)
+    yield from baseline_warnings(facts, warm, opened.device)
     yield from refit_notes(script, slices)
     yield from instabilities(slices)
     yield from foreign_load(slices)
@@ -300,19 +304,19 @@ def baseline_of(facts: WorkloadFacts, where: str, device: Device, observe: Obser
     named = baseline_configuration(facts.batch_size, facts.baseline, device, where=f"{where}: Workload(baseline=…)")
     if why := find_conflict(named):
         raise WorkloadError(f"{where}: {why}", hint="Change Workload(batch_size=…) or Workload(baseline=…).")
-    baseline, notices = as_imported(named, facts, where=where)
+    baseline, notices = adopt_imported_settings(named, facts, where=where)
     for text in notices:
         observe(Notice(text=text))
     return baseline
 
 
-def _accumulated(baseline: Configuration, examples: int | None, facts: WorkloadFacts) -> Configuration:
+def _set_global_batch(baseline: Configuration, examples: int | None, facts: WorkloadFacts) -> Configuration:
     """Return the baseline with so many examples per update of the weights. Raises ArgumentError."""
     if examples is None:
         return baseline
     if facts.script is not None and facts.script.trains is Trains.LOOP:
         raise ArgumentError(
-            "--global-batch does not reach a training loop of the script's own, which applies its gradients itself",
+            "--global-batch does not reach a custom training loop, which applies its gradients itself",
             hint="Leave it out, with --fixed-batch to keep the batch size.",
         )
     if examples % baseline.batch_size:
@@ -327,7 +331,7 @@ def _accumulated(baseline: Configuration, examples: int | None, facts: WorkloadF
     return accumulated
 
 
-def completed(opened: Opened, invocation: Invocation, source: str, space: ResolvedSpace) -> RunRecord:
+def complete_run_record(opened: Opened, invocation: Invocation, source: str, space: ResolvedSpace) -> RunRecord:
     """Return run.json with what is known only once the baseline is warm."""
     facts, started = opened.facts, opened.warm.started
     workload = WorkloadRecord(
@@ -349,7 +353,7 @@ def completed(opened: Opened, invocation: Invocation, source: str, space: Resolv
     )
     return invocation.directory.read_run().model_copy(
         update={
-            "machine": _completed_machine(opened, invocation),
+            "machine": _complete_machine(opened, invocation),
             "workload": workload,
             "search_space": SearchSpaceRecord(
                 source=source, choices=dict(space.choices), left_out=dict(space.left_out)
@@ -361,7 +365,7 @@ def completed(opened: Opened, invocation: Invocation, source: str, space: Resolv
     )
 
 
-def _completed_machine(opened: Opened, invocation: Invocation) -> Machine:
+def _complete_machine(opened: Opened, invocation: Invocation) -> Machine:
     """Complete the fingerprint with what only TensorFlow knows; tell of a GPU that it does not see."""
     machine = opened.machine
     if opened.device is Device.CPU:
@@ -381,16 +385,16 @@ def _completed_machine(opened: Opened, invocation: Invocation) -> Machine:
 
 def choose_space(written: SearchSpace | None, opened: Opened, options: Options) -> tuple[SearchSpace, ResolvedSpace]:
     """Resolve the search space that was asked for; else the device's default, or a wider one if that reaches little."""
-    kept = dict.fromkeys(opened.warm.started.set_by_dataset, "the workload's dataset() sets it itself")
+    fixed = dict.fromkeys(opened.warm.started.set_by_dataset, "the workload's dataset() sets it itself")
     if options.fixed_batch:
-        kept["batch_size"] = "kept by --fixed-batch"
+        fixed["batch_size"] = "kept by --fixed-batch"
     if opened.facts.script is not None:
-        kept |= opened.facts.script.not_reached
+        fixed |= opened.facts.script.not_reached
 
     def resolve(space: SearchSpace) -> ResolvedSpace:
-        if opened.device is Device.GPU and (missing := missing_xla_flags(space.ranges.keys() - kept.keys())):
+        if opened.device is Device.GPU and (missing := missing_xla_flags(space.ranges.keys() - fixed.keys())):
             opened.run.observe(Notice(text=f"not varied: {', '.join(sorted(missing))}: {min(missing.values())}"))
-            kept.update(missing)
+            fixed.update(missing)
         return space.resolve(
             baseline=opened.run.baseline,
             device=opened.device,
@@ -399,7 +403,7 @@ def choose_space(written: SearchSpace | None, opened: Opened, options: Options) 
             dataset_takes_config=opened.facts.dataset_takes_config,
             largest_batch=options.max_batch,
             devices=opened.warm.started.devices,
-            fixed=kept,
+            fixed=fixed,
             capability=lowest_capability(opened.machine.gpus),
         )
 

@@ -156,7 +156,7 @@ def _is_hopeless(state: State, leader: Leader) -> bool:
 
 
 def is_settled(state: State) -> bool:
-    """Return whether more time would change nothing, or not enough to go on unasked."""
+    """Return whether more time would change nothing, or not enough to continue unasked."""
     if state.contenders or state.open is not None:
         return False
     if state.champion is None and (state.unclear or state.inconclusive):
@@ -311,7 +311,7 @@ def excluded_above(state: State) -> float:
 
 
 def seconds_to_settle(state: State) -> float:
-    """Return what the run would need to go on with, by what is known: for the command that is printed."""
+    """Estimate the seconds that a continued run needs, for the command that is printed."""
     leader: Leader | None = state.open or (None if state.contenders else next(iter(state.inconclusive), None))
     if leader is not None:
         gain = 0.0 if leader.ratio is None else leader.ratio.value

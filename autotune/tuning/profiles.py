@@ -44,7 +44,7 @@ def read_profiles(folders: Sequence[Path]) -> list[Profile]:
     if importlib.util.find_spec("xprof") is None:
         return [Profile(reason=NOT_INSTALLED)] * len(folders)
     command = [sys.executable, "-P", "-m", "autotune.report.xprof_reader"]
-    given = json.dumps([str(each.resolve()) for each in folders])
+    given = json.dumps([str(folder.resolve()) for folder in folders])
     try:
         ended = subprocess.run(command, input=given, capture_output=True, text=True, timeout=READ_SECONDS, check=True)
         read = [Profile.model_validate_json(line) for line in ended.stdout.splitlines()]

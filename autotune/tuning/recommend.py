@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from autotune.data.figures import Check, Interval
 from autotune.data.options import Options
 from autotune.data.printable import first_line
-from autotune.data.record import Standing, TrialRecord, examined_baseline
+from autotune.data.record import Standing, TrialRecord, baseline_with_ceilings
 from autotune.data.run_directory import RunRecord, WorkloadRecord
 from autotune.recipe.advice import advice
-from autotune.recipe.evidence import BROKE_A_RULE, BestCandidate, Confirmation, Evidence, PeakMemory, Stability, Watch
+from autotune.recipe.evidence import FAILED_A_CHECK, BestCandidate, Confirmation, Evidence, PeakMemory, Stability, Watch
 from autotune.recipe.recipe import CreatedBy, LearningRate, Recipe, RecipeWorkload
 from autotune.space.configuration import Configuration
 from autotune.stats import numerics
@@ -144,7 +144,7 @@ def _evidence(
             checks=tuple(check for check in checks if check.tells),
             not_checked=(PART_OF_HOST,) * (run.executor.whole is not None)
             if champion is None
-            else _not_checked(chosen, reference, checks, run.baseline, watched, measured=measured),
+            else _list_unchecked(chosen, reference, checks, run.baseline, watched, measured=measured),
         ),
         confirmation=_confirmation(found, champion or _closest_leader(found), run),
         smallest_gain_shown=math.expm1(policy.smallest_gain_shown(state)) if is_undecided else None,
@@ -171,7 +171,7 @@ def _excluded_gain(found: SearchResult) -> float | None:
 def _advice(recommended: TrialRecord | None, run: Run, workload: WorkloadRecord) -> tuple[str, ...]:
     """Return what limits the training, in sentences."""
     unreached = {*run.not_reached, *(() if workload.takes_config else ("num_parallel_calls",))}
-    baseline = examined_baseline([run.records[number] for number in sorted(run.records)]) or run.records[0]
+    baseline = baseline_with_ceilings([run.records[number] for number in sorted(run.records)]) or run.records[0]
     spread = _spread(recommended or run.records[0], run)
     return tuple(advice(baseline, recommended, workload.script, spread, unreached))
 
@@ -222,14 +222,14 @@ def _why_not(
         failed = watched.failure or "; ".join(check.detail for check in watched.checks if not check.passed)
         return f"it failed while it was watched: {failed}"
     if leader is not None and leader.standing is Standing.UNSTABLE:
-        return f"{BROKE_A_RULE}: {first_line(run.records[leader.number].reason)}"
+        return f"{FAILED_A_CHECK}: {first_line(run.records[leader.number].reason)}"
     if best.unstable:
-        return f"{BROKE_A_RULE}: {first_line(run.records[best.number].reason)}"
+        return f"{FAILED_A_CHECK}: {first_line(run.records[best.number].reason)}"
     if state.open is not None or state.contenders:
         if leader is None or not leader.processes:
             return "the run ended before it was measured in fresh processes"
         if broken := [check for check in found.checks.get(leader.number, ()) if not check.passed]:
-            return f"{BROKE_A_RULE}: {broken[0].name}: {broken[0].detail}"
+            return f"{FAILED_A_CHECK}: {broken[0].name}: {broken[0].detail}"
         if memory := found.confirmations[leader.number].watch_memory(run).why_unclear:
             return f"it was measured too briefly to tell whether it leaks memory ({memory})"
         return f"{_processes(leader)} did not decide it before the run ended"
@@ -249,7 +249,7 @@ def _processes(leader: Leader) -> str:
 # ------------------------------------------------------------------------------------------------ the parts
 
 
-def _not_checked(
+def _list_unchecked(
     winner: TrialRecord,
     reference: TrialRecord,
     checks: Sequence[Check],
@@ -295,8 +295,8 @@ def _not_checked(
         if name in names and not names[name].tells
     ]
     missing += [
-        f"{what} ({names[name].detail})"
-        for name, what in LOSS_NOT_CHECKED.items()
+        f"{check} ({names[name].detail})"
+        for name, check in LOSS_NOT_CHECKED.items()
         if name in names and not names[name].tells
     ]
     if "retracing" not in names:

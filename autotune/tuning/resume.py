@@ -1,4 +1,4 @@
-"""Read what an earlier invocation left in a run directory, to go on from it without measuring anything twice.
+"""Read what an earlier invocation left in a run directory, to continue from it without measuring anything twice.
 
 A run can be stopped at any moment. Records are the truth: a trial with a `result.json` is known, the study's file
 follows (see `Sampler.catch_up`), and an interrupted trial is started again under another number.
@@ -30,7 +30,7 @@ _START_ANEW = "Start a new run with another --out."
 
 @dataclass(frozen=True, kw_only=True)
 class Earlier:
-    """A run to go on with."""
+    """A run to continue."""
 
     run: RunRecord
     records: Mapping[int, TrialRecord]  # its trials by number, without those that were interrupted
@@ -40,12 +40,12 @@ class Earlier:
 
     @property
     def options(self) -> Options:
-        """Its options. Raises RunDirectoryError."""
+        """The options of the run. Raises RunDirectoryError."""
         return options_of(self.run)
 
     @property
     def spent_seconds(self) -> float:
-        """Seconds that the run took up to the end of its last finished trial, without the pauses."""
+        """The seconds that the run took up to the end of its last finished trial, without pauses."""
         # They are what the run's own clock said when trials ended: the wall clock may have been set since.
         return max((record.ended_at_seconds or 0.0 for record in self.records.values()), default=0.0)
 
@@ -78,25 +78,25 @@ def to_repeat(path: Path) -> list[str]:
 
 
 def read_earlier(directory: RunDirectory) -> Earlier:
-    """Read what there is to go on from. Raises RunDirectoryError."""
+    """Read the run to continue. Raises RunDirectoryError."""
     run, problems = directory.read_run(), list[RunDirectoryError]()
     records = {record.trial: record for record in read_trials(directory, problems)}
     damaged = directory.trial_numbers("result.json") - records.keys()
     if 0 in damaged:
         raise RunDirectoryError(f"the baseline's record cannot be read: {problems[0].message}", hint=_START_ANEW)
-    kept = {
+    usable = {
         number: record
         for number, record in records.items()
         if record.outcome is not Outcome.INTERRUPTED
         and not any(damaged & {looks.candidate, looks.reference, looks.champion} for looks in record.looks[-1:])
     }
-    if 0 in kept and kept[0].outcome is not Outcome.OK:
-        del kept[0]  # a baseline that failed is tried again
-    if 0 not in kept:
+    if 0 in usable and usable[0].outcome is not Outcome.OK:
+        del usable[0]  # a baseline that failed is tried again
+    if 0 not in usable:
         return Earlier(run=run, records={}, next_number=0)  # from the very beginning
     return Earlier(
         run=run,
-        records=kept,
+        records=usable,
         next_number=max(directory.trial_numbers()) + 1,
         damage=left_out(problems) if problems else "",
         left_behind=_left_behind(directory),
@@ -118,13 +118,13 @@ def resumption_notes(earlier: Earlier) -> Iterator[str]:
         yield f"the script gets the arguments of the run: {shlex.join(args)}"
     if made := earlier.left_behind:
         others = f" and {len(made) - 1} more" if made[1:] else ""
-        yield f"trials of the killed run may have made {made[0]}{others}, which you may have changed since: not removed"
+        yield f"trials of the killed run may have created {made[0]}{others}; kept, because you may have changed them"
     if earlier.damage:
         yield earlier.damage
 
 
 def note_resumption(directory: RunDirectory, earlier: Earlier) -> None:
-    """Record that the run goes on now, so that the pause before does not count as its time."""
+    """Record that the run continues now, so that the pause before does not count as its time."""
     now = Resumption(at=now_utc(), spent_seconds=earlier.spent_seconds)
     directory.write_run(earlier.run.model_copy(update={"resumed": (*earlier.run.resumed, now)}))
 

@@ -1,4 +1,4 @@
-"""The stability rules, applied to a leader's record beside the baseline's. Pure."""
+"""The stability checks, applied to a leader's record beside the baseline's. Pure."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ _MEMORIES = (HOST_GROWTH, DEVICE_GROWTH)
 class Limits:
     """Bytes that there are (`device_bytes` is None where no GPU is, or nothing tells), and the share to keep free.
 
-    Also whether speeds are of updates that are no constant work.
+    Also whether the work per update varies.
     """
 
     host_bytes: int
     device_bytes: int | None
     margin: float = MEMORY_MARGIN
-    work_varies: bool = False  # an update of the weights is no constant work
+    work_varies: bool = False  # the work per update of the weights varies
 
 
 def checks_of(
     record: TrialRecord, baseline: TrialRecord, limits: Limits, *, searched: Collection[TrialRecord] = ()
 ) -> tuple[Check, ...]:
-    """Apply the stability rules to a leader's record beside the baseline's; `searched` are the run's records."""
+    """Apply the stability checks to a leader's record beside the baseline's; `searched` are the run's records."""
     losses = [pair.candidate.loss for pair in record.pairs]
     checks = [
         check_finite_loss(losses),
@@ -118,7 +118,7 @@ def _cut_by_process(slices: Iterable[Slice]) -> list[list[Slice]]:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryWatch:
-    """What the slices so far show of a configuration's memory beside the baseline's.
+    """The memory of a configuration relative to the baseline's, as far as slices show it.
 
     Args:
         record: The configuration's record in its confirmation.
@@ -132,7 +132,7 @@ class MemoryWatch:
 
     @property
     def why_unclear(self) -> str:
-        """Why memory may be leaking with too few slices to tell; empty where that is clear."""
+        """The reason why a memory leak cannot be excluded yet; empty if that is clear."""
         found = [(of, explain_unclear_growth(*self._sides(of), batch_ratio=self._ratio)) for of in _MEMORIES]
         return next((f"{of.replace('_', ' ')}: {reason}" for of, reason in found if reason), "")
 

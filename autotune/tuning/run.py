@@ -1,4 +1,4 @@
-"""What all parts of a run share: where it writes, its time, who watches, the next trial's number."""
+"""The state that all parts of a run share: directory, clock, observer, and the next trial's number."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class Run:
 
     @property
     def calm_seat(self) -> str:
-        """Where something is measured while nothing else is; empty where all seats were lost."""
+        """The seat for measurements that need the machine to themselves; empty if all seats were lost."""
         return self.executor.whole or next(iter(self.executor.seats), "")
 
     def interrupted(self) -> bool:
@@ -134,11 +134,11 @@ class Run:
         """Refuse a process without the baseline's GPUs: TensorFlow trains on the processor without a word then."""
         # Raises DeviceUnavailable.
         if self.gpus is not None and tuple(seen) != self.gpus:
-            sees, saw = (", ".join(each) or "no GPU" for each in (seen, self.gpus))
+            sees, saw = (", ".join(names) or "no GPU" for names in (seen, self.gpus))
             raise DeviceUnavailable(
                 Outcome.ERROR,
-                f"TensorFlow sees {sees}, where the baseline saw {saw}",
-                hint="Has the card or the container lost its driver meanwhile? See what nvidia-smi says.",
+                f"TensorFlow sees {sees}; the baseline saw {saw}",
+                hint="The GPU or container may have lost its driver; check nvidia-smi.",
             )
 
     def measured(self, trial: Trial) -> None:
@@ -175,7 +175,7 @@ def reclassify_busy_gpu() -> Iterator[None]:
             taken = DeviceUnavailable(
                 Outcome.ERROR,
                 failure.reason,
-                hint="Alone, too: a process that is not of this run has the card, as nvidia-smi shows.",
+                hint="It also failed alone: a process outside this run uses the GPU (see nvidia-smi).",
                 detail=failure.detail,
                 log_tail=failure.log_tail,
             )

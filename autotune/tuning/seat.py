@@ -35,7 +35,7 @@ MOST_DRIFT = 0.1  # share by which a seat's baseline may become slower, until it
 
 
 class SameInForce(Exception):
-    """What is in force is a configuration that was tried before."""
+    """The configuration in force was tried before."""
 
     def __init__(self, configuration: Configuration) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class Drifted(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class TrialLimits:
-    """What a search trial may take."""
+    """The limits of a search trial."""
 
     timeout: float  # seconds from request to end
     measured: float  # seconds of slices, the baseline's turns included
@@ -57,7 +57,7 @@ class TrialLimits:
 
 @dataclass(kw_only=True)
 class SearchSchedule:
-    """How a candidate of the search is compared: until enough is known of it, or its time is over."""
+    """The schedule of a search trial: until enough is known of the candidate, or its time is over."""
 
     run: Run
     trial: Trial
@@ -109,7 +109,7 @@ class SearchSchedule:
 
     @property
     def _most(self) -> float:
-        """Seconds of a slice, so that a trial has several; energy needs long ones all the same."""
+        """Return the most seconds of a slice, so that a trial has several; energy needs long ones."""
         energy = self.run.objective == "energy"
         return math.inf if energy else self.limits.measured / costs.SLICES_IN_A_TRIAL
 
@@ -183,7 +183,7 @@ class Seat:
         run, started = self._run, warm.started
         self._imported.add(_variables(trial.configuration))
         if run.data is not None:
-            return  # another seat's has told
+            return  # another seat's process reported it
         run.data, run.gpus = Data.found_by(started), started.gpus
         run.boundary = warm.ready.boundary
         run.device_limit_bytes = started.device_limit_bytes
@@ -213,12 +213,12 @@ class Seat:
         """Measure the baseline again where it was slow beside a trial. Raises Drifted, and what a slice raises."""
         # Ratios of this seat stay good: both sides were slow. What comes after may not be.
         own = self.baseline.trial
-        usual = [own.rate_of(each) for each in own.slices[self._before :][:BASELINE_SLICES]]
+        usual = [own.rate_of(measured) for measured in own.slices[self._before :][:BASELINE_SLICES]]
         beside = [own.rate_of(pair.baseline) for pair in trial.pairs if not pair.disturbed]
         if not beside or statistics.median(beside) > (1 - MOST_DRIFT) * statistics.median(usual):
             return
         again = [self.rate() for _ in range(BASELINE_SLICES)]
-        bounds = mean_interval([math.log(each) for each in usual]) if len(usual) > 1 else None
+        bounds = mean_interval([math.log(rate) for rate in usual]) if len(usual) > 1 else None
         now = statistics.fmean(map(math.log, again))
         slower = 1 - math.exp(now) / statistics.median(usual)
         if slower > MOST_DRIFT and (bounds is None or now < bounds.low):
@@ -270,12 +270,12 @@ class Seat:
             if not known:  # else what an earlier process gave stands
                 outcome, reason = Outcome.INTERRUPTED, f"{lost.reason}; it is run again on another seat"
         except DeviceUnavailable as failure:
-            # It says nothing about this configuration, and the next would fare alike.
+            # It says nothing about this configuration, and the next would fail too.
             if not known:
                 outcome, reason, log_tail = Outcome.INTERRUPTED, failure.whole, failure.log_tail
             ended = MeasuringStoppedError(
                 f"the device is not available any more: {failure.reason}",
-                hint=f"{failure.hint} Then --resume {run.directory.path} goes on with what was found.",
+                hint=f"{failure.hint} Then --resume {run.directory.path} continues the run.",
                 detail=failure.detail,
             )
         except TrialFailed as failure:

@@ -98,7 +98,7 @@ class Seats:
         seat = self.free[0]
         if alone or not self._several:
             # What is done on the whole of a host is the first seat's there.
-            seat = next((each for each in self.free if each.name in self._run.executor.seats[:1]), seat)
+            seat = next((free for free in self.free if free.name in self._run.executor.seats[:1]), seat)
             try:
                 self._restart(seat)
                 action(seat)
@@ -170,7 +170,7 @@ class Seats:
                 self._known.add(name)
                 self.free.append(Seat(run, self._deadline, name=name, bracketed=self._bracketed))
                 place = run.executor.place(name)
-                run.observe(Notice(text=f"another seat: {name} ({place.host}, {place.device or 'all of it'})"))
+                run.observe(Notice(text=f"new seat: {name} ({place.host}, {place.device or 'the whole host'})"))
 
     def _lost(self, seat: Seat, lost: SeatLost) -> None:
         seat.abandon()
@@ -179,7 +179,7 @@ class Seats:
         if self._losses[seat] >= MOST_LOSSES:
             self._drop(seat, f"it was lost twice: {first_line(lost.reason)}")
             return
-        self._run.observe(Notice(text=f"seat {seat.name} was lost and is started again: {first_line(lost.reason)}"))
+        self._run.observe(Notice(text=f"seat {seat.name} was lost; restarting it: {first_line(lost.reason)}"))
         self.free.append(seat)
 
     def _drop(self, seat: Seat, why: str) -> None:
@@ -208,7 +208,7 @@ class Seats:
 
 @dataclass(frozen=True, kw_only=True)
 class Contention:
-    """What a seat's baseline loses while the other seats work."""
+    """The slowdown of a seat's baseline while the other seats work."""
 
     cost: float  # share of its throughput
     spread: float  # of its slices, over that alone
@@ -247,15 +247,15 @@ def drop_contended_seats(seats: Seats, run: Run) -> None:
             seen = _measure_contention(seats, own)
             if seen is None or not seen.is_too_much:
                 break
-            kept = len(own) // 2
-            text = f"{len(own)} seats at once {seen.in_words()} on {host}: it runs {kept}; --all-seats keeps all"
+            count = len(own) // 2
+            text = f"{len(own)} seats at once {seen.in_words()} on {host}: using {count}; --all-seats keeps all"
             run.observe(Notice(text=text))
-            for seat in own[kept:]:
+            for seat in own[count:]:
                 seats.free.remove(seat)
                 with contextlib.suppress(Exception):
                     seat.end_baseline()
                 run.executor.drop(seat.name)
-            own = own[:kept]
+            own = own[:count]
 
 
 def _measure_contention(seats: Seats, own: list[Seat]) -> Contention | None:

@@ -1,4 +1,4 @@
-"""What a run knows at a moment, as the loop weighs it. Frozen values; nothing here measures or waits.
+"""The state of a run at a moment, as the loop weighs it. Frozen values; nothing here measures or waits.
 
 Ratios are logarithms of speed-ups over the baseline, times are in seconds.
 """
@@ -65,17 +65,17 @@ class Leader:
 
     @property
     def standing(self) -> Standing:
-        """How it stands."""
+        """The standing of its confirmation."""
         return self.looks.standing
 
 
 @dataclass(frozen=True, kw_only=True)
 class State:
-    """What a run knows."""
+    """The state of a run at a moment."""
 
     left: float
     budget: float  # seconds for everything
-    keeps_budget: bool = True  # the budget was asked for: the search goes on after a claim until it is used
+    keeps_budget: bool = True  # the budget was asked for: the search continues after a claim until it is used
     candidates: tuple[Candidate, ...] = ()
     leaders: tuple[Leader, ...] = ()  # what is or was confirmed, in order
     spread: Spread = NO_SPREAD  # how far single pairs lie from their trial's mean
@@ -93,7 +93,7 @@ class State:
 
     @cached_property
     def opened(self) -> list[Leader]:
-        """The leaders whose confirmations go on."""
+        """The leaders whose confirmations are open."""
         return [leader for leader in self.leaders if leader.standing is Standing.OPEN]
 
     @cached_property
@@ -192,7 +192,7 @@ class State:
 
     @cached_property
     def since_best(self) -> int:
-        """How many candidates were tried since the fastest one so far."""
+        """The number of candidates tried since the fastest so far."""
         sound = [candidate for candidate in self.candidates if candidate.measured and not candidate.unstable]
         if not sound:
             return len(self.candidates)

@@ -24,10 +24,12 @@ WORTH_SHARE = 0.02  # of a training that tuning it may cost
 LONG_BEFORE_SHARE = 1 / 3  # of a trial, which a script may take before it trains without a notice
 MUCH_FOREIGN = 0.15  # share of the processor that others may take while the baseline is timed without a notice
 NOTABLE_ENDS = 0.1  # share of its time that a training may spend between epochs without a notice
-_SET_CARDINALITY = "Set it: dataset.apply(tf.data.experimental.assert_cardinality(N))"
+_SET_CARDINALITY = "set the cardinality: dataset.apply(tf.data.experimental.assert_cardinality(N))"
 
 
-def as_imported(baseline: Configuration, facts: WorkloadFacts, *, where: str) -> tuple[Configuration, tuple[str, ...]]:
+def adopt_imported_settings(
+    baseline: Configuration, facts: WorkloadFacts, *, where: str
+) -> tuple[Configuration, tuple[str, ...]]:
     """Return the baseline with what was in force after the import, and a notice for each knob taken over."""
     # Raises WorkloadError.
     notices = []
@@ -45,9 +47,9 @@ def as_imported(baseline: Configuration, facts: WorkloadFacts, *, where: str) ->
             continue  # the file sets nothing, and the trials set what the workload names
         if not by_shell and (at_import or named or found not in knob.domain):
             raise WorkloadError(
-                f"importing {where} sets {name} to {found!r}, and the baseline says {baseline[name]!r}",
-                hint=f"Remove that line: {name} is a knob. Set it by Workload(baseline={{{name!r}: …}}) if it should "
-                f"not be TensorFlow's default. It takes {knob.domain.describe()}.",
+                f"importing {where} sets {name}={found!r}, but the baseline has {baseline[name]!r}",
+                hint=f"Remove that line: {name} is a knob. Set it in Workload(baseline={{{name!r}: …}}) instead. It "
+                f"takes {knob.domain.describe()}.",
             )
         baseline = baseline.replace(**{name: found})
         setting = f"sets {name}={format_value(found)}, so the baseline has it too"
@@ -83,11 +85,11 @@ def script_notes(
     if len({fit.site and fit.site.key for fit in script.fits}) > 1:
         chosen = script.fits[script.fit - 1]
         yield (
-            f"of the script's {len(script.fits)} calls of fit, the one in {chosen.line} is tuned; earlier ones run "
-            "three steps in each trial; --fit N chooses another"
+            f"the script calls fit {len(script.fits)} times; tuning the call in {chosen.line}. Earlier calls run three "
+            "steps per trial. --fit N selects another"
         )
     if script.left_out:
-        yield f"skipped in trials because they write: {', '.join(script.left_out)}"
+        yield f"trials omit these writers: {', '.join(script.left_out)}"
     by_reason: dict[str, list[str]] = {}
     for name, why in script.not_reached.items():
         if device in KNOBS[name].devices and (devices > 1 or name not in STRATEGY_KNOBS):
@@ -98,16 +100,19 @@ def script_notes(
         yield f"the script compiles with jit_compile=True. {NO_XLA}: remove it"
     if script.before_seconds > LONG_BEFORE_SHARE * ready_seconds:
         yield (
-            f"the script works for {script.before_seconds:.0f} s before it trains, in each trial: prepare its data in "
-            "a file before you tune, and let the script read that"
+            f"the script runs {script.before_seconds:.0f} s before it trains, in every trial: save the prepared data "
+            "to a file first, and load that file in the script"
         )
     if script.work_varies:
         yield (
-            "the work for an update of the weights varies: so does the number of calls of the model before it. "
-            "Speeds are in updates/s, and a gain below their own variation is not claimed"
+            "the script calls the model a varying number of times per weight update. Speeds are in updates/s, and a "
+            "gain smaller than their own variation is not claimed"
         )
     if script.trains is Trains.LOOP:
-        yield "the script has its own training loop: losses are not compared, and weights are checked once, at the end"
+        yield (
+            "the script has a custom training loop: losses are not compared with float32, and weights are checked "
+            "once for NaN and infinity"
+        )
 
 
 def samples_of(script: ScriptFacts | None, examples: int | None) -> int | None:
@@ -115,11 +120,11 @@ def samples_of(script: ScriptFacts | None, examples: int | None) -> int | None:
     return script.epochs * examples if script is not None and script.epochs and examples else None
 
 
-def worth_notes(what: str, samples: int | None, rate: float | None, budget: float) -> Iterator[str]:
+def worth_notes(training: str, samples: int | None, rate: float | None, budget: float) -> Iterator[str]:
     """Say whether a budget is in proportion to the training.
 
     Args:
-        what: The training, or one call of `fit`, of which a script may make many.
+        training: The training, or one call of `fit`, of which a script may make many.
         samples: Of it; None where that is not known.
         rate: Of the baseline, samples per second.
         budget: Seconds.
@@ -129,22 +134,22 @@ def worth_notes(what: str, samples: int | None, rate: float | None, budget: floa
     whole = samples / rate
     if budget > whole:
         yield (
-            f"{what} takes {time_in_words(whole)} without tuning, less than the budget: tuning pays off for longer "
-            "or repeated trainings"
+            f"{training} takes {time_in_words(whole)} with the current settings, less than the budget: tuning pays off "
+            "only for longer or repeated trainings"
         )
     elif budget > WORTH_SHARE * whole:
         yield (
-            f"{what} takes {time_in_words(whole)} without tuning: the budget of {time_in_words(budget)} is "
-            f"{budget / whole:.0%} of that"
+            f"{training} takes {time_in_words(whole)} with the current settings: the budget of {time_in_words(budget)} "
+            f"is {budget / whole:.0%} of that"
         )
 
 
-def oddities(facts: WorkloadFacts, warm: WarmUp, device: Device) -> Iterator[str]:
+def baseline_warnings(facts: WorkloadFacts, warm: WarmUp, device: Device) -> Iterator[str]:
     """Yield a notice for each thing that the workload asks for and the timing leaves out."""
     started = warm.started
     for name in facts.baseline:
         if device not in KNOBS[name].devices:
-            yield f"Workload(baseline=…) names {name}, which does nothing on the {device}: left out"
+            yield f"Workload(baseline=…) names {name}, which does nothing on the {device}: omitted"
     if facts.baseline.get("jit_compile") is True and not started.jit_compile:
         yield (
             "Workload(baseline=…) names jit_compile=true, but Keras turns XLA off for this model (a layer without "
@@ -165,21 +170,22 @@ def oddities(facts: WorkloadFacts, warm: WarmUp, device: Device) -> Iterator[str
     if started.endless:
         if facts.validates:
             yield (
-                "the training data is infinite, so there are no epochs, and the time for validation is not counted: a "
-                "training with few steps_per_epoch will gain less than is claimed"
+                "the training dataset is infinite, so there are no epochs and validation is not measured: a training "
+                "with few steps_per_epoch gains less than claimed"
             )
     elif warm.ready.timed_by == "epochs":
         return
     elif started.examples is None:
         yield (
-            "the training dataset has unknown cardinality, and counting it took too long: the time between epochs, "
-            "with validation, is not counted, and a training with short epochs will gain less than is claimed. "
-            f"{_SET_CARDINALITY}"
+            "the training dataset has unknown cardinality, and counting it took too long. The time between epochs and "
+            "validation is therefore not measured: a training with short epochs gains less than claimed. To "
+            f"fix this, {_SET_CARDINALITY}"
         )
     elif started.validation_uncounted:
         yield (
-            "the validation dataset has unknown cardinality, and counting it took too long: only its beginning is "
-            f"counted. Give fit() validation_steps if it is infinite. {_SET_CARDINALITY}"
+            "the validation dataset has unknown cardinality, and counting it took too long: if epochs are timed by "
+            "steps, only its beginning counts. For an infinite dataset, pass validation_steps to fit(). Otherwise "
+            f"{_SET_CARDINALITY}"
         )
 
 
@@ -206,18 +212,18 @@ def refit_notes(script: ScriptFacts | None, slices: Sequence[Slice]) -> Iterator
     share = charged / max(1e-9, charged + sum(measured.seconds for measured in slices))
     if script is not None and script.fit_site is not None and share > NOTABLE_ENDS:
         yield (
-            f"{script.fit_site} is called in a loop, and {share:.0%} of the baseline's time passes between its calls, "
-            "which is counted; a single call with more epochs would avoid fit's own share of that"
+            f"{script.fit_site} is called in a loop, and {share:.0%} of the baseline's time is spent between its "
+            "calls, which counts. One call with more epochs would save fit's part of that"
         )
 
 
 def foreign_load(slices: Sequence[Slice]) -> Iterator[str]:
     """Yield a notice for the processor, and for the GPU, if others take much of it while the baseline trains."""
-    for what, loads in (("processor", map(load_of, slices)), ("GPU", map(gpu_load_of, slices))):
+    for device, loads in (("processor", map(load_of, slices)), ("GPU", map(gpu_load_of, slices))):
         known = [load for load in loads if load is not None]
         if known and (share := statistics.median(known)) > MUCH_FOREIGN:
             yield (
-                f"other processes take {share:.0%} of the {what} while the baseline trains: intervals will be wide. "
+                f"other processes take {share:.0%} of the {device} while the baseline trains: intervals will be wide. "
                 "End them, or tune later"
             )
 
@@ -229,7 +235,7 @@ def instabilities(slices: Sequence[Slice]) -> Iterator[str]:
     if retraces > MOST_RETRACES:
         yield (
             f"the workload retraces: {retraces} times in {seconds:.1f} s of the baseline after its warm-up; "
-            f"configurations that retrace as well are not refused for it. To fix it, {RETRACING_ADVICE}"
+            f"configurations are not rejected for this. To fix it, {RETRACING_ADVICE}"
         )
     skipped = sum(measured.skipped_steps or 0 for measured in slices)
     if skipped > MOST_SKIPPED * steps:

@@ -81,8 +81,8 @@ class Trial:
 
     def note_warm(self, warm: WarmUp) -> None:
         """Keep what a process has reported."""
-        told = {**dict(warm.started), **dict(warm.ready), **vars(warm)}
-        log = ProcessLog(**{name: told[name] for name in ProcessLog.model_fields if name in told})
+        reported = {**dict(warm.started), **dict(warm.ready), **vars(warm)}
+        log = ProcessLog(**{name: reported[name] for name in ProcessLog.model_fields if name in reported})
         self.processes = (*self.processes, log)
         if self.place is not None and not self.place.device:  # a seat that is all of a host
             self.place = self.place.model_copy(update={"device": ", ".join(warm.started.gpus) or "CPU"})
@@ -90,8 +90,8 @@ class Trial:
     def note_closing(self, finished: Finished) -> None:
         """Keep the closing figures of the process that reported last."""
         *others, latest = self.processes
-        told = dict(finished)
-        update = {name: told[name] for name in ProcessLog.model_fields if name in told}
+        reported = dict(finished)
+        update = {name: reported[name] for name in ProcessLog.model_fields if name in reported}
         self.processes = (*others, latest.model_copy(update=update))
 
     def add_pair(self, *, baseline_first: bool, baseline: Slice, candidate: Slice, reference: Trial) -> None:
@@ -105,7 +105,7 @@ class Trial:
             in_blocks=self.pairing is Pairing.BRACKETED,
         )
         if self._rate(pair) is None:
-            failure = TrialFailed(Outcome.ERROR, "the GPU told no energy for a slice (NVML)")
+            failure = TrialFailed(Outcome.ERROR, "the GPU reported no energy for a slice (NVML)")
             failure.trial = self.number
             raise failure
         # Those of the process, or of a search trial's few, are judged anew: what comes after a burst shows it, too.
@@ -129,21 +129,21 @@ class Trial:
 
     @property
     def epoch_cost(self) -> EpochCost:
-        """What an epoch costs beyond its steps: the mean of what its processes have seen."""
+        """The seconds between epochs: the mean over its processes."""
         if not self.processes:
             return EpochCost()
         latest = self.processes[-1]
-        alike = [latest] if latest.timed_by == "epochs" else self.processes
+        comparable = [latest] if latest.timed_by == "epochs" else self.processes
         seen = [
             log.epoch_overhead_seconds
-            for log in alike
+            for log in comparable
             if log.timed_by == latest.timed_by and log.epoch_overhead_seconds is not None
         ]
         return EpochCost(examples=latest.examples_per_epoch, seconds=statistics.fmean(seen) if seen else None)
 
     @property
     def rated(self) -> list[RatedPair]:
-        """Its pairs with their rates, each by what an epoch costs its own side."""
+        """Its pairs with their rates, corrected for the time between epochs on either side."""
         known = (self.pairs, self.epoch_cost, None if self.reference is None else self.reference.epoch_cost)
         if self._rated[0] != known:
             self._rated = known, [rated for pair in self.pairs if (rated := self._rate(pair)) is not None]
@@ -185,8 +185,8 @@ class Trial:
         return rate(timed, self.epoch_cost)
 
     def latest(self, name: str) -> Any:
-        """Return a closing figure of the latest process that told one; None where none did."""
-        return next((told for log in reversed(self.processes) if (told := getattr(log, name)) is not None), None)
+        """Return a closing figure of the latest process that reported it; None if none did."""
+        return next((figure for log in reversed(self.processes) if (figure := getattr(log, name)) is not None), None)
 
     def record(
         self, outcome: Outcome, *, reason: str = "", log_tail: str = "", failure: TrialFailed | None = None

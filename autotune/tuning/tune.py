@@ -18,7 +18,7 @@ from autotune.data.record import Place
 from autotune.data.run_directory import RunDirectory, RunRecord, new_run_directory
 from autotune.machine.fingerprint import fingerprint, require_linux
 from autotune.machine.gpu import visible_gpus
-from autotune.machine.other_runs import announced, local_devices
+from autotune.machine.other_runs import announce_run, local_devices
 from autotune.recipe.recipe import Recipe
 from autotune.runtime.local import LocalExecutor
 from autotune.runtime.places import cut_cores, group_gpus, restrict_to_seat
@@ -27,16 +27,16 @@ from autotune.script.loading import refuse_while_loading
 from autotune.space.space_file import SearchSpace, find_search_space, shipped_names
 from autotune.tuning.candidates import Sampler
 from autotune.tuning.ending import compare_losses_of_winner, watch_winner
-from autotune.tuning.events import Notice, Observer, RunBegan, interruptions_noted
+from autotune.tuning.events import Notice, Observer, RunBegan, count_interruptions
 from autotune.tuning.loop import Loop
 from autotune.tuning.opening import (
     Invocation,
     Opened,
     choose_space,
-    completed,
+    complete_run_record,
     limits_of,
     open_run,
-    prepared,
+    prepare_script,
     reference_to,
 )
 from autotune.tuning.profiles import note_profiles
@@ -58,7 +58,7 @@ WAIT_ADVICE = "--wait starts this one when that has ended"
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What one call of `tune` asks for, read and checked."""
+    """The request of one call of `tune`, read and checked."""
 
     directory: RunDirectory
     reference: WorkloadReference
@@ -109,7 +109,7 @@ def _read_resumption(
     *,
     began: float,
 ) -> Request:
-    """Read the request to go on with a run: for another budget, or for what is left of its own."""
+    """Read the request to continue a run: for another budget, or for what is left of its own."""
     earlier = read_earlier(directory)
     options, spent_before = earlier.options.resumed_with(given), 0.0
     if budget is not None:
@@ -142,8 +142,8 @@ def run_tuning(request: Request, observe: Observer, *, wait: bool = False) -> Re
         observe(Notice(text=text))
 
     with (
-        directory.claimed() if earlier is None else directory.reopened(),
-        announced(directory.path, _devices_of(options, places), say=say, wait=wait, advice=WAIT_ADVICE) as waited,
+        directory.claim() if earlier is None else directory.reopen(),
+        announce_run(directory.path, _devices_of(options, places), say=say, wait=wait, advice=WAIT_ADVICE) as waited,
     ):
         began = request.began + waited
 
@@ -162,7 +162,7 @@ def run_tuning(request: Request, observe: Observer, *, wait: bool = False) -> Re
         for text in () if earlier is None else resumption_notes(earlier):
             say(text)
         with (
-            prepared(request.reference, directory, options) as reference,
+            prepare_script(request.reference, directory, options) as reference,
             _executor(
                 reference, directory, options, places, say=say, left=lambda: options.budget - clock()
             ) as processes,
@@ -207,7 +207,7 @@ def _devices_of(options: Options, places: Sequence[Place] | None) -> Sequence[st
 
 
 def _write_beginning(request: Request, machine: Machine) -> None:
-    """Write run.json and the search space of a new run; check a resumed run's machine, and note that it goes on."""
+    """Write run.json and the search space of a new run; check a resumed run's machine, and note that it continues."""
     directory, options = request.directory, request.options
     if request.earlier is not None:
         if options.executor == "local":  # else the first seat's host is not known yet
@@ -260,8 +260,8 @@ def _name_of(reference: WorkloadReference) -> str:
 def tune_with(invocation: Invocation, written: SearchSpace | None) -> Recipe:
     """Tune on real, simulated or recorded trials: open, search, recommend. Raises as `autotune.tune` does."""
     directory, options, earlier = invocation.directory, invocation.options, invocation.earlier
-    stopping = f"stopping with what was measured; the run is in {directory.path}, and --resume goes on with it"
-    with directory.told_when_gone(), interruptions_noted(invocation.observe, stopping) as interruptions:
+    stopping = f"stopping; the measurements are in {directory.path}, and --resume continues the run"
+    with directory.report_removal(), count_interruptions(invocation.observe, stopping) as interruptions:
         opened = open_run(invocation, interruptions)
         interruptions.answerable = True
         run = opened.run
@@ -270,7 +270,7 @@ def tune_with(invocation: Invocation, written: SearchSpace | None) -> Recipe:
         if earlier is not None:
             refuse_another_question(earlier, baseline=run.baseline, choices=space.choices)
             opened.seat.keep_baseline()
-        record = completed(opened, invocation, written.source, space)
+        record = complete_run_record(opened, invocation, written.source, space)
         directory.write_run(record)
         sampler = Sampler(
             space, file=directory.study_file, name=opened.facts.name, seed=options.seed, several=run.several
@@ -305,6 +305,6 @@ def _tell_worth(opened: Opened, invocation: Invocation) -> None:
     options, run = invocation.options, opened.run
     samples = options.train_samples or samples_of(opened.facts.script, opened.warm.started.examples)
     rate = None if run.executor.whole else run.records[0].throughput  # a part of the host tells nothing of all
-    what = "the training" if options.train_samples else "one call of fit"
-    for text in worth_notes(what, samples, None if rate is None else rate.value, options.budget):
+    training = "the training" if options.train_samples else "one call of fit"
+    for text in worth_notes(training, samples, None if rate is None else rate.value, options.budget):
         invocation.observe(Notice(text=text))

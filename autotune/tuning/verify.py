@@ -29,7 +29,7 @@ from autotune.data.record import Outcome, Pairing, Phase, TrialRecord
 from autotune.data.run_directory import RunDirectory
 from autotune.machine.fingerprint import fingerprint, require_linux
 from autotune.machine.gpu import visible_gpus
-from autotune.machine.other_runs import announced, local_devices
+from autotune.machine.other_runs import announce_run, local_devices
 from autotune.recipe.recipe import Recipe
 from autotune.runtime.executor import TrialFailed
 from autotune.runtime.local import LocalExecutor
@@ -41,8 +41,8 @@ from autotune.stats.deciding import ClaimResult, judge_claim
 from autotune.stats.intervals import process_prior
 from autotune.tuning import costs
 from autotune.tuning.confirmation import BASELINE_FAILURES, FreshPairs, LeaderTrials, SlicePlan, claim_of
-from autotune.tuning.events import Notice, Observer, interruptions_noted, silent
-from autotune.tuning.opening import Invocation, Opened, limits_of, open_run, prepared, reference_to
+from autotune.tuning.events import Notice, Observer, count_interruptions, silent
+from autotune.tuning.opening import Invocation, Opened, limits_of, open_run, prepare_script, reference_to
 from autotune.tuning.rules import Limits, checks_of
 from autotune.tuning.trial import now_utc
 from autotune.tuning.waiting import CLOSING_SECONDS, Interrupted, TimeIsUp
@@ -54,7 +54,7 @@ LARGER = 2.0  # a budget that is advised where this one was too small: so many t
 
 @dataclass(frozen=True, kw_only=True)
 class Verification:
-    """What was found of a claim.
+    """The finding of a verification.
 
     Args:
         finding: Whether it holds.
@@ -92,7 +92,7 @@ def verify(
         seed: Of the order in which slices are taken.
         isolation: As for `autotune.tune`: `spawn` where the workload trains in fresh interpreters only.
         memory_margin: As for `autotune.tune`: the share of memory that must stay free.
-        observe: Is told what happens.
+        observe: Receives each event, see `autotune.tuning.events`.
 
     Returns:
         The finding. Nothing is written but to a temporary directory, which stays only where the finding's reason, or
@@ -125,12 +125,12 @@ def verify(
     reference = reference_to(workload, loaded.workload.args if args is None else args)
     machine = fingerprint()
     folder = Path(tempfile.mkdtemp(prefix="autotune-verify-")).resolve()
-    directory, told = RunDirectory(folder), ""
+    directory, reported = RunDirectory(folder), ""
     try:
         directory.create()
         with (
-            prepared(reference, directory, options) as reference,
-            announced(
+            prepare_script(reference, directory, options) as reference,
+            announce_run(
                 directory.path,
                 local_devices([gpu.uuid for gpu in visible_gpus()]),
                 say=lambda text: observe(Notice(text=text)),
@@ -151,14 +151,14 @@ def verify(
             )
             by_object = isinstance(workload, Workload) and workload.name is None
             verification = verify_with(invocation, loaded, found_by_object=by_object)
-        told = verification.reason
+        reported = verification.reason
         return verification
     except (NoStableConfigurationError, TrialProcessError) as error:
-        told = str(error)
+        reported = str(error)
         raise
     finally:
         directory.release()
-        if str(folder) not in told:  # else the user was told of a log in it
+        if str(folder) not in reported:  # else the user was shown a log in it
             shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -168,7 +168,7 @@ def verify_with(invocation: Invocation, recipe: Recipe, *, found_by_object: bool
     observe = invocation.observe
     for difference in recipe.machine.differences(invocation.machine):
         observe(Notice(text=f"the recipe was measured on another machine: {difference}"))
-    with interruptions_noted(observe, "stopping with what was measured") as interruptions:
+    with count_interruptions(observe, "stopping with what was measured") as interruptions:
 
         def check(facts: WorkloadFacts) -> None:
             _compare_workloads(recipe, facts, invocation, may_be_imported=found_by_object)
@@ -186,13 +186,13 @@ def verify_with(invocation: Invocation, recipe: Recipe, *, found_by_object: bool
                 instances=0,
                 reason="the recipe is the baseline, so there is no claim to check",
             )
-        confirmation, baseline_failure = _measured(recipe, opened, invocation.options.budget)
+        confirmation, baseline_failure = _measure_pairs(recipe, opened, invocation.options.budget)
         if run.interrupted() and len(confirmation.measured) < 2 and confirmation.failure is None:
             raise TuningInterruptedError(
                 "interrupted before the claim was judged", hint="The same command begins anew."
             )
         now = _claim(confirmation, opened)
-        failed = _failed(confirmation, opened.limits)
+        failed = _find_failure(confirmation, opened.limits)
         if failed is not None:
             place = run.directory.trial_directory(confirmation.trial.number)
             found, reason = ClaimResult.UNSTABLE, f"{failed} (see {place})"
@@ -200,10 +200,10 @@ def verify_with(invocation: Invocation, recipe: Recipe, *, found_by_object: bool
             place = run.directory.trial_directory(confirmation.reference.number)
             found, reason = ClaimResult.UNDECIDED, f"the baseline kept failing: {baseline_failure} (see {place})"
         else:
-            found, reason = _judged(recipe, now, invocation.options.budget)
+            found, reason = _judge(recipe, now, invocation.options.budget)
             memory = confirmation.watch_memory(run).why_unclear
             if found is ClaimResult.HOLDS and memory:
-                reason = f"too little was seen to tell whether it leaks memory ({memory}); give a larger --budget"
+                reason = f"too few slices to tell whether it leaks memory ({memory}); give a larger --budget"
                 found = ClaimResult.UNDECIDED
         return Verification(
             finding=found,
@@ -214,9 +214,9 @@ def verify_with(invocation: Invocation, recipe: Recipe, *, found_by_object: bool
         )
 
 
-def _measured(recipe: Recipe, opened: Opened, budget: float) -> tuple[LeaderTrials, str]:
-    """As many fresh pairs as the time holds, whatever they show; and how the baseline kept failing, if it did."""
-    run, in_search = opened.run, _as_if_searched(recipe, opened)
+def _measure_pairs(recipe: Recipe, opened: Opened, budget: float) -> tuple[LeaderTrials, str]:
+    """Measure as many fresh pairs as there is time for; also return why the baseline kept failing, if it did."""
+    run, in_search = opened.run, _make_search_record(recipe, opened)
     records = [run.records[0], in_search]
     confirmation = LeaderTrials(
         reference=run.new_trial(Phase.CONFIRM, run.baseline),
@@ -241,7 +241,7 @@ def _measured(recipe: Recipe, opened: Opened, budget: float) -> tuple[LeaderTria
         except TrialFailed as failure:
             failures += 1
             why = first_line(failure.reason) or str(failure.outcome)
-            run.observe(Notice(text=f"the baseline failed in a fresh process ({why}), which counts for nothing"))
+            run.observe(Notice(text=f"the baseline failed in a fresh process ({why}); this pair is not counted"))
         except (TimeIsUp, Interrupted):
             break
         if taken := confirmation.trial.instance_seconds:
@@ -264,17 +264,16 @@ def _compare_workloads(recipe: Recipe, facts: WorkloadFacts, invocation: Invocat
     if facts.fingerprint == made_for.fingerprint:
         return
     if facts.name == made_for.name:
-        changed = "not as it was when the recipe was made"
+        changed = "the file changed after the recipe was made"
     elif may_be_imported:
-        changed = f"{facts.name!r} by the module that it was found in, and the recipe is of {made_for.name!r}"
+        changed = f"its name here is {facts.name!r}, from its module; the recipe calls it {made_for.name!r}"
     else:
         raise RecipeError(
-            f"{reference} is {facts.name!r}, by name and by source another workload than the recipe's, which is "
-            f"{made_for.name!r}",
-            hint=f"Give the workload that the recipe was made for. Where this is the same training under another name, "
-            f"say Workload(name={made_for.name!r}).",
+            f"{reference} is the workload {facts.name!r}, but the recipe was made for {made_for.name!r}",
+            hint=f"Give the workload that the recipe was made for. If this is the same training under another name, "
+            f"set Workload(name={made_for.name!r}).",
         )
-    text = f"{reference}: {changed}; where the training itself has changed, run `autotune tune` again"
+    text = f"{reference}: {changed}; if the training changed, run `autotune tune` again"
     invocation.observe(Notice(text=text))
 
 
@@ -284,7 +283,7 @@ def _refuse_another_baseline(recipe: Recipe, baseline: Configuration) -> None:
         baseline = Configuration({name: value for name, value in baseline.items() if name not in STRATEGY_KNOBS})
     elif "strategy" not in baseline:
         raise RecipeError(
-            "the recipe was measured where a trial has several devices, and here it has one",
+            "the recipe was measured with several devices per trial; here a trial has one",
             hint="Verify it on a machine like that one, or tune again.",
         )
     if claimed_against != baseline:
@@ -295,7 +294,7 @@ def _refuse_another_baseline(recipe: Recipe, baseline: Configuration) -> None:
         )
 
 
-def _as_if_searched(recipe: Recipe, opened: Opened) -> TrialRecord:
+def _make_search_record(recipe: Recipe, opened: Opened) -> TrialRecord:
     """Return what a search would know: how long its processes take to start, and whether two fit."""
     evidence, warm = recipe.evidence, opened.warm
     longer = (evidence.compile_seconds or 0.0) - (evidence.baseline_compile_seconds or 0.0)
@@ -322,8 +321,8 @@ def _claim(leader: LeaderTrials, opened: Opened) -> LogInterval | None:
     return claim_of(instances, prior=prior, apart=apart)
 
 
-def _failed(confirmation: LeaderTrials, limits: Limits) -> str | None:
-    """Return what failed, or which rule it broke; None where the speed-up decides."""
+def _find_failure(confirmation: LeaderTrials, limits: Limits) -> str | None:
+    """Return what failed, or which stability check; None where the speed-up decides."""
     failure = confirmation.failure
     if failure is not None:
         why = first_line(failure.reason)
@@ -331,17 +330,17 @@ def _failed(confirmation: LeaderTrials, limits: Limits) -> str | None:
     if len(confirmation.measured) < 2:
         return None
     checks = checks_of(confirmation.record(), confirmation.reference.record(Outcome.OK), limits)
-    broken = [f"{each.name}: {each.detail}" for each in checks if not each.passed]
-    return f"it broke a rule: {'; '.join(broken)}" if broken else None
+    broken = [f"{check.name}: {check.detail}" for check in checks if not check.passed]
+    return f"it failed a stability check: {'; '.join(broken)}" if broken else None
 
 
-def _judged(recipe: Recipe, now: LogInterval | None, budget: float) -> tuple[ClaimResult, str]:
+def _judge(recipe: Recipe, now: LogInterval | None, budget: float) -> tuple[ClaimResult, str]:
     """Return what the speed-up says of the claim, and why."""
     evidence = recipe.evidence
     counts = min(evidence.min_gain, MIN_GAIN)  # of a gain that has to be large, no large part may be lost
     more = f"give --budget {math.ceil(LARGER * budget / 10) * 10}s"
     if now is None or not math.isfinite(now.half_width):
-        return ClaimResult.UNDECIDED, f"the time held fewer than two fresh processes a side; {more}"
+        return ClaimResult.UNDECIDED, f"there was time for fewer than two fresh processes a side; {more}"
     claim = evidence.speedup.log
     found = judge_claim(claim, now, min_gain=counts)
     if found is ClaimResult.HOLDS:
@@ -349,11 +348,13 @@ def _judged(recipe: Recipe, now: LogInterval | None, budget: float) -> tuple[Cla
     elif found is ClaimResult.WEAKER:
         reason = "there is a gain over the baseline here, but clearly less than claimed"
     elif found is ClaimResult.GONE:
-        reason = "no gain over the baseline is shown here, and it is clearly less than claimed"
+        reason = "this measurement shows no gain over the baseline, and clearly less than claimed"
     elif now.low > 0:
-        reason = f"it is faster than the baseline here, but by how much is too uncertain to check the claim; {more}"
+        reason = f"faster than the baseline here, but too uncertain to check the claim; {more}"
     elif claim.half_width > now.half_width:
-        reason = "no gain is shown here, but the claim's own interval is too wide to be refuted; tune again for longer"
+        reason = (
+            "this measurement shows no gain, but the claim's interval is too wide to be refuted; tune again for longer"
+        )
     else:
-        reason = f"no gain is shown here, but it is not clearly less than claimed either; {more}"
+        reason = f"this measurement shows no gain, but does not refute the claim; {more}"
     return found, reason

@@ -37,16 +37,16 @@ class Deadline:
     at: float = math.inf
 
     def left(self) -> float:
-        """Seconds until then; 0 when it is over."""
+        """Return the seconds until then; 0 once it is over."""
         return max(0.0, self.at - self.clock())
 
     def closing(self, at_most: float) -> float:
-        """Seconds to wait for closing figures, which are not worth an overrun."""
+        """Return the seconds to wait for closing figures, which are not worth an overrun."""
         return min(at_most, max(LEAST_CLOSING_SECONDS, self.left()))
 
     @contextlib.contextmanager
     def wait(self, usual: float, *, at_most: float, generous: float = GENEROUS, beyond: float = 0.0) -> Iterator[float]:
-        """How long to wait for what usually takes `usual` seconds, and now and then `beyond` more. Raises TimeIsUp."""
+        """Return the seconds to wait for a step that takes `usual` seconds, rarely `beyond` more. Raises TimeIsUp."""
         # With less than `usual` left, nothing is begun. A wait in vain of `generous` times that is the trial's fault.
         timeout = min(at_most + GENEROUS * beyond, self.left())
         if timeout < min(usual, at_most):

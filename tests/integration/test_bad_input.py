@@ -29,7 +29,7 @@ from autotune.runtime.template_process import IMPORT_SECONDS
         ("wrong_batches", "yields batches of 10, expected config.batch_size, which is 16", "config.batch_size"),
         ("batched_by_file", "yields batches of 14.0 on average before its last, expected", "Batch last"),
         ("small_files_at_the_end", "yields batches of 14.8 on average before its last", "Batch last"),
-        ("validated_for_ever", "validation() has no end, so the first epoch's validation has none", "take(N)"),
+        ("validated_for_ever", "validation() is infinite, so validation never ends", "take(N)"),
         ("compiled", "compiled already", "Workload(compile=None)"),
         ("compiled_with_a_knob", "model() compiles with steps_per_execution=8", '{"steps_per_execution": 8}'),
         ("of_keras_2", "a Sequential of Keras 2 (tf_keras), expected a model of Keras 3", "TF_USE_LEGACY_KERAS"),

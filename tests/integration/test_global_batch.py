@@ -17,9 +17,7 @@ LOOP = FACTS.model_copy(update={"script": ScriptFacts(trains=Trains.LOOP, baseli
 
 MIRRORED = FACTS.model_copy(update={"baseline": {"strategy": "mirrored", "replicas": 2}})
 OWN = ScriptFacts(
-    trains=Trains.FIT,
-    baseline={"batch_size": 32},
-    not_reached={"strategy": "the script has a MirroredStrategy of its own, and keeps it"},
+    trains=Trains.FIT, baseline={"batch_size": 32}, not_reached={"strategy": "the script sets its own MirroredStrategy"}
 )
 
 TRAINS = """

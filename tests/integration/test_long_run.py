@@ -367,7 +367,7 @@ def test_a_smaller_batch_after_running_out_of_memory_is_obeyed_and_said(surveyed
     ended = by_recipe(tmp_path, recipe, "--scale-learning-rate", "linear")
     assert said(ended, "steps").startswith("steps 36 "), ended.stderr
     assert float(said(ended, "steps").split()[-1]) == pytest.approx(0.01)
-    assert ended.stderr.count("the script now asks for batches of 8 in place of 16, and has them") == 1
+    assert ended.stderr.count("the script changed its batch size from 16 to 8: using 8") == 1
 
 
 @pytest.mark.parametrize("changes", [{}, {"data_autotune": False}], ids=["steps", "dataset"])

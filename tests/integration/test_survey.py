@@ -496,11 +496,8 @@ def test_what_a_script_sets_itself_is_its_baseline(told):
 
 def test_a_variable_that_a_script_sets_itself_is_not_varied(told):
     found = script(told, "sets_variables")["not_reached"]
-    assert found["gpu_thread_mode"] == "the script sets TF_GPU_THREAD_MODE itself; take that line out to have it varied"
-    assert (
-        found["xla_gpu_graph_min_graph_size"]
-        == "the script sets XLA_FLAGS itself; take that line out to have it varied"
-    )
+    assert found["gpu_thread_mode"] == "the script sets TF_GPU_THREAD_MODE itself; remove that line to tune it"
+    assert found["xla_gpu_graph_min_graph_size"] == "the script sets XLA_FLAGS itself; remove that line to tune it"
     assert "cublaslt" not in found
 
 
@@ -639,7 +636,7 @@ def test_a_fork_that_ends_does_not_answer_for_the_script(told):
 @pytest.mark.parametrize(
     ("name", "message", "help_"),
     [
-        ("validates_for_ever", "fit() in train.py, line 10: validation_data has no end", "validation_steps"),
+        ("validates_for_ever", "fit() in train.py, line 10: validation_data is infinite", "validation_steps"),
         ("raises", "train.py raised ValueError: no such column: é", "python train.py"),
         ("exits", "train.py raised SystemExit: 2", "`autotune tune train.py -- --epochs 90`"),
         ("asks", "asks for input", "argument of the script"),
@@ -651,7 +648,7 @@ def test_a_fork_that_ends_does_not_answer_for_the_script(told):
         ("distributed_epoch_inside", "train_epoch loops over a dataset inside a tf.function", "on one batch"),
         ("misses_a_package", "raised ModuleNotFoundError: No module named 'no_such_package'", "python train.py"),
         ("draws", "pydot", "python train.py"),
-        ("never_trains", "ended without a training", "after `--`"),
+        ("never_trains", "ended, and autotune saw no training", "after `--`"),
         ("dies", "train.py ended the process before it trained", "python train.py"),
     ],
 )
@@ -662,7 +659,7 @@ def test_a_script_that_cannot_be_tuned_is_refused_in_a_sentence(told, name, mess
 
 def test_a_script_keeps_a_strategy_of_its_own(told):
     why = told["mirrored"]["facts"]["script"]["not_reached"]
-    assert why["strategy"] == why["replicas"] == "the script has a MirroredStrategy of its own, and keeps it"
+    assert why["strategy"] == why["replicas"] == "the script sets its own MirroredStrategy"
     assert "fails inside TensorFlow" in why["steps_per_execution"]
     assert "strategy.run(step" in told["numpy_slices"]["facts"]["script"]["not_reached"]["strategy"]
     assert "strategy" not in told["pipeline"]["facts"]["script"]["not_reached"]
