@@ -51,7 +51,7 @@ BROKEN = {
     "no TensorFlow": (machine_with(tensorflow=None), "STOPS", "not installed", "pip install"),
     "import fails": (machine_with(import_error="ImportError: x.so"), "STOPS", "ImportError: x.so", "anew"),
     "CPU build on a GPU": (machine_with(built_with=None), "STOPS", "built without CUDA", "and-cuda"),
-    "no driver": (machine_with(driver=None, cards=()), "STOPS", "driver does not answer", "--gpus all"),
+    "no driver": (machine_with(driver=None, cards=()), "STOPS", "driver does not respond", "--gpus all"),
     "old driver": (machine_with(driver="470.57"), "STOPS", "470.57 is too old for CUDA 12", "525"),
     "no cudart": (without("libcudart.so.12"), "STOPS", "libcudart.so.12", "and-cuda"),
     "no cuDNN": (without("libcudnn.so.9"), "STOPS", "libcudnn.so.9", "and-cuda"),

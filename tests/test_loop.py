@@ -691,7 +691,7 @@ def test_what_the_live_baseline_holds_is_got_round_by_one_process_at_a_time(tmp_
     again = [each.configuration for each in records if each.outcome.measured]
     assert all(each.configuration in again for each in failed)
     (notice,) = [each.text for each in watcher.of(Notice) if "failed with the same error" in each.text]
-    assert "the live baseline (trial 0)" in notice
+    assert "while the baseline was running" in notice
     assert recipe.evidence.confirmation.pairing == "bracketed"
 
 

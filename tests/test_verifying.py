@@ -267,7 +267,7 @@ def test_an_object_that_a_script_has_imported_is_not_refused(recipe, tmp_path):
     watcher = Watcher()
     verification = found(other, tmp_path, observe=watcher, found_by_object=True)
     assert verification.finding is ClaimResult.HOLDS
-    assert any("the recipe is of 'digits'" in each.text for each in watcher.of(Notice))
+    assert any("the recipe calls it 'digits'" in each.text for each in watcher.of(Notice))
 
 
 FUNCTIONS = {"model": lambda: None, "dataset": lambda: None, "compile": dict, "batch_size": 32}
@@ -373,11 +373,11 @@ def test_however_large_a_gain_had_to_be_little_may_be_lost(recipe, tmp_path):
     ("claim", "speed", "noise", "expected", "reason"),
     [
         ((1.5, 0.05), 1.5, 0.01, ClaimResult.HOLDS, "both are gains, and they agree within their intervals"),
-        ((1.5, 0.05), 1.3, 0.01, ClaimResult.WEAKER, "a gain over the baseline here, but clearly less"),
+        ((1.5, 0.05), 1.3, 0.01, ClaimResult.WEAKER, "a gain over the baseline, but clearly less"),
         ((1.5, 0.05), 0.9, 0.01, ClaimResult.GONE, "this measurement shows no gain over the baseline"),
         ((1.02, 0.5), 0.97, 0.01, ClaimResult.UNDECIDED, "too wide to be refuted; tune again for longer"),
-        ((1.018, 0.001), 0.9985, 0.0005, ClaimResult.UNDECIDED, "not clearly less than claimed either; give --budget"),
-        ((1.2, 0.05), 1.15, 1.0, ClaimResult.UNDECIDED, "not clearly less than claimed either; give --budget"),
+        ((1.018, 0.001), 0.9985, 0.0005, ClaimResult.UNDECIDED, "but does not refute the claim; give --budget"),
+        ((1.2, 0.05), 1.15, 1.0, ClaimResult.UNDECIDED, "but does not refute the claim; give --budget"),
         ((8.3, 0.05), 30.0, 2.2, ClaimResult.UNDECIDED, "too uncertain to check the claim; give --budget"),
     ],
 )
