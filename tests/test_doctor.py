@@ -49,7 +49,7 @@ def machine_with(**changes):
 
 BROKEN = {
     "no TensorFlow": (machine_with(tensorflow=None), "STOPS", "not installed", "pip install"),
-    "import fails": (machine_with(import_error="ImportError: x.so"), "STOPS", "ImportError: x.so", "anew"),
+    "import fails": (machine_with(import_error="ImportError: x.so"), "STOPS", "ImportError: x.so", "Reinstall"),
     "CPU build on a GPU": (machine_with(built_with=None), "STOPS", "built without CUDA", "and-cuda"),
     "no driver": (machine_with(driver=None, cards=()), "STOPS", "driver does not respond", "--gpus all"),
     "old driver": (machine_with(driver="470.57"), "STOPS", "470.57 is too old for CUDA 12", "525"),
