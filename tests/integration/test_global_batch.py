@@ -135,7 +135,7 @@ def test_only_whole_parts_of_the_global_batch_are_tried(tmp_path):
         (16, FACTS, "--global-batch 16 is no multiple"),
         (64, MIRRORED, "gradients are not accumulated under MirroredStrategy"),
         (64, FACTS.model_copy(update={"script": OWN}), "gradients are not accumulated under MirroredStrategy"),
-        (64, LOOP, "--global-batch does not reach a training loop of the script's own"),
+        (64, LOOP, "--global-batch does not reach a custom training loop"),
     ],
 )
 def test_a_global_batch_that_cannot_be_is_refused(tmp_path, wanted, facts, said):

@@ -539,7 +539,7 @@ def test_what_is_written_to_a_file_that_exists_goes_to_another(told, folder):
 
 
 def test_a_file_that_exists_is_not_changed_in_place(told, folder):
-    assert "train.py, line 1: writes to" in told["changes_in_place"]["message"]
+    assert "train.py, line 1: would overwrite" in told["changes_in_place"]["message"]
     assert "--allow-writes" in told["changes_in_place"]["hint"]
     assert (folder / "changes_in_place" / "kept.txt").read_text(encoding="utf-8") == "old"
     assert "train.py, line 2: changes" in told["removes"]["message"]
@@ -549,7 +549,7 @@ def test_a_file_that_exists_is_not_changed_in_place(told, folder):
 
 
 def test_a_file_that_exists_is_not_replaced_or_removed_in_other_ways(told, folder):
-    assert "train.py, line 3: writes to" in told["replaces"]["message"]
+    assert "train.py, line 3: would overwrite" in told["replaces"]["message"]
     assert (folder / "replaces" / "kept.txt").read_text(encoding="utf-8") == "old"
     assert "train.py, line 9: changes" in told["removes_by_tensorflow"]["message"]
     assert (folder / "removes_by_tensorflow" / "out" / "model.txt").exists()
@@ -605,7 +605,7 @@ def test_what_tensorflow_writes_itself_is_seen_too(told, folder):
     created = folder.parent / "makes_its_data_by_tensorflow.created"
     remove_created(created, [str(folder / "makes_its_data_by_tensorflow")])
     assert not (folder / "makes_its_data_by_tensorflow" / "made").exists()
-    assert "train.py, line 9: writes to" in told["overwrites_by_tensorflow"]["message"]
+    assert "train.py, line 9: would overwrite" in told["overwrites_by_tensorflow"]["message"]
     assert (folder / "overwrites_by_tensorflow" / "kept.txt").read_text(encoding="utf-8") == "old"
 
 
