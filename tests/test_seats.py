@@ -362,7 +362,7 @@ def test_neighbours_that_slow_a_seat_down_are_left_idle(tmp_path):
         said.append([each.text for each in watcher.of(Notice) if "seats at once" in each.text])
         assert len(trials.seats) == 1 + all_seats
     assert len(said[0]) == 1
-    assert "2 seats at once cost" in said[0][0]
+    assert "2 seats at once slow each other by" in said[0][0]
     assert said[1] == []
 
 

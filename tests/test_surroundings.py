@@ -161,8 +161,7 @@ def test_what_does_nothing_on_the_device_is_said():
 def test_validation_without_epochs_is_said():
     endless = a_warm_up(examples=None, epoch_seconds=None)
     assert any(
-        "validation is not measured" in each
-        for each in baseline_warnings(facts(validates=True), endless, Device.CPU)
+        "validation is not measured" in each for each in baseline_warnings(facts(validates=True), endless, Device.CPU)
     )
     assert list(baseline_warnings(facts(), endless, Device.CPU)) == []
     assert list(baseline_warnings(facts(validates=True), a_warm_up(), Device.CPU)) == []

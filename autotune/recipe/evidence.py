@@ -113,7 +113,7 @@ class Evidence(Part):
     break_even_samples: Count | None = Field(description="Samples that earn a longer compile time back, or 0.")
     peak_memory_bytes: PeakMemory
     baseline_peak_memory_bytes: PeakMemory
-    joules_per_sample: Amount | None = Field(None, description="Energy of the GPUs; null where they do not tell.")
+    joules_per_sample: Amount | None = Field(None, description="Energy of the GPUs; null if they do not report it.")
     baseline_joules_per_sample: Amount | None = None
     input_wait_fraction: Amount | None = Field(description="Share of the step spent waiting for input.")
     advice: Many[str] = Field((), description="What limits the training: three sentences at most.")

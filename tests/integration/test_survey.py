@@ -542,7 +542,7 @@ def test_a_file_that_exists_is_not_changed_in_place(told, folder):
     assert "train.py, line 1: would overwrite" in told["changes_in_place"]["message"]
     assert "--allow-writes" in told["changes_in_place"]["hint"]
     assert (folder / "changes_in_place" / "kept.txt").read_text(encoding="utf-8") == "old"
-    assert "train.py, line 2: changes" in told["removes"]["message"]
+    assert "train.py, line 2: would change" in told["removes"]["message"]
     assert (folder / "removes" / "out" / "model.txt").exists()
     assert facts(told, "makes_its_data")
     assert {Path(path).name for path in read_created(folder.parent / "makes_its_data.created")} == {"made", "a.txt"}
@@ -551,7 +551,7 @@ def test_a_file_that_exists_is_not_changed_in_place(told, folder):
 def test_a_file_that_exists_is_not_replaced_or_removed_in_other_ways(told, folder):
     assert "train.py, line 3: would overwrite" in told["replaces"]["message"]
     assert (folder / "replaces" / "kept.txt").read_text(encoding="utf-8") == "old"
-    assert "train.py, line 9: changes" in told["removes_by_tensorflow"]["message"]
+    assert "train.py, line 9: would change" in told["removes_by_tensorflow"]["message"]
     assert (folder / "removes_by_tensorflow" / "out" / "model.txt").exists()
 
 
