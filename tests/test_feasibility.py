@@ -1,4 +1,4 @@
-"""What need not be run, because something that needs less memory has run out of it; what fits beside what."""
+"""Predictions from peaks and failures which configurations run out of memory, alone or with others."""
 
 import pytest
 from simulated_runs import BASELINE, FAST, Fresh, Searching, a_record, a_slice, simulated_trials

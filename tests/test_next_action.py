@@ -244,7 +244,7 @@ def test_large_gains_need_two_processes_and_small_ones_as_many_as_the_error_allo
 
 
 def unstable(number, gain):
-    """A candidate that broke a rule."""
+    """A candidate that failed a stability check."""
     return a_candidate(number, gain, unstable=True)
 
 

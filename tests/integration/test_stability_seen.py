@@ -1,4 +1,4 @@
-"""A trial process sees what the stability rules need: retracing, steps that a loss scale skips."""
+"""A trial process sees what the stability checks need: retracing, steps that a loss scale skips."""
 
 import itertools
 
