@@ -1,4 +1,4 @@
-"""Predictions from peaks and failures which configurations run out of memory, alone or with others."""
+"""Predict from peaks and failures which configurations run out of memory, alone or with others."""
 
 import pytest
 from simulated_runs import BASELINE, FAST, Fresh, Searching, a_record, a_slice, simulated_trials
