@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from autotune.report.effects import load_slices as load_slices
     from autotune.report.history import load_history as load_history
     from autotune.script.long_run import activate as activate
-    from autotune.script.tuned import steps as steps
-    from autotune.script.tuned import tuned as tuned
+    from autotune.script.settings import steps as steps
+    from autotune.script.settings import tuned as tuned
     from autotune.tuning.verify import Verification as Verification
     from autotune.tuning.verify import verify as verify
 
@@ -39,7 +39,7 @@ _MODULES = {
     "report.effects": "knob_effects load_ops load_slices",
     "report.history": "load_history",
     "script.long_run": "activate",
-    "script.tuned": "steps tuned",
+    "script.settings": "steps tuned",
     "tuning.verify": "Verification verify",
 }
 _LAZY = {name: f"autotune.{module}" for module, names in _MODULES.items() for name in names.split()}

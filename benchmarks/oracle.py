@@ -26,8 +26,8 @@ from answers import progress, tune
 from figures import Figure, factor, one, parser, report
 from plain_rounds import Failed, Rounds, plain_rounds
 
+from autotune.data.facts import Machine
 from autotune.data.files import write_atomically
-from autotune.data.hardware import Machine
 from autotune.data.models import KnobValue
 from autotune.machine.fingerprint import fingerprint
 from autotune.space.configuration import Configuration

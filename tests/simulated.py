@@ -14,8 +14,7 @@ import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 
-from autotune.data.facts import WorkloadFacts
-from autotune.data.hardware import GpuUse
+from autotune.data.facts import GpuUse, WorkloadFacts
 from autotune.data.models import KnobValue
 from autotune.data.record import Boundary, Outcome, Place, Slice, StepSeconds
 from autotune.recipe.apply import environment

@@ -10,9 +10,8 @@ from pathlib import Path
 
 from simulated import SimulatedTrials
 
-from autotune.data.facts import WorkloadFacts, WorkloadReference
+from autotune.data.facts import Machine, WorkloadFacts, WorkloadReference
 from autotune.data.figures import Interval, LogInterval
-from autotune.data.hardware import Machine
 from autotune.data.options import Options
 from autotune.data.record import Looks, Outcome, Pair, Pairing, Phase, Slice, Standing, StepSeconds, TrialRecord
 from autotune.data.run_directory import RunDirectory, RunRecord
@@ -28,11 +27,10 @@ from autotune.tuning.events import silent
 from autotune.tuning.opening import Invocation
 from autotune.tuning.resume import read_earlier
 from autotune.tuning.rules import Limits
-from autotune.tuning.run import Run
+from autotune.tuning.run import Deadline, Run
 from autotune.tuning.seat import Seat, TrialLimits
 from autotune.tuning.state import Candidate, Leader, State
 from autotune.tuning.tune import tune_with
-from autotune.tuning.waiting import Deadline
 
 BATCH_SIZE = 32
 FACTS = WorkloadFacts(

@@ -18,8 +18,8 @@ from simulated_runs import faster_by, on_disk, simulated_trials, tune_simulated
 from test_recommendation import run_that_is
 
 from autotune.data.errors import ArgumentError
+from autotune.data.facts import Gpu
 from autotune.data.figures import Interval
-from autotune.data.hardware import Gpu
 from autotune.data.options import OPTIONS, Options
 from autotune.front import cli
 from autotune.front.cli import app
@@ -314,7 +314,7 @@ def test_an_internal_error_says_so_and_hides_its_traceback(capsys, monkeypatch):
     def broken():
         raise RuntimeError("broken")
 
-    monkeypatch.setattr("autotune.front.tables.show_knobs", broken)
+    monkeypatch.setattr("autotune.front.closing.show_knobs", broken)
     code, _, err = run(capsys, "knobs")
     assert code == 4
     assert "internal error: RuntimeError: broken" in err
@@ -338,7 +338,7 @@ def test_an_interrupt_leaves_with_130(capsys, monkeypatch, number):
     def interrupted():
         signal.raise_signal(number)
 
-    monkeypatch.setattr("autotune.front.tables.show_knobs", interrupted)
+    monkeypatch.setattr("autotune.front.closing.show_knobs", interrupted)
     code, _, err = run(capsys, "knobs")
     signal.signal(signal.SIGINT, before)
     assert code == 130

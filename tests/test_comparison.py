@@ -11,8 +11,7 @@ from simulated_runs import BASELINE, FAST, Searching, a_pair, faster_by, lose, s
 from autotune.data.record import Outcome, Pairing, Phase
 from autotune.runtime.executor import DeviceUnavailable, TrialFailed
 from autotune.tuning.comparison import Comparison, MeasuredProcess
-from autotune.tuning.run import Turn
-from autotune.tuning.waiting import Deadline, Interrupted, TimeIsUp
+from autotune.tuning.run import Deadline, Interrupted, TimeIsUp, Turn
 
 LARGE = BASELINE.replace(batch_size=64)
 SPEED = faster_by(jit_compile=1.5, batch_size=1.2)

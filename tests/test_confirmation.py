@@ -10,8 +10,8 @@ from autotune.data.record import Outcome, Pairing
 from autotune.runtime.executor import DeviceUnavailable, TrialFailed
 from autotune.stats.intervals import claim_interval
 from autotune.tuning.confirmation import SlicePlan
+from autotune.tuning.run import Interrupted, TimeIsUp
 from autotune.tuning.state import USUAL_PRIOR
-from autotune.tuning.waiting import Interrupted, TimeIsUp
 
 SPEED = faster_by(jit_compile=1.5, batch_size=1.2)
 LARGE = BASELINE.replace(batch_size=64)

@@ -20,9 +20,8 @@ from autotune.data.figures import Check, Interval
 from autotune.data.printable import one_line
 from autotune.data.record import Looks, Outcome, Phase, Standing, TrialRecord
 from autotune.front import cli
-from autotune.front.closing import show_recipe, show_usage
+from autotune.front.closing import show_history, show_recipe, show_usage
 from autotune.front.console import Progress, duration, ratio, show_error, size, trial_line
-from autotune.front.tables import show_history
 from autotune.recipe.evidence import Watch
 from autotune.report.history import columns
 from autotune.stats.deciding import EndedBy, Verdict

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from simulated_runs import Fresh, a_slice, faster_by, log_ratios_of, quick_tune, simulated_trials
 
-from autotune.data.hardware import GpuUse
+from autotune.data.facts import GpuUse
 from autotune.data.record import LOOK_SHARE, Phase
 from autotune.front.console import trial_line
 from autotune.stats.disturbance import CAUSES, find_disturbances, load_of, usable_pairs

@@ -19,7 +19,7 @@ from simulated_runs import (
 )
 
 from autotune.data.errors import ArgumentError
-from autotune.data.hardware import Gpu, GpuUse
+from autotune.data.facts import Gpu, GpuUse
 from autotune.data.record import Outcome, Phase
 from autotune.front.closing import show_recipe
 from autotune.recipe.advice import verdict_in_words

@@ -20,9 +20,8 @@ from autotune.data.printable import one_line
 from autotune.data.record import Outcome, Phase, TrialRecord
 from autotune.data.run_directory import RunDirectory, RunRecord, WorkloadRecord
 from autotune.front import cli
-from autotune.front.closing import show_recipe, show_usage
+from autotune.front.closing import show_comparison, show_history, show_recipe, show_trials, show_usage
 from autotune.front.console import Progress, show_error
-from autotune.front.tables import show_comparison, show_history, show_trials
 from autotune.recipe.recipe import Recipe
 from autotune.report.compare import compare
 from autotune.report.history import load_history, write_csv

@@ -3,9 +3,9 @@
 import pytest
 from simulated_runs import BASELINE, FAST, Fresh, Searching, a_record, a_slice, simulated_trials
 
-from autotune.data.hardware import GpuUse
+from autotune.data.facts import GpuUse
 from autotune.data.record import Pairing
-from autotune.tuning.feasibility import fit_on_card, known_to_fail
+from autotune.tuning.rules import fit_on_card, known_to_fail
 
 FAILED = BASELINE.replace(batch_size=256, prefetch=2)
 

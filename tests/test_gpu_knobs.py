@@ -7,7 +7,7 @@ import pytest
 from simulated_runs import FACTS, MACHINE, an_invocation, on_disk, simulated_trials, tune_simulated
 
 from autotune.data.errors import ApplyError, ArgumentError
-from autotune.data.hardware import Gpu
+from autotune.data.facts import Gpu
 from autotune.data.options import Options
 from autotune.data.record import Outcome, Place
 from autotune.machine import gpu

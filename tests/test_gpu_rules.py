@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from autotune.data.errors import ApplyError
-from autotune.data.hardware import Gpu
+from autotune.data.facts import Gpu
 from autotune.machine.gpu import GpuReading, VisibleGpu
 from autotune.recipe.apply import apply_before_build
 from autotune.runtime import logs, template

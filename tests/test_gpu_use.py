@@ -9,7 +9,7 @@ import pytest
 from recorded_nvml import DATA, RecordedNvml
 from simulated_runs import a_slice
 
-from autotune.data.hardware import GpuUse
+from autotune.data.facts import GpuUse
 from autotune.data.record import Slice
 from autotune.machine import gpu
 from autotune.machine.gpu import LIMITED_BY, open_meters

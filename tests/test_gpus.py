@@ -5,7 +5,7 @@ import sys
 import pytest
 from recorded_nvml import NVMLError, RecordedNvml
 
-from autotune.data.hardware import Gpu
+from autotune.data.facts import Gpu
 from autotune.machine.gpu import GpuReading, read_gpus
 
 H200 = Gpu(

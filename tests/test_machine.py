@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from autotune.data.errors import InputError
-from autotune.data.hardware import Gpu, Machine
+from autotune.data.facts import Gpu, Machine
 from autotune.machine import fingerprint
 from autotune.machine.gpu import GpuReading
 

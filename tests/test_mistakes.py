@@ -5,7 +5,7 @@ import json
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from autotune.data.hardware import Machine
+from autotune.data.facts import Machine
 from autotune.data.models import first_mistake
 from autotune.data.record import TrialRecord
 from autotune.data.run_directory import RunRecord

@@ -9,7 +9,7 @@ from simulated_runs import SMALL_SPACE, faster_by, on_disk, simulated_trials, tu
 
 from autotune import load_history
 from autotune.data.errors import ApplyError, ConfigurationError, RecipeError
-from autotune.front.tables import show_knobs
+from autotune.front.closing import show_knobs
 from autotune.recipe.apply import apply_before_build, compile_arguments, environment, set_by_dataset
 from autotune.recipe.recipe import Recipe
 from autotune.space.configuration import Configuration, baseline_configuration
@@ -17,8 +17,8 @@ from autotune.space.knobs import KNOBS, Device, Domain, Knob, Numerics, Stage, k
 from autotune.space.probes import exactly, probe
 from autotune.space.space_file import SearchSpace
 from autotune.tuning.candidates import neighbours
-from autotune.tuning.feasibility import known_to_fail
 from autotune.tuning.learning import numerics_of, plain_numerics
+from autotune.tuning.rules import known_to_fail
 
 
 def registered(knob):

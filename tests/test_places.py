@@ -4,7 +4,7 @@ import pytest
 from simulated_runs import BASELINE, MACHINE
 
 from autotune.data.errors import ArgumentError
-from autotune.data.hardware import Gpu
+from autotune.data.facts import Gpu
 from autotune.machine.gpu import VisibleGpu
 from autotune.runtime import places
 from autotune.runtime.places import cut_cores, group_gpus, restrict_to_seat, scale_threads, whole_host

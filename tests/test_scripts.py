@@ -21,7 +21,8 @@ from autotune.data.run_directory import CREATED, SCRATCH, RunDirectory
 from autotune.runtime import containment
 from autotune.runtime.created_files import CreatedFiles, identity_of, remove_created
 from autotune.runtime.sources import binds_workload, fingerprint_of_script, installed_packages, own_files
-from autotune.script import children, tuned, write_watch
+from autotune.script import children, sandbox
+from autotune.script import settings as script_settings
 from autotune.script.call_sites import (
     calls_in,
     count_method_calls,
@@ -34,7 +35,7 @@ from autotune.script.call_sites import (
 from autotune.script.execute import run_in_fork, send_answer
 from autotune.script.loading import parse_reference
 from autotune.script.sandbox import SideEffects
-from autotune.script.settings import Settings
+from autotune.script.settings import Settings, tuned
 from autotune.tuning.opening import prepare_script
 
 
@@ -360,13 +361,13 @@ def test_a_call_site_of_a_knob_that_is_not_changed_may_be_gone():
 
 def test_tuned_gives_the_scripts_values_and_those_of_a_trial(monkeypatch):
     monkeypatch.setattr(tuned, "_settings", None)
-    assert tuned.tuned(batch_size=32).batch_size == 32
+    assert script_settings.tuned(batch_size=32).batch_size == 32
     monkeypatch.setattr(tuned, "_settings", Settings(changes={"batch_size": 128}))
-    assert tuned.tuned(batch_size=32, prefetch=1).batch_size == 128
-    assert tuned.tuned(batch_size=32).batch_size == 128
-    assert tuned.tuned(batch_size=16).batch_size == 16, "the script has tried again with less"
+    assert script_settings.tuned(batch_size=32, prefetch=1).batch_size == 128
+    assert script_settings.tuned(batch_size=32).batch_size == 128
+    assert script_settings.tuned(batch_size=16).batch_size == 16, "the script has tried again with less"
     with pytest.raises(ConfigurationError, match="batch_sise"):
-        tuned.tuned(batch_sise=32)
+        script_settings.tuned(batch_sise=32)
 
 
 # ------------------------------------------------------------------------------------------ what trials have made
@@ -500,7 +501,7 @@ def test_an_earlier_trials_directory_is_not_removed_once_others_have_put_a_file_
     ],
 )
 def test_a_program_runs_where_it_is_known_to_only_read(command, reads):
-    assert write_watch._only_reads(command) is reads
+    assert sandbox._only_reads(command) is reads
 
 
 @pytest.mark.parametrize(
@@ -520,7 +521,7 @@ def test_a_program_runs_where_it_is_known_to_only_read(command, reads):
     ],
 )
 def test_a_database_is_known_by_its_file(database, file):
-    assert write_watch._database_path(database) == (file and os.path.abspath(file))
+    assert sandbox._database_path(database) == (file and os.path.abspath(file))
 
 
 def test_trials_own_what_they_have_created_and_nobody_has_changed(work, tmp_path):

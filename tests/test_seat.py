@@ -13,8 +13,8 @@ from autotune.data.record import Outcome, Pairing, Phase
 from autotune.runtime.executor import TrialFailed
 from autotune.stats.intervals import Spread
 from autotune.tuning.events import TrialEnded
+from autotune.tuning.run import Interrupted, TimeIsUp
 from autotune.tuning.seat import SameInForce
-from autotune.tuning.waiting import Interrupted, TimeIsUp
 
 OTHER = BASELINE.replace(prefetch=2)
 TWICE = faster_by(jit_compile=2.0)

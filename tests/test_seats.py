@@ -31,9 +31,9 @@ from autotune.tuning import seats as seats_module
 from autotune.tuning.events import Notice, TrialBegan
 from autotune.tuning.loop import Loop
 from autotune.tuning.policy import Confirm, Wait, next_action
+from autotune.tuning.run import TimeIsUp
 from autotune.tuning.seat import Seat
 from autotune.tuning.seats import Contention, contention_of
-from autotune.tuning.waiting import TimeIsUp
 
 WAIT_SECONDS = 60.0
 SPEED = faster_by(jit_compile=1.5, batch_size=1.2)

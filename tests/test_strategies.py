@@ -14,7 +14,7 @@ from autotune.space.configuration import baseline_configuration, find_conflict, 
 from autotune.space.knobs import KNOBS, STRATEGY_KNOBS, Device
 from autotune.space.space_file import SearchSpace, find_search_space
 from autotune.stats.deciding import ClaimResult
-from autotune.stats.scaling import scaling_efficiency
+from autotune.stats.ratios import scaling_efficiency
 from autotune.tuning import opening
 from autotune.tuning.candidates import Proposals, neighbours
 from autotune.tuning.events import silent

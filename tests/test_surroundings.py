@@ -16,7 +16,7 @@ from simulated_runs import (
 )
 
 from autotune.data.errors import WorkloadError
-from autotune.data.hardware import GpuUse
+from autotune.data.facts import GpuUse
 from autotune.recipe.apply import environment
 from autotune.space.knobs import Device
 from autotune.tuning.events import Notice

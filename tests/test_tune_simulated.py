@@ -29,8 +29,7 @@ from simulated_runs import (
 )
 
 from autotune.data.errors import ArgumentError, BudgetError, NoStableConfigurationError, WorkloadError
-from autotune.data.facts import ScriptFacts, Trains
-from autotune.data.hardware import Gpu
+from autotune.data.facts import Gpu, ScriptFacts, Trains
 from autotune.data.record import Outcome, Pairing, Phase
 from autotune.data.run_directory import RunDirectory
 from autotune.recipe.recipe import Recipe

@@ -5,7 +5,7 @@ from simulated import SimulatedClock
 
 from autotune.data.record import Outcome
 from autotune.runtime.executor import TrialFailed
-from autotune.tuning.waiting import Deadline, TimeIsUp
+from autotune.tuning.run import Deadline, TimeIsUp
 
 
 def deadline(*, left):

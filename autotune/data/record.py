@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, FiniteFloat, SerializerFunctionWrapHandler, model_serializer
 
+from autotune.data.facts import GpuUse
 from autotune.data.figures import Bottleneck, Cause, Ceilings, Check, Interval, Profile
-from autotune.data.hardware import GpuUse
 from autotune.data.models import Amount, Count, Frozen, Many, Number, Positive, Value
 
 

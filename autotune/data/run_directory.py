@@ -28,9 +28,8 @@ import filelock
 from pydantic import AfterValidator, FiniteFloat, ValidationError
 
 from autotune.data.errors import AutotuneError, DamagedRunWarning, InputError, RunDirectoryError
-from autotune.data.facts import ScriptFacts
+from autotune.data.facts import Machine, ScriptFacts
 from autotune.data.files import TEMPORARY, is_utf8, read_at_most, write_atomically
-from autotune.data.hardware import Machine
 from autotune.data.models import Amount, Count, Frozen, Many, Number, Value, first_mistake
 from autotune.data.printable import short
 from autotune.data.record import Place, TrialRecord

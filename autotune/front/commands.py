@@ -174,9 +174,8 @@ def show(path: Path, /, *, diff: Path | None = None) -> None:
         diff: A script: print the edit of it that makes the recipe permanent.
     """
     from autotune.data.run_directory import RunDirectory
-    from autotune.front.closing import show_diff, show_recipe, show_usage
+    from autotune.front.closing import show_diff, show_recipe, show_trials, show_usage
     from autotune.front.console import say
-    from autotune.front.tables import show_trials
     from autotune.recipe.recipe import Recipe
     from autotune.space.configuration import Configuration, baseline_of, read_trials
     from autotune.tuning.resume import to_repeat
@@ -216,8 +215,8 @@ def history(
         csv: Write the table to this CSV file.
         parquet: Write the table to this Parquet file.
     """
+    from autotune.front.closing import show_history
     from autotune.front.console import note
-    from autotune.front.tables import show_history
     from autotune.report.history import load_history, write_csv, write_parquet
 
     frame = load_history(*runs)
@@ -279,7 +278,7 @@ def compare(runs: Annotated[list[Path], Parameter(allow_leading_hyphen=False)], 
     Args:
         runs: Run directories, or a directory that holds some, such as results/.
     """
-    from autotune.front.tables import show_comparison
+    from autotune.front.closing import show_comparison
     from autotune.report.compare import compare as compare_runs
 
     show_comparison(compare_runs(*runs))
@@ -294,8 +293,8 @@ def doctor(*, json: bool = False) -> int:
     Args:
         json: Print the findings as JSON.
     """
+    from autotune.front.closing import show_findings
     from autotune.front.doctor_report import look
-    from autotune.front.tables import show_findings
     from autotune.machine.doctor import Level
 
     findings = diagnose(look())
@@ -306,7 +305,7 @@ def doctor(*, json: bool = False) -> int:
 @app.command
 def knobs() -> None:
     """List every knob: what it does, its values, when it acts."""
-    from autotune.front.tables import show_knobs
+    from autotune.front.closing import show_knobs
 
     show_knobs()
 
@@ -336,7 +335,7 @@ def space(
     for option, count in counts.items():
         if count is not None and count < 1:
             raise ArgumentError(f"{option} is {count}", hint="It must be at least 1.")
-    from autotune.front.tables import show_space
+    from autotune.front.closing import show_space
     from autotune.machine.fingerprint import available_cores
     from autotune.machine.gpu import lowest_capability, read_gpus
     from autotune.space.configuration import baseline_configuration

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 
 from autotune.data.errors import InputError
-from autotune.data.hardware import Machine
+from autotune.data.facts import Machine
 from autotune.machine.gpu import read_gpus
 
 PACKAGES = ("autotune", "tensorflow", "keras", "numpy", "optuna")

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import psutil
 
-from autotune.data.hardware import GPU_MODES, Gpu, GpuUse
+from autotune.data.facts import GPU_MODES, Gpu, GpuUse
 from autotune.space.knobs import KNOBS
 from autotune.space.variables import XLA, parse_flags
 

@@ -12,8 +12,7 @@ from typing import Any
 
 from autotune.data.errors import ApplyError
 from autotune.data.models import KnobValue
-from autotune.recipe.lazy import keras, tf
-from autotune.recipe.tf_private import data_adapter
+from autotune.recipe.tf_private import data_adapter, keras, tf
 from autotune.space.configuration import Configuration, find_conflict
 from autotune.space.knobs import KNOBS, Knob, Stage
 

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from autotune.data.hardware import Machine
+from autotune.data.facts import Machine
 from autotune.data.printable import printable
 from autotune.machine.fingerprint import fingerprint
 from autotune.machine.telemetry import Counters, between, read_counters

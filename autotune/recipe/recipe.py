@@ -15,16 +15,15 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, ValidationError, model_validator
 
 from autotune.data.errors import ApplyError, ArgumentError, MachineMismatchError, RecipeError
-from autotune.data.facts import ScriptFacts
+from autotune.data.facts import Machine, ScriptFacts
 from autotune.data.figures import Interval
 from autotune.data.files import read_at_most, write_atomically
-from autotune.data.hardware import Machine
 from autotune.data.models import Amount, Count, KnobValue, Many, Positive, first_mistake
 from autotune.data.printable import one_line, with_article
 from autotune.machine.fingerprint import fingerprint
 from autotune.recipe import apply
 from autotune.recipe.evidence import BestCandidate, Evidence, Knobs, Part
-from autotune.recipe.lazy import keras, tf
+from autotune.recipe.tf_private import keras, tf
 from autotune.space.configuration import Configuration, DatasetConfig
 from autotune.stats.deciding import Verdict
 from autotune.stats.numerics import BatchLosses

@@ -6,12 +6,26 @@ A missing name is logged once, in the trial's log, and the trial continues witho
 from __future__ import annotations
 
 import functools
+import importlib
 import logging
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from autotune.recipe.lazy import keras, tf
+if TYPE_CHECKING:
+    import keras
+    import tensorflow as tf
+else:
+
+    class _Lazy:
+        def __init__(self, name: str) -> None:
+            self._name = name
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(importlib.import_module(self._name), name)
+
+    keras, tf = _Lazy("keras"), _Lazy("tensorflow")
+__all__ = ["keras", "tf"]
 
 
 @functools.cache

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from autotune.data.hardware import Machine, gpu_names
+from autotune.data.facts import Machine, gpu_names
 from autotune.data.printable import one_line
 from autotune.data.record import Outcome, Phase, TrialRecord, baseline_trial
 from autotune.data.run_directory import RunDirectory, RunRecord, find_runs, parse_utc

@@ -9,8 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol, Self
 
-from autotune.data.facts import WorkloadFacts
-from autotune.data.hardware import Machine
+from autotune.data.facts import Machine, WorkloadFacts
 from autotune.data.record import Outcome, Place, Slice
 from autotune.recipe.apply import environment
 from autotune.runtime.protocol import Data, Finished, LossCurves, LossRuns, Ready, Started, StartedByImport, TrialTiming

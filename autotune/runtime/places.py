@@ -7,7 +7,7 @@ import platform
 from collections.abc import Sequence
 
 from autotune.data.errors import ArgumentError
-from autotune.data.hardware import Machine
+from autotune.data.facts import Machine
 from autotune.data.record import Place
 from autotune.machine.gpu import VisibleGpu, visible_gpus
 from autotune.space.configuration import Configuration

@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from autotune.data.errors import AutotuneError
-from autotune.data.facts import WorkloadFacts, WorkloadReference
-from autotune.data.hardware import Machine
+from autotune.data.facts import Machine, WorkloadFacts, WorkloadReference
 from autotune.data.record import Place
 from autotune.machine.fingerprint import fingerprint
 from autotune.runtime.created_files import remove_created

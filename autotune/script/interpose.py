@@ -19,10 +19,9 @@ from typing import Any
 
 from autotune.data.facts import Site
 from autotune.runtime.failures import ImportHook
-from autotune.script import tuned
 from autotune.script.call_sites import site_of, users_frame
 from autotune.script.dataset_trace import DatasetCall, batch_calls, tag
-from autotune.script.settings import ARGUMENTS, CALLS, Settings
+from autotune.script.settings import ARGUMENTS, CALLS, Settings, serve_script
 
 _LAYERS_THAT_ADAPT = ("TextVectorization", "Normalization", "StringLookup", "IntegerLookup", "Discretization")
 
@@ -72,7 +71,7 @@ class Wrappers:
 
     def install(self) -> None:
         """Wrap TensorFlow and Keras now where they are imported, otherwise as soon as they are."""
-        tuned.use(settings=self.settings)
+        serve_script(settings=self.settings)
         for name, wrap in (("tensorflow", self._wrap_tensorflow), ("keras", self._wrap_keras)):
             if name in sys.modules:
                 wrap(sys.modules[name])

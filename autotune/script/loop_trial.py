@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 from autotune.data.facts import ScriptFacts, ScriptSettings, Site, WorkloadReference
 from autotune.data.record import Boundary, Outcome
 from autotune.recipe import apply
-from autotune.recipe.lazy import tf
+from autotune.recipe.tf_private import tf
 from autotune.runtime import failures, protocol
 from autotune.runtime.sources import directory_of
 from autotune.script.dataset_trace import batch_calls, drops_remainder, examples_of

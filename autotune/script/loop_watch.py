@@ -21,10 +21,10 @@ from weakref import WeakSet, WeakValueDictionary
 from autotune.data.facts import ScriptFacts, Site
 from autotune.recipe import apply
 from autotune.recipe.tf_private import loop_classes, name_of_strategy, updates_of, workers_of
-from autotune.script import tuned
 from autotune.script.call_sites import shown, users_frame
 from autotune.script.dataset_trace import batch_calls
 from autotune.script.interpose import Wrappers, around, owner_of
+from autotune.script.settings import serve_script
 from autotune.space.configuration import Configuration
 from autotune.space.knobs import KNOBS, Stage
 from autotune.training.pipeline import batch_length
@@ -113,7 +113,7 @@ class LoopWatch:
         around(classes.strategy, "run", self._run)
         for name in ("experimental_distribute_dataset", "distribute_datasets_from_function"):
             around(classes.strategy, name, self._distribute)
-        tuned.use(watch=self)
+        serve_script(watch=self)
         if layers:
             act_on(keras.layers.Layer, "__call__", self._call_layer)
             for name in ("predict", "predict_on_batch"):

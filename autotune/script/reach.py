@@ -15,14 +15,13 @@ from autotune.data.models import KnobValue
 from autotune.recipe import apply
 from autotune.recipe.tf_private import inputs_of, name_of_strategy, sums_by_collectives
 from autotune.runtime.sources import directory_of, file_of, fingerprint_of_script
-from autotune.script import tuned
 from autotune.script.call_sites import enclosing_ranges
 from autotune.script.dataset_trace import BATCHES, batch_calls, cacheable_map, calls_for, drops_remainder, upstream
 from autotune.script.fit_call import VALIDATION_HINT, FitCall, honours_batch_size
 from autotune.script.interpose import Wrappers
 from autotune.script.loop_watch import LoopWatch
 from autotune.script.sandbox import SideEffects
-from autotune.script.settings import as_knob
+from autotune.script.settings import as_knob, given_values
 from autotune.space.configuration import ONE_STEP
 from autotune.space.knobs import AS_WRITTEN, KNOBS, STRATEGY_KNOBS, Device, Stage
 from autotune.training.pipeline import batch_length
@@ -163,7 +162,7 @@ def _facts(
     script = ScriptFacts(
         baseline={**given, "batch_size": batch_size},
         sites=sites,
-        not_reached={name: why for name, why in reasons.items() if name not in tuned.given},
+        not_reached={name: why for name, why in reasons.items() if name not in given_values},
         left_out=tuple(context.effects.left_out),
         before_seconds=context.before_seconds or 0.0,
         variables=context.variables,

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 from autotune.data.errors import ApplyError
 from autotune.data.facts import ScriptFacts, Site
 from autotune.data.models import KnobValue
 from autotune.space.configuration import Configuration
-from autotune.space.knobs import AS_WRITTEN, KNOBS
+from autotune.space.knobs import AS_WRITTEN, KNOBS, check_value
 
 AUTOTUNE = -1  # tf.data.AUTOTUNE
 ARGUMENTS = {"batch_size": "batch_size", "num_parallel_calls": "num_parallel_calls", "prefetch": "buffer_size"}
@@ -25,6 +26,10 @@ CALLS = {
 }
 """The knob that a method of a dataset takes."""
 _Key = tuple[str, str, str, int]
+_settings: Any = None  # those of this process, where it is a trial or uses a recipe
+_watch: Any = None
+given_values: dict[str, Any] = {}
+"""The script's own values of the knobs that it has asked for."""
 
 
 @dataclass
@@ -103,3 +108,44 @@ def as_knob(given: Any) -> KnobValue:
         return given
     number = 0 if given is None else int(given)
     return "autotune" if number == -1 else number
+
+
+def serve_script(*, settings: Any = None, watch: Any = None) -> None:
+    """Return the values of these settings to the script, and report its explicit steps to this watch, from now on."""
+    global _settings, _watch
+    _settings, _watch = settings or _settings, watch or _watch
+
+
+def tuned(**values: Any) -> SimpleNamespace:
+    """Return the values to use for knobs that the script computes with: its own, unless a trial or recipe has others.
+
+    Args:
+        values: The script's own values, by the names of knobs.
+
+    Raises:
+        ConfigurationError: There is no such knob, or it cannot have that value.
+
+    Example:
+        >>> settings = autotune.tuned(batch_size=32)
+        >>> steps = examples // settings.batch_size
+    """
+    for name, value in values.items():
+        check_value(name, value, where="autotune.tuned()")
+    given_values.update(values)
+    changed = {} if _settings is None else {name: _settings.value_once(name, values[name]) for name in values}
+    return SimpleNamespace(**values | changed)
+
+
+def steps(dataset: Any) -> Iterator[Any]:
+    """Yield the elements of a dataset, each of which is one step of the training: for loops autotune cannot observe.
+
+    Such a loop updates weights without an optimizer of Keras. Outside trials this only yields the elements.
+
+    Args:
+        dataset: The training data: a `tf.data.Dataset` of batches, or anything that can be iterated.
+
+    Example:
+        >>> for x, y in autotune.steps(batches):
+        ...     my_step(x, y)
+    """
+    yield from dataset if _watch is None else _watch.explicit(dataset)

@@ -10,8 +10,7 @@ from autotune.data.errors import WorkloadError
 from autotune.data.printable import with_article
 from autotune.recipe import apply
 from autotune.recipe.apply import strategy_of
-from autotune.recipe.lazy import keras, tf
-from autotune.recipe.tf_private import inputs_of
+from autotune.recipe.tf_private import inputs_of, keras, tf
 from autotune.runtime.failures import call_user, is_out_of_memory, make_strategy_error
 from autotune.runtime.protocol import Channel, LossCurves, TrialRequest
 from autotune.script.workload import Workload, call_with_config

@@ -13,8 +13,7 @@ from typing import Any
 
 from autotune.data.record import Boundary
 from autotune.recipe.apply import TrainingPipeline, kind_of
-from autotune.recipe.lazy import keras, tf
-from autotune.recipe.tf_private import attribute_of, inputs_of
+from autotune.recipe.tf_private import attribute_of, inputs_of, keras, tf
 from autotune.training.pipeline import BATCHES, ENDLESS, elements_in
 from autotune.training.progress import Training
 

@@ -16,8 +16,7 @@ from autotune.data.errors import ApplyError
 from autotune.data.figures import Ceilings
 from autotune.data.record import Outcome
 from autotune.recipe import apply
-from autotune.recipe.lazy import keras, tf
-from autotune.recipe.tf_private import computing_layers, finite_steps
+from autotune.recipe.tf_private import computing_layers, finite_steps, keras, tf
 from autotune.runtime.failures import TrainingFailed
 from autotune.runtime.protocol import Channel, Finish, TrialRequest
 from autotune.space.configuration import Configuration

@@ -22,8 +22,7 @@ from autotune.data.printable import plural
 from autotune.data.record import Outcome
 from autotune.machine.gpu import GpuMeter, open_meters, read_gpus
 from autotune.machine.telemetry import Counters, between, host_bytes, part_of, read_counters
-from autotune.recipe.lazy import tf
-from autotune.recipe.tf_private import tracing_seconds
+from autotune.recipe.tf_private import tf, tracing_seconds
 from autotune.runtime.failures import TrainingFailed
 from autotune.training.progress import Progress
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from autotune.data.errors import WorkloadError
-from autotune.recipe.lazy import keras, tf
+from autotune.recipe.tf_private import keras, tf
 from autotune.runtime.protocol import LossRuns
 from autotune.space.configuration import Configuration
 

@@ -11,8 +11,7 @@ from typing import NamedTuple
 
 from autotune.data.errors import WorkloadError
 from autotune.recipe.apply import kind_of
-from autotune.recipe.lazy import tf
-from autotune.recipe.tf_private import attribute_of, inputs_of
+from autotune.recipe.tf_private import attribute_of, inputs_of, tf
 from autotune.runtime.failures import call_user
 from autotune.runtime.protocol import Data
 

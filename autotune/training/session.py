@@ -17,7 +17,7 @@ from typing import Any
 from autotune.data.printable import printable
 from autotune.machine.telemetry import peak_host_bytes
 from autotune.recipe.apply import list_devices, not_knobs
-from autotune.recipe.lazy import tf
+from autotune.recipe.tf_private import tf
 from autotune.runtime.protocol import Channel, Data, Finish, Finished, Started, TrialRequest
 from autotune.training import gauges
 from autotune.training.boundary import BetweenEpochs

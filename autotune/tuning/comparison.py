@@ -15,10 +15,9 @@ from autotune.data.errors import BudgetError, MeasuringStoppedError, NoStableCon
 from autotune.data.record import Boundary, Outcome, Pairing, Slice
 from autotune.runtime.executor import IN_SEARCH, LiveTrial, SeatLost, TrialFailed, WarmUp
 from autotune.tuning.costs import taken_seconds
-from autotune.tuning.feasibility import fit_on_card
-from autotune.tuning.run import Run, reclassify_busy_gpu
+from autotune.tuning.rules import fit_on_card
+from autotune.tuning.run import GENEROUS, Deadline, Interrupted, Run, TimeIsUp, reclassify_busy_gpu
 from autotune.tuning.trial import Trial
-from autotune.tuning.waiting import GENEROUS, Deadline, Interrupted, TimeIsUp
 
 PATIENCE_SECONDS = 30.0  # how long a slice of a process that has been warm may take beyond its length
 MOST_DEATHS = 3  # in a row, of a baseline that has trained before: then the run ends

@@ -21,10 +21,9 @@ from autotune.tuning import costs
 from autotune.tuning.comparison import Comparison, MeasuredProcess
 from autotune.tuning.costs import LEAST_ROUNDS, MOST_ROUNDS, MOST_SLICES_SECONDS
 from autotune.tuning.rules import MemoryWatch
-from autotune.tuning.run import Run
+from autotune.tuning.run import Deadline, Run
 from autotune.tuning.seat import INPUT_WAIT_SECONDS, SLICE_PATIENCE_SECONDS
 from autotune.tuning.trial import Trial
-from autotune.tuning.waiting import Deadline
 
 BLOCK_ROUNDS = 3  # slices of the baseline before and after a leader that runs alone, which has twice as many
 NEGLIGIBLE = 0.01

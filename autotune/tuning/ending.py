@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import math
-from collections.abc import Collection
+import subprocess
+import sys
+from collections.abc import Collection, Sequence
+from pathlib import Path
 
-from autotune.data.figures import Check, Interval
+from autotune.data.figures import Check, Interval, Profile
 from autotune.data.options import Options
 from autotune.data.record import Outcome, Phase, TrialRecord
 from autotune.recipe.evidence import Watch
 from autotune.runtime.executor import DeviceUnavailable, TrialFailed
 from autotune.space.configuration import Configuration
+from autotune.stats.bottleneck import NOT_INSTALLED
 from autotune.stats.numerics import BatchLosses
 from autotune.stats.stability import DEVICE_GROWTH, HOST_GROWTH, check_hangs, check_memory_growth
 from autotune.tuning.comparison import MeasuredProcess
@@ -20,13 +26,14 @@ from autotune.tuning.learning import Trainings, compare_batch_sizes
 from autotune.tuning.loop import CHECK_SHARE, SearchResult
 from autotune.tuning.opening import Invocation, Opened
 from autotune.tuning.rules import Limits, call_seconds, memory_of, memory_samples
-from autotune.tuning.run import Run
+from autotune.tuning.run import CLOSING_SECONDS, Deadline, Run
 from autotune.tuning.seat import BASELINE_SECONDS
-from autotune.tuning.trial import Trial
-from autotune.tuning.waiting import CLOSING_SECONDS, Deadline
+from autotune.tuning.trial import Trial, limit_of
 
 SLICES_AT_ONCE = 8  # of a watch, between which the user may stop it
 LEAST_LOSSES_SECONDS = 12.0  # for comparing training losses at another batch size: with less, it is not begun
+READ_SECONDS = 60.0
+FOLDER = "profile"  # of a trial's directory
 
 
 def watch_winner(found: SearchResult, opened: Opened, invocation: Invocation) -> Watch | None:
@@ -119,3 +126,38 @@ def compare_losses_of_winner(found: SearchResult, run: Run, options: Options) ->
     ends = run.clock() + seconds
     with Trainings(run, seat=seat, ends=ends, heading=heading) as trainings:
         return compare_batch_sizes(trainings, configuration)
+
+
+def note_profiles(run: Run) -> None:
+    """Read what trials have profiled, and judge them anew by it."""
+    folders = {number: run.directory.trial_directory(number) / FOLDER for number in run.records}
+    profiled = [number for number, folder in folders.items() if folder.is_dir() and not _known(run.records[number])]
+    read = read_profiles([folders[number] for number in profiled])
+    for number, profile in zip(profiled, read, strict=True):
+        record = run.records[number]
+        record = record.model_copy(update={"profile": profile})
+        if record.outcome is Outcome.OK:
+            record = record.model_copy(update={"bottleneck": limit_of(record)})
+        run.records[number] = record
+        run.directory.write_trial(run.records[number])
+
+
+def _known(record: TrialRecord) -> bool:
+    return record.profile is not None and record.profile.steps > 0
+
+
+def read_profiles(folders: Sequence[Path]) -> list[Profile]:
+    """Return the profiles in these folders, each with a reason where it cannot be read."""
+    if not folders:
+        return []
+    if importlib.util.find_spec("xprof") is None:
+        return [Profile(reason=NOT_INSTALLED)] * len(folders)
+    command = [sys.executable, "-P", "-m", "autotune.report.xprof_reader"]
+    given = json.dumps([str(folder.resolve()) for folder in folders])
+    try:
+        ended = subprocess.run(command, input=given, capture_output=True, text=True, timeout=READ_SECONDS, check=True)
+        read = [Profile.model_validate_json(line) for line in ended.stdout.splitlines()]
+    except (subprocess.SubprocessError, OSError, ValueError) as error:
+        return [Profile(reason=f"xprof failed: {type(error).__name__}")] * len(folders)
+    missing = len(folders) - len(read)
+    return [*read, *[Profile(reason="xprof ended before it")] * missing][: len(folders)]

@@ -16,8 +16,7 @@ from autotune.space.configuration import Configuration
 from autotune.space.knobs import KNOBS, Numerics
 from autotune.stats.numerics import FEWEST_STEPS, NAME, BatchLosses, batch_losses, cannot_tell, check_parity
 from autotune.tuning.events import Began, Notice
-from autotune.tuning.run import Run, reclassify_busy_gpu
-from autotune.tuning.waiting import Interrupted
+from autotune.tuning.run import Interrupted, Run, reclassify_busy_gpu
 
 Curves = Sequence[Sequence[float | None]]
 

@@ -26,8 +26,6 @@ from autotune.tuning import costs
 from autotune.tuning.candidates import WAITS, Proposals, Sampler, has_short_steps, waits_for_input
 from autotune.tuning.confirmation import FreshPairs, LeaderTrials
 from autotune.tuning.events import Notice
-from autotune.tuning.exclusive_resources import ExclusiveResources
-from autotune.tuning.feasibility import known_to_fail
 from autotune.tuning.knowledge import Knowledge, parity_checks
 from autotune.tuning.leaders import Leaders
 from autotune.tuning.learning import Trainings, compare_numerics, numerics_of
@@ -44,13 +42,12 @@ from autotune.tuning.policy import (
     error_of,
     next_action,
 )
-from autotune.tuning.rules import Limits
-from autotune.tuning.run import Run
+from autotune.tuning.rules import Limits, known_to_fail
+from autotune.tuning.run import CLOSING_SECONDS, Deadline, Interrupted, Run, TimeIsUp
 from autotune.tuning.seat import SameInForce, Seat, TrialLimits
-from autotune.tuning.seats import MOST_LOSSES, NoSeatLeft, Seats
+from autotune.tuning.seats import MOST_LOSSES, ExclusiveResources, NoSeatLeft, Seats
 from autotune.tuning.state import State
 from autotune.tuning.trial import Trial
-from autotune.tuning.waiting import CLOSING_SECONDS, Deadline, Interrupted, TimeIsUp
 
 CHECK_SHARE = 0.1  # of the budget: what comparing losses may take, all together
 CATCH_UP_SHARE = 0.05  # of the time that is left: what writing an earlier invocation's trials to the study may take

@@ -13,8 +13,7 @@ from typing import Literal
 
 from autotune.data.credentials import credential_values
 from autotune.data.errors import ArgumentError, NoStableConfigurationError, WorkloadError
-from autotune.data.facts import ScriptSettings, Trains, WorkloadFacts, WorkloadReference
-from autotune.data.hardware import Machine
+from autotune.data.facts import Machine, ScriptSettings, Trains, WorkloadFacts, WorkloadReference
 from autotune.data.options import Options, check_args
 from autotune.data.printable import with_article
 from autotune.data.run_directory import CREATED, SCRATCH, RunDirectory, RunRecord, SearchSpaceRecord, WorkloadRecord
@@ -32,7 +31,7 @@ from autotune.stats.disturbance import joules_of
 from autotune.tuning.events import Began, Notice, Observer
 from autotune.tuning.resume import Earlier, refuse_another_machine, refuse_another_workload
 from autotune.tuning.rules import Limits
-from autotune.tuning.run import Run
+from autotune.tuning.run import CLOSING_SECONDS, OVERRUN_SHARE, Deadline, Run
 from autotune.tuning.seat import BASELINE_SECONDS, Seat
 from autotune.tuning.surroundings import (
     adopt_imported_settings,
@@ -43,7 +42,6 @@ from autotune.tuning.surroundings import (
     refuse_knobs_that_cannot_act,
     script_notes,
 )
-from autotune.tuning.waiting import CLOSING_SECONDS, OVERRUN_SHARE, Deadline
 
 BASELINE_SHARE = 0.35  # of the budget, until the baseline is warm, or `BASELINE_SECONDS` if that is more
 DEFAULT_SPACE = {Device.CPU: "quick", Device.GPU: "gpu"}

@@ -15,7 +15,7 @@ from typing import Any
 
 from autotune.data.credentials import masked_names
 from autotune.data.errors import AutotuneError, RunDirectoryError
-from autotune.data.hardware import Machine
+from autotune.data.facts import Machine
 from autotune.data.models import KnobValue
 from autotune.data.options import Objective, Options
 from autotune.data.printable import plural

@@ -21,9 +21,8 @@ from autotune.stats.intervals import Spread, mean_interval
 from autotune.tuning import costs
 from autotune.tuning.comparison import PATIENCE_SECONDS, Comparison, LiveBaseline, MeasuredProcess, baseline_error
 from autotune.tuning.costs import MUCH_WAITING, SLICE_SECONDS, is_busy, slice_length, taken_seconds
-from autotune.tuning.run import Run
+from autotune.tuning.run import GENEROUS, Deadline, Interrupted, Run, TimeIsUp
 from autotune.tuning.trial import Trial
-from autotune.tuning.waiting import GENEROUS, Deadline, Interrupted, TimeIsUp
 
 INPUT_WAIT_SECONDS = 0.3  # of the baseline and of leaders, whose figures stand in the recipe
 QUICK_INPUT_WAIT_SECONDS = 0.05  # the same for a trial of the search

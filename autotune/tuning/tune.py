@@ -10,9 +10,8 @@ from pathlib import Path
 
 from autotune.data.credentials import MASK, masked_names
 from autotune.data.errors import ArgumentError
-from autotune.data.facts import WorkloadReference
+from autotune.data.facts import Machine, WorkloadReference
 from autotune.data.files import write_atomically
-from autotune.data.hardware import Machine
 from autotune.data.options import Options, read_options
 from autotune.data.record import Place
 from autotune.data.run_directory import RunDirectory, RunRecord, new_run_directory
@@ -26,7 +25,7 @@ from autotune.runtime.ray import RayExecutor
 from autotune.script.loading import refuse_while_loading
 from autotune.space.space_file import SearchSpace, find_search_space, shipped_names
 from autotune.tuning.candidates import Sampler
-from autotune.tuning.ending import compare_losses_of_winner, watch_winner
+from autotune.tuning.ending import compare_losses_of_winner, note_profiles, watch_winner
 from autotune.tuning.events import Notice, Observer, RunBegan, count_interruptions
 from autotune.tuning.loop import Loop
 from autotune.tuning.opening import (
@@ -39,7 +38,6 @@ from autotune.tuning.opening import (
     prepare_script,
     reference_to,
 )
-from autotune.tuning.profiles import note_profiles
 from autotune.tuning.recommend import recommend
 from autotune.tuning.resume import (
     Earlier,

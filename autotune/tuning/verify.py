@@ -44,8 +44,8 @@ from autotune.tuning.confirmation import BASELINE_FAILURES, FreshPairs, LeaderTr
 from autotune.tuning.events import Notice, Observer, count_interruptions, silent
 from autotune.tuning.opening import Invocation, Opened, limits_of, open_run, prepare_script, reference_to
 from autotune.tuning.rules import Limits, checks_of
+from autotune.tuning.run import CLOSING_SECONDS, Interrupted, TimeIsUp
 from autotune.tuning.trial import now_utc
-from autotune.tuning.waiting import CLOSING_SECONDS, Interrupted, TimeIsUp
 
 DEFAULT_BUDGET = "100s"
 FEWEST_PROCESSES, MOST_PROCESSES = 4, 16  # a side: fewer tell next to nothing, more are not measured

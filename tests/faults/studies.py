@@ -15,9 +15,8 @@ from autotune.runtime.executor import Executor
 from autotune.space.configuration import baseline_configuration
 from autotune.space.knobs import Device
 from autotune.tuning.events import silent
-from autotune.tuning.run import Run
+from autotune.tuning.run import Deadline, Run
 from autotune.tuning.seat import Seat, TrialLimits
-from autotune.tuning.waiting import Deadline
 
 BASELINE_SECONDS = 120.0
 ENDING_SECONDS = 60.0
