@@ -35,7 +35,7 @@ from autotune.script.call_sites import (
 from autotune.script.execute import run_in_fork, send_answer
 from autotune.script.loading import parse_reference
 from autotune.script.sandbox import SideEffects
-from autotune.script.settings import Settings, tuned
+from autotune.script.settings import Settings
 from autotune.tuning.opening import prepare_script
 
 
@@ -360,9 +360,9 @@ def test_a_call_site_of_a_knob_that_is_not_changed_may_be_gone():
 
 
 def test_tuned_gives_the_scripts_values_and_those_of_a_trial(monkeypatch):
-    monkeypatch.setattr(tuned, "_settings", None)
+    monkeypatch.setattr(script_settings, "_settings", None)
     assert script_settings.tuned(batch_size=32).batch_size == 32
-    monkeypatch.setattr(tuned, "_settings", Settings(changes={"batch_size": 128}))
+    monkeypatch.setattr(script_settings, "_settings", Settings(changes={"batch_size": 128}))
     assert script_settings.tuned(batch_size=32, prefetch=1).batch_size == 128
     assert script_settings.tuned(batch_size=32).batch_size == 128
     assert script_settings.tuned(batch_size=16).batch_size == 16, "the script has tried again with less"
