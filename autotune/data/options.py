@@ -262,8 +262,15 @@ def take_options(function: Function, *, as_text: bool = False) -> Function:
     own = [parameter for parameter in signature.parameters.values() if parameter.kind is not parameter.VAR_KEYWORD]
     first = [parameter for parameter in own if parameter.kind is not parameter.KEYWORD_ONLY]
     function.__signature__ = signature.replace(parameters=[*first, *offered, *own[len(first) :]])  # type: ignore[attr-defined]
+    kinds = {True: " In seconds, or as text.", False: ""}
     documented = "".join(
-        textwrap.fill(f"{name}: {declared.help}", 120, initial_indent=" " * 8, subsequent_indent=" " * 12) + "\n"
+        textwrap.fill(
+            f"{name}: {declared.help}{kinds[declared.is_duration and not as_text]}",
+            120,
+            initial_indent=" " * 8,
+            subsequent_indent=" " * 12,
+        )
+        + "\n"
         for name, declared in OPTIONS.items()
     )
     function.__doc__ = re.sub(r" {8}options: .*\n", lambda _: documented, function.__doc__ or "")

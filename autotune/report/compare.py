@@ -19,13 +19,15 @@ from autotune.space.configuration import Configuration, baseline_of, read_trials
 # Outcomes that say nothing against the configuration: nothing ran, or the user ended it.
 _NO_FAILURE = frozenset({Outcome.OK, Outcome.PRUNED, Outcome.INFERRED_OOM, Outcome.INTERRUPTED})
 _COLUMNS = (
-    typed(STRING, "run workload machine machine_id")
+    typed(STRING, "run workload machine")
     | typed(TIME, "started_at")
-    | typed(INTEGER, "trials failed")
-    | typed(STRING, "best verdict")
+    | typed(STRING, "verdict")
     | typed(FLOAT, "claim low high throughput")
     | typed(STRING, "recommended limited_by then_by differs")
     | typed(BOOLEAN, "use")
+    | typed(STRING, "machine_id")
+    | typed(INTEGER, "trials failed")
+    | typed(STRING, "best")
 )
 
 

@@ -48,11 +48,10 @@ class CreatedFiles:
 
     def owns(self, path: str) -> bool:
         """Return whether trials have created this file or directory, and nobody else has changed it since."""
-        folder, name = os.path.split(path)
-        real = Path(os.path.realpath(folder), name)  # a new link may lead to a directory of the user's
-        if path in self._new or not self._new.isdisjoint(map(str, real.parents)):
-            return True
-        return path in self._earlier and identity_of(path) == self._earlier[path]
+        # A file below a created directory may be the user's: only what was seen to be created counts.
+        if path in self._earlier and path not in self._new:
+            return identity_of(path) == self._earlier[path]
+        return path in self._new
 
     def may_remove(self, path: str) -> bool:
         """Return whether trials own this file, or this directory and all that it holds."""
@@ -61,8 +60,7 @@ class CreatedFiles:
 
     def save(self) -> None:
         """Append what this process has created, as it is now, to the list."""
-        created = {path for new in self._new for path in (new, *files_below(new))}
-        identities = {path: identity for path in sorted(created) if (identity := identity_of(path)) is not None}
+        identities = {path: identity for path in sorted(self._new) if (identity := identity_of(path)) is not None}
         changed = {path: identity for path, identity in identities.items() if self._earlier.get(path) != identity}
         self._earlier.update(changed)
         with contextlib.suppress(OSError), self._listed.open("a", encoding="utf-8") as stream:  # the run may be gone

@@ -72,6 +72,8 @@ class MeasuredProcess:
         usual, at_most = self.usual_start, self.start_timeout
         if usual is None:
             usual = trial.processes[-1].ready_seconds if trial.processes else 0.0
+            if self.is_kept and trial.processes:  # it was warm before: a restart is not waited for as the first start
+                at_most = 3 * PATIENCE_SECONDS
             at_most = max(at_most, GENEROUS * usual)
         trial.place = run.executor.place(self.seat)
         try:
@@ -322,6 +324,10 @@ class Comparison:
                 candidate.start()
             self._measure_rounds(processes, self.schedule.turn_seconds(processes))
             self._close(processes)
+        except TrialFailed as failure:
+            if failure.trial == self.candidates[0].trial.number and failure.outcome is not Outcome.OOM:
+                self._close([process for process in processes if process.trial.number != failure.trial])
+            raise
         finally:
             for process in processes:
                 process.beside = False
@@ -329,11 +335,17 @@ class Comparison:
                     process.kill()
 
     def _close(self, processes: Sequence[MeasuredProcess]) -> None:
-        """Close all processes. A candidate whose weights are ruined does not keep the others from closing."""
-        with contextlib.ExitStack() as closing:
-            for process in reversed(processes):
-                if not process.is_kept:
-                    closing.callback(self.schedule.close, process)
+        """Close all processes that are alive, whatever one of them says. Raises TrialFailed, the reference's first."""
+        failures = []
+        for process in processes:
+            if process.is_kept or process.live is None:
+                continue
+            try:
+                self.schedule.close(process)
+            except TrialFailed as failure:
+                failures.append(failure)
+        if failures:
+            raise failures[0]
 
     def _measure_rounds(self, processes: Sequence[MeasuredProcess], length: float) -> None:
         """Measure rounds of one slice each, in a drawn order and then in its reverse, so that a drift cancels."""

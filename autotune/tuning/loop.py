@@ -266,7 +266,9 @@ class Loop:
             run.observe(Notice(text=text))
         finally:
             ended = run.records.get(trial.number)
-            if ended is not None:
+            if ended is None:
+                del run.trials[trial.number]  # it does not run any more, and nothing is known of it
+            else:
                 self._sampler.tell(asked, ended)
 
     def _lose(self, trial: Trial, lost: SeatLost) -> None:

@@ -94,6 +94,11 @@ def read_earlier(directory: RunDirectory) -> Earlier:
         del usable[0]  # a baseline that failed is tried again
     if 0 not in usable:
         return Earlier(run=run, records={}, next_number=0)  # from the very beginning
+    if any(record.own_slices and not record.processes for record in usable.values()):
+        raise RunDirectoryError(
+            f"{directory.path} was begun by another version of autotune, whose records have another format",
+            hint="Start a new run. history, show and compare still read this one.",
+        )
     return Earlier(
         run=run,
         records=usable,
