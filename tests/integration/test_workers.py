@@ -209,7 +209,7 @@ def test_both_workers_train_and_global_examples_are_counted(opened, source):
     assert trials.facts.script.workers == 2
     parts = 2 if source in (BY_FUNCTION, BY_FUNCTIONS_ELEMENT) else 1  # each worker makes batches of its own
     assert trials.facts.script.baseline["batch_size"] == 16 / parts
-    assert "MultiWorkerMirroredStrategy of its own" in trials.facts.script.not_reached["strategy"]
+    assert "sets its own MultiWorkerMirroredStrategy" in trials.facts.script.not_reached["strategy"]
     assert {"prefetch", "data_threads"} <= trials.facts.script.not_reached.keys()
     for batch_size in (16, 32) if source is BY_ELEMENT else (32 // parts,):
         trial = trials.launch(batch_size=batch_size)
