@@ -529,7 +529,8 @@ def test_trials_own_what_they_have_created_and_nobody_has_changed(work, tmp_path
     made = str(work / "made" / "inner")
     created.add(made)
     os.makedirs(made)
-    written(work, "made/inner/a.txt", "written by C code")
+    created.add(f"{made}/a.txt")
+    written(work, "made/inner/a.txt", "written by the script")
     for path in (work / "made", made, f"{made}/a.txt"):
         assert created.owns(str(path))
     assert not created.owns(str(work))
@@ -545,6 +546,17 @@ def test_trials_own_what_they_have_created_and_nobody_has_changed(work, tmp_path
     assert not later.may_remove(str(work / "made"))
     later.add(f"{made}/a.txt")
     assert later.owns(f"{made}/a.txt"), "this process has written it, and may write it again"
+
+
+def test_what_a_user_puts_into_a_directory_that_a_trial_has_made_stays(work, tmp_path):
+    created = CreatedFiles(tmp_path / "run" / "created.txt")
+    created.add(str(work / "made"))
+    (work / "made").mkdir()
+    mine = written(work, "made/mine.txt", "mine")  # before the trial's list is written
+    assert not created.owns(str(mine))
+    created.save()
+    remove_created(tmp_path / "run" / "created.txt", [str(work)])
+    assert files_below(work) == ["made/mine.txt"]
 
 
 def test_a_link_that_a_trial_has_created_leads_to_files_of_others(work, tmp_path):

@@ -256,7 +256,7 @@ def told(process: subprocess.Popen[str], printed: str, number: signal.Signals) -
 def test_a_run_that_is_told_to_stop_gives_the_verdict_it_has(tuner, tmp_path):
     process, printed = tuner("search ", "10m")
     out, err = told(process, printed, signal.SIGTERM)
-    assert "the run is in run" in out
+    assert "the measurements are in run" in out
     assert "--resume" in out
     recipe = autotune.Recipe.load(tmp_path / "run" / "recipe.json")
     assert recipe.evidence.ended_by == "interrupted"
