@@ -69,17 +69,17 @@ def build(_builder: Builder, tmp_path: Path) -> Callable[..., Any]:
 
 
 @pytest.fixture
-def processes_of(tmp_path: Path) -> Iterator[Callable[[str | Path], LocalExecutor]]:
-    """Trials of a workload file of its own, or of source text that is written to one."""
+def processes_of(tmp_path: Path) -> Iterator[Callable[..., LocalExecutor]]:
+    """Trials of a workload file of its own, or of source text that is written to one, with arguments."""
     opened: list[LocalExecutor] = []
 
-    def start(source: str | Path) -> LocalExecutor:
+    def start(source: str | Path, args: tuple[str, ...] = ()) -> LocalExecutor:
         file = source if isinstance(source, Path) else tmp_path / "train.py"
         if isinstance(source, str):
             file.write_text(source, encoding="utf-8")
         logs = tmp_path / "logs"
         logs.mkdir()
-        reference = WorkloadReference(file=str(file), search_path=(str(file.parent),))
+        reference = WorkloadReference(file=str(file), search_path=(str(file.parent),), args=args)
         opened.append(LocalExecutor(reference, logs=logs))
         return opened[-1]
 

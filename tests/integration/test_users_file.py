@@ -71,8 +71,7 @@ def test_the_line_of_argparse_is_shown(processes_of, tmp_path, place):
     source = WIDE.replace("parser.parse_known_args()", "parser.parse_args(), 0")
     if place == "in dataset()":
         source = WIDE.replace("def dataset():", f"def dataset():\n    {call}")
-    processes = processes_of(source)
-    processes._reference = processes._reference.model_copy(update={"args": ("--wdith", "3")})
+    processes = processes_of(source, args=("--wdith", "3"))
     if place == "in dataset()":
         processes.open()
         error = failure(processes, tmp_path)
