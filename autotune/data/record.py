@@ -148,7 +148,7 @@ class ProcessLog(Frozen):
     ready_seconds: Amount  # from asking for the process to the steady state
     first_loss: FiniteFloat | None = None  # training loss after the first call
     filling_seconds: Amount = 0.0
-    examples_per_epoch: int | None = None
+    examples_per_epoch: Count | None = None
     validation_uncounted: bool | None = None
     timed_by: Literal["epochs", "steps"]
     settled: bool | None = None
@@ -160,8 +160,8 @@ class ProcessLog(Frozen):
     boundary: Boundary | None = None  # measured here; None if taken over, or epochs are whole or endless
     peak_host_bytes: Count | None = None  # None of all below until it has closed
     peak_device_bytes: Count | None = None
-    input_wait_fraction: FiniteFloat | None = None
-    outside_fraction: FiniteFloat | None = None
+    input_wait_fraction: Annotated[FiniteFloat, Field(ge=0, le=1)] | None = None
+    outside_fraction: Annotated[FiniteFloat, Field(ge=0, le=1)] | None = None
     ceilings: Ceilings | None = None
     no_profile: str = ""
 
@@ -228,7 +228,7 @@ class TrialRecord(Frozen):
     timed_by: Literal["epochs", "steps"] | None = None  # with steps, boundaries are charged in proportion
     epoch_overhead_seconds: Amount | None = None  # charged to an epoch beyond its steps
     boundary: Boundary | None = None  # as measured by its own process
-    examples_per_epoch: int | None = None  # None when endless or unknown
+    examples_per_epoch: Count | None = None  # None when endless or unknown
     validation_uncounted: bool | None = None  # if so, only the beginning of validation may be charged
     pairing: Pairing | None = None
     pairs: Many[Pair] = ()  # slices beside the baseline's
