@@ -172,6 +172,25 @@ def test_one_that_dies_in_its_slices_beside_the_leader_costs_that_instance_at_mo
     assert math.exp(fresh.interval().value) == pytest.approx(1.5, rel=0.01)
 
 
+def test_the_others_are_closed_beside_a_leader_that_fails_in_its_slices(tmp_path, monkeypatch):
+    fresh = Fresh(tmp_path, simulated_trials(SPEED), champion=LARGE)
+    taken = noted(monkeypatch, fresh.trials)
+    usual = fresh.trials.samples_per_second
+
+    def die(each):
+        if each == FAST and len(taken) > 5:
+            (own,) = (trial for trial in fresh.trials.alive if trial.configuration == FAST)
+            lose(own)
+            raise TrialFailed(Outcome.CRASHED, "in the midst of its slices")
+        return usual(each)
+
+    fresh.trials.samples_per_second = die
+    fresh.measure(1, rounds=6)
+    assert fresh.confirmation.failure.reason == "in the midst of its slices"
+    beside = (fresh.confirmation.reference, fresh.confirmation.champion)
+    assert all(trial.record(Outcome.OK).peak_host_bytes for trial in beside)
+
+
 # --------------------------------------------------------------------------------------------------- memory
 
 

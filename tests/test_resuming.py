@@ -317,6 +317,17 @@ def test_a_restored_trial_says_what_its_record_says(tmp_path):
 # ------------------------------------------------------------------------------------------------- what is refused
 
 
+def test_a_run_of_another_format_is_refused(tmp_path):
+    directory = stop_at(tmp_path / "run", 4)
+    for file in directory.path.glob("trials/*/result.json"):
+        record = json.loads(file.read_text())
+        del record["processes"]
+        file.write_text(json.dumps(record))
+    with pytest.raises(RunDirectoryError, match="begun by another version of autotune"):
+        read_earlier(directory)
+    assert searched(directory), "it is still readable"
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [({"space": SMALL_SPACE.replace("[1, 8]", "[1, 4]")}, "the search space"), ({}, "the workload's file")],

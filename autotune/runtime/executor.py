@@ -5,6 +5,7 @@ An *executor* is a pool of *seats*; a seat has the devices on which one trial an
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol, Self
@@ -115,7 +116,7 @@ class SeatHandle(Protocol):
         """End all its processes."""
 
 
-class Executor:
+class Executor(abc.ABC):
     """A pool of seats that run trials at the same time; a context manager that leaves no process behind.
 
     A subclass opens seats, and says how a lost one is replaced.
@@ -126,7 +127,6 @@ class Executor:
         whole: The name of a further seat that has what all others share, as all cores of a host. A recipe speaks of it,
             so confirmations run on it while the others rest. None where each seat is a whole.
         machine: What the first seat runs on; None for the driver's own machine.
-        isolation: How trials are kept apart: forks of a template, or fresh interpreters. Known once it is open.
         started_by_import: What importing the workload started that no fork survives. Known once it is open; None where
             there is no such thing.
         isolation: How trials are separated; `spawn` where importing the workload leaves no choice.
@@ -150,9 +150,9 @@ class Executor:
         """End everything."""
         self.close()
 
+    @abc.abstractmethod
     def open(self) -> WorkloadFacts:
         """Import the workload, and return what it is."""
-        raise NotImplementedError
 
     def _handle(self, seat: str) -> SeatHandle:
         name = seat or next(iter(self.seats), "")
@@ -184,10 +184,10 @@ class Executor:
         """Return whether trials of both are forks of different templates; fresh interpreters have none."""
         return self.isolation == "template" and environment(first) != environment(second)
 
-    def refresh(self) -> None:
+    def refresh(self) -> None:  # noqa: B027  # seats on one host neither come nor go
         """Look for seats that have come or gone; return at once."""
 
-    def restart(self, seat: str) -> None:
+    def restart(self, seat: str) -> None:  # noqa: B027  # the next trial starts a template again
         """Replace a seat that was lost. Raises `SeatLost`."""
 
     def drop(self, seat: str) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from autotune.data.credentials import mask_arguments, masked_names
 from autotune.data.errors import (
@@ -107,22 +107,10 @@ def verify(
     refuse_while_loading()
     require_linux()
     loaded = recipe if isinstance(recipe, Recipe) else Recipe.load(Path(recipe))
-    script = loaded.workload.script
-    options = Options(
-        budget=seconds_of("budget", budget),
-        seed=seed,
-        isolation=isolation,
-        memory_margin=memory_margin,
-        objective=loaded.evidence.objective,
-        global_batch=loaded.baseline.get("global_batch"),  # type: ignore[arg-type]  # checked there
-        fit=script.fit if script is not None and script.trains is Trains.FIT else None,
+    options = _options_of(
+        loaded, budget=seconds_of("budget", budget), seed=seed, isolation=isolation, memory_margin=memory_margin
     )
-    if args is None and masked_names(loaded.workload.args):
-        raise ArgumentError(
-            "the recipe stores no credentials, but its script got some",
-            hint=f"Give the script's arguments again: -- {shlex.join(loaded.workload.args)}",
-        )
-    reference = reference_to(workload, loaded.workload.args if args is None else args)
+    reference = reference_to(workload, _arguments_of(loaded) if args is None else args)
     machine = fingerprint()
     folder = Path(tempfile.mkdtemp(prefix="autotune-verify-")).resolve()
     directory, reported = RunDirectory(folder), ""
@@ -160,6 +148,27 @@ def verify(
         directory.release()
         if str(folder) not in reported:  # else the user was shown a log in it
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _options_of(recipe: Recipe, **given: Any) -> Options:
+    """Return these options with those that the recipe was tuned with. Raises ArgumentError."""
+    script = recipe.workload.script
+    return Options(
+        objective=recipe.evidence.objective,
+        global_batch=recipe.baseline.get("global_batch"),  # type: ignore[arg-type]  # checked there
+        fit=script.fit if script is not None and script.trains is Trains.FIT else None,
+        **given,
+    )
+
+
+def _arguments_of(recipe: Recipe) -> tuple[str, ...]:
+    """Return the script's arguments that the recipe stores. Raises ArgumentError where it masks one of them."""
+    if masked_names(recipe.workload.args):
+        raise ArgumentError(
+            "the recipe stores no credentials, but its script got some",
+            hint=f"Give the script's arguments again: -- {shlex.join(recipe.workload.args)}",
+        )
+    return recipe.workload.args
 
 
 def verify_with(invocation: Invocation, recipe: Recipe, *, found_by_object: bool = False) -> Verification:
