@@ -10,7 +10,7 @@ from simulated_runs import BASELINE, FAST, Searching, a_pair, faster_by, lose, s
 
 from autotune.data.record import Outcome, Pairing, Phase
 from autotune.runtime.executor import DeviceUnavailable, TrialFailed
-from autotune.tuning.comparison import Comparison, MeasuredProcess
+from autotune.tuning.comparison import PATIENCE_SECONDS, Comparison, MeasuredProcess
 from autotune.tuning.run import Deadline, Interrupted, TimeIsUp, Turn
 
 LARGE = BASELINE.replace(batch_size=64)
@@ -226,3 +226,17 @@ def test_only_the_thread_whose_turn_it_is_releases_it():
     with turn.released():
         assert not turn._lock.locked()
     assert turn._lock.locked()
+
+
+def test_a_restart_is_waited_for_less_than_a_first_start(tmp_path, monkeypatch):
+    sides, waited, wait = Sides(tmp_path, is_live=True), [], Deadline.wait
+
+    def note(deadline, usual, *, at_most, **more):
+        waited.append(at_most)
+        return wait(deadline, usual, at_most=at_most, **more)
+
+    monkeypatch.setattr(Deadline, "wait", note)
+    sides.reference.start_timeout = 1000.0
+    sides.reference.kill()
+    sides.reference.ensure()
+    assert waited == [3 * PATIENCE_SECONDS]
