@@ -21,7 +21,7 @@ from autotune.recipe.apply import environment
 from autotune.runtime.executor import IN_SEARCH, Executor, TrialFailed, WarmUp
 from autotune.runtime.protocol import Data, Finished, LossCurves, LossRuns, Ready, Started, StartedByImport, TrialTiming
 from autotune.space.configuration import Configuration
-from autotune.stats.steady_state import SMALLEST_WINDOW, WINDOW_SECONDS
+from autotune.stats.steady_state import MOST_SLOW_CALLS, SLOW_CALL_SECONDS, WINDOW_SECONDS, smallest_window
 from autotune.training.progress import Training
 
 LAUNCH_SECONDS = 0.01
@@ -123,8 +123,10 @@ class SimulatedTrial:
         first_step_seconds = trials.clock() - self._requested
         pace = self._pace()
         by_epochs, call_seconds, epoch_seconds = self._shape(pace)
-        wanted = max(call_seconds, 2 * max(WINDOW_SECONDS, SMALLEST_WINDOW * call_seconds))
-        warmup_seconds = max(call_seconds, min(self.timing.warmup_seconds, wanted))
+        slow = not by_epochs and call_seconds >= SLOW_CALL_SECONDS
+        wanted = max(call_seconds, 2 * max(WINDOW_SECONDS, smallest_window(call_seconds) * call_seconds))
+        longest = MOST_SLOW_CALLS * call_seconds if slow else self.timing.warmup_seconds
+        warmup_seconds = max(call_seconds, min(longest, wanted))
         timed_boundary = not by_epochs and trials.examples is not None
         self._pass(warmup_seconds, deadline)
         self._trained += round(warmup_seconds * pace)

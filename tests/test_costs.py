@@ -42,6 +42,11 @@ def test_processes_that_take_long_to_start_are_asked_more():
     assert seconds[-1] == seconds[-2] < 60.0
 
 
+@pytest.mark.parametrize("call", [0.3, 5.0, 60.0])
+def test_slow_calls_are_counted_whatever_a_start_takes(call):
+    assert costs.measured_seconds(1.0, call) == costs.measured_seconds(600.0, call) <= max(2.5, 8 * call)
+
+
 def test_rounds_are_few_and_not_too_few():
     records = [
         a_record(first_step_seconds=start, warmup_seconds=1.0, slices=(a_slice(),) * 3, timed_by="steps")

@@ -13,10 +13,17 @@ def test_a_slice_is_as_long_as_was_wanted_where_calls_and_epochs_are_short():
 
 
 def test_a_slice_holds_several_calls_of_the_slower_one():
-    slow, quick = (a_warm_up(call_seconds=each, epoch_seconds=None) for each in (0.3, 0.001))
+    slow, quick = (a_warm_up(call_seconds=seconds, epoch_seconds=None) for seconds in (0.3, 0.001))
     assert slice_length(quick, slow) == slice_length(slow, quick) > 3 * 0.3
     assert slice_length(quick, slow, most=0.5) == 0.5
     assert slice_length(quick, slow, most=0.1) == pytest.approx(0.3)
+
+
+def test_a_slice_is_one_call_where_all_calls_are_slow():
+    larger_batch, baseline = (a_warm_up(call_seconds=seconds, epoch_seconds=None) for seconds in (8.0, 2.0))
+    length = slice_length(baseline, larger_batch)
+    assert taken_seconds(length, baseline) == pytest.approx(2.0)
+    assert taken_seconds(length, larger_batch) == pytest.approx(8.0)
 
 
 def test_a_slice_holds_a_whole_epoch_where_epochs_are_timed():

@@ -5,15 +5,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autotune.stats.steady_state import (
-    SMALLEST_WINDOW,
+    MOST_SLOW_CALLS,
+    SLOW_CALL_SECONDS,
     WINDOW_SECONDS,
     enough_calls,
     enough_epochs,
     is_steady,
     recent_mean,
+    smallest_window,
 )
 
-LONG = 0.25
+LONG = 0.1
+SMALLEST_WINDOW = smallest_window(LONG)
 """Seconds of a step of which the fewest allowed fill a window."""
 
 
@@ -68,20 +71,31 @@ def test_times_of_zero_are_compared_too():
     assert not is_steady([LONG] * 3 + [0.0, 0.0, 0.3])
 
 
+def test_two_slow_calls_are_a_window():
+    assert is_steady([SLOW_CALL_SECONDS] * 3) is None
+    assert is_steady([SLOW_CALL_SECONDS] * 4)
+    assert not is_steady([0.9, 0.9, 0.5, 0.5])
+
+
+def test_a_call_of_a_second_is_a_window():
+    assert is_steady([5.0]) is None
+    assert is_steady([5.0, 5.0])
+    assert not is_steady([9.0, 5.0])
+
+
 @settings(max_examples=200, deadline=None)
 @given(times=st.lists(st.floats(0, 1e6), max_size=40), factor=st.sampled_from([1, 2, 1024]))
-def test_slower_steps_at_the_end_never_make_a_training_less_steady(times, factor):
-    last = times[-SMALLEST_WINDOW:]
-    if is_steady(times) and sum(last) >= WINDOW_SECONDS:
-        assert is_steady(times[: -len(last)] + [factor * seconds for seconds in last])
+def test_a_training_that_became_slower_is_steady(times, factor):
+    slowest = max(factor * max(times, default=0.0), WINDOW_SECONDS / SMALLEST_WINDOW)
+    assert is_steady([*times, *[slowest] * SMALLEST_WINDOW]) is not False
 
 
 # ------------------------------------------------------------------------------------------ when to go on
 
 
-def over(times, *, cap=1.5, steps_per_call=1):
+def over(times, *, cap=1.5):
     """Whether a warm-up of these calls is over."""
-    return enough_calls(times, steps_per_call=steps_per_call, seconds=sum(times), cap_seconds=cap)
+    return enough_calls(times, seconds=sum(times), cap_seconds=cap)
 
 
 def falling(count, ratio, seconds=0.1):
@@ -94,26 +108,21 @@ def test_steady_calls_end_a_warm_up_at_once():
     assert over([0.1] * 6, cap=60.0)
 
 
-def test_a_warm_up_has_twenty_steps_even_beyond_its_cap():
-    times = falling(40, 0.975, seconds=0.25)
-    assert is_steady(times[:20]) is False
-    assert not over(times[:19])
-    assert over(times[:20])
-    assert over(times[:7], steps_per_call=3), "of three steps a call, seven calls"
-
-
 def test_calls_that_still_fall_by_a_tenth_have_twice_the_cap():
     times = falling(100, 0.97)
-    assert is_steady(times[:21], tolerance=1.1) is False
-    assert sum(times[:21]) > 1.5
-    assert not over(times[:21])
-    assert not over(falling(60, 0.97, seconds=0.2)[:39])
-    assert over(falling(60, 0.97, seconds=0.2)[:40])
+    ends = next(count for count in range(100) if over(times[:count]))
+    assert is_steady(times[: ends - 1], tolerance=1.1) is False
+    assert 1.5 < sum(times[:ends]) <= 3.0 + times[0]
 
 
-def test_too_few_calls_to_compare_end_a_warm_up_at_its_cap():
-    assert not over([1.0, 1.0], steps_per_call=20)
-    assert over([1.0, 0.5, 0.25], steps_per_call=20)
+@pytest.mark.parametrize("seconds", [0.3, 5.0, 60.0])
+def test_slow_calls_are_counted(seconds):
+    windows = 2 * smallest_window(seconds)
+    assert not over([seconds] * (windows - 1))
+    assert over([seconds] * windows)
+    unsteady = falling(20, 0.9, seconds=seconds * 0.9**-20)
+    assert not over(unsteady[: MOST_SLOW_CALLS - 1])
+    assert over(unsteady[:MOST_SLOW_CALLS])
 
 
 @pytest.mark.parametrize(

@@ -18,9 +18,8 @@ from autotune.machine.telemetry import Counters
 from autotune.runtime.failures import TrainingFailed
 from autotune.runtime.protocol import Finish, FirstStep, Measure, Ready, SliceDone
 from autotune.training import gauges
-from autotune.training.boundary import BetweenEpochs
 from autotune.training.clock import LongEpoch, StepClock
-from autotune.training.progress import Progress, Training
+from autotune.training.progress import BetweenEpochs, Progress, Training
 from autotune.training.slices import TrainingEnded, finite_loss, freeze_own_group, step_quantiles
 
 FROZEN_SECONDS = 100.0
@@ -54,6 +53,7 @@ class Simulation:
         metrics: What a call reports beside the loss, a function of its number.
         boundary: What lies between two epochs, where the clock is told before it begins.
         charged_seconds: An epoch's share of what a further call of `fit` costs.
+        longest_boundary_epoch_seconds: The boundary of longer epochs is not measured.
         more_gauges: Besides those of the machine and the loss scale.
     """
 
@@ -80,6 +80,7 @@ class Simulation:
         charged_seconds=0.0,
         warmup_seconds=60.0,
         epoch_seconds=1.5,
+        longest_boundary_epoch_seconds=None,
         more_gauges=(),
     ):
         self.now = 1000.0
@@ -118,6 +119,7 @@ class Simulation:
             warmup_seconds=warmup_seconds,
             epoch_seconds=epoch_seconds,
             between_epochs=boundary,
+            longest_boundary_epoch_seconds=longest_boundary_epoch_seconds,
             gauges=measured,
             freeze=self.freeze,
             clock=lambda: self.now,
@@ -497,8 +499,9 @@ def test_epochs_of_which_the_cap_holds_few_are_judged_by_their_calls(pace, settl
 
 @pytest.mark.parametrize("by_steps", [False, True])
 def test_a_warm_up_of_too_few_steps_does_not_say_that_it_was_not_steady(by_steps):
-    settings = {**NO_END, "steps_per_call": 20} if by_steps else {"examples": 20}
-    simulation = Simulation(**{**settings, "step_seconds": 0.04 if by_steps else 0.8, "warmup_seconds": 2.25})
+    steps = {"examples": None, "step_seconds": 0.15, "warmup_seconds": 0.4}
+    epochs = {"examples": 20, "step_seconds": 0.8, "warmup_seconds": 2.25}
+    simulation = Simulation(**(steps if by_steps else epochs))
     simulation.run()
     assert simulation.ready.timed_by == ("steps" if by_steps else "epochs")
     assert simulation.ready.settled is None
@@ -577,7 +580,7 @@ def test_one_slow_call_makes_no_epoch_long(slow):
 
 
 def test_once_it_is_warm_no_epoch_is_too_long():
-    simulation = Simulation(Measure(seconds=0.1), step_seconds=lambda call: (1 if call < 7 * STEPS + 1 else 40) / 64)
+    simulation = Simulation(Measure(seconds=0.1), step_seconds=lambda call: (1 if call < 5 * STEPS + 1 else 40) / 64)
     (measured,) = simulation.run()
     assert measured.seconds == STEPS * 40 / 64 + 1 / 8
 
@@ -626,6 +629,38 @@ def test_a_slice_goes_on_over_a_training_that_begins_anew():
 
 
 # ------------------------------------------------------------------------------------------------- by steps
+
+
+SLOW = {"examples": 14_370, "step_seconds": 2.0, "warmup_seconds": 1.5, "epoch_seconds": 1.0}
+
+
+@pytest.mark.parametrize("step_seconds", [0.25, 5.0, 60.0])
+@pytest.mark.parametrize("boundary", [None, BETWEEN])
+def test_a_training_with_slow_steps_is_warm_after_few_of_them(step_seconds, boundary):
+    simulation = Simulation(Measure(seconds=0.25), **SLOW | {"step_seconds": step_seconds}, boundary=boundary)
+    (measured,) = simulation.run()
+    assert measured.steps == 1
+    assert simulation.ready.settled
+    assert simulation.ready.warmup_steps <= 8
+
+
+def test_slow_steps_that_do_not_settle_end_the_warm_up_after_eight():
+    simulation = Simulation(Measure(seconds=0.25), **SLOW | {"step_seconds": lambda call: 9.0 * 0.9**call})
+    simulation.run()
+    assert simulation.ready.settled is False
+    assert simulation.ready.warmup_steps <= 1 + 8 + 2  # the first, and those of the `fit` that was left
+
+
+def test_the_boundary_of_an_epoch_that_is_too_long_is_not_measured():
+    simulation = Simulation(Measure(seconds=4.0), **SLOW, longest_boundary_epoch_seconds=600.0)
+    (measured,) = simulation.run(overhead=9.0)
+    assert measured.seconds == 4.0
+    assert not simulation.ready.boundary.measured
+    assert simulation.ready.epoch_overhead_seconds == 0.0
+    shorter = Simulation(Measure(seconds=4.0), **SLOW, longest_boundary_epoch_seconds=1000.0)
+    shorter.run(overhead=9.0)
+    assert shorter.ready.boundary.measured
+    assert shorter.ready.epoch_overhead_seconds == 9.0
 
 
 def test_a_slice_of_steps_has_no_boundary_in_it():

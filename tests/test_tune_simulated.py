@@ -430,6 +430,18 @@ def test_slow_starters_get_an_answer(tmp_path, shape):
     assert Outcome.TIMEOUT not in {each.outcome for each in records}
 
 
+def test_slow_steps_are_counted_and_get_an_answer(tmp_path):
+    def samples_per_second(configuration):  # 1.6 s a step
+        return SPEED(configuration) / 200
+
+    trials = simulated_trials(samples_per_second, start_seconds=8.0, examples=100_000, **QUIET)
+    recipe, records = answered(tmp_path, trials, budget=300.0)
+    assert recipe.evidence.verdict is Verdict.FASTER
+    for record in searched(records):
+        assert record.configuration["batch_size"] > BATCH_SIZE or sum(one.steps for one in record.own_slices) <= 8
+    assert len(searched(records)) >= 3
+
+
 def test_what_needs_an_import_that_the_time_does_not_hold_is_not_tried(tmp_path):
     for import_seconds in (120.0, 4.0):
         trials = simulated_trials(**QUIET, import_seconds=import_seconds)

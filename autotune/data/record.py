@@ -134,6 +134,7 @@ class Boundary(Frozen):
     seconds_per_example: Positive  # the pace at which both were measured
     # Slices leave out an epoch's last steps, which a full shuffle buffer feeds. `seconds` is smaller by what they save.
     tail_excluded: bool = False
+    measured: bool = True  # False where an epoch takes longer than the budget: nothing is charged then
 
     def seconds_at(self, seconds_per_example: float) -> float:
         """Return the seconds between epochs at another training speed; validation scales with the speed."""

@@ -73,6 +73,7 @@ class TrialTiming:
     epoch_seconds: FiniteFloat  # epochs up to this long are timed whole: longer ones would leave few slices
     warmup_seconds: FiniteFloat  # the longest usual warm-up after the first step
     boundary: Boundary | None = None  # taken over from the baseline; None to measure it
+    longest_boundary_epoch_seconds: Positive | None = None  # that of longer epochs is not measured; None for no limit
 
 
 class TrialRequest(Frozen):

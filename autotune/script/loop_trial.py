@@ -23,11 +23,11 @@ from autotune.script.loop_watch import LoopWatch
 from autotune.script.sandbox import SideEffects
 from autotune.script.settings import Settings
 from autotune.space.configuration import Configuration
-from autotune.training.boundary import CALLS_PER_EPOCH, BetweenEpochs, Gaps
+from autotune.training.boundary import CALLS_PER_EPOCH, Gaps
 from autotune.training.clock import LongEpoch, StepClock
 from autotune.training.gauges import Gauge, Weights
 from autotune.training.pipeline import count_data
-from autotune.training.progress import Training
+from autotune.training.progress import BetweenEpochs, Training
 from autotune.training.session import TimedTrial, TrainingSession
 from autotune.training.slices import TrainingEnded
 

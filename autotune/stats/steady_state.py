@@ -6,7 +6,10 @@ import math
 import statistics
 from collections.abc import Sequence
 
-WINDOW_SECONDS, SMALLEST_WINDOW = 0.2, 3  # how long a window is, and how many times it holds, at least
+WINDOW_SECONDS = 0.2  # how long a window is, at least
+SLOW_CALL_SECONDS = 0.2  # calls of the train function from here on are few: a training with them is measured by calls
+SMALLEST_WINDOWS = ((1.0, 1), (SLOW_CALL_SECONDS, 2), (0.0, 3))  # the fewest calls of a window, if all take so long
+MOST_SLOW_CALLS = 8  # of a warm-up
 
 
 def is_steady(
@@ -24,23 +27,29 @@ def recent_mean(times: Sequence[float]) -> float:
     return statistics.fmean(_split_window(times, WINDOW_SECONDS)[1] or times or (0.0,))
 
 
+def smallest_window(least_seconds: float) -> int:
+    """Return the fewest calls of a window whose calls take so long, at least."""
+    return next(calls for seconds, calls in SMALLEST_WINDOWS if least_seconds >= seconds)
+
+
 def _split_window(times: Sequence[float], window_seconds: float) -> tuple[Sequence[float], Sequence[float]]:
     """Split `times` before the shortest window at their end; the window is empty if there is none."""
-    total = 0.0
+    total, least = 0.0, math.inf
     for count, seconds in enumerate(reversed(times), start=1):
-        total += seconds
-        if count >= SMALLEST_WINDOW and total >= window_seconds:
+        total, least = total + seconds, min(least, seconds)
+        if count >= smallest_window(least) and total >= window_seconds:
             return times[:-count], times[-count:]
     return times, ()
 
 
-def enough_calls(times: Sequence[float], *, steps_per_call: int, seconds: float, cap_seconds: float) -> bool:
-    """Return whether a warm-up by steps is over."""
+def enough_calls(times: Sequence[float], *, seconds: float, cap_seconds: float) -> bool:
+    """Return whether a warm-up by calls is over: they are steady, or there was the most of it."""
     if is_steady(times):
         return True
+    if recent_mean(times) >= SLOW_CALL_SECONDS:
+        return len(times) >= MOST_SLOW_CALLS
     caps = 2 if is_steady(times, tolerance=1.1) is False else 1  # still getting faster by more than a tenth
-    steps = len(times) * steps_per_call
-    return len(times) >= SMALLEST_WINDOW and seconds >= caps * cap_seconds and steps >= caps * 20
+    return len(times) >= smallest_window(0.0) and seconds >= caps * cap_seconds
 
 
 def enough_epochs(times: Sequence[float], *, seconds: float, cap_seconds: float) -> bool:

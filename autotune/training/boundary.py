@@ -8,14 +8,15 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from autotune.data.record import Boundary
 from autotune.recipe.apply import TrainingPipeline, kind_of
 from autotune.recipe.tf_private import attribute_of, inputs_of, keras, tf
+from autotune.stats.steady_state import SLOW_CALL_SECONDS
 from autotune.training.pipeline import BATCHES, ENDLESS, elements_in
-from autotune.training.progress import Training
+from autotune.training.progress import BetweenEpochs, Training
 
 SHORT_EPOCHS, SHORT_EPOCHS_SECONDS = 4, 2.0  # that show what a boundary costs; after so long, no third one is begun
 SHORT_EPOCH_SECONDS, SHORT_EPOCH_CALLS = 0.5, (2, 6)  # the length of a short epoch, and its fewest and most calls
@@ -30,15 +31,6 @@ CALLS_PER_EPOCH = 2
 """Calls of the train function in an epoch that is cut short."""
 # What passes each element on.
 HAND_ON = ("Options", "Prefetch", "CopyToDevice", "AssertCardinality", "Map", "ParallelMap", "DenseToRagged")
-
-
-@dataclass(frozen=True, kw_only=True)
-class BetweenEpochs:
-    """The cost between two long epochs, and the steps of them that are timed."""
-
-    boundary: Boundary  # what an epoch costs beyond its steps
-    taken_over: bool = False  # another process measured it
-    counted_calls: int | None = None  # an epoch's first calls that count; None for all. A shuffle buffer feeds the rest
 
 
 def take_over(boundary: Boundary, train: TrainingPipeline, training: Training) -> BetweenEpochs:
@@ -218,12 +210,16 @@ def kept_call_seconds(model: keras.Model, iterator: Any, seconds: float) -> floa
 
 
 def mean_seconds(call: Callable[[], Any], seconds: float) -> float | None:
-    """Return the mean time of a call after a first one, over so long and at least two; None where data runs out."""
-    calls, began = -1, 0.0
+    """Return the mean time of a call after a first one, over so long; None where data runs out.
+
+    There are two such calls at least, or a single slow one.
+    """
+    calls, began, taken = -1, 0.0, 0.0
     try:
-        while calls < 2 or time.perf_counter() - began < seconds:
+        while calls < 1 or taken < seconds or (calls < 2 and taken < SLOW_CALL_SECONDS):
             call()
             calls += 1
+            taken = time.perf_counter() - began
             if calls == 0:
                 tf.test.experimental.sync_devices()
                 began = time.perf_counter()

@@ -16,21 +16,29 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from autotune.data.record import Outcome
+from autotune.data.record import Boundary, Outcome
 from autotune.runtime.failures import TrainingFailed
 from autotune.runtime.protocol import Channel, FirstStep, Ready
-from autotune.stats.steady_state import WINDOW_SECONDS, enough_calls, enough_epochs, is_steady, recent_mean
+from autotune.stats.steady_state import (
+    SLOW_CALL_SECONDS,
+    WINDOW_SECONDS,
+    enough_calls,
+    enough_epochs,
+    is_steady,
+    recent_mean,
+)
 from autotune.training.gauges import Gauge
-from autotune.training.progress import Progress
+from autotune.training.progress import BetweenEpochs, Progress
 from autotune.training.slices import Slices, finite_loss, freeze_own_group
-
-if TYPE_CHECKING:
-    from autotune.training.boundary import BetweenEpochs
 
 FEWEST_EPOCHS = 3
 """Of a training that restarts when it ends: with fewer, none of them can be timed whole."""
+
+
+SURELY = 2.0
+"""An epoch is long for sure if its calls, were all as quick as the quickest so far, took so many times the limit."""
 
 
 class LongEpoch(Exception):
@@ -68,6 +76,7 @@ class StepClock:
         warmup_seconds: Usual cap on the warm-up after the first step.
         epoch_seconds: Longest epoch that is timed whole, unless it has very few calls.
         between_epochs: What lies between two epochs. None to raise LongEpoch where epochs are long.
+        longest_boundary_epoch_seconds: What lies between epochs that are longer than this is not measured.
         gauges: What is measured in each slice.
         freeze: Stops the process; returns when the tuner lets it continue.
         clock: Seconds, monotonic.
@@ -81,6 +90,7 @@ class StepClock:
         warmup_seconds: float,
         epoch_seconds: float,
         between_epochs: BetweenEpochs | None = None,
+        longest_boundary_epoch_seconds: float | None = None,
         gauges: Sequence[Gauge] = (),
         freeze: Callable[[], None] = freeze_own_group,
         clock: Callable[[], float] = time.perf_counter,
@@ -95,6 +105,7 @@ class StepClock:
         self.epoch_logs: Any = None  # ... of a whole epoch: Keras resets its means in each
         self._tuner = tuner
         self._between = between_epochs
+        self._longest_boundary_epoch_seconds = longest_boundary_epoch_seconds or math.inf
         self._epochs_before_restart = 0
         self._first_call_ended_at = math.inf
         self._last_call_at = clock()
@@ -139,13 +150,18 @@ class StepClock:
         """Time by steps from the next `fit` on, with this between its epochs."""
         self._timing = _BySteps(self, between_epochs)
         self.warm_up.since = math.inf
-        self.warm_up.call_seconds.clear()
+        if self.warm_up.usual_call_seconds < SLOW_CALL_SECONDS:  # slow calls are too dear to be made again
+            self.warm_up.call_seconds.clear()
         self._last_call_at = self.now()
 
     def change_to_steps(self) -> None:
-        """Time by steps from now on. Raises LongEpoch where it is not known what lies between two epochs."""
+        """Time by steps from now on. Raises LongEpoch where what lies between two epochs is to be measured first."""
         if self._between is None:
-            raise LongEpoch
+            training, call_seconds = self.progress.training, self.warm_up.usual_call_seconds
+            if (training.full_calls or 0) * call_seconds <= self._longest_boundary_epoch_seconds:
+                raise LongEpoch
+            pace = call_seconds / (training.steps_per_call * training.batch_size)
+            self._between = BetweenEpochs(boundary=Boundary(seconds=0.0, seconds_per_example=pace, measured=False))
         self._timing = _BySteps(self, self._between)
 
     def report_ready(self, **figures: Any) -> None:
@@ -238,7 +254,9 @@ class _ByEpochs:
             return  # its last call may have compiled for a smaller batch
         watched, whole = now - self._lap_began_at, statistics.median(calls) * steps / per_call
         proven = watched > max(self._warm.cap_seconds, self._longest_seconds)
-        if proven or (whole > self._longest_seconds and is_steady(calls)):
+        slow = len(calls) > 1 and min(calls) >= SLOW_CALL_SECONDS
+        surely = slow and min(calls) * steps / per_call > SURELY * self._longest_seconds
+        if proven or surely or (whole > self._longest_seconds and is_steady(calls)):
             self._clock.change_to_steps()
 
     def _warm_up(self, lap_seconds: float) -> None:
@@ -338,7 +356,7 @@ class _BySteps:
         warm, training, between = self._clock.warm_up, self._training, self._between
         warm.call_seconds.append(seconds)
         watched, per_call = self._clock.now() - warm.since, training.steps_per_call
-        if not enough_calls(warm.call_seconds, steps_per_call=per_call, seconds=watched, cap_seconds=warm.cap_seconds):
+        if not enough_calls(warm.call_seconds, seconds=watched, cap_seconds=warm.cap_seconds):
             return
         overhead, measured, uncounted = None, None, 0.0
         if between is not None:

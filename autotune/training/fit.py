@@ -21,15 +21,16 @@ from autotune.runtime.failures import TrainingFailed
 from autotune.runtime.protocol import Channel, Finish, TrialRequest
 from autotune.space.configuration import Configuration
 from autotune.space.variables import without_caches
-from autotune.training.boundary import BetweenEpochs, kept_call_seconds, mean_seconds, measure_between_epochs, take_over
+from autotune.training.boundary import kept_call_seconds, mean_seconds, measure_between_epochs, take_over
 from autotune.training.clock import LongEpoch, StepClock
 from autotune.training.gauges import Gauge, Retracing, Weights, skipped_steps_gauge
 from autotune.training.pipeline import count_data, fill_caches, validation_batches
-from autotune.training.progress import Training
+from autotune.training.progress import BetweenEpochs, Training
 from autotune.training.session import TimedTrial, TrainingSession
 from autotune.training.slices import TrainingEnded
 
-MOST_VALIDATION_SECONDS = 10.0  # of a validation of unknown length inside `fit`: a longer one may be infinite
+MOST_VALIDATION_SECONDS, MOST_VALIDATION_BATCHES = 10.0, 20
+"""Of a validation of unknown length inside `fit`: one that exceeds both may be infinite."""
 EPOCHS = 1 << 30  # that `fit` is asked for: the tuner ends it
 
 
@@ -234,7 +235,7 @@ def _validation_limit(parts: Parts) -> keras.callbacks.Callback:
 
         def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
             seconds = time.monotonic() - self.began
-            if seconds > MOST_VALIDATION_SECONDS:
+            if seconds > MOST_VALIDATION_SECONDS and batch >= MOST_VALIDATION_BATCHES:
                 raise TrainingFailed(
                     Outcome.ERROR,
                     f"{parts.validated_by}: the validation has unknown length and has not ended after {batch + 1} "

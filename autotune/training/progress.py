@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from autotune.data.record import Boundary
+
 WHOLE_EPOCH_CALLS = 3
 """An epoch of so few calls is timed whole, however long: by steps, its first and last call would not count."""
 
@@ -59,6 +61,15 @@ class Training:
         """Return what further calls of `fit` cost for so many examples."""
         whole = self.examples_per_epoch
         return self.charged_per_epoch_seconds * examples / whole if whole else 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class BetweenEpochs:
+    """The cost between two long epochs, and the steps of them that are timed."""
+
+    boundary: Boundary  # what an epoch costs beyond its steps
+    taken_over: bool = False  # another process measured it
+    counted_calls: int | None = None  # an epoch's first calls that count; None for all. A shuffle buffer feeds the rest
 
 
 @dataclass

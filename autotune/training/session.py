@@ -20,12 +20,11 @@ from autotune.recipe.apply import list_devices, not_knobs
 from autotune.recipe.tf_private import tf
 from autotune.runtime.protocol import Channel, Data, Finish, Finished, Started, TrialRequest
 from autotune.training import gauges
-from autotune.training.boundary import BetweenEpochs
 from autotune.training.clock import StepClock
 from autotune.training.gauges import Gauge, Weights
-from autotune.training.progress import Progress, Training
+from autotune.training.progress import BetweenEpochs, Progress, Training
 
-PROFILED_STEPS, PROFILE_SECONDS = 20, 3.0  # no further step begins so long after the first; XProf reads 10 s
+PROFILED_STEPS, PROFILE_SECONDS = 20, 3.0  # no further step begins that would end later; XProf reads 10 s
 PROFILE_FOLDER, WINDOW = "profile", "window.json"  # beside the log; and its file of the profiled steps and seconds
 LONGEST_ELEMENT, LONGEST_REASON = 2000, 300
 
@@ -97,6 +96,7 @@ class TimedTrial:
             warmup_seconds=request.timing.warmup_seconds,
             epoch_seconds=request.timing.epoch_seconds,
             between_epochs=between_epochs,
+            longest_boundary_epoch_seconds=request.timing.longest_boundary_epoch_seconds,
             gauges=[
                 *gauges.gpu_gauges(gauges.cards_in_use(session.strategy)),
                 gauges.measure_machine,
@@ -145,11 +145,11 @@ class TimedTrial:
 def _profile(folder: Path, *, steps_per_call: int, synchronise: Callable[[], object]) -> Iterator[int]:
     """Profile what is done at each item, one call of so many steps, into a folder that TensorBoard and XProf open."""
     tf.profiler.experimental.start(str(folder))
-    began, calls = time.perf_counter(), 0
-    while calls < PROFILED_STEPS and (not calls or time.perf_counter() - began < PROFILE_SECONDS):
+    began, calls, taken = time.perf_counter(), 0, 0.0
+    while calls < PROFILED_STEPS and taken * (1 + 1 / max(1, calls)) < PROFILE_SECONDS:
         with tf.profiler.experimental.Trace("train", step_num=calls, _r=1):
             yield calls
-        calls += 1
+        calls, taken = calls + 1, time.perf_counter() - began
     synchronise()
     seconds = time.perf_counter() - began
     tf.profiler.experimental.stop()

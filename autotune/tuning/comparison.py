@@ -84,7 +84,7 @@ class MeasuredProcess:
                         seat=self.seat,
                         log=run.log_of(trial),
                         data=run.data,
-                        timing=replace(IN_SEARCH, boundary=self.boundary),
+                        timing=replace(IN_SEARCH, boundary=self.boundary, longest_boundary_epoch_seconds=run.budget),
                     )
                     trial.instances += 1
                     warm = live.warm_up(timeout)
@@ -103,12 +103,12 @@ class MeasuredProcess:
     def slice(self, length: float) -> Slice:
         """Train for about so many seconds. Raises TrialFailed, TimeIsUp."""
         assert self.live is not None
-        began = self.run.clock()
+        began, usual = self.run.clock(), taken_seconds(length, self.warm)
         try:
             with (
                 self.deadline.wait(
-                    taken_seconds(length, self.warm),
-                    at_most=3 * length + self.slice_patience,
+                    usual,
+                    at_most=3 * max(length, usual) + self.slice_patience,
                     generous=self.generous,
                     beyond=self.warm.ready.uncounted_seconds,
                 ) as timeout,

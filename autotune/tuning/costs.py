@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from autotune.data.options import Objective
 from autotune.data.record import Pairing, Slice, TrialRecord
 from autotune.runtime.executor import IN_SEARCH, WarmUp
+from autotune.space.configuration import Configuration
+from autotune.stats.steady_state import MOST_SLOW_CALLS, SLOW_CALL_SECONDS
 
 SLICE_SECONDS = 0.5
 SHORT_SLICE_SECONDS = 0.25  # for trials that do not wait for anything from outside
@@ -33,6 +35,8 @@ LEAST_ROUNDS, MOST_ROUNDS = 3, 24  # pairs of slices in a fresh pair of processe
 LEAST_SLICES_SECONDS, MOST_SLICES_SECONDS = 3.0, 12.0  # of a fresh pair, where rounds allow
 SLICES_OVER_STARTS = 0.5  # slices take this share of what starts take: degrees of freedom cost starts
 LEAST_MEASURED_SECONDS, MOST_MEASURED_SECONDS = 2.5, 10.0  # slices of a search trial, both sides
+MEASURED_SLOW_CALLS = 8  # the same where calls are slow
+LEAST_SLOW_CALLS = 5  # of a search trial: the first, two of the warm-up, two slices
 SLICES_IN_A_TRIAL = 8  # where calls and epochs let them be so short
 SMALLEST_TRIAL_TIMEOUT, FIRST_STEP_FACTOR, SLOWEST_START, LARGEST_TRIAL_SHARE = 20.0, 4.0, 1.5, 0.1
 
@@ -40,13 +44,22 @@ SMALLEST_TRIAL_TIMEOUT, FIRST_STEP_FACTOR, SLOWEST_START, LARGEST_TRIAL_SHARE = 
 # --------------------------------------------------------------------------------------------------- a slice
 
 
+def is_slow(warm: WarmUp) -> bool:
+    """Return whether a call of the train function takes so long that calls are counted, and not seconds."""
+    return warm.ready.epoch_seconds is None and warm.ready.call_seconds >= SLOW_CALL_SECONDS
+
+
 def slice_length(*warm: WarmUp, wanted: float = SLICE_SECONDS, most: float = math.inf) -> float:
-    """Return the seconds of a slice: several calls of each trial timed by steps, a whole epoch of the others."""
-    by_steps = [process.ready for process in warm if process.ready.epoch_seconds is None]
-    longest_call = max((ready.call_seconds for ready in by_steps), default=0.0)
+    """Return the seconds of a slice: several calls of each trial timed by steps, a whole epoch of the others.
+
+    Where all of them have slow calls, a slice may hold a single call of each, and so take longer for some.
+    """
+    calls = [process.ready.call_seconds for process in warm if process.ready.epoch_seconds is None]
     longest_epoch = max(process.ready.epoch_seconds or 0.0 for process in warm)
-    wanted = max(wanted, CALLS_IN_A_SLICE * longest_call)
-    return max(min(wanted, most), longest_call, ALMOST_AN_EPOCH * longest_epoch)
+    if all(map(is_slow, warm)):
+        return max(min(wanted, most), min(calls))
+    wanted = max(wanted, CALLS_IN_A_SLICE * max(calls, default=0.0))
+    return max(min(wanted, most), max(calls, default=0.0), ALMOST_AN_EPOCH * longest_epoch)
 
 
 def taken_seconds(length: float, warm: WarmUp) -> float:
@@ -88,26 +101,55 @@ def most_waiting(slices: Sequence[Slice], input_wait_fraction: float | None) -> 
 # -------------------------------------------------------------------------------------------- a search trial
 
 
-def measured_seconds(first_step: float) -> float:
-    """Return what the slices of a search trial may take: more for processes that start slowly."""
+def measured_seconds(first_step: float, slow_call: float = 0.0) -> float:
+    """Return what the slices of a search trial may take: more for processes that start slowly.
+
+    Args:
+        first_step: Seconds from the request to the end of the baseline's first step.
+        slow_call: Seconds of its usual call where that is slow; 0 elsewhere.
+    """
+    if slow_call:
+        return max(LEAST_MEASURED_SECONDS, MEASURED_SLOW_CALLS * slow_call)
     return min(MOST_MEASURED_SECONDS, max(LEAST_MEASURED_SECONDS, first_step))
 
 
-def trial_timeout(budget: float, *, first_step: float, ready: float) -> float:
+def trial_timeout(budget: float, *, first_step: float, ready: float, slow_call: float = 0.0) -> float:
     """Return what a search trial may take: a bad guess costs a tenth of the budget at most, where that holds one."""
     usual = max(SMALLEST_TRIAL_TIMEOUT, FIRST_STEP_FACTOR * first_step, 2 * ready)
-    least = SLOWEST_START * ready + measured_seconds(first_step) + 1.0
+    least = SLOWEST_START * ready + measured_seconds(first_step, slow_call) + 1.0
     return max(least, min(usual, LARGEST_TRIAL_SHARE * budget))
 
 
+def least_trial_seconds(baseline: TrialRecord, configuration: Configuration, gain: float) -> float:
+    """Return what a search trial takes at least, where calls are slow; 0 elsewhere.
+
+    Args:
+        baseline: The baseline's record.
+        configuration: What the trial would run.
+        gain: The logarithm of the speed-up that it is taken to have.
+    """
+    steps = [int(values["steps_per_execution"]) for values in (baseline.configuration, configuration)]
+    sizes = [int(values["batch_size"]) for values in (baseline.configuration, configuration)]
+    call = slow_call_seconds(baseline) * steps[1] * sizes[1] / (steps[0] * sizes[0]) * math.exp(-gain)
+    return start_seconds(baseline) + LEAST_SLOW_CALLS * call if call else 0.0
+
+
 # ------------------------------------------------------------------------------------ a fresh pair of processes
+
+
+def slow_call_seconds(record: TrialRecord) -> float:
+    """Return what a call takes of a configuration that the search has measured, where calls are slow; 0 elsewhere."""
+    steps = int(record.configuration["steps_per_execution"])
+    calls = [steps * timed.step_seconds.p50 for timed in record.own_slices]
+    usual = statistics.median(calls) if calls and record.timed_by == "steps" else 0.0
+    return usual if usual >= SLOW_CALL_SECONDS else 0.0
 
 
 def start_seconds(record: TrialRecord) -> float:
     """Return what it takes to start and warm up one process of a configuration that the search has measured."""
     warm_up = record.warmup_seconds or 1.0
     if record.boundary is not None:  # its process measured that, and others take it over
-        warm_up = min(warm_up, IN_SEARCH.warmup_seconds)
+        warm_up = min(warm_up, max(IN_SEARCH.warmup_seconds, MOST_SLOW_CALLS * slow_call_seconds(record)))
     return (record.first_step_seconds or 1.0) + warm_up + BETWEEN_SECONDS
 
 
@@ -133,7 +175,8 @@ def slices_seconds(records: Sequence[TrialRecord]) -> float:
 
 def round_seconds(records: Sequence[TrialRecord]) -> float:
     """Return what one slice of each process of a fresh pair takes."""
-    return len(records) * max(map(usual_slice_seconds, records))
+    seconds = [*map(usual_slice_seconds, records)]
+    return sum(seconds) if all(map(slow_call_seconds, records)) else len(seconds) * max(seconds)
 
 
 def rounds(records: Sequence[TrialRecord]) -> int:

@@ -80,12 +80,13 @@ class Loop:
         import_seconds: float,
     ) -> None:
         warm = seat.baseline.warm
+        first_step, slow_call = warm.first_step_seconds, warm.ready.call_seconds if costs.is_slow(warm) else 0.0
         timeout = options.trial_timeout or costs.trial_timeout(
-            options.budget, first_step=warm.first_step_seconds, ready=warm.ready_seconds
+            options.budget, first_step=first_step, ready=warm.ready_seconds, slow_call=slow_call
         )
-        measured = costs.measured_seconds(warm.first_step_seconds)
+        measured = costs.measured_seconds(first_step, slow_call)
         self._run, self._sampler, self._options = run, sampler, options
-        self._import_seconds, self._first_ready = import_seconds, warm.ready_seconds
+        self._import_seconds = import_seconds
         self._proposals = Proposals(space, sampler)
         self._seats = Seats(run, deadline, seat, bracketed=seat.bracketed, all_at_once=options.all_seats)
         self._lost: list[Configuration] = []  # whose seat was lost: they are run again
@@ -199,7 +200,7 @@ class Loop:
         candidates = tuple(knowledge.candidates())
         baseline = run.records[0]
         limit = options.trials is not None and len(knowledge.searched()) >= options.trials
-        candidate_seconds = self._first_ready + self._trial_limits.measured
+        candidate_seconds = costs.start_seconds(baseline) + self._trial_limits.measured
         if self._durations:
             candidate_seconds = statistics.median(self._durations[-LATEST_CANDIDATES:])
         return State(
@@ -302,13 +303,17 @@ class Loop:
         ]
 
     def _passes_over(self, configuration: Configuration, seat: Seat) -> bool:
-        """Return whether its knobs exclude one another, it does not learn, or the time does not hold its import."""
+        """Return whether its knobs exclude one another, it does not learn, or the time holds no trial or import of it."""
         parity = parity_checks(self._run.records.values()).get(numerics_of(configuration))
         if find_conflict(configuration) or (parity is not None and not parity.passed):
             return True
+        state = self.state()
+        gain = max([candidate.ratio for candidate in state.candidates if not candidate.unstable], default=0.0)
+        least = costs.least_trial_seconds(self._run.records[0], configuration, max(0.0, gain))
+        if least > min(self._trial_limits.timeout, state.left):
+            return True
         if not seat.imports_first(configuration):
             return False
-        state = self.state()
         return state.left < self._import_seconds + 2 * state.candidate_seconds + 4 * state.first_pair_seconds
 
     def _compare_losses(self, trial: Trial, seat: Seat) -> None:

@@ -229,6 +229,7 @@ def _new_run(invocation: Invocation, facts: WorkloadFacts, device: Device, inter
         directory=invocation.directory,
         executor=invocation.executor,
         clock=invocation.clock,
+        budget=options.budget,
         observe=invocation.observe,
         interruptions=interruptions,
         rng=random.Random(options.seed),

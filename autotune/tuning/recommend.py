@@ -144,7 +144,7 @@ def _evidence(
             checks=tuple(check for check in checks if check.tells),
             not_checked=(PART_OF_HOST,) * (run.executor.whole is not None)
             if champion is None
-            else _list_unchecked(chosen, reference, checks, run.baseline, watched, measured=measured),
+            else _list_unchecked(chosen, reference, checks, run, watched, measured=measured),
         ),
         confirmation=_confirmation(found, champion or _closest_leader(found), run),
         smallest_gain_shown=math.expm1(policy.smallest_gain_shown(state)) if is_undecided else None,
@@ -253,12 +253,13 @@ def _list_unchecked(
     winner: TrialRecord,
     reference: TrialRecord,
     checks: Sequence[Check],
-    baseline: Configuration,
+    run: Run,
     watched: Watch | None,
     *,
     measured: bool,
 ) -> tuple[str, ...]:
     """List what was not checked of the winner; `measured`: the training losses at its batch size were."""
+    baseline, boundary = run.baseline, run.boundary
     missing = [
         STEADY_NOT_CHECKED[record.settled].format(who)
         for who, record in (("recommendation", winner), ("baseline", reference))
@@ -280,6 +281,8 @@ def _list_unchecked(
         missing.append("minutes of uninterrupted training (`--soak 2m` adds them)")
     if winner.timed_by == "steps" and winner.examples_per_epoch is None:
         missing.append("the time between epochs (only steps were timed)")
+    elif winner.timed_by == "steps" and boundary is not None and not boundary.measured:
+        missing.append("the time between epochs and of validation (an epoch takes longer than the budget)")
     elif winner.timed_by == "steps" and winner.validation_uncounted:
         missing.append("the full cost of validation (its dataset has unknown cardinality)")
     if winner.peak_host_bytes is None:

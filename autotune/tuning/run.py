@@ -78,6 +78,7 @@ class Run:
     directory: RunDirectory
     executor: Executor
     clock: Clock  # seconds that count for the budget
+    budget: float | None = None  # seconds for everything; None for no limit
     observe: Observer
     interruptions: Callable[[], int]  # how often the user has asked to stop
     rng: random.Random  # draws the order of slices; seeded

@@ -20,14 +20,14 @@ from autotune.stats.deciding import Stop, stop_measuring
 from autotune.stats.intervals import Spread, mean_interval
 from autotune.tuning import costs
 from autotune.tuning.comparison import PATIENCE_SECONDS, Comparison, LiveBaseline, MeasuredProcess, baseline_error
-from autotune.tuning.costs import MUCH_WAITING, SLICE_SECONDS, is_busy, slice_length, taken_seconds
+from autotune.tuning.costs import MUCH_WAITING, SLICE_SECONDS, is_busy, is_slow, slice_length, taken_seconds
 from autotune.tuning.run import GENEROUS, Deadline, Interrupted, Run, TimeIsUp
 from autotune.tuning.trial import Trial
 
 INPUT_WAIT_SECONDS = 0.3  # of the baseline and of leaders, whose figures stand in the recipe
 QUICK_INPUT_WAIT_SECONDS = 0.05  # the same for a trial of the search
-BASELINE_SECONDS = 120.0  # until the baseline is warm: with less, a timeout is the budget's fault
-BASELINE_SLICES, BASELINE_SLICES_SECONDS = 3, 12.0  # fewer slices where an epoch is long
+BASELINE_SECONDS = 240.0  # until the baseline is warm: with less, a timeout is the budget's fault
+BASELINE_SLICES, BASELINE_SLICES_SECONDS = 3, 12.0  # fewer slices where an epoch or a step is long
 BLOCK_SLICES = 3  # of the baseline before and after a candidate that runs alone; fewer where an epoch is long
 SLICE_PATIENCE_SECONDS = 5.0  # beyond three times a slice's length when the trial's own time is over
 MOST_DRIFT = 0.1  # share by which a seat's baseline may become slower, until it is measured again
@@ -67,6 +67,7 @@ class SearchSchedule:
     enough: Callable[[], Stop | None]
     began: float = field(init=False)
     measuring_since: float = field(init=False)
+    round_seconds: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:
         """Note when the trial began."""
@@ -74,7 +75,9 @@ class SearchSchedule:
 
     def turn_seconds(self, processes: Sequence[MeasuredProcess]) -> float:
         """See `Schedule`."""
-        return slice_length(*(process.warm for process in processes), wanted=self.usual_length, most=self._most)
+        length = slice_length(*(process.warm for process in processes), wanted=self.usual_length, most=self._most)
+        self.round_seconds = sum(taken_seconds(length, process.warm) for process in processes)
+        return length
 
     def goes_on(self, rounds: int, length: float) -> bool:
         """See `Schedule`. Notes in the trial why it stops."""
@@ -86,8 +89,8 @@ class SearchSchedule:
             return True
         run.measured(trial)
         trial.stopped_by = self.enough()
-        spent = run.clock() - self.measuring_since - 2 * length * trial.extra_pairs_allowed()
-        over = spent + 2 * length > limits.measured or left < 2 * length
+        spent = run.clock() - self.measuring_since - self.round_seconds * trial.extra_pairs_allowed()
+        over = spent + self.round_seconds > limits.measured or left < self.round_seconds
         if trial.stopped_by is None and rounds >= 2 and over:
             trial.stopped_by = Stop.TIME
         return trial.stopped_by is None
@@ -104,7 +107,7 @@ class SearchSchedule:
 
     def close(self, process: MeasuredProcess) -> None:
         """See `Schedule`."""
-        process.close(QUICK_INPUT_WAIT_SECONDS)
+        process.close(0.0 if is_slow(process.warm) else QUICK_INPUT_WAIT_SECONDS)
 
     @property
     def _most(self) -> float:
@@ -310,7 +313,7 @@ class Seat:
             trial=trial,
             seat=self.name,
             start_timeout=limits.timeout,
-            usual_start=self.baseline.warm.ready_seconds,
+            usual_start=costs.start_seconds(self.baseline.trial.record(Outcome.OK)),
             boundary=None if own else run.boundary,
             on_warm=lambda warm: self._note_in_force(trial, warm, limits),
         )
