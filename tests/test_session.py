@@ -6,10 +6,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from autotune.data.record import Outcome
+from autotune.data.record import Boundary, Outcome
 from autotune.runtime.failures import TrainingFailed
 from autotune.runtime.protocol import Data, Finish, Finished, Started, TrialRequest, TrialTiming
 from autotune.training import gauges, losses, session
+from autotune.training.clock import LongEpoch
 from autotune.training.gauges import Weights, check_finite_weights
 from autotune.training.progress import Training
 from autotune.training.session import TimedTrial, TrainingSession
@@ -102,11 +103,11 @@ def timed(monkeypatch, tmp_path):
     monkeypatch.setattr(session, "_profile", lambda folder, **sizes: profiled.append(sizes) or iter([0, 1]))
     log = tmp_path / "trial" / "log.txt"
     log.parent.mkdir()
-    timing = TrialTiming(epoch_seconds=1.0, warmup_seconds=1.0)
-    request = TrialRequest(configuration={"batch_size": 8}, log=str(log), timing=timing)
 
-    def make(**settings):
+    def make(timing=None, **settings):
         sent = []
+        timing = TrialTiming(epoch_seconds=1.0, warmup_seconds=1.0, **(timing or {}))
+        request = TrialRequest(configuration={"batch_size": 8}, log=str(log), timing=timing)
         trial = TimedTrial(Made(**settings), request, SimpleNamespace(send=sent.append), between_epochs=None)
         return SimpleNamespace(trial=trial, sent=sent, profiled=profiled, folder=log.parent)
 
@@ -118,6 +119,24 @@ def test_a_session_is_announced_with_its_facts(timed):
     assert isinstance(started, Started)
     assert (started.examples, started.examples_per_epoch, started.parameters) == (100, 100, 3)
     assert started.element == "x" * 2000
+
+
+@pytest.mark.parametrize(
+    ("baselines", "longest", "measures"),
+    [
+        (None, 1000.0, True),
+        (None, 10.0, False),
+        (Boundary(seconds=1.0, seconds_per_example=1.0), 10.0, True),
+        (Boundary(seconds=0.0, seconds_per_example=1.0, measured=False), 1000.0, False),
+    ],
+)
+def test_a_boundary_is_left_out_where_the_baselines_was_and_of_epochs_that_are_too_long(
+    timed, baselines, longest, measures
+):
+    clock = timed({"boundary": baselines, "longest_boundary_epoch_seconds": longest}).trial.clock
+    clock.warm_up.call_seconds.extend([5.0] * 3)  # an epoch takes a minute
+    with pytest.raises(LongEpoch) if measures else contextlib.nullcontext():
+        clock.change_to_steps()
 
 
 def test_closing_figures_come_at_once_and_again_with_what_takes_time(timed):

@@ -80,7 +80,7 @@ class Simulation:
         charged_seconds=0.0,
         warmup_seconds=60.0,
         epoch_seconds=1.5,
-        longest_boundary_epoch_seconds=None,
+        longest_boundary_epoch_seconds=math.inf,
         more_gauges=(),
     ):
         self.now = 1000.0

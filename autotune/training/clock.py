@@ -90,7 +90,7 @@ class StepClock:
         warmup_seconds: float,
         epoch_seconds: float,
         between_epochs: BetweenEpochs | None = None,
-        longest_boundary_epoch_seconds: float | None = None,
+        longest_boundary_epoch_seconds: float = math.inf,
         gauges: Sequence[Gauge] = (),
         freeze: Callable[[], None] = freeze_own_group,
         clock: Callable[[], float] = time.perf_counter,
@@ -105,7 +105,7 @@ class StepClock:
         self.epoch_logs: Any = None  # ... of a whole epoch: Keras resets its means in each
         self._tuner = tuner
         self._between = between_epochs
-        self._longest_boundary_epoch_seconds = longest_boundary_epoch_seconds or math.inf
+        self._longest_boundary_epoch_seconds = longest_boundary_epoch_seconds
         self._epochs_before_restart = 0
         self._first_call_ended_at = math.inf
         self._last_call_at = clock()

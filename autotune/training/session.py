@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import abc
 import json
+import math
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,7 +19,7 @@ from autotune.data.printable import printable
 from autotune.machine.telemetry import peak_host_bytes
 from autotune.recipe.apply import list_devices, not_knobs
 from autotune.recipe.tf_private import tf
-from autotune.runtime.protocol import Channel, Data, Finish, Finished, Started, TrialRequest
+from autotune.runtime.protocol import Channel, Data, Finish, Finished, Started, TrialRequest, TrialTiming
 from autotune.training import gauges
 from autotune.training.clock import StepClock
 from autotune.training.gauges import Gauge, Weights
@@ -96,7 +97,7 @@ class TimedTrial:
             warmup_seconds=request.timing.warmup_seconds,
             epoch_seconds=request.timing.epoch_seconds,
             between_epochs=between_epochs,
-            longest_boundary_epoch_seconds=request.timing.longest_boundary_epoch_seconds,
+            longest_boundary_epoch_seconds=_longest_boundary_epoch(request.timing),
             gauges=[
                 *gauges.gpu_gauges(gauges.cards_in_use(session.strategy)),
                 gauges.measure_machine,
@@ -140,6 +141,13 @@ class TimedTrial:
         assert self._figures is not None
         why = no_profile if isinstance(no_profile, str) else f"{type(no_profile).__name__}: {no_profile}"
         self._channel.send(self._figures.model_copy(update={"no_profile": printable(why)[:LONGEST_REASON]}))
+
+
+def _longest_boundary_epoch(timing: TrialTiming) -> float:
+    """Return the length of an epoch above which what lies between two of them is not measured."""
+    if timing.boundary is not None:  # as the baseline was timed, so are the others
+        return math.inf if timing.boundary.measured else 0.0
+    return timing.longest_boundary_epoch_seconds or math.inf
 
 
 def _profile(folder: Path, *, steps_per_call: int, synchronise: Callable[[], object]) -> Iterator[int]:

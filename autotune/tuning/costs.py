@@ -26,9 +26,9 @@ of half a second, and 4% in these."""
 MUCH_WAITING = 0.3  # share of its time from which that is so
 BUSY = 0.5  # cores' worth of processor time: a training that takes less waits, whatever for
 CALLS_IN_A_SLICE = 5
-ALMOST_AN_EPOCH = 0.8
-"""Share of an epoch to ask for where a slice is one epoch. A slice has as many epochs as hold the seconds asked for:
-with the whole of one, there would be two wherever epochs are a little quicker than usual."""
+ALMOST_ONE = 0.8
+"""Share of an epoch, or of a slow call, to ask for where a slice is one of them. A slice has as many as hold the
+seconds asked for: with the whole of one, there would be two wherever they are a little quicker than usual."""
 
 BETWEEN_SECONDS = 0.4  # added to each start: the fork, the pipes, and the end of the process
 LEAST_ROUNDS, MOST_ROUNDS = 3, 24  # pairs of slices in a fresh pair of processes
@@ -57,9 +57,9 @@ def slice_length(*warm: WarmUp, wanted: float = SLICE_SECONDS, most: float = mat
     calls = [process.ready.call_seconds for process in warm if process.ready.epoch_seconds is None]
     longest_epoch = max(process.ready.epoch_seconds or 0.0 for process in warm)
     if all(map(is_slow, warm)):
-        return max(min(wanted, most), min(calls))
+        return max(min(wanted, most), ALMOST_ONE * min(calls))
     wanted = max(wanted, CALLS_IN_A_SLICE * max(calls, default=0.0))
-    return max(min(wanted, most), max(calls, default=0.0), ALMOST_AN_EPOCH * longest_epoch)
+    return max(min(wanted, most), max(calls, default=0.0), ALMOST_ONE * longest_epoch)
 
 
 def taken_seconds(length: float, warm: WarmUp) -> float:

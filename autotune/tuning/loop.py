@@ -303,7 +303,7 @@ class Loop:
         ]
 
     def _passes_over(self, configuration: Configuration, seat: Seat) -> bool:
-        """Return whether its knobs exclude one another, it does not learn, or the time holds no trial or import of it."""
+        """Return whether its knobs exclude one another, it does not learn, or the time does not hold it."""
         parity = parity_checks(self._run.records.values()).get(numerics_of(configuration))
         if find_conflict(configuration) or (parity is not None and not parity.passed):
             return True
