@@ -1,0 +1,163 @@
+"""Compare two batch sizes by the examples that they need to reach the same losses. Pure.
+
+A larger batch trains more samples per second and needs more of them. `same_loss_speedup` puts both together.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from autotune.data.figures import LogInterval
+from autotune.stats.intervals import CONFIDENCE, t_quantile
+
+FEWEST_SEEDS = 4  # two to choose the learning-rate rule by, and two to measure it on
+
+Curve = Sequence[tuple[int, float]]
+"""Examples trained since the branch, and the loss on a fixed probe then, in order."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExamplesNeeded:
+    """How many times the baseline's examples a larger batch needs to the same losses."""
+
+    rule: str  # of the learning rate, with which that is so
+    log_ratio: LogInterval  # over seeds; the logarithm of a factor
+    degrees: float
+
+
+def monotone(curve: Curve) -> tuple[np.ndarray, np.ndarray]:
+    """Return examples and losses of a curve that never rises: the isotonic regression of its losses."""
+    from scipy import optimize
+
+    examples, losses = np.array(curve, dtype=float).T
+    return examples, np.asarray(optimize.isotonic_regression(losses, increasing=False).x)
+
+
+def log_examples_ratio(baseline: Curve, larger: Curve) -> float | None:
+    """Return the mean of ln(n₂/n₁) over the losses that both curves reach after n₁ and n₂ examples.
+
+    Both curves are of one seed and begin with the same weights. The losses are those of the baseline's probes, so equal
+    stretches of its training count equally. None where the larger batch reaches none of them after its first probe.
+    """
+    (at, losses), (larger_at, larger_losses) = monotone(baseline), monotone(larger)
+    first = min(losses[0], larger_losses[0])
+    wanted = np.unique(losses[(losses < first) & (losses >= larger_losses[-1])])
+    if not len(wanted):
+        return None
+    ratios = np.log(_reached(larger_at, larger_losses, wanted) / _reached(at, losses, wanted))
+    return float(np.mean(ratios))
+
+
+def _reached(examples: np.ndarray, losses: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """Return after how many examples a curve that never rises first reaches these losses, between its probes too."""
+    # `interp` wants rising places; of a flat stretch it is to take the beginning, so later ones are left out.
+    falls = np.concatenate([[True], np.diff(losses) < 0])
+    return np.asarray(np.interp(-wanted, -losses[falls], examples[falls]))
+
+
+def examples_needed(ratios: Mapping[str, Sequence[float | None]]) -> ExamplesNeeded | None:
+    """Return the examples needed with the best learning-rate rule, without rewarding the choice of it.
+
+    The rule is chosen on one half of the seeds and measured on the other, and the other way round.
+
+    Args:
+        ratios: For each rule, `log_examples_ratio` of each seed; the same seeds in the same order.
+
+    Returns:
+        None where no rule reaches the losses with every seed, or there are too few seeds.
+    """
+    able = {rule: [*map(float, values)] for rule, values in ratios.items() if None not in values}  # type: ignore[arg-type]
+    seeds = min((len(values) for values in able.values()), default=0)
+    if seeds < FEWEST_SEEDS:
+        return None
+    halves = [range(0, seeds, 2), range(1, seeds, 2)]
+    measured = []
+    for choosing, measuring in (halves, halves[::-1]):
+        means = {rule: statistics.fmean(values[seed] for seed in choosing) for rule, values in able.items()}
+        chosen = min(means, key=means.__getitem__)
+        measured += [able[chosen][seed] for seed in measuring]
+    mean, degrees = statistics.fmean(measured), seeds - 1
+    margin = t_quantile(CONFIDENCE, degrees) * statistics.stdev(measured) / math.sqrt(seeds)
+    return ExamplesNeeded(
+        rule=min(able, key=lambda rule: statistics.fmean(able[rule])),
+        log_ratio=LogInterval(value=mean, low=mean - margin, high=mean + margin, count=seeds),
+        degrees=degrees,
+    )
+
+
+def same_loss_speedup(throughput: LogInterval, degrees: float, needed: ExamplesNeeded) -> LogInterval:
+    """Return the logarithm of the baseline's time over the larger batch's to reach the same losses.
+
+    Args:
+        throughput: The logarithm of the ratio of samples per second, with its 95% interval.
+        degrees: The degrees of freedom of that.
+        needed: The examples needed.
+    """
+    parts = [(throughput, degrees), (needed.log_ratio, needed.degrees)]
+    variances = [(part.half_width / t_quantile(CONFIDENCE, own)) ** 2 for part, own in parts]
+    value, variance = throughput.value - needed.log_ratio.value, sum(variances)
+    if not variance:
+        return LogInterval(value=value, low=value, high=value, count=needed.log_ratio.count)
+    welch = variance**2 / sum(own**2 / part[1] for own, part in zip(variances, parts, strict=True))
+    margin = t_quantile(CONFIDENCE, welch) * math.sqrt(variance)
+    return LogInterval(value=value, low=value - margin, high=value + margin, count=needed.log_ratio.count)
+
+
+# ------------------------------------------------------------------------------------------- the noise scale
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoiseScale:
+    """The gradient's noise scale: around this batch size, twice the batch begins to save less than half the steps."""
+
+    batch_size: float  # infinite where the gradient is all noise
+    error: float  # standard error of its logarithm; infinite where only `at_least` is known
+    at_least: float  # a lower bound, at 95%
+
+
+def noise_scale(squares: Sequence[float], products: Sequence[float], examples: int) -> NoiseScale:
+    """Return the simple noise scale of McCandlish et al. (2018, appendix A.1), a ratio of means over micro-batches.
+
+    Args:
+        squares: |gᵢ|² of each micro-batch's gradient, with frozen weights.
+        products: gᵢ·ḡ of each, with ḡ the mean of all gradients.
+        examples: In a micro-batch.
+    """
+    norms, dots, count = np.asarray(squares, float), np.asarray(products, float), len(squares)
+    mean_square, square_mean = float(np.mean(dots)), float(np.mean(norms))  # |ḡ|², and the mean of |gᵢ|²
+    signal, noise = _signal_and_noise(square_mean, mean_square, examples, count)
+    left_out = (count**2 * mean_square - 2 * count * dots + norms) / (count - 1) ** 2  # |ḡ|² without one each
+    signals, noises = _signal_and_noise((count * square_mean - norms) / (count - 1), left_out, examples, count - 1)
+    quantile = t_quantile(0.9, count - 1)  # of one side
+    if signal > 0 and noise > 0 and np.all(signals > 0) and np.all(noises > 0):
+        error = _jackknife_error(np.log(noises / signals))
+        return NoiseScale(batch_size=noise / signal, error=error, at_least=noise / signal * math.exp(-quantile * error))
+    most = signal + quantile * _jackknife_error(signals)
+    at_least = max(noise, 0.0) / most if most > 0 else math.inf
+    return NoiseScale(batch_size=noise / signal if signal > 0 else math.inf, error=math.inf, at_least=at_least)
+
+
+def _signal_and_noise(square_mean: Any, mean_square: Any, examples: int, count: int) -> tuple[Any, Any]:
+    """Return |G|² and trΣ, unbiased, from the mean of |gᵢ|² and |ḡ|²."""
+    signal = (count * mean_square - square_mean) / (count - 1)
+    return signal, examples * count * (square_mean - mean_square) / (count - 1)
+
+
+def _jackknife_error(left_out: np.ndarray) -> float:
+    """Return the standard error of a figure, from its values without one micro-batch each."""
+    count = len(left_out)
+    return math.sqrt((count - 1) / count * float(np.sum((left_out - np.mean(left_out)) ** 2)))
+
+
+def best_batch_size(noise: float, *, fixed_seconds: float, seconds_per_example: float) -> float:
+    """Return the batch size that reaches a loss soonest, where a step takes `fixed + per_example × batch` seconds.
+
+    The time goes as (α + βB)(1 + B_c/B), which is least at √(α B_c / β).
+    """
+    return math.sqrt(fixed_seconds * noise / seconds_per_example)

@@ -1,0 +1,109 @@
+"""How much sooner a larger batch reaches the same losses, on made-up trainings whose truth is known."""
+
+import math
+
+import numpy as np
+import pytest
+
+from autotune.data.figures import LogInterval
+from autotune.stats.same_loss import (
+    best_batch_size,
+    examples_needed,
+    log_examples_ratio,
+    monotone,
+    noise_scale,
+    same_loss_speedup,
+)
+
+PROBES = np.arange(1, 26) * 1024
+
+
+def curve(needs=1.0, noise=0.0, seed=0):
+    """A training that needs so many times the examples of the baseline."""
+    losses = 2.0 * (1 + PROBES / needs / 4000) ** -0.5
+    draws = np.random.default_rng(seed).normal(0.0, noise, len(PROBES))
+    return [(int(at), float(loss)) for at, loss in zip(PROBES, losses + draws, strict=True)]
+
+
+def test_a_curve_never_rises_and_keeps_its_mean():
+    examples, losses = monotone([(1, 3.0), (2, 1.0), (3, 2.0), (4, 0.5)])
+    assert [*examples] == [1, 2, 3, 4]
+    assert [*losses] == [3.0, 1.5, 1.5, 0.5]
+
+
+@pytest.mark.parametrize("needs", [0.8, 1.0, 1.3, 2.5])
+def test_the_examples_needed_are_found(needs):
+    assert log_examples_ratio(curve(), curve(needs)) == pytest.approx(math.log(needs), abs=0.01)
+
+
+def test_noise_on_the_probe_does_not_move_the_ratio_much():
+    ratios = [log_examples_ratio(curve(noise=0.02, seed=seed), curve(1.5, 0.02, seed + 50)) for seed in range(40)]
+    assert np.mean(ratios) == pytest.approx(math.log(1.5), abs=0.05)
+
+
+def test_a_training_that_reaches_none_of_the_losses_has_no_ratio():
+    assert log_examples_ratio(curve(), [(at, 5.0) for at, _ in curve()]) is None
+
+
+def test_the_best_rule_is_chosen_and_its_choice_is_not_rewarded():
+    random = np.random.default_rng(1)
+    errors = []
+    for _ in range(400):  # four rules that are equally good
+        ratios = {rule: random.normal(0.3, 0.1, 8).tolist() for rule in ("as is", "sqrt", "linear", "other")}
+        errors.append(examples_needed(ratios).log_ratio.value - 0.3)
+    assert abs(np.mean(errors)) < 3 * np.std(errors) / 20
+    better = {"as is": [0.5, 0.6] * 4, "sqrt": [0.2, 0.3] * 4, "linear": [0.1, None] * 4}
+    assert examples_needed(better).rule == "sqrt"
+
+
+def test_too_few_seeds_or_losses_that_are_not_reached_say_nothing():
+    assert examples_needed({"as is": [0.1, 0.2, 0.3]}) is None
+    assert examples_needed({"as is": [0.1, None, 0.3, 0.2, 0.1]}) is None
+
+
+def test_the_same_loss_interval_covers_the_truth():
+    random = np.random.default_rng(2)
+    held = 0
+    for _ in range(400):
+        processes = random.normal(math.log(4.0), 0.05, 4)
+        half = 3.182 * np.std(processes, ddof=1) / 2
+        mean = float(np.mean(processes))
+        throughput = LogInterval(value=mean, low=mean - half, high=mean + half, count=4)
+        needed = examples_needed({"as is": random.normal(0.4, 0.1, 8).tolist()})
+        found = same_loss_speedup(throughput, 3, needed)
+        held += found.low <= math.log(4.0) - 0.4 <= found.high
+    assert 0.92 <= held / 400 <= 0.98
+
+
+def gradients(signal, noise, count, examples, dimensions=2000, seed=0):
+    """Gradients of micro-batches around one of length `signal`; each example's has a variance of `noise` in all."""
+    random = np.random.default_rng(seed)
+    true = np.full(dimensions, signal / math.sqrt(dimensions))
+    return true + random.normal(0.0, math.sqrt(noise / dimensions / examples), (count, dimensions))
+
+
+@pytest.mark.parametrize("batch_size", [20.0, 400.0])
+def test_the_noise_scale_is_found_within_its_error(batch_size):
+    found = []
+    for seed in range(20):
+        drawn = gradients(1.0, batch_size, 48, 8, seed=seed)
+        scale = noise_scale(np.sum(drawn**2, axis=1), drawn @ drawn.mean(axis=0), 8)
+        found.append(math.log(scale.batch_size / batch_size) / scale.error)
+        assert scale.at_least < scale.batch_size
+    assert np.mean(np.abs(found)) < 2.0
+
+
+def test_of_a_gradient_that_is_all_noise_only_a_lower_bound_is_known():
+    drawn = gradients(0.0, 100.0, 32, 8, seed=3)
+    drawn -= 0.9 * drawn.mean(axis=0)  # so that the estimate of the signal is below zero
+    scale = noise_scale(np.sum(drawn**2, axis=1), drawn @ drawn.mean(axis=0), 8)
+    assert scale.batch_size == math.inf
+    assert scale.at_least > 8
+
+
+def test_the_best_batch_size_is_where_the_time_to_a_loss_is_least():
+    def seconds(size):
+        return (0.02 + 0.001 * size) * (1 + 64 / size)
+
+    best = best_batch_size(64, fixed_seconds=0.02, seconds_per_example=0.001)
+    assert seconds(best) <= min(seconds(best * 1.05), seconds(best / 1.05))
