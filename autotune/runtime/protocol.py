@@ -52,6 +52,23 @@ class LossRuns(Frozen):
     seconds: FiniteFloat  # no step begins later than this; all trainings have as many steps as the first
 
 
+class BranchRuns(Frozen):
+    """Trainings that branch from the baseline's state, for their losses on a fixed probe, instead of a timed training.
+
+    Each scale of the learning rate is run with all seeds before the next scale.
+    """
+
+    state: str  # file of the baseline's weights and optimizer
+    folder: str  # holds the examples and the probe: written if it does not exist, read otherwise
+    recorded_batch_size: Number  # of the batches that are recorded
+    seeds: Annotated[Many[int], Field(min_length=1)]  # each gives one training its order of examples, and its dropout
+    scales: Many[Positive] = (1.0,)  # factors of the learning rate
+    examples: Number  # that each training trains on
+    probe_examples: Number
+    probes: Number  # after equal numbers of examples
+    seconds: FiniteFloat  # no step begins later than this, of all trainings together
+
+
 class Data(Frozen):
     """The facts about the dataset that the first trial finds out; later trials receive them."""
 

@@ -1,0 +1,193 @@
+"""Trainings that branch from a state of the baseline's, for their losses on a fixed probe.
+
+They compare batch sizes: from fresh weights every batch size looks alike, and losses of the steps themselves depend on
+the batch. So the baseline's process saves weights and optimizer once it has trained, and each training here begins with
+that state, reads the same recorded examples in an order drawn by its seed, and is evaluated after equal numbers of
+examples.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from autotune.data.errors import ApplyError
+from autotune.data.record import Outcome
+from autotune.recipe.learning_rate import scale_learning_rate
+from autotune.recipe.tf_private import keras, tf
+from autotune.runtime.failures import TrainingFailed
+from autotune.runtime.protocol import BranchRuns
+from autotune.training.losses import LARGEST_RECORDING_BYTES
+
+LARGEST_STATE_BYTES = 2 << 30  # of weights and optimizer together: a larger state is not saved
+Curves = tuple[tuple[float | None, ...], ...]  # by training and probe
+
+
+def save_state(model: keras.Model, file: Path) -> bool:
+    """Save the weights and the optimizer's variables of a model; return whether they are small enough for that."""
+    variables = _variables(model)
+    if sum(int(np.prod(variable.shape)) * 4 for variable in variables.values()) > LARGEST_STATE_BYTES:
+        return False
+    with file.open("wb") as stream:
+        np.savez(stream, allow_pickle=False, **{name: np.asarray(variable) for name, variable in variables.items()})
+    return True
+
+
+def _variables(model: keras.Model) -> dict[str, Any]:
+    """Return the variables of a training by names that another process of the same training gives them, too.
+
+    Those of an optimizer's accumulators and loss scale are left out: not every configuration has them.
+    """
+    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+    slots = [variable for variable in optimizer.variables if "accum" not in variable.path.rpartition("/")[2]]
+    rate = getattr(optimizer, "_learning_rate", None)
+    kept = [variable for variable in slots if variable is not rate]  # the rate is scaled, and the script's own
+    return {
+        **{f"weight {place}": variable for place, variable in enumerate(model.weights)},
+        **{f"slot {place}": variable for place, variable in enumerate(kept)},
+    }
+
+
+def branch_losses(
+    model: keras.Model,
+    batches: Callable[[], tf.data.Dataset],
+    held_out: tf.data.Dataset | None,
+    runs: BranchRuns,
+    *,
+    batch_size: int,
+) -> Curves:
+    """Return the losses on the probe, of each scale of the learning rate with all seeds.
+
+    Args:
+        model: Compiled; `steps_per_execution` is 1.
+        batches: Returns the batches of one epoch, of the size that is recorded.
+        held_out: The script's validation batches; None to leave examples out of the recording instead.
+        runs: Which trainings.
+        batch_size: That they train with.
+
+    Raises:
+        TrainingFailed: The state does not fit this model, or examples cannot be batched anew.
+    """
+    training, probe = _recorded(batches, held_out, runs)
+    model.make_train_function()
+    model.make_test_function()
+    first = next(iter(training.batch(1)))
+    if not model.built:
+        model(first[0] if isinstance(first, tuple) else first, training=False)
+    model.optimizer.build(model.trainable_variables)
+    state = _read_state(model, runs.state)
+    untouched = {name: np.asarray(variable) for name, variable in _rest(model).items()}
+    deadline, curves = time.perf_counter() + runs.seconds, list[tuple[float | None, ...]]()
+    before = 1.0
+    for scale in runs.scales:
+        try:
+            scale_learning_rate(model.optimizer, scale / before)
+        except ApplyError:
+            curves += [()] * len(runs.seeds)
+            continue
+        before = scale
+        model.make_train_function(force=True)  # a schedule is part of its graph
+        for seed in runs.seeds:
+            keras.utils.set_random_seed(seed)
+            _assign(_variables(model), state)
+            _assign(_rest(model), untouched)
+            curves.append(_train(model, training, probe, runs, batch_size=batch_size, seed=seed, deadline=deadline))
+    return tuple(curves)
+
+
+def _rest(model: keras.Model) -> dict[str, Any]:
+    """Return the optimizer's variables that are not in the state, without the learning rate."""
+    known = {id(variable) for variable in _variables(model).values()}
+    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+    rate = getattr(optimizer, "_learning_rate", None)
+    others = [variable for variable in model.optimizer.variables if id(variable) not in known and variable is not rate]
+    return {str(place): variable for place, variable in enumerate(others)}
+
+
+def _read_state(model: keras.Model, file: str) -> dict[str, Any]:
+    """Read a saved state. Raises TrainingFailed where it is that of other variables."""
+    variables = _variables(model)
+    with np.load(file, allow_pickle=False) as saved:
+        state = {name: saved[name] for name in saved.files}
+    shapes = {name: tuple(values.shape) for name, values in state.items()}
+    if shapes != {name: tuple(variable.shape) for name, variable in variables.items()}:
+        raise TrainingFailed(
+            Outcome.ERROR, "the baseline's weights and optimizer state do not fit the model of this configuration"
+        )
+    return state
+
+
+def _assign(variables: dict[str, Any], values: dict[str, Any]) -> None:
+    for name, variable in variables.items():
+        variable.assign(values[name])
+
+
+def _recorded(
+    batches: Callable[[], tf.data.Dataset], held_out: tf.data.Dataset | None, runs: BranchRuns
+) -> tuple[tf.data.Dataset, tf.data.Dataset]:
+    """Return the recorded training examples and the probe's batches; record both where no other trial has."""
+    # TensorFlow takes brackets in a path for a pattern, and finds nothing. By a descriptor there are none.
+    below = os.open(Path(runs.folder).parent, os.O_RDONLY)
+    folder = f"/proc/self/fd/{below}/{Path(runs.folder).name}"
+    if not Path(folder).exists():
+        source = batches()
+        parts = tf.nest.flatten(next(iter(source)), expand_composites=True)
+        size = sum(int(part.shape.num_elements()) * part.dtype.size for part in parts if part is not None)
+        wanted = -(-(runs.examples + (runs.probe_examples if held_out is None else 0)) // runs.recorded_batch_size)
+        source.take(max(2, min(wanted, LARGEST_RECORDING_BYTES // max(1, size)))).save(f"{folder}/training")
+        if held_out is not None:
+            held_out.take(max(1, runs.probe_examples // runs.recorded_batch_size)).save(f"{folder}/probe")
+    training = tf.data.Dataset.load(f"{folder}/training")
+    if held_out is not None:
+        return training.unbatch().cache(), tf.data.Dataset.load(f"{folder}/probe").cache()
+    count = int(training.cardinality())
+    kept = max(1, min(count - 1, runs.probe_examples // runs.recorded_batch_size))
+    return training.skip(kept).unbatch().cache(), training.take(kept).cache()
+
+
+def _train(
+    model: keras.Model,
+    examples: tf.data.Dataset,
+    probe: tf.data.Dataset,
+    runs: BranchRuns,
+    *,
+    batch_size: int,
+    seed: int,
+    deadline: float,
+) -> tuple[float | None, ...]:
+    """Return the losses on the probe; fewer where the time is over."""
+    distribute = model.distribute_strategy.experimental_distribute_dataset
+    shuffled = examples.shuffle(runs.examples, seed=seed, reshuffle_each_iteration=True).repeat()
+    iterator = iter(distribute(shuffled.batch(batch_size, drop_remainder=True)))
+    steps = [round(runs.examples * number / runs.probes / batch_size) for number in range(1, runs.probes + 1)]
+    done, curve = 0, list[float | None]()
+    for wanted in steps:
+        while done < wanted:
+            if time.perf_counter() > deadline:
+                return tuple(curve)
+            model.train_function(iterator)
+            done += 1
+        curve.append(_probe_loss(model, distribute(probe)))
+    return tuple(curve)
+
+
+def _probe_loss(model: keras.Model, probe: Any) -> float | None:
+    """Return the loss on the probe; None where it is not finite. Raises TrainingFailed where the model has none."""
+    model.reset_metrics()
+    logs: Any = None
+    for_probe = iter(probe)
+    while True:
+        try:
+            logs = model.test_function(for_probe)
+        except (StopIteration, tf.errors.OutOfRangeError):
+            break
+    if not isinstance(logs, dict) or "loss" not in logs:
+        raise TrainingFailed(Outcome.ERROR, "the model reports no loss on held-out examples")
+    loss = float(logs["loss"])
+    return loss if math.isfinite(loss) else None
