@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.recipe.recipe import Recipe
-from autotune.runtime.protocol import LossRuns, TrialTiming
+from autotune.runtime.protocol import Trainings, TrialTiming
 from autotune.space.configuration import Configuration
 from autotune.stats.deciding import Verdict
 from autotune.stats.intervals import Measured
@@ -207,7 +207,7 @@ class RecordedTrials(SimulatedTrials):
         )
 
     def process(
-        self, configuration: Configuration, *, luck: float, timing: TrialTiming, losses: LossRuns | None
+        self, configuration: Configuration, *, luck: float, timing: TrialTiming, losses: Trainings | None
     ) -> SimulatedTrial:
         """See `SimulatedTrials`."""
         trial = RecordedTrial(self, configuration, luck=luck, timing=timing, losses=losses)

@@ -13,13 +13,24 @@ import enum
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 from autotune.data.facts import GpuUse, WorkloadFacts
 from autotune.data.models import KnobValue
 from autotune.data.record import Boundary, Outcome, Place, Slice, StepSeconds
 from autotune.recipe.apply import environment
 from autotune.runtime.executor import IN_SEARCH, Executor, TrialFailed, WarmUp
-from autotune.runtime.protocol import Data, Finished, LossCurves, LossRuns, Ready, Started, StartedByImport, TrialTiming
+from autotune.runtime.protocol import (
+    BranchRuns,
+    Data,
+    Finished,
+    LossCurves,
+    Ready,
+    Started,
+    StartedByImport,
+    Trainings,
+    TrialTiming,
+)
 from autotune.space.configuration import Configuration
 from autotune.stats.steady_state import MOST_SLOW_CALLS, SLOW_CALL_SECONDS, WINDOW_SECONDS, smallest_window
 from autotune.training.progress import Training
@@ -81,7 +92,7 @@ class SimulatedTrial:
         *,
         luck: float,
         timing: TrialTiming = IN_SEARCH,
-        losses: LossRuns | None = None,
+        losses: Trainings | None = None,
     ) -> None:
         self.configuration = configuration
         self.timing = timing
@@ -214,13 +225,18 @@ class SimulatedTrial:
         """How much faster than its pace the next slice is, as a logarithm."""
         return self._trials.random.gauss(0.0, self._trials.noise)
 
-    def finish(self, input_wait_seconds: float, timeout_seconds: float, *, thorough: bool = False) -> Finished:
-        """See `LiveTrial`."""
+    def finish(
+        self, input_wait_seconds: float, timeout_seconds: float, *, thorough: bool = False, save_state: str = ""
+    ) -> Finished:
+        """See `LiveTrial`. A saved state is an empty file."""
         self._require(_State.WARM)
+        if save_state:
+            Path(save_state).touch()
         self._pass(input_wait_seconds, self._trials.clock() + timeout_seconds)
         self._state = _State.ENDED
         waits = 1.0 - 1.0 / max(1.0, self._trials.freeze_gain(self.configuration))  # else nothing could be gained
         return Finished(
+            state_steps=self._trained // self.configuration.batch_size if save_state else None,
             peak_host_bytes=self._host_bytes(),
             peak_device_bytes=self._device_bytes(),
             input_wait_fraction=waits if input_wait_seconds > 0 else None,
@@ -234,6 +250,8 @@ class SimulatedTrial:
         deadline = self._requested + timeout_seconds
         self._pass(trials.start_seconds, deadline)
         self._fail_as_told(deadline)
+        if isinstance(runs, BranchRuns):
+            return self._branch(runs, deadline)
         step_seconds = self.configuration.batch_size / self._pace()
         steps = max(1, min(runs.most_steps, math.ceil(runs.seconds / step_seconds)))
         self._pass(steps * step_seconds * len(runs.seeds) * len(runs.scales), deadline)
@@ -252,6 +270,22 @@ class SimulatedTrial:
             ),
             gpus=trials.gpus,
         )
+
+    def _branch(self, runs: BranchRuns, deadline: float) -> LossCurves:
+        """Losses at probes: a larger batch needs more examples by the critical batch size; the linear rule suits."""
+        trials, size = self._trials, self.configuration.batch_size
+        self._pass(runs.examples * len(runs.seeds) * len(runs.scales) / self._pace(), deadline)
+        self._state = _State.ENDED
+        needs = (1 + size / trials.critical_batch) / (1 + runs.recorded_batch_size / trials.critical_batch)
+        curves = []
+        for scale in runs.scales:
+            off = abs(math.log(size / runs.recorded_batch_size / scale))
+            for seed in runs.seeds:
+                luck = 1.0 + SEED_SPREAD * random.Random(seed).uniform(-1.0, 1.0)
+                at = [runs.examples * (number + 1) / runs.probes for number in range(runs.probes)]
+                falls = [done / (needs * (1 + off)) / EXAMPLES_PER_FALL_OF_THE_LOSS for done in at]
+                curves.append(tuple(FIRST_LOSS * luck * math.exp(-fall) for fall in falls))
+        return LossCurves(curves=tuple(curves), gpus=trials.gpus)
 
     def kill(self) -> None:
         """See `LiveTrial`."""
@@ -374,6 +408,7 @@ class SimulatedTrials(Executor):
         examples: Per epoch; None for a dataset without an end.
         fits_together: Whether the configurations that are alive at once fit in memory; always, when None.
         learns: Whether a configuration's loss falls; always, when None.
+        critical_batch: The batch size that needs twice the examples of a very small one.
         freeze_gain: How much faster a slice is for the freeze before it, while another trial ran, as a factor: what a
             pipeline that waits for something else gains from a pause. 1 when None.
         leak: Bytes that a configuration loses with each example; 0 when None.
@@ -415,6 +450,7 @@ class SimulatedTrials(Executor):
         examples: int | None = 1437,
         fits_together: Callable[[Sequence[Configuration]], bool] | None = None,
         learns: Callable[[Configuration], bool] | None = None,
+        critical_batch: float = math.inf,
         freeze_gain: Callable[[Configuration], float] | None = None,
         leak: Callable[[Configuration], float] | None = None,
         device_leak: Callable[[Configuration], float] = lambda configuration: 0.0,
@@ -444,6 +480,7 @@ class SimulatedTrials(Executor):
         self.examples = examples
         self.fits_together = fits_together or (lambda configurations: True)
         self.learns = learns or (lambda configuration: True)
+        self.critical_batch = critical_batch
         self.freeze_gain = freeze_gain or _no_gain
         self.leak, self.device_leak = leak or (lambda configuration: 0.0), device_leak
         self.retraces, self.skipped_share = retraces, skipped_share
@@ -477,7 +514,7 @@ class SimulatedTrials(Executor):
         log: str,
         data: Data | None,
         timing: TrialTiming = IN_SEARCH,
-        losses: LossRuns | None = None,
+        losses: Trainings | None = None,
     ) -> SimulatedTrial:
         """See `Executor`; no log is written."""
         known = data in (None, Data(examples=self.examples, endless=self.examples is None))
@@ -492,7 +529,7 @@ class SimulatedTrials(Executor):
         return trial
 
     def process(
-        self, configuration: Configuration, *, luck: float, timing: TrialTiming, losses: LossRuns | None
+        self, configuration: Configuration, *, luck: float, timing: TrialTiming, losses: Trainings | None
     ) -> SimulatedTrial:
         """A trial that `launch` starts."""
         return SimulatedTrial(self, configuration, luck=luck, timing=timing, losses=losses)

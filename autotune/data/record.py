@@ -163,8 +163,25 @@ class ProcessLog(Frozen):
     peak_device_bytes: Count | None = None
     input_wait_fraction: Annotated[FiniteFloat, Field(ge=0, le=1)] | None = None
     outside_fraction: Annotated[FiniteFloat, Field(ge=0, le=1)] | None = None
+    state_steps: Count | None = None  # steps that it had trained when its weights and optimizer were saved
     ceilings: Ceilings | None = None
     no_profile: str = ""
+
+
+Rule = Literal["as is", "sqrt", "linear"]
+"""How a learning rate is scaled with the batch size."""
+
+
+class Branch(Frozen):
+    """Losses on a fixed probe, at the baseline's batch size and at a leader's, from the same state of the baseline."""
+
+    not_measured: str = ""  # why there are none, in half a sentence
+    after_steps: Count = 0  # that the baseline had trained when the trainings branched
+    examples: Count = 0  # that each training has trained on at its last probe; probes are at equal distances
+    baseline: Many[Many[FiniteFloat | None]] = ()  # by seed and probe; None where a loss was not finite
+    leader: dict[Rule, Many[Many[FiniteFloat | None]]] = Field(
+        default_factory=dict
+    )  # the same by rule of the learning rate
 
 
 class Standing(enum.StrEnum):
@@ -236,6 +253,7 @@ class TrialRecord(Frozen):
     slices: Many[Slice] = ()  # slices taken alone (the baseline's own)
     looks: Many[Looks] = ()  # of a leader's confirmation; the last ones are in force
     checks: Many[Check] = ()  # a leader's stability checks at the last look, and its losses compared
+    branch: Branch | None = None  # of a leader with another batch size: how it learns beside the baseline
     processes: Many[ProcessLog] = ()  # those that became warm, in order; the figures below follow from them
     stopped_by: Literal["narrow", "cannot_win", "behind", "ahead", "time"] | None = None
     throughput: Interval | None = None  # of a long training, epoch boundaries included

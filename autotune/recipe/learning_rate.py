@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import Any
 
 from autotune.data.errors import ApplyError
+from autotune.data.record import Rule
 from autotune.recipe.tf_private import keras
 
-Rule = Literal["as is", "sqrt", "linear"]
 RULES: tuple[Rule, ...] = ("as is", "sqrt", "linear")
 
 

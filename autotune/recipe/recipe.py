@@ -6,7 +6,6 @@ import codecs
 import functools
 import html
 import itertools
-import math
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,13 +19,13 @@ from autotune.data.figures import Interval
 from autotune.data.files import read_at_most, write_atomically
 from autotune.data.models import Amount, Count, KnobValue, Many, Positive, first_mistake
 from autotune.data.printable import one_line, with_article
+from autotune.data.record import Rule
 from autotune.machine.fingerprint import fingerprint
 from autotune.recipe import apply
 from autotune.recipe.evidence import BestCandidate, Evidence, Knobs, Part
 from autotune.recipe.tf_private import keras, tf
 from autotune.space.configuration import Configuration, DatasetConfig
 from autotune.stats.deciding import Verdict
-from autotune.stats.numerics import BatchLosses
 
 SCHEMA_VERSION = 1
 SCHEMA_FILE = Path(__file__).with_name("recipe.schema.json")
@@ -40,24 +39,25 @@ class MachineMismatchWarning(UserWarning):
     """The recipe was measured on a machine that differs from this one in what can change speed."""
 
 
-class LearningRate(Part):
-    """Two usual rules for scaling the learning rate with the batch size.
+class SameLoss(Part):
+    """How much sooner a larger batch reaches the losses that the baseline reaches; not final accuracy."""
 
-    Linear scaling suits SGD (arXiv:1706.02677), square-root scaling Adam and its kin (arXiv:2205.10287).
-    """
+    speedup: Interval = Field(description="The baseline's time over the recommendation's, to the same losses.")
+    examples_factor: Interval = Field(description="Examples that it needs, over the baseline's.")
+    by_rule: dict[str, Positive | None] = Field(description="That factor for each rule; null if it reaches no loss.")
+    examples: Count = Field(description="That each training trained on from where they branched.")
+    after_steps: Count = Field(description="Steps of the baseline before that.")
+    seeds: Count
+
+
+class LearningRate(Part):
+    """The learning rate of a configuration that trains other batches than the baseline."""
 
     batch_ratio: Positive = Field(description="Recommended batch size over the baseline's.")
-    linear_scale: Positive = Field(description="Factor for the learning rate by the linear rule.")
-    sqrt_scale: Positive = Field(description="Factor by the square-root rule.")
-    losses: BatchLosses | None = Field(None, description="What each rule did in short trainings; null if not run.")
-
-    @classmethod
-    def between(cls, batch_size: int, baseline: int, *, losses: BatchLosses | None = None) -> LearningRate | None:
-        """Return the rules for a change of batch size; None when it did not change."""
-        if batch_size == baseline:
-            return None
-        ratio = batch_size / baseline
-        return cls(batch_ratio=ratio, linear_scale=ratio, sqrt_scale=round(math.sqrt(ratio), 4), losses=losses)
+    rule: Rule = Field("as is", description="That was tested best: `as is`, `sqrt` or `linear` in the ratio.")
+    factor: Positive = Field(1.0, description="Of the learning rate, by that rule.")
+    same_loss: SameLoss | None = Field(None, description="How it learns; null if that was not measured.")
+    not_measured: str = Field("", description="Why not.")
 
 
 class RecipeWorkload(Part):
@@ -331,7 +331,7 @@ class Recipe(Part):
         return self.model_copy(
             update={
                 "configuration": candidate.configuration,
-                "learning_rate": LearningRate.between(*sizes),
+                "learning_rate": None if sizes[0] == sizes[1] else LearningRate(batch_ratio=sizes[0] / sizes[1]),
                 "evidence": evidence.model_copy(update={"throughput": throughput, "speedup": faster}),
             }
         )

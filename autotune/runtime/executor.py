@@ -13,7 +13,16 @@ from typing import Literal, Protocol, Self
 from autotune.data.facts import Machine, WorkloadFacts
 from autotune.data.record import Outcome, Place, Slice
 from autotune.recipe.apply import environment
-from autotune.runtime.protocol import Data, Finished, LossCurves, LossRuns, Ready, Started, StartedByImport, TrialTiming
+from autotune.runtime.protocol import (
+    Data,
+    Finished,
+    LossCurves,
+    Ready,
+    Started,
+    StartedByImport,
+    Trainings,
+    TrialTiming,
+)
 from autotune.space.configuration import Configuration
 
 Clock = Callable[[], float]
@@ -87,10 +96,13 @@ class LiveTrial(Protocol):
     def measure_continuously(self, seconds: float, count: int, timeout_seconds: float) -> tuple[Slice, ...]:
         """Let it train for `count` slices without a pause between them, then freeze it again."""
 
-    def finish(self, input_wait_seconds: float, timeout_seconds: float, *, thorough: bool = False) -> Finished:
+    def finish(
+        self, input_wait_seconds: float, timeout_seconds: float, *, thorough: bool = False, save_state: str = ""
+    ) -> Finished:
         """Take the closing figures, and wait for the process to end.
 
-        Those of the baseline and of leaders are `thorough`: ceilings, and a profile where one is wanted.
+        Those of the baseline and of leaders are `thorough`: ceilings, and a profile where one is wanted. `save_state`
+        names a file that takes its weights and its optimizer first.
         """
 
     def loss_curves(self, timeout_seconds: float) -> LossCurves:
@@ -108,7 +120,13 @@ class SeatHandle(Protocol):
         """The host and devices on which its trials run."""
 
     def launch(
-        self, configuration: Configuration, *, log: str, data: Data | None, timing: TrialTiming, losses: LossRuns | None
+        self,
+        configuration: Configuration,
+        *,
+        log: str,
+        data: Data | None,
+        timing: TrialTiming,
+        losses: Trainings | None,
     ) -> LiveTrial:
         """Start a trial. Raises `TrialFailed`, `SeatLost`."""
 
@@ -172,7 +190,7 @@ class Executor(abc.ABC):
         log: str,
         data: Data | None,
         timing: TrialTiming = IN_SEARCH,
-        losses: LossRuns | None = None,
+        losses: Trainings | None = None,
     ) -> LiveTrial:
         """Start a trial on a seat, the first one where none is named. Raises `TrialFailed`, `SeatLost`.
 

@@ -15,7 +15,7 @@ from autotune.recipe.apply import environment
 from autotune.runtime.containment import remove_all_layers
 from autotune.runtime.executor import IN_SEARCH, Executor, Isolation, TrialFailed
 from autotune.runtime.places import WHOLE, place_variables, scale_threads, whole_host, whole_of
-from autotune.runtime.protocol import Data, LossRuns, TrialRequest, TrialTiming
+from autotune.runtime.protocol import Data, Trainings, TrialRequest, TrialTiming
 from autotune.runtime.sources import fingerprint_of, fingerprint_of_script
 from autotune.runtime.template_process import IMPORT_SECONDS, Mode, Template, TemplateDied
 from autotune.runtime.trial_process import Profiled, TrialProcess
@@ -82,7 +82,7 @@ class LocalSeat:
         log: str,
         data: Data | None,
         timing: TrialTiming = IN_SEARCH,
-        losses: LossRuns | None = None,
+        losses: Trainings | None = None,
     ) -> TrialProcess:
         """See `executor.SeatHandle`. Raises `WorkloadError` if the workload's file has changed since it was opened."""
         scaled = scale_threads(configuration, self.place)

@@ -69,6 +69,10 @@ class BranchRuns(Frozen):
     seconds: FiniteFloat  # no step begins later than this, of all trainings together
 
 
+Trainings = LossRuns | BranchRuns
+"""Trainings for their losses alone."""
+
+
 class Data(Frozen):
     """The facts about the dataset that the first trial finds out; later trials receive them."""
 
@@ -102,7 +106,7 @@ class TrialRequest(Frozen):
     data: Data | None = None  # None to check the dataset's elements and count them
     count_seconds: FiniteFloat = 5.0  # how long each count may take
     timing: TrialTiming
-    losses: LossRuns | None = None  # run these trainings, and time nothing
+    losses: Trainings | None = None  # run these trainings, and time nothing
     script: ScriptFacts | None = None  # of a script that is tuned as it is
 
 
@@ -155,6 +159,7 @@ class Finish(Frozen):
     input_wait_seconds: FiniteFloat = 0.0  # how long the input-wait counterfactual may take; 0 for none
     ceilings: bool = False  # also measure how fast the input and the step are alone
     profile: bool = False  # profile steps at the end, into `profile/` beside the log
+    save_state: str = ""  # file that takes weights and optimizer, before anything else is trained; empty for none
 
 
 class Started(Data):
@@ -209,7 +214,7 @@ class SliceDone(Frozen):
 
 
 class LossCurves(Frozen):
-    """The loss of each step, by training; None where it was not finite.
+    """The loss of each step, or at each probe of a branch, by training; None where it was not finite.
 
     There are no curves where the model reports no loss. A single training is empty if its learning rate cannot be set.
     """
@@ -227,6 +232,7 @@ class Finished(Frozen):
     peak_device_bytes: int | None
     input_wait_fraction: FiniteFloat | None
     outside_fraction: FiniteFloat | None = None  # of a call: what passes outside of TensorFlow
+    state_steps: Count | None = None  # steps that it had trained when its state was saved; None if it was not
     ceilings: Ceilings | None = None
     no_profile: str = ""  # why there is none, where one was asked for
 

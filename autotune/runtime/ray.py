@@ -27,7 +27,7 @@ from autotune.data.record import Outcome, Place, Slice
 from autotune.runtime.executor import IN_SEARCH, Executor, Isolation, SeatHandle, SeatLost, WarmUp
 from autotune.runtime.logs import open_log
 from autotune.runtime.places import WHOLE, whole_of
-from autotune.runtime.protocol import Data, Finished, LossCurves, LossRuns, TrialTiming
+from autotune.runtime.protocol import Data, Finished, LossCurves, Trainings, TrialTiming
 from autotune.runtime.ray_actor import Host, OpenedSeat, SeatActor, SeatSettings
 from autotune.runtime.template_process import IMPORT_SECONDS
 from autotune.runtime.trial_process import Profiled
@@ -64,8 +64,10 @@ class RayTrial:
         answer: tuple[Slice, ...] = self._call("measure_continuously", timeout_seconds, seconds=seconds, count=count)
         return answer
 
-    def finish(self, input_wait_seconds: float, timeout_seconds: float, *, thorough: bool = False) -> Finished:
-        """See `executor.LiveTrial`."""
+    def finish(
+        self, input_wait_seconds: float, timeout_seconds: float, *, thorough: bool = False, save_state: str = ""
+    ) -> Finished:
+        """See `executor.LiveTrial`. No state is saved: the trials that would branch from it may run on another host."""
         asked = {"input_wait_seconds": input_wait_seconds, "thorough": thorough}
         answer: Finished = self._call("finish", timeout_seconds, **asked)
         self.kill()
@@ -139,7 +141,7 @@ class RaySeat:
         log: str,
         data: Data | None,
         timing: TrialTiming = IN_SEARCH,
-        losses: LossRuns | None = None,
+        losses: Trainings | None = None,
     ) -> RayTrial:
         """See `executor.SeatHandle`."""
         options = {"data": data, "timing": timing, "losses": losses}

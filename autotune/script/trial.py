@@ -34,6 +34,7 @@ from autotune.script.strategies import open_when_building, refuse_another_scope
 from autotune.space.configuration import Configuration
 from autotune.training import gauges
 from autotune.training.boundary import Refits
+from autotune.training.branch import branch_losses
 from autotune.training.fit import Parts, refuse_idle_precision, set_compiled, time_fit
 from autotune.training.losses import loss_curves
 
@@ -201,6 +202,16 @@ class FitTraining(TrialHooks):
         if "precision" in call.settings.changes:
             refuse_idle_precision(model, str(configuration["precision"]))
         examples = call.examples(dataset)
+        if isinstance(request.losses, protocol.BranchRuns):
+            found = branch_losses(
+                model,
+                lambda: train.one_epoch,
+                call.validation(),
+                request.losses,
+                batch_size=call.batch_used or configuration.batch_size,
+            )
+            self.channel.send(protocol.LossCurves(curves=found, gpus=gauges.gpu_names()))
+            return
         if request.losses is not None:
             curves = loss_curves(lambda: model, lambda: train.one_epoch, configuration, request.losses, examples)
             self.channel.send(protocol.LossCurves(curves=curves, gpus=gauges.gpu_names()))

@@ -12,11 +12,12 @@ from autotune.recipe import apply
 from autotune.recipe.apply import strategy_of
 from autotune.recipe.tf_private import inputs_of, keras, tf
 from autotune.runtime.failures import call_user, is_out_of_memory, make_strategy_error
-from autotune.runtime.protocol import Channel, LossCurves, TrialRequest
+from autotune.runtime.protocol import BranchRuns, Channel, LossCurves, TrialRequest
 from autotune.script.workload import Workload, call_with_config
 from autotune.space.configuration import Configuration
 from autotune.space.knobs import KNOBS
 from autotune.training import gauges
+from autotune.training.branch import Curves, branch_losses
 from autotune.training.fit import Parts, refuse_idle_precision, set_compiled, time_fit
 from autotune.training.losses import loss_curves
 from autotune.training.pipeline import BATCHES, ENDLESS, Batches, batches_in, elements_in, refuse_uneven
@@ -28,6 +29,9 @@ def run(request: TrialRequest, channel: Channel, workload: Workload, configurati
     """Run one trial of a workload to its end."""
     if request.losses is not None:
         single = configuration.replace(steps_per_execution=1, persistent_iterator=False)
+        if isinstance(request.losses, BranchRuns):
+            channel.send(LossCurves(curves=_branch(workload, single, request.losses), gpus=gauges.gpu_names()))
+            return
         curves = loss_curves(
             lambda: compiled_model(workload, single),
             lambda: _pipeline(training_data(workload, single, examine=False), workload, single).dataset,
@@ -61,6 +65,18 @@ def run(request: TrialRequest, channel: Channel, workload: Workload, configurati
         explain=explain,
     )
     time_fit(request, channel, configuration, parts)
+
+
+def _branch(workload: Workload, configuration: Configuration, runs: BranchRuns) -> Curves:
+    """Train from the baseline's state, on batches of the size that is recorded, for the losses on held-out examples."""
+    recorded = configuration.replace(batch_size=runs.recorded_batch_size)
+
+    def batches() -> tf.data.Dataset:
+        return _pipeline(training_data(workload, recorded, examine=False), workload, recorded).dataset
+
+    held_out = validation_data(workload, recorded, training_data(workload, recorded, examine=False))
+    model = compiled_model(workload, configuration)
+    return branch_losses(model, batches, held_out, runs, batch_size=configuration.batch_size)
 
 
 # --------------------------------------------------------------------------------------------- its datasets

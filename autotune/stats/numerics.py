@@ -5,12 +5,8 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from typing import Annotated
-
-from pydantic import Field, FiniteFloat
 
 from autotune.data.figures import Check
-from autotune.data.models import Frozen
 from autotune.stats.intervals import CONFIDENCE, t_quantile
 
 NAME = "numerics_parity"
@@ -50,39 +46,6 @@ def check_parity(float32: Sequence[Curve], curve: Curve) -> Check:
 def cannot_tell(why: str) -> Check:
     """Return the check where too little was seen; `why` is half a sentence."""
     return Check(name=NAME, passed=True, detail=f"cannot tell: {why}")
-
-
-class BatchLosses(Frozen, strict=True):
-    """Training losses after equal numbers of examples, at the recommended batch size and at the baseline's.
-
-    Each is the mean over the last third of the examples and over several seeds' weights; None where it was
-    not finite, or where the learning rate cannot be set because it follows a schedule.
-    """
-
-    examples: Annotated[int, Field(ge=1)]
-    baseline: FiniteFloat
-    baseline_spread: Annotated[FiniteFloat, Field(ge=0)]  # by how much one more training would differ
-    unscaled: FiniteFloat | None  # at the recommended one, with the learning rate as it is
-    sqrt_scaled: FiniteFloat | None  # with the learning rate times the square root of the batches' ratio
-    linear_scaled: FiniteFloat | None  # with the learning rate times the batches' ratio
-
-
-def batch_losses(before: Sequence[Curve], after: Sequence[Curve], *, examples: int) -> BatchLosses | None:
-    """Compare the late losses of these curves, a curve for each seed; None where the baseline's are not finite."""
-    # `after` has the seeds three times: with the learning rate as it is, scaled by the root, scaled linearly.
-    seeds, ends = len(before), [_late(curve) for curve in before]
-    if not math.isfinite(sum(ends)):
-        return None
-    scaled = (_mean([_late(curve) for curve in after[start : start + seeds]]) for start in range(0, 3 * seeds, seeds))
-    unscaled, root, linear = (loss if math.isfinite(loss) else None for loss in scaled)
-    return BatchLosses(
-        examples=examples,
-        baseline=statistics.fmean(ends),
-        baseline_spread=_half_width(ends) * math.sqrt(1 + 1 / seeds),
-        unscaled=unscaled,
-        sqrt_scaled=root,
-        linear_scaled=linear,
-    )
 
 
 def _late(curve: Curve) -> float:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from autotune.data.figures import LogInterval
+from autotune.data.record import Branch, Rule
 from autotune.stats.intervals import CONFIDENCE, t_quantile
 
 FEWEST_SEEDS = 4  # two to choose the learning-rate rule by, and two to measure it on
@@ -26,7 +27,7 @@ Curve = Sequence[tuple[int, float]]
 class ExamplesNeeded:
     """How many times the baseline's examples a larger batch needs to the same losses."""
 
-    rule: str  # of the learning rate, with which that is so
+    rule: Rule  # of the learning rate, with which that is so
     log_ratio: LogInterval  # over seeds; the logarithm of a factor
     degrees: float
 
@@ -61,7 +62,25 @@ def _reached(examples: np.ndarray, losses: np.ndarray, wanted: np.ndarray) -> np
     return np.asarray(np.interp(-wanted, -losses[falls], examples[falls]))
 
 
-def examples_needed(ratios: Mapping[str, Sequence[float | None]]) -> ExamplesNeeded | None:
+def log_ratios(branch: Branch) -> dict[Rule, list[float | None]]:
+    """Return `log_examples_ratio` of each seed, for each rule whose trainings all came to their end."""
+    probes = len(branch.baseline[0]) if branch.baseline else 0
+    at = [round(branch.examples * (place + 1) / probes) for place in range(probes)]
+
+    def curve(losses: Sequence[float | None]) -> Curve | None:
+        finite = [loss for loss in losses if loss is not None]
+        return [*zip(at, finite, strict=True)] if len(finite) == probes else None
+
+    found: dict[Rule, list[float | None]] = {}
+    for rule, trainings in branch.leader.items():
+        if not all(trainings):
+            continue  # its learning rate could not be scaled
+        pairs = [(curve(own), curve(other)) for own, other in zip(branch.baseline, trainings, strict=True)]
+        found[rule] = [None if None in pair else log_examples_ratio(*pair) for pair in pairs]  # type: ignore[arg-type]
+    return found
+
+
+def examples_needed(ratios: Mapping[Rule, Sequence[float | None]]) -> ExamplesNeeded | None:
     """Return the examples needed with the best learning-rate rule, without rewarding the choice of it.
 
     The rule is chosen on one half of the seeds and measured on the other, and the other way round.

@@ -22,6 +22,7 @@ from autotune.runtime.protocol import Channel, Finish, TrialRequest
 from autotune.space.configuration import Configuration
 from autotune.space.variables import without_caches
 from autotune.training.boundary import kept_call_seconds, mean_seconds, measure_between_epochs, take_over
+from autotune.training.branch import save_state
 from autotune.training.clock import LongEpoch, StepClock
 from autotune.training.gauges import Gauge, Retracing, Weights, skipped_steps_gauge
 from autotune.training.pipeline import count_data, fill_caches, validation_batches
@@ -191,6 +192,10 @@ class FitSession(TrainingSession):
         )
         validating = between.boundary.validation_seconds * parts.validation_share
         return replace(between, boundary=between.boundary.model_copy(update={"validation_seconds": validating}))
+
+    def save_state(self, file: Path) -> bool:
+        """See `TrainingSession`."""
+        return getattr(self.parts.model, "optimizer", None) is not None and save_state(self.parts.model, file)
 
     def close(self, finish: Finish, clock: StepClock) -> dict[str, Any]:
         """Measure the wait for input by the step alone, and the ceilings of input and step."""

@@ -57,6 +57,10 @@ class TrainingSession(abc.ABC):
     def gauges(self) -> list[Gauge]:
         """Return the gauges that only this kind of training has."""
 
+    def save_state(self, file: Path) -> bool:
+        """Save weights and optimizer, where this kind of training can go on from them; return whether it did."""
+        return False
+
     @abc.abstractmethod
     def close(self, finish: Finish, clock: StepClock) -> dict[str, Any]:
         """Measure the fields of `Finished` that take time, and return them."""
@@ -119,7 +123,9 @@ class TimedTrial:
             None where that was all. Otherwise the steps to profile: one call of the train function at each item, and
             then `send_final`.
         """
+        saved = bool(finish.save_state) and self._session.save_state(Path(finish.save_state))
         figures = Finished(
+            state_steps=self._session.progress.steps if saved else None,
             peak_host_bytes=peak_host_bytes(),
             peak_device_bytes=gauges.device_bytes("peak"),
             input_wait_fraction=None,

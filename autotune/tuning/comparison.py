@@ -132,14 +132,14 @@ class MeasuredProcess:
             after += measured.seconds
         return stamped[::-1]
 
-    def close(self, input_wait_seconds: float, *, thorough: bool = False) -> None:
+    def close(self, input_wait_seconds: float, *, thorough: bool = False, save_state: str = "") -> None:
         """Take the closing figures and end it. Raises TrialFailed where training has ruined the weights."""
         # Without closing figures the slices stand all the same.
         assert self.live is not None
         patience = self.deadline.closing(PATIENCE_SECONDS)
         try:
             with self._failures(), self.run.turn.released():
-                finished = self.live.finish(input_wait_seconds, patience, thorough=thorough)
+                finished = self.live.finish(input_wait_seconds, patience, thorough=thorough, save_state=save_state)
             self.trial.note_closing(finished)
         except TrialFailed as failure:
             if failure.outcome is Outcome.NONFINITE:

@@ -11,27 +11,23 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from autotune.data.figures import Check, Interval, Profile
-from autotune.data.options import Options
 from autotune.data.record import Outcome, Phase, TrialRecord
 from autotune.recipe.evidence import Watch
 from autotune.runtime.executor import DeviceUnavailable, TrialFailed
 from autotune.space.configuration import Configuration
 from autotune.stats.bottleneck import NOT_INSTALLED
-from autotune.stats.numerics import BatchLosses
 from autotune.stats.stability import DEVICE_GROWTH, HOST_GROWTH, check_hangs, check_memory_growth
 from autotune.tuning.comparison import MeasuredProcess
 from autotune.tuning.costs import slice_length
 from autotune.tuning.events import Began
-from autotune.tuning.learning import Trainings, compare_batch_sizes
-from autotune.tuning.loop import CHECK_SHARE, SearchResult
+from autotune.tuning.loop import SearchResult
 from autotune.tuning.opening import Invocation, Opened
 from autotune.tuning.rules import Limits, call_seconds, memory_of, memory_samples
-from autotune.tuning.run import CLOSING_SECONDS, Deadline, Run
+from autotune.tuning.run import Deadline, Run
 from autotune.tuning.seat import BASELINE_SECONDS
 from autotune.tuning.trial import Trial, limit_of
 
 SLICES_AT_ONCE = 8  # of a watch, between which the user may stop it
-LEAST_LOSSES_SECONDS = 12.0  # for comparing training losses at another batch size: with less, it is not begun
 READ_SECONDS = 60.0
 FOLDER = "profile"  # of a trial's directory
 
@@ -110,22 +106,6 @@ def _checks(
     boundary = trial.epoch_cost.seconds or 0.0
     found.append(check_hangs(calls, calls[:1], boundary_seconds=boundary))
     return tuple(found)
-
-
-def compare_losses_of_winner(found: SearchResult, run: Run, options: Options) -> BatchLosses | None:
-    """Compare training losses at the recommended batch size, where time is left."""
-    champion = found.state.champion
-    left = options.budget - CLOSING_SECONDS - run.clock()
-    if champion is None or run.interrupted() or left < LEAST_LOSSES_SECONDS or not (seat := run.calm_seat):
-        return None
-    configuration = found.confirmations[champion.number].trial.configuration
-    if configuration.update_size == run.baseline.update_size:
-        return None
-    heading = f"comparing training losses at batch_size={configuration.batch_size}"
-    seconds = min(left, max(LEAST_LOSSES_SECONDS, CHECK_SHARE * options.budget))
-    ends = run.clock() + seconds
-    with Trainings(run, seat=seat, ends=ends, heading=heading) as trainings:
-        return compare_batch_sizes(trainings, configuration)
 
 
 def note_profiles(run: Run) -> None:

@@ -177,6 +177,9 @@ class Knowledge:
             ratio=self.claim(leader),
             pair_seconds=expected,
             least_pair_seconds=least,
+            unlearned=leader.trial.branch is None
+            and self._run.state_file is not None
+            and leader.trial.configuration.update_size != self._run.baseline.update_size,
         )
 
     def beside_leader(self, leader: LeaderTrials) -> list[TrialRecord]:

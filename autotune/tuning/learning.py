@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
-import math
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from autotune.data.figures import Check
-from autotune.data.record import Outcome
+from autotune.data.record import Branch, Outcome, TrialRecord
+from autotune.recipe.learning_rate import RULES, factor_of
+from autotune.runtime import protocol
 from autotune.runtime.executor import DeviceUnavailable, SeatLost, TrialFailed
-from autotune.runtime.protocol import LossRuns
+from autotune.runtime.protocol import BranchRuns, LossRuns
 from autotune.space.configuration import Configuration
 from autotune.space.knobs import KNOBS, Numerics
-from autotune.stats.numerics import FEWEST_STEPS, NAME, BatchLosses, batch_losses, cannot_tell, check_parity
+from autotune.stats.numerics import NAME, cannot_tell, check_parity
 from autotune.tuning.events import Began, Notice
 from autotune.tuning.run import Interrupted, Run, reclassify_busy_gpu
 
 Curves = Sequence[Sequence[float | None]]
 
 PARITY_SEEDS, PARITY_STEPS = (0, 1, 2, 3, 4), 200
-BATCH_SEEDS, BATCH_STEPS = (0, 1, 2), 400  # seeds of the weights, and steps of the baseline's training
+BRANCH_SEEDS, FEWEST_BRANCH_SEEDS = 8, 5
+BRANCH_STEPS = 400  # of the baseline, from the branch: the most that each training lasts
+FEWEST_UPDATES = 16  # of the larger batch, for each training
+PROBES, PROBE_EXAMPLES = 16, 512
+PROBING = 1.5  # what evaluating the probe makes of a training's time
 LEAST_SECONDS = 0.2  # of one training, its compilation not counted
 
 
@@ -80,22 +86,43 @@ class Trainings:
         """Return losses by step, for each scale of the learning rate and each seed; empty where there are none."""
         # Raises TrialFailed, DeviceUnavailable, Interrupted. Batches of the size `recorded` are recorded where they
         # are not yet; no step of the first training begins after `seconds`.
-        if self.run.interrupted():
-            raise Interrupted
-        self._count += 1
-        if self._count == 1:
-            self.run.observe(Began(text=self._heading))
-        if self._scratch is None:  # a name that nothing of others can have
-            self._scratch = Path(tempfile.mkdtemp(prefix="scratch-", dir=self.run.directory.path))
-        log = self.run.directory.log_directory / f"losses-{self._count}.log"
         losses = LossRuns(
-            folder=str((self._scratch / f"batch-{recorded}").resolve()),
+            folder=self._folder(f"batch-{recorded}"),
             recorded_batch_size=recorded,
             seeds=seeds,
             scales=scales,
             most_steps=steps,
             seconds=seconds,
         )
+        return self._train(configuration, losses)
+
+    def branch_curves(self, configuration: Configuration, *, state: str, runs: Mapping[str, Any]) -> Curves:
+        """Return the losses on the probe of trainings that branch from a state; `runs` are more of `BranchRuns`."""
+        # Raises TrialFailed, DeviceUnavailable, Interrupted.
+        recorded = self.run.baseline.batch_size
+        made = BranchRuns(
+            state=state,
+            folder=self._folder(f"branch-{recorded}"),
+            recorded_batch_size=recorded,
+            probe_examples=PROBE_EXAMPLES,
+            probes=PROBES,
+            seconds=max(1.0, self.left()),
+            **runs,
+        )
+        return self._train(configuration, made)
+
+    def _folder(self, name: str) -> str:
+        if self._scratch is None:  # a name that nothing of others can have
+            self._scratch = Path(tempfile.mkdtemp(prefix="scratch-", dir=self.run.directory.path))
+        return str((self._scratch / name).resolve())
+
+    def _train(self, configuration: Configuration, losses: protocol.Trainings) -> Curves:
+        if self.run.interrupted():
+            raise Interrupted
+        self._count += 1
+        if self._count == 1:
+            self.run.observe(Began(text=self._heading))
+        log = self.run.directory.log_directory / f"losses-{self._count}.log"
         with reclassify_busy_gpu(), self.run.turn.released():
             live = self.run.executor.launch(
                 configuration, seat=self._seat, log=str(log.resolve()), data=self.run.data, losses=losses
@@ -153,40 +180,57 @@ def _refuse_lost(failure: TrialFailed, run: Run) -> None:
         raise failure
 
 
-def compare_batch_sizes(trainings: Trainings, configuration: Configuration) -> BatchLosses | None:
-    """Return losses of a configuration beside the baseline's, after equal numbers of examples."""
-    # They are reported and never refuse anything: the learning rate is the user's to choose. None where too
-    # little could be trained; a notice says so.
-    run, size = trainings.run, configuration.batch_size
-    why = "too few steps were trained"
+class NotMeasured(Exception):
+    """How a leader learns was not measured; the message is half a sentence."""
+
+
+def branch(trainings: Trainings, leader: TrialRecord) -> Branch:
+    """Train the baseline and a leader with another batch size from the same state, for their losses on a probe.
+
+    Raises:
+        NotMeasured: There is no state to begin with, too little time, or the training has no such losses.
+        Interrupted: The user stops the run.
+    """
+    run, configuration = trainings.run, Configuration(leader.configuration)
+    baseline = run.records[0]
+    steps = next((log.state_steps for log in reversed(baseline.processes) if log.state_steps is not None), None)
+    if run.state_file is None or steps is None or not run.state_file.exists():
+        raise NotMeasured("the state of the baseline's training could not be saved")
+    seeds, examples = _branch_size(trainings, leader)
+
+    def train(configuration: Configuration, scales: Sequence[float]) -> Curves:
+        runs = {"seeds": tuple(range(seeds)), "scales": tuple(scales), "examples": examples}
+        curves = trainings.branch_curves(configuration, state=str(run.state_file), runs=runs)
+        if len(curves) != seeds * len(scales) or not any(map(len, curves)):
+            raise NotMeasured("its losses did not come within the time there was")
+        return curves
+
+    factors = {rule: factor_of(rule, configuration.update_size / run.baseline.update_size) for rule in RULES}
     try:
-        losses = _batch_losses(trainings, configuration)
-    except Interrupted:
-        losses, why = None, "the run was stopped"
+        before, after = train(run.baseline, [1.0]), train(configuration, list(factors.values()))
     except TrialFailed as failure:
-        losses, why = None, failure.reason
-    if losses is None:
-        run.observe(Notice(text=f"the loss at batch_size={size} was not compared: {why}"))
-    return losses
-
-
-def _batch_losses(trainings: Trainings, configuration: Configuration) -> BatchLosses | None:
-    baseline = trainings.run.baseline
-    recorded, ratio = baseline.batch_size, configuration.batch_size / baseline.batch_size
-    seconds = trainings.seconds_each(len(BATCH_SEEDS), share=0.4)
-    if seconds < LEAST_SECONDS:
-        return None
-    before = trainings.curves(baseline, recorded=recorded, seeds=BATCH_SEEDS, steps=BATCH_STEPS, seconds=seconds)
-    examples = len(before[0]) * recorded if before else 0
-    steps = examples // configuration.batch_size
-    if steps < FEWEST_STEPS:
-        return None
-    after = trainings.curves(
-        configuration,
-        recorded=recorded,
-        seeds=BATCH_SEEDS,
-        steps=steps,
-        seconds=trainings.left(),
-        scales=(1.0, math.sqrt(ratio), ratio),
+        raise NotMeasured(failure.reason) from failure
+    by_rule = {rule: after[place * seeds : (place + 1) * seeds] for place, rule in enumerate(factors)}
+    return Branch(
+        after_steps=steps,
+        examples=examples,
+        baseline=tuple(map(tuple, before)),
+        leader={rule: tuple(map(tuple, curves)) for rule, curves in by_rule.items()},
     )
-    return batch_losses(before, after, examples=examples)
+
+
+def _branch_size(trainings: Trainings, leader: TrialRecord) -> tuple[int, int]:
+    """Return how many seeds, and on how many examples each training trains, as the time allows. Raises NotMeasured."""
+    baseline = trainings.run.records[0]
+    rates = [record.throughput for record in (baseline, leader)]
+    assert rates[0] is not None and rates[1] is not None
+    seconds_per_example = PROBING * (1 / rates[0].value + len(RULES) / rates[1].value)
+    starts = sum(record.first_step_seconds or 1.0 for record in (baseline, leader))
+    most = BRANCH_STEPS * int(baseline.configuration["batch_size"])
+    least = FEWEST_UPDATES * int(leader.configuration["batch_size"])
+    for seeds in (BRANCH_SEEDS, FEWEST_BRANCH_SEEDS):
+        held = int((trainings.left() - starts) / (seeds * seconds_per_example))
+        if held >= least:
+            return seeds, min(held, max(most, least))
+    needed = FEWEST_BRANCH_SEEDS * least * seconds_per_example + starts
+    raise NotMeasured(f"it takes about {needed:.0f} s, and {trainings.left():.0f} s were kept for it")

@@ -17,7 +17,7 @@ from functools import partial
 from autotune.data.errors import MeasuringStoppedError, NoStableConfigurationError
 from autotune.data.figures import Check
 from autotune.data.options import Options
-from autotune.data.record import Outcome, Pairing, Phase
+from autotune.data.record import Branch, Outcome, Pairing, Phase
 from autotune.runtime.executor import SeatLost
 from autotune.space.configuration import Configuration, find_conflict
 from autotune.space.space_file import ResolvedSpace
@@ -28,9 +28,10 @@ from autotune.tuning.confirmation import FreshPairs, LeaderTrials
 from autotune.tuning.events import Notice
 from autotune.tuning.knowledge import Knowledge, parity_checks
 from autotune.tuning.leaders import Leaders
-from autotune.tuning.learning import Trainings, compare_numerics, numerics_of
+from autotune.tuning.learning import NotMeasured, Trainings, branch, compare_numerics, numerics_of
 from autotune.tuning.policy import (
     Action,
+    CompareLearning,
     CompareLosses,
     Confirm,
     End,
@@ -50,6 +51,7 @@ from autotune.tuning.state import State
 from autotune.tuning.trial import Trial
 
 CHECK_SHARE = 0.1  # of the budget: what comparing losses may take, all together
+LEARNING_SHARE = 0.25  # the same for comparing how leaders with another batch size learn
 CATCH_UP_SHARE = 0.05  # of the time that is left: what writing an earlier invocation's trials to the study may take
 LATEST_CANDIDATES = 5  # what another candidate takes is the median of so many
 
@@ -99,6 +101,7 @@ class Loop:
         pairs = FreshPairs(run, deadline, timeout=timeout)
         self._leaders = Leaders(run, knowledge, pairs, limits=limits, min_gain=options.min_gain)
         self._check_seconds = CHECK_SHARE * options.budget
+        self._learning_seconds = LEARNING_SHARE * options.budget
         self._durations: list[float] = []
         self._looks_since = 0
         self._time_is_up = False
@@ -130,7 +133,7 @@ class Loop:
         """Return whether no other seat may work meanwhile."""
         executor = self._run.executor
         if executor.whole is not None:
-            return isinstance(action, (FreshPair, CompareLosses))
+            return isinstance(action, (FreshPair, CompareLosses, CompareLearning))
         hosts = [executor.place(seat).host for seat in executor.seats]
         if not isinstance(action, FreshPair) or len(set(hosts)) == len(hosts):
             return False
@@ -168,6 +171,8 @@ class Loop:
                     self._measure(self._run.trials[number], seat, again=True)
                 case CompareLosses(candidate=number):
                     self._compare_losses(self._run.trials[number], seat)
+                case CompareLearning(leader=number):
+                    self._compare_learning(number, seat)
                 case Confirm(candidate=number):
                     seat.end_baseline(examine=False)
                     self._leaders.begin(self._run.trials[number], error=error_of(self.state().next_leader))
@@ -216,6 +221,7 @@ class Loop:
             or not (self._proposals.exhausted or self._proposals.nothing_fits or limit),
             exhausted=self._proposals.exhausted,
             check_seconds=self._check_seconds,
+            learning_seconds=self._learning_seconds,
             prior=knowledge.process_prior(),
             looks_since=self._looks_since,
             busy=self._seats.busy,
@@ -315,6 +321,23 @@ class Loop:
         if not seat.imports_first(configuration):
             return False
         return state.left < self._import_seconds + 2 * state.candidate_seconds + 4 * state.first_pair_seconds
+
+    def _compare_learning(self, number: int, seat: Seat) -> None:
+        """Compare how a confirmed leader learns with how the baseline does, from the same state."""
+        run, began, trial = self._run, self._run.clock(), self._run.trials[number]
+        seat.end_baseline(examine=False)
+        heading = f"comparing how fast losses fall: {run.changes(trial.configuration)}"
+        ends = min(began + self._learning_seconds, self._options.searching - CLOSING_SECONDS)
+        with Trainings(run, seat=run.executor.whole or seat.name, ends=ends, heading=heading) as trainings:
+            try:
+                trial.branch = branch(trainings, run.records[number])
+            except NotMeasured as why:
+                trial.branch = Branch(not_measured=str(why))
+                run.observe(
+                    Notice(text=f"how batch size {trial.configuration.batch_size} learns was not measured: {why}")
+                )
+        run.keep(run.records[number].model_copy(update={"branch": trial.branch}), announce=False)
+        self._learning_seconds = max(0.0, self._learning_seconds - (run.clock() - began))
 
     def _compare_losses(self, trial: Trial, seat: Seat) -> None:
         """See whether a leader learns as float32 without XLA does."""

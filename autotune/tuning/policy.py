@@ -54,6 +54,13 @@ class CompareLosses:
 
 
 @dataclass(frozen=True)
+class CompareLearning:
+    """Train a confirmed leader and the baseline from the same state, for the examples that both need to a loss."""
+
+    leader: int
+
+
+@dataclass(frozen=True)
 class Confirm:
     """Begin a leader's confirmation."""
 
@@ -86,7 +93,7 @@ class End:
     by: EndedBy
 
 
-Action = TryAnother | LookAgain | CompareLosses | Confirm | FreshPair | GiveUp | Wait | End
+Action = TryAnother | LookAgain | CompareLosses | CompareLearning | Confirm | FreshPair | GiveUp | Wait | End
 
 
 def next_action(state: State) -> Action:
@@ -108,6 +115,9 @@ def _next_action(state: State) -> Action:
             return GiveUp(state.open.number)
         fits = state.left >= state.open.least_pair_seconds
         return FreshPair(state.open.number) if fits else _use_the_rest(state, state.open.candidate)
+    champion = state.champion
+    if champion is not None and champion.unlearned and champion.number not in state.busy and state.learning_seconds > 0:
+        return CompareLearning(champion.number)
     if is_settled(state):
         return _narrow(state) or End(EndedBy.SETTLED if state.more_candidates else EndedBy.EXHAUSTED)
     if state.contenders:

@@ -39,15 +39,7 @@ ROUND_TO_SECONDS, MARGIN = 10, 1.5  # of the budget that is named to go on with
 LEAST_GO_ON_SECONDS = 60.0
 
 
-def recommend(
-    *,
-    found: SearchResult,
-    watched: Watch | None,
-    batch_losses: numerics.BatchLosses | None,
-    run: Run,
-    record: RunRecord,
-    options: Options,
-) -> Recipe:
+def recommend(*, found: SearchResult, watched: Watch | None, run: Run, record: RunRecord, options: Options) -> Recipe:
     """Make the recipe: of the champion, or of the baseline if nothing was confirmed to be faster."""
     assert record.workload is not None and record.search_space is not None
     workload = record.workload
@@ -57,12 +49,20 @@ def recommend(
     configuration = run.baseline
     if champion is not None:
         configuration = found.confirmations[champion.number].trial.configuration
+    learning = None if champion is None else learning_of(champion, found, run)
     return Recipe(
         configuration=dict(configuration),
         baseline=dict(run.baseline),
-        evidence=_evidence(found, champion, watched, run, workload, measured=batch_losses is not None),
+        evidence=_evidence(
+            found,
+            champion,
+            watched,
+            run,
+            workload,
+            measured=False if learning is None else learning.same_loss is not None,
+        ),
         candidate=None if champion is not None else _best_candidate(found, watched, run, options.min_gain),
-        learning_rate=LearningRate.between(configuration.update_size, run.baseline.update_size, losses=batch_losses),
+        learning_rate=learning,
         machine=record.machine,
         workload=RecipeWorkload(
             name=workload.name,
@@ -88,6 +88,41 @@ def recommend(
             spent_seconds=run.clock(),
         ),
     )
+
+
+def learning_of(champion: Leader, found: SearchResult, run: Run) -> LearningRate | None:
+    """Return how a leader with another batch size learns, by its record; None for one with the baseline's."""
+    trial = found.confirmations[champion.number].trial
+    ratio = trial.configuration.update_size / run.baseline.update_size
+    if ratio == 1:
+        return None
+    branch = trial.branch or Branch(not_measured="no time was left for it")
+    ratios = log_ratios(branch)
+    needed = None if branch.not_measured else examples_needed(ratios)
+    if needed is None or champion.ratio is None:
+        why = branch.not_measured or "it does not reach the losses that the baseline reaches"
+        return LearningRate(batch_ratio=ratio, not_measured=why)
+    degrees = max(1, champion.processes - 1)
+    sooner = same_loss_speedup(champion.ratio, degrees, needed)
+    return LearningRate(
+        batch_ratio=ratio,
+        rule=needed.rule,
+        factor=factor_of(needed.rule, ratio),
+        same_loss=SameLoss(
+            speedup=sooner.ratio,
+            examples_factor=needed.log_ratio.ratio,
+            by_rule={rule: _factor(values) for rule, values in ratios.items()},
+            examples=branch.examples,
+            after_steps=branch.after_steps,
+            seeds=len(branch.baseline),
+        ),
+    )
+
+
+def _factor(ratios: Sequence[float | None]) -> float | None:
+    """Return the mean factor of examples; None where a seed reaches none of the losses."""
+    known = [ratio for ratio in ratios if ratio is not None]
+    return math.exp(statistics.fmean(known)) if known and len(known) == len(ratios) else None
 
 
 def _spread(chosen: TrialRecord, run: Run) -> TrialRecord | None:

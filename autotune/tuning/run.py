@@ -10,6 +10,7 @@ import random
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from autotune.data.credentials import mask_text
 from autotune.data.options import Objective
@@ -93,6 +94,7 @@ class Run:
     records: dict[int, TrialRecord] = field(default_factory=dict)  # every trial's record, by number
     trials: dict[int, Trial] = field(default_factory=dict)  # every trial, by number: those that run, too
     numbers: Iterator[int] = field(default_factory=itertools.count)
+    state_file: Path | None = None  # takes the baseline's weights and optimizer; None where nothing will need them
     spent_before: float = 0.0  # seconds of earlier invocations that do not count for the budget
     credentials: tuple[str, ...] = ()  # which no record may hold
     turn: Turn = field(default_factory=Turn)

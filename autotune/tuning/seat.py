@@ -234,7 +234,10 @@ class Seat:
         trial = self._live.trial
         examine = examine and trial.latest("ceilings") is None
         try:
-            self._live.close(INPUT_WAIT_SECONDS if examine else QUICK_INPUT_WAIT_SECONDS, thorough=examine)
+            seconds = INPUT_WAIT_SECONDS if examine else QUICK_INPUT_WAIT_SECONDS
+            state = self._run.state_file
+            state = state if state is not None and not state.exists() else None
+            self._live.close(seconds, thorough=examine, save_state="" if state is None else str(state))
         except TrialFailed as failure:
             raise baseline_error(self._run, trial, failure) from failure
         finally:

@@ -62,6 +62,7 @@ class Leader:
     ratio: LogInterval | None  # the claim so far, at the level of its looks; None before the second process
     pair_seconds: float = 1.0  # what the next fresh pair takes
     least_pair_seconds: float = 1.0  # what one takes that has few slices, because the time is short
+    unlearned: bool = False  # it trains other batches than the baseline, and its learning was not compared yet
 
     @property
     def standing(self) -> Standing:
@@ -84,6 +85,7 @@ class State:
     more_candidates: bool = True  # whether there is another one to try, and it is allowed
     exhausted: bool = False  # whether the search space has no other one
     check_seconds: float = 0.0  # what is left of the time for comparing losses
+    learning_seconds: float = 0.0  # the same for comparing how leaders with another batch size learn
     prior: ProcessPrior = USUAL_PRIOR  # how far a fresh pair of processes may lie from its mean
     looks_since: int = 0  # looks again since the last new candidate
     busy: frozenset[int] = frozenset()  # trials that are being measured on other seats

@@ -10,7 +10,7 @@ from typing import Any
 
 from autotune.data.figures import Bottleneck, Check, Interval, Profile
 from autotune.data.options import Objective
-from autotune.data.record import Looks, Outcome, Pair, Pairing, Phase, Place, ProcessLog, Slice, TrialRecord
+from autotune.data.record import Branch, Looks, Outcome, Pair, Pairing, Phase, Place, ProcessLog, Slice, TrialRecord
 from autotune.runtime.executor import TrialFailed, WarmUp
 from autotune.runtime.protocol import Finished
 from autotune.space.configuration import Configuration
@@ -24,7 +24,7 @@ UNKNOWN_WAIT_ERROR = 0.1  # of the input wait, where a single slice has no sprea
 MOST_PAIRS_AGAIN = 4  # of an instance, for those that were disturbed
 _RAW = (
     *("started_at", "pairing", "stopped_by", "instances", "seconds"),
-    *("processes", "pairs", "slices", "looks", "checks"),
+    *("processes", "pairs", "slices", "looks", "checks", "branch"),
 )
 """Fields of a record that a trial holds as they are."""
 _LATEST = (
@@ -62,6 +62,7 @@ class Trial:
         self.slices: tuple[Slice, ...] = ()  # that are no candidate's
         self.looks: tuple[Looks, ...] = ()
         self.checks: tuple[Check, ...] = ()
+        self.branch: Branch | None = None  # of a leader: how it learns
         self.failure: TrialFailed | None = None  # of a leader: why it cannot be recommended at all
         self.instance_seconds: list[float] = []  # of a leader: what each pair of processes took in this invocation
         self._rated: tuple[object, list[RatedPair]] = (None, [])  # for which pairs and costs, and the pairs rated
@@ -214,6 +215,7 @@ class Trial:
             slices=self.slices,
             looks=self.looks,
             checks=self.checks,
+            branch=self.branch,
             processes=self.processes,
             stopped_by=self.stopped_by,
             speedup=self.speedup,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from autotune.data.credentials import MASK, masked_names
 from autotune.data.errors import ArgumentError
-from autotune.data.facts import Machine, WorkloadReference
+from autotune.data.facts import Machine, Trains, WorkloadReference
 from autotune.data.files import write_atomically
 from autotune.data.options import Options, read_options
 from autotune.data.record import Place
@@ -23,9 +23,9 @@ from autotune.runtime.local import LocalExecutor
 from autotune.runtime.places import cut_cores, group_gpus, restrict_to_seat
 from autotune.runtime.ray import RayExecutor
 from autotune.script.loading import refuse_while_loading
-from autotune.space.space_file import SearchSpace, find_search_space, shipped_names
+from autotune.space.space_file import ResolvedSpace, SearchSpace, find_search_space, shipped_names
 from autotune.tuning.candidates import Sampler
-from autotune.tuning.ending import compare_losses_of_winner, note_profiles, watch_winner
+from autotune.tuning.ending import note_profiles, watch_winner
 from autotune.tuning.events import Notice, Observer, RunBegan, count_interruptions
 from autotune.tuning.loop import Loop
 from autotune.tuning.opening import (
@@ -51,6 +51,7 @@ from autotune.tuning.surroundings import samples_of, worth_notes
 from autotune.tuning.trial import now_utc
 
 DEFAULT_BUDGET_SECONDS = 600.0
+STATE = "state.npz"  # of the baseline's training, in its trial's directory while the run lasts
 WAIT_ADVICE = "--wait starts this one when that has ended"
 
 
@@ -270,6 +271,8 @@ def tune_with(invocation: Invocation, written: SearchSpace | None) -> Recipe:
             opened.seat.keep_baseline()
         record = complete_run_record(opened, invocation, written.source, space)
         directory.write_run(record)
+        if _may_change_batch(space, opened, invocation):
+            run.state_file = directory.trial_directory(0) / STATE
         sampler = Sampler(
             space, file=directory.study_file, name=opened.facts.name, seed=options.seed, several=run.several
         )
@@ -289,13 +292,22 @@ def tune_with(invocation: Invocation, written: SearchSpace | None) -> Recipe:
         recipe = recommend(
             found=found,
             watched=watch_winner(found, opened, invocation),
-            batch_losses=compare_losses_of_winner(found, run, options),
             run=run,
             record=record,
             options=options.recorded,
         )
         recipe.save(directory.recipe_file)
+        if run.state_file is not None:
+            run.state_file.unlink(missing_ok=True)
         return recipe
+
+
+def _may_change_batch(space: ResolvedSpace, opened: Opened, invocation: Invocation) -> bool:
+    """Return whether a leader may train other batches, and its learning can be compared with the baseline's."""
+    script = opened.facts.script
+    loop = script is not None and script.trains is Trains.LOOP
+    varies = "batch_size" in space.choices and "global_batch" not in opened.run.baseline
+    return varies and not loop and invocation.executor.machine is None
 
 
 def _tell_worth(opened: Opened, invocation: Invocation) -> None:
