@@ -142,6 +142,8 @@ class SimulatedTrial:
         self._pass(warmup_seconds, deadline)
         self._trained += round(warmup_seconds * pace)
         self._state = _State.WARM
+        if self.timing.save_state:
+            Path(self.timing.save_state).touch()
         return WarmUp(
             started=self._started(),
             ready=Ready(
@@ -157,6 +159,7 @@ class SimulatedTrial:
                 epoch_seconds=epoch_seconds if by_epochs else None,
                 run_in_seconds=self._run_in_seconds(pace),
                 uncounted_seconds=0.0 if by_epochs else trials.uncounted_seconds,
+                state_steps=self._trained // self.configuration.batch_size if self.timing.save_state else None,
             ),
             launch_seconds=LAUNCH_SECONDS,
             first_step_seconds=first_step_seconds,
@@ -225,18 +228,13 @@ class SimulatedTrial:
         """How much faster than its pace the next slice is, as a logarithm."""
         return self._trials.random.gauss(0.0, self._trials.noise)
 
-    def finish(
-        self, input_wait_seconds: float, timeout_seconds: float, *, thorough: bool = False, save_state: str = ""
-    ) -> Finished:
-        """See `LiveTrial`. A saved state is an empty file."""
+    def finish(self, input_wait_seconds: float, timeout_seconds: float, *, thorough: bool = False) -> Finished:
+        """See `LiveTrial`."""
         self._require(_State.WARM)
-        if save_state:
-            Path(save_state).touch()
         self._pass(input_wait_seconds, self._trials.clock() + timeout_seconds)
         self._state = _State.ENDED
         waits = 1.0 - 1.0 / max(1.0, self._trials.freeze_gain(self.configuration))  # else nothing could be gained
         return Finished(
-            state_steps=self._trained // self.configuration.batch_size if save_state else None,
             peak_host_bytes=self._host_bytes(),
             peak_device_bytes=self._device_bytes(),
             input_wait_fraction=waits if input_wait_seconds > 0 else None,

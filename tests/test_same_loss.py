@@ -70,7 +70,7 @@ def test_the_same_loss_interval_covers_the_truth():
         mean = float(np.mean(processes))
         throughput = LogInterval(value=mean, low=mean - half, high=mean + half, count=4)
         needed = examples_needed({"as is": random.normal(0.4, 0.1, 8).tolist()})
-        found = same_loss_speedup(throughput, 3, needed)
+        found = same_loss_speedup(throughput, needed, degrees=3)
         held += found.low <= math.log(4.0) - 0.4 <= found.high
     assert 0.92 <= held / 400 <= 0.98
 

@@ -179,9 +179,8 @@ class Branch(Frozen):
     after_steps: Count = 0  # that the baseline had trained when the trainings branched
     examples: Count = 0  # that each training has trained on at its last probe; probes are at equal distances
     baseline: Many[Many[FiniteFloat | None]] = ()  # by seed and probe; None where a loss was not finite
-    leader: dict[Rule, Many[Many[FiniteFloat | None]]] = Field(
-        default_factory=dict
-    )  # the same by rule of the learning rate
+    # The same by rule of the learning rate.
+    leader: dict[Rule, Many[Many[FiniteFloat | None]]] = Field(default_factory=dict)
 
 
 class Standing(enum.StrEnum):

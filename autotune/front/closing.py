@@ -127,33 +127,28 @@ def _energy(joules: float | None) -> str:
 
 
 def _show_learning_rate(rule: LearningRate, recipe: Recipe, console: RichConsole) -> None:
-    say(
-        f"The batch size is {rule.batch_ratio:g} times the baseline's. The usual rules multiply the learning rate by "
-        f"{rule.sqrt_scale:.2f} (Adam) or {rule.linear_scale:g} (SGD). Compare the held-out loss before a long "
-        "training.",
-        console,
-    )
-    script, losses = recipe.workload.script, rule.losses
+    """Say how the recommended batch size learns, beside the baseline's."""
+    script, found, size = recipe.workload.script, rule.same_loss, recipe.configuration["batch_size"]
+    if found is None:
+        say(
+            f"How batch size {size} learns was not measured: {rule.not_measured}. Compare the held-out loss before a "
+            "long training.",
+            console,
+        )
+    else:
+        rate = "as it is" if rule.rule == "as is" else f"× {rule.factor:.3g} ({rule.rule})"
+        say(
+            f"The losses of the next {found.examples:,} examples after {found.after_steps:,} steps are reached "
+            f"{found.speedup.shown()} sooner with the learning rate {rate}. Final accuracy, other schedules and later "
+            "training are not promised.",
+            console,
+        )
     if script is not None and script.schedule is not None:
         say(
             f"The learning rate follows a {script.schedule} in steps, and the number of steps per epoch changes: "
             "scale its steps.",
             console,
         )
-    if losses is None:
-        return
-    before, after = str(recipe.baseline["batch_size"]), str(recipe.configuration["batch_size"])
-    scaled = {
-        "as it is": losses.unscaled,
-        f"× {rule.sqrt_scale:.2f}": losses.sqrt_scaled,
-        f"× {rule.linear_scale:g}": losses.linear_scaled,
-    }
-    headings = ("batch", "learning rate", f"training loss after {losses.examples:,} examples")
-    rows = [
-        (before, "as it is", f"{losses.baseline:.4g} ± {losses.baseline_spread:.2g}"),
-        *((after, scale, "–" if loss is None else f"{loss:.4g}") for scale, loss in scaled.items()),
-    ]
-    console.print("", table(headings, rows, show_edge=False), "", sep="\n")
 
 
 def _watch_in_words(watch: Watch, unit: str) -> str:

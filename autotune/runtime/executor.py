@@ -96,13 +96,10 @@ class LiveTrial(Protocol):
     def measure_continuously(self, seconds: float, count: int, timeout_seconds: float) -> tuple[Slice, ...]:
         """Let it train for `count` slices without a pause between them, then freeze it again."""
 
-    def finish(
-        self, input_wait_seconds: float, timeout_seconds: float, *, thorough: bool = False, save_state: str = ""
-    ) -> Finished:
+    def finish(self, input_wait_seconds: float, timeout_seconds: float, *, thorough: bool = False) -> Finished:
         """Take the closing figures, and wait for the process to end.
 
-        Those of the baseline and of leaders are `thorough`: ceilings, and a profile where one is wanted. `save_state`
-        names a file that takes its weights and its optimizer first.
+        Those of the baseline and of leaders are `thorough`: ceilings, and a profile where one is wanted.
         """
 
     def loss_curves(self, timeout_seconds: float) -> LossCurves:

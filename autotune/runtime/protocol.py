@@ -55,7 +55,7 @@ class LossRuns(Frozen):
 class BranchRuns(Frozen):
     """Trainings that branch from the baseline's state, for their losses on a fixed probe, instead of a timed training.
 
-    Each scale of the learning rate is run with all seeds before the next scale.
+    The answer has all seeds of a scale of the learning rate before those of the next scale.
     """
 
     state: str  # file of the baseline's weights and optimizer
@@ -95,6 +95,7 @@ class TrialTiming:
     warmup_seconds: FiniteFloat  # the longest usual warm-up after the first step
     boundary: Boundary | None = None  # taken over from the baseline; None to measure it
     longest_boundary_epoch_seconds: Positive | None = None  # that of longer epochs is not measured; None for no limit
+    save_state: str = ""  # file that takes weights and optimizer once the trial is warm; empty for none
 
 
 class TrialRequest(Frozen):
@@ -159,7 +160,6 @@ class Finish(Frozen):
     input_wait_seconds: FiniteFloat = 0.0  # how long the input-wait counterfactual may take; 0 for none
     ceilings: bool = False  # also measure how fast the input and the step are alone
     profile: bool = False  # profile steps at the end, into `profile/` beside the log
-    save_state: str = ""  # file that takes weights and optimizer, before anything else is trained; empty for none
 
 
 class Started(Data):
@@ -203,6 +203,7 @@ class Ready(Frozen):
     warmup_steps: Count | None = None  # steps that count in no slice
     run_in_seconds: Amount = 0.0  # trained after each freeze before a slice begins
     boundary: Boundary | None = None  # measured here; None if taken over, or epochs are whole or endless
+    state_steps: Count | None = None  # steps that it had trained when its state was saved; None if it was not
     uncounted_seconds: Amount = 0.0  # how long a slice may take beyond what counts in it
 
 
@@ -232,7 +233,6 @@ class Finished(Frozen):
     peak_device_bytes: int | None
     input_wait_fraction: FiniteFloat | None
     outside_fraction: FiniteFloat | None = None  # of a call: what passes outside of TensorFlow
-    state_steps: Count | None = None  # steps that it had trained when its state was saved; None if it was not
     ceilings: Ceilings | None = None
     no_profile: str = ""  # why there is none, where one was asked for
 

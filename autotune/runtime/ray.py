@@ -64,10 +64,8 @@ class RayTrial:
         answer: tuple[Slice, ...] = self._call("measure_continuously", timeout_seconds, seconds=seconds, count=count)
         return answer
 
-    def finish(
-        self, input_wait_seconds: float, timeout_seconds: float, *, thorough: bool = False, save_state: str = ""
-    ) -> Finished:
-        """See `executor.LiveTrial`. No state is saved: the trials that would branch from it may run on another host."""
+    def finish(self, input_wait_seconds: float, timeout_seconds: float, *, thorough: bool = False) -> Finished:
+        """See `executor.LiveTrial`."""
         asked = {"input_wait_seconds": input_wait_seconds, "thorough": thorough}
         answer: Finished = self._call("finish", timeout_seconds, **asked)
         self.kill()

@@ -130,17 +130,11 @@ class TrialProcess:
             if self._clock.standstills == before or thrown_away == MOST_REPEATS:
                 return tuple(part.model_copy(update={"standstills": thrown_away}) for part in slices)
 
-    def finish(
-        self, input_wait_seconds: float, timeout_seconds: float, *, thorough: bool = False, save_state: str = ""
-    ) -> protocol.Finished:
+    def finish(self, input_wait_seconds: float, timeout_seconds: float, *, thorough: bool = False) -> protocol.Finished:
         """See `executor.LiveTrial`."""
         before, deadline = self._clock.standstills, self._clock() + timeout_seconds
         profile = self._profile == "all" or (self._profile == "finalists" and thorough)
-        self._command(
-            protocol.Finish(
-                input_wait_seconds=input_wait_seconds, ceilings=thorough, profile=profile, save_state=save_state
-            )
-        )
+        self._command(protocol.Finish(input_wait_seconds=input_wait_seconds, ceilings=thorough, profile=profile))
         figures = self._expect(protocol.Finished, deadline)
         if input_wait_seconds > 0:
             with contextlib.suppress(TrialFailed):  # the trial has ended; the figures before the wait stand

@@ -63,8 +63,8 @@ def _reached(examples: np.ndarray, losses: np.ndarray, wanted: np.ndarray) -> np
 
 
 def log_ratios(branch: Branch) -> dict[Rule, list[float | None]]:
-    """Return `log_examples_ratio` of each seed, for each rule whose trainings all came to their end."""
-    probes = len(branch.baseline[0]) if branch.baseline else 0
+    """Return `log_examples_ratio` of each seed whose trainings came to their end, for each rule that could be tried."""
+    probes = max(map(len, branch.baseline), default=0)
     at = [round(branch.examples * (place + 1) / probes) for place in range(probes)]
 
     def curve(losses: Sequence[float | None]) -> Curve | None:
@@ -72,10 +72,14 @@ def log_ratios(branch: Branch) -> dict[Rule, list[float | None]]:
         return [*zip(at, finite, strict=True)] if len(finite) == probes else None
 
     found: dict[Rule, list[float | None]] = {}
-    for rule, trainings in branch.leader.items():
-        if not all(trainings):
-            continue  # its learning rate could not be scaled
-        pairs = [(curve(own), curve(other)) for own, other in zip(branch.baseline, trainings, strict=True)]
+    tried = {rule: trainings for rule, trainings in branch.leader.items() if any(trainings)}
+    ended = [all(seed) for seed in zip(branch.baseline, *tried.values(), strict=True)]
+    for rule, trainings in tried.items():
+        pairs = [
+            (curve(own), curve(other))
+            for own, other, is_whole in zip(branch.baseline, trainings, ended, strict=True)
+            if is_whole
+        ]
         found[rule] = [None if None in pair else log_examples_ratio(*pair) for pair in pairs]  # type: ignore[arg-type]
     return found
 
@@ -110,16 +114,19 @@ def examples_needed(ratios: Mapping[Rule, Sequence[float | None]]) -> ExamplesNe
     )
 
 
-def same_loss_speedup(throughput: LogInterval, degrees: float, needed: ExamplesNeeded) -> LogInterval:
+def same_loss_speedup(
+    throughput: LogInterval, needed: ExamplesNeeded, *, degrees: float, confidence: float = CONFIDENCE
+) -> LogInterval:
     """Return the logarithm of the baseline's time over the larger batch's to reach the same losses.
 
     Args:
-        throughput: The logarithm of the ratio of samples per second, with its 95% interval.
-        degrees: The degrees of freedom of that.
+        throughput: The logarithm of the ratio of samples per second.
         needed: The examples needed.
+        degrees: The degrees of freedom of `throughput`.
+        confidence: The level of its interval. The level of the result is 95%.
     """
-    parts = [(throughput, degrees), (needed.log_ratio, needed.degrees)]
-    variances = [(part.half_width / t_quantile(CONFIDENCE, own)) ** 2 for part, own in parts]
+    parts = [(throughput, degrees, confidence), (needed.log_ratio, needed.degrees, CONFIDENCE)]
+    variances = [(part.half_width / t_quantile(level, own)) ** 2 for part, own, level in parts]
     value, variance = throughput.value - needed.log_ratio.value, sum(variances)
     if not variance:
         return LogInterval(value=value, low=value, high=value, count=needed.log_ratio.count)

@@ -8,6 +8,7 @@ examples.
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import time
@@ -62,7 +63,9 @@ def branch_losses(
     *,
     batch_size: int,
 ) -> Curves:
-    """Return the losses on the probe, of each scale of the learning rate with all seeds.
+    """Return the losses on the probe, of each scale of the learning rate with all seeds; empty where time was short.
+
+    All scales of a seed are run before the next seed.
 
     Args:
         model: Compiled; `steps_per_execution` is 1.
@@ -83,22 +86,23 @@ def branch_losses(
     model.optimizer.build(model.trainable_variables)
     state = _read_state(model, runs.state)
     untouched = {name: np.asarray(variable) for name, variable in _rest(model).items()}
-    deadline, curves = time.perf_counter() + runs.seconds, list[tuple[float | None, ...]]()
-    before = 1.0
-    for scale in runs.scales:
+    deadline, before = time.perf_counter() + runs.seconds, 1.0
+    curves: dict[tuple[float, int], tuple[float | None, ...]] = {}
+    is_schedule = not isinstance(getattr(model.optimizer, "_learning_rate", None), keras.Variable)
+    for seed, scale in itertools.product(runs.seeds, runs.scales):
         try:
             scale_learning_rate(model.optimizer, scale / before)
         except ApplyError:
-            curves += [()] * len(runs.seeds)
             continue
+        if is_schedule and scale != before:  # it is part of the graph
+            model.make_train_function(force=True)
         before = scale
-        model.make_train_function(force=True)  # a schedule is part of its graph
-        for seed in runs.seeds:
-            keras.utils.set_random_seed(seed)
-            _assign(_variables(model), state)
-            _assign(_rest(model), untouched)
-            curves.append(_train(model, training, probe, runs, batch_size=batch_size, seed=seed, deadline=deadline))
-    return tuple(curves)
+        keras.utils.set_random_seed(seed)
+        _assign(_variables(model), state)
+        _assign(_rest(model), untouched)
+        curve = _train(model, training, probe, runs, batch_size=batch_size, seed=seed, deadline=deadline)
+        curves[scale, seed] = curve if len(curve) == runs.probes else ()
+    return tuple(curves.get((scale, seed), ()) for scale in runs.scales for seed in runs.seeds)
 
 
 def _rest(model: keras.Model) -> dict[str, Any]:

@@ -77,6 +77,7 @@ class StepClock:
         epoch_seconds: Longest epoch that is timed whole, unless it has very few calls.
         between_epochs: What lies between two epochs. None to raise LongEpoch where epochs are long.
         longest_boundary_epoch_seconds: What lies between epochs that are longer than this is not measured.
+        saves_state: Saves the warm training's weights and optimizer; returns whether it did.
         gauges: What is measured in each slice.
         freeze: Stops the process; returns when the tuner lets it continue.
         clock: Seconds, monotonic.
@@ -91,6 +92,7 @@ class StepClock:
         epoch_seconds: float,
         between_epochs: BetweenEpochs | None = None,
         longest_boundary_epoch_seconds: float = math.inf,
+        saves_state: Callable[[], bool] = lambda: False,
         gauges: Sequence[Gauge] = (),
         freeze: Callable[[], None] = freeze_own_group,
         clock: Callable[[], float] = time.perf_counter,
@@ -105,6 +107,7 @@ class StepClock:
         self.epoch_logs: Any = None  # ... of a whole epoch: Keras resets its means in each
         self._tuner = tuner
         self._between = between_epochs
+        self._saves_state = saves_state
         self._longest_boundary_epoch_seconds = longest_boundary_epoch_seconds
         self._epochs_before_restart = 0
         self._first_call_ended_at = math.inf
@@ -174,6 +177,7 @@ class StepClock:
                 compile_seconds=self.warm_up.compile_seconds,
                 call_seconds=self.warm_up.usual_call_seconds,
                 warmup_steps=self.progress.steps,
+                state_steps=self.progress.steps if self._saves_state() else None,
                 **figures,
             )
         )

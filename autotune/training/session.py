@@ -82,7 +82,7 @@ class TimedTrial:
         self._session, self._channel = session, channel
         self._profile_folder = Path(request.log).parent / PROFILE_FOLDER
         self._figures: Finished | None = None
-        facts = session.facts()
+        state, facts = request.timing.save_state, session.facts()
         channel.send(
             Started(
                 **session.data.model_dump(),
@@ -102,6 +102,7 @@ class TimedTrial:
             epoch_seconds=request.timing.epoch_seconds,
             between_epochs=between_epochs,
             longest_boundary_epoch_seconds=_longest_boundary_epoch(request.timing),
+            saves_state=lambda: bool(state) and session.save_state(Path(state)),
             gauges=[
                 *gauges.gpu_gauges(gauges.cards_in_use(session.strategy)),
                 gauges.measure_machine,
@@ -123,9 +124,7 @@ class TimedTrial:
             None where that was all. Otherwise the steps to profile: one call of the train function at each item, and
             then `send_final`.
         """
-        saved = bool(finish.save_state) and self._session.save_state(Path(finish.save_state))
         figures = Finished(
-            state_steps=self._session.progress.steps if saved else None,
             peak_host_bytes=peak_host_bytes(),
             peak_device_bytes=gauges.device_bytes("peak"),
             input_wait_fraction=None,

@@ -36,6 +36,7 @@ class MeasuredProcess:
         usual_start: Seconds that a start usually takes; None for what the trial's last start took.
         boundary: The cost between two epochs, where it is known; None to have the process measure it.
         slice_patience: Seconds to wait for a slice beyond three times its length.
+        save_state: A file that takes weights and optimizer once it is warm; empty for none.
         generous: How many times the usual length a wait must last before a timeout is the trial's fault.
         on_warm: Called with what the process reports once it is warm; the process ends if this raises.
     """
@@ -48,6 +49,7 @@ class MeasuredProcess:
     usual_start: float | None = None
     boundary: Boundary | None = None
     slice_patience: float = PATIENCE_SECONDS
+    save_state: str = ""
     generous: float = GENEROUS
     on_warm: Callable[[WarmUp], None] = lambda warm: None
     live: LiveTrial | None = field(default=None, init=False)
@@ -84,7 +86,12 @@ class MeasuredProcess:
                         seat=self.seat,
                         log=run.log_of(trial),
                         data=run.data,
-                        timing=replace(IN_SEARCH, boundary=self.boundary, longest_boundary_epoch_seconds=run.budget),
+                        timing=replace(
+                            IN_SEARCH,
+                            boundary=self.boundary,
+                            longest_boundary_epoch_seconds=run.budget,
+                            save_state=self.save_state,
+                        ),
                     )
                     trial.instances += 1
                     warm = live.warm_up(timeout)
@@ -132,14 +139,14 @@ class MeasuredProcess:
             after += measured.seconds
         return stamped[::-1]
 
-    def close(self, input_wait_seconds: float, *, thorough: bool = False, save_state: str = "") -> None:
+    def close(self, input_wait_seconds: float, *, thorough: bool = False) -> None:
         """Take the closing figures and end it. Raises TrialFailed where training has ruined the weights."""
         # Without closing figures the slices stand all the same.
         assert self.live is not None
         patience = self.deadline.closing(PATIENCE_SECONDS)
         try:
             with self._failures(), self.run.turn.released():
-                finished = self.live.finish(input_wait_seconds, patience, thorough=thorough, save_state=save_state)
+                finished = self.live.finish(input_wait_seconds, patience, thorough=thorough)
             self.trial.note_closing(finished)
         except TrialFailed as failure:
             if failure.outcome is Outcome.NONFINITE:

@@ -28,6 +28,8 @@ BRANCH_STEPS = 400  # of the baseline, from the branch: the most that each train
 FEWEST_UPDATES = 16  # of the larger batch, for each training
 PROBES, PROBE_EXAMPLES = 16, 512
 PROBING = 1.5  # what evaluating the probe makes of a training's time
+STEP_SECONDS = 0.004  # at least, of a step that is called by itself
+FINISHING = 0.8  # share of the time after which no step begins, so that the losses come within it
 LEAST_SECONDS = 0.2  # of one training, its compilation not counted
 
 
@@ -106,7 +108,7 @@ class Trainings:
             recorded_batch_size=recorded,
             probe_examples=PROBE_EXAMPLES,
             probes=PROBES,
-            seconds=max(1.0, self.left()),
+            seconds=max(1.0, FINISHING * self.left()),
             **runs,
         )
         return self._train(configuration, made)
@@ -201,7 +203,7 @@ def branch(trainings: Trainings, leader: TrialRecord) -> Branch:
     def train(configuration: Configuration, scales: Sequence[float]) -> Curves:
         runs = {"seeds": tuple(range(seeds)), "scales": tuple(scales), "examples": examples}
         curves = trainings.branch_curves(configuration, state=str(run.state_file), runs=runs)
-        if len(curves) != seeds * len(scales) or not any(map(len, curves)):
+        if len(curves) != seeds * len(scales) or not any(curves):
             raise NotMeasured("its losses did not come within the time there was")
         return curves
 
@@ -223,9 +225,13 @@ def _branch_size(trainings: Trainings, leader: TrialRecord) -> tuple[int, int]:
     """Return how many seeds, and on how many examples each training trains, as the time allows. Raises NotMeasured."""
     baseline = trainings.run.records[0]
     rates = [record.throughput for record in (baseline, leader)]
-    assert rates[0] is not None and rates[1] is not None
-    seconds_per_example = PROBING * (1 / rates[0].value + len(RULES) / rates[1].value)
-    starts = sum(record.first_step_seconds or 1.0 for record in (baseline, leader))
+    own, others = (
+        max(1 / rate.value, STEP_SECONDS / int(record.configuration["batch_size"]))
+        for rate, record in zip(rates, (baseline, leader), strict=True)
+        if rate is not None
+    )
+    seconds_per_example = PROBING / FINISHING * (own + len(RULES) * others)
+    starts = sum((record.first_step_seconds or 1.0) + (record.compile_seconds or 0.0) for record in (baseline, leader))
     most = BRANCH_STEPS * int(baseline.configuration["batch_size"])
     least = FEWEST_UPDATES * int(leader.configuration["batch_size"])
     for seeds in (BRANCH_SEEDS, FEWEST_BRANCH_SEEDS):

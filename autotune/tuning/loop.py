@@ -333,9 +333,8 @@ class Loop:
                 trial.branch = branch(trainings, run.records[number])
             except NotMeasured as why:
                 trial.branch = Branch(not_measured=str(why))
-                run.observe(
-                    Notice(text=f"how batch size {trial.configuration.batch_size} learns was not measured: {why}")
-                )
+                size = trial.configuration.batch_size
+                run.observe(Notice(text=f"how batch size {size} learns was not measured: {why}"))
         run.keep(run.records[number].model_copy(update={"branch": trial.branch}), announce=False)
         self._learning_seconds = max(0.0, self._learning_seconds - (run.clock() - began))
 

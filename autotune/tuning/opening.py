@@ -9,11 +9,12 @@ import random
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Literal
 
 from autotune.data.credentials import credential_values
 from autotune.data.errors import ArgumentError, NoStableConfigurationError, WorkloadError
-from autotune.data.facts import Machine, ScriptSettings, Trains, WorkloadFacts, WorkloadReference
+from autotune.data.facts import Machine, ScriptFacts, ScriptSettings, Trains, WorkloadFacts, WorkloadReference
 from autotune.data.options import Options, check_args
 from autotune.data.printable import with_article
 from autotune.data.run_directory import CREATED, SCRATCH, RunDirectory, RunRecord, SearchSpaceRecord, WorkloadRecord
@@ -44,6 +45,7 @@ from autotune.tuning.surroundings import (
 )
 
 BASELINE_SHARE = 0.35  # of the budget, until the baseline is warm, or `BASELINE_SECONDS` if that is more
+STATE = "state.npz"  # in the baseline's directory, while the run lasts
 DEFAULT_SPACE = {Device.CPU: "quick", Device.GPU: "gpu"}
 SEVERAL_SPACE = "several_gpus"  # where a seat has several devices, over which the training may be spread
 THOROUGH_SPACE = {Device.GPU: "gpu_thorough"}
@@ -230,6 +232,7 @@ def _new_run(invocation: Invocation, facts: WorkloadFacts, device: Device, inter
         executor=invocation.executor,
         clock=invocation.clock,
         budget=options.budget,
+        state_file=_state_file(invocation, script),
         observe=invocation.observe,
         interruptions=interruptions,
         rng=random.Random(options.seed),
@@ -243,6 +246,14 @@ def _new_run(invocation: Invocation, facts: WorkloadFacts, device: Device, inter
         spent_before=invocation.spent_before,
         credentials=credential_values(invocation.reference.args, {} if script is None else script.variables),
     )
+
+
+def _state_file(invocation: Invocation, script: ScriptFacts | None) -> Path | None:
+    """Return the file that takes the state of the baseline's training; None where no batch size can be compared."""
+    options, loop = invocation.options, script is not None and script.trains is Trains.LOOP
+    if options.fixed_batch or options.global_batch or loop or options.executor != "local":
+        return None
+    return invocation.directory.trial_directory(0).resolve() / STATE
 
 
 def _is_bracketed(facts: WorkloadFacts, invocation: Invocation) -> bool:

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 
 from autotune.data.figures import Check, Interval
 from autotune.data.options import Options
 from autotune.data.printable import first_line
-from autotune.data.record import Standing, TrialRecord, baseline_with_ceilings
+from autotune.data.record import Branch, Standing, TrialRecord, baseline_with_ceilings
 from autotune.data.run_directory import RunRecord, WorkloadRecord
 from autotune.recipe.advice import advice
 from autotune.recipe.evidence import FAILED_A_CHECK, BestCandidate, Confirmation, Evidence, PeakMemory, Stability, Watch
-from autotune.recipe.recipe import CreatedBy, LearningRate, Recipe, RecipeWorkload
+from autotune.recipe.learning_rate import factor_of
+from autotune.recipe.recipe import CreatedBy, LearningRate, Recipe, RecipeWorkload, SameLoss
 from autotune.space.configuration import Configuration
 from autotune.stats import numerics
 from autotune.stats.deciding import Verdict
 from autotune.stats.disturbance import gpu_figures
+from autotune.stats.same_loss import examples_needed, log_ratios, same_loss_speedup
 from autotune.stats.stability import DEVICE_GROWTH, DEVICE_MEMORY, HOST_GROWTH, THROTTLING
 from autotune.tuning import policy
 from autotune.tuning.learning import numerics_of
@@ -102,19 +105,21 @@ def learning_of(champion: Leader, found: SearchResult, run: Run) -> LearningRate
     if needed is None or champion.ratio is None:
         why = branch.not_measured or "it does not reach the losses that the baseline reaches"
         return LearningRate(batch_ratio=ratio, not_measured=why)
-    degrees = max(1, champion.processes - 1)
-    sooner = same_loss_speedup(champion.ratio, degrees, needed)
+    degrees = found.state.prior.degrees + champion.processes - 1
+    sooner = same_loss_speedup(champion.ratio, needed, degrees=degrees, confidence=champion.looks.confidence).ratio
+    if sooner is None or needed.log_ratio.ratio is None:
+        return LearningRate(batch_ratio=ratio, not_measured="its losses vary too much from seed to seed")
     return LearningRate(
         batch_ratio=ratio,
         rule=needed.rule,
         factor=factor_of(needed.rule, ratio),
         same_loss=SameLoss(
-            speedup=sooner.ratio,
+            speedup=sooner,
             examples_factor=needed.log_ratio.ratio,
             by_rule={rule: _factor(values) for rule, values in ratios.items()},
             examples=branch.examples,
             after_steps=branch.after_steps,
-            seeds=len(branch.baseline),
+            seeds=needed.log_ratio.count,
         ),
     )
 

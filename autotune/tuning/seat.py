@@ -142,7 +142,14 @@ class Seat:
         # `keep_baseline`, because this may turn out to be another training.
         run = self._run
         trial = earlier or run.new_trial(Phase.BASELINE, run.baseline)
-        baseline = LiveBaseline(run=run, deadline=self._deadline, trial=trial, seat=self.name, start_timeout=timeout)
+        baseline = LiveBaseline(
+            run=run,
+            deadline=self._deadline,
+            trial=trial,
+            seat=self.name,
+            start_timeout=timeout,
+            save_state="" if run.state_file is None or run.state_file.exists() else str(run.state_file),
+        )
         self._live, self._before, self.is_open = baseline, len(trial.slices), True
         if earlier is not None:
             run.announce(trial)
@@ -150,6 +157,7 @@ class Seat:
         while True:
             try:
                 baseline.start()
+                baseline.save_state = ""  # the first one's: a later process may not have trained as far
                 self._note_workload(trial, baseline.warm)
                 length = slice_length(baseline.warm)
                 most = max(1, min(BASELINE_SLICES, int(BASELINE_SLICES_SECONDS / length)))
@@ -234,10 +242,7 @@ class Seat:
         trial = self._live.trial
         examine = examine and trial.latest("ceilings") is None
         try:
-            seconds = INPUT_WAIT_SECONDS if examine else QUICK_INPUT_WAIT_SECONDS
-            state = self._run.state_file
-            state = state if state is not None and not state.exists() else None
-            self._live.close(seconds, thorough=examine, save_state="" if state is None else str(state))
+            self._live.close(INPUT_WAIT_SECONDS if examine else QUICK_INPUT_WAIT_SECONDS, thorough=examine)
         except TrialFailed as failure:
             raise baseline_error(self._run, trial, failure) from failure
         finally:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from autotune.data.credentials import MASK, masked_names
 from autotune.data.errors import ArgumentError
-from autotune.data.facts import Machine, Trains, WorkloadReference
+from autotune.data.facts import Machine, WorkloadReference
 from autotune.data.files import write_atomically
 from autotune.data.options import Options, read_options
 from autotune.data.record import Place
@@ -23,7 +23,7 @@ from autotune.runtime.local import LocalExecutor
 from autotune.runtime.places import cut_cores, group_gpus, restrict_to_seat
 from autotune.runtime.ray import RayExecutor
 from autotune.script.loading import refuse_while_loading
-from autotune.space.space_file import ResolvedSpace, SearchSpace, find_search_space, shipped_names
+from autotune.space.space_file import SearchSpace, find_search_space, shipped_names
 from autotune.tuning.candidates import Sampler
 from autotune.tuning.ending import note_profiles, watch_winner
 from autotune.tuning.events import Notice, Observer, RunBegan, count_interruptions
@@ -51,7 +51,6 @@ from autotune.tuning.surroundings import samples_of, worth_notes
 from autotune.tuning.trial import now_utc
 
 DEFAULT_BUDGET_SECONDS = 600.0
-STATE = "state.npz"  # of the baseline's training, in its trial's directory while the run lasts
 WAIT_ADVICE = "--wait starts this one when that has ended"
 
 
@@ -271,8 +270,9 @@ def tune_with(invocation: Invocation, written: SearchSpace | None) -> Recipe:
             opened.seat.keep_baseline()
         record = complete_run_record(opened, invocation, written.source, space)
         directory.write_run(record)
-        if _may_change_batch(space, opened, invocation):
-            run.state_file = directory.trial_directory(0) / STATE
+        if run.state_file is not None and "batch_size" not in space.choices:
+            run.state_file.unlink(missing_ok=True)
+            run.state_file = None
         sampler = Sampler(
             space, file=directory.study_file, name=opened.facts.name, seed=options.seed, several=run.several
         )
@@ -300,14 +300,6 @@ def tune_with(invocation: Invocation, written: SearchSpace | None) -> Recipe:
         if run.state_file is not None:
             run.state_file.unlink(missing_ok=True)
         return recipe
-
-
-def _may_change_batch(space: ResolvedSpace, opened: Opened, invocation: Invocation) -> bool:
-    """Return whether a leader may train other batches, and its learning can be compared with the baseline's."""
-    script = opened.facts.script
-    loop = script is not None and script.trains is Trains.LOOP
-    varies = "batch_size" in space.choices and "global_batch" not in opened.run.baseline
-    return varies and not loop and invocation.executor.machine is None
 
 
 def _tell_worth(opened: Opened, invocation: Invocation) -> None:
