@@ -140,6 +140,8 @@ def _show_learning_rate(rule: LearningRate, recipe: Recipe, console: RichConsole
             "scale its steps.",
             console,
         )
+    for change in () if script is None else script.batch_notes:
+        say(f"{change}.", console)
     if losses is None:
         return
     before, after = str(recipe.baseline["batch_size"]), str(recipe.configuration["batch_size"])
