@@ -64,7 +64,8 @@ class Optimizer:
 
 COUNTED = {
     "range": "it = iter(batches)\nfor i in range(5):  # here\n    step(next(it))\n",
-    "range_in_epochs": "for e in range(2):\n    it = iter(batches)\n    for i in range(5):  # here\n        step(next(it))\n",
+    "range_in_epochs": "for e in range(2):\n    it = iter(batches)\n    for i in range(5):  # here\n"
+    "        step(next(it))\n",
     "comprehension": "it = iter(batches)\n[step(next(it)) for i in range(5)]  # here\n",
     "while": "it, n = iter(batches), 0\nwhile n < 5:  # here\n    step(next(it))\n    n += 1\n",
     "while_around": "n = 0\nwhile n < 9:  # here\n    for b in batches:\n        step(b)\n        n = n + 1\n",
@@ -96,18 +97,24 @@ BY_DATA = {
     "sum_of_generator": "for e in range(2):\n    sum(step(b) for b in batches)  # steps\n",
     "early_stopping": "bad = 0\nfor e in range(9):\n    for b in batches:  # steps\n        loss = step(b)\n"
     "    bad += 1\n    if bad > 2:\n        break\n",
-    "loss_reached": "for e in range(2):\n    for b in batches:  # steps\n        if step(b) < 0.5:\n            break\n",
-    "counts_examples": "seen = 0\nfor e in range(2):\n    for b in batches:  # steps\n        step(b)\n        seen += len('ab')\n"
+    "loss_reached": "for e in range(2):\n    for b in batches:  # steps\n        if step(b) < 0.5:\n"
+    "            break\n",
+    "counts_examples": "seen = 0\nfor e in range(2):\n    for b in batches:  # steps\n        step(b)\n"
+    "        seen += len('ab')\n"
     "    if seen > 10:\n        break\n",
-    "function": "def train_epoch(data):\n    for b in data:  # steps\n        step(b)\nfor e in range(2):\n    train_epoch(batches)\n",
-    "generator": "def pairs():\n    for b in batches:  # steps\n        yield b\nfor e in range(2):\n    for b in pairs():\n"
+    "function": "def train_epoch(data):\n    for b in data:  # steps\n        step(b)\nfor e in range(2):\n"
+    "    train_epoch(batches)\n",
+    "generator": "def pairs():\n    for b in batches:  # steps\n        yield b\nfor e in range(2):\n"
+    "    for b in pairs():\n"
     "        step(b)\n",
     "next_to_the_end": "for e in range(2):\n    it = iter(batches)\n    while True:  # steps\n        try:\n"
     "            step(next(it))\n        except StopIteration:\n            break\n",
-    "next_or_none": "for e in range(2):\n    it = iter(batches)\n    while (b := next(it, None)) is not None:  # steps\n"
+    "next_or_none": "for e in range(2):\n    it = iter(batches)\n"
+    "    while (b := next(it, None)) is not None:  # steps\n"
     "        step(b)\n",
     "epochs_by_while": "e = 0\nwhile e < 2:\n    for b in batches:  # steps\n        step(b)\n    e += 1\n",
-    "other_function_around": "for run in range(1):\n    def train():\n        for b in batches:  # steps\n            step(b)\n"
+    "other_function_around": "for run in range(1):\n    def train():\n        for b in batches:  # steps\n"
+    "            step(b)\n"
     "    train()\n",
 }
 

@@ -111,6 +111,9 @@ class Evidence(Part):
     compile_seconds: Amount | None = Field(description="Trace and compile time of the recommended configuration.")
     baseline_compile_seconds: Amount | None
     break_even_samples: Count | None = Field(description="Samples that earn a longer compile time back, or 0.")
+    examples_per_epoch: Count | None = Field(
+        None, description="Examples that an epoch trained on with the recommended configuration; null if not known."
+    )
     peak_memory_bytes: PeakMemory
     baseline_peak_memory_bytes: PeakMemory
     joules_per_sample: Amount | None = Field(None, description="Energy of the GPUs; null if they do not report it.")

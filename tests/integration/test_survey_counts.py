@@ -1,7 +1,6 @@
 """What a script counts by steps, calls and batches: such a knob is held, with its line, or the dependence is named."""
 
 import textwrap
-from pathlib import Path
 from typing import Any
 
 import pytest
