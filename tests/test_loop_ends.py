@@ -61,6 +61,9 @@ class Optimizer:
         """So far."""
         return self.data.read
 
+    def apply_gradients(self, pairs: object) -> None:
+        """One update."""
+
 
 COUNTED = {
     "range": "it = iter(batches)\nfor i in range(5):  # here\n    step(next(it))\n",
@@ -134,6 +137,26 @@ def test_a_loop_that_a_number_of_steps_ends_is_found_with_the_line_that_counts(t
 @pytest.mark.parametrize("name", BY_DATA)
 def test_a_loop_that_reads_its_data_to_the_end_counts_nothing(tmp_path, name):
     assert loop_of(tmp_path, BY_DATA[name]) == StepLoop(line_with(BY_DATA[name], "# steps"), "")
+
+
+@pytest.mark.parametrize(
+    ("body", "is_found"),
+    [
+        ("if i % 2 == 0:  # here\n            evaluate(b)", True),
+        ("if (i + 1) % 2 == 0 and i:  # here\n            evaluate(b)", True),
+        ("if i % 2 == 0:  # here\n            print(i, float(b))", False),
+        ("if i % 2 == 0:  # here\n            optimizer.apply_gradients(zip([b], [b]))", False),
+        ("if b > 0:  # here\n            evaluate(b)", False),
+    ],
+)
+def test_work_at_every_so_many_steps_is_found_but_for_logs(tmp_path, body, is_found):
+    source = (
+        f"evaluate = step\nfor e in range(2):\n    for i, b in enumerate(batches):\n        {body}\n        step(b)\n"
+    )
+    found = loop_of(tmp_path, source)
+    assert found is not None
+    assert found.counted == ""
+    assert found.periodic == (line_with(source, "# here") if is_found else "")
 
 
 def test_a_step_outside_of_any_loop_has_none(tmp_path):

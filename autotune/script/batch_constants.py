@@ -14,13 +14,13 @@ from pathlib import Path
 from autotune.data.facts import Site
 from autotune.runtime.sources import parse_source
 from autotune.script.call_sites import calls_in, shown
+from autotune.script.loop_ends import LOGGING
+from autotune.script.settings import CALLS
 
 _FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
 _STEP_METHODS = {"call", "compute_loss", "train_step"}
 """Methods of models, layers and losses that Keras calls in a step."""
 _BATCH_SIZE = re.compile(r"_*(global_|train_)?batch_?size(_per_replica)?_*", re.IGNORECASE)
-_SAYS = {"print", "debug", "info", "log", "warning", "write", "format", "scalar", "set_description", "set_postfix"}
-"""Calls whose arguments change no weight."""
 _FIXED_BATCH = {"batch_shape": (), "batch_input_shape": (), "batch_size": ("Input", "InputLayer")}
 """Arguments that give a model's input a batch size of its own, and the calls that take them; any without names."""
 
@@ -84,7 +84,7 @@ def _given_names(given_at: Sequence[Site], directory: str) -> set[str]:
         calls = calls_in(str(Path(directory, site.file)), directory).values()
         for call in (call for known, call in calls if known.key == site.key):
             by_name = [keyword.value for keyword in call.keywords if keyword.arg == "batch_size"]
-            by_place = [] if site.call == "fit" else call.args[:1]
+            by_place = call.args[:1] if site.call in CALLS else []
             found |= {ast.unparse(value) for value in by_name or by_place if not isinstance(value, ast.Constant)}
     return found
 
@@ -161,7 +161,7 @@ def _uses(region: Sequence[ast.stmt], names: set[str], size: int) -> Iterator[as
 
 def _walk_computing(node: ast.AST) -> Iterator[ast.AST]:
     """Yield a node and those below it, without what is only printed or logged."""
-    if isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Call) and _name(node.func) in _SAYS):
+    if isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Call) and _name(node.func) in LOGGING):
         return
     yield node
     for child in ast.iter_child_nodes(node):

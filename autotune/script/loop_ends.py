@@ -9,7 +9,7 @@ import ast
 import dis
 import inspect
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 
@@ -23,6 +23,25 @@ _COUNTERS_OF_OTHERS = {"iterations", "global_step"}
 """Attributes that count steps: of Keras's optimizers, and by custom of checkpoints and trainers."""
 _CONVERSIONS = {"int", "float", "numpy", "cast", "value", "read_value"}
 """Functions that turn a counter into another number of the same value."""
+_OF_UPDATES = {"apply", "apply_gradients", "zip", "zeros_like", "assign"}
+"""Calls that end an update, where a loop accumulates gradients over several steps."""
+LOGGING = {
+    *("print", "format", "debug", "info", "warning", "log", "write", "flush", "scalar", "set_description"),
+    *(
+        "set_postfix",
+        "update",
+        "result",
+        "reset_state",
+        "reset_states",
+        "append",
+        "mean",
+        "round",
+        "len",
+        "str",
+        "time",
+    ),
+}
+"""Calls that only tell how a training goes."""
 _NEXT = ("next", "__next__")
 _END_OF_DATA = {"StopIteration", "OutOfRangeError"}
 
@@ -34,10 +53,12 @@ class StepLoop:
     Args:
         line: Where it stands: `train.py, line 12`.
         counted: Where a count of steps ends it; empty if its data does.
+        periodic: Where it does more than logging at every so many steps; empty if nowhere.
     """
 
     line: str
-    counted: str
+    counted: str = ""
+    periodic: str = ""
 
 
 def find_step_loop(frames: Sequence[FrameType], directory: str) -> StepLoop | None:
@@ -55,11 +76,12 @@ def find_step_loop(frames: Sequence[FrameType], directory: str) -> StepLoop | No
             steps, *loops = loops
             counters |= _counters_in(steps)
             ends.append(_find_count(steps, counters, read_by_for=by_for))
-            found = found or StepLoop(place.of(steps), "")
+            found = found or StepLoop(place.of(steps))
+            found = replace(found, periodic=found.periodic or place.of(_find_periodic(steps, counters)))
             is_open = below_yields
         ends += [_find_count_around(loop, counters) for loop in loops]
         if found is not None and not found.counted:
-            found = StepLoop(found.line, place.of(next(filter(None, ends), None)))
+            found = replace(found, counted=place.of(next(filter(None, ends), None)))
     return found
 
 
@@ -194,6 +216,21 @@ def _exits(
             yield from _exits(statement.body, (*tests, again), nested=True)
         elif isinstance(statement, ast.With | ast.Try):
             yield from _exits(statement.body, tests, nested=nested)
+
+
+def _find_periodic(loop: ast.AST, counters: set[str]) -> ast.AST | None:
+    """Return the test by which a loop does something at every so many steps; None without one, or for a log only."""
+    for node in _walk_own(loop):
+        if not isinstance(node, ast.If):
+            continue
+        remainders = (
+            part for part in ast.walk(node.test) if isinstance(part, ast.BinOp) and isinstance(part.op, ast.Mod)
+        )
+        if any(_mentions(part.left, counters) for part in remainders):
+            calls = {_name(part.func) for done in node.body for part in ast.walk(done) if isinstance(part, ast.Call)}
+            if calls - LOGGING - _CONVERSIONS - _OF_UPDATES:
+                return node.test
+    return None
 
 
 # -------------------------------------------------------------------------------------------- what counts steps

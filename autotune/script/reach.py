@@ -17,10 +17,11 @@ from autotune.recipe import apply
 from autotune.recipe.tf_private import inputs_of, name_of_strategy, sums_by_collectives
 from autotune.runtime.sources import directory_of, file_of, fingerprint_of_script, own_files
 from autotune.script.batch_constants import find_batch_constant, find_summed_loss
-from autotune.script.call_sites import enclosing_ranges
+from autotune.script.call_sites import enclosing_ranges, running_frames
 from autotune.script.dataset_trace import BATCHES, batch_calls, cacheable_map, calls_for, drops_remainder, upstream
 from autotune.script.fit_call import VALIDATION_HINT, FitCall, honours_batch_size
 from autotune.script.interpose import Wrappers
+from autotune.script.loop_ends import StepLoop, find_step_loop
 from autotune.script.loop_watch import LoopWatch
 from autotune.script.sandbox import SideEffects
 from autotune.script.settings import as_knob, given_values
@@ -134,7 +135,8 @@ def facts_of_loop(watch: LoopWatch, examples: int, context: ScriptContext) -> Wo
             hint="Pass the batch as the step's first argument.",
         )
     directory = context.directory
-    why = why or count_of_loop(dataset, directory)
+    loop = find_step_loop(running_frames(), directory)
+    why = why or count_of_loop(loop, dataset)
     why = why or find_batch_constant(context.own_files, [call.site for call in calls], batch_size, directory)
     return _facts(
         context,
@@ -143,6 +145,7 @@ def facts_of_loop(watch: LoopWatch, examples: int, context: ScriptContext) -> Wo
         _not_reached_by_loop(watch, dataset) | ({"batch_size": f"{why}; {_UNLOCK}"} if why else {}),
         batch_size,
         optimizers=tuple(watch.optimizers.values()),
+        loop=loop,
         trains=Trains.LOOP,
         step_function=watch.step_function,
         work_varies=watch.work_varies,
@@ -159,6 +162,7 @@ def _facts(
     *,
     optimizers: Sequence[Any],
     callbacks: Any = (),
+    loop: StepLoop | None = None,
     validates: bool = False,
     **more: Any,
 ) -> WorkloadFacts:
@@ -172,6 +176,7 @@ def _facts(
         batch_size: The script's.
         optimizers: That update weights.
         callbacks: Of `fit`.
+        loop: Of the script's own; None for `fit`.
         validates: It validates.
         more: What only one way of training has.
     """
@@ -199,7 +204,9 @@ def _facts(
         workers=context.workers,
         batch_given_as=str(sites["batch_size"][0]) if "batch_size" in sites else "",
         schedule=next(filter(None, map(_schedule_of, optimizers)), None),
-        batch_notes=() if "batch_size" in reasons else tuple(_batch_notes(context, dataset, optimizers, callbacks)),
+        batch_notes=()
+        if "batch_size" in reasons
+        else tuple(_batch_notes(context, dataset, optimizers, callbacks, loop)),
         **more,
     )
     return WorkloadFacts(
@@ -215,11 +222,14 @@ def _facts(
     )
 
 
-def _batch_notes(context: ScriptContext, dataset: Any, optimizers: Sequence[Any], callbacks: Any) -> Iterator[str]:
+def _batch_notes(
+    context: ScriptContext, dataset: Any, optimizers: Sequence[Any], callbacks: Any, loop: StepLoop | None
+) -> Iterator[str]:
     """Yield what else a larger batch size changes, in sentences without an end."""
     calls = [] if dataset is None else batch_calls(dataset)[0]
     dropping = [call.site for call in calls if call.drop_remainder and not is_endless(dataset)]
     return notes_on_batches(
+        loop=loop,
         callbacks=callbacks,
         optimizers=optimizers,
         drops_remainder=dropping[0] if dropping else None,

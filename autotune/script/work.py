@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from autotune.data.facts import Site
-from autotune.script.call_sites import running_frames, shown
-from autotune.script.loop_ends import find_step_loop
+from autotune.script.call_sites import shown
+from autotune.script.loop_ends import StepLoop
 from autotune.script.sandbox import listed_callbacks
 
 _ON_BATCH = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
@@ -23,14 +23,8 @@ _EACH_SO_MANY = {
 """Callbacks of Keras's that may act after a number of batches, and the attribute that has it."""
 
 
-def count_of_loop(dataset: Any, directory: str) -> str:
-    """Return why the running loop ends by a number of steps rather than with its data; empty if its data ends it.
-
-    Args:
-        dataset: The `tf.data.Dataset` that it reads.
-        directory: The script's.
-    """
-    loop = find_step_loop(running_frames(), directory)
+def count_of_loop(loop: StepLoop | None, dataset: Any) -> str:
+    """Return why a loop over this dataset ends by a number of steps rather than with its data; empty if it does not."""
     if loop is not None and loop.counted:
         return f"{loop.counted} ends the training loop by a number of steps"
     if is_endless(dataset):
@@ -50,14 +44,16 @@ def batch_callbacks(callbacks: Any, directory: str) -> Iterator[tuple[str, bool]
     """Yield the callbacks of a `fit` that act on batches: each in words, and whether it is not Keras's own."""
     for callback in _flat(callbacks):
         name, own = type(callback).__name__, _own_hook(callback)
-        frequency = getattr(callback, _EACH_SO_MANY.get(name, ""), None)
+        kinds = (kind.__name__ for kind in type(callback).__mro__)
+        argument = next((_EACH_SO_MANY[kind] for kind in kinds if kind in _EACH_SO_MANY), "")
+        frequency = getattr(callback, argument, None)
         if own is not None:
             hook, function = own
             code = getattr(function, "__code__", None)
             where = f" ({shown(code.co_filename, directory)}, line {code.co_firstlineno})" if code is not None else ""
             yield f"{name}.{hook}{where}", True
         elif isinstance(frequency, int) and not isinstance(frequency, bool):
-            yield f"{name}({_EACH_SO_MANY[name]}={frequency})", False
+            yield f"{name}({argument}={frequency})", False
 
 
 def _flat(callbacks: Any) -> list[Any]:
@@ -85,20 +81,29 @@ def held_steps(callbacks: Any, directory: str) -> str:
 
 
 def notes_on_batches(
-    *, callbacks: Any, optimizers: Iterable[Any], drops_remainder: Site | None, summed_loss: str, directory: str
+    *,
+    loop: StepLoop | None,
+    callbacks: Any,
+    optimizers: Iterable[Any],
+    drops_remainder: Site | None,
+    summed_loss: str,
+    directory: str,
 ) -> Iterator[str]:
     """Yield what else a larger batch size changes, in sentences without an end.
 
     Args:
+        loop: A training loop of the script's own; None for `fit`.
         callbacks: Of `fit`.
         optimizers: That update weights.
         drops_remainder: The call of `batch` that drops a smaller last batch.
         summed_loss: Where a loss is the sum over a batch.
         directory: The script's.
     """
+    if loop is not None and loop.periodic:
+        yield f"{loop.periodic} acts at every so many steps: a larger batch size does so less often per epoch"
     for words, is_own in batch_callbacks(callbacks, directory):
         if is_own:
-            yield f"{words} counts batches: a larger batch size calls it less often per epoch"
+            yield f"{words} acts on each batch: a larger batch size calls it less often per epoch"
     for optimizer in optimizers:
         inner = getattr(optimizer, "inner_optimizer", optimizer)  # of a LossScaleOptimizer
         if getattr(inner, "use_ema", False):

@@ -126,7 +126,7 @@ def test_a_callback_of_each_batch_keeps_steps_per_execution_and_is_named(surveye
     assert "batch_size" not in surveyed[name]["not_reached"]
     (note,) = surveyed[name]["batch_notes"]
     assert note.startswith(words)
-    assert note.endswith("counts batches: a larger batch size calls it less often per epoch")
+    assert note.endswith("acts on each batch: a larger batch size calls it less often per epoch")
 
 
 def test_keras_callbacks_of_some_batches_keep_steps_per_execution(surveyed):
