@@ -11,7 +11,16 @@ from autotune.data.printable import first_line
 from autotune.data.record import Standing, TrialRecord, baseline_with_ceilings
 from autotune.data.run_directory import RunRecord, WorkloadRecord
 from autotune.recipe.advice import advice
-from autotune.recipe.evidence import FAILED_A_CHECK, BestCandidate, Confirmation, Evidence, PeakMemory, Stability, Watch
+from autotune.recipe.evidence import (
+    FAILED_A_CHECK,
+    NUMERICS_NOT_CHECKED,
+    BestCandidate,
+    Confirmation,
+    Evidence,
+    PeakMemory,
+    Stability,
+    Watch,
+)
 from autotune.recipe.recipe import CreatedBy, LearningRate, Recipe, RecipeWorkload
 from autotune.space.configuration import Configuration
 from autotune.stats import numerics
@@ -28,7 +37,6 @@ from autotune.tuning.surroundings import samples_of
 from autotune.tuning.trial import now_utc
 from autotune.version import __version__
 
-NUMERICS_NOT_CHECKED = "numerics parity with float32 without XLA"
 GROWTH_NOT_CHECKED = "whether this configuration leaks memory or the workload does"
 LOSS_NOT_CHECKED = {"finite_loss": "a finite training loss", "loss_falls": "whether the training loss falls"}
 PART_OF_HOST = "the speed of the whole machine (every trial ran on a part of its cores)"

@@ -56,6 +56,10 @@ SCRIPTS = {
     "averages": MODEL
     + "model.compile(keras.optimizers.SGD(0.1, use_ema=True, ema_overwrite_frequency=9), 'mse')\nmodel.fit(x, y)\n",
     "sums": MODEL + "model.compile('sgd', keras.losses.MeanSquaredError(reduction='sum'))\nmodel.fit(x, y)\n",
+    "evaluates": TAPE
+    + "def evaluate():\n    return model(x)\n\n"
+    + "for e in range(4):\n    for i, (a, b) in enumerate(batches):\n        step(a, b)\n"
+    + "        if i % 3 == 0:\n            evaluate()\n",
     "loop_with_schedule": TAPE.replace("SGD(0.01)", "SGD(keras.optimizers.schedules.CosineDecay(0.1, 100))")
     + "for e in range(4):\n    for a, b in batches:\n        step(a, b)\n",
     "divides": TAPE.replace(LOSS, "tf.reduce_sum(model(images)) / 16")
@@ -141,16 +145,17 @@ def test_callbacks_of_epochs_keep_nothing(surveyed):
 
 
 @pytest.mark.parametrize(
-    ("name", "note"),
+    ("name", "text", "note"),
     [
-        ("drops", "batch() in train.py, line 9 drops the remainder"),
-        ("averages", "SGD averages the weights over updates, and overwrites the weights every 9 updates"),
-        ("sums", "train.py, line 7 sums the loss over a batch"),
+        ("drops", "drop_remainder", "batch() in {}drops the remainder"),
+        ("averages", "", "SGD averages the weights over updates, and overwrites the weights every 9 updates"),
+        ("sums", "reduction=", "{}sums the loss over a batch"),
+        ("evaluates", "if i % 3", "{}acts at every so many steps"),
     ],
 )
-def test_what_a_larger_batch_changes_beside_is_named(surveyed, name, note):
+def test_what_a_larger_batch_changes_beside_is_named(surveyed, name, text, note):
     assert "batch_size" not in surveyed[name]["not_reached"]
-    assert surveyed[name]["batch_notes"][0].startswith(note)
+    assert surveyed[name]["batch_notes"][0].startswith(note.format(line_of(name, text)))
 
 
 def test_a_loops_schedule_is_known(surveyed):
