@@ -86,6 +86,21 @@ def test_a_batch_size_that_the_step_reads_from_its_batch_is_no_constant(tmp_path
     assert found_in(tmp_path, source) == ""
 
 
+def test_a_size_that_is_read_from_the_batch_is_no_constant_where_it_is_handed_on(tmp_path):
+    source = """
+    class Gan(keras.Model):
+        def penalty(self, batch_size, x):
+            return tf.random.normal([batch_size, 1])
+        def train_step(self, x):
+            batch_size = {size}
+            for i in range(3):
+                with tf.GradientTape() as tape:
+                    loss = self.penalty(batch_size, x)
+    """
+    assert found_in(tmp_path, source.format(size="tf.shape(x)[0]")) == ""
+    assert found_in(tmp_path, source.format(size="args.batch_size")).startswith("train.py, line 9 ")
+
+
 def test_the_loss_and_the_methods_that_keras_calls_belong_to_a_step_of_fit(tmp_path):
     source = """
     N = 16

@@ -43,8 +43,8 @@ def find_batch_constant(
         if fixed is not None:
             return f"{_line(file, fixed, directory)} builds the model for one batch size"
     names = _given_names(given_at, directory)
-    for file, region in _step_code(trees, losses):
-        for node in _uses(region, names, size):
+    for file, region, computed in _step_code(trees, losses):
+        for node in _uses(region, names, size, computed):
             return f"{_line(file, node, directory)} computes with the batch size in a step of training"
     return ""
 
@@ -92,35 +92,58 @@ def _given_names(given_at: Sequence[Site], directory: str) -> set[str]:
 # ------------------------------------------------------------------------------------------- the code of a step
 
 
-def _step_code(trees: dict[Path, ast.Module], losses: Collection[str]) -> Iterator[tuple[Path, list[ast.stmt]]]:
-    """Yield the statements of a training step, by file: around a `GradientTape`, and in the functions that it calls."""
-    functions = [
-        (file, node) for file, tree in trees.items() for node in ast.walk(tree) if isinstance(node, _FUNCTIONS)
-    ]
+def _step_code(
+    trees: dict[Path, ast.Module], losses: Collection[str]
+) -> Iterator[tuple[Path, list[ast.stmt], set[str]]]:
+    """Yield the statements of a training step: around a `GradientTape`, and in the functions that it calls.
+
+    Each comes with its file, and the names whose value its function takes from the batch.
+    """
+    nodes = [(file, node) for file, tree in trees.items() for node in ast.walk(tree)]
+    functions = [(file, node) for file, node in nodes if isinstance(node, _FUNCTIONS)]
     wanted = _STEP_METHODS | set(losses)
     for file, tree in trees.items():
-        for block in _blocks(tree):
+        for block, scope in _blocks(tree, tree):
             taped = [statement for statement in block if isinstance(statement, ast.With) and _opens_tape(statement)]
             if taped:
-                yield file, [part for part in block if isinstance(part, ast.Assign | ast.Return | ast.With)]
+                region: list[ast.stmt] = [
+                    part for part in block if isinstance(part, ast.Assign | ast.Return | ast.With)
+                ]
+                yield file, region, _assigned(region) | _assigned([scope], from_shape=True)
                 wanted |= {name for statement in taped for name in _called(statement)}
     seen: set[str] = set()
     while wanted - seen:
         name = min(wanted - seen)
         seen.add(name)
         for file, function in functions:
-            if function.name == name:
-                yield file, function.body
+            if function.name == name:  # what it is given stands where it is called
+                yield file, function.body, _assigned(function.body) | {part.arg for part in function.args.args}
                 wanted |= {called for statement in function.body for called in _called(statement)}
 
 
-def _blocks(tree: ast.AST) -> Iterator[list[ast.stmt]]:
-    """Yield all lists of statements in a tree."""
-    for node in ast.walk(tree):
-        for field in ("body", "orelse", "finalbody"):
-            block = getattr(node, field, None)
-            if isinstance(block, list):
-                yield block
+def _blocks(node: ast.AST, scope: ast.AST) -> Iterator[tuple[list[ast.stmt], ast.AST]]:
+    """Yield all lists of statements below a node, each with the function that it stands in."""
+    scope = node if isinstance(node, _FUNCTIONS) else scope
+    for field in ("body", "orelse", "finalbody"):
+        block = getattr(node, field, None)
+        if isinstance(block, list):
+            yield block, scope
+    for child in ast.iter_child_nodes(node):
+        yield from _blocks(child, scope)
+
+
+def _assigned(nodes: Sequence[ast.AST], *, from_shape: bool = False) -> set[str]:
+    """Return what is assigned below these nodes, as source text; with `from_shape` only sizes of tensors and arrays."""
+    found = set()
+    for node in (part for top in nodes for part in ast.walk(top)):
+        if isinstance(node, ast.Assign) and (not from_shape or _reads_shape(node.value)):
+            targets = (part for target in node.targets for part in ast.walk(target))
+            found |= {ast.unparse(part) for part in targets if isinstance(part, ast.Name | ast.Attribute)}
+    return found
+
+
+def _reads_shape(value: ast.expr) -> bool:
+    return any(_name(part) in ("shape", "len", "size", "get_shape") for part in ast.walk(value))
 
 
 def _opens_tape(statement: ast.With) -> bool:
@@ -135,17 +158,8 @@ def _called(statement: ast.AST) -> set[str]:
 # ------------------------------------------------------------------------------------------------- what uses it
 
 
-def _uses(region: Sequence[ast.stmt], names: set[str], size: int) -> Iterator[ast.expr]:
-    """Yield the expressions in a region that are the batch size as a constant."""
-    computed = {
-        ast.unparse(part)
-        for statement in region
-        for node in ast.walk(statement)
-        if isinstance(node, ast.Assign)
-        for target in node.targets
-        for part in ast.walk(target)
-        if isinstance(part, ast.Name | ast.Attribute)
-    }
+def _uses(region: Sequence[ast.stmt], names: set[str], size: int, computed: set[str]) -> Iterator[ast.expr]:
+    """Yield the expressions in a region that are the batch size as a constant, and not computed from the batch."""
     for statement in region:
         for node in _walk_computing(statement):
             if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div) and _is_number(node.right, size):
