@@ -25,22 +25,10 @@ _CONVERSIONS = {"int", "float", "numpy", "cast", "value", "read_value"}
 """Functions that turn a counter into another number of the same value."""
 _OF_UPDATES = {"apply", "apply_gradients", "zip", "zeros_like", "assign"}
 """Calls that end an update, where a loop accumulates gradients over several steps."""
-LOGGING = {
-    *("print", "format", "debug", "info", "warning", "log", "write", "flush", "scalar", "set_description"),
-    *(
-        "set_postfix",
-        "update",
-        "result",
-        "reset_state",
-        "reset_states",
-        "append",
-        "mean",
-        "round",
-        "len",
-        "str",
-        "time",
-    ),
-}
+LOGGING = frozenset(
+    "print format debug info warning log write flush scalar set_description set_postfix update result reset_state "
+    "reset_states append mean round len str time".split()
+)
 """Calls that only tell how a training goes."""
 _NEXT = ("next", "__next__")
 _END_OF_DATA = {"StopIteration", "OutOfRangeError"}
