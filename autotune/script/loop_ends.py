@@ -25,10 +25,9 @@ _CONVERSIONS = {"int", "float", "numpy", "cast", "value", "read_value"}
 """Functions that turn a counter into another number of the same value."""
 _OF_UPDATES = {"apply", "apply_gradients", "zip", "zeros_like", "assign"}
 """Calls that end an update, where a loop accumulates gradients over several steps."""
-LOGGING = frozenset(
-    "print format debug info warning log write flush scalar set_description set_postfix update result reset_state "
-    "reset_states append mean round len str time".split()
-)
+_WRITING = ("print", "format", "debug", "info", "warning", "log", "write", "flush", "scalar")
+_SHOWING = ("set_description", "set_postfix", "update", "result", "reset_state", "reset_states")
+LOGGING = {*_WRITING, *_SHOWING, "append", "mean", "round", "len", "str", "time"}
 """Calls that only tell how a training goes."""
 _NEXT = ("next", "__next__")
 _END_OF_DATA = {"StopIteration", "OutOfRangeError"}
