@@ -73,7 +73,7 @@ class Made(TrainingSession):
         self.variables = [Variable(weight)]
 
     def facts(self):
-        return {"jit_compile": False, "element": "x" * 5000, "parameters": 3}
+        return {"jit_compile": False, "element": "x" * 5000}
 
     def weights(self):
         return Weights(self.variables, self.variables)
@@ -116,7 +116,7 @@ def timed(monkeypatch, tmp_path):
 def test_a_session_is_announced_with_its_facts(timed):
     (started,) = timed().sent
     assert isinstance(started, Started)
-    assert (started.examples, started.examples_per_epoch, started.parameters) == (100, 100, 3)
+    assert (started.examples, started.examples_per_epoch) == (100, 100)
     assert started.element == "x" * 2000
 
 
