@@ -151,7 +151,7 @@ def write(tmp_path):
                 records.append(a_record(configuration, trial=len(records), **outcome))
             for configuration in confirmed:
                 candidate = next(known.trial for known in records if known.configuration == dict(configuration))
-                looks = Looks(leader=1, candidate=candidate, error=0.025, most=12, reference=0, standing=standing)
+                looks = Looks(leader=1, candidate=candidate, error=0.025, most=12, reference=1, standing=standing)
                 number = len(records)
                 shown = {"looks": (looks,), "ended_at_seconds": float(number)}
                 records.append(a_record(configuration, trial=number, phase=Phase.CONFIRM, speedup=1.3, **shown))
@@ -287,37 +287,36 @@ SPEED = faster_by(jit_compile=1.5, batch_size=1.1)
 QUIET = {"noise": 0.02, "instance_noise": 0.005}
 
 
-def tuned(results, name, trials, *, watcher=None, **options):
-    """A run below the results directory that ends when it is settled: its recipe, its seconds and its records."""
-    watcher, began = watcher or Watcher(), trials.clock()
+def tuned(results, name, trials, /, *, watcher=None, **options):
+    """A run below the results directory that ends when it is settled: its recipe, and its records by phase."""
     options = {"budget": 600.0, "keeps_budget": False, "results": results, **options}
     with on_disk(results / name, DirectoryWithoutStudy) as directory:
-        recipe = tune_simulated(trials, directory, observe=watcher, **options)
+        recipe = tune_simulated(trials, directory, observe=watcher or Watcher(), **options)
     records = list(read_trials(directory))
-    return recipe, trials.clock() - began, [record for record in records if record.phase is Phase.SEARCH]
+    return recipe, *([record for record in records if record.phase is phase] for phase in (Phase.SEARCH, Phase.CONFIRM))
 
 
 def test_a_second_run_begins_with_the_leaders_of_the_first_and_settles_soon(tmp_path):
-    first, seconds, searched = tuned(tmp_path, "simulated/one", simulated_trials(SPEED, **QUIET))
+    first, searched, _ = tuned(tmp_path, "simulated/one", simulated_trials(SPEED, **QUIET))
     watcher = Watcher()
-    second, again, tried = tuned(tmp_path, "simulated/two", simulated_trials(SPEED, **QUIET), watcher=watcher)
+    second, tried, confirmed = tuned(tmp_path, "simulated/two", simulated_trials(SPEED, **QUIET), watcher=watcher)
     assert first.evidence.verdict is second.evidence.verdict is Verdict.FASTER
     assert tried[0].configuration == first.configuration
     assert len(searched) > 8
     assert len(tried) == 2
     assert second.evidence.ended_by is EndedBy.SETTLED
-    assert again <= 0.4 * seconds
+    assert max(record.ended_at_seconds for record in confirmed) < tried[1].ended_at_seconds
     assert second.created_by.started_from == ("simulated/one",)
     (notice,) = [event.text for event in watcher.of(Notice) if "earlier runs" in event.text]
     assert notice.startswith("starting from the leaders of simulated/one: ")
-    third, _, tried = tuned(tmp_path, "simulated/three", simulated_trials(SPEED, **QUIET))
+    third, tried, _ = tuned(tmp_path, "simulated/three", simulated_trials(SPEED, **QUIET))
     assert (third.configuration, len(tried)) == (first.configuration, 2)
 
 
 def test_without_a_results_directory_a_run_begins_anew(tmp_path):
     tuned(tmp_path, "one", simulated_trials(SPEED, **QUIET))
     watcher = Watcher()
-    recipe, _, tried = tuned(tmp_path, "two", simulated_trials(SPEED, **QUIET), watcher=watcher, results=None)
+    recipe, tried, _ = tuned(tmp_path, "two", simulated_trials(SPEED, **QUIET), watcher=watcher, results=None)
     assert recipe.created_by.started_from == ()
     assert len(tried) > 8
     assert not any("earlier runs" in event.text for event in watcher.of(Notice))
@@ -325,7 +324,7 @@ def test_without_a_results_directory_a_run_begins_anew(tmp_path):
 
 def test_a_leader_that_is_no_longer_faster_is_one_candidate_among_others(tmp_path):
     tuned(tmp_path, "one", simulated_trials(faster_by(jit_compile=1.5), **QUIET))
-    recipe, _, tried = tuned(tmp_path, "two", simulated_trials(faster_by(jit_compile=0.7, batch_size=1.4), **QUIET))
+    recipe, tried, _ = tuned(tmp_path, "two", simulated_trials(faster_by(jit_compile=0.7, batch_size=1.4), **QUIET))
     assert tried[0].configuration["jit_compile"] is True
     assert recipe.configuration["jit_compile"] is False
     assert recipe.configuration["batch_size"] != BATCH_SIZE

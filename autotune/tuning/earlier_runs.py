@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 
 from autotune.data.errors import RecipeError, RunDirectoryError
@@ -29,7 +29,7 @@ from autotune.space.space_file import ResolvedSpace
 from autotune.stats.deciding import Verdict
 
 MOST_RUNS = 50  # the newest, whose run.json is read
-MOST_ENTRIES = 10_000  # of the results directory that are looked at: it may hold anything
+MOST_ENTRIES = 20_000  # of the results directory and its directories, which may hold anything
 MOST_READ = 6  # runs of the same workload whose trials are read
 MOST_LEADERS = 2
 NOT_FASTER = (Verdict.NO_SIGNIFICANT_GAIN, Verdict.UNSTABLE)
@@ -152,20 +152,25 @@ def _same_runs(results: Path, run: RunRecord) -> list[tuple[int, RunDirectory, R
 
 def _newest_runs(results: Path) -> list[RunDirectory]:
     """Return the newest runs in a directory and in its directories, the newest first."""
-    folders = chain.from_iterable((folder, *_folders_in(folder)) for folder in _folders_in(results))
     found: list[tuple[float, Path]] = []
-    for folder in islice(folders, MOST_ENTRIES):
+    for entry in islice(_entries_below(results), MOST_ENTRIES):
         with contextlib.suppress(OSError):
-            found.append(((folder / "run.json").lstat().st_mtime, folder))
+            if entry.is_dir(follow_symlinks=False):
+                found.append(((Path(entry.path) / "run.json").lstat().st_mtime, Path(entry.path)))
     return [RunDirectory(folder) for _, folder in heapq.nlargest(MOST_RUNS, found)]
 
 
-def _folders_in(folder: Path) -> Iterator[Path]:
-    """Yield the directories in a directory, links left out; none where it cannot be read."""
+def _entries_below(results: Path) -> Iterator[os.DirEntry[str]]:
+    """Yield what is in a directory and in its directories; nothing where one cannot be read."""
+    for entry in _entries_in(results):
+        yield entry
+        if entry.is_dir(follow_symlinks=False):
+            yield from _entries_in(entry.path)
+
+
+def _entries_in(folder: str | Path) -> Iterator[os.DirEntry[str]]:
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
-        for entry in islice(entries, MOST_ENTRIES):
-            if entry.is_dir(follow_symlinks=False):
-                yield Path(entry.path)
+        yield from entries
 
 
 # ------------------------------------------------------------------------------------------ their leaders
