@@ -32,8 +32,8 @@ MOST_RUNS = 50  # the newest, whose run.json is read
 MOST_ENTRIES = 20_000  # of the results directory and its directories, which may hold anything
 MOST_READ = 6  # runs of the same workload whose trials are read
 MOST_LEADERS = 2
-NOT_FASTER = (Verdict.NO_SIGNIFICANT_GAIN, Verdict.UNSTABLE)
-JUDGED = (Standing.CONFIRMED, Standing.NOT_SHOWN, Standing.UNSTABLE)
+NOT_FASTER = (Verdict.NO_SIGNIFICANT_GAIN, Verdict.UNSTABLE)  # of runs that have no leaders
+JUDGED = (Standing.CONFIRMED, Standing.NOT_SHOWN, Standing.UNSTABLE)  # whose estimates in the search count no more
 _FIRST_AXIS = re.compile(r"shape=\((None|\d+)")  # of a tensor of the batch: the batch size, where it is fixed
 
 
