@@ -287,7 +287,7 @@ class Command(NamedTuple):
 
 def tune(file: Path, budget: str, seed: int, out: Path, *more: str) -> Command:
     """Run `autotune tune`."""
-    command = [sys.executable, "-m", "autotune", "tune", str(file), *more]
+    command = [sys.executable, "-m", "autotune", "tune", str(file), "--fresh", *more]
     command += ["--budget", budget, "--seed", str(seed), "--out", str(out)]
     patience, began = 2 * seconds_of("budget", budget) + 120, time.monotonic()
     try:

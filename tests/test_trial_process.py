@@ -23,7 +23,6 @@ STARTED = protocol.Started(
     examples_per_epoch=None,
     endless=True,
     element="",
-    parameters=1,
     counting_seconds=0.25,
     in_force={"intra_op_threads": 2, "data_threads": 1, "prefetch": 1},
 )
@@ -113,11 +112,11 @@ def say(template):
 
 
 def test_warming_up_is_timed_without_counting_and_scaled_knobs_are_told_as_asked(say):
-    trial = say(STARTED, protocol.FirstStep(loss=2.5), READY, intra_op_threads=4, data_threads=4)
+    trial = say(STARTED, protocol.FirstStep(loss=2.5, parameters=85002), READY, intra_op_threads=4, data_threads=4)
     warm = trial.warm_up(10.0)
     assert warm.first_step_seconds == pytest.approx(0.0)  # two looks, less the time of counting
     assert warm.ready_seconds == pytest.approx(0.05)
-    assert warm.first_loss == 2.5
+    assert (warm.first_loss, warm.parameters) == (2.5, 85002)
     assert warm.started.in_force == {"intra_op_threads": 4, "data_threads": 1, "prefetch": 1}
 
 

@@ -73,6 +73,7 @@ class WarmUp:
     first_step_seconds: float  # from the request to the end of the first train step, without counting
     ready_seconds: float  # from the request to the steady state, without counting
     first_loss: float | None  # training loss after the first call
+    parameters: int = 0  # weights of the model, once it has trained a step
 
 
 class LiveTrial(Protocol):

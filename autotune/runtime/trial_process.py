@@ -111,6 +111,7 @@ class TrialProcess:
             first_step_seconds=first_step_seconds,
             ready_seconds=max(0.0, self._clock() - since),
             first_loss=first.loss,
+            parameters=first.parameters,
         )
 
     def measure(self, seconds: float, timeout_seconds: float) -> Slice:

@@ -94,13 +94,11 @@ class LoopSession(TrainingSession):
     def facts(self) -> dict[str, Any]:
         """See `TrainingSession`."""
         dataset, watch = self._watch.dataset, self._watch
-        values = [getattr(variable, "value", variable) for variable in self.weights().variables]
         return {
             "counting_seconds": self._counting_seconds,
             "jit_compile": bool(self._settings.value("jit_compile", watch.jit_compile)),
             "element": str(getattr(dataset, "element_spec", "batches that the script makes")),
             "batch_ranks": apply.batch_ranks(dataset) if self._is_dataset else (),
-            "parameters": sum(int(value.shape.num_elements() or 0) for value in values),
         }
 
     def weights(self) -> Weights:
