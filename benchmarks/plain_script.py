@@ -1,12 +1,15 @@
-"""One plain training of a script with a configuration, for `plain_optuna.py` and `answers.py`: prints its speed.
+"""One plain training of a script with a configuration, for `plain_optuna.py` and `slow_answers.py`: prints its speed.
 
     python benchmarks/plain_script.py SCRIPT RECIPE CONFIGURATION SECONDS
 
-Trains as `autotune run RECIPE SCRIPT` does, with another configuration in the recipe's place. After a few calls of
-the train function it times calls for so many seconds, prints samples per second as a line of JSON, and ends the script.
+Trains as `autotune run RECIPE SCRIPT` does, with CONFIGURATION, a JSON object, in the place of the recipe's. After a few
+calls of the train function it times calls for so many seconds, prints samples per second as a line of JSON, and ends
+the script. The median call counts: epochs are longer than that, so whether one ends meanwhile is chance.
 """
 
+import itertools
 import json
+import statistics
 import sys
 import time
 from pathlib import Path
@@ -31,19 +34,16 @@ class Timer(Guard):
 
     def __init__(self, recipe: Recipe, seconds: float) -> None:
         super().__init__(recipe.evidence, recipe.machine)
-        self._seconds, self._samples, self._began = seconds, 0, 0.0
+        self._seconds, self._ends = seconds, list[float]()
 
     def called(self, examples: int) -> None:
         """See `Guard`."""
-        now = time.perf_counter()
         self._examples_per_call = examples or self._examples_per_call
-        self._calls += 1
-        if self._calls <= WARMUP_CALLS:
-            self._began = now
-            return
-        self._samples += self._examples_per_call
-        if self._calls >= WARMUP_CALLS + FEWEST_CALLS and now - self._began >= self._seconds:
-            print("\n" + json.dumps({"samples_per_second": self._samples / (now - self._began)}))
+        self._ends.append(time.perf_counter())
+        timed = self._ends[WARMUP_CALLS - 1 :]
+        if len(timed) > FEWEST_CALLS and timed[-1] - timed[0] >= self._seconds:
+            call_seconds = statistics.median(after - before for before, after in itertools.pairwise(timed))
+            print("\n" + json.dumps({"samples_per_second": self._examples_per_call / call_seconds}))
             leave(0)
 
 

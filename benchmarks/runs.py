@@ -235,7 +235,7 @@ def candidate_steps(trials: Sequence[Record]) -> list[float]:
     baseline = _baseline(trials)
     if baseline is None:
         return []
-    marks = [(end, start, False) for end, start in _search_ends(trials)]
+    marks: list[tuple[float, float | None, bool]] = [(end, start, False) for end, start in _search_ends(trials)]
     for trial in trials:
         if trial["phase"] != "search":
             marks += [(end, None, trial["phase"] == "confirm") for end in _slice_ends(trial)]
