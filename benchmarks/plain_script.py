@@ -2,9 +2,9 @@
 
     python benchmarks/plain_script.py SCRIPT RECIPE CONFIGURATION SECONDS
 
-Trains as `autotune run RECIPE SCRIPT` does, with CONFIGURATION, a JSON object, in the place of the recipe's. After a few
-calls of the train function it times calls for so many seconds, prints samples per second as a line of JSON, and ends
-the script. The median call counts: epochs are longer than that, so whether one ends meanwhile is chance.
+Trains as `autotune run RECIPE SCRIPT` does, with CONFIGURATION, a JSON object, in the place of the recipe's. After a
+few calls of the train function it times calls for so many seconds, prints samples per second as a line of JSON, and
+ends the script. The median call counts: epochs are longer than that, so whether one ends meanwhile is chance.
 """
 
 import itertools
