@@ -12,6 +12,7 @@ import json
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from autotune.recipe.guard import Guard
@@ -30,16 +31,17 @@ class Timer(Guard):
     Args:
         recipe: See `Guard`.
         seconds: Shortest timed stretch.
+        clock: Returns seconds.
     """
 
-    def __init__(self, recipe: Recipe, seconds: float) -> None:
-        super().__init__(recipe.evidence, recipe.machine)
+    def __init__(self, recipe: Recipe, seconds: float, clock: Callable[[], float] = time.perf_counter) -> None:
+        super().__init__(recipe.evidence, recipe.machine, clock=clock)
         self._seconds, self._ends = seconds, list[float]()
 
     def called(self, examples: int) -> None:
         """See `Guard`."""
         self._examples_per_call = examples or self._examples_per_call
-        self._ends.append(time.perf_counter())
+        self._ends.append(self._clock())
         timed = self._ends[WARMUP_CALLS - 1 :]
         if len(timed) > FEWEST_CALLS and timed[-1] - timed[0] >= self._seconds:
             call_seconds = statistics.median(after - before for before, after in itertools.pairwise(timed))

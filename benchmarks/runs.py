@@ -68,12 +68,12 @@ class Run:
 
     @property
     def settled(self) -> bool:
-        """Whether the run says what to do."""
+        """Return whether the run says what to do."""
         return self.verdict in SETTLED
 
     @property
     def left_time(self) -> bool:
-        """Whether the run ended unsettled with time left."""
+        """Return whether the run ended unsettled with time left."""
         return not self.settled and self.spent_seconds < (1 - MOST_LEFT) * seconds_of("budget", self.budget)
 
 

@@ -1,12 +1,15 @@
 """`benchmarks/answers.py` and `slow_answers.py`: what they read from a run's files, and what they make of them."""
 
 import json
+from pathlib import Path
 
 import answers
+import plain_script
 import pytest
 import runs
 import slow_answers
 
+RECIPE = Path(__file__).parents[1] / "results" / "digits_mlp_command_one" / "recipe.json"
 BASELINE = {"batch_size": 32}
 SLOW, FAST = BASELINE | {"prefetch": 2}, BASELINE | {"jit_compile": True}
 
@@ -210,3 +213,30 @@ def test_a_run_that_was_settled_late_in_its_budget_counts_for_the_budget_only():
 def test_candidates_are_counted_once_each():
     run = run_of([searched(1, FAST, 10.0, 2.0), searched(2, FAST, 20.0, 2.0)])
     assert (run.candidates, run.candidate_seconds) == (1, [3.0, 3.0])
+
+
+def test_a_plain_training_of_a_script_is_as_fast_as_its_median_call(monkeypatch, capsys):
+    class Left(Exception):
+        pass
+
+    def leave(status):
+        raise Left
+
+    monkeypatch.setattr(plain_script, "leave", leave)
+    recipe = plain_script.Recipe.load(RECIPE)
+    moments = iter([0.0, 30.0, 31.0, 32.0, 33.0, 50.0, 51.0, 52.0, 53.0, 54.0])  # compiles, then an epoch ends
+    timer = plain_script.Timer(recipe, seconds=4.0, clock=lambda: next(moments))
+    with pytest.raises(Left):
+        for _ in range(10):
+            timer.called(64)
+    assert json.loads(capsys.readouterr().out) == {"samples_per_second": 64.0}
+    assert next(moments) == 53.0
+
+
+def test_run_directories_are_in_the_order_in_which_they_were_made(tmp_path):
+    for name in ("20261126-120000-b", "20261126-110000-a"):
+        (tmp_path / "results" / "convnet" / name).mkdir(parents=True)
+        (tmp_path / "results" / "convnet" / name / "run.json").touch()
+    (tmp_path / "results" / "convnet" / "latest").symlink_to("20261126-120000-b")
+    names = [directory.name for directory in slow_answers.run_directories(tmp_path)]
+    assert names == ["20261126-110000-a", "20261126-120000-b"]

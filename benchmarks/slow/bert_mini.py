@@ -25,7 +25,7 @@ def make_features(count, length, seed=11):
     """The second sentence of a positive pair repeats tokens of the first."""
     rng = np.random.default_rng(seed)
     half = length // 2
-    first, second = (np.minimum(1000 + rng.zipf(1.3, (count, half)), VOCAB_SIZE - 1) for _ in range(2))
+    first, second = (1000 + np.minimum(rng.zipf(1.3, (count, half)), VOCAB_SIZE - 1001) for _ in range(2))
     labels = rng.integers(0, 2, count)
     repeated = (rng.random((count, half)) < 0.3) & (labels[:, None] == 1)
     input_ids = np.concatenate([first, np.where(repeated, first, second)], axis=1).astype("int32")
@@ -45,8 +45,8 @@ class EncoderLayer(tf.keras.layers.Layer):
         self.norms = [tf.keras.layers.LayerNormalization(epsilon=1e-12) for _ in range(2)]
         self.dropout = tf.keras.layers.Dropout(dropout)
 
-    def call(self, x, mask=None, training=False):
-        attended = self.attention(x, x, attention_mask=mask, training=training)
+    def call(self, x, attention_mask=None, training=False):
+        attended = self.attention(x, x, attention_mask=attention_mask, training=training)
         x = self.norms[0](x + self.dropout(attended, training=training))
         return self.norms[1](x + self.dropout(self.output_dense(self.intermediate(x)), training=training))
 
@@ -68,7 +68,7 @@ class BertClassifier(tf.keras.Model):
         x = self.norm(x)
         mask = tf.cast(inputs["input_mask"], tf.bool)[:, None, :]
         for layer in self.encoder:
-            x = layer(x, mask=mask, training=training)
+            x = layer(x, attention_mask=mask, training=training)
         return self.classifier(self.pooler(x[:, 0]))
 
 

@@ -13,11 +13,12 @@ MAX_WORDS = 20000
 MAX_LEN = 200
 BATCH_SIZE = 128
 STOP_WORDS = {"the", "a", "an", "and", "or", "of", "to", "in", "is", "it"}
+OPINIONS = ("awful", "poor", "fair", "great", "superb")
 TAGS, NOT_LETTERS, SPACES = re.compile(r"<[^>]+>"), re.compile(r"[^a-z ]"), re.compile(r" +")
 
 
 def export_reviews(count=40000, seed=17):
-    """Lines of CSV, as the shop's export has them: id, date, stars and text with markup."""
+    """Lines of CSV, as the shop's export has them: identifier, date, stars and text with markup."""
     rng = np.random.default_rng(seed)
     syllables = ["ka", "lo", "mi", "ter", "son", "ral", "ving", "est", "un", "per", "ti", "ous", "the", "and", "of"]
     vocabulary = np.array(["".join(rng.choice(syllables, size)) for size in rng.integers(1, 5, 30000)])
@@ -25,7 +26,7 @@ def export_reviews(count=40000, seed=17):
     picked = vocabulary[(rng.random(lengths.sum()) ** 3 * len(vocabulary)).astype(int)]
     yield "id,date,stars,text"
     for number, words in enumerate(np.split(picked, np.cumsum(lengths)[:-1])):
-        words[:: 7 + stars[number]] = f"good{stars[number]}"
+        words[::9] = OPINIONS[stars[number] - 1]
         day = f"2024-{number % 12 + 1:02d}-{number % 28 + 1:02d}"
         yield f'{number},{day},{stars[number]},"<p>{" ".join(words).capitalize()}!<br/> Would buy again; 10/10.</p>"'
 
