@@ -227,8 +227,7 @@ def test_a_plain_training_of_a_script_is_as_fast_as_its_median_call(monkeypatch,
     moments = iter([0.0, 30.0, 31.0, 32.0, 33.0, 50.0, 51.0, 52.0, 53.0, 54.0])  # compiles, then an epoch ends
     timer = plain_script.Timer(recipe, seconds=4.0, clock=lambda: next(moments))
     with pytest.raises(Left):
-        for _ in range(10):
-            timer.called(64)
+        [timer.called(64) for _ in range(10)]
     assert json.loads(capsys.readouterr().out) == {"samples_per_second": 64.0}
     assert next(moments) == 53.0
 
