@@ -256,7 +256,7 @@ def _baseline(trials: Iterable[Record]) -> Record | None:
 
 
 def _step_seconds(baseline: Record) -> float:
-    return statistics.median(taken["seconds"] / taken["steps"] for taken in baseline["slices"])
+    return float(statistics.median(taken["seconds"] / taken["steps"] for taken in baseline["slices"]))
 
 
 def _search_ends(trials: Iterable[Record]) -> list[tuple[float, float]]:
