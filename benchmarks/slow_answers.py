@@ -78,8 +78,11 @@ def figures(results: Results) -> dict[str, Figure]:
         found[f"steps until the first candidate's figure, {name}"] = one(run.first_candidate_steps, 1)
     steps = [run.first_candidate_steps for run in first.values() if run.first_candidate_steps is not None]
     found["steps until the first candidate's figure, median"] = median(steps, FIRST_CANDIDATE_BAR)
-    costs = [cost for run in first.values() for cost in run.candidate_steps]
-    found["steps a candidate costs, median"] = median(costs, CANDIDATE_BAR)
+    costs = {name: run.candidate_steps for name, run in first.items() if run.candidate_steps}
+    for name, taken in costs.items():
+        found[f"steps a candidate costs, {name}, median"] = median(taken)
+    medians = [statistics.median(taken) for taken in costs.values()]
+    found["steps a candidate costs, median of the scripts"] = median(medians, CANDIDATE_BAR)
     for limit, bar in SETTLED_BARS.items():
         settled = sum(is_settled_by(run, limit) for run in first.values())
         found[f"settled after {limit}"] = one(settled, len(first), bar if len(first) == len(SEEDS) else None)
