@@ -11,7 +11,8 @@ is settled. Parts, in this order:
     plain  four scripts: `plain_optuna.py` searches the space of the first run for ten minutes. Then a referee measures
            the beliefs of both sides in fresh plain trainings (`plain_script.py`)
 
-Figures in steps are in steps of the script as it is. `runs.py` says how they follow from the records. Prints one table.
+Figures in steps are in steps of the script as it is. `runs.py` says how they follow from the records. `convnet` costs
+more steps: under 0.2 s a step, autotune measures for some seconds instead. Prints one table.
 The file of `--json` is written after each step, and a benchmark that was killed goes on from there.
 """
 
