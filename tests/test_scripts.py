@@ -33,6 +33,7 @@ from autotune.script.call_sites import (
     users_frame,
 )
 from autotune.script.execute import run_in_fork, send_answer
+from autotune.script.interpose import around
 from autotune.script.loading import parse_reference
 from autotune.script.sandbox import SideEffects
 from autotune.script.settings import Settings
@@ -198,6 +199,25 @@ def test_pythons_that_a_script_starts_import_the_users_own_customization(tmp_pat
     environment = {**os.environ, "PYTHONPATH": os.environ["PYTHONPATH"] + os.pathsep + os.getcwd()}
     seen = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert seen.stdout.splitlines() == ["the user", f"{tmp_path}/sitecustomize.py []", "True"]
+    children.stop_watching()
+    assert os.environ.get("AUTOTUNE_SURVEY") is None
+    assert os.environ["PYTHONPATH"] == str(tmp_path)
+
+
+def test_a_wrapper_leaves_no_trace_once_it_is_undone():
+    class Base:
+        def own(self):
+            return "own"
+
+    class Derived(Base):
+        pass
+
+    for kind in (Base, Derived):
+        before = dict(vars(kind))
+        undo = around(kind, "own", lambda usual, *arguments: f"wrapped {usual(*arguments)}")
+        assert kind().own() == "wrapped own"
+        undo()
+        assert dict(vars(kind)) == before
 
 
 # ------------------------------------------------------------------------------------------ where its calls are
