@@ -163,6 +163,20 @@ def test_a_scripts_own_files_are_those_it_imports_from_its_directory(tmp_path, m
     assert installed_packages(files) == ["numpy", "pandas"]
 
 
+@pytest.mark.parametrize(
+    ("source", "count"),
+    [
+        ("scaler = StandardScaler()\nscaler.fit(x)\nmodel.fit(x)\n", 1),
+        ("y = Encoder().fit(y).transform(y)\nself.scale = StandardScaler()\nself.scale.fit(x)\nmodel.fit(x)\n", 1),
+        ("model = StandardScaler()\nmodel = Sequential()\nmodel.fit(x)\n", 1),
+        ("def train(scaler):\n    scaler.fit(x)\nscaler = StandardScaler()\nmodel.fit(x)\n", 2),
+    ],
+)
+def test_objects_of_scikit_learn_are_not_trained_by_keras(tmp_path, source, count):
+    imports = "from sklearn.preprocessing import StandardScaler, LabelEncoder as Encoder\n"
+    assert count_method_calls([written(tmp_path, "train.py", imports + source)], "fit") == count
+
+
 def test_the_fingerprint_follows_every_file_of_the_script(tmp_path):
     data = written(tmp_path, "data.py", "a = 1\n")
     file = written(tmp_path, "train.py", "import data\n")
