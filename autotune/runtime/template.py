@@ -218,12 +218,12 @@ class _Server:
         waiting, self._waiting = self._waiting, None
         if waiting is None:
             return None
-        if waiting.hand_over(request, end):
-            return protocol.Forked(pid=waiting.pid, ran_seconds=waiting.ran_seconds)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(waiting.pid, signal.SIGKILL)
-        self._reap(waiting.pidfd)
-        return None
+        forked = waiting.hand_over(request, end)
+        if forked is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(waiting.pid, signal.SIGKILL)
+            self._reap(waiting.pidfd)
+        return forked
 
     def _run_trial(self, request: protocol.TrialRequest, end: socket.socket) -> NoReturn:
         status, template = 1, os.getppid()

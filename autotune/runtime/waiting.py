@@ -21,7 +21,7 @@ from pathlib import Path
 
 from autotune.runtime import containment, supervisor
 from autotune.runtime.logs import open_log
-from autotune.runtime.protocol import Channel, ChannelClosed, TrialRequest
+from autotune.runtime.protocol import Channel, ChannelClosed, Forked, TrialRequest
 
 
 def lead_group(parent: int) -> None:
@@ -52,13 +52,11 @@ class WaitingProcess:
 
     Args:
         pid: Its number. It leads its process group.
-        ran_seconds: How long it has run up to its training.
-        channel: Takes the request.
+        channel: Takes the request, and brings the answer.
         suits: Returns whether a trial would have come to the training as this process did.
     """
 
     pid: int
-    ran_seconds: float
     channel: Channel
     suits: Callable[[TrialRequest], bool]
     pidfd: int = field(init=False)
@@ -67,15 +65,16 @@ class WaitingProcess:
         """Open the descriptor that tells of its end."""
         self.pidfd = os.pidfd_open(self.pid)
 
-    def hand_over(self, request: TrialRequest, end: socket.socket) -> bool:
-        """Give it a request and the trial's end of a pipe. Return False if it does not suit, or is gone."""
-        is_taken = False
-        if self.suits(request) and not wait([self.pidfd], 0):
-            with contextlib.suppress(ChannelClosed):
+    def hand_over(self, request: TrialRequest, end: socket.socket) -> Forked | None:
+        """Give it a request and the trial's end of a pipe; return its answer, None if it does not suit or is gone."""
+        with contextlib.closing(self.channel), contextlib.suppress(ChannelClosed):
+            if self.suits(request):
                 self.channel.send(request, end)
-                is_taken = True
-        self.channel.close()
-        return is_taken
+                if self.channel.fileno() in wait([self.channel.fileno(), self.pidfd]):
+                    answer = self.channel.receive()
+                    assert isinstance(answer, Forked)
+                    return answer
+        return None
 
 
 # ---------------------------------------------------------------------------------- in the process that waits

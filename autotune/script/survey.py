@@ -84,7 +84,7 @@ def survey(
     if "facts" in found:
         facts, waiting = WorkloadFacts.model_validate(found["facts"]), found.get("waiting")
         if waiting is not None:
-            waiting = WaitingProcess(**waiting, channel=ours, suits=partial(_keeps_values, facts))
+            waiting = WaitingProcess(pid=waiting, channel=ours, suits=partial(_keeps_values, facts))
         return facts, waiting
     if found.get("no_memory"):
         raise MemoryError(found["message"])
@@ -218,9 +218,8 @@ class _Survey(Hooks):
     def _go_on(self, call: FitCall, usual: Callable[..., Any], *, ran_seconds: float) -> Any:
         """Answer, wait for the request of the first trial, and go on as that trial."""
         facts = self._choose_facts()
-        waiting = {"pid": os.getpid(), "ran_seconds": ran_seconds}
         self._effects.training_begins()
-        send_answer(self._answer, {"facts": facts.model_dump(mode="json"), "waiting": waiting})
+        send_answer(self._answer, {"facts": facts.model_dump(mode="json"), "waiting": os.getpid()})
         # A child that trains from now on finds a socket here. It cannot open that, and ends alone.
         os.dup2(self._requests.fileno(), self._answer)
         children.stop_watching()
@@ -229,6 +228,7 @@ class _Survey(Hooks):
         call.settings.own.update(facts.script.baseline)
         try:
             request, channel = self._requests.receive(), protocol.Channel(self._requests.receive_end())
+            self._requests.send(protocol.Forked(pid=os.getpid(), ran_seconds=ran_seconds))
         except protocol.ChannelClosed:  # another trial was the first
             leave(1)
         assert isinstance(request, protocol.TrialRequest)

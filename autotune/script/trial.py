@@ -199,7 +199,7 @@ class FitTraining(TrialHooks):
         request, configuration, model = self.request, self.configuration, call.model
         call.settings.refuse_missing(self.facts)
         refuse_another_scope(model, configuration)
-        dataset, source = call.training_dataset()
+        dataset, source = call.training_dataset
         train = call.pipeline(dataset, source, configuration)
         set_compiled(model, train.in_force)
         if "precision" in call.settings.changes:

@@ -16,14 +16,13 @@ from autotune.runtime.executor import WarmUp
 SCRIPT = """
 import os
 
-with open({runs!r}, "a") as stream:  # not contained
-    print(os.getpid(), file=stream)
-print("the script has begun")
-
 import keras
 import numpy as np
 import tensorflow as tf
 
+with open({runs!r}, "a") as stream:  # not contained
+    print(os.getpid(), file=stream)
+print("the script has begun")
 keras.utils.set_random_seed(7)
 x = np.random.default_rng(7).normal(size=(96, 4)).astype("float32")
 y = x[:, :1] ** 2
@@ -51,8 +50,9 @@ from autotune.data.facts import ScriptSettings, WorkloadReference
 from autotune.runtime.local import LocalExecutor
 
 script = ScriptSettings(created=str(pathlib.Path("created.txt").resolve()))
-reference = WorkloadReference(file=str(pathlib.Path("train.py").resolve()), script=script)
-executor = LocalExecutor(reference, logs=pathlib.Path.cwd())
+here = pathlib.Path.cwd()
+reference = WorkloadReference(file=str(here / "train.py"), search_path=(str(here),), script=script)
+executor = LocalExecutor(reference, logs=here)
 executor.open()
 pathlib.Path("opened").touch()
 time.sleep(600)
