@@ -190,11 +190,11 @@ class _Server:
     def serve(self) -> NoReturn:
         """Serve until the control socket closes, which raises `ChannelClosed`."""
         while True:
-            for ready in wait([self._control.fileno(), *self._trials]):
-                if ready in self._trials:
-                    self._reap(ready)
-                elif ready == self._control.fileno():  # and no process that was reaped meanwhile
-                    self._start()
+            ready = wait([self._control.fileno(), *self._trials])
+            for pidfd in [pidfd for pidfd in self._trials if pidfd in ready]:
+                self._reap(pidfd)
+            if self._control.fileno() in ready:  # after that: a descriptor that is closed now may be given again
+                self._start()
 
     def _start(self) -> None:
         request = self._control.receive()
