@@ -33,6 +33,7 @@ from autotune.script.call_sites import (
     users_frame,
 )
 from autotune.script.execute import run_in_fork, send_answer
+from autotune.script.interpose import around
 from autotune.script.loading import parse_reference
 from autotune.script.sandbox import SideEffects
 from autotune.script.settings import Settings
@@ -162,6 +163,20 @@ def test_a_scripts_own_files_are_those_it_imports_from_its_directory(tmp_path, m
     assert installed_packages(files) == ["numpy", "pandas"]
 
 
+@pytest.mark.parametrize(
+    ("source", "count"),
+    [
+        ("scaler = StandardScaler()\nscaler.fit(x)\nmodel.fit(x)\n", 1),
+        ("y = Encoder().fit(y).transform(y)\nself.scale = StandardScaler()\nself.scale.fit(x)\nmodel.fit(x)\n", 1),
+        ("model = StandardScaler()\nmodel = Sequential()\nmodel.fit(x)\n", 1),
+        ("def train(scaler):\n    scaler.fit(x)\nscaler = StandardScaler()\nmodel.fit(x)\n", 2),
+    ],
+)
+def test_objects_of_scikit_learn_are_not_trained_by_keras(tmp_path, source, count):
+    imports = "from sklearn.preprocessing import StandardScaler, LabelEncoder as Encoder\n"
+    assert count_method_calls([written(tmp_path, "train.py", imports + source)], "fit") == count
+
+
 def test_the_fingerprint_follows_every_file_of_the_script(tmp_path):
     data = written(tmp_path, "data.py", "a = 1\n")
     file = written(tmp_path, "train.py", "import data\n")
@@ -198,6 +213,25 @@ def test_pythons_that_a_script_starts_import_the_users_own_customization(tmp_pat
     environment = {**os.environ, "PYTHONPATH": os.environ["PYTHONPATH"] + os.pathsep + os.getcwd()}
     seen = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert seen.stdout.splitlines() == ["the user", f"{tmp_path}/sitecustomize.py []", "True"]
+    children.stop_watching()
+    assert os.environ.get("AUTOTUNE_SURVEY") is None
+    assert os.environ["PYTHONPATH"] == str(tmp_path)
+
+
+def test_a_wrapper_leaves_no_trace_once_it_is_undone():
+    class Base:
+        def own(self):
+            return "own"
+
+    class Derived(Base):
+        pass
+
+    for kind in (Base, Derived):
+        before = dict(vars(kind))
+        undo = around(kind, "own", lambda usual, *arguments: f"wrapped {usual(*arguments)}")
+        assert kind().own() == "wrapped own"
+        undo()
+        assert dict(vars(kind)) == before
 
 
 # ------------------------------------------------------------------------------------------ where its calls are

@@ -120,15 +120,17 @@ def _enter(layers: str) -> str:
     return ""
 
 
-def renew(writable: Sequence[str] = ()) -> None:
+def renew(writable: Sequence[str] = (), *, more_later: bool = False) -> None:
     """Give this fork of a contained process layers of its own. Does nothing where the process is not contained.
 
     Args:
         writable: Real directories that stay writable, such as the one that holds the trial's log.
+        more_later: Keep what `make_writable` needs.
 
     Raises:
         OSError: The kernel has refused what it did for the template.
     """
+    global _contained
     contained = _contained
     if contained is None:
         return
@@ -142,8 +144,27 @@ def renew(writable: Sequence[str] = ()) -> None:
     _call("unshare", _NEW_MOUNTS)  # the directory that this process stands in is now the new namespace's
     os.chroot(".")
     os.chdir("/")
+    os.close(contained.real_root)
     contained = replace(contained, mounts=tuple(_mounts(contained.layers)))
+    if more_later:
+        contained = _contained = replace(contained, real_root=os.open("/", os.O_PATH | os.O_DIRECTORY))
     _enter_layers(contained, writable, here, ("disk", "memory"))
+    if drops:
+        _set_capabilities(0, permitted if more_later else 0)
+
+
+def make_writable(paths: Sequence[str]) -> None:
+    """Show real directories in this fork, once, after `renew(more_later=True)`. Raises `OSError`."""
+    contained = _contained
+    if contained is None:
+        return
+    drops = contained.own_user_namespace and os.geteuid() != 0
+    if drops:
+        _, permitted = _capabilities()
+        _set_capabilities(permitted, permitted)
+    for path in map(os.path.realpath, paths):
+        os.makedirs(path, exist_ok=True)  # in the layer, where the real one was made since
+        _show(f"/proc/self/fd/{contained.real_root}{path}", path)
     if drops:
         _set_capabilities(0, 0)
     os.close(contained.real_root)
@@ -180,10 +201,7 @@ def _enter_layers(contained: _Contained, writable: Sequence[str], here: str, kin
             )
     for path in (*writable, *_caches(here)):
         if os.path.isdir(path) and os.path.isdir(root + path):
-            try:
-                _mount(path, root + path, None, _BIND)
-            except OSError:  # something is mounted below it
-                _bind(path, root + path)
+            _show(path, root + path)
     for path in _listening_sockets():
         with contextlib.suppress(OSError):  # it is in a directory that this process may not enter
             _mount(path, root + path, None, _BIND)
@@ -381,6 +399,14 @@ def _mount(source: str | None, target: str, kind: str | None, flags: int, option
         _call("mount", *names, ctypes.c_ulong(flags), data)
     except OSError as error:
         raise OSError(error.errno, error.strerror, f"mount {kind or ''} on {target}") from error
+
+
+def _show(path: str, target: str) -> None:
+    """Show a real directory at another place."""
+    try:
+        _mount(path, target, None, _BIND)
+    except OSError:  # something is mounted below it
+        _bind(path, target)
 
 
 def _bind(path: str, target: str, *, read_only: bool = False) -> None:

@@ -65,7 +65,10 @@ class SeatLost(TrialFailed):
 
 @dataclass(frozen=True, kw_only=True)
 class WarmUp:
-    """The reports of a trial once it is warm and frozen."""
+    """The reports of a trial once it is warm and frozen.
+
+    A process that has surveyed the script counts as requested when its survey began, without its wait for the request.
+    """
 
     started: Started
     ready: Ready

@@ -105,6 +105,8 @@ class LocalSeat:
 
     def _template(self, variables: Mapping[str, str]) -> Template:
         key = frozenset(variables.items())
+        for other in [other for other, template in self._templates.items() if template.waits and other != key]:
+            self._templates.pop(other).close()  # the process that waits there would take memory from this trial
         found = self._templates.get(key)
         if found is None or not found.alive:
             if found is not None:

@@ -95,6 +95,7 @@ class TemplateReady(Frozen):
     kind: Literal["ready"] = "ready"
     workload: WorkloadFacts | None  # None where each trial imports the workload afresh
     started: StartedByImport | None = None  # what importing the user's module has started
+    waits: bool = False  # the process that has surveyed the script waits to go on as the first trial
 
 
 class TemplateFailed(Frozen):
@@ -113,6 +114,7 @@ class Forked(Frozen):
 
     kind: Literal["forked"] = "forked"
     pid: Pid
+    ran_seconds: Amount = 0.0  # how long it has run up to its training before the request
 
 
 class Exited(Frozen):

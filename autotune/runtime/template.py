@@ -12,17 +12,16 @@ or `later`, where each fork imports everything for itself. LAYERS is the directo
 from __future__ import annotations
 
 import contextlib
-import faulthandler
 import gc
 import importlib
 import json
 import os
-import resource
 import signal
 import socket
 import sys
 import threading
 import warnings
+from collections.abc import Callable
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
@@ -36,8 +35,8 @@ from autotune.data.record import Outcome
 from autotune.recipe import apply
 from autotune.runtime import containment, protocol, supervisor
 from autotune.runtime.failures import is_out_of_memory, summarize_error
-from autotune.runtime.logs import open_log
 from autotune.runtime.places import CORES_VARIABLE
+from autotune.runtime.waiting import WaitingProcess, lead_group, write_to_log
 from autotune.space.variables import without_caches
 
 
@@ -51,9 +50,17 @@ class EntryPoint(Protocol):
         """Import TensorFlow, and a `Workload` or a script's packages; also return the variables that a script sets."""
 
     def describe_workload(
-        self, reference: WorkloadReference, workload: Any, variables: dict[str, str], in_force: dict[str, Any]
-    ) -> WorkloadFacts | None:
-        """Return what the driver may know of the workload without TensorFlow; a script is surveyed in a fork."""
+        self,
+        reference: WorkloadReference,
+        workload: Any,
+        variables: dict[str, str],
+        in_force: dict[str, Any],
+        leave_template: Callable[[], None],
+    ) -> tuple[WorkloadFacts, WaitingProcess | None]:
+        """Return what the driver may know of the workload without TensorFlow.
+
+        A script is surveyed in a fork, which first calls `leave_template` and may then wait for the first trial.
+        """
 
     def run(
         self, request: protocol.TrialRequest, channel: protocol.Channel, workload: Any, reference: WorkloadReference
@@ -74,10 +81,10 @@ def main(arguments: list[str]) -> int:
     reference = WorkloadReference.model_validate_json(reference_json)
     entry: EntryPoint = importlib.import_module(name)  # a module with these functions
     entry.enable_compile_logging()
-    workload, ready = None, protocol.TemplateReady(workload=None)
+    workload, ready, waiting = None, protocol.TemplateReady(workload=None), None
     try:
         if mode != "later":
-            workload, ready = _import_workload(entry, reference, known=mode == "known")
+            workload, ready, waiting = _import_workload(entry, reference, control, known=mode == "known")
     except Exception as error:
         control.send(_encode_import_failure(error))
         return 1
@@ -89,7 +96,7 @@ def main(arguments: list[str]) -> int:
     control.send(ready)
     try:
         with contextlib.suppress(protocol.ChannelClosed):
-            _Server(control, entry, workload, reference, layers).serve()
+            _Server(control, entry, workload, reference, layers, waiting).serve()
     finally:
         supervisor.kill_orphans()
     return 0
@@ -110,14 +117,16 @@ def _encode_import_failure(error: Exception) -> protocol.TemplateFailed:
 
 
 def _import_workload(
-    entry: EntryPoint, reference: WorkloadReference, *, known: bool
-) -> tuple[Any, protocol.TemplateReady]:
+    entry: EntryPoint, reference: WorkloadReference, control: protocol.Channel, *, known: bool
+) -> tuple[Any, protocol.TemplateReady, WaitingProcess | None]:
     """Import TensorFlow and what the workload needs, and describe the workload unless it is known."""
     workload, variables = entry.import_workload(reference)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if the file ignores this signal, the ends of trials are lost
     started, in_force = inspect_import()
-    facts = None if known else entry.describe_workload(reference, workload, variables, in_force)
-    return workload, protocol.TemplateReady(workload=facts, started=started)
+    if known:
+        return workload, protocol.TemplateReady(workload=None, started=started), None
+    facts, waiting = entry.describe_workload(reference, workload, variables, in_force, control.close)
+    return workload, protocol.TemplateReady(workload=facts, started=started, waits=waiting is not None), waiting
 
 
 def inspect_import() -> tuple[protocol.StartedByImport | None, dict[str, Any]]:
@@ -170,43 +179,56 @@ class _Server:
         workload: Any,
         reference: WorkloadReference,
         layers: Path | None,  # for what trials write
+        waiting: WaitingProcess | None,
     ) -> None:
         self._control, self._entry, self._layers = control, entry, layers
-        self._workload, self._reference = workload, reference
-        self._trials: dict[int, int] = {}  # pidfd → pid
-        self._children_of_module = frozenset(child.pid for child in psutil.Process().children())
+        self._workload, self._reference, self._waiting = workload, reference, waiting
+        self._trials = {} if waiting is None else {waiting.pidfd: waiting.pid}  # pidfd → pid
+        children = {child.pid for child in psutil.Process().children()}
+        self._children_of_module = frozenset(children.difference(self._trials.values()))
 
     def serve(self) -> NoReturn:
         """Serve until the control socket closes, which raises `ChannelClosed`."""
         while True:
-            for ready in wait([self._control.fileno(), *self._trials]):
-                if ready in self._trials:
-                    self._reap(ready)
-                else:
-                    self._start()
+            ready = wait([self._control.fileno(), *self._trials])
+            for pidfd in [pidfd for pidfd in self._trials if pidfd in ready]:
+                self._reap(pidfd)
+            if self._control.fileno() in ready:  # after that: a descriptor that is closed now may be given again
+                self._start()
 
     def _start(self) -> None:
         request = self._control.receive()
         assert isinstance(request, protocol.TrialRequest)
         drivers, trials = socket.socketpair()
         with drivers, trials:
-            pid = _fork()
-            if pid == 0:
-                drivers.close()
-                self._run_trial(request, trials)
-            with contextlib.suppress(OSError):
-                os.setpgid(pid, pid)  # here too, so that the driver can signal the group at once
-            self._trials[os.pidfd_open(pid)] = pid
-            self._control.send(protocol.Forked(pid=pid), drivers)
+            forked = self._hand_over(request, trials)
+            if forked is None:
+                pid = _fork()
+                if pid == 0:
+                    drivers.close()
+                    self._run_trial(request, trials)
+                with contextlib.suppress(OSError):
+                    os.setpgid(pid, pid)  # here too, so that the driver can signal the group at once
+                self._trials[os.pidfd_open(pid)] = pid
+                forked = protocol.Forked(pid=pid)
+            self._control.send(forked, drivers)
+
+    def _hand_over(self, request: protocol.TrialRequest, end: socket.socket) -> protocol.Forked | None:
+        """Have the waiting process go on as this trial; None where there is none, or it cannot and is ended."""
+        waiting, self._waiting = self._waiting, None
+        if waiting is None:
+            return None
+        forked = waiting.hand_over(request, end)
+        if forked is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(waiting.pid, signal.SIGKILL)
+            self._reap(waiting.pidfd)
+        return forked
 
     def _run_trial(self, request: protocol.TrialRequest, end: socket.socket) -> NoReturn:
         status, template = 1, os.getppid()
         try:
-            os.setpgid(0, 0)
-            supervisor.die_with_parent(template)
-            with contextlib.suppress(OSError):
-                # When memory runs out, the kernel kills this process, not the driver.
-                Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
+            lead_group(template)
             self._control.close()
             for pidfd in self._trials:
                 os.close(pidfd)
@@ -217,12 +239,7 @@ class _Server:
                 reason = f"its writes cannot be isolated: {error}"
                 protocol.Channel(end).send(protocol.Failed(outcome=Outcome.ERROR, reason=reason))
                 os._exit(status)
-            output = open_log(request.log)
-            os.dup2(output, 1)
-            os.dup2(output, 2)
-            os.close(output)
-            resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
-            faulthandler.enable(all_threads=False)  # the log shows where in the user's code a signal struck
+            write_to_log(request.log)
             status = self._entry.run(request, protocol.Channel(end), self._workload, self._reference)
         finally:
             for stream in (sys.stdout, sys.stderr):
@@ -232,6 +249,8 @@ class _Server:
 
     def _reap(self, pidfd: int) -> None:
         pid = self._trials.pop(pidfd)
+        if self._waiting is not None and self._waiting.pid == pid:
+            self._waiting = None
         os.close(pidfd)
         _, status = os.waitpid(pid, 0)
         with contextlib.suppress(ProcessLookupError):

@@ -34,6 +34,15 @@ def watch_children(pipe: int, *, imports: bool = False) -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join([_FOLDER, *inherited])
 
 
+def stop_watching() -> None:
+    """Leave the children that this process starts from now on alone."""
+    os.environ.pop(_VARIABLE, None)
+    paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path not in ("", _FOLDER)]
+    os.environ.pop("PYTHONPATH", None)
+    if paths:
+        os.environ["PYTHONPATH"] = os.pathsep.join(paths)
+
+
 def is_child() -> bool:
     """Return whether this process is a child of the one that called `watch_children`."""
     return os.environ.get(_VARIABLE, "").partition(":")[0] not in ("", str(os.getpid()))

@@ -22,6 +22,7 @@ from typing import Any, NoReturn
 from autotune.data.facts import Site, WorkloadReference
 from autotune.runtime import containment
 from autotune.runtime.sources import directory_of, file_of, installed_packages, main_file_of, own_files
+from autotune.runtime.waiting import lead_group
 from autotune.script import children
 from autotune.script.call_sites import calls_in
 from autotune.script.sandbox import SideEffects
@@ -112,33 +113,37 @@ def discover(reference: WorkloadReference) -> tuple[dict[str, str], list[str]]:
 
 def send_answer(pipe: int, answer: dict[str, Any]) -> None:
     """Answer the process that has forked this one."""
-    with open(pipe, "wb") as stream:
+    with open(pipe, "wb", closefd=False) as stream:
         stream.write(json.dumps(answer).encode() + b"\n")
 
 
-def run_in_fork(run: Callable[[int], object]) -> dict[str, Any]:
+def run_in_fork(run: Callable[[int], object], *, may_wait: bool = False) -> dict[str, Any]:
     """Run a function in a fork of this process, with a pipe for `send_answer`; return the answer, empty without one.
 
-    Processes that the fork has started are killed with it.
+    The fork and the processes that it has started are killed. With `may_wait` they live on if the answer says that the
+    fork is `waiting`.
     """
     reading, writing = os.pipe()
+    parent = os.getpid()
     pid = os.fork()
     if pid == 0:
         try:
             os.close(reading)
-            os.setpgid(0, 0)
-            containment.renew()
+            lead_group(parent)
+            containment.renew(more_later=may_wait)
             run(writing)
         finally:
             os._exit(0)
     os.close(writing)
     with open(reading, "rb") as stream:  # its children may hold the pipe open for ever
         line = stream.readline()
+    answer: dict[str, Any] = json.loads(line or "{}")
+    if may_wait and "waiting" in answer:
+        return answer
     with contextlib.suppress(ChildProcessError):
         os.waitpid(pid, 0)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
-    answer: dict[str, Any] = json.loads(line or "{}")
     return answer
 
 

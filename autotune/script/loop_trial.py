@@ -140,7 +140,7 @@ class TrialHooks(Hooks):
 
     def __post_init__(self) -> None:
         """Make what acts on the script."""
-        self.effects = SideEffects(self.reference, self._fail)
+        self.effects = SideEffects(self.reference, self.fail)
         settings = Settings.of(self.configuration, self.facts)
         self.wrappers = Wrappers(settings, self, directory_of(self.reference), self.effects.scratch)
 
@@ -156,9 +156,10 @@ class TrialHooks(Hooks):
         except protocol.ChannelClosed:
             leave(1)
         except BaseException as error:
-            self._fail(error)
+            self.fail(error)
 
-    def _fail(self, error: BaseException) -> NoReturn:
+    def fail(self, error: BaseException) -> NoReturn:
+        """Report this error, and end the trial."""
         self.effects.training_begins()
         self.channel.send(failures.encode_failure(error))
         leave(1)
@@ -299,10 +300,11 @@ class LoopTraining(TrialHooks):
         self._trial.send_final(no_profile)
         leave(0)
 
-    def _fail(self, error: BaseException) -> NoReturn:
+    def fail(self, error: BaseException) -> NoReturn:
+        """See `TrialHooks`."""
         if self._trial is not None and self._trial.is_closing:  # all but the profile was sent
             self._end(error)
-        super()._fail(error)
+        super().fail(error)
 
 
 class OtherWorker(LoopTraining):

@@ -73,7 +73,7 @@ def facts_of_fit(call: FitCall, number: int, site: Site, context: ScriptContext)
         )
     if call.validates_for_ever:
         raise WorkloadError(f"{site}: validation_data is infinite, so validation never ends", hint=VALIDATION_HINT)
-    dataset, _ = call.training_dataset()
+    dataset, _ = call.training_dataset
     given = runtime_knobs()
     given["jit_compile"] = context.wrappers.jit_compile
     given["steps_per_execution"] = int(call.model.steps_per_execution)

@@ -15,6 +15,7 @@ from autotune.data.facts import WorkloadFacts, WorkloadReference
 from autotune.recipe import apply
 from autotune.runtime import failures, protocol
 from autotune.runtime.sources import file_of, refuse_broken
+from autotune.runtime.waiting import WaitingProcess
 from autotune.script import trial as script_trial
 from autotune.script import workload_fit
 from autotune.script.execute import discover, import_packages
@@ -112,10 +113,14 @@ def _require_backend(name: str) -> None:
 
 
 def describe_workload(
-    reference: WorkloadReference, workload: Workload | None, variables: dict[str, str], in_force: dict[str, Any]
-) -> WorkloadFacts:
+    reference: WorkloadReference,
+    workload: Workload | None,
+    variables: dict[str, str],
+    in_force: dict[str, Any],
+    leave_template: Callable[[], None],
+) -> tuple[WorkloadFacts, WaitingProcess | None]:
     """Return the facts of the workload that the driver needs; a script runs in a fork up to its training."""
     if workload is None:
-        return survey_script(reference, variables)
+        return survey_script(reference, variables, leave_template)
     apply.note_layers()
-    return facts_of(workload, reference, in_force)
+    return facts_of(workload, reference, in_force), None

@@ -163,11 +163,15 @@ class FitTraining(TrialHooks):
         self._count += 1
         tuned = self.facts.fit_site
         is_earlier = self._count < self.facts.fit or bool(self._refits and tuned and site.key != tuned.key)
-        callbacks = self.effects.without_writers(arguments["callbacks"], timed=not is_earlier)
         if is_earlier:
-            return few_steps(model, usual, arguments, callbacks)
+            return few_steps(model, usual, arguments, self.effects.without_writers(arguments["callbacks"]))
+        return self.time(FitCall(model=model, arguments=arguments, settings=self.wrappers.settings), usual)
+
+    def time(self, call: FitCall, usual: Callable[..., Any]) -> Any:
+        """Time the tuned `fit` and end the process; or measure how the script calls it again, and return its result."""
+        arguments = call.arguments
+        callbacks = self.effects.without_writers(arguments["callbacks"], timed=True)
         self.effects.training_begins()
-        call = FitCall(model=model, arguments=arguments, settings=self.wrappers.settings)
         for callback in callbacks:
             _repeat_epochs(callback, int(arguments["initial_epoch"]), max(1, call.epochs))
         history = self._refit(call, usual, callbacks)
@@ -189,13 +193,13 @@ class FitTraining(TrialHooks):
             arguments = {**call.arguments, **changed_arguments(call, self.configuration, self.facts)}
             return self._refits.run(call.model, usual, arguments, callbacks)
         except BaseException as error:
-            self._fail(error)
+            self.fail(error)
 
     def _train(self, call: FitCall, callbacks: list[Any]) -> None:
         request, configuration, model = self.request, self.configuration, call.model
         call.settings.refuse_missing(self.facts)
         refuse_another_scope(model, configuration)
-        dataset, source = call.training_dataset()
+        dataset, source = call.training_dataset
         train = call.pipeline(dataset, source, configuration)
         set_compiled(model, train.in_force)
         if "precision" in call.settings.changes:
