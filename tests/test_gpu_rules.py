@@ -7,13 +7,12 @@ import pytest
 
 from autotune.data.errors import ApplyError
 from autotune.data.facts import Gpu
-from autotune.machine.gpu import GpuReading, VisibleGpu
+from autotune.machine.gpu import GpuReading, VisibleGpu, is_gpu_file, is_gpu_open
 from autotune.recipe.apply import apply_before_build
 from autotune.runtime import logs, template
 from autotune.runtime.failures import call_user
 from autotune.runtime.logs import gpu_fault_hint, is_busy_gpu_error, is_memory_error
 from autotune.runtime.protocol import LossCurves, LossRuns
-from autotune.runtime.template import is_gpu_file, is_gpu_open
 from autotune.script import workload_fit
 from autotune.space.configuration import Configuration
 from autotune.training import gauges

@@ -43,7 +43,8 @@ class _Templates:
         """Start a template."""
         mode: Mode = "new"
         if self.script is not None:
-            mode, variables = "known", {**self.script.variables, **variables}
+            mode = "shared" if self.script.shared_seconds else "known"
+            variables = {**self.script.variables, **variables}
         if self.isolation == "spawn":
             mode = "later"
         script = self._reference.script

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import time
 import traceback
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -17,10 +18,11 @@ from autotune.data.facts import Fit, ScriptSettings, Site, WorkloadFacts, Worklo
 from autotune.data.printable import plural
 from autotune.runtime import failures
 from autotune.runtime.failures import locate_user_line
+from autotune.runtime.fork_server import leave
 from autotune.runtime.sources import directory_of, file_of, own_files
 from autotune.script import children, strategies
 from autotune.script.call_sites import count_method_calls, is_called_in_loop
-from autotune.script.execute import leave, run_in_fork, send_answer
+from autotune.script.execute import run_in_fork, send_answer
 from autotune.script.fit_call import FitCall, few_steps
 from autotune.script.interpose import Hooks, Wrappers
 from autotune.script.loop_watch import LoopWatch
@@ -46,9 +48,9 @@ def survey(reference: WorkloadReference, variables: dict[str, str]) -> WorkloadF
         WorkloadError: It cannot be tuned; the message says why, and what to do.
         MemoryError: Memory ran out.
     """
-    found = run_in_fork(lambda answer: _Survey(reference, variables, answer).run())
+    found = run_in_fork(lambda answer: Survey(reference, variables, answer).run())
     if workers := found.get("workers"):
-        found = run_in_fork(lambda answer: _Survey(reference, variables, answer, workers).run())
+        found = run_in_fork(lambda answer: Survey(reference, variables, answer, workers).run())
     if "facts" in found:
         return WorkloadFacts.model_validate(found["facts"])
     if found.get("no_memory"):
@@ -60,7 +62,7 @@ def survey(reference: WorkloadReference, variables: dict[str, str]) -> WorkloadF
     )
 
 
-class _Survey(Hooks):
+class Survey(Hooks):
     """One run of a script, up to its only training or to the end of its trainings."""
 
     def __init__(self, reference: WorkloadReference, variables: dict[str, str], answer: int, workers: int = 0) -> None:
@@ -86,6 +88,13 @@ class _Survey(Hooks):
 
     def run(self) -> NoReturn:
         """Run the script, answer, and end this process."""
+        with self.watching():
+            run_users(self._reference)
+        leave(1)
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Survey the script that runs meanwhile, answer, and end this process."""
         import keras
         import tensorflow as tf
 
@@ -102,7 +111,7 @@ class _Survey(Hooks):
             else:
                 strategies.before_strategy(tf, self._look_for_workers)
             tf.compat.v1.Session.__init__ = self._refuse_session
-            run_users(self._reference)
+            yield
         except BaseException as error:
             if not self._has_wanted_fit:
                 self._fail(error)
