@@ -9,6 +9,7 @@ import random
 import signal
 import stat
 import subprocess
+import time
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ import psutil
 _HARMLESS_DEVICES = frozenset(("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"))
 _UNSHAREABLE_FILES = {b"SQLite format 3\0": "an SQLite database", b"\x89HDF\r\n\x1a\n": "an HDF5 file"}
 """First bytes of files that libraries must not use across a fork."""
+LOOKS, LOOK_SECONDS = 10, 0.01  # for threads that have ended
 _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 
 
@@ -85,7 +87,7 @@ class ForkCheck:
         if any(signal.getitimer(timer)[0] for timer in _TIMERS):
             raise Unforkable("a timer is running")
         end_pools_that_allow_forks()
-        if len(os.listdir("/proc/self/task")) > self._threads:
+        if not self._threads_end():
             raise Unforkable("a pool of threads is in use")
         for path in writable_shared_mappings():
             if path not in self._mappings:
@@ -94,6 +96,14 @@ class ForkCheck:
             raise Unforkable("it holds a lock on a file")
         files = open_files(sorted(descriptor for descriptor in _descriptors() if descriptor not in self._known))
         return ForkState(files=tuple(files), random=random.getstate())
+
+    def _threads_end(self) -> bool:
+        """Return whether no further thread is there. The kernel shows one that was joined for a moment longer."""
+        for _ in range(LOOKS):
+            if len(os.listdir("/proc/self/task")) <= self._threads:
+                return True
+            time.sleep(LOOK_SECONDS)
+        return False
 
 
 def refuse_children() -> None:

@@ -176,7 +176,7 @@ def _share_start(
         os.setpgid(pid, pid)  # here too: its children may have to be killed
     pidfd = os.pidfd_open(pid)
     with open(reading, "rb") as stream:  # its children may hold the pipe open for ever
-        answer = json.loads(stream.readline() if reading in wait([reading, pidfd]) else b"{}")
+        answer = json.loads((reading in wait([reading, pidfd]) and stream.readline()) or b"{}")
     os.close(pidfd)
     if not answer.get("serves"):
         with contextlib.suppress(ProcessLookupError):

@@ -95,7 +95,7 @@ class _Start:
         self.process = os.getpid()
         self._has_ended = False
         self._restores: list[Callable[[], object]] = []
-        self._here = os.getcwd()
+        self._here, self._environment = os.getcwd(), dict(os.environ)
         self._check = ForkCheck()
         self._began = time.perf_counter()
 
@@ -160,14 +160,16 @@ class _Start:
         gc.collect()
         gc.freeze()  # keeps the collector from touching, and so copying, every page in each fork
         for stream in (sys.stdout, sys.stderr):
-            stream.flush()
-        facts = None
+            with contextlib.suppress(Exception):  # the script may have closed it
+                stream.flush()
+        facts: WorkloadFacts | None = None
         if not self._known:
             asked = fork_to_ask()
             if isinstance(asked, int):
                 state.restore()
                 note_process()
-                self.role.enter_context(Survey(self._reference, self._variables, asked).watching())
+                survey = Survey(self._reference, self._variables, asked, environment=self._environment)
+                self.role.enter_context(survey.watching())
                 return
             if "facts" not in asked:
                 self._give_up("")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import time
 import traceback
@@ -65,7 +66,14 @@ def survey(reference: WorkloadReference, variables: dict[str, str]) -> WorkloadF
 class Survey(Hooks):
     """One run of a script, up to its only training or to the end of its trainings."""
 
-    def __init__(self, reference: WorkloadReference, variables: dict[str, str], answer: int, workers: int = 0) -> None:
+    def __init__(
+        self,
+        reference: WorkloadReference,
+        variables: dict[str, str],
+        answer: int,
+        workers: int = 0,
+        environment: dict[str, str] | None = None,  # before the script ran; this process's when None
+    ) -> None:
         self._reference, self._answer, self._workers = reference, answer, workers
         self._number = 0  # of this worker
         self._wanted = (reference.script or ScriptSettings()).fit
@@ -80,7 +88,12 @@ class Survey(Hooks):
         self._wrappers = Wrappers(Settings(), self, directory, self._effects.scratch)
         self._watch = LoopWatch(self._wrappers)
         self._around = ScriptContext(
-            reference=reference, variables=variables, wrappers=self._wrappers, effects=self._effects, workers=workers
+            reference=reference,
+            variables=variables,
+            wrappers=self._wrappers,
+            effects=self._effects,
+            environment=dict(os.environ) if environment is None else environment,
+            workers=workers,
         )
         self._began = time.perf_counter()
         self._fits_ended_at: list[float] = []
