@@ -321,6 +321,35 @@ def test_a_fork_finds_what_its_template_has_written(home, user):
     assert snapshot(home / "work") == before
 
 
+def test_a_fork_finds_what_the_forks_above_it_have_written(home, user):
+    def template() -> list[Any]:
+        user()
+        os.chdir(home / "work")
+        assert contain(home / "logs" / "layers") == ""
+        write("kept.txt")
+
+        def start() -> list[Any]:
+            renew([str(home / "logs" / "layers")], for_forks=True)
+            os.mkdir("prepared")
+            write("prepared/data.bin")
+            os.remove("second.txt")
+            os.chdir("prepared")
+
+            def trial() -> list[Any]:
+                renew()
+                write("data.bin", "a")
+                return [sorted(os.listdir("..")), Path("../kept.txt").read_text(), Path("data.bin").read_text()]
+
+            return [in_fork(trial), in_fork(trial), Path("data.bin").read_text()]
+
+        return in_fork(start)
+
+    before = snapshot(home / "work")
+    found = [["big.bin", "folder", "kept.txt", "prepared", "study.db"], "new", "newnew"]
+    assert in_fork(template) == [found, found, "new"]
+    assert snapshot(home / "work") == before
+
+
 def test_rights_devices_and_places_are_as_before(home, user):
     def facts() -> dict[str, Any]:
         Path("/dev/null").write_text("x")

@@ -139,6 +139,19 @@ def test_a_script_that_was_run_before_is_known_and_knobs_win_over_its_variables(
             launched(executor)
 
 
+@pytest.mark.parametrize(("isolation", "mode", "seconds"), [("template", "shared", 0.5), ("spawn", "later", 20.5)])
+def test_trials_share_a_start_unless_they_are_fresh_interpreters(
+    templates, tmp_path, monkeypatch, isolation, mode, seconds
+):
+    monkeypatch.setattr(local, "fingerprint_of_script", lambda reference: FACTS.fingerprint)
+    script = ScriptFacts(trains=Trains.FIT, baseline={}, before_seconds=0.5, shared_seconds=20.0)
+    templates.ready = TemplateReady(workload=FACTS.model_copy(update={"script": script}))
+    with LocalExecutor(REFERENCE, logs=tmp_path, isolation=isolation) as executor:
+        assert executor.open().script.before_seconds == seconds
+        template, *_ = launched(executor, BASELINE.replace(onednn=False))
+        assert template.mode == mode
+
+
 @pytest.mark.parametrize("allow_writes", [False, True])
 def test_what_trials_write_is_kept_in_layers_unless_the_user_allows_it(templates, tmp_path, allow_writes):
     reference = REFERENCE.model_copy(update={"script": ScriptSettings(allow_writes=allow_writes)})

@@ -43,7 +43,8 @@ class _Templates:
         """Start a template."""
         mode: Mode = "new"
         if self.script is not None:
-            mode, variables = "known", {**self.script.variables, **variables}
+            mode = "shared" if self.script.shared_seconds else "known"
+            variables = {**self.script.variables, **variables}
         if self.isolation == "spawn":
             mode = "later"
         script = self._reference.script
@@ -121,6 +122,16 @@ class LocalSeat:
         self._templates.clear()
 
 
+def unshare_start(facts: WorkloadFacts) -> WorkloadFacts:
+    """Return the facts of a workload whose trials share nothing."""
+    if facts.script is None or not facts.script.shared_seconds:
+        return facts
+    script = facts.script
+    before = script.before_seconds + script.shared_seconds
+    script = script.model_copy(update={"before_seconds": before, "shared_seconds": 0.0})
+    return facts.model_copy(update={"script": script})
+
+
 class LocalExecutor(Executor):
     """Real trials of one workload on this host; see `executor.Executor`."""
 
@@ -158,8 +169,9 @@ class LocalExecutor(Executor):
         if self._wanted == "spawn" or ready.started is not None:
             self.close()
             self.isolation = "spawn"
-        self._templates.note(ready.workload, self.isolation)
-        return ready.workload
+        facts = unshare_start(ready.workload) if self.isolation == "spawn" else ready.workload
+        self._templates.note(facts, self.isolation)
+        return facts
 
     def close(self) -> None:
         """End every template and every trial, and remove what contained ones have written."""

@@ -33,7 +33,7 @@ FORK_SECONDS = 20.0
 EXIT_SECONDS = 5.0
 LOOK_SECONDS = 0.2  # how often the log is looked at while the template imports
 
-Mode = Literal["new", "known", "later"]
+Mode = Literal["new", "known", "shared", "later"]
 """What the template imports, see `template`."""
 
 

@@ -6,7 +6,7 @@ import os
 import sys
 import traceback
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from autotune.data.errors import WorkloadError
@@ -58,7 +58,7 @@ class ScriptContext:
     variables: dict[str, str]
     wrappers: Wrappers
     effects: SideEffects
-    environment: dict[str, str] = field(default_factory=lambda: dict(os.environ))  # before the script runs
+    environment: dict[str, str]  # before the script runs
     before_seconds: float | None = None
     workers: int = 0  # that `TF_CONFIG` names for its strategy
 

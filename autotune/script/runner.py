@@ -20,12 +20,13 @@ from autotune.script import trial as script_trial
 from autotune.script import workload_fit
 from autotune.script.execute import discover, import_packages
 from autotune.script.loading import facts_of, load, require_tensorflow
+from autotune.script.shared_start import share_start
 from autotune.script.survey import survey as survey_script
 from autotune.script.workload import Workload
 from autotune.space.configuration import Configuration
 from autotune.training.gauges import enable_compile_logging
 
-__all__ = ["describe_workload", "enable_compile_logging", "import_workload", "run"]
+__all__ = ["describe_workload", "enable_compile_logging", "import_workload", "run", "share_start"]
 
 KINDS: dict[type, Callable[..., None]] = {Workload: workload_fit.run, WorkloadReference: script_trial.run}
 """The function that runs a trial of each kind of workload."""
@@ -59,6 +60,7 @@ def _apply(
 ) -> Workload | WorkloadReference:
     """Put the configuration in force, and return the workload, imported now where the template has not."""
     if request.script is not None:
+        os.environ.update(request.script.variables)
         script_trial.prepare(configuration, request.script)
         return reference
     apply.apply_before_import(configuration)

@@ -10,7 +10,7 @@ import socket
 import time
 import traceback
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -22,11 +22,12 @@ from autotune.data.printable import plural
 from autotune.recipe import apply
 from autotune.runtime import failures, protocol
 from autotune.runtime.failures import locate_user_line
+from autotune.runtime.fork_server import leave
 from autotune.runtime.sources import directory_of, file_of, own_files
 from autotune.runtime.waiting import Output, WaitingProcess
 from autotune.script import children, strategies
 from autotune.script.call_sites import count_method_calls, is_called_in_loop
-from autotune.script.execute import leave, run_in_fork, send_answer
+from autotune.script.execute import run_in_fork, send_answer
 from autotune.script.fit_call import FitCall, few_steps
 from autotune.script.interpose import Hooks, Wrappers
 from autotune.script.loop_watch import LoopWatch
@@ -73,7 +74,7 @@ def survey(
         def run_script(answer: int) -> None:
             leave_template()
             ours.close()
-            _Survey(reference, variables, answer, theirs, began, workers).run()
+            Survey(reference, variables, answer, workers, began=began, requests=theirs).run()
 
         return run_in_fork(run_script, may_wait=True)
 
@@ -103,16 +104,17 @@ def _keeps_values(facts: WorkloadFacts, request: protocol.TrialRequest) -> bool:
     return not changes and configuration.get("strategy", "none") == "none" and request.losses is None
 
 
-class _Survey(Hooks):
+class Survey(Hooks):
     """One run of a script, up to its only training or to the end of its trainings.
 
     Args:
         reference: The script.
         variables: What it sets before it imports TensorFlow.
         answer: The pipe for the facts.
-        requests: Brings the request of the first trial.
-        began: When this process was forked, by `perf_counter`.
         workers: How many train together.
+        environment: Before the script ran; this process's when None.
+        began: When this process was forked, by `perf_counter`; now when None.
+        requests: Brings the request of the first trial; None for a survey that goes on as no trial.
     """
 
     def __init__(
@@ -120,9 +122,11 @@ class _Survey(Hooks):
         reference: WorkloadReference,
         variables: dict[str, str],
         answer: int,
-        requests: protocol.Channel,
-        began: float,
         workers: int = 0,
+        *,
+        environment: dict[str, str] | None = None,
+        began: float | None = None,
+        requests: protocol.Channel | None = None,
     ) -> None:
         self._reference, self._answer, self._workers = reference, answer, workers
         self._requests, self._output = requests, Output()
@@ -140,14 +144,26 @@ class _Survey(Hooks):
         self._wrappers = Wrappers(Settings(), self, directory, self._effects.scratch)
         self._watch = LoopWatch(self._wrappers)
         self._around = ScriptContext(
-            reference=reference, variables=variables, wrappers=self._wrappers, effects=self._effects, workers=workers
+            reference=reference,
+            variables=variables,
+            wrappers=self._wrappers,
+            effects=self._effects,
+            environment=dict(os.environ) if environment is None else environment,
+            workers=workers,
         )
-        self._began = began
+        self._began = time.perf_counter() if began is None else began
         self._fits_ended_at: list[float] = []
         self._steps = 0
 
     def run(self) -> NoReturn:
         """Run the script, answer, and end this process."""
+        with self.watching():
+            run_users(self._reference)
+        leave(1)
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Survey the script that runs meanwhile, answer, and end this process."""
         import keras
         import tensorflow as tf
 
@@ -166,7 +182,7 @@ class _Survey(Hooks):
             else:
                 strategies.before_strategy(tf, self._look_for_workers)
             tf.compat.v1.Session.__init__ = self._refuse_session
-            run_users(self._reference)
+            yield
         except BaseException as error:
             if not self._has_wanted_fit:
                 self._fail(error)
@@ -192,9 +208,9 @@ class _Survey(Hooks):
         facts = self._find(partial(facts_of_fit, call, number, site, self._around))
         if not self._repeats and (self._wanted == number or (self._wanted is None and self._only)):
             self._note(site, facts, 0.0)
-            if self._workers:
+            if self._workers or self._requests is None:
                 self._end()
-            return self._go_on(call, usual, ran_seconds=began - self._began)
+            return self._go_on(self._requests, call, usual, ran_seconds=began - self._began)
         ends: list[float] = []
         clock = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: ends.append(time.perf_counter()))
         try:
@@ -215,20 +231,22 @@ class _Survey(Hooks):
             self._end()
         return history
 
-    def _go_on(self, call: FitCall, usual: Callable[..., Any], *, ran_seconds: float) -> Any:
+    def _go_on(
+        self, requests: protocol.Channel, call: FitCall, usual: Callable[..., Any], *, ran_seconds: float
+    ) -> Any:
         """Answer, wait for the request of the first trial, and go on as that trial."""
         facts = self._choose_facts()
         self._effects.training_begins()
         send_answer(self._answer, {"facts": facts.model_dump(mode="json"), "waiting": os.getpid()})
         # A child that trains from now on finds a socket here. It cannot open that, and ends alone.
-        os.dup2(self._requests.fileno(), self._answer)
+        os.dup2(requests.fileno(), self._answer)
         children.stop_watching()
         self._watch.uninstall()
         assert facts.script is not None
         call.settings.own.update(facts.script.baseline)
         try:
-            request, channel = self._requests.receive(), protocol.Channel(self._requests.receive_end())
-            self._requests.send(protocol.Forked(pid=os.getpid(), ran_seconds=ran_seconds))
+            request, channel = requests.receive(), protocol.Channel(requests.receive_end())
+            requests.send(protocol.Forked(pid=os.getpid(), ran_seconds=ran_seconds))
         except protocol.ChannelClosed:  # another trial was the first
             leave(1)
         assert isinstance(request, protocol.TrialRequest)
