@@ -180,6 +180,20 @@ class Repeating:
         """It learns nothing."""
 
 
+def test_given_configurations_come_before_the_neighbours_unless_they_were_tried():
+    space = space_of()
+    first = [BASELINE.replace(batch_size=16, steps_per_execution=8), BASELINE, BASELINE.replace(batch_size=512)]
+    tried, proposed = {BASELINE}, []
+    proposals = Proposals(space, Sampler(space, file=None, name="test", seed=0), first=first)
+    for _ in range(3):
+        asked, configuration = proposals.next(tried, BASELINE)
+        assert asked.params == {name: configuration[name] for name in space.choices}
+        tried.add(configuration)
+        proposed.append(configuration)
+    assert proposed[:2] == [first[0], first[2]]
+    assert proposed[2] in neighbours(BASELINE, {BASELINE, *proposed[:2]}, space)
+
+
 def test_a_sampler_that_repeats_itself_ends_no_space():
     space = space_of()
     every = {

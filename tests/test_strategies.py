@@ -221,6 +221,19 @@ def test_a_loop_whose_work_varies_has_its_speed_in_updates():
     assert (loop.unit, loop.model_copy(update={"work_varies": False}).unit) == ("updates", "samples")
 
 
+def test_a_start_is_said_to_run_once_or_in_each_trial_with_the_reason():
+    def said(**facts):
+        return list(script_notes(ScriptFacts(trains=Trains.FIT, baseline={}, **facts), 10.0))
+
+    reason, advice = "train.py, line 3, starts TensorFlow", "save the prepared data to a file first"
+    assert said(before_seconds=3.0, repeats_start=reason) == []
+    (note,) = said(before_seconds=9.0, repeats_start=reason)
+    assert note.startswith(f"the script runs 9 s before it trains, in every trial: {reason}; or {advice}")
+    (note,) = said(before_seconds=9.0)
+    assert note.startswith(f"the script runs 9 s before it trains, in every trial: {advice}")
+    assert said(shared_seconds=20.0) == ["the script's first 20 s, before TensorFlow starts, run once for all trials"]
+
+
 def test_each_knob_that_does_not_reach_a_script_is_named_once_with_its_reason():
     reasons = {
         "prefetch": "it is so",

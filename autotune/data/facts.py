@@ -66,7 +66,9 @@ class ScriptFacts(Frozen):
     sites: dict[str, Many[Site]] = Field({})  # where a knob reaches the script's own calls
     not_reached: dict[str, str] = Field({})  # knobs that do not reach it, with the reason and the next step
     left_out: Many[str] = ()  # what trials leave out: callbacks and saves that write
-    before_seconds: FiniteFloat = 0.0  # what the script does before it trains
+    before_seconds: FiniteFloat = 0.0  # what each trial of the script does before it trains
+    shared_seconds: Amount = 0.0  # what the script does before TensorFlow's runtime starts, if once for all trials
+    repeats_start: str = ""  # why each trial does that by itself; empty where that takes no time
     epochs: int | None = None  # of the training, as the script asks for them
     schedule: str | None = None  # the optimizer's learning-rate schedule, which counts steps
     batch_notes: Many[str] = ()  # what else a larger batch size changes, in words; empty where it is not varied

@@ -192,7 +192,7 @@ def changed_arguments(call: FitCall, configuration: Configuration, facts: Script
     if (call.kind == "arrays" and not acting) or not changes.keys() & of_data:
         set_steps(call.model, int(call.settings.value("steps_per_execution", call.model.steps_per_execution)))
         return {"batch_size": call.batch_used} if "batch_size" in changes else {}
-    dataset, source = call.training_dataset()
+    dataset, source = call.training_dataset
     train = call.pipeline(dataset, source, configuration)
     set_compiled(call.model, train.in_force)
     changed: dict[str, Any] = {**train.fit_args}

@@ -6,7 +6,7 @@ import os
 import sys
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +62,7 @@ class ScriptContext:
     variables: dict[str, str]
     wrappers: Wrappers
     effects: SideEffects
-    environment: dict[str, str] = field(default_factory=lambda: dict(os.environ))  # before the script runs
+    environment: dict[str, str]  # before the script runs
     before_seconds: float | None = None
     workers: int = 0  # that `TF_CONFIG` names for its strategy
 
@@ -87,7 +87,7 @@ def facts_of_fit(call: FitCall, number: int, site: Site, context: ScriptContext)
         )
     if call.validates_for_ever:
         raise WorkloadError(f"{site}: validation_data is infinite, so validation never ends", hint=VALIDATION_HINT)
-    dataset, _ = call.training_dataset()
+    dataset, _ = call.training_dataset
     given = runtime_knobs()
     given["jit_compile"] = context.wrappers.jit_compile
     given["steps_per_execution"] = int(call.model.steps_per_execution)

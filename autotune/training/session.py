@@ -105,6 +105,7 @@ class TimedTrial:
                 *session.gauges(),
                 gauges.finite_weights_gauge(session.weights, session.progress),
             ],
+            count_parameters=lambda: gauges.count_parameters(session.weights()),
         )
 
     @property

@@ -75,11 +75,18 @@ def waits_for_input(best: TrialRecord, others: Sequence[TrialRecord]) -> bool:
 
 
 class Proposals:
-    """Proposes configurations that were not tried."""
+    """Proposes configurations that were not tried.
 
-    def __init__(self, space: ResolvedSpace, sampler: Sampler) -> None:
+    Args:
+        space: The search space.
+        sampler: The run's Optuna study.
+        first: Configurations of the space that are proposed before all others.
+    """
+
+    def __init__(self, space: ResolvedSpace, sampler: Sampler, *, first: Sequence[Configuration] = ()) -> None:
         self._space = space
         self._sampler = sampler
+        self._leaders = first  # of earlier runs
         self._begun: dict[Configuration, Configuration] = {}  # the fastest, when each was proposed
         self.exhausted = self.nothing_fits = False  # nothing new is left, or nothing new fits into the time
 
@@ -101,7 +108,7 @@ class Proposals:
         near = neighbours(beginning, tried, self._space, waits=waits, short_steps=short_steps)
         if others is not None:
             near = [joined for joined in self._joined(best, others.ratios) if joined in self._space] + near
-        proposed = self._first(near, tried, passes_over)
+        proposed = self._first([*self._leaders, *near], tried, passes_over)
         if proposed is not None:
             self._begun[proposed[1]] = best
         return proposed

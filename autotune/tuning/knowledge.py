@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 from autotune.data.figures import Check, LogInterval
 from autotune.data.record import Outcome, Pairing, Phase, Standing, TrialRecord
@@ -35,9 +36,17 @@ def parity_checks(records: Iterable[TrialRecord]) -> dict[tuple[object, ...], Ch
 class Knowledge:
     """The candidates and leaders of a run, by its trials and records."""
 
-    def __init__(self, run: Run, baseline: Trial, *, measured_seconds: float) -> None:
+    def __init__(
+        self,
+        run: Run,
+        baseline: Trial,
+        *,
+        measured_seconds: float,
+        led_over: Mapping[Configuration, int] = MappingProxyType({}),
+    ) -> None:
         self._run, self._baseline = run, baseline
         self._measured_seconds = measured_seconds
+        self._led_over = led_over  # by leaders of earlier runs: see `Candidate`
 
     # ------------------------------------------------------------------------------------------- the search
 
@@ -98,6 +107,7 @@ class Knowledge:
             pair_seconds=costs.pair_seconds([baseline, record, *beside]),
             unchecked=own != plain and own not in compared,
             uncheckable=own != plain and own in compared and not compared[own].tells,
+            led_over=self._led_over.get(trial.asked, 0),
         )
 
     def others(self) -> Others:

@@ -78,6 +78,7 @@ class Loop:
         options: Options,
         limits: Limits,
         import_seconds: float,
+        first: Mapping[Configuration, int],
     ) -> None:
         warm = seat.baseline.warm
         first_step, slow_call = warm.first_step_seconds, warm.ready.call_seconds if costs.is_slow(warm) else 0.0
@@ -87,12 +88,12 @@ class Loop:
         measured = costs.measured_seconds(first_step, slow_call)
         self._run, self._sampler, self._options = run, sampler, options
         self._import_seconds = import_seconds
-        self._proposals = Proposals(space, sampler)
+        self._proposals = Proposals(space, sampler, first=list(first))
         self._seats = Seats(run, deadline, seat, bracketed=seat.bracketed, all_at_once=options.all_seats)
         self._lost: list[Configuration] = []  # whose seat was lost: they are run again
         self._exclusive = ExclusiveResources(run)
         self._problem = ""  # why another candidate would fail as well
-        self._knowledge = knowledge = Knowledge(run, seat.baseline.trial, measured_seconds=measured)
+        self._knowledge = knowledge = Knowledge(run, seat.baseline.trial, measured_seconds=measured, led_over=first)
         self._trial_limits = TrialLimits(
             timeout=timeout, measured=measured, known=lambda configuration: configuration in knowledge.tried()
         )

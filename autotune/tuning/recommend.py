@@ -95,6 +95,7 @@ def recommend(
             seed=options.seed,
             budget_seconds=options.budget,
             spent_seconds=run.clock(),
+            started_from=tuple(dict.fromkeys(leader.run for leader in record.leaders)),
         ),
     )
 

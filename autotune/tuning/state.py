@@ -41,6 +41,7 @@ class Candidate:
     pair_seconds: float = 1.0  # what a fresh pair of processes of it and the baseline takes
     unchecked: bool = False  # it computes otherwise than the baseline, and its losses were not compared
     uncheckable: bool = False  # they were compared, and that could not tell
+    led_over: int = 0  # candidates of an earlier run that it was confirmed ahead of, on this kind of machine
 
     @property
     def measured(self) -> bool:
