@@ -20,6 +20,11 @@ class Data:
     def __iter__(self) -> Iterator[float]:
         return Batches(self)
 
+    def __len__(self) -> int:
+        return 6
+
+    cardinality = __len__
+
 
 class Batches:
     """One pass over the data."""
@@ -33,7 +38,8 @@ class Batches:
     def __next__(self) -> float:
         self.data.read += 1
         if self.data.read == STEPS:
-            self.data.loops.append(find_step_loop(running_frames(), self.data.folder))
+            is_data = lambda value: isinstance(value, Data)  # noqa: E731
+            self.data.loops.append(find_step_loop(running_frames(), self.data.folder, is_data))
         if not self.left:
             raise StopIteration
         self.left -= 1
@@ -137,6 +143,26 @@ def test_a_loop_that_a_number_of_steps_ends_is_found_with_the_line_that_counts(t
 @pytest.mark.parametrize("name", BY_DATA)
 def test_a_loop_that_reads_its_data_to_the_end_counts_nothing(tmp_path, name):
     assert loop_of(tmp_path, BY_DATA[name]) == StepLoop(line_with(BY_DATA[name], "# steps"), "")
+
+
+@pytest.mark.parametrize(
+    ("source", "is_scaled"),
+    [
+        ("it = iter(batches)\nfor i in range(len(batches)):\n    step(next(it))\n", True),
+        ("n = len(batches)\nit = iter(batches)\nfor i in range(n):\n    step(next(it))\n", True),
+        (
+            "n = int(batches.cardinality())\nit, i = iter(batches), 0\nwhile i < n:\n    step(next(it))\n    i += 1\n",
+            True,
+        ),
+        ("rows = [1] * 5\nit = iter(batches)\nfor i in range(len(rows)):\n    step(next(it))\n", False),
+        ("n = len(batches)\nn = 5\nit = iter(batches)\nfor i in range(n):\n    step(next(it))\n", False),
+        ("it, i = iter(batches), 0\nwhile i < len(batches) and i < 5:\n    step(next(it))\n    i += 1\n", False),
+    ],
+)
+def test_a_count_that_is_the_number_of_batches_is_scaled(tmp_path, source, is_scaled):
+    found = loop_of(tmp_path, source)
+    assert found is not None
+    assert (found.is_scaled, bool(found.counted)) == (is_scaled, not is_scaled)
 
 
 @pytest.mark.parametrize(

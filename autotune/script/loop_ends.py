@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import ast
 import dis
+import functools
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from autotune.runtime.sources import parse_source
 from autotune.script.call_sites import shown, site_of
@@ -40,16 +42,26 @@ class StepLoop:
     Args:
         line: Where it stands: `train.py, line 12`.
         counted: Where a count of steps ends it; empty if its data does.
+        is_scaled: A count of steps ends it, which the script takes from the number of batches in its data.
         periodic: Where it does more than logging at every so many steps; empty if nowhere.
     """
 
     line: str
     counted: str = ""
+    is_scaled: bool = False
     periodic: str = ""
 
 
-def find_step_loop(frames: Sequence[FrameType], directory: str) -> StepLoop | None:
-    """Return the loop over steps that these frames run, the innermost frame first; None where none is found."""
+def find_step_loop(
+    frames: Sequence[FrameType], directory: str, is_batched: Callable[[Any], bool] = lambda data: False
+) -> StepLoop | None:
+    """Return the loop over steps that these frames run; None where none is found.
+
+    Args:
+        frames: The innermost first.
+        directory: The script's.
+        is_batched: Whether a value is a dataset whose number of batches follows the batch size.
+    """
     found: StepLoop | None = None
     counters: set[str] = set()
     is_open, below_yields = True, False  # a further loop may drive the steps; the frame below is a generator
@@ -58,17 +70,21 @@ def find_step_loop(frames: Sequence[FrameType], directory: str) -> StepLoop | No
         if is_open and below_yields and not by_for and site_of(frame, directory).call not in _NEXT:
             is_open = False  # a call such as `sum` reads the generator to its end
         below_yields = bool(frame.f_code.co_flags & inspect.CO_GENERATOR)
-        ends: list[ast.AST | None] = []
+        found_ends: list[ast.AST | None] = []
         if is_open and loops:
             steps, *loops = loops
             counters |= _counters_in(steps)
-            ends.append(_find_count(steps, counters, read_by_for=by_for))
+            found_ends.append(_find_count(steps, counters, read_by_for=by_for))
             found = found or StepLoop(place.of(steps))
             found = replace(found, periodic=found.periodic or place.of(_find_periodic(steps, counters)))
             is_open = below_yields
-        ends += [_find_count_around(loop, counters) for loop in loops]
-        if found is not None and not found.counted:
-            found = replace(found, counted=place.of(next(filter(None, ends), None)))
+        found_ends += [_find_count_around(loop, counters) for loop in loops]
+        for end in filter(None, found_ends):
+            assert found is not None
+            if _is_scaled(end, counters, frame, is_batched):
+                found = replace(found, is_scaled=True)
+            else:
+                found = replace(found, counted=found.counted or place.of(end))
     return found
 
 
@@ -203,6 +219,42 @@ def _exits(
             yield from _exits(statement.body, (*tests, again), nested=True)
         elif isinstance(statement, ast.With | ast.Try):
             yield from _exits(statement.body, tests, nested=nested)
+
+
+def _is_scaled(end: ast.AST, counters: set[str], frame: FrameType, is_batched: Callable[[Any], bool]) -> bool:
+    """Return whether the count that ends a loop is taken from the number of batches in a dataset."""
+    if isinstance(end, ast.For):
+        ranges = [node for node in ast.walk(end.iter) if isinstance(node, ast.Call) and _name(node.func) == "range"]
+        bounds = [call.args[min(1, len(call.args) - 1)] for call in ranges if call.args]
+    else:
+        compares = [node for node in ast.walk(end) if isinstance(node, ast.Compare)]
+        sides = [side for node in compares for side in (node.left, *node.comparators)]
+        bounds = [side for side in sides if not _mentions(side, counters)]
+    tree = parse_source(Path(frame.f_code.co_filename))
+    names = {**frame.f_globals, **frame.f_locals}
+    return bool(bounds) and all(
+        _counts_batches(bound, tree, lambda name: is_batched(names.get(name))) for bound in bounds
+    )
+
+
+def _counts_batches(value: ast.expr, tree: ast.Module, is_batched: Callable[[str], bool], depth: int = 4) -> bool:
+    """Return whether an expression is the number of batches in a dataset, or a product of that."""
+    again = functools.partial(_counts_batches, tree=tree, is_batched=is_batched, depth=depth - 1)
+    if isinstance(value, ast.Call):
+        owner = value.func.value if isinstance(value.func, ast.Attribute) else None
+        counted = owner if _name(value.func) == "cardinality" else value.args[0] if value.args else owner
+        if _name(value.func) in ("len", "cardinality"):
+            return isinstance(counted, ast.Name) and is_batched(counted.id)
+        return depth > 0 and _name(value.func) in _CONVERSIONS and counted is not None and again(counted)
+    if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Mult):
+        return depth > 0 and (again(value.left) or again(value.right))
+    if isinstance(value, ast.Name) and depth > 0:
+        targets = (
+            (target, node.value) for node in ast.walk(tree) if isinstance(node, ast.Assign) for target in node.targets
+        )
+        given = [assigned for target, assigned in targets if _name(target) == value.id]
+        return len(given) == 1 and again(given[0])
+    return False
 
 
 def _find_periodic(loop: ast.AST, counters: set[str]) -> ast.AST | None:

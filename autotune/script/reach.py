@@ -25,7 +25,7 @@ from autotune.script.loop_ends import StepLoop, find_step_loop
 from autotune.script.loop_watch import LoopWatch
 from autotune.script.sandbox import SideEffects
 from autotune.script.settings import as_knob, given_values
-from autotune.script.work import count_of_loop, held_steps, is_endless, loss_names, notes_on_batches
+from autotune.script.work import count_of_loop, held_steps, is_batched, is_endless, loss_names, notes_on_batches
 from autotune.space.configuration import ONE_STEP
 from autotune.space.knobs import AS_WRITTEN, KNOBS, STRATEGY_KNOBS, Device, Stage
 from autotune.training.pipeline import batch_length
@@ -135,7 +135,7 @@ def facts_of_loop(watch: LoopWatch, examples: int, context: ScriptContext) -> Wo
             hint="Pass the batch as the step's first argument.",
         )
     directory = context.directory
-    loop = find_step_loop(running_frames(), directory)
+    loop = find_step_loop(running_frames(), directory, is_batched)
     why = why or count_of_loop(loop, dataset)
     why = why or find_batch_constant(context.own_files, [call.site for call in calls], batch_size, directory)
     return _facts(

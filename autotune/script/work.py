@@ -10,6 +10,7 @@ from typing import Any
 
 from autotune.data.facts import Site
 from autotune.script.call_sites import shown
+from autotune.script.dataset_trace import batch_calls
 from autotune.script.loop_ends import StepLoop
 from autotune.script.sandbox import listed_callbacks
 
@@ -27,10 +28,17 @@ def count_of_loop(loop: StepLoop | None, dataset: Any) -> str:
     """Return why a loop over this dataset ends by a number of steps rather than with its data; empty if it does not."""
     if loop is not None and loop.counted:
         return f"{loop.counted} ends the training loop by a number of steps"
-    if is_endless(dataset):
+    if is_endless(dataset) and not (loop is not None and loop.is_scaled):
         where = "the training loop" if loop is None else f"the loop in {loop.line}"
         return f"{where} reads an endless dataset, so a number of steps ends it"
     return ""
+
+
+def is_batched(data: Any) -> bool:
+    """Return whether a value is a finite dataset that the script's own `batch` batches."""
+    import tensorflow as tf
+
+    return isinstance(data, tf.data.Dataset) and not is_endless(data) and bool(batch_calls(data)[0])
 
 
 def is_endless(dataset: Any) -> bool:

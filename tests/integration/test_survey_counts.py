@@ -26,6 +26,8 @@ LOOPS = {
     "reads_inside": "@tf.function\ndef read(it):\n    step(*next(it))\nit = iter(endless)\n"
     "for i in range(50):\n    read(it)",
     "endless": "for a, b in endless:\n    if step(a, b) < -1.0:\n        break",
+    "counts_its_batches": "n = len(batches)\nit = iter(endless)\nfor epoch in range(4):\n    for i in range(n):\n"
+    "        step(*next(it))",
     "to_the_end": "for e in range(9):\n    for i, (a, b) in enumerate(batches):\n        step(a, b)\n"
     "        if i % 100 == 0:\n            print(i)",
     "next_to_the_end": "for e in range(9):\n    it = iter(batches)\n    while True:\n        try:\n"
@@ -101,8 +103,8 @@ def test_a_loop_that_counts_steps_keeps_its_batch_size_and_the_reason_names_the_
     assert "autotune.tuned" in reason
 
 
-@pytest.mark.parametrize("name", ["to_the_end", "next_to_the_end"])
-def test_a_loop_that_reads_its_data_to_the_end_has_its_batch_size_varied(surveyed, name):
+@pytest.mark.parametrize("name", ["to_the_end", "next_to_the_end", "counts_its_batches"])
+def test_a_loop_whose_steps_follow_its_data_has_its_batch_size_varied(surveyed, name):
     assert "batch_size" not in surveyed[f"loop_{name}"]["not_reached"]
 
 
