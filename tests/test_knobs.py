@@ -4,7 +4,7 @@ import pytest
 
 from autotune.data.errors import ConfigurationError
 from autotune.space.knobs import GPU_KNOBS, KNOBS, Device, Domain, check_value, did_you_mean, knobs_on
-from autotune.space.probes import near
+from autotune.space.changes import near
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 from optuna.trial import Trial
 
@@ -109,30 +109,32 @@ class Proposals:
         passes_over: Callable[[Configuration], bool],
     ) -> tuple[Trial, Configuration] | None:
         """Propose a sample by the expectations, later by Optuna's model; else one drawn at random."""
-        useless = [name for name in self._space.choices if not KNOBS[name].useful(now)]
-        known = {self._without(useless, configuration) for configuration in tried}
-        draw = random.Random(len(tried))
+        acting = [name for name in self._space.choices if KNOBS[name].useful(now)]
+
+        def values_that_act(configuration: Configuration) -> tuple[KnobValue, ...]:
+            return tuple(configuration[name] for name in acting)
+
+        known, draw = set(map(values_that_act, tried)), random.Random(len(tried))
         for _ in range(MOST_REPEATS):
             if len(tried) < STARTUP_TRIALS:
                 configuration = beliefs.draw(draw)
                 asked = self._sampler.ask_for(configuration)
             else:
                 asked, configuration = self._sampler.ask()
-            if self._without(useless, configuration) not in known and not passes_over(configuration):
+            if values_that_act(configuration) not in known and not passes_over(configuration):
                 return asked, configuration
             self._sampler.pass_over(asked)
-        untried = [found for found in self._drawn(len(tried)) if found not in tried]
-        acting = [found for found in untried if self._without(useless, found) not in known]
-        for configuration in (*acting, *untried):  # a change of a knob that should not act here comes last of all
-            if not passes_over(configuration):
-                return self._sampler.ask_for(configuration), configuration
+        untried = False
+        for must_act in (True, False):  # a change of a knob that should not act here comes last of all
+            for configuration in self._drawn(len(tried)):
+                if configuration in tried or (must_act and values_that_act(configuration) in known):
+                    continue
+                untried = True
+                if not passes_over(configuration):
+                    return self._sampler.ask_for(configuration), configuration
         self.exhausted = not untried and self._space.size <= MOST_DRAWN
         self.nothing_fits = not self.exhausted
         return None
-
-    def _without(self, names: Iterable[str], configuration: Configuration) -> Configuration:
-        """Return the configuration with the baseline's values of some knobs."""
-        return configuration.replace(**{name: self._space.baseline[name] for name in names})
 
     def _drawn(self, seed: int) -> Iterator[Configuration]:
         """Draw configurations at random: the whole space where it is small."""
