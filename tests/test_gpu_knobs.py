@@ -13,8 +13,8 @@ from autotune.data.record import Outcome, Place
 from autotune.machine import gpu
 from autotune.machine.gpu import missing_xla_flags
 from autotune.recipe import apply
-from autotune.space.configuration import baseline_configuration, read_trials, reset_idle
 from autotune.space.changes import Situation
+from autotune.space.configuration import baseline_configuration, read_trials, reset_idle
 from autotune.space.knobs import GPU_KNOBS, KNOBS, Device, Numerics, Stage
 from autotune.space.space_file import SearchSpace, find_search_space
 from autotune.tuning import opening

@@ -259,7 +259,7 @@ def test_all_of_a_small_space_is_proposed_once_and_then_it_is_exhausted():
 
 def test_where_no_change_is_promising_samples_are_proposed():
     trying = Trying(space_of(GROWING_SPACE, examples=1 << 14))
-    trying.ratios |= {each: -3.0 for each in neighbours(BASELINE, trying.space, SHORT)}
+    trying.ratios |= dict.fromkeys(neighbours(BASELINE, trying.space, SHORT), -3.0)
     configuration = trying.next()
     assert configuration not in trying.ratios
     assert configuration in trying.space

@@ -19,8 +19,8 @@ from autotune.stats.ratios import scaling_efficiency
 from autotune.tuning import opening
 from autotune.tuning.beliefs import Beliefs, Evidence, Features
 from autotune.tuning.candidates import Proposals, combine, neighbours
-from autotune.tuning.expectations import load_expectations
 from autotune.tuning.events import silent
+from autotune.tuning.expectations import load_expectations
 from autotune.tuning.opening import baseline_of
 from autotune.tuning.surroundings import script_notes
 from autotune.tuning.tune import tune_with
