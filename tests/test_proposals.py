@@ -47,7 +47,7 @@ TABLE = Expectations(
         a_row("jit_compile", "true", 0.9, spread=0.4),
         a_row("persistent_iterator", "true", 1.1),
         a_row("num_parallel_calls", "some", 2.0, spread=0.4, limit="input"),
-        a_row("prefetch", "2", 1.2, limit="input"),
+        a_row("prefetch", "some", 1.2, limit="input"),
     ]
 )
 

@@ -63,7 +63,8 @@ class Situation:
     on_gpu: bool = False
     units: frozenset[str] = frozenset()  # that compute in low precision; see `machine.units`
     waits_for_input: bool = False  # the fastest configuration does
-    short_steps: bool = True  # a call into TensorFlow takes much of a step
+    short_steps: bool = True  # a call into TensorFlow takes a tenth of a step or more
+    launch_bound: bool = False  # calls take so much that they limit the training
     short_epochs: bool = True  # what lies between epochs takes much of them
     memory_share: float | None = None  # that the baseline takes of the memory it may take; None: unknown
     start_seconds: float = 1.0  # of a trial, up to its first step
@@ -75,7 +76,7 @@ class Situation:
         """The part of a training that limits it: `input`, `launch` or `compute`."""
         if self.waits_for_input:
             return "input"
-        return "launch" if self.short_steps else "compute"
+        return "launch" if self.launch_bound else "compute"
 
 
 def always(now: Situation) -> bool:

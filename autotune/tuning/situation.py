@@ -14,6 +14,7 @@ from autotune.tuning.rules import Limits
 
 WAITS = 0.15  # share of its time waiting for input from which a training is limited by it
 SHORT_STEP_SECONDS = 0.01  # a call into TensorFlow takes about 1 ms, which several steps may share
+LAUNCH_STEP_SECONDS = 0.004  # the same is a quarter of a step, and limits the training
 BUSY_GPU = 0.8  # share of the time in which a kernel runs: such a training hardly waits for input
 SHORT_EPOCH = 0.02  # share of an epoch that passes between epochs
 
@@ -45,7 +46,8 @@ def describe_situation(
         on_gpu=on_gpu,
         units=units_for(units, on_gpu=on_gpu),
         waits_for_input=waits_for_input(best, others),
-        short_steps=has_short_steps(baseline),
+        short_steps=_usual_step(baseline) <= SHORT_STEP_SECONDS,
+        launch_bound=_usual_step(baseline) <= LAUNCH_STEP_SECONDS,
         short_epochs=has_short_epochs(baseline),
         memory_share=_memory_share(baseline, limits),
         start_seconds=baseline.first_step_seconds or 1.0,
@@ -54,10 +56,9 @@ def describe_situation(
     )
 
 
-def has_short_steps(record: TrialRecord) -> bool:
-    """Return whether a call into TensorFlow takes much of a step."""
-    steps = [measured.step_seconds.p50 for measured in record.slices]
-    return not steps or statistics.median(steps) <= SHORT_STEP_SECONDS
+def _usual_step(record: TrialRecord) -> float:
+    """Return the seconds of a step; 0 where none was timed."""
+    return statistics.median([measured.step_seconds.p50 for measured in record.slices] or [0.0])
 
 
 def has_short_epochs(record: TrialRecord) -> bool:
