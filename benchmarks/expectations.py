@@ -10,7 +10,6 @@ doubling. It replaces a row of `data/expectations_literature.json` where it rest
 
 import json
 import math
-import operator
 import statistics
 import warnings
 from collections import defaultdict
@@ -72,7 +71,8 @@ class Seen:
     @property
     def gain(self) -> float:
         """The gain of a change of size 1, by least squares."""
-        return sum(map(operator.mul, self.gains, self.sizes)) / sum(size**2 for size in self.sizes)
+        products = [gain * size for gain, size in zip(self.gains, self.sizes, strict=True)]
+        return math.fsum(products) / math.fsum(size * size for size in self.sizes)
 
     def add(self, other: "Seen") -> None:
         """Count what another pair of trials has shown, too."""
@@ -225,7 +225,9 @@ def make_row(key: Key, workloads: dict[str, Seen], runs: str) -> Expectation | N
 
 def merge(found: dict[Key, dict[str, Seen]], literature: Sequence[Expectation], runs: str) -> list[Expectation]:
     """Recorded rows, and literature where those rest on too little."""
-    merged = {(row.knob, row.change, row.device, row.limit, row.unit): row for row in literature}
+    merged: dict[Key, Expectation] = {
+        (row.knob, row.change, row.device, row.limit, row.unit): row for row in literature
+    }
     for key in sorted(found, key=lambda key: key[3]):  # rows of any limit first
         row = make_row(key, found[key], runs)
         if row is None:

@@ -26,7 +26,7 @@ choices = [false, true]
 kind = "categorical"
 choices = ["float32", "mixed_bfloat16"]
 """
-SHORT = Situation()
+SHORT = Situation(launch_bound=True)
 LONG = Situation(short_steps=False, short_epochs=False)
 WAITING = Situation(short_steps=False, short_epochs=False, waits_for_input=True)
 AMX = Situation(short_steps=False, short_epochs=False, units=frozenset({"amx_bf16"}))

@@ -198,8 +198,9 @@ class Machine(Frozen, strict=True):
         # TensorFlow's answers are left out: the same machine must not get another id once it was asked. Units follow
         # from the rest.
         modes = {"__all__": set(GPU_MODES)}
-        left_out = {"cudnn": True, "tensorflow_cuda": True, "units": True, "gpus": modes}
-        facts = self.model_dump(mode="json", exclude=left_out)
+        facts = self.model_dump(
+            mode="json", exclude={"cudnn": True, "tensorflow_cuda": True, "units": True, "gpus": modes}
+        )
         # The kernel's own share of the memory changes by some megabytes with each of its updates.
         facts["memory_bytes"] = round(self.memory_bytes / _GIB) * _GIB
         canonical = json.dumps(facts, sort_keys=True, separators=(",", ":"))

@@ -1,6 +1,7 @@
-"""Beliefs about the effects of knobs: the table's expectations, corrected by what a run has measured.
+"""Beliefs about configurations: the table's expectations, corrected by what a run has measured.
 
-The logarithm of a configuration's speed-up is taken to be a sum of effects of its values, each normally distributed.
+The logarithm of a configuration's speed-up is taken to be a sum of normally distributed effects of its values, and of a
+rest that similar configurations share: a Gaussian process with a linear kernel and one of the knobs that differ.
 Measurements of whole configurations then tell of all their parts: of a combination that disappoints, the doubtful parts
 get most of the blame. A number's effect is the sum of the steps from the baseline's value to it.
 """
@@ -23,7 +24,9 @@ from autotune.space.space_file import ResolvedSpace
 from autotune.tuning.expectations import DECAY, Expectation, Expectations, classify_change, find_unit, is_number
 
 NOISE = 0.03  # standard deviation of a measured log speed-up
-INTERACTION = 0.1  # the same of what two values gain together beyond their sum
+REST = 0.2  # the same of what the effects of a configuration's values do not explain
+ALIKE = 32  # so many knobs make the rests of two configurations differ by much
+MOST_OBSERVED = 200  # the latest measurements count: the time to decide grows with their square
 LEAST_SPREAD = 0.02  # of an effect: no row is surer than that
 SAME_KNOB = 0.5  # correlation between the steps of one number
 TABLE_WEIGHT = 2.0  # trials that the table's share of failures counts for
@@ -56,6 +59,7 @@ class Features:
         self.steps: list[Step] = []
         self._paths: dict[tuple[str, str], list[int]] = {}  # of each value, the steps that lead to it
         self._vectors: dict[Configuration, np.ndarray] = {}
+        self._codes: dict[Configuration, np.ndarray] = {}
         for name, choices in space.choices.items():
             self._add_steps(name, choices, space.baseline[name])
 
@@ -86,6 +90,13 @@ class Features:
             self._vectors[configuration] = vector
         return self._vectors[configuration]
 
+    def code(self, configuration: Configuration) -> np.ndarray:
+        """Return the place of each varied knob's value among its choices."""
+        if configuration not in self._codes:
+            places = [choices.index(configuration[name]) for name, choices in self.space.choices.items()]
+            self._codes[configuration] = np.array(places)
+        return self._codes[configuration]
+
 
 class Beliefs:
     """What is expected of configurations in a situation, given the table and what was measured."""
@@ -99,8 +110,8 @@ class Beliefs:
             for step in features.steps
         ]
         self._start = np.log([row.start for row in rows])
-        prior, covariance = self._expect(rows)
-        self._mean, self._covariance = self._correct(prior, covariance, evidence)
+        self._mean, self._covariance = self._expect(rows)
+        self._observe(evidence)
         self._failures = self._blame(np.array([row.failures for row in rows]), evidence)
 
     def _expect(self, rows: Sequence[Expectation]) -> tuple[np.ndarray, np.ndarray]:
@@ -114,19 +125,27 @@ class Beliefs:
                 correlation[first, second] = correlation[second, first] = SAME_KNOB
         return np.array([row.gain for row in rows]) * sizes, correlation * np.outer(deviations, deviations)
 
-    def _correct(self, mean: np.ndarray, covariance: np.ndarray, evidence: Evidence) -> tuple[np.ndarray, np.ndarray]:
-        """Return both as measurements correct them. What runs now is taken to be as fast as expected."""
-        vectors, space = self._features.vector, self._features.space
-        seen = {known: ratio for known, ratio in evidence.ratios.items() if known != space.baseline and known in space}
-        seen |= {known: float(vectors(known) @ mean) for known in evidence.running if known not in seen}
-        if not seen:
-            return mean, covariance
-        matrix = np.array([vectors(known) for known in seen])
-        changed = [len(known.differences(space.baseline)) for known in seen]
-        weights = 1 / (NOISE**2 + INTERACTION**2 * np.maximum(0, np.array(changed) - 1))
-        precision = np.linalg.inv(covariance)
-        corrected = np.linalg.inv(precision + (matrix.T * weights) @ matrix)
-        return corrected @ (precision @ mean + (matrix.T * weights) @ np.array(list(seen.values()))), corrected
+    def _observe(self, evidence: Evidence) -> None:
+        """Take measurements into account. What runs now is taken to be as fast as expected."""
+        space, vector = self._features.space, self._features.vector
+        measured = {known: ratio for known, ratio in evidence.ratios.items() if known in space}
+        measured = dict(list(measured.items())[-MOST_OBSERVED:]) | {space.baseline: 0.0}
+        running = [known for known in evidence.running if known not in measured]
+        self._seen = [*measured, *running]
+        self._vectors = np.array([vector(known) for known in self._seen])
+        expected = self._vectors @ self._mean
+        noise = np.array([1e-4 if known == space.baseline else NOISE for known in self._seen])
+        self._inverse = np.linalg.inv(self._kernel(self._seen, self._seen) + np.diag(noise**2))
+        errors = np.array([*measured.values(), *expected[len(measured) :]]) - expected
+        self._weights = self._inverse @ errors
+
+    def _kernel(self, some: Sequence[Configuration], others: Sequence[Configuration]) -> np.ndarray:
+        """Return the covariances of configurations before anything was measured."""
+        first, second = ([self._features.vector(known) for known in group] for group in (some, others))
+        codes, beside = ([self._features.code(known) for known in group] for group in (some, others))
+        apart = (np.array(codes)[:, None, :] != np.array(beside)[None, :, :]).sum(axis=2)
+        linear = np.array(first) @ self._covariance @ np.array(second).T
+        return np.asarray(linear + REST**2 * np.exp(-apart / ALIKE))
 
     def _blame(self, table: np.ndarray, evidence: Evidence) -> np.ndarray:
         """Return each step's chance to make a trial fail: a failed trial's blame is shared by its steps' chances."""
@@ -138,16 +157,21 @@ class Beliefs:
             chances = np.where(taken, np.maximum(blame / trials, 1e-3), 0.0)
             shared = np.minimum(1.0, chances / max(1 - math.prod(1 - chances), 1e-3))
             blame, trials = blame + shared, trials + np.where(taken, shared, 0.0)
-        return np.minimum(1.0, blame / np.maximum(trials, 1e-3))
+        return np.asarray(np.minimum(1.0, blame / trials))
 
     def gain(self, configuration: Configuration, over: Configuration) -> tuple[float, float]:
         """Return mean and standard deviation of the log speed-up over another configuration."""
-        steps = self._features.vector(configuration) - self._features.vector(over)
-        return float(steps @ self._mean), math.sqrt(max(0.0, float(steps @ self._covariance @ steps)))
+        both = [configuration, over]
+        beside = self._kernel(both, self._seen)
+        prior = np.array([self._features.vector(known) for known in both]) @ self._mean
+        means = prior + beside @ self._weights
+        left = self._kernel(both, both) - beside @ self._inverse @ beside.T
+        variance = left[0, 0] + left[1, 1] - left[0, 1] - left[1, 0]
+        return float(means[0] - means[1]), math.sqrt(max(0.0, float(variance)))
 
     def failure(self, configuration: Configuration) -> float:
         """Return the chance that a trial of it fails."""
-        return 1 - math.prod(1 - self._failures[self._features.vector(configuration) > 0])
+        return float(1 - math.prod(1 - self._failures[self._features.vector(configuration) > 0]))
 
     def improvement(self, configuration: Configuration, over: Configuration) -> float:
         """Return the log speed-up to be expected of a trial, where a slower one or a failure gains nothing."""
@@ -166,10 +190,12 @@ class Beliefs:
         )
         return start + self._now.measured_seconds + (self._now.import_seconds if imports else 0.0)
 
-    def draw(self, draw: random.Random) -> Configuration:
+    def draw(self, rng: random.Random) -> Configuration:
         """Return the configuration that would be the fastest if effects were as drawn from these beliefs."""
-        generator = np.random.default_rng(draw.getrandbits(32))
-        effects = generator.multivariate_normal(self._mean, self._covariance, method="cholesky")
+        generator = np.random.default_rng(rng.getrandbits(32))
+        known = self._covariance @ self._vectors.T
+        mean, covariance = self._mean + known @ self._weights, self._covariance - known @ self._inverse @ known.T
+        effects = generator.multivariate_normal(mean, covariance, method="eigh")
         space = self._features.space
 
         def effect(name: str, value: KnobValue) -> float:
@@ -186,7 +212,7 @@ def _size(step: Step) -> float:
     if not (is_number(step.before) and is_number(step.after)):
         return 1.0
     doublings = abs(math.log2(int(step.after) / int(step.before)))
-    return DECAY**step.done * (1 - DECAY**doublings) / (1 - DECAY)
+    return math.pow(DECAY, step.done) * (1 - math.pow(DECAY, doublings)) / (1 - DECAY)
 
 
 def _are_on_one_path(step: Step, other: Step) -> bool:

@@ -28,7 +28,7 @@ CLEAR_GAIN = 0.04  # log speed-up from which on a change joins the combination
 CLEARLY = 0.45  # standard deviations of it that a joining change must gain: it is faster in two of three cases
 MOST_FAILURES = 0.15  # chance to fail of a change that joins
 MOST_MEMORY = 0.9  # of what a trial may take, if memory grew with the batch size: more joins no combination
-LEAST_IMPROVEMENT = 0.004  # log speed-up to be expected of a change; for less, the sampler proposes
+LEAST_IMPROVEMENT = 0.008  # log speed-up to be expected of a change; for less, the sampler proposes
 
 Changes = dict[str, KnobValue]
 NOTHING_TRIED = Evidence()
@@ -155,9 +155,14 @@ def adapt(configuration: Configuration, space: ResolvedSpace) -> Configuration:
 
 
 def combine(best: Configuration, beliefs: Beliefs, space: ResolvedSpace, now: Situation) -> Configuration:
-    """Add to the fastest configuration all changes that are clearly expected to gain; the same where none is."""
+    """Add to the fastest configuration all changes that are clearly expected to gain; the same where none is.
+
+    Knobs that it has changed already are left alone: their further steps are tried apart.
+    """
     changes: dict[Configuration, tuple[float, Changes]] = {}
     for wanted in _changes(best, space, now):
+        if any(best[name] != space.baseline[name] for name in wanted):
+            continue
         changed = space.canonical(best.replace(**wanted))
         mean, deviation = beliefs.gain(changed, best)
         is_clear = (

@@ -98,4 +98,4 @@ def find_unit(knob: str, value: KnobValue, units: Iterable[str]) -> str:
 
 def effective_doublings(ratio: float) -> float:
     """Return how many first doublings gain as much as multiplying or dividing a number by `ratio`."""
-    return (1 - DECAY ** abs(math.log2(ratio))) / (1 - DECAY)
+    return (1 - math.pow(DECAY, abs(math.log2(ratio)))) / (1 - DECAY)
