@@ -133,10 +133,13 @@ def test_doubtful_parts_are_blamed_for_a_combination_that_disappoints():
 
 def test_what_is_faster_is_changed_further():
     trying = Trying(shipped(), AMX)
-    trying.ratios[trying.next()] = 0.9
-    found = trying.changes()
-    assert found["precision"] == "mixed_bfloat16"
-    assert found["batch_size"] > 128
+    best, further = trying.next(), []
+    trying.ratios[best] = 0.9
+    for _ in range(2):
+        further.append(trying.next())
+        trying.ratios[further[-1]] = 0.8
+    assert [set(found.differences(best)) for found in further] == [{"jit_compile"}, {"batch_size"}]
+    assert further[1].batch_size > best.batch_size
 
 
 def test_changes_that_helped_apart_are_joined():
@@ -270,10 +273,11 @@ def test_where_no_change_is_promising_samples_are_proposed():
 def test_the_first_samples_follow_the_expectations():
     trying = Trying(shipped(), AMX)
     beliefs = trying_beliefs(trying)
-    drawn = [beliefs.draw(random.Random(seed)) for seed in range(40)]
+    drawn = [beliefs.draw(random.Random(seed), BASELINE) for seed in range(40)]
     assert sum(each["precision"] == "mixed_bfloat16" for each in drawn) > 30
     assert sum(each.batch_size > 32 for each in drawn) > 30
     assert len({each["jit_compile"] for each in drawn}) == 2
+    assert {each["prefetch"] for each in drawn} == {0}
 
 
 def test_what_the_time_does_not_hold_is_passed_over_and_the_space_is_not_exhausted():

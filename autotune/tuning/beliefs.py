@@ -190,11 +190,11 @@ class Beliefs:
         )
         return start + self._now.measured_seconds + (self._now.import_seconds if imports else 0.0)
 
-    def draw(self, rng: random.Random) -> Configuration:
-        """Return the configuration that would be the fastest if effects were as drawn from these beliefs."""
-        generator = np.random.default_rng(rng.getrandbits(32))
+    def draw(self, rng: random.Random, best: Configuration) -> Configuration:
+        """Return what would be the fastest if effects were as drawn from these beliefs; knobs that cannot act stay."""
         known = self._covariance @ self._vectors.T
         mean, covariance = self._mean + known @ self._weights, self._covariance - known @ self._inverse @ known.T
+        generator = np.random.default_rng(rng.getrandbits(32))
         effects = generator.multivariate_normal(mean, covariance, method="eigh")
         space = self._features.space
 
@@ -202,9 +202,9 @@ class Beliefs:
             varied = space.baseline.replace(**{name: value})
             return float(self._features.vector(varied) @ effects)
 
-        return space.configuration(
-            {name: max(choices, key=lambda value: effect(name, value)) for name, choices in space.choices.items()}
-        )
+        acting = {name: choices for name, choices in space.choices.items() if KNOBS[name].useful(self._now)}
+        drawn = {name: max(choices, key=lambda value: effect(name, value)) for name, choices in acting.items()}
+        return space.canonical(best.replace(**drawn))
 
 
 def _size(step: Step) -> float:

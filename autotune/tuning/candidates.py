@@ -28,7 +28,7 @@ CLEAR_GAIN = 0.04  # log speed-up from which on a change joins the combination
 CLEARLY = 0.45  # standard deviations of it that a joining change must gain: it is faster in two of three cases
 MOST_FAILURES = 0.15  # chance to fail of a change that joins
 MOST_MEMORY = 0.9  # of what a trial may take, if memory grew with the batch size: more joins no combination
-LEAST_IMPROVEMENT = 0.008  # log speed-up to be expected of a change; for less, the sampler proposes
+LEAST_IMPROVEMENT = 0.02  # log speed-up to be expected of a change; for less, the sampler proposes
 
 Changes = dict[str, KnobValue]
 NOTHING_TRIED = Evidence()
@@ -73,19 +73,23 @@ class Proposals:
             self.exhausted = True
             return None
         beliefs = Beliefs(self._features, situation, self._table, evidence)
-        promising = itertools.chain(self._first, self._promising(best, beliefs, situation, tried, evidence))
-        for configuration in promising:
+        acting = [name for name in self._space.choices if KNOBS[name].useful(situation)]
+        known = {tuple(configuration[name] for name in acting) for configuration in tried}
+
+        def is_new(configuration: Configuration) -> bool:
+            """Return whether it differs from what was tried by a knob that can act here."""
+            return tuple(configuration[name] for name in acting) not in known
+
+        for configuration in self._first:
             if configuration not in tried and not passes_over(configuration):
                 return self._sampler.ask_for(configuration), configuration
-        return self._sample(tried, beliefs, situation, passes_over)
+        for configuration in self._promising(best, beliefs, situation, evidence):
+            if is_new(configuration) and not passes_over(configuration):
+                return self._sampler.ask_for(configuration), configuration
+        return self._sample(tried, best, beliefs, is_new, passes_over)
 
     def _promising(
-        self,
-        best: Configuration,
-        beliefs: Beliefs,
-        now: Situation,
-        tried: Collection[Configuration],
-        evidence: Evidence,
+        self, best: Configuration, beliefs: Beliefs, now: Situation, evidence: Evidence
     ) -> Iterator[Configuration]:
         """Yield the combination that is expected to be clearly faster, then changes by their worth."""
         space = self._space
@@ -96,7 +100,7 @@ class Proposals:
             for beginning in beginnings
             for found in (*neighbours(beginning, space, now), *leave_one_out(beginning, space))
         }
-        improvements = {found: beliefs.improvement(found, best) for found in changed - {*tried}}
+        improvements = {found: beliefs.improvement(found, best) for found in changed}
         able = [found for found, gain in improvements.items() if gain >= LEAST_IMPROVEMENT and not find_conflict(found)]
         # Equal worth must not leave the order to a set's.
         yield from sorted(able, key=lambda found: (-improvements[found] / beliefs.seconds(found), found.key))
@@ -104,30 +108,26 @@ class Proposals:
     def _sample(
         self,
         tried: Collection[Configuration],
+        best: Configuration,
         beliefs: Beliefs,
-        now: Situation,
+        is_new: Callable[[Configuration], bool],
         passes_over: Callable[[Configuration], bool],
     ) -> tuple[Trial, Configuration] | None:
         """Propose a sample by the expectations, later by Optuna's model; else one drawn at random."""
-        acting = [name for name in self._space.choices if KNOBS[name].useful(now)]
-
-        def values_that_act(configuration: Configuration) -> tuple[KnobValue, ...]:
-            return tuple(configuration[name] for name in acting)
-
-        known, draw = set(map(values_that_act, tried)), random.Random(len(tried))
+        draw = random.Random(len(tried))
         for _ in range(MOST_REPEATS):
             if len(tried) < STARTUP_TRIALS:
-                configuration = beliefs.draw(draw)
+                configuration = beliefs.draw(draw, best)
                 asked = self._sampler.ask_for(configuration)
             else:
                 asked, configuration = self._sampler.ask()
-            if values_that_act(configuration) not in known and not passes_over(configuration):
+            if is_new(configuration) and not passes_over(configuration):
                 return asked, configuration
             self._sampler.pass_over(asked)
         untried = False
         for must_act in (True, False):  # a change of a knob that should not act here comes last of all
             for configuration in self._drawn(len(tried)):
-                if configuration in tried or (must_act and values_that_act(configuration) in known):
+                if configuration in tried or (must_act and not is_new(configuration)):
                     continue
                 untried = True
                 if not passes_over(configuration):
