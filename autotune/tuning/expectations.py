@@ -21,7 +21,7 @@ from autotune.space.knobs import KNOBS
 
 TABLE = Path(__file__).with_name("expectations.json")
 NO_UNIT = "none"  # the value has fast units on some machines, and this one has none of them
-HOST_LIMITS = ("input", "launch")  # what the host limits is limited alike on a processor and a GPU
+HOST_LIMITS = ("input", "launch")
 DECAY = 0.7  # each further doubling of a number gains so much of what the one before has gained
 
 
@@ -63,11 +63,14 @@ class Expectations:
         self._rows = {(row.knob, row.change, row.device, row.limit, row.unit): row for row in rows}
 
     def find(self, knob: str, change: str, now: Situation, unit: str) -> Expectation:
-        """Return the row that fits best: of the same limit, else of any; a neutral one where there is none."""
+        """Return the row that fits best: of the same limit, else of any; a neutral one where there is none.
+
+        The host limits a training alike on a processor and a GPU: there the other device's row is the last resort.
+        """
         device, other = ("gpu", "cpu") if now.on_gpu else ("cpu", "gpu")
         keys = [(knob, change, device, limit, unit) for limit in (now.limit, "")]
         if now.limit in HOST_LIMITS:
-            keys.insert(1, (knob, change, other, now.limit, unit))
+            keys.append((knob, change, other, now.limit, unit))
         return next((self._rows[key] for key in keys if key in self._rows), NEUTRAL)
 
 
