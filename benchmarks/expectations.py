@@ -125,7 +125,7 @@ def is_away(before: KnobValue, after: KnobValue, baseline: KnobValue) -> bool:
     return before == baseline and type(before) is type(baseline)
 
 
-def differences(run: RunRecord, records: Sequence[TrialRecord]) -> Iterator[tuple[str, KnobValue, KnobValue, Seen]]:
+def differences(records: Sequence[TrialRecord]) -> Iterator[tuple[str, KnobValue, KnobValue, Seen]]:
     """Each pair of trials that differ in one knob: the knob, its values, and what the second shows."""
     searched = [each for each in records if each.phase in (Phase.BASELINE, Phase.SEARCH)]
     ratios: dict[Configuration, tuple[float | None, TrialRecord]] = {}
@@ -185,7 +185,7 @@ def collect(paths: Iterable[Path]) -> tuple[dict[Key, dict[str, Seen]], str]:
         units = units_of(run.machine, here)
         now = situation_of(run, baseline, units or ())
         device = "gpu" if now.on_gpu else "cpu"
-        for name, before, after, seen in differences(run, records):
+        for name, before, after, seen in differences(records):
             change, unit = classify_change(before, after), find_unit(name, after, now.units)
             if unit and units is None:
                 continue
