@@ -291,6 +291,7 @@ def test_the_id_changes_with_hardware_driver_and_versions(change):
     "change",
     [
         {"cudnn": "9.10", "tensorflow_cuda": "12.9"},
+        {"units": ("amx_bf16",)},
         {"memory_bytes": 128 * GIB - (40 << 20)},
         {"packages": dict(reversed(MEASURED_ON.packages.items()))},
     ],
