@@ -100,7 +100,8 @@ class Proposals:
             for beginning in beginnings
             for found in (*neighbours(beginning, space, now), *leave_one_out(beginning, space))
         }
-        improvements = {found: beliefs.improvement(found, best) for found in changed}
+        fastest = max([best, *evidence.running], key=lambda known: beliefs.gain(known, best)[0])  # as is expected
+        improvements = {found: beliefs.improvement(found, fastest) for found in changed}
         able = [found for found, gain in improvements.items() if gain >= LEAST_IMPROVEMENT and not find_conflict(found)]
         # Equal worth must not leave the order to a set's.
         yield from sorted(able, key=lambda found: (-improvements[found] / beliefs.seconds(found), found.key))
