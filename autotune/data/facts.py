@@ -193,13 +193,17 @@ class Machine(Frozen, strict=True):
     cuda: str | None  # the newest version that the driver can run, such as `12.8`
     cudnn: str | None  # as TensorFlow reports it; None until it was asked
     tensorflow_cuda: str | None = None  # that TensorFlow was built with; None until it was asked
+    units: Many[str] = ()  # that compute in low precision, such as `amx_bf16`; see `machine.units`
 
     @property
     def id(self) -> str:
         """Twelve hexadecimal digits that stay the same as long as hardware, driver and versions do."""
-        # TensorFlow's answers are left out: the same machine must not get another id once it was asked.
+        # TensorFlow's answers are left out: the same machine must not get another id once it was asked. Units follow
+        # from the rest.
         modes = {"__all__": set(GPU_MODES)}
-        facts = self.model_dump(mode="json", exclude={"cudnn": True, "tensorflow_cuda": True, "gpus": modes})
+        facts = self.model_dump(
+            mode="json", exclude={"cudnn": True, "tensorflow_cuda": True, "units": True, "gpus": modes}
+        )
         # The kernel's own share of the memory changes by some megabytes with each of its updates.
         facts["memory_bytes"] = round(self.memory_bytes / _GIB) * _GIB
         canonical = json.dumps(facts, sort_keys=True, separators=(",", ":"))

@@ -13,7 +13,7 @@ from autotune.space.configuration import Configuration
 from autotune.stats import numerics
 from autotune.stats.intervals import ProcessPrior, Spread, pooled_spread, process_prior
 from autotune.tuning import costs
-from autotune.tuning.candidates import Others
+from autotune.tuning.beliefs import Evidence
 from autotune.tuning.confirmation import LeaderTrials, claim_of
 from autotune.tuning.learning import numerics_of
 from autotune.tuning.run import Run
@@ -110,15 +110,24 @@ class Knowledge:
             led_over=self._led_over.get(trial.asked, 0),
         )
 
-    def others(self) -> Others:
-        """Return what other seats do and have done, as proposals take it."""
-        running = [trial.asked for trial in self.searched() if trial.number not in self._run.records]
+    def evidence(self) -> Evidence:
+        """Return what has been tried, as proposals take it."""
+        candidates, ended = self.candidates(), {trial.number: trial for trial in self.ended()}
         ratios = {
-            self._run.trials[candidate.number].asked: candidate.ratio
-            for candidate in self.candidates()
+            ended[candidate.number].asked: candidate.ratio
+            for candidate in candidates
             if candidate.measured and not candidate.unstable
         }
-        return Others(running=list(dict.fromkeys(running)), ratios={self._baseline.asked: 0.0, **ratios})
+        unstable = {candidate.number for candidate in candidates if candidate.unstable}
+        return Evidence(
+            ratios={self._baseline.asked: 0.0, **ratios},
+            failed=[
+                trial.asked
+                for number, trial in ended.items()
+                if number in unstable or not self._run.records[number].outcome.measured
+            ],
+            running=[trial.asked for trial in self.searched() if trial.number not in ended],
+        )
 
     def best(self) -> Trial:
         """Return the fastest so far by its estimate less its error; the baseline where nothing is faster."""

@@ -10,7 +10,7 @@ Measurements are in records, and the state follows from them. So a stopped run c
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -19,11 +19,12 @@ from autotune.data.figures import Check
 from autotune.data.options import Options
 from autotune.data.record import Outcome, Pairing, Phase
 from autotune.runtime.executor import SeatLost
+from autotune.space.changes import Situation
 from autotune.space.configuration import Configuration, find_conflict
 from autotune.space.space_file import ResolvedSpace
 from autotune.stats.deciding import EndedBy
 from autotune.tuning import costs
-from autotune.tuning.candidates import WAITS, Proposals, Sampler, has_short_steps, waits_for_input
+from autotune.tuning.candidates import Proposals
 from autotune.tuning.confirmation import FreshPairs, LeaderTrials
 from autotune.tuning.events import Notice
 from autotune.tuning.knowledge import Knowledge, parity_checks
@@ -44,8 +45,10 @@ from autotune.tuning.policy import (
 )
 from autotune.tuning.rules import Limits, known_to_fail
 from autotune.tuning.run import CLOSING_SECONDS, Deadline, Interrupted, Run, TimeIsUp
+from autotune.tuning.sampler import Sampler
 from autotune.tuning.seat import SameInForce, Seat, TrialLimits
 from autotune.tuning.seats import MOST_LOSSES, ExclusiveResources, NoSeatLeft, Seats
+from autotune.tuning.situation import WAITS, describe_situation
 from autotune.tuning.state import State
 from autotune.tuning.trial import Trial
 
@@ -77,6 +80,7 @@ class Loop:
         sampler: Sampler,
         options: Options,
         limits: Limits,
+        units: Collection[str],
         import_seconds: float,
         first: Mapping[Configuration, int],
     ) -> None:
@@ -87,6 +91,7 @@ class Loop:
         )
         measured = costs.measured_seconds(first_step, slow_call)
         self._run, self._sampler, self._options = run, sampler, options
+        self._limits, self._units = limits, units
         self._import_seconds = import_seconds
         self._proposals = Proposals(space, sampler, first=list(first))
         self._seats = Seats(run, deadline, seat, bracketed=seat.bracketed, all_at_once=options.all_seats)
@@ -233,15 +238,12 @@ class Loop:
             configuration = self._lost.pop()
             asked = self._sampler.ask_for(configuration)
         else:
-            records = run.records
-            searched = [records[trial.number] for trial in knowledge.ended()]
             proposed = self._proposals.next(
                 knowledge.tried(),
                 best.asked,
-                waits=waits_for_input(records[best.number], searched),
-                short_steps=has_short_steps(records[0]),
+                situation=self._situation(best),
+                evidence=knowledge.evidence(),
                 passes_over=lambda configuration: self._passes_over(configuration, seat),
-                others=knowledge.others() if len(run.executor.seats) > 1 else None,
             )
             if proposed is None:
                 return
@@ -272,6 +274,19 @@ class Loop:
                 del run.trials[trial.number]  # it does not run any more, and nothing is known of it
             else:
                 self._sampler.tell(asked, ended)
+
+    def _situation(self, best: Trial) -> Situation:
+        records = self._run.records
+        return describe_situation(
+            records[0],
+            records[best.number],
+            [records[trial.number] for trial in self._knowledge.ended()],
+            units=self._units,
+            limits=self._limits,
+            on_gpu=bool(self._run.gpus),
+            measured_seconds=self._trial_limits.measured,
+            import_seconds=self._import_seconds,
+        )
 
     def _lose(self, trial: Trial, lost: SeatLost) -> None:
         """Run a trial again whose seat was lost; twice, and the trial is at fault."""

@@ -24,7 +24,6 @@ from autotune.runtime.places import cut_cores, group_gpus, restrict_to_seat
 from autotune.runtime.ray import RayExecutor
 from autotune.script.loading import refuse_while_loading
 from autotune.space.space_file import ResolvedSpace, SearchSpace, find_search_space, shipped_names
-from autotune.tuning.candidates import Sampler
 from autotune.tuning.earlier_runs import describe_leaders, find_leaders, starting_points
 from autotune.tuning.ending import compare_losses_of_winner, note_profiles, watch_winner
 from autotune.tuning.events import Notice, Observer, RunBegan, count_interruptions
@@ -48,6 +47,7 @@ from autotune.tuning.resume import (
     refuse_another_question,
     resumption_notes,
 )
+from autotune.tuning.sampler import Sampler
 from autotune.tuning.surroundings import samples_of, worth_notes
 from autotune.tuning.trial import now_utc
 
@@ -285,6 +285,7 @@ def tune_with(invocation: Invocation, written: SearchSpace | None) -> Recipe:
             sampler=sampler,
             options=options,
             limits=opened.limits,
+            units=opened.machine.units,
             import_seconds=opened.import_seconds,
             first=starting_points(record.leaders, space),
         ).run()
