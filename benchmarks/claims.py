@@ -151,7 +151,7 @@ def tuned(file: Path, folder: Path, budget: str, trials: int | None) -> Recipe:
     """The recipe of a run that is in the folder already, or of one that is made now."""
     if not (folder / "recipe.json").exists():
         progress(f"{file.stem}: tuning for {budget}")
-        options = ["--budget", budget, "--out", str(folder)]
+        options = ["--fresh", "--budget", budget, "--out", str(folder)]
         options += [] if trials is None else ["--trials", str(trials)]
         run(["-m", "autotune", "tune", str(file), *options])
     return Recipe.load(folder / "recipe.json")

@@ -43,6 +43,11 @@ def factor(logarithms: Sequence[float], bar: Bar | None = None) -> Figure:
     return figure | {"value": math.exp(figure["value"]), "ci95": bounds}
 
 
+def median(values: Sequence[float], bar: Bar | None = None) -> Figure:
+    """A median; None of no values."""
+    return one(statistics.median(values) if values else None, len(values), bar)
+
+
 def root_mean_square(errors: Sequence[float], bar: Bar | None = None) -> Figure:
     """How large errors around 0 are, with the interval that holds where they are normal."""
     squares = sum(each**2 for each in errors)

@@ -87,7 +87,7 @@ def measured(name: str, budget: str, runs: Path, rounds: int) -> dict[str, Figur
     """All figures of one workload."""
     file, out = WORKLOADS[name], runs / name
     if not (out / "recipe.json").exists():
-        autotune.tune(file, budget=budget, out=out)
+        autotune.tune(file, budget=budget, out=out, fresh=True)
     recipe = Recipe.load(out / "recipe.json")
     claim, tuned = recipe.evidence.speedup, Configuration(recipe.configuration)
     plain = {name: value for name, value in (("precision", "float32"), ("tensor_float_32", False)) if name in tuned}

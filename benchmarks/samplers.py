@@ -27,10 +27,14 @@ from oracle import SPACE, TABLE
 
 from autotune.data.figures import Interval
 from autotune.data.record import Outcome, Phase, TrialRecord
+from autotune.space.changes import Situation
 from autotune.space.configuration import Configuration, baseline_configuration
 from autotune.space.knobs import Device
 from autotune.space.space_file import ResolvedSpace, SearchSpace, find_search_space
-from autotune.tuning.candidates import WAITS, Proposals, Sampler
+from autotune.tuning.beliefs import Evidence
+from autotune.tuning.candidates import Proposals
+from autotune.tuning.sampler import Sampler
+from autotune.tuning.situation import WAITS
 from autotune.tuning.trial import now_utc
 
 STUDIES, STUDIES_QUICK = 40, 2
@@ -157,7 +161,7 @@ class Searcher(Protocol):
 
 
 class Ours:
-    """The tuner's proposals as they are: neighbours of the fastest, then its sampler."""
+    """The tuner's proposals as they are: changes of the fastest by their worth, then its sampler."""
 
     def __init__(self, space: ResolvedSpace, seed: int, *, steered: bool = True) -> None:
         self._steered = steered  # a wait for input decides what is tried first
@@ -170,7 +174,8 @@ class Ours:
     def ask(self, tried: Speeds, waits: Callable[[Configuration], bool]) -> Configuration | None:
         """See `Searcher`."""
         best = max(tried, key=lambda each: tried[each])
-        proposed = self._proposals.next(tried, best, waits=self._steered and waits(best))
+        now = Situation(waits_for_input=self._steered and waits(best))
+        proposed = self._proposals.next(tried, best, situation=now, evidence=Evidence(ratios=tried))
         if proposed is None:
             return None
         self._asked, configuration = proposed

@@ -119,7 +119,7 @@ class Measured:
             alone = seconds_of([self._name, *self.script.arguments(1)], folder, self._log)
             before = digest(folder)
             shutil.rmtree(self._run, ignore_errors=True)
-            tune = ["-m", "autotune", "tune", self._name, "--budget", self._budget, "--out", str(self._run)]
+            tune = ["-m", "autotune", "tune", self._name, "--fresh", "--budget", self._budget, "--out", str(self._run)]
             began = time.perf_counter()
             try:
                 seconds_of([*tune, "--", *self.script.arguments(1)], folder, self._log)

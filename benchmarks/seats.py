@@ -27,8 +27,11 @@ from simulated_runs import FACTS, MemoryDirectory, on_disk, tune_simulated, with
 
 from autotune.data.record import Phase, TrialRecord
 from autotune.data.run_directory import RunDirectory
+from autotune.space.changes import Situation
 from autotune.space.configuration import Configuration
-from autotune.tuning.candidates import Others, Proposals, Sampler
+from autotune.tuning.beliefs import Evidence
+from autotune.tuning.candidates import Proposals
+from autotune.tuning.sampler import Sampler
 
 SCALE = 2.0
 """Seconds of a trial for each second here."""
@@ -145,8 +148,9 @@ def regret(machine: Machine, in_flight: int, seed: int) -> float:
             sampler.tell(asked, record_of(configuration, len(measured), measured[configuration]))
         if number <= COMPARED_AFTER:
             best = max(measured, key=lambda each: measured[each])
-            others = Others(running=[each for _, each in running], ratios=measured) if in_flight > 1 else None
-            proposed = proposals.next(known, best, waits=machine.waits(best), others=others)
+            evidence = Evidence(running=[each for _, each in running], ratios=measured)
+            now = Situation(waits_for_input=machine.waits(best))
+            proposed = proposals.next(known, best, situation=now, evidence=evidence)
             if proposed is not None:
                 running.append(proposed)
                 known.add(proposed[1])

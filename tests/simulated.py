@@ -165,6 +165,7 @@ class SimulatedTrial:
             first_step_seconds=first_step_seconds,
             ready_seconds=trials.clock() - self._requested,
             first_loss=FIRST_LOSS,
+            parameters=1000,
         )
 
     def measure(self, seconds: float, timeout_seconds: float) -> Slice:
@@ -369,7 +370,6 @@ class SimulatedTrial:
             examples_per_epoch=self._training.examples_per_epoch,
             endless=self._trials.examples is None,
             element="simulated",
-            parameters=1000,
             gpus=self._trials.gpus,
             devices=max(1, len(self._trials.gpus)),
             device_limit_bytes=self._trials.device_limit_bytes,

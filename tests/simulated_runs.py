@@ -188,6 +188,7 @@ def tune_simulated(
     machine=MACHINE,
     earlier=None,
     spent_before=0.0,
+    results=None,
     **options,
 ):
     """One whole run on simulated trials and their clock; returns its recipe."""
@@ -198,12 +199,15 @@ def tune_simulated(
         observe=observe,
         earlier=earlier,
         spent_before=spent_before,
+        results=results,
         **{"budget": 300.0, **options},
     )
     return tune_with(invocation, SearchSpace.parse(space, source="test.toml"))
 
 
-def an_invocation(trials, directory, /, *, machine=MACHINE, observe=silent, earlier=None, spent_before=0.0, **options):
+def an_invocation(
+    trials, directory, /, *, machine=MACHINE, observe=silent, earlier=None, spent_before=0.0, results=None, **options
+):
     """What an invocation on simulated trials works with."""
     return Invocation(
         executor=trials,
@@ -216,6 +220,7 @@ def an_invocation(trials, directory, /, *, machine=MACHINE, observe=silent, earl
         observe=observe,
         earlier=earlier,
         spent_before=spent_before,
+        results=results,
     )
 
 
@@ -383,12 +388,7 @@ def a_warm_up(*, examples=1437, call_seconds=0.01, epoch_seconds=0.36, overhead=
     """The warm-up of a trial that is timed by epochs, or by steps with `epoch_seconds=None`."""
     return WarmUp(
         started=Started(
-            jit_compile=False,
-            examples=examples,
-            examples_per_epoch=examples,
-            endless=examples is None,
-            element="test",
-            parameters=10,
+            jit_compile=False, examples=examples, examples_per_epoch=examples, endless=examples is None, element="test"
         ),
         ready=Ready(
             timed_by="epochs" if epoch_seconds else "steps",

@@ -11,6 +11,7 @@ import sqlite3
 import stat
 import subprocess
 import tempfile
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,7 +21,7 @@ import numpy as np
 import pytest
 
 from autotune.runtime import containment
-from autotune.runtime.containment import LayerLimit, contain, remove_all_layers, remove_layers, renew
+from autotune.runtime.containment import LayerLimit, contain, make_writable, remove_all_layers, remove_layers, renew
 
 USER = 12345
 SYS_ADMIN = 1 << 21
@@ -182,6 +183,43 @@ def contained(home: Path, user: Callable[[], None], act: Callable[[], Any]) -> A
     return in_fork(template)
 
 
+def test_a_fork_shows_a_directory_that_was_made_after_it(home, user):
+    logs, renewed, made = home / "logs" / "0000", os.pipe(), os.pipe()
+
+    def make_directory() -> None:
+        os.read(renewed[0], 1)
+        logs.mkdir()
+        if os.geteuid() == 0:
+            os.chown(logs, USER, USER)
+        os.write(made[1], b"!")
+
+    def template() -> bool:
+        user()
+        os.chdir(home / "work")
+        assert contain(home / "logs" / "layers") == ""
+
+        def trial() -> bool:
+            renew(more_later=True)
+            os.write(renewed[1], b"!")
+            os.read(made[0], 1)
+            make_writable([str(logs)])
+            write(str(logs / "log.txt"))
+            write("kept.txt")
+            return os.geteuid() == 0 or not any(containment._capabilities())
+
+        return in_fork(trial)
+
+    outside = threading.Thread(target=make_directory)
+    outside.start()
+    assert in_fork(template)
+    outside.join()
+    assert (logs / "log.txt").read_text() == "new"
+    assert (home / "work" / "kept.txt").read_text() == "old"
+    shutil.rmtree(logs)
+    for descriptor in (*renewed, *made):
+        os.close(descriptor)
+
+
 def test_no_door_reaches_the_users_files(home, user):
     before = snapshot(home / "work")
 
@@ -280,6 +318,35 @@ def test_a_fork_finds_what_its_template_has_written(home, user):
 
     before = snapshot(home / "work")
     assert in_fork(template) == [["big.bin", "folder", "kept.txt", "prepared", "study.db"], [], "new"]
+    assert snapshot(home / "work") == before
+
+
+def test_a_fork_finds_what_the_forks_above_it_have_written(home, user):
+    def template() -> list[Any]:
+        user()
+        os.chdir(home / "work")
+        assert contain(home / "logs" / "layers") == ""
+        write("kept.txt")
+
+        def start() -> list[Any]:
+            renew([str(home / "logs" / "layers")], for_forks=True)
+            os.mkdir("prepared")
+            write("prepared/data.bin")
+            os.remove("second.txt")
+            os.chdir("prepared")
+
+            def trial() -> list[Any]:
+                renew()
+                write("data.bin", "a")
+                return [sorted(os.listdir("..")), Path("../kept.txt").read_text(), Path("data.bin").read_text()]
+
+            return [in_fork(trial), in_fork(trial), Path("data.bin").read_text()]
+
+        return in_fork(start)
+
+    before = snapshot(home / "work")
+    found = [["big.bin", "folder", "kept.txt", "prepared", "study.db"], "new", "newnew"]
+    assert in_fork(template) == [found, found, "new"]
     assert snapshot(home / "work") == before
 
 

@@ -13,6 +13,7 @@ from autotune.data.record import Outcome, Place
 from autotune.machine import gpu
 from autotune.machine.gpu import missing_xla_flags
 from autotune.recipe import apply
+from autotune.space.changes import Situation
 from autotune.space.configuration import baseline_configuration, read_trials, reset_idle
 from autotune.space.knobs import GPU_KNOBS, KNOBS, Device, Numerics, Stage
 from autotune.space.space_file import SearchSpace, find_search_space
@@ -120,7 +121,7 @@ def test_a_step_that_is_compiled_whole_leaves_nothing_to_cluster():
 
 
 def test_no_neighbour_is_the_same_under_another_name():
-    found = neighbours(BASELINE, {BASELINE}, resolved("gpu_thorough"))
+    found = neighbours(BASELINE, resolved("gpu_thorough"), Situation(on_gpu=True))
     assert BASELINE not in found
     assert all(reset_idle(each, BASELINE) == each for each in found)
     changed = {name for each in found for name in each.differences(BASELINE)}

@@ -7,13 +7,12 @@ import pytest
 
 from autotune.data.errors import ApplyError
 from autotune.data.facts import Gpu
-from autotune.machine.gpu import GpuReading, VisibleGpu
+from autotune.machine.gpu import GpuReading, VisibleGpu, is_gpu_file, is_gpu_open
 from autotune.recipe.apply import apply_before_build
 from autotune.runtime import logs, template
 from autotune.runtime.failures import call_user
 from autotune.runtime.logs import gpu_fault_hint, is_busy_gpu_error, is_memory_error
 from autotune.runtime.protocol import LossCurves, LossRuns
-from autotune.runtime.template import is_gpu_file, is_gpu_open
 from autotune.script import workload_fit
 from autotune.space.configuration import Configuration
 from autotune.training import gauges
@@ -119,7 +118,7 @@ def test_a_template_that_holds_such_a_file_is_found_out(tmp_path):
 
 def test_importing_what_wakes_a_card_is_found_before_anything_is_asked(monkeypatch):
     monkeypatch.setattr(template, "is_gpu_open", lambda: True)
-    monkeypatch.setattr(template, "_fork", lambda: pytest.fail("a process with a GPU was forked"))
+    monkeypatch.setattr(template, "fork", lambda: pytest.fail("a process with a GPU was forked"))
     assert template.inspect_import()[0] == "cuda"
 
 

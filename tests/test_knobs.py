@@ -3,8 +3,8 @@
 import pytest
 
 from autotune.data.errors import ConfigurationError
+from autotune.space.changes import near
 from autotune.space.knobs import GPU_KNOBS, KNOBS, Device, Domain, check_value, did_you_mean, knobs_on
-from autotune.space.probes import near
 
 
 @pytest.mark.parametrize(

@@ -20,12 +20,12 @@ REFERENCE = WorkloadReference(file="/no/such/train.py")
 @pytest.fixture
 def templates(monkeypatch):
     """The templates that were started; `ready` is what they report, `deaths` how many die over their first use."""
-    started = SimpleNamespace(all=[], ready=TemplateReady(workload=FACTS), deaths=0)
+    started = SimpleNamespace(all=[], ready=TemplateReady(workload=FACTS), deaths=0, waits=False)
 
     class Template:
         def __init__(self, reference, mode, *, variables, log, layers):
             self.mode, self.variables, self.log, self.layers = mode, dict(variables), log, layers
-            self.alive, self.closed = True, False
+            self.alive, self.closed, self.waits = True, False, started.waits
             started.all.append(self)
 
         def wait_ready(self, longest_seconds=0.0):
@@ -55,6 +55,15 @@ def test_trials_of_the_same_environment_share_a_template(templates, tmp_path):
         assert other.variables == {"TF_ENABLE_ONEDNN_OPTS": "0"}
         assert executor.needs_different_template(BASELINE, BASELINE.replace(onednn=False))
     assert all(template.closed for template in templates.all)
+
+
+def test_a_process_that_waits_for_another_environment_is_ended(templates, tmp_path):
+    templates.waits = True
+    with LocalExecutor(REFERENCE, logs=tmp_path) as executor:
+        executor.open()
+        templates.waits = False
+        launched(executor, BASELINE.replace(onednn=False))
+        assert [template.closed for template in templates.all] == [True, False]
 
 
 def test_a_template_that_is_gone_is_cleared_away_and_started_again(templates, tmp_path):
@@ -128,6 +137,19 @@ def test_a_script_that_was_run_before_is_known_and_knobs_win_over_its_variables(
         monkeypatch.setattr(local, "fingerprint_of_script", lambda reference: "sha256:01")
         with pytest.raises(WorkloadError, match="the file has changed since the run began"):
             launched(executor)
+
+
+@pytest.mark.parametrize(("isolation", "mode", "seconds"), [("template", "shared", 0.5), ("spawn", "later", 20.5)])
+def test_trials_share_a_start_unless_they_are_fresh_interpreters(
+    templates, tmp_path, monkeypatch, isolation, mode, seconds
+):
+    monkeypatch.setattr(local, "fingerprint_of_script", lambda reference: FACTS.fingerprint)
+    script = ScriptFacts(trains=Trains.FIT, baseline={}, before_seconds=0.5, shared_seconds=20.0)
+    templates.ready = TemplateReady(workload=FACTS.model_copy(update={"script": script}))
+    with LocalExecutor(REFERENCE, logs=tmp_path, isolation=isolation) as executor:
+        assert executor.open().script.before_seconds == seconds
+        template, *_ = launched(executor, BASELINE.replace(onednn=False))
+        assert template.mode == mode
 
 
 @pytest.mark.parametrize("allow_writes", [False, True])

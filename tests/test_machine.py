@@ -19,6 +19,7 @@ from autotune.data.errors import InputError
 from autotune.data.facts import Gpu, Machine
 from autotune.machine import fingerprint
 from autotune.machine.gpu import GpuReading
+from autotune.machine.units import units_for, units_of_gpu
 
 GIB = 1 << 30
 H200 = Gpu(name="NVIDIA H200", memory_bytes=150754820096, compute_capability="9.0")
@@ -222,6 +223,19 @@ def test_the_cpu_is_the_model_name_or_the_architecture(roots, cpuinfo, name):
     assert fingerprint.fingerprint().cpu == name
 
 
+def test_units_for_low_precision_are_those_of_the_processor_and_of_the_weakest_gpu(roots, monkeypatch):
+    _, proc = roots
+    write(proc / "cpuinfo", "model name\t: Intel(R) Xeon(R)\nflags\t\t: fpu avx512_bf16 amx_tile amx_bf16\n")
+    assert fingerprint.fingerprint().units == ("amx_bf16", "avx512_bf16")
+    a100 = Gpu(name="NVIDIA A100", memory_bytes=40 * GIB, compute_capability="8.0")
+    monkeypatch.setattr(fingerprint, "read_gpus", lambda: GpuReading(gpus=(H200, a100)))
+    units = fingerprint.fingerprint().units
+    assert units == ("amx_bf16", "avx512_bf16", "tensor_fp16", "tensor_bf16")
+    assert units_for(units, on_gpu=True) == {"tensor_fp16", "tensor_bf16"}
+    assert units_of_gpu("9.0") == ("tensor_fp16", "tensor_bf16", "tensor_fp8")
+    assert units_of_gpu("6.1") == units_of_gpu(None) == ()
+
+
 def test_the_fingerprint_imports_neither_tensorflow_nor_pynvml_early():
     code = (
         "import sys, autotune.machine.fingerprint as m; assert 'pynvml' not in sys.modules; m.fingerprint(); "
@@ -277,6 +291,7 @@ def test_the_id_changes_with_hardware_driver_and_versions(change):
     "change",
     [
         {"cudnn": "9.10", "tensorflow_cuda": "12.9"},
+        {"units": ("amx_bf16",)},
         {"memory_bytes": 128 * GIB - (40 << 20)},
         {"packages": dict(reversed(MEASURED_ON.packages.items()))},
     ],

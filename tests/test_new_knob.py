@@ -12,13 +12,15 @@ from autotune.data.errors import ApplyError, ConfigurationError, RecipeError
 from autotune.front.closing import show_knobs
 from autotune.recipe.apply import apply_before_build, compile_arguments, environment, set_by_dataset
 from autotune.recipe.recipe import Recipe
+from autotune.space.changes import Situation, change, exactly
 from autotune.space.configuration import Configuration, baseline_configuration
 from autotune.space.knobs import KNOBS, Device, Domain, Knob, Numerics, Stage, knobs_on
-from autotune.space.probes import exactly, probe
 from autotune.space.space_file import SearchSpace
-from autotune.tuning.candidates import neighbours
+from autotune.tuning.beliefs import Evidence
+from autotune.tuning.candidates import Proposals, neighbours
 from autotune.tuning.learning import numerics_of, plain_numerics
 from autotune.tuning.rules import known_to_fail
+from autotune.tuning.sampler import Sampler
 
 
 def registered(knob):
@@ -42,7 +44,7 @@ LAYOUT = Knob(
     memory=lambda on: int(on),
     numerics=Numerics.ARITHMETIC,
     plain=False,
-    probes=(probe(0, exactly(False)),),
+    changes=(change(exactly(False)),),
 )
 SPACE = (
     SMALL_SPACE
@@ -84,11 +86,20 @@ def space():
     )
 
 
-def test_the_search_varies_it_and_tries_its_probe(layout):
+def test_the_search_varies_it_and_tries_its_change(layout):
     assert baseline()["constant_folding"] is True
     assert space().choices["constant_folding"] == (True, False)
-    found = [each.differences(baseline()) for each in neighbours(baseline(), {baseline()}, space())]
-    assert {"constant_folding": False} in found[:3]
+    found = [each.differences(baseline()) for each in neighbours(baseline(), space(), Situation())]
+    assert {"constant_folding": False} in found
+
+
+def test_a_knob_that_the_table_of_expectations_does_not_know_is_tried(layout):
+    proposals, tried = Proposals(space(), Sampler(space(), file=None, name="test", seed=0)), {baseline(): 0.0}
+    for _ in range(10):
+        evidence = Evidence(ratios=tried)
+        _, configuration = proposals.next(tried, baseline(), situation=Situation(short_steps=False), evidence=evidence)
+        tried[configuration] = -0.2
+    assert baseline().replace(constant_folding=False) in tried
 
 
 def test_its_values_are_applied_and_read(layout, tensorflow):

@@ -74,6 +74,25 @@ def test_a_large_gain_is_claimed_after_a_third_of_the_time():
     assert confirms(next_action(a_state(*SLOWER[:2], FAST, left=65.0, budget=100.0))) == FAST.number
 
 
+def test_a_leader_of_an_earlier_run_that_looks_faster_again_is_confirmed_at_once():
+    much = {"left": 990.0, "budget": 1000.0}
+    again = dataclasses.replace(FAST, led_over=12, processes=1, pairs=4)
+    assert next_action(a_state(dataclasses.replace(again, led_over=0), **much)) == TryAnother()
+    assert confirms(next_action(a_state(again, **much))) == FAST.number
+    slower = a_candidate(9, 0.01, led_over=12)
+    assert next_action(a_state(slower, **much)) == TryAnother()
+
+
+@pytest.mark.parametrize(("led_over", "more"), [(0, 8), (5, 3), (7, 1), (30, 1)])
+def test_what_an_earlier_run_tried_beside_its_leader_is_not_sought_again(led_over, more):
+    again = dataclasses.replace(FAST, led_over=led_over)
+    for count in (more - 1, more):
+        behind = [a_candidate(number, -0.5) for number in range(10, 10 + count)]
+        state = a_state(again, *behind, leaders=(CONFIRMED,), left=1e4, budget=1e4, keeps_budget=False)
+        assert next_action(state) == (TryAnother() if count < more else End(EndedBy.SETTLED))
+        assert next_action(dataclasses.replace(state, keeps_budget=True)) == TryAnother()
+
+
 def test_a_gain_that_is_large_by_chance_is_not_claimed_early():
     lucky = a_candidate(9, 0.3, pairs=1)
     spread = Spread(deviation=0.15, degrees=30)
@@ -296,6 +315,7 @@ candidates = st.builds(
     pruned=st.booleans(),
     unstable=st.booleans(),
     unchecked=st.booleans(),
+    led_over=st.integers(0, 12),
     look_seconds=seconds,
     pair_seconds=seconds,
 )

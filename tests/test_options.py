@@ -144,7 +144,14 @@ def test_credentials_are_recorded_as_a_mask_and_asked_for_again():
 
 @pytest.mark.parametrize(
     ("name", "value", "may_change"),
-    [("trials", 5, True), ("soak", 30.0, True), ("seed", 3, False), ("fixed_batch", True, False), ("fit", 2, False)],
+    [
+        ("trials", 5, True),
+        ("soak", 30.0, True),
+        ("seed", 3, False),
+        ("fixed_batch", True, False),
+        ("fit", 2, False),
+        ("fresh", True, False),
+    ],
 )
 def test_a_resumed_run_keeps_its_options_except_those_that_may_change(name, value, may_change):
     begun = Options(budget=60.0)

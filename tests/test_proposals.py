@@ -1,4 +1,7 @@
-"""Which configuration is tried next: neighbours of the fastest, the usually best first, then the sampler's."""
+"""Which configuration is tried next: a combination, changes by their worth, then samples."""
+
+import itertools
+import random
 
 import pytest
 from hypothesis import given
@@ -6,9 +9,13 @@ from hypothesis import strategies as st
 from optuna.trial import TrialState
 from simulated_runs import BASELINE, GROWING_SPACE, SMALL_SPACE, a_record, space_of
 
-from autotune.space.probes import near
+from autotune.space.changes import Situation, near
+from autotune.space.configuration import find_conflict
 from autotune.space.space_file import find_search_space
-from autotune.tuning.candidates import Others, Proposals, Sampler, neighbours, waits_for_input
+from autotune.tuning.beliefs import Beliefs, Evidence, Features
+from autotune.tuning.candidates import Proposals, combine, neighbours
+from autotune.tuning.expectations import Expectation, Expectations
+from autotune.tuning.sampler import Sampler
 
 TINY_SPACE = """
 schema_version = 1
@@ -19,97 +26,208 @@ choices = [false, true]
 kind = "categorical"
 choices = ["float32", "mixed_bfloat16"]
 """
-INPUT = {"num_parallel_calls", "data_threads", "prefetch"}
+SHORT = Situation(launch_bound=True)
+LONG = Situation(short_steps=False, short_epochs=False)
+WAITING = Situation(short_steps=False, short_epochs=False, waits_for_input=True)
+AMX = Situation(short_steps=False, short_epochs=False, units=frozenset({"amx_bf16"}))
 
 
-def shipped(name):
+def a_row(knob, change, speedup, *, spread=0.05, **fields):
+    """A row for a processor."""
+    return Expectation(knob=knob, change=change, device="cpu", speedup=speedup, spread=spread, source="test", **fields)
+
+
+TABLE = Expectations(
+    [
+        a_row("precision", "mixed_bfloat16", 2.0, spread=0.3, unit="amx_bf16"),
+        a_row("precision", "mixed_bfloat16", 0.6, spread=0.3, unit="none"),
+        a_row("batch_size", "up", 1.1),
+        a_row("batch_size", "down", 0.8),
+        a_row("steps_per_execution", "up", 1.2, limit="launch"),
+        a_row("jit_compile", "true", 0.9, spread=0.4),
+        a_row("persistent_iterator", "true", 1.1),
+        a_row("num_parallel_calls", "some", 2.0, spread=0.4, limit="input"),
+        a_row("prefetch", "some", 1.2, limit="input"),
+    ]
+)
+
+
+def shipped(name="quick"):
     """A shipped search space, resolved for the simulated machine."""
     written = find_search_space(name)
     return written.resolve(baseline=BASELINE, device="cpu", cores=2, examples=1437, dataset_takes_config=True)
 
 
-def proposals_in(space):
-    """Proposals of a new study, and the study."""
-    sampler = Sampler(space, file=None, name="test", seed=0)
-    return Proposals(space, sampler), sampler
+class Trying:
+    """Proposals of a new study, and what is known of those that were tried."""
+
+    def __init__(self, space, situation=SHORT, *, first=(), table=TABLE):
+        self.space, self.situation = space, situation
+        self.sampler = Sampler(space, file=None, name="test", seed=0)
+        self.proposals = Proposals(space, self.sampler, first=first, table=table)
+        self.ratios, self.failed, self.running = {space.baseline: 0.0}, [], []
+
+    def next(self, **how):
+        """The next configuration, or None; it is not tried yet."""
+        best = max(self.ratios, key=self.ratios.__getitem__)
+        evidence = Evidence(ratios=self.ratios, failed=self.failed, running=self.running)
+        tried = {*self.ratios, *self.failed, *self.running}
+        found = self.proposals.next(tried, best, situation=self.situation, evidence=evidence, **how)
+        self.asked = None if found is None else found[0]
+        return None if found is None else found[1]
+
+    def changes(self, **how):
+        """How the next one differs from the baseline."""
+        return self.next(**how).differences(self.space.baseline)
 
 
-def changes(space, best=BASELINE, tried=(), **how):
-    """How the neighbours of the best differ from it, in order."""
-    return [each.differences(best) for each in neighbours(best, {BASELINE, *tried}, space, **how)]
+# ------------------------------------------------------------------------------------------------- the combination
 
 
-def test_a_larger_batch_with_more_steps_per_execution_comes_first():
-    found = changes(shipped("quick"))
-    assert [set(each) for each in found[:2]] == [{"batch_size", "steps_per_execution"}] * 2
-    assert [each["batch_size"] for each in found[:2]] == [128, 64]
-    alone = [next(iter(each)) for each in found if len(each) == 1]
-    assert alone.index("persistent_iterator") < alone.index("jit_compile") < alone.index("precision")
+def test_the_first_candidate_joins_what_hardware_and_limit_suggest():
+    assert Trying(shipped(), AMX).changes() == {"batch_size": 128, "precision": "mixed_bfloat16"}
+    assert Trying(shipped(), LONG).changes() == {"batch_size": 128}
+    assert set(Trying(shipped(), SHORT).changes()) == {"batch_size", "steps_per_execution", "persistent_iterator"}
+    waiting = Trying(shipped(), WAITING).changes()
+    assert waiting.keys() >= {"batch_size", "num_parallel_calls", "data_threads", "prefetch"}
+    assert not waiting.keys() & {"precision", "steps_per_execution", "persistent_iterator", "jit_compile"}
 
 
-def test_input_knobs_come_before_all_other_single_changes_where_it_waits_for_input():
-
-    def place(waits):
-        found = changes(shipped("quick"), waits=waits)
-        first = next(index for index, each in enumerate(found) if set(each) & INPUT)
-        assert {"num_parallel_calls", "data_threads"} <= set(found[first])
-        return first - next(index for index, each in enumerate(found) if "jit_compile" in each)
-
-    assert place(True) < 0 < place(False)
+def test_a_batch_size_that_does_not_vary_is_left_out_of_the_combination():
+    assert Trying(space_of(TINY_SPACE), AMX).changes() == {"precision": "mixed_bfloat16"}
 
 
-@pytest.mark.parametrize(
-    ("known", "others", "waits"), [(0.5, None, True), (None, 0.5, True), (0.0, 0.5, False), (None, 0.0, False)]
-)
-def test_a_wait_for_input_is_the_fastest_trials_own_or_else_the_latest_others(known, others, waits):
-    best, beside = (
-        a_record(BASELINE, speedup=1.1).model_copy(update={"input_wait_fraction": share}) for share in (known, others)
-    )
-    assert waits_for_input(best, [beside]) is waits
+@pytest.mark.parametrize(("share", "batch_size"), [(0.1, 128), (0.3, 64), (0.6, None), (None, 128)])
+def test_the_combination_has_no_batch_that_hardly_fits(share, batch_size):
+    now = Situation(short_steps=False, short_epochs=False, units=frozenset({"amx_bf16"}), memory_share=share)
+    assert Trying(shipped(), now).changes().get("batch_size") == batch_size
 
 
-def test_steps_per_execution_are_not_raised_first_where_steps_are_long():
-    found = changes(shipped("quick"), short_steps=False)
-    assert set(found[0]) == {"batch_size"}
-    assert "steps_per_execution" not in {name for each in found[:4] for name in each}
+def test_a_change_that_often_fails_does_not_join():
+    table = Expectations([a_row("batch_size", "up", 1.1), a_row("jit_compile", "true", 2.0, failures=0.4)])
+    assert Trying(shipped(), LONG, table=table).changes() == {"batch_size": 128}
+
+
+def test_parts_of_a_combination_that_fails_are_tried_apart():
+    trying = Trying(shipped(), AMX)
+    trying.failed.append(trying.next())
+    apart = trying.next()
+    assert apart.differences(BASELINE) == {"precision": "mixed_bfloat16"}
+    trying.ratios[apart] = 0.7
+    assert trying.changes().keys() >= {"precision"}
+    trying.failed += [trying.next(), BASELINE.replace(precision="mixed_bfloat16", batch_size=64)]
+    assert combine(apart, trying_beliefs(trying), trying.space, AMX) == apart
+
+
+def test_a_part_that_failed_alone_is_in_no_combination():
+    trying = Trying(shipped(), AMX)
+    trying.failed.append(BASELINE.replace(precision="mixed_bfloat16"))
+    assert trying.changes() == {"batch_size": 128}
+
+
+def test_doubtful_parts_are_blamed_for_a_combination_that_disappoints():
+    trying = Trying(shipped(), AMX)
+    trying.ratios[trying.next()] = -0.3
+    assert trying.changes() == {"batch_size": 128}
 
 
 def test_what_is_faster_is_changed_further():
-    best = BASELINE.replace(batch_size=128)
-    found = changes(space_of(), best, {best, BASELINE.replace(jit_compile=True)})
-    assert found[0] == {"batch_size": 256}
-    assert found.index({"jit_compile": True}) > found.index({"steps_per_execution": 8})
-    top = BASELINE.replace(batch_size=512)
-    assert {"batch_size": 256} in changes(space_of(), top, {top})
+    trying = Trying(shipped(), AMX)
+    best, further = trying.next(), []
+    trying.ratios[best] = 0.9
+    for _ in range(2):
+        further.append(trying.next())
+        trying.ratios[further[-1]] = 0.8
+    assert [set(found.differences(best)) for found in further] == [{"jit_compile"}, {"batch_size"}]
+    assert further[1].batch_size > best.batch_size
+
+
+def test_changes_that_helped_apart_are_joined():
+    trying = Trying(space_of(SMALL_SPACE), LONG, table=Expectations([]))
+    trying.ratios |= {BASELINE.replace(jit_compile=True): 0.2, BASELINE.replace(batch_size=64): 0.2}
+    assert trying.changes().items() >= {"jit_compile": True}.items()
+    assert trying.changes()["batch_size"] >= 64
+
+
+def trying_beliefs(trying):
+    """What is believed by now."""
+    evidence = Evidence(ratios=trying.ratios, failed=trying.failed, running=trying.running)
+    return Beliefs(Features(trying.space), trying.situation, TABLE, evidence)
+
+
+# ------------------------------------------------------------------------------------------------ single changes
+
+
+def test_a_change_with_a_slow_start_comes_after_an_equal_one():
+    rows = [a_row("jit_compile", "true", 1.03, start=20.0), a_row("precision", "mixed_bfloat16", 1.03, unit="none")]
+    trying = Trying(space_of(TINY_SPACE), LONG, table=Expectations(rows))
+    assert trying.changes() == {"precision": "mixed_bfloat16"}
+
+
+def test_knobs_that_cannot_act_are_tried_alone_only_when_nothing_else_is_left():
+    text = TINY_SPACE + '[knobs.prefetch]\nkind = "categorical"\nchoices = [0, 2]\n'
+    trying = Trying(space_of(text), LONG)
+    proposed = []
+    while (found := trying.next()) is not None:
+        proposed.append(found.differences(BASELINE))
+        trying.ratios[found] = 0.0
+        trying.sampler.tell(trying.asked, a_record(found, speedup=1.0))
+    assert len(proposed) == 7
+    without = [{name: value for name, value in found.items() if name != "prefetch"} for found in proposed]
+    assert not any(found in [{}, *before] for found, before in zip(without[:3], prefixes(without), strict=False))
+    assert trying.proposals.exhausted
+
+
+def prefixes(values):
+    """For each value, those before it."""
+    return [values[:place] for place in range(len(values))]
+
+
+def test_no_neighbour_changes_a_knob_that_cannot_act():
+    changed = {name for found in neighbours(BASELINE, shipped("cpu"), LONG) for name in found.differences(BASELINE)}
+    idle = {"prefetch", "num_parallel_calls", "data_threads", "deterministic", "steps_per_execution"}
+    assert not changed & {*idle, "persistent_iterator", "data_autotune"}
+    assert {"batch_size", "intra_op_threads", "onednn", "jit_compile", "precision"} <= changed
 
 
 def test_values_that_are_no_choice_are_not_proposed():
     narrow = space_of(SMALL_SPACE.replace("512", "64"))
-    assert {each["batch_size"] for each in changes(narrow) if "batch_size" in each} <= {16, 64}
-    assert all(type(each["jit_compile"]) is bool for each in changes(narrow) if "jit_compile" in each)
-    assert not any("precision" in each or "prefetch" in each for each in changes(narrow))
-
-
-def test_knobs_that_nothing_is_known_of_are_tried_last():
-    found = changes(shipped("cpu"))
-    named = {"intra_op_threads", "inter_op_threads", "onednn", "deterministic"}
-    places = [index for index, each in enumerate(found) if set(each) & named]
-    assert {name for index in places for name in found[index]} == named
-    assert places == list(range(len(found) - len(places), len(found)))
+    found = [each.differences(BASELINE) for each in neighbours(BASELINE, narrow, SHORT)]
+    assert {each["batch_size"] for each in found if "batch_size" in each} <= {16, 64}
+    assert all(type(each["jit_compile"]) is bool for each in found if "jit_compile" in each)
+    assert not any("precision" in each or "prefetch" in each for each in found)
 
 
 @given(st.data(), st.booleans(), st.booleans(), st.sampled_from(["quick", "cpu"]))
-def test_neighbours_are_new_and_in_the_space(data, waits, short_steps, name):
+def test_proposals_are_new_and_in_the_space(data, waits, short_steps, name):
     space = shipped(name)
     drawn = st.fixed_dictionaries({name: st.sampled_from(choices) for name, choices in space.choices.items()})
-    configurations = drawn.map(space.configuration)
-    best = data.draw(configurations)
-    tried = {BASELINE, best, *data.draw(st.lists(configurations, max_size=5))}
-    tried |= set(list(neighbours(best, tried, space, waits=waits))[: data.draw(st.integers(0, 6))])
-    found = list(neighbours(best, tried, space, waits=waits, short_steps=short_steps))
-    assert len(set(found)) == len(found)
-    assert not set(found) & tried
-    assert all(each in space for each in found)
+    configurations = st.lists(drawn.map(space.configuration), max_size=5)
+    trying = Trying(space, Situation(waits_for_input=waits, short_steps=short_steps))
+    trying.ratios |= dict.fromkeys(data.draw(configurations), data.draw(st.floats(-1.0, 1.0)))
+    trying.failed = [each for each in data.draw(configurations) if each not in trying.ratios]
+    trying.running = [each for each in data.draw(configurations) if each not in {*trying.ratios, *trying.failed}]
+    found = trying.next()
+    assert found not in {*trying.ratios, *trying.failed, *trying.running}
+    assert found in space
+    assert not find_conflict(found)
+
+
+# ------------------------------------------------------------------------------------------------- given ones
+
+
+# ----------------------------------------------------------------------------------------------- several seats
+
+
+def test_other_parts_run_beside_a_combination_that_is_not_measured_yet():
+    trying = Trying(shipped(), AMX)
+    for _ in range(4):
+        found = trying.next()
+        assert found not in trying.running
+        trying.running.append(found)
+
+
+# ------------------------------------------------------------------------------------------------------ samples
 
 
 def told(sampler):
@@ -119,51 +237,48 @@ def told(sampler):
 
 
 def test_all_of_a_small_space_is_proposed_once_and_then_it_is_exhausted():
-    space = space_of(TINY_SPACE)
-    proposals, sampler = proposals_in(space)
-    tried = {BASELINE}
-    while (proposed := proposals.next(tried, BASELINE)) is not None:
-        asked, configuration = proposed
-        assert configuration not in tried
-        tried.add(configuration)
-        sampler.tell(asked, a_record(configuration, speedup=1.1))
-    assert len(tried) == 4
-    assert proposals.exhausted
-    assert told(sampler)[TrialState.COMPLETE] == 3
-    assert TrialState.RUNNING not in told(sampler)
+    trying = Trying(space_of(TINY_SPACE))
+    while (configuration := trying.next()) is not None:
+        assert configuration not in trying.ratios
+        trying.ratios[configuration] = 0.1
+        trying.sampler.tell(trying.asked, a_record(configuration, speedup=1.1))
+    assert len(trying.ratios) == 4
+    assert trying.proposals.exhausted
+    assert told(trying.sampler)[TrialState.COMPLETE] == 3
+    assert TrialState.RUNNING not in told(trying.sampler)
 
 
-def test_after_its_neighbours_the_sampler_proposes():
-    space = space_of(GROWING_SPACE, examples=1 << 14)
-    proposals, sampler = proposals_in(space)
-    tried = {BASELINE, *neighbours(BASELINE, {BASELINE}, space)}
-    asked, configuration = proposals.next(tried, BASELINE)
-    assert configuration not in tried
-    assert configuration in space
-    sampler.tell(asked, a_record(configuration, speedup=1.1))
-    assert not proposals.exhausted
+def test_where_no_change_is_promising_samples_are_proposed():
+    trying = Trying(space_of(GROWING_SPACE, examples=1 << 14))
+    trying.ratios |= dict.fromkeys(neighbours(BASELINE, trying.space, SHORT), -3.0)
+    configuration = trying.next()
+    assert configuration not in trying.ratios
+    assert configuration in trying.space
+    trying.sampler.tell(trying.asked, a_record(configuration, speedup=1.1))
+    assert not trying.proposals.exhausted
+
+
+def test_the_first_samples_follow_the_expectations():
+    trying = Trying(shipped(), AMX)
+    beliefs = trying_beliefs(trying)
+    drawn = [beliefs.draw(random.Random(seed), BASELINE) for seed in range(40)]
+    assert sum(each["precision"] == "mixed_bfloat16" for each in drawn) > 30
+    assert sum(each.batch_size > 32 for each in drawn) > 30
+    assert len({each["jit_compile"] for each in drawn}) == 2
+    assert {each["prefetch"] for each in drawn} == {0}
 
 
 def test_what_the_time_does_not_hold_is_passed_over_and_the_space_is_not_exhausted():
-    space = space_of(TINY_SPACE)
-    proposals, sampler = proposals_in(space)
+    trying = Trying(space_of(TINY_SPACE))
     needs_import = lambda each: each["jit_compile"]  # noqa: E731  # a word
-    tried = {BASELINE}
-    asked, configuration = proposals.next(tried, BASELINE, passes_over=needs_import)
+    configuration = trying.next(passes_over=needs_import)
     assert not configuration["jit_compile"]
-    sampler.tell(asked, a_record(configuration, speedup=1.1))
-    tried.add(configuration)
-    assert proposals.next(tried, BASELINE, passes_over=needs_import) is None
-    assert proposals.nothing_fits
-    assert not proposals.exhausted
-    assert TrialState.RUNNING not in told(sampler)
-
-
-@pytest.mark.parametrize("short", [True, False])
-def test_more_steps_per_execution_are_tried_first_where_steps_are_short(short):
-    proposals, _ = proposals_in(space_of())
-    _, configuration = proposals.next({BASELINE}, BASELINE, short_steps=short)
-    assert (configuration["steps_per_execution"] > 1) is short
+    trying.sampler.tell(trying.asked, a_record(configuration, speedup=1.1))
+    trying.ratios[configuration] = 0.1
+    assert trying.next(passes_over=needs_import) is None
+    assert trying.proposals.nothing_fits
+    assert not trying.proposals.exhausted
+    assert TrialState.RUNNING not in told(trying.sampler)
 
 
 class Repeating:
@@ -180,49 +295,34 @@ class Repeating:
         """It learns nothing."""
 
 
+def test_given_configurations_come_before_the_neighbours_unless_they_were_tried():
+    space = space_of()
+    first = [BASELINE.replace(batch_size=16, steps_per_execution=8), BASELINE, BASELINE.replace(batch_size=512)]
+    tried, proposed = {BASELINE}, []
+    proposals = Proposals(space, Sampler(space, file=None, name="test", seed=0), first=first)
+    for _ in range(3):
+        asked, configuration = proposals.next(tried, BASELINE, situation=SHORT)
+        assert asked.params == {name: configuration[name] for name in space.choices}
+        tried.add(configuration)
+        proposed.append(configuration)
+    assert proposed[:2] == [first[0], first[2]]
+    assert proposed[2] not in first
+
+
 def test_a_sampler_that_repeats_itself_ends_no_space():
     space = space_of()
     every = {
         space.configuration({"batch_size": size, "jit_compile": jit, "steps_per_execution": steps})
-        for size in space.choices["batch_size"]
-        for jit in (False, True)
-        for steps in (1, 8)
+        for size, jit, steps in itertools.product(space.choices["batch_size"], (False, True), (1, 8))
     }
     tried, proposals = {BASELINE}, Proposals(space, Repeating())
-    while (found := proposals.next(tried, BASELINE)) is not None:
+    while (found := proposals.next(tried, BASELINE, situation=SHORT)) is not None:
         tried.add(found[1])
     assert tried == every
     assert (proposals.exhausted, proposals.nothing_fits) == (True, False)
     other = Proposals(space, Repeating())
-    assert other.next({BASELINE}, BASELINE, passes_over=lambda each: True) is None
+    assert other.next({BASELINE}, BASELINE, situation=SHORT, passes_over=lambda each: True) is None
     assert (other.exhausted, other.nothing_fits) == (False, True)
-
-
-def test_changes_that_helped_on_several_seats_are_joined():
-    space = space_of(SMALL_SPACE)
-    proposals = Proposals(space, Sampler(space, file=None, name="test", seed=0))
-    tried, ratios = {space.baseline}, {space.baseline: 0.0}
-    for _ in range(4):
-        _, configuration = proposals.next(tried, space.baseline)
-        tried.add(configuration)
-        ratios[configuration] = 0.1 if len(configuration.differences(space.baseline)) == 1 else -0.1
-    helped = {}
-    for each in ratios:
-        if ratios[each] > 0:
-            helped |= {name: each[name] for name in each.differences(space.baseline)}
-    best = max(ratios, key=ratios.__getitem__)
-    _, joined = proposals.next(tried, best, others=Others(running=[], ratios=ratios))
-    assert joined == space.baseline.replace(**helped)
-    assert len(joined.differences(space.baseline)) > 1
-
-
-def test_what_runs_on_another_seat_is_taken_to_become_the_fastest():
-    space = space_of(SMALL_SPACE)
-    proposals = Proposals(space, Sampler(space, file=None, name="test", seed=0))
-    running = BASELINE.replace(batch_size=128, steps_per_execution=8)
-    others = Others(running=[running], ratios={space.baseline: 0.0})
-    _, configuration = proposals.next({space.baseline, running}, space.baseline, others=others)
-    assert configuration in neighbours(running, {space.baseline, running}, space)
 
 
 @pytest.mark.parametrize(("number", "choice"), [(100, 256), (60, 16), (1, 16), (1000, 256)])

@@ -242,7 +242,7 @@ def test_an_undecided_run_is_decided_with_the_time_that_it_names(tmp_path):
 def test_a_run_that_has_its_answer_goes_on_with_it(tmp_path):
     path = tmp_path / "run"
     speed = faster_by(jit_compile=1.5, batch_size=0.7, steps_per_execution=0.7)
-    first = ended(path, trials(speed=speed), budget=120.0)
+    first = ended(path, trials(speed=speed), budget=150.0)
     assert first.evidence.verdict is Verdict.FASTER
     before = searched(RunDirectory(path))
     second = go_on(trials(1, speed=speed), path, budget=150.0)

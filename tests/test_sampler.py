@@ -13,7 +13,7 @@ from simulated_runs import BASELINE, a_pair, a_record, space_of
 
 from autotune.data.errors import RunDirectoryError
 from autotune.data.record import Outcome, Phase
-from autotune.tuning.candidates import Sampler, distributions
+from autotune.tuning.sampler import Sampler, distributions
 
 UNEVEN_SPACE = """
 schema_version = 1

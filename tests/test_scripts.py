@@ -1,5 +1,6 @@
 """Scripts as they are, without TensorFlow: which file is one, where its calls are, what is changed, and the edit."""
 
+import builtins
 import contextlib
 import functools
 import json
@@ -32,7 +33,8 @@ from autotune.script.call_sites import (
     site_of,
     users_frame,
 )
-from autotune.script.execute import run_in_fork, send_answer
+from autotune.script.execute import make_endless, run_as_main, run_in_fork, send_answer
+from autotune.script.interpose import around
 from autotune.script.loading import parse_reference
 from autotune.script.sandbox import SideEffects
 from autotune.script.settings import Settings
@@ -162,6 +164,20 @@ def test_a_scripts_own_files_are_those_it_imports_from_its_directory(tmp_path, m
     assert installed_packages(files) == ["numpy", "pandas"]
 
 
+@pytest.mark.parametrize(
+    ("source", "count"),
+    [
+        ("scaler = StandardScaler()\nscaler.fit(x)\nmodel.fit(x)\n", 1),
+        ("y = Encoder().fit(y).transform(y)\nself.scale = StandardScaler()\nself.scale.fit(x)\nmodel.fit(x)\n", 1),
+        ("model = StandardScaler()\nmodel = Sequential()\nmodel.fit(x)\n", 1),
+        ("def train(scaler):\n    scaler.fit(x)\nscaler = StandardScaler()\nmodel.fit(x)\n", 2),
+    ],
+)
+def test_objects_of_scikit_learn_are_not_trained_by_keras(tmp_path, source, count):
+    imports = "from sklearn.preprocessing import StandardScaler, LabelEncoder as Encoder\n"
+    assert count_method_calls([written(tmp_path, "train.py", imports + source)], "fit") == count
+
+
 def test_the_fingerprint_follows_every_file_of_the_script(tmp_path):
     data = written(tmp_path, "data.py", "a = 1\n")
     file = written(tmp_path, "train.py", "import data\n")
@@ -187,6 +203,55 @@ def test_a_fork_answers_and_nothing_of_it_is_left():
     assert run_in_fork(lambda pipe: os._exit(1)) == {}
 
 
+def test_a_range_becomes_endless_while_the_script_runs(tmp_path):
+    source = """
+    import itertools
+
+    def epochs():
+        for epoch in range(2):
+            yield epoch
+
+    now_endless()
+    seen = list(itertools.islice(epochs(), 5)), [other for _ in range(1) for other in range(3)]
+    """
+    file = written(tmp_path, "train.py", source)
+    reference = WorkloadReference(file=str(file), search_path=(str(tmp_path),), script=ScriptSettings())
+    site = Site(file="train.py", function="epochs", call="range", order=0, line=5)
+
+    def run(pipe):
+        builtins.now_endless = lambda: make_endless(site, reference)
+        run_as_main(reference, adjustable=True)
+        send_answer(pipe, {"seen": sys.modules["__main__"].seen})
+
+    assert run_in_fork(run) == {"seen": [[0, 1, 0, 1, 0], [0, 1, 2]]}
+
+
+def test_a_range_of_the_scripts_own_is_left_alone(tmp_path):
+    source = """
+    range = lambda bound: "ab"
+    seen = []
+    for part in range(1):
+        seen += part
+    """
+    file = written(tmp_path, "train.py", source)
+    reference = WorkloadReference(file=str(file), search_path=(str(tmp_path),), script=ScriptSettings())
+
+    def run(pipe):
+        run_as_main(reference, adjustable=True)
+        send_answer(pipe, {"seen": sys.modules["__main__"].seen})
+
+    assert run_in_fork(run) == {"seen": ["a", "b"]}
+
+
+def test_a_watched_environment_is_put_back(monkeypatch):
+    for path in ("", "/a:/b"):
+        monkeypatch.setenv("PYTHONPATH", path)
+        children.watch_children(7)
+        children.stop_watching()
+        assert os.environ.get("PYTHONPATH", "") == path
+        assert "AUTOTUNE_SURVEY" not in os.environ
+
+
 def test_pythons_that_a_script_starts_import_the_users_own_customization(tmp_path, monkeypatch):
     written(tmp_path, "sitecustomize.py", "print('the user')\n")
     for name in ("PYTHONPATH", "AUTOTUNE_SURVEY"):
@@ -198,6 +263,25 @@ def test_pythons_that_a_script_starts_import_the_users_own_customization(tmp_pat
     environment = {**os.environ, "PYTHONPATH": os.environ["PYTHONPATH"] + os.pathsep + os.getcwd()}
     seen = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert seen.stdout.splitlines() == ["the user", f"{tmp_path}/sitecustomize.py []", "True"]
+    children.stop_watching()
+    assert os.environ.get("AUTOTUNE_SURVEY") is None
+    assert os.environ["PYTHONPATH"] == str(tmp_path)
+
+
+def test_a_wrapper_leaves_no_trace_once_it_is_undone():
+    class Base:
+        def own(self):
+            return "own"
+
+    class Derived(Base):
+        pass
+
+    for kind in (Base, Derived):
+        before = dict(vars(kind))
+        undo = around(kind, "own", lambda usual, *arguments: f"wrapped {usual(*arguments)}")
+        assert kind().own() == "wrapped own"
+        undo()
+        assert dict(vars(kind)) == before
 
 
 # ------------------------------------------------------------------------------------------ where its calls are

@@ -1,6 +1,7 @@
 """A session that is timed for the tuner: how it is announced, closed and profiled; and what is measured of weights."""
 
 import contextlib
+import math
 from types import SimpleNamespace
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 
 from autotune.data.record import Boundary, Outcome
 from autotune.runtime.failures import TrainingFailed
-from autotune.runtime.protocol import Data, Finish, Finished, Started, TrialRequest, TrialTiming
+from autotune.runtime.protocol import Data, Finish, Finished, FirstStep, Started, TrialRequest, TrialTiming
 from autotune.training import gauges, losses, session
 from autotune.training.clock import LongEpoch
 from autotune.training.gauges import Weights, check_finite_weights
@@ -18,6 +19,7 @@ from autotune.training.session import TimedTrial, TrainingSession
 NUMPY = SimpleNamespace(
     as_dtype=lambda dtype: SimpleNamespace(is_floating=np.issubdtype(dtype, np.floating)),
     reduce_any=np.any,
+    TensorShape=lambda shape: SimpleNamespace(num_elements=lambda: math.prod(shape)),
     math=SimpleNamespace(is_nan=np.isnan, is_inf=np.isinf),
 )
 
@@ -74,7 +76,7 @@ class Made(TrainingSession):
         self.variables = [Variable(weight)]
 
     def facts(self):
-        return {"jit_compile": False, "element": "x" * 5000, "parameters": 3}
+        return {"jit_compile": False, "element": "x" * 5000}
 
     def weights(self):
         return Weights(self.variables, self.variables)
@@ -117,7 +119,7 @@ def timed(monkeypatch, tmp_path):
 def test_a_session_is_announced_with_its_facts(timed):
     (started,) = timed().sent
     assert isinstance(started, Started)
-    assert (started.examples, started.examples_per_epoch, started.parameters) == (100, 100, 3)
+    assert (started.examples, started.examples_per_epoch) == (100, 100)
     assert started.element == "x" * 2000
 
 
@@ -137,6 +139,13 @@ def test_a_boundary_is_left_out_where_the_baselines_was_and_of_epochs_that_are_t
     clock.warm_up.call_seconds.extend([5.0] * 3)  # an epoch takes a minute
     with pytest.raises(LongEpoch) if measures else contextlib.nullcontext():
         clock.change_to_steps()
+
+
+def test_weights_are_counted_after_the_first_step_which_builds_some_models(timed):
+    made = timed()
+    made.trial._session.variables += [Variable(1.0, 2.0, 3.0), Variable(4.0)]
+    made.trial.clock.call_ended({"loss": 2.5})
+    assert made.sent[1] == FirstStep(loss=2.5, parameters=5)
 
 
 def test_closing_figures_come_at_once_and_again_with_what_takes_time(timed):

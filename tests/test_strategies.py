@@ -10,19 +10,23 @@ from autotune.data.errors import RecipeError, WorkloadError
 from autotune.data.facts import ScriptFacts, Trains, WorkloadFacts
 from autotune.recipe.advice import advice, usage
 from autotune.recipe.recipe import Recipe
+from autotune.space.changes import Situation
 from autotune.space.configuration import baseline_configuration, find_conflict, normalize, read_trials
 from autotune.space.knobs import KNOBS, STRATEGY_KNOBS, Device
 from autotune.space.space_file import SearchSpace, find_search_space
 from autotune.stats.deciding import ClaimResult
 from autotune.stats.ratios import scaling_efficiency
 from autotune.tuning import opening
-from autotune.tuning.candidates import Proposals, neighbours
+from autotune.tuning.beliefs import Beliefs, Evidence, Features
+from autotune.tuning.candidates import Proposals, combine, neighbours
 from autotune.tuning.events import silent
+from autotune.tuning.expectations import load_expectations
 from autotune.tuning.opening import baseline_of
 from autotune.tuning.surroundings import script_notes
 from autotune.tuning.tune import tune_with
 from autotune.tuning.verify import verify_with
 
+SITUATION = Situation(on_gpu=True)
 SPACE = """
 schema_version = 1
 [knobs.strategy]
@@ -114,7 +118,7 @@ def test_what_is_proposed_under_mirrored_needs_no_refusal():
     baseline = of_strategy(steps_per_execution=4, jit_compile=True)
     space = space_on(4, baseline)
     for best in (baseline, space.configuration({"strategy": "mirrored"})):
-        found = neighbours(best, {best}, space)
+        found = neighbours(best, space, SITUATION)
         assert found
         assert not any(map(find_conflict, found))
         assert all(normalize(each, space.choices) == each for each in found)
@@ -131,13 +135,12 @@ def test_what_is_idle_under_a_strategy_has_the_baselines_value_however_it_is_pro
     )
     compiled = baseline.replace(jit_compile=True, xla_gpu_graph_min_graph_size=1)
     spread = space.configuration({"strategy": "mirrored"})
-    found = neighbours(compiled, {compiled}, space)
+    found = neighbours(compiled, space, SITUATION)
     assert spread in [each.replace(batch_size=baseline.batch_size) for each in found]
-    proposals = Proposals(space, None)
-    proposals._begun = {compiled: baseline, spread: baseline}
-    joined = proposals._joined(compiled, {baseline: 0.0, compiled: 0.2, spread: 0.4})
-    assert joined
-    for each in (*found, *joined, *itertools.islice(proposals._drawn(0), 50)):
+    evidence = Evidence(ratios={baseline: 0.0, compiled: 0.2, spread: 0.4})
+    beliefs = Beliefs(Features(space), SITUATION, load_expectations(), evidence)
+    joined = [combine(each, beliefs, space, SITUATION) for each in (baseline, compiled, spread)]
+    for each in (*found, *joined, *itertools.islice(Proposals(space, None)._drawn(0), 50)):
         assert not find_conflict(each)
         assert space.canonical(each) == each
 
@@ -219,6 +222,19 @@ def test_a_loop_is_told_the_lines_that_it_needs_where_there_are_several_devices(
 def test_a_loop_whose_work_varies_has_its_speed_in_updates():
     loop = ScriptFacts(trains=Trains.LOOP, baseline={}, work_varies=True)
     assert (loop.unit, loop.model_copy(update={"work_varies": False}).unit) == ("updates", "samples")
+
+
+def test_a_start_is_said_to_run_once_or_in_each_trial_with_the_reason():
+    def said(**facts):
+        return list(script_notes(ScriptFacts(trains=Trains.FIT, baseline={}, **facts), 10.0))
+
+    reason, advice = "train.py, line 3, starts TensorFlow", "save the prepared data to a file first"
+    assert said(before_seconds=3.0, repeats_start=reason) == []
+    (note,) = said(before_seconds=9.0, repeats_start=reason)
+    assert note.startswith(f"the script runs 9 s before it trains, in every trial: {reason}; or {advice}")
+    (note,) = said(before_seconds=9.0)
+    assert note.startswith(f"the script runs 9 s before it trains, in every trial: {advice}")
+    assert said(shared_seconds=20.0) == ["the script's first 20 s, before TensorFlow starts, run once for all trials"]
 
 
 def test_each_knob_that_does_not_reach_a_script_is_named_once_with_its_reason():

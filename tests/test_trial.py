@@ -150,9 +150,7 @@ def test_closing_figures_of_several_processes_are_put_together():
 def warm(overhead):
     """What a process told whose epochs of a thousand examples are timed by steps."""
     return WarmUp(
-        started=Started(
-            jit_compile=False, examples=1000, examples_per_epoch=1000, endless=False, element="", parameters=1
-        ),
+        started=Started(jit_compile=False, examples=1000, examples_per_epoch=1000, endless=False, element=""),
         ready=Ready(
             timed_by="steps",
             settled=True,

@@ -23,7 +23,6 @@ STARTED = protocol.Started(
     examples_per_epoch=None,
     endless=True,
     element="",
-    parameters=1,
     counting_seconds=0.25,
     in_force={"intra_op_threads": 2, "data_threads": 1, "prefetch": 1},
 )
@@ -74,11 +73,12 @@ class Template:
 
     def __init__(self):
         self.alive, self.status, self.end = True, None, "killed by SIGKILL"
+        self.ran_seconds = 0.0
 
     def fork(self, request):
         near, far = socket.socketpair()
         self.far = Channel(far)
-        return GONE, Channel(near)
+        return protocol.Forked(pid=GONE, ran_seconds=self.ran_seconds), Channel(near)
 
     def wait_exit(self, pid, timeout_seconds):
         return self.status
@@ -113,12 +113,20 @@ def say(template):
 
 
 def test_warming_up_is_timed_without_counting_and_scaled_knobs_are_told_as_asked(say):
-    trial = say(STARTED, protocol.FirstStep(loss=2.5), READY, intra_op_threads=4, data_threads=4)
+    trial = say(STARTED, protocol.FirstStep(loss=2.5, parameters=85002), READY, intra_op_threads=4, data_threads=4)
     warm = trial.warm_up(10.0)
     assert warm.first_step_seconds == pytest.approx(0.0)  # two looks, less the time of counting
     assert warm.ready_seconds == pytest.approx(0.05)
-    assert warm.first_loss == 2.5
+    assert (warm.first_loss, warm.parameters) == (2.5, 85002)
     assert warm.started.in_force == {"intra_op_threads": 4, "data_threads": 1, "prefetch": 1}
+
+
+def test_the_start_of_a_process_that_has_surveyed_the_script_counts_from_its_survey(say, template):
+    template.ran_seconds = 20.0
+    warm = say(STARTED, protocol.FirstStep(), READY).warm_up(10.0)
+    assert warm.launch_seconds == 0.0
+    assert warm.first_step_seconds == pytest.approx(20.0 - 0.05)  # two looks, less the time of counting
+    assert warm.ready_seconds == pytest.approx(20.0 + 0.05)
 
 
 @pytest.mark.parametrize(("still", "seconds", "thrown_away"), [([0], 1.0, 0), ([1, 0], 2.0, 1), ([1, 1, 1], 3.0, 3)])

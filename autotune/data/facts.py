@@ -66,9 +66,12 @@ class ScriptFacts(Frozen):
     sites: dict[str, Many[Site]] = Field({})  # where a knob reaches the script's own calls
     not_reached: dict[str, str] = Field({})  # knobs that do not reach it, with the reason and the next step
     left_out: Many[str] = ()  # what trials leave out: callbacks and saves that write
-    before_seconds: FiniteFloat = 0.0  # what the script does before it trains
+    before_seconds: FiniteFloat = 0.0  # what each trial of the script does before it trains
+    shared_seconds: Amount = 0.0  # what the script does before TensorFlow's runtime starts, if once for all trials
+    repeats_start: str = ""  # why each trial does that by itself; empty where that takes no time
     epochs: int | None = None  # of the training, as the script asks for them
     schedule: str | None = None  # the optimizer's learning-rate schedule, which counts steps
+    batch_notes: Many[str] = ()  # what else a larger batch size changes, in words; empty where it is not varied
     variables: dict[str, str] = Field({})  # of the environment, that the script sets before it imports TensorFlow
     batch_given_as: str = ""  # where the batch size comes from, in words
     step_function: Site | None = None  # of a loop: the function that XLA is asked to compile
@@ -190,13 +193,17 @@ class Machine(Frozen, strict=True):
     cuda: str | None  # the newest version that the driver can run, such as `12.8`
     cudnn: str | None  # as TensorFlow reports it; None until it was asked
     tensorflow_cuda: str | None = None  # that TensorFlow was built with; None until it was asked
+    units: Many[str] = ()  # that compute in low precision, such as `amx_bf16`; see `machine.units`
 
     @property
     def id(self) -> str:
         """Twelve hexadecimal digits that stay the same as long as hardware, driver and versions do."""
-        # TensorFlow's answers are left out: the same machine must not get another id once it was asked.
+        # TensorFlow's answers are left out: the same machine must not get another id once it was asked. Units follow
+        # from the rest.
         modes = {"__all__": set(GPU_MODES)}
-        facts = self.model_dump(mode="json", exclude={"cudnn": True, "tensorflow_cuda": True, "gpus": modes})
+        facts = self.model_dump(
+            mode="json", exclude={"cudnn": True, "tensorflow_cuda": True, "units": True, "gpus": modes}
+        )
         # The kernel's own share of the memory changes by some megabytes with each of its updates.
         facts["memory_bytes"] = round(self.memory_bytes / _GIB) * _GIB
         canonical = json.dumps(facts, sort_keys=True, separators=(",", ":"))

@@ -75,6 +75,9 @@ class Options:
         "at once.",
     )
     max_batch: int | None = option(None, "The largest batch size to try.", (1, 1 << 20))
+    fresh: bool = option(
+        False, "Ignore earlier runs of the same workload; otherwise their leaders are the first candidates."
+    )
     fixed_batch: bool = option(False, "Keep the baseline's batch size.")
     global_batch: int | None = option(
         None,

@@ -145,8 +145,8 @@ class ProcessLog(Frozen):
     """The reports of a trial's process, once warm and at its end. Names are those of the pipe."""
 
     launch_seconds: Amount  # from asking for the process to the fork
-    first_step_seconds: Amount  # from asking for the process to the end of its first step
-    ready_seconds: Amount  # from asking for the process to the steady state
+    first_step_seconds: Amount  # from asking for the process, or from its survey, to the end of its first step
+    ready_seconds: Amount  # from asking for the process, or from its survey, to the steady state
     first_loss: FiniteFloat | None = None  # training loss after the first call
     filling_seconds: Amount = 0.0
     examples_per_epoch: Count | None = None
@@ -164,6 +164,7 @@ class ProcessLog(Frozen):
     input_wait_fraction: Annotated[FiniteFloat, Field(ge=0, le=1)] | None = None
     outside_fraction: Annotated[FiniteFloat, Field(ge=0, le=1)] | None = None
     state_steps: Count | None = None  # steps that it had trained when its weights and optimizer were saved
+    calls_per_epoch: Count | None = None  # of the train function, in the last epoch seen whole
     ceilings: Ceilings | None = None
     no_profile: str = ""
 
@@ -235,7 +236,7 @@ class TrialRecord(Frozen):
     host: str | None = None
     device: str | None = None
     launch_seconds: Amount | None = None  # from asking for the process to the fork
-    first_step_seconds: Amount | None = None  # from asking for the process to the end of its first step
+    first_step_seconds: Amount | None = None  # from asking for it, or from its survey, to the end of its first step
     filling_seconds: Amount | None = None  # the part of that for filling caches in memory
     compile_seconds: Amount | None = None  # what the first calls took beyond steady ones
     warmup_seconds: Amount | None = None  # from the first step to the steady state

@@ -78,6 +78,14 @@ class SearchSpaceRecord(Frozen):
     left_out: dict[str, Text]
 
 
+class EarlierLeader(Frozen):
+    """A leader of an earlier run of the same workload, which this run tries first."""
+
+    run: Text  # its directory, from the results directory
+    changes: dict[str, Value]  # from the baseline
+    led_over: Count = 0  # candidates that it was confirmed ahead of, on this kind of machine; 0 where it was not
+
+
 class Resumption(Frozen):
     """The time a run was resumed (ISO 8601), and the seconds it had taken until it was stopped."""
 
@@ -97,6 +105,7 @@ class RunRecord(Frozen):
     baseline: dict[str, Value] | None = None
     isolation: Literal["template", "spawn"] = "template"
     seats: Many[Place] = ()  # at the start
+    leaders: Many[EarlierLeader] = ()  # in the order in which they are tried
     arguments: dict[str, bool | int | FiniteFloat | Text | Many[Text] | None]
     resumed: Many[Resumption] = ()
 

@@ -11,6 +11,7 @@ from pydantic import Field
 
 from autotune.data.models import Frozen, Many
 from autotune.data.printable import plural
+from autotune.machine.units import units_of_gpu, units_of_processor
 from autotune.space.variables import NOT_READ
 
 OLDEST_DRIVERS = {"11": 450, "12": 525, "13": 580}
@@ -172,9 +173,10 @@ def _check_cards(state: MachineState) -> Iterator[Finding]:
 def _describe_capability(capability: tuple[int, int] | None) -> str:
     if capability is None:
         return ""
-    units = {"tensor cores": (7, 0), "bfloat16 and TF32": (8, 0), "fp8": (8, 9)}
-    has = ", ".join(name for name, least in units.items() if capability >= least) or "no tensor cores"
-    return f", compute capability {capability[0]}.{capability[1]}; has {has}"
+    version = ".".join(map(str, capability))
+    words = {"tensor_fp16": "tensor cores", "tensor_bf16": "bfloat16 and TF32", "tensor_fp8": "fp8"}
+    has = ", ".join(words[unit] for unit in units_of_gpu(version)) or "no tensor cores"
+    return f", compute capability {version}; has {has}"
 
 
 def _check_host(state: MachineState) -> Iterator[Finding]:
@@ -184,7 +186,8 @@ def _check_host(state: MachineState) -> Iterator[Finding]:
         fix = "Use a newer processor, or a virtual machine that shows its instructions."
         yield _slows("the processor has no AVX2: oneDNN's fast kernels are not used", fix)
     elif best is not None:
-        half = "computes in bfloat16" if "bf16" in best else "has no units for bfloat16"
+        has_bfloat16 = any("bf16" in unit for unit in units_of_processor(state.cpu_flags))
+        half = "computes in bfloat16" if has_bfloat16 else "has no units for bfloat16"
         yield _fact(f"processor: {best.replace('_', '-').upper()}, {half}; {state.numa_nodes} NUMA")
     if state.usable_cores < state.cores:
         problem = f"{state.usable_cores:g} of the machine's {state.cores} cores may be used here"

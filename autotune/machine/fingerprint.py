@@ -15,7 +15,8 @@ import psutil
 
 from autotune.data.errors import InputError
 from autotune.data.facts import Machine
-from autotune.machine.gpu import read_gpus
+from autotune.machine.gpu import lowest_capability, read_gpus
+from autotune.machine.units import units_of_gpu, units_of_processor
 
 PACKAGES = ("autotune", "tensorflow", "keras", "numpy", "optuna")
 CGROUP_ROOT = Path("/sys/fs/cgroup")
@@ -33,7 +34,8 @@ def require_linux() -> None:
 def fingerprint() -> Machine:
     """Describe this machine, as this process may use it. Takes milliseconds, and wakes no GPU."""
     gpus, driver, cuda = read_gpus()
-    model = re.search(r"^model name[ \t]*:(.*\S)", text_of(PROC_ROOT / "cpuinfo"), re.MULTILINE)
+    processor = text_of(PROC_ROOT / "cpuinfo")
+    model, flags = (re.search(rf"^{name}[ \t]*:(.*\S)", processor, re.MULTILINE) for name in ("model name", "flags"))
     return Machine(
         cpu=" ".join(model[1].split()) if model else platform.machine(),  # ARM's kernels name no model
         cores=available_cores(),
@@ -45,6 +47,10 @@ def fingerprint() -> Machine:
         driver=driver,
         cuda=cuda,
         cudnn=None,
+        units=(
+            *units_of_processor(frozenset(flags[1].split()) if flags else ()),
+            *units_of_gpu(lowest_capability(gpus)),
+        ),
     )
 
 

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import psutil
@@ -332,3 +333,22 @@ def missing_xla_flags(names: Iterable[str], try_flags: Callable[[str], tuple[int
     if unknown:
         return dict.fromkeys(unknown, "the installed TensorFlow has no such flag of XLA")
     return dict.fromkeys(wanted, "autotune could not find out which flags of XLA the installed TensorFlow has")
+
+
+def is_gpu_file(path: str) -> bool:
+    """Return whether CUDA holds such a file open: of NVIDIA's driver, under WSL 2, on Jetson boards."""
+    return path.startswith(("/dev/nvidia", "/dev/dxg", "/dev/nvhost", "/dev/nvmap"))
+
+
+def has_gpu_files() -> bool:
+    """Return whether this machine has a file by which CUDA could open a GPU."""
+    return any(is_gpu_file(f"/dev/{name}") for name in os.listdir("/dev"))
+
+
+def is_gpu_open(descriptors: Path = Path("/proc/self/fd")) -> bool:
+    """Return whether a process, by its list of descriptors, holds a GPU's file open: no fork survives that."""
+    for name in os.listdir(descriptors):
+        with contextlib.suppress(OSError):  # the listing's own descriptor is closed by now
+            if is_gpu_file(os.readlink(descriptors / name)):
+                return True
+    return False

@@ -87,6 +87,7 @@ class CreatedBy(Part):
     seed: int
     budget_seconds: Amount
     spent_seconds: Amount
+    started_from: Many[str] = Field((), description="Earlier runs whose leaders were tried first.")
 
 
 class Recipe(Part):

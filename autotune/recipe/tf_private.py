@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from autotune.machine.gpu import has_gpu_files
+
 if TYPE_CHECKING:
     import keras
     import tensorflow as tf
@@ -176,3 +178,17 @@ def loop_classes(tf: Any) -> SimpleNamespace:
         function=type(tf.function(lambda: None)),
         strategy=distribute_lib.StrategyBase,
     )
+
+
+def runtime_starts() -> list[tuple[type, str]]:
+    """Return the methods that start TensorFlow's runtime or CUDA; empty where another version has others."""
+    try:
+        from tensorflow.python.eager.context import Context
+
+        starts = [(Context, Context.ensure_initialized.__name__)]
+        if has_gpu_files():  # listing devices starts CUDA
+            starts.append((Context, Context._initialize_physical_devices.__name__))
+    except (ImportError, AttributeError):
+        _say_missing("Context.ensure_initialized", "each trial runs the script from its first line")
+        return []
+    return starts

@@ -2,8 +2,9 @@
 
 The template enters namespaces while it has one thread. Its root directory becomes a tree in which each writable mount
 is an overlay: the real file system below, a layer above. Each of its forks gets a mount namespace and layers of its
-own, in the run directory. The template's own layers are in memory: forks read them, and an overlay takes no two layers
-of one file system of which one lies in the other. `/proc`, `/dev`, `/sys`, `/run` and caches of downloads stay real.
+own, in the run directory. The layers of a process with forks are in memory: its forks read them, and an overlay takes
+no two layers of one file system of which one lies in the other. `/proc`, `/dev`, `/sys`, `/run` and caches of downloads
+stay real.
 
 Root mounts in the present user namespace. Others make a user namespace, in which their own id stands for itself. There
 the kernel refuses an overlay over a directory below which something is mounted: its entries are overlaid one by one.
@@ -56,7 +57,8 @@ class _Contained:
     mounts: tuple[_Mount, ...]
     layers: str
     own_user_namespace: bool
-    written: dict[str, str] = field(default_factory=dict)  # by overlaid directory, what the template writes there
+    # By overlaid directory: layers below those of the forks, the newest first.
+    written: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 _contained: _Contained | None = None
@@ -109,7 +111,8 @@ def _enter(layers: str) -> str:
         _mount(None, "/", None, _REC | _SLAVE)  # what an automounter mounts later arrives
         real_root = os.open("/", os.O_PATH | os.O_DIRECTORY)
         contained = _Contained(real_root=real_root, mounts=mounts, layers=layers, own_user_namespace=own)
-        contained = replace(contained, written=_enter_layers(contained, [layers], os.getcwd(), ("memory", "disk")))
+        made = _enter_layers(contained, [layers], os.getcwd(), ("memory", "disk"))
+        contained = replace(contained, written={path: (layer,) for path, layer in made.items()})
         if own and os.geteuid() != 0:
             _, permitted = _capabilities()
             _set_capabilities(0, permitted)  # for `renew`; the user's code has none
@@ -120,15 +123,18 @@ def _enter(layers: str) -> str:
     return ""
 
 
-def renew(writable: Sequence[str] = ()) -> None:
+def renew(writable: Sequence[str] = (), *, more_later: bool = False, for_forks: bool = False) -> None:
     """Give this fork of a contained process layers of its own. Does nothing where the process is not contained.
 
     Args:
         writable: Real directories that stay writable, such as the one that holds the trial's log.
+        more_later: Keep what `make_writable` needs.
+        for_forks: This process has forks, which read what it writes: its layers are in memory, as the template's.
 
     Raises:
         OSError: The kernel has refused what it did for the template.
     """
+    global _contained
     contained = _contained
     if contained is None:
         return
@@ -142,8 +148,29 @@ def renew(writable: Sequence[str] = ()) -> None:
     _call("unshare", _NEW_MOUNTS)  # the directory that this process stands in is now the new namespace's
     os.chroot(".")
     os.chdir("/")
+    os.close(contained.real_root)
     contained = replace(contained, mounts=tuple(_mounts(contained.layers)))
-    _enter_layers(contained, writable, here, ("disk", "memory"))
+    real_root = os.open("/", os.O_PATH | os.O_DIRECTORY) if more_later or for_forks else -1
+    made = _enter_layers(contained, writable, here, ("memory",) if for_forks else ("disk", "memory"))
+    if drops:
+        _set_capabilities(0, permitted if more_later or for_forks else 0)
+    below = contained.written
+    written = {**below, **{path: (layer, *below.get(path, ())) for path, layer in made.items() if for_forks}}
+    _contained = replace(contained, real_root=real_root, written=written)
+
+
+def make_writable(paths: Sequence[str]) -> None:
+    """Show real directories in this fork, once, after `renew(more_later=True)`. Raises `OSError`."""
+    contained = _contained
+    if contained is None:
+        return
+    drops = contained.own_user_namespace and os.geteuid() != 0
+    if drops:
+        _, permitted = _capabilities()
+        _set_capabilities(permitted, permitted)
+    for path in map(os.path.realpath, paths):
+        os.makedirs(path, exist_ok=True)  # in the layer, where the real one was made since
+        _show(f"/proc/self/fd/{contained.real_root}{path}", path)
     if drops:
         _set_capabilities(0, 0)
     os.close(contained.real_root)
@@ -180,10 +207,7 @@ def _enter_layers(contained: _Contained, writable: Sequence[str], here: str, kin
             )
     for path in (*writable, *_caches(here)):
         if os.path.isdir(path) and os.path.isdir(root + path):
-            try:
-                _mount(path, root + path, None, _BIND)
-            except OSError:  # something is mounted below it
-                _bind(path, root + path)
+            _show(path, root + path)
     for path in _listening_sockets():
         with contextlib.suppress(OSError):  # it is in a directory that this process may not enter
             _mount(path, root + path, None, _BIND)
@@ -278,8 +302,8 @@ class _Tree:
         os.chmod(upper, stat.S_IMODE(there.st_mode))
         with contextlib.ExitStack() as opened:  # descriptors: a path may hold what separates options
             names = []
-            written = self._written.get(path, "")  # such as data that importing the workload has prepared
-            below = [written] if written and os.listdir(written) else []
+            # Such as data that importing the workload has prepared.
+            below = [layer for layer in self._written.get(path, ()) if os.listdir(layer)]
             for folder in (upper, work, *below, path):
                 descriptor = os.open(folder, os.O_PATH | os.O_DIRECTORY)
                 opened.callback(os.close, descriptor)
@@ -381,6 +405,14 @@ def _mount(source: str | None, target: str, kind: str | None, flags: int, option
         _call("mount", *names, ctypes.c_ulong(flags), data)
     except OSError as error:
         raise OSError(error.errno, error.strerror, f"mount {kind or ''} on {target}") from error
+
+
+def _show(path: str, target: str) -> None:
+    """Show a real directory at another place."""
+    try:
+        _mount(path, target, None, _BIND)
+    except OSError:  # something is mounted below it
+        _bind(path, target)
 
 
 def _bind(path: str, target: str, *, read_only: bool = False) -> None:

@@ -74,7 +74,10 @@ class SeatLost(TrialFailed):
 
 @dataclass(frozen=True, kw_only=True)
 class WarmUp:
-    """The reports of a trial once it is warm and frozen."""
+    """The reports of a trial once it is warm and frozen.
+
+    A process that has surveyed the script counts as requested when its survey began, without its wait for the request.
+    """
 
     started: Started
     ready: Ready
@@ -82,6 +85,7 @@ class WarmUp:
     first_step_seconds: float  # from the request to the end of the first train step, without counting
     ready_seconds: float  # from the request to the steady state, without counting
     first_loss: float | None  # training loss after the first call
+    parameters: int = 0  # weights of the model, once it has trained a step
 
 
 class LiveTrial(Protocol):

@@ -43,7 +43,8 @@ class _Templates:
         """Start a template."""
         mode: Mode = "new"
         if self.script is not None:
-            mode, variables = "known", {**self.script.variables, **variables}
+            mode = "shared" if self.script.shared_seconds else "known"
+            variables = {**self.script.variables, **variables}
         if self.isolation == "spawn":
             mode = "later"
         script = self._reference.script
@@ -105,6 +106,8 @@ class LocalSeat:
 
     def _template(self, variables: Mapping[str, str]) -> Template:
         key = frozenset(variables.items())
+        for other in [other for other, template in self._templates.items() if template.waits and other != key]:
+            self._templates.pop(other).close()  # the process that waits there would take memory from this trial
         found = self._templates.get(key)
         if found is None or not found.alive:
             if found is not None:
@@ -117,6 +120,16 @@ class LocalSeat:
         for template in self._templates.values():
             template.close()
         self._templates.clear()
+
+
+def unshare_start(facts: WorkloadFacts) -> WorkloadFacts:
+    """Return the facts of a workload whose trials share nothing."""
+    if facts.script is None or not facts.script.shared_seconds:
+        return facts
+    script = facts.script
+    before = script.before_seconds + script.shared_seconds
+    script = script.model_copy(update={"before_seconds": before, "shared_seconds": 0.0})
+    return facts.model_copy(update={"script": script})
 
 
 class LocalExecutor(Executor):
@@ -156,8 +169,9 @@ class LocalExecutor(Executor):
         if self._wanted == "spawn" or ready.started is not None:
             self.close()
             self.isolation = "spawn"
-        self._templates.note(ready.workload, self.isolation)
-        return ready.workload
+        facts = unshare_start(ready.workload) if self.isolation == "spawn" else ready.workload
+        self._templates.note(facts, self.isolation)
+        return facts
 
     def close(self) -> None:
         """End every template and every trial, and remove what contained ones have written."""

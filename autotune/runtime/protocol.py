@@ -117,6 +117,7 @@ class TemplateReady(Frozen):
     kind: Literal["ready"] = "ready"
     workload: WorkloadFacts | None  # None where each trial imports the workload afresh
     started: StartedByImport | None = None  # what importing the user's module has started
+    waits: bool = False  # the process that has surveyed the script waits to go on as the first trial
 
 
 class TemplateFailed(Frozen):
@@ -135,6 +136,7 @@ class Forked(Frozen):
 
     kind: Literal["forked"] = "forked"
     pid: Pid
+    ran_seconds: Amount = 0.0  # how long it has run up to its training before the request
 
 
 class Exited(Frozen):
@@ -171,7 +173,6 @@ class Started(Data):
     counting_seconds: Amount = 0.0  # for counting and for filling caches in files: later trials do neither
     filling_seconds: Amount = 0.0  # for filling caches in memory, which each trial does
     element: str  # the dataset's element, in words
-    parameters: int  # weights, trainable and other
     batch_ranks: Many[int | None] = ()  # axes of each tensor of the element
     gpus: Many[str] = ()  # names of the GPUs that TensorFlow sees
     devices: Number = 1  # over which a strategy could spread the training
@@ -187,6 +188,7 @@ class FirstStep(Frozen):
 
     kind: Literal["first_step"] = "first_step"
     loss: FiniteFloat | None = None
+    parameters: Count = 0  # weights, trainable and other: some models are built by their first step
 
 
 class Ready(Frozen):
@@ -233,6 +235,7 @@ class Finished(Frozen):
     peak_device_bytes: int | None
     input_wait_fraction: FiniteFloat | None
     outside_fraction: FiniteFloat | None = None  # of a call: what passes outside of TensorFlow
+    calls_per_epoch: Count | None = None  # of the train function, in the last epoch seen whole; None if none was
     ceilings: Ceilings | None = None
     no_profile: str = ""  # why there is none, where one was asked for
 

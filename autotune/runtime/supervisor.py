@@ -38,6 +38,11 @@ def die_with_parent(parent: int) -> None:
         os._exit(1)
 
 
+def adopt_orphans() -> None:
+    """Have this process adopt descendants whose parent ends."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
 def fork_supervisor(pipe: int) -> None:
     """Fork, and return in the child; this process stays behind as its supervisor. Call it with one thread only.
 
@@ -45,11 +50,11 @@ def fork_supervisor(pipe: int) -> None:
     other end of the pipe.
     """
     supervisor = os.getpid()
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    adopt_orphans()
     child = os.fork()
     if child == 0:
         die_with_parent(supervisor)
-        _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # the child adopts the trials' orphans as long as it lives
+        adopt_orphans()  # those of the trials, as long as it lives
         return
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the supervisor ends with the template or the driver, not before

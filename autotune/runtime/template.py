@@ -4,40 +4,44 @@
 
 It starts no TensorFlow runtime, never imports Optuna or pandas, and ends when its control socket closes. DRIVER_PID is
 for whoever reads a list of processes. MODE is `new`; `known` for a script that was run before to find out what it does;
-or `later`, where each fork imports everything for itself. LAYERS is the directory for what contained processes write
-(see `containment`); empty where trials may write for real. ENTRY_POINT is the module that knows the workload, see
-`EntryPoint`.
+`shared` for a known one whose start is run once, for all trials; or `later`, where each fork imports everything for
+itself. LAYERS is the directory for what contained processes write (see `containment`); empty where trials may write for
+real. ENTRY_POINT is the module that knows the workload, see `EntryPoint`.
+
+Where the start of a script can be shared, a fork of the template runs it up to its first call of TensorFlow's runtime,
+and serves the driver in the template's place.
 """
 
 from __future__ import annotations
 
 import contextlib
-import faulthandler
 import gc
 import importlib
 import json
 import os
-import resource
 import signal
 import socket
 import sys
 import threading
-import warnings
+import traceback
+from collections.abc import Callable
 from multiprocessing.connection import wait
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import Any, Protocol
 
 import psutil
 
 from autotune.data.errors import WorkloadError
 from autotune.data.facts import WorkloadFacts, WorkloadReference
 from autotune.data.printable import printable
-from autotune.data.record import Outcome
+from autotune.machine.gpu import is_gpu_open
 from autotune.recipe import apply
 from autotune.runtime import containment, protocol, supervisor
 from autotune.runtime.failures import is_out_of_memory, summarize_error
-from autotune.runtime.logs import open_log
+from autotune.runtime.fork_server import ForkServer, fork, leave
+from autotune.runtime.forkability import ForkState
 from autotune.runtime.places import CORES_VARIABLE
+from autotune.runtime.waiting import WaitingProcess
 from autotune.space.variables import without_caches
 
 
@@ -51,9 +55,25 @@ class EntryPoint(Protocol):
         """Import TensorFlow, and a `Workload` or a script's packages; also return the variables that a script sets."""
 
     def describe_workload(
-        self, reference: WorkloadReference, workload: Any, variables: dict[str, str], in_force: dict[str, Any]
-    ) -> WorkloadFacts | None:
-        """Return what the driver may know of the workload without TensorFlow; a script is surveyed in a fork."""
+        self,
+        reference: WorkloadReference,
+        workload: Any,
+        variables: dict[str, str],
+        in_force: dict[str, Any],
+        leave_template: Callable[[], None],
+    ) -> tuple[WorkloadFacts, WaitingProcess | None]:
+        """Return what the driver may know of the workload without TensorFlow.
+
+        A script is surveyed in a fork, which first calls `leave_template` and may then wait for the first trial.
+        """
+
+    def share_start(
+        self, reference: WorkloadReference, variables: dict[str, str], server: ForkServer, answer: int, *, known: bool
+    ) -> str:
+        """Run a script up to its first call of TensorFlow's runtime, survey it unless it is known, and serve there.
+
+        Answers `{"serves": true}` by the pipe before it serves. Returns only where it cannot, with the reason.
+        """
 
     def run(
         self, request: protocol.TrialRequest, channel: protocol.Channel, workload: Any, reference: WorkloadReference
@@ -74,25 +94,39 @@ def main(arguments: list[str]) -> int:
     reference = WorkloadReference.model_validate_json(reference_json)
     entry: EntryPoint = importlib.import_module(name)  # a module with these functions
     entry.enable_compile_logging()
-    workload, ready = None, protocol.TemplateReady(workload=None)
+    server = ForkServer(control, layers)
+    workload, ready, waiting = None, protocol.TemplateReady(workload=None), None
     try:
         if mode != "later":
-            workload, ready = _import_workload(entry, reference, known=mode == "known")
+            workload, variables, started, in_force = _import_workload(entry, reference)
+            reason = ""
+            if mode != "known" and started is None and reference.script is not None and containment.is_active():
+                status, reason = _share_start(entry, reference, variables, server, known=mode == "shared")
+                if status is not None:
+                    return status
+            facts = None
+            if mode == "new":
+                facts, waiting = entry.describe_workload(reference, workload, variables, in_force, control.close)
+                facts = _complete(facts, uncontained, reason)
+            ready = protocol.TemplateReady(workload=facts, started=started, waits=waiting is not None)
     except Exception as error:
         control.send(_encode_import_failure(error))
         return 1
-    if ready.workload is not None:
-        facts = ready.workload.model_copy(update={"uncontained": uncontained})
-        ready = ready.model_copy(update={"workload": facts})
     gc.collect()
     gc.freeze()  # keeps the collector from touching, and so copying, every page in each fork
     control.send(ready)
     try:
-        with contextlib.suppress(protocol.ChannelClosed):
-            _Server(control, entry, workload, reference, layers).serve()
-    finally:
+        request, channel = server.serve(ForkState(), waiting)
+    except BaseException as error:
         supervisor.kill_orphans()
-    return 0
+        if isinstance(error, protocol.ChannelClosed):
+            return 0
+        raise
+    status = 1
+    try:
+        status = entry.run(request, channel, workload, reference)
+    finally:
+        leave(status)
 
 
 def _encode_import_failure(error: Exception) -> protocol.TemplateFailed:
@@ -110,14 +144,60 @@ def _encode_import_failure(error: Exception) -> protocol.TemplateFailed:
 
 
 def _import_workload(
-    entry: EntryPoint, reference: WorkloadReference, *, known: bool
-) -> tuple[Any, protocol.TemplateReady]:
-    """Import TensorFlow and what the workload needs, and describe the workload unless it is known."""
+    entry: EntryPoint, reference: WorkloadReference
+) -> tuple[Any, dict[str, str], protocol.StartedByImport | None, dict[str, Any]]:
+    """Import TensorFlow and what the workload needs; return it, its variables, and the findings of `inspect_import`."""
     workload, variables = entry.import_workload(reference)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if the file ignores this signal, the ends of trials are lost
     started, in_force = inspect_import()
-    facts = None if known else entry.describe_workload(reference, workload, variables, in_force)
-    return workload, protocol.TemplateReady(workload=facts, started=started)
+    return workload, variables, started, in_force
+
+
+def _complete(facts: WorkloadFacts, uncontained: str, repeats_start: str) -> WorkloadFacts:
+    """Add what the entry point does not know."""
+    script = facts.script and facts.script.model_copy(update={"repeats_start": repeats_start})
+    return facts.model_copy(update={"uncontained": uncontained, "script": script})
+
+
+def _share_start(
+    entry: EntryPoint, reference: WorkloadReference, variables: dict[str, str], server: ForkServer, *, known: bool
+) -> tuple[int | None, str]:
+    """Have a fork of this process run the script's start, and serve the driver from there until it ends.
+
+    Returns:
+        The exit status of the fork, None where it did not serve; and why it did not.
+    """
+    template, others = os.getpid(), frozenset(child.pid for child in psutil.Process().children())
+    reading, writing = os.pipe()
+    pid = fork()
+    if pid == 0:
+        os.close(reading)
+        reason = ""
+        try:
+            os.setpgid(0, 0)
+            supervisor.die_with_parent(template)
+            supervisor.adopt_orphans()
+            server.contain()
+            reason = entry.share_start(reference, variables, server, writing, known=known)
+        except BaseException:
+            traceback.print_exc()  # the template goes on without
+        finally:
+            os.write(writing, json.dumps({"reason": reason}).encode() + b"\n")
+            leave(0)
+    os.close(writing)
+    with contextlib.suppress(OSError):
+        os.setpgid(pid, pid)  # here too: its children may have to be killed
+    pidfd = os.pidfd_open(pid)
+    with open(reading, "rb") as stream:  # its children may hold the pipe open for ever
+        answer = json.loads((reading in wait([reading, pidfd]) and stream.readline()) or b"{}")
+    os.close(pidfd)
+    if not answer.get("serves"):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)
+    _, status = os.waitpid(pid, 0)
+    supervisor.kill_orphans(others)
+    code = os.waitstatus_to_exitcode(status)
+    return (128 - code if code < 0 else code) if answer.get("serves") else None, str(answer.get("reason", ""))
 
 
 def inspect_import() -> tuple[protocol.StartedByImport | None, dict[str, Any]]:
@@ -127,7 +207,7 @@ def inspect_import() -> tuple[protocol.StartedByImport | None, dict[str, Any]]:
     if threading.active_count() > 1:
         return "threads", apply.in_force()
     reading, writing = os.pipe()
-    pid = _fork()  # a child asks TensorFlow: that starts CUDA, which no fork survives
+    pid = fork()  # a child asks TensorFlow: that starts CUDA, which no fork survives
     if pid == 0:
         with contextlib.suppress(BaseException):
             os.write(writing, json.dumps([apply.runtime_has_started(), apply.in_force()]).encode())
@@ -137,109 +217,6 @@ def inspect_import() -> tuple[protocol.StartedByImport | None, dict[str, Any]]:
         runtime, in_force = json.loads(stream.read() or "[true, {}]")
     os.waitpid(pid, 0)
     return "runtime" if runtime else None, in_force
-
-
-def is_gpu_file(path: str) -> bool:
-    """Return whether CUDA holds such a file open: of NVIDIA's driver, under WSL 2, on Jetson boards."""
-    return path.startswith(("/dev/nvidia", "/dev/dxg", "/dev/nvhost", "/dev/nvmap"))
-
-
-def is_gpu_open(descriptors: Path = Path("/proc/self/fd")) -> bool:
-    """Return whether a process, by its list of descriptors, holds a GPU's file open: no fork survives that."""
-    for name in os.listdir(descriptors):
-        with contextlib.suppress(OSError):  # the listing's own descriptor is closed by now
-            if is_gpu_file(os.readlink(descriptors / name)):
-                return True
-    return False
-
-
-def _fork() -> int:
-    with warnings.catch_warnings():
-        # TensorFlow's import leaves four idle threads; none holds a lock, because no runtime was started.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        return os.fork()
-
-
-class _Server:
-    """Forks trials on request and reports their ends."""
-
-    def __init__(
-        self,
-        control: protocol.Channel,
-        entry: EntryPoint,
-        workload: Any,
-        reference: WorkloadReference,
-        layers: Path | None,  # for what trials write
-    ) -> None:
-        self._control, self._entry, self._layers = control, entry, layers
-        self._workload, self._reference = workload, reference
-        self._trials: dict[int, int] = {}  # pidfd → pid
-        self._children_of_module = frozenset(child.pid for child in psutil.Process().children())
-
-    def serve(self) -> NoReturn:
-        """Serve until the control socket closes, which raises `ChannelClosed`."""
-        while True:
-            for ready in wait([self._control.fileno(), *self._trials]):
-                if ready in self._trials:
-                    self._reap(ready)
-                else:
-                    self._start()
-
-    def _start(self) -> None:
-        request = self._control.receive()
-        assert isinstance(request, protocol.TrialRequest)
-        drivers, trials = socket.socketpair()
-        with drivers, trials:
-            pid = _fork()
-            if pid == 0:
-                drivers.close()
-                self._run_trial(request, trials)
-            with contextlib.suppress(OSError):
-                os.setpgid(pid, pid)  # here too, so that the driver can signal the group at once
-            self._trials[os.pidfd_open(pid)] = pid
-            self._control.send(protocol.Forked(pid=pid), drivers)
-
-    def _run_trial(self, request: protocol.TrialRequest, end: socket.socket) -> NoReturn:
-        status, template = 1, os.getppid()
-        try:
-            os.setpgid(0, 0)
-            supervisor.die_with_parent(template)
-            with contextlib.suppress(OSError):
-                # When memory runs out, the kernel kills this process, not the driver.
-                Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
-            self._control.close()
-            for pidfd in self._trials:
-                os.close(pidfd)
-            recorded = [] if request.losses is None else [os.path.dirname(request.losses.folder)]
-            try:
-                containment.renew([os.path.dirname(request.log), *recorded])
-            except OSError as error:
-                reason = f"its writes cannot be isolated: {error}"
-                protocol.Channel(end).send(protocol.Failed(outcome=Outcome.ERROR, reason=reason))
-                os._exit(status)
-            output = open_log(request.log)
-            os.dup2(output, 1)
-            os.dup2(output, 2)
-            os.close(output)
-            resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
-            faulthandler.enable(all_threads=False)  # the log shows where in the user's code a signal struck
-            status = self._entry.run(request, protocol.Channel(end), self._workload, self._reference)
-        finally:
-            for stream in (sys.stdout, sys.stderr):
-                with contextlib.suppress(Exception):  # the workload may have closed it, or the disk is full
-                    stream.flush()
-            os._exit(status)
-
-    def _reap(self, pidfd: int) -> None:
-        pid = self._trials.pop(pidfd)
-        os.close(pidfd)
-        _, status = os.waitpid(pid, 0)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(pid, signal.SIGKILL)
-        supervisor.kill_orphans(self._children_of_module | set(self._trials.values()))
-        self._control.send(protocol.Exited(pid=pid, status=os.waitstatus_to_exitcode(status)))
-        if self._layers is not None:
-            containment.remove_layers(self._layers / str(pid))
 
 
 if __name__ == "__main__":

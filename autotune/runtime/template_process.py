@@ -33,7 +33,7 @@ FORK_SECONDS = 20.0
 EXIT_SECONDS = 5.0
 LOOK_SECONDS = 0.2  # how often the log is looked at while the template imports
 
-Mode = Literal["new", "known", "later"]
+Mode = Literal["new", "known", "shared", "later"]
 """What the template imports, see `template`."""
 
 
@@ -75,6 +75,7 @@ class Template:
         self.pid = self._process.pid  # the supervisor's, which lives as long as anything below it
         self._channel = Channel(ours)
         self._ready: protocol.TemplateReady | None = None
+        self.waits = False  # one of its processes waits to go on as its first trial
         self._exits: dict[int, int] = {}
 
     def wait_ready(self, longest_seconds: float = IMPORT_SECONDS) -> protocol.TemplateReady:
@@ -102,7 +103,7 @@ class Template:
                 kind = WorkloadError if answer.users else TrialProcessError
                 raise kind(answer.message, hint=answer.hint, detail=answer.detail)
             assert isinstance(answer, protocol.TemplateReady)
-            self._ready = answer
+            self._ready, self.waits = answer, answer.waits
         return self._ready
 
     def _too_slow(self, seconds: float) -> InputError:
@@ -122,8 +123,9 @@ class Template:
             "process?",
         )
 
-    def fork(self, request: protocol.TrialRequest) -> tuple[int, Channel]:
-        """Start a trial; return its process id and the driver's end of its pipe. Raises as `wait_ready` does."""
+    def fork(self, request: protocol.TrialRequest) -> tuple[protocol.Forked, Channel]:
+        """Start a trial; return its process and the driver's end of its pipe. Raises as `wait_ready` does."""
+        self.waits = False
         try:
             self._channel.send(request)
             while not isinstance(answer := self._channel.receive(FORK_SECONDS), protocol.Forked):
@@ -132,7 +134,7 @@ class Template:
         except (ChannelClosed, TimeoutError, ProtocolError) as error:
             raise self._died("the template process cannot start trials") from error
         self._exits.pop(answer.pid, None)  # of an earlier process with this number
-        return answer.pid, channel
+        return answer, channel
 
     def wait_exit(self, pid: int, timeout_seconds: float) -> int | None:
         """Return how a trial ended, see `protocol.Exited`; None when it has not, or the template is gone."""

@@ -85,7 +85,8 @@ class TrialProcess:
         self._requested = self._clock()
         self._kernel_kills = count_oom_kills()
         self._killed = False
-        self.pid, self._channel = template.fork(request)
+        forked, self._channel = template.fork(request)
+        self.pid, self._ran_seconds = forked.pid, forked.ran_seconds
         self._limit = LayerLimit(template.layers, self.pid)
         self._launch_seconds = self._clock() - self._requested
 
@@ -99,7 +100,7 @@ class TrialProcess:
             for name, value in started.in_force.items()
         }
         started = started.model_copy(update={"in_force": unscaled})
-        since = self._requested + started.counting_seconds
+        since = self._requested + started.counting_seconds - self._ran_seconds
         first = self._expect(protocol.FirstStep, deadline)
         first_step_seconds = max(0.0, self._clock() - since)
         ready = self._expect(protocol.Ready, deadline)
@@ -111,6 +112,7 @@ class TrialProcess:
             first_step_seconds=first_step_seconds,
             ready_seconds=max(0.0, self._clock() - since),
             first_loss=first.loss,
+            parameters=first.parameters,
         )
 
     def measure(self, seconds: float, timeout_seconds: float) -> Slice:

@@ -28,6 +28,20 @@ def users_frame() -> FrameType | None:
     return frame
 
 
+def running_frames() -> list[FrameType]:
+    """Return the running frames of the user's code, the innermost first, up to the script itself."""
+    found: list[FrameType] = []
+    frame = users_frame()
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not _is_library(file) and "site-packages" not in file:  # such as a progress bar's
+            found.append(frame)
+        if frame.f_code.co_name == "<module>" and frame.f_globals.get("__name__") == "__main__":
+            break
+        frame = frame.f_back
+    return found
+
+
 @functools.cache
 def _is_library(file: str) -> bool:
     if file.startswith((_OWN, "<frozen")) or file == "<string>":
@@ -113,9 +127,37 @@ def enclosing_ranges(file: str, line: int, directory: str) -> list[Site]:
 
 
 def count_method_calls(files: Sequence[Path], method: str) -> int:
-    """Return how many calls of a method of that name stand in these files."""
-    calls = (call for file in files for call in _calls(parse_source(file)) if isinstance(call.node.func, ast.Attribute))
-    return sum(call.name == method for call in calls)
+    """Return how many calls of a method of that name stand in these files, without those of scikit-learn's objects."""
+    count = 0
+    for file in files:
+        tree = parse_source(file)
+        theirs = _names_from(tree, "sklearn")
+        called = (call.node.func for call in _calls(tree) if call.name == method)
+        count += sum(isinstance(func, ast.Attribute) and _called_name(func.value) not in theirs for func in called)
+    return count
+
+
+def _names_from(tree: ast.Module, package: str) -> set[str]:
+    """Return the names that a file imports from a package, and those that it assigns only what these make."""
+    modules = (node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom))
+    names = {alias.asname or alias.name for node in modules if _top(node) == package for alias in node.names}
+    assigned: defaultdict[str, set[str]] = defaultdict(set)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign):
+            for target in node.targets:
+                assigned[_name(target)].add(_called_name(node.value))
+        elif isinstance(node, ast.arg):
+            assigned[node.arg].add("")
+    return names | {name for name, makers in assigned.items() if name and makers <= names}
+
+
+def _top(node: ast.ImportFrom) -> str:
+    return (node.module or "").partition(".")[0] if not node.level else ""
+
+
+def _called_name(node: ast.expr) -> str:
+    """Return the name of a variable or attribute, or of the function that is called."""
+    return _name(node.func if isinstance(node, ast.Call) else node)
 
 
 def is_called_in_loop(files: Sequence[Path], method: str) -> bool:

@@ -30,8 +30,20 @@ def watch_children(pipe: int, *, imports: bool = False) -> None:
         imports: A child that imports TensorFlow ends this process; otherwise one that trains does.
     """
     os.environ[_VARIABLE] = f"{os.getpid()}:{pipe}:{'import' if imports else 'train'}"
-    inherited = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path not in ("", _FOLDER)]
-    os.environ["PYTHONPATH"] = os.pathsep.join([_FOLDER, *inherited])
+    os.environ["PYTHONPATH"] = os.pathsep.join([_FOLDER, *_inherited_path()])
+
+
+def _inherited_path() -> list[str]:
+    return [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path not in ("", _FOLDER)]
+
+
+def stop_watching() -> None:
+    """Leave the children that this process starts from now on alone."""
+    os.environ.pop(_VARIABLE, None)
+    paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path not in ("", _FOLDER)]
+    os.environ.pop("PYTHONPATH", None)
+    if paths:
+        os.environ["PYTHONPATH"] = os.pathsep.join(paths)
 
 
 def is_child() -> bool:

@@ -13,29 +13,47 @@ import os
 import runpy
 import signal
 import sys
-from collections.abc import Callable, Sequence
+import traceback
+from collections.abc import Callable, Collection, Sequence
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import Any
 
 from autotune.data.facts import Site, WorkloadReference
 from autotune.runtime import containment
+from autotune.runtime.fork_server import fork, leave
 from autotune.runtime.sources import directory_of, file_of, installed_packages, main_file_of, own_files
+from autotune.runtime.waiting import lead_group
 from autotune.script import children
 from autotune.script.call_sites import calls_in
 from autotune.script.sandbox import SideEffects
 
-_ENDLESS = "__autotune_endless_range__"
+_RANGE = "__autotune_range_{}_{}__"  # a name of `range`, by line and column of the call
 _FRAMEWORKS = ("tensorflow", "keras", "tf_keras")
 
 
-def run_as_main(reference: WorkloadReference, *, endless: Site | None = None) -> None:
+_process = 0  # that runs the script
+
+
+def note_process() -> None:
+    """Note that this process runs the script; forks that the script makes by `os.fork` do not."""
+    global _process
+    _process = os.getpid()
+
+
+def is_scripts_fork() -> bool:
+    """Return whether the script has made this process by `os.fork`."""
+    return os.getpid() != _process
+
+
+def run_as_main(reference: WorkloadReference, *, endless: Site | None = None, adjustable: bool = False) -> None:
     """Run the script as `python script.py args` does: as `__main__`, with its own arguments and search path.
 
     Args:
         reference: The script. What it raises passes through.
         endless: A call of `range()` in it that starts again when it ends, so that a trial's epochs are infinite.
+        adjustable: `make_endless` may be called while the script runs.
     """
     directory = directory_of(reference)
     if directory not in sys.path[:1]:
@@ -49,23 +67,44 @@ def run_as_main(reference: WorkloadReference, *, endless: Site | None = None) ->
     main.__dict__["__builtins__"] = __builtins__
     sys.modules["__main__"] = main  # processes that it spawns load the program by this module's file
     tree = ast.parse(Path(file).read_bytes())
+    if adjustable or endless is not None:
+        _name_ranges(tree, None if endless is None else _places(endless, reference))
     if endless is not None:
-        setattr(builtins, _ENDLESS, lambda *bounds: itertools.cycle(range(*bounds)))
-        calls = calls_in(file, directory).values()
-        places = [(call.lineno, call.col_offset) for site, call in calls if site.key == endless.key]
-        for node in ast.walk(tree):
-            func = node.func if isinstance(node, ast.Call) and (node.lineno, node.col_offset) in places else None
-            if isinstance(func, ast.Name):
-                func.id = _ENDLESS
+        make_endless(endless, reference)
     exec(compile(tree, file, "exec", dont_inherit=True), main.__dict__)  # the user's own program
 
 
-def leave(status: int) -> NoReturn:
-    """End this process at once: no `finally` and no `atexit` of the script runs."""
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):  # the script may have closed it
-            stream.flush()
-    os._exit(status)
+def _name_ranges(tree: ast.Module, places: Collection[tuple[int, int]] | None) -> None:
+    """Give the calls of `range()` at these places, by default in all `for` statements, names of their own."""
+    if any(_binds_range(node) for node in ast.walk(tree)):
+        return
+    for loop in ast.walk(tree):
+        for node in ast.walk(loop.iter) if isinstance(loop, ast.For) else ():
+            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or node.func.id != "range":
+                continue
+            if places is None or (node.lineno, node.col_offset) in places:
+                node.func.id = _RANGE.format(node.lineno, node.col_offset)
+                setattr(builtins, node.func.id, range)
+
+
+def _binds_range(node: ast.AST) -> bool:
+    """Return whether a script gives the name `range` to something of its own."""
+    names = [getattr(node, name, None) for name in ("asname", "name", "arg")]
+    return "range" in names or (
+        isinstance(node, ast.Name) and node.id == "range" and not isinstance(node.ctx, ast.Load)
+    )
+
+
+def _places(site: Site, reference: WorkloadReference) -> list[tuple[int, int]]:
+    """Return the line and column at which a call of the script's own file stands."""
+    calls = calls_in(main_file_of(reference), directory_of(reference)).values()
+    return [(call.lineno, call.col_offset) for found, call in calls if found.key == site.key]
+
+
+def make_endless(site: Site, reference: WorkloadReference) -> None:
+    """Have a call of `range()` start again when it ends, in a script that `run_as_main` runs."""
+    for line, column in _places(site, reference):
+        setattr(builtins, _RANGE.format(line, column), lambda *bounds: itertools.cycle(range(*bounds)))
 
 
 class _FrameworkImported(BaseException):
@@ -112,33 +151,52 @@ def discover(reference: WorkloadReference) -> tuple[dict[str, str], list[str]]:
 
 def send_answer(pipe: int, answer: dict[str, Any]) -> None:
     """Answer the process that has forked this one."""
-    with open(pipe, "wb") as stream:
+    with open(pipe, "wb", closefd=False) as stream:
         stream.write(json.dumps(answer).encode() + b"\n")
 
 
-def run_in_fork(run: Callable[[int], object]) -> dict[str, Any]:
+def run_in_fork(run: Callable[[int], object], *, may_wait: bool = False) -> dict[str, Any]:
     """Run a function in a fork of this process, with a pipe for `send_answer`; return the answer, empty without one.
 
-    Processes that the fork has started are killed with it.
+    The fork and the processes that it has started are killed. With `may_wait` they live on if the answer says that the
+    fork is `waiting`.
+    """
+    asked = fork_to_ask(may_wait=may_wait)
+    if isinstance(asked, dict):
+        return asked
+    try:
+        run(asked)
+    finally:
+        os._exit(0)
+
+
+def fork_to_ask(*, may_wait: bool = False) -> int | dict[str, Any]:
+    """Fork; return a pipe for `send_answer` in the fork and, once it has ended, its answer in this process.
+
+    For `may_wait` see `run_in_fork`.
     """
     reading, writing = os.pipe()
-    pid = os.fork()
+    parent = os.getpid()
+    pid = fork()
     if pid == 0:
         try:
             os.close(reading)
-            os.setpgid(0, 0)
-            containment.renew()
-            run(writing)
-        finally:
-            os._exit(0)
+            lead_group(parent)
+            containment.renew(more_later=may_wait)
+        except BaseException:
+            traceback.print_exc()
+            leave(1)
+        return writing
     os.close(writing)
     with open(reading, "rb") as stream:  # its children may hold the pipe open for ever
         line = stream.readline()
+    answer: dict[str, Any] = json.loads(line or "{}")
+    if may_wait and "waiting" in answer:
+        return answer
     with contextlib.suppress(ChildProcessError):
         os.waitpid(pid, 0)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
-    answer: dict[str, Any] = json.loads(line or "{}")
     return answer
 
 

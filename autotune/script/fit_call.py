@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -99,8 +100,12 @@ class FitCall:
             return split_off(whole, share)
         return whole, held_out
 
+    @functools.cached_property
     def training_dataset(self) -> tuple[tf.data.Dataset, Any]:
-        """Return the batches of the training as a dataset, and the data that `fit` is given: that, or a `PyDataset`."""
+        """The batches of the training as a dataset, and the data that `fit` is given: that, or a `PyDataset`.
+
+        A generator's first batch, which tells its element, is read once.
+        """
         (x, y, weights), _ = self.with_arrays()
         kind = self.kind
         if kind == "dataset":

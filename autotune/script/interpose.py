@@ -92,13 +92,13 @@ class Wrappers:
         finally:
             self._inert -= 1
 
-    def around(self, owner: Any, name: str, act: Callable[..., Any]) -> None:
+    def around(self, owner: Any, name: str, act: Callable[..., Any]) -> Callable[[], None]:
         """Wrap as the function `around` does, while the wrappers are not inert."""
 
         def act_or_pass(usual: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
             return usual(*arguments, **named) if self._inert else act(usual, *arguments, **named)
 
-        around(owner, name, act_or_pass)
+        return around(owner, name, act_or_pass)
 
     def _wrap_tensorflow(self, tf: ModuleType) -> None:
         """Wrap the methods of datasets, and the functions that set threads."""
@@ -216,15 +216,16 @@ def _as_int(value: Any) -> int | None:
         return None
 
 
-def around(owner: Any, name: str, act: Callable[..., Any]) -> None:
-    """Call `act` in a function's place, with the usual function before its arguments."""
-    usual = getattr(owner, name)
+def around(owner: Any, name: str, act: Callable[..., Any]) -> Callable[[], None]:
+    """Call `act` in a function's place, with the usual function before its arguments; return what undoes that."""
+    usual, own = getattr(owner, name), vars(owner).get(name)
 
     @functools.wraps(usual)
     def wrapped(*arguments: Any, **named: Any) -> Any:
         return act(usual, *arguments, **named)
 
     setattr(owner, name, wrapped)
+    return functools.partial(delattr, owner, name) if own is None else functools.partial(setattr, owner, name, own)
 
 
 def replace_everywhere(original: Any, replacement: Any, *, below: tuple[str, ...] = ("keras",)) -> None:

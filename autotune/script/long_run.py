@@ -119,6 +119,14 @@ class LongRun(Hooks):
         if not self._facts.work_varies:  # whose speed changes with what was learned
             self._guard.called(examples)
 
+    def epoch_began(self) -> None:
+        """See `Hooks`: the script may have left the epoch before its data ended."""
+        self._guard.epoch_ended()
+
+    def epoch_ended(self) -> None:
+        """See `Hooks`."""
+        self._guard.epoch_ended()
+
     def _refuse_missing(self) -> None:
         for knob in self._settings.refuse_missing(self._facts, skip=self._skip_missing):
             say(f"{knob} has no effect: the script has no such call any more")
@@ -184,7 +192,7 @@ def changed_arguments(call: FitCall, configuration: Configuration, facts: Script
     if (call.kind == "arrays" and not acting) or not changes.keys() & of_data:
         set_steps(call.model, int(call.settings.value("steps_per_execution", call.model.steps_per_execution)))
         return {"batch_size": call.batch_used} if "batch_size" in changes else {}
-    dataset, source = call.training_dataset()
+    dataset, source = call.training_dataset
     train = call.pipeline(dataset, source, configuration)
     set_compiled(call.model, train.in_force)
     changed: dict[str, Any] = {**train.fit_args}

@@ -14,9 +14,9 @@ from autotune.data.record import Boundary, Outcome
 from autotune.recipe import apply
 from autotune.recipe.tf_private import tf
 from autotune.runtime import failures, protocol
+from autotune.runtime.fork_server import leave
 from autotune.runtime.sources import directory_of
 from autotune.script.dataset_trace import batch_calls, drops_remainder, examples_of
-from autotune.script.execute import leave
 from autotune.script.fit_call import few_steps
 from autotune.script.interpose import Hooks, Wrappers
 from autotune.script.loop_watch import LoopWatch
@@ -94,13 +94,11 @@ class LoopSession(TrainingSession):
     def facts(self) -> dict[str, Any]:
         """See `TrainingSession`."""
         dataset, watch = self._watch.dataset, self._watch
-        values = [getattr(variable, "value", variable) for variable in self.weights().variables]
         return {
             "counting_seconds": self._counting_seconds,
             "jit_compile": bool(self._settings.value("jit_compile", watch.jit_compile)),
             "element": str(getattr(dataset, "element_spec", "batches that the script makes")),
             "batch_ranks": apply.batch_ranks(dataset) if self._is_dataset else (),
-            "parameters": sum(int(value.shape.num_elements() or 0) for value in values),
         }
 
     def weights(self) -> Weights:
@@ -142,7 +140,7 @@ class TrialHooks(Hooks):
 
     def __post_init__(self) -> None:
         """Make what acts on the script."""
-        self.effects = SideEffects(self.reference, self._fail)
+        self.effects = SideEffects(self.reference, self.fail)
         settings = Settings.of(self.configuration, self.facts)
         self.wrappers = Wrappers(settings, self, directory_of(self.reference), self.effects.scratch)
 
@@ -158,9 +156,10 @@ class TrialHooks(Hooks):
         except protocol.ChannelClosed:
             leave(1)
         except BaseException as error:
-            self._fail(error)
+            self.fail(error)
 
-    def _fail(self, error: BaseException) -> NoReturn:
+    def fail(self, error: BaseException) -> NoReturn:
+        """Report this error, and end the trial."""
         self.effects.training_begins()
         self.channel.send(failures.encode_failure(error))
         leave(1)
@@ -205,7 +204,10 @@ class LoopTraining(TrialHooks):
             self._gaps.add(time.perf_counter() - self._last_step_at)
             if self._gaps.are_enough:
                 self._time_by_steps()
-        self._trial.clock.epoch_began()
+        clock, is_seen_whole = self._trial.clock, self._gaps is None and not self._restarted
+        if is_seen_whole and clock.progress.calls:  # the script may have left the epoch before its data ended
+            clock.progress.calls_of_last_epoch = clock.progress.calls
+        clock.epoch_began()
 
     def cuts_epoch(self, can_be_cut: Callable[[], bool]) -> bool:
         """See `Hooks`."""
@@ -301,10 +303,11 @@ class LoopTraining(TrialHooks):
         self._trial.send_final(no_profile)
         leave(0)
 
-    def _fail(self, error: BaseException) -> NoReturn:
+    def fail(self, error: BaseException) -> NoReturn:
+        """See `TrialHooks`."""
         if self._trial is not None and self._trial.is_closing:  # all but the profile was sent
             self._end(error)
-        super()._fail(error)
+        super().fail(error)
 
 
 class OtherWorker(LoopTraining):

@@ -93,6 +93,7 @@ class LoopWatch:
         self._forward_calls = 0  # of layers and functions since the last update
         self._read_inside = 0  # examples that a call reads from the iterator that it is given
         self._counter: tuple[Any, int] | None = None  # an optimizer, and its updates before the first call
+        self._restore: list[Callable[[], None]] = []  # what undoes `install`
 
     def install(self, tf: ModuleType, keras: ModuleType, *, layers: bool = False) -> None:
         """Watch iterators, functions, optimizers and `train_on_batch`.
@@ -103,21 +104,27 @@ class LoopWatch:
             layers: Take the batch of the last layer call for a step's, where no call that updates weights has one.
         """
         classes, act_on = loop_classes(tf), self._wrappers.around
-        for kind in classes.datasets:
-            around(kind, "__iter__", self._iterate)
-        for kind in classes.iterators:
-            act_on(kind, "__next__", self._next)
-        act_on(classes.function, "__call__", self._call)
-        act_on(owner_of(keras.optimizers.Optimizer, "apply"), "apply", self._apply)
-        act_on(owner_of(keras.Model, "train_on_batch"), "train_on_batch", self._train_on_batch)
-        around(classes.strategy, "run", self._run)
-        for name in ("experimental_distribute_dataset", "distribute_datasets_from_function"):
-            around(classes.strategy, name, self._distribute)
+        distributing = ("experimental_distribute_dataset", "distribute_datasets_from_function")
+        self._restore = [
+            *(around(kind, "__iter__", self._iterate) for kind in classes.datasets),
+            *(act_on(kind, "__next__", self._next) for kind in classes.iterators),
+            act_on(classes.function, "__call__", self._call),
+            act_on(owner_of(keras.optimizers.Optimizer, "apply"), "apply", self._apply),
+            act_on(owner_of(keras.Model, "train_on_batch"), "train_on_batch", self._train_on_batch),
+            around(classes.strategy, "run", self._run),
+            *(around(classes.strategy, name, self._distribute) for name in distributing),
+        ]
         serve_script(watch=self)
         if layers:
-            act_on(keras.layers.Layer, "__call__", self._call_layer)
+            self._restore.append(act_on(keras.layers.Layer, "__call__", self._call_layer))
             for name in ("predict", "predict_on_batch"):
-                act_on(owner_of(keras.Model, name), name, self._predict)
+                self._restore.append(act_on(owner_of(keras.Model, name), name, self._predict))
+
+    def uninstall(self) -> None:
+        """Watch nothing any more."""
+        for restore in reversed(self._restore):
+            restore()
+        self._restore = []
 
     def explicit(self, dataset: Any) -> Iterator[Any]:
         """Yield the elements of a dataset, each of which is a step because the script says so: see `autotune.steps`."""

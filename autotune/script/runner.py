@@ -15,16 +15,18 @@ from autotune.data.facts import WorkloadFacts, WorkloadReference
 from autotune.recipe import apply
 from autotune.runtime import failures, protocol
 from autotune.runtime.sources import file_of, refuse_broken
+from autotune.runtime.waiting import WaitingProcess
 from autotune.script import trial as script_trial
 from autotune.script import workload_fit
 from autotune.script.execute import discover, import_packages
 from autotune.script.loading import facts_of, load, require_tensorflow
+from autotune.script.shared_start import share_start
 from autotune.script.survey import survey as survey_script
 from autotune.script.workload import Workload
 from autotune.space.configuration import Configuration
 from autotune.training.gauges import enable_compile_logging
 
-__all__ = ["describe_workload", "enable_compile_logging", "import_workload", "run"]
+__all__ = ["describe_workload", "enable_compile_logging", "import_workload", "run", "share_start"]
 
 KINDS: dict[type, Callable[..., None]] = {Workload: workload_fit.run, WorkloadReference: script_trial.run}
 """The function that runs a trial of each kind of workload."""
@@ -58,6 +60,7 @@ def _apply(
 ) -> Workload | WorkloadReference:
     """Put the configuration in force, and return the workload, imported now where the template has not."""
     if request.script is not None:
+        os.environ.update(request.script.variables)
         script_trial.prepare(configuration, request.script)
         return reference
     apply.apply_before_import(configuration)
@@ -112,10 +115,14 @@ def _require_backend(name: str) -> None:
 
 
 def describe_workload(
-    reference: WorkloadReference, workload: Workload | None, variables: dict[str, str], in_force: dict[str, Any]
-) -> WorkloadFacts:
+    reference: WorkloadReference,
+    workload: Workload | None,
+    variables: dict[str, str],
+    in_force: dict[str, Any],
+    leave_template: Callable[[], None],
+) -> tuple[WorkloadFacts, WaitingProcess | None]:
     """Return the facts of the workload that the driver needs; a script runs in a fork up to its training."""
     if workload is None:
-        return survey_script(reference, variables)
+        return survey_script(reference, variables, leave_template)
     apply.note_layers()
-    return facts_of(workload, reference, in_force)
+    return facts_of(workload, reference, in_force), None

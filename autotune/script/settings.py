@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -28,6 +28,7 @@ CALLS = {
 _Key = tuple[str, str, str, int]
 _settings: Any = None  # those of this process, where it is a trial or uses a recipe
 _watch: Any = None
+_asked: Callable[[], None] | None = None
 given_values: dict[str, Any] = {}
 """The script's own values of the knobs that it has asked for."""
 
@@ -110,10 +111,13 @@ def as_knob(given: Any) -> KnobValue:
     return "autotune" if number == -1 else number
 
 
-def serve_script(*, settings: Any = None, watch: Any = None) -> None:
-    """Return the values of these settings to the script, and report its explicit steps to this watch, from now on."""
-    global _settings, _watch
-    _settings, _watch = settings or _settings, watch or _watch
+def serve_script(*, settings: Any = None, watch: Any = None, asked: Callable[[], None] | None = None) -> None:
+    """Return the values of these settings to the script, and report its explicit steps to this watch, from now on.
+
+    `asked` is called before the script gets either.
+    """
+    global _settings, _watch, _asked
+    _settings, _watch, _asked = settings or _settings, watch or _watch, asked or _asked
 
 
 def tuned(**values: Any) -> SimpleNamespace:
@@ -132,6 +136,8 @@ def tuned(**values: Any) -> SimpleNamespace:
     for name, value in values.items():
         check_value(name, value, where="autotune.tuned()")
     given_values.update(values)
+    if _asked is not None:
+        _asked()
     changed = {} if _settings is None else {name: _settings.value_once(name, values[name]) for name in values}
     return SimpleNamespace(**values | changed)
 
@@ -148,4 +154,6 @@ def steps(dataset: Any) -> Iterator[Any]:
         >>> for x, y in autotune.steps(batches):
         ...     my_step(x, y)
     """
+    if _asked is not None:
+        _asked()
     yield from dataset if _watch is None else _watch.explicit(dataset)

@@ -14,7 +14,7 @@ import socket
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from typing import Any
 
@@ -41,16 +41,25 @@ def refuse_strategies(tf: Any, keras: Any, refuse: Any) -> None:
         hint = "Train by fit under tf.distribute.MirroredStrategy, on one host."
         return lambda *_, **__: refuse(WorkloadError(f"the script makes a {name}: {why}", hint=hint))
 
+    for kind, (name, why) in refused_kinds(tf, keras):
+        around(kind, "__init__", refuses(name, why))
+
+
+def refused_kinds(tf: Any, keras: Any) -> Iterator[tuple[Any, tuple[str, str]]]:
+    """Yield the classes that a script may not make, each with its name and the reason."""
     for name, why in REFUSED.items():
         for owner in (tf.distribute, tf.distribute.experimental):
             if hasattr(owner, name):
-                around(getattr(owner, name), "__init__", refuses(name, why))
-    around(
-        tf.distribute.cluster_resolver.TPUClusterResolver, "__init__", refuses("TPUStrategy", REFUSED["TPUStrategy"])
-    )
+                yield getattr(owner, name), (name, why)
+    yield tf.distribute.cluster_resolver.TPUClusterResolver, ("TPUStrategy", REFUSED["TPUStrategy"])
     for name in ("DataParallel", "ModelParallel"):
         why = "keras.distribution acts on the JAX backend only"
-        around(getattr(keras.distribution, name), "__init__", refuses(f"keras.distribution.{name}", why))
+        yield getattr(keras.distribution, name), (f"keras.distribution.{name}", why)
+
+
+def building_calls(keras: Any) -> tuple[tuple[Any, str], ...]:
+    """Return the calls by which a script begins to build a model."""
+    return (keras.layers.Layer, "__new__"), (keras.optimizers.Optimizer, "__init__"), (keras.metrics.Metric, "__init__")
 
 
 def open_when_building(keras: Any, values: Mapping[str, KnobValue]) -> None:
@@ -71,11 +80,7 @@ def open_when_building(keras: Any, values: Mapping[str, KnobValue]) -> None:
             opened[0].__enter__()
         return usual(*arguments, **named)
 
-    for kind, name in (
-        (keras.layers.Layer, "__new__"),
-        (keras.optimizers.Optimizer, "__init__"),
-        (keras.metrics.Metric, "__init__"),
-    ):
+    for kind, name in building_calls(keras):
         around(kind, name, entering)
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import os
 import signal
+import socket
 import time
 import traceback
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -15,12 +19,15 @@ from typing import Any, NoReturn
 from autotune.data.errors import WorkloadError
 from autotune.data.facts import Fit, ScriptSettings, Site, WorkloadFacts, WorkloadReference
 from autotune.data.printable import plural
-from autotune.runtime import failures
+from autotune.recipe import apply
+from autotune.runtime import failures, protocol
 from autotune.runtime.failures import locate_user_line
+from autotune.runtime.fork_server import leave
 from autotune.runtime.sources import directory_of, file_of, own_files
+from autotune.runtime.waiting import Output, WaitingProcess
 from autotune.script import children, strategies
 from autotune.script.call_sites import count_method_calls, is_called_in_loop
-from autotune.script.execute import leave, run_in_fork, send_answer
+from autotune.script.execute import run_in_fork, send_answer
 from autotune.script.fit_call import FitCall, few_steps
 from autotune.script.interpose import Hooks, Wrappers
 from autotune.script.loop_watch import LoopWatch
@@ -28,7 +35,8 @@ from autotune.script.reach import ScriptContext, facts_of_fit, facts_of_loop
 from autotune.script.sandbox import SideEffects
 from autotune.script.settings import Settings
 from autotune.script.strategies import refuse_strategies
-from autotune.script.trial import make_no_training_error, run_users
+from autotune.script.trial import FitTraining, make_no_training_error, run_users
+from autotune.space.configuration import Configuration
 
 LOOP_STEPS, UPDATES = 3, 5
 """Steps after which enough is known of a loop; updates of one that reads no dataset, whose work may vary."""
@@ -39,18 +47,46 @@ NEGLIGIBLE = 0.01
 """Share of a call of `fit`, up to which the time before the next call need not be measured."""
 
 
-def survey(reference: WorkloadReference, variables: dict[str, str]) -> WorkloadFacts:
+def survey(
+    reference: WorkloadReference, variables: dict[str, str], leave_template: Callable[[], None]
+) -> tuple[WorkloadFacts, WaitingProcess | None]:
     """Run the script in a fork of this process, and return its facts.
+
+    Args:
+        reference: The script.
+        variables: What it sets before it imports TensorFlow.
+        leave_template: Called in the fork before the script runs.
+
+    Returns:
+        The facts; and the fork, where it waits at the script's training to go on as the first trial.
 
     Raises:
         WorkloadError: It cannot be tuned; the message says why, and what to do.
         MemoryError: Memory ran out.
     """
-    found = run_in_fork(lambda answer: _Survey(reference, variables, answer).run())
-    if workers := found.get("workers"):
-        found = run_in_fork(lambda answer: _Survey(reference, variables, answer, workers).run())
+    gc.collect()
+    gc.freeze()  # as before trials are forked: the collector would slow down the one that the survey becomes
+    ours, theirs = map(protocol.Channel, socket.socketpair())
+
+    def run(workers: int = 0) -> dict[str, Any]:
+        began = time.perf_counter()
+
+        def run_script(answer: int) -> None:
+            leave_template()
+            ours.close()
+            Survey(reference, variables, answer, workers, began=began, requests=theirs).run()
+
+        return run_in_fork(run_script, may_wait=True)
+
+    with contextlib.closing(theirs):
+        found = run()
+        if workers := found.get("workers"):
+            found = run(workers)
     if "facts" in found:
-        return WorkloadFacts.model_validate(found["facts"])
+        facts, waiting = WorkloadFacts.model_validate(found["facts"]), found.get("waiting")
+        if waiting is not None:
+            waiting = WaitingProcess(pid=waiting, channel=ours, suits=partial(_keeps_values, facts))
+        return facts, waiting
     if found.get("no_memory"):
         raise MemoryError(found["message"])
     raise WorkloadError(
@@ -60,11 +96,41 @@ def survey(reference: WorkloadReference, variables: dict[str, str]) -> WorkloadF
     )
 
 
-class _Survey(Hooks):
-    """One run of a script, up to its only training or to the end of its trainings."""
+def _keeps_values(facts: WorkloadFacts, request: protocol.TrialRequest) -> bool:
+    """Return whether a trial runs the script up to its training as the survey did: with the script's own values."""
+    assert facts.script is not None
+    configuration = Configuration(request.configuration)
+    changes = Settings.of(configuration, facts.script).changes
+    return not changes and configuration.get("strategy", "none") == "none" and request.losses is None
 
-    def __init__(self, reference: WorkloadReference, variables: dict[str, str], answer: int, workers: int = 0) -> None:
+
+class Survey(Hooks):
+    """One run of a script, up to its only training or to the end of its trainings.
+
+    Args:
+        reference: The script.
+        variables: What it sets before it imports TensorFlow.
+        answer: The pipe for the facts.
+        workers: How many train together.
+        environment: Before the script ran; this process's when None.
+        began: When this process was forked, by `perf_counter`; now when None.
+        requests: Brings the request of the first trial; None for a survey that goes on as no trial.
+    """
+
+    def __init__(
+        self,
+        reference: WorkloadReference,
+        variables: dict[str, str],
+        answer: int,
+        workers: int = 0,
+        *,
+        environment: dict[str, str] | None = None,
+        began: float | None = None,
+        requests: protocol.Channel | None = None,
+    ) -> None:
         self._reference, self._answer, self._workers = reference, answer, workers
+        self._requests, self._output = requests, Output()
+        self._trial: FitTraining | None = None  # that this process goes on as
         self._number = 0  # of this worker
         self._wanted = (reference.script or ScriptSettings()).fit
         directory = directory_of(reference)
@@ -78,14 +144,26 @@ class _Survey(Hooks):
         self._wrappers = Wrappers(Settings(), self, directory, self._effects.scratch)
         self._watch = LoopWatch(self._wrappers)
         self._around = ScriptContext(
-            reference=reference, variables=variables, wrappers=self._wrappers, effects=self._effects, workers=workers
+            reference=reference,
+            variables=variables,
+            wrappers=self._wrappers,
+            effects=self._effects,
+            environment=dict(os.environ) if environment is None else environment,
+            workers=workers,
         )
-        self._began = time.perf_counter()
+        self._began = time.perf_counter() if began is None else began
         self._fits_ended_at: list[float] = []
         self._steps = 0
 
     def run(self) -> NoReturn:
         """Run the script, answer, and end this process."""
+        with self.watching():
+            run_users(self._reference)
+        leave(1)
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Survey the script that runs meanwhile, answer, and end this process."""
         import keras
         import tensorflow as tf
 
@@ -93,6 +171,8 @@ class _Survey(Hooks):
         try:
             if self._workers:
                 self._number = strategies.start_workers(self._workers, lambda why: self._fail(WorkloadError(why)))
+            else:
+                apply.apply_before_build({})  # as in a trial: a GPU's memory is taken as it is needed
             self._effects.install(tf, keras)
             self._wrappers.install()
             self._watch.install(tf, keras, layers=True)
@@ -102,7 +182,7 @@ class _Survey(Hooks):
             else:
                 strategies.before_strategy(tf, self._look_for_workers)
             tf.compat.v1.Session.__init__ = self._refuse_session
-            run_users(self._reference)
+            yield
         except BaseException as error:
             if not self._has_wanted_fit:
                 self._fail(error)
@@ -128,7 +208,9 @@ class _Survey(Hooks):
         facts = self._find(partial(facts_of_fit, call, number, site, self._around))
         if not self._repeats and (self._wanted == number or (self._wanted is None and self._only)):
             self._note(site, facts, 0.0)
-            self._end()
+            if self._workers or self._requests is None:
+                self._end()
+            return self._go_on(self._requests, call, usual, ran_seconds=began - self._began)
         ends: list[float] = []
         clock = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: ends.append(time.perf_counter()))
         try:
@@ -140,7 +222,7 @@ class _Survey(Hooks):
             self._note(*self._failed_fits[0], 0.0)
             self._end()
         step_seconds = min((after - before for before, after in pairwise(ends)), default=0.0)
-        dataset, _ = call.training_dataset()
+        dataset, _ = call.training_dataset
         examples = call.examples(dataset)
         steps = examples // facts.batch_size if examples else int(dataset.cardinality())
         self._note(site, facts, max(1, call.epochs) * max(1, steps) * step_seconds)
@@ -148,6 +230,34 @@ class _Survey(Hooks):
         if number >= MOST_FITS or time.perf_counter() - self._began > LONGEST_SECONDS:
             self._end()
         return history
+
+    def _go_on(
+        self, requests: protocol.Channel, call: FitCall, usual: Callable[..., Any], *, ran_seconds: float
+    ) -> Any:
+        """Answer, wait for the request of the first trial, and go on as that trial."""
+        facts = self._choose_facts()
+        self._effects.training_begins()
+        send_answer(self._answer, {"facts": facts.model_dump(mode="json"), "waiting": os.getpid()})
+        # A child that trains from now on finds a socket here. It cannot open that, and ends alone.
+        os.dup2(requests.fileno(), self._answer)
+        children.stop_watching()
+        self._watch.uninstall()
+        assert facts.script is not None
+        call.settings.own.update(facts.script.baseline)
+        try:
+            request, channel = requests.receive(), protocol.Channel(requests.receive_end())
+            requests.send(protocol.Forked(pid=os.getpid(), ran_seconds=ran_seconds))
+        except protocol.ChannelClosed:  # another trial was the first
+            leave(1)
+        assert isinstance(request, protocol.TrialRequest)
+        configuration = Configuration(request.configuration)
+        self._trial = FitTraining(request, channel, configuration, facts.script, self._reference)
+        self._trial.effects = self._effects
+        try:
+            self._output.move_to(request.log)
+        except OSError as error:
+            self._trial.fail(error)
+        return self._trial.time(call, usual)
 
     def _note(self, site: Site, facts: WorkloadFacts, seconds: float) -> None:
         self._facts.append(facts)
@@ -190,7 +300,11 @@ class _Survey(Hooks):
             self._fail(error)
 
     def _end(self) -> NoReturn:
-        """Answer with the longest `fit`, or the one that was asked for."""
+        """Answer with the facts of the tuned `fit`."""
+        self._answer_with({"facts": self._choose_facts().model_dump(mode="json")})
+
+    def _choose_facts(self) -> WorkloadFacts:
+        """Return the facts of the longest `fit`, or of the one that was asked for."""
         planned: defaultdict[object, float] = defaultdict(float)
         for fit in self._fits:  # a `fit` in a loop over folds or epochs counts as a whole
             planned[fit.site and fit.site.key] += fit.planned_seconds
@@ -212,7 +326,7 @@ class _Survey(Hooks):
                 "left_out": tuple(self._effects.left_out),
             }
         )
-        self._answer_with({"facts": chosen.model_copy(update={"script": script}).model_dump(mode="json")})
+        return chosen.model_copy(update={"script": script})
 
     def _calls_worth_timing(self, chosen: int) -> int:
         """Return how often the chosen `fit` was called; 1 where what lies between two calls is negligible."""
@@ -238,6 +352,8 @@ class _Survey(Hooks):
         )
 
     def _refuse(self, error: WorkloadError) -> NoReturn:
+        if self._trial is not None:
+            self._trial.fail(error)
         if self._has_wanted_fit:
             self._end()
         self._fail(error)

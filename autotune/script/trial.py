@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NoReturn
 
@@ -23,9 +24,10 @@ from autotune.runtime.failures import (
     make_exit_error,
     summarize_error,
 )
+from autotune.runtime.fork_server import leave
 from autotune.script import strategies
 from autotune.script.dataset_trace import drops_remainder
-from autotune.script.execute import leave, run_as_main
+from autotune.script.execute import is_scripts_fork, note_process, run_as_main
 from autotune.script.fit_call import VALIDATION_HINT, FitCall, few_steps
 from autotune.script.long_run import changed_arguments
 from autotune.script.loop_trial import LoopTraining, OtherWorker, TrialHooks
@@ -40,8 +42,7 @@ from autotune.training.losses import loss_curves
 
 
 def prepare(configuration: Configuration, facts: ScriptFacts) -> None:
-    """Set what acts before the script runs; TensorFlow is imported as the script's environment has it."""
-    os.environ.update(facts.variables)
+    """Set what acts before TensorFlow's runtime starts; TensorFlow is imported as the script's environment has it."""
     changes = Settings.of(configuration, facts).changes  # the rest is the script's own affair
     apply.apply_before_import(changes)
     importlib.import_module("keras")
@@ -55,20 +56,47 @@ def run(
     configuration: Configuration,
 ) -> None:
     """Run one trial to its end. Returns only after losses; a script that does not train is an error."""
+    facts = request.script
+    assert facts is not None
+    if request.losses is not None and facts.trains is Trains.LOOP:
+        send_no_losses(channel)
+        return
+    with timing(request, channel, reference, configuration, os.getcwd()):
+        run_users(reference, endless=facts.epochs_range)
+
+
+def send_no_losses(channel: protocol.Channel) -> None:
+    """Answer for a custom loop: its weights cannot be made anew, so its losses cannot be compared."""
+    channel.send(protocol.LossCurves(curves=(), gpus=gauges.gpu_names()))
+
+
+@contextlib.contextmanager
+def timing(
+    request: protocol.TrialRequest,
+    channel: protocol.Channel,
+    reference: WorkloadReference,
+    configuration: Configuration,
+    here: str,
+) -> Iterator[None]:
+    """Time the training of the script that runs meanwhile.
+
+    Args:
+        request: Of the trial.
+        channel: Its pipe.
+        reference: The script.
+        configuration: The values to run with.
+        here: The directory in which the script began.
+    """
     import keras
     import tensorflow as tf
 
     facts = request.script
     assert facts is not None
-    loop = facts.trains is Trains.LOOP
     if request.losses is not None:
-        if loop:  # its weights cannot be made anew, so its losses cannot be compared
-            channel.send(protocol.LossCurves(curves=(), gpus=gauges.gpu_names()))
-            return
         single = {"steps_per_execution": 1, "persistent_iterator": False}
         configuration = configuration.replace(**{name: single[name] for name in single if name in configuration})
         keras.utils.set_random_seed(request.losses.seeds[0])  # each such trial builds the same weights
-    kind = LoopTraining if loop else FitTraining
+    kind = LoopTraining if facts.trains is Trains.LOOP else FitTraining
     if facts.workers and strategies.start_workers(facts.workers, partial(_fail_without_worker, channel)):
         kind = OtherWorker
     training = kind(request, channel, configuration, facts, reference)
@@ -77,8 +105,7 @@ def run(
     if facts.workers:
         strategies.keep_own_config(tf)
     open_when_building(keras, configuration)
-    here = os.getcwd()
-    run_users(reference, endless=facts.epochs_range)
+    yield
     while training.restarts():
         ignore_device_settings(tf)
         if facts.workers:
@@ -103,18 +130,19 @@ def ignore_device_settings(tf: Any) -> None:
             setattr(owner, name, lambda *_, **__: None)
 
 
-def run_users(reference: WorkloadReference, *, endless: Site | None = None) -> None:
-    """Run the script; a `range()` of it may be endless.
+def run_users(reference: WorkloadReference, *, endless: Site | None = None, adjustable: bool = False) -> None:
+    """Run the script; for `endless` and `adjustable` see `run_as_main`.
 
     Raises:
         WorkloadError: It raised an exception. What `failures.is_environment_failure` says passes through.
     """
-    name, own = reference.shown, os.getpid()
+    name = reference.shown
+    note_process()
     try:
         try:
-            run_as_main(reference, endless=endless)
+            run_as_main(reference, endless=endless, adjustable=adjustable)
         finally:
-            if os.getpid() != own:  # a fork by the script's `os.fork` is over, and answers for nobody
+            if is_scripts_fork():  # which is over, and answers for nobody
                 leave(sys.exc_info()[0] is not None)
     except SystemExit as error:
         if error.code not in (None, 0):
@@ -164,11 +192,15 @@ class FitTraining(TrialHooks):
         self._count += 1
         tuned = self.facts.fit_site
         is_earlier = self._count < self.facts.fit or bool(self._refits and tuned and site.key != tuned.key)
-        callbacks = self.effects.without_writers(arguments["callbacks"], timed=not is_earlier)
         if is_earlier:
-            return few_steps(model, usual, arguments, callbacks)
+            return few_steps(model, usual, arguments, self.effects.without_writers(arguments["callbacks"]))
+        return self.time(FitCall(model=model, arguments=arguments, settings=self.wrappers.settings), usual)
+
+    def time(self, call: FitCall, usual: Callable[..., Any]) -> Any:
+        """Time the tuned `fit` and end the process; or measure how the script calls it again, and return its result."""
+        arguments = call.arguments
+        callbacks = self.effects.without_writers(arguments["callbacks"], timed=True)
         self.effects.training_begins()
-        call = FitCall(model=model, arguments=arguments, settings=self.wrappers.settings)
         for callback in callbacks:
             _repeat_epochs(callback, int(arguments["initial_epoch"]), max(1, call.epochs))
         history = self._refit(call, usual, callbacks)
@@ -190,13 +222,13 @@ class FitTraining(TrialHooks):
             arguments = {**call.arguments, **changed_arguments(call, self.configuration, self.facts)}
             return self._refits.run(call.model, usual, arguments, callbacks)
         except BaseException as error:
-            self._fail(error)
+            self.fail(error)
 
     def _train(self, call: FitCall, callbacks: list[Any]) -> None:
         request, configuration, model = self.request, self.configuration, call.model
         call.settings.refuse_missing(self.facts)
         refuse_another_scope(model, configuration)
-        dataset, source = call.training_dataset()
+        dataset, source = call.training_dataset
         train = call.pipeline(dataset, source, configuration)
         set_compiled(model, train.in_force)
         if "precision" in call.settings.changes:

@@ -17,7 +17,20 @@ from typing import Any
 from autotune.data.errors import ConfigurationError
 from autotune.data.models import KnobValue
 from autotune.data.printable import short
-from autotune.space.probes import Probe, exactly, for_batch, for_input, larger, near, probe, smaller, times
+from autotune.space.changes import (
+    Change,
+    Situation,
+    always,
+    change,
+    exactly,
+    larger,
+    near,
+    smaller,
+    times,
+    where_epochs_are_short,
+    where_input_waits,
+    where_steps_are_short,
+)
 from autotune.space.variables import TF_XLA, XLA, variable_fields
 
 AS_WRITTEN = "as_written"
@@ -99,7 +112,9 @@ class Knob:
     plain: KnobValue | None = None  # its value in the reference of the numerics check; None: the baseline's
     per_core: bool = False  # a number of threads: scaled down on a part of the cores
     structural: bool = False  # changes what the pipeline is made of, and with it the cost between epochs
-    probes: tuple[Probe, ...] = ()  # tried first; without any, two values are tried after all probes
+    changes: tuple[Change, ...] = ()  # worth a trial; without any, two of its other values are tried
+    useful: Callable[[Situation], bool] = always  # whether it can act there: else no trial changes it alone
+    units: Mapping[KnobValue, tuple[str, ...]] = field(default_factory=dict)  # that make a value fast, the best first
     needs_dataset_config: bool = False  # reaches the pipeline only through `dataset(config)`
     of_workload: bool = False  # some workloads have it; the recipes of others lack it
 
@@ -231,7 +246,7 @@ GPU_KNOBS = (
         False,
         flag="tf_xla_auto_jit",
         acts=lambda configuration: not configuration.get("jit_compile"),
-        probes=(probe(52, exactly(True), jit_compile=exactly(False)),),
+        changes=(change(exactly(True), jit_compile=exactly(False)),),
         **_ARITHMETIC,
     ),
     _gpu_variable(  # tensorflow/core/common_runtime/gpu/gpu_device.cc
@@ -241,7 +256,7 @@ GPU_KNOBS = (
         {mode: mode for mode in ("global", "gpu_private", "gpu_shared")},
         "global",
         memory=_same_memory,
-        probes=(probe(62, exactly("gpu_private")),),
+        changes=(change(exactly("gpu_private")),),
     ),
     _gpu_variable(  # the same file
         "gpu_thread_count",
@@ -258,7 +273,7 @@ GPU_KNOBS = (
         "TF_USE_CUBLASLT",
         {False: "0", True: "1"},
         False,
-        probes=(probe(64, exactly(True)),),
+        changes=(change(exactly(True)),),
         **_ARITHMETIC,
     ),
     _xla_flag(  # xla/debug_options_flags.cc, as for all flags of XLA
@@ -266,7 +281,7 @@ GPU_KNOBS = (
         "fewest kernels that XLA launches as one CUDA graph",
         5,
         most=1024,
-        probes=(probe(66, exactly(1), jit_compile=exactly(True)),),
+        changes=(change(exactly(1), jit_compile=exactly(True)),),
     ),
     # Keras copies each batch inside the step (keras/src/backend/tensorflow/trainer.py, TFEpochIterator). The copying
     # part must be a pipeline's last, and hides its length: an epoch then ends in a step that fails half-way.
@@ -283,7 +298,7 @@ GPU_KNOBS = (
         acts=lambda configuration: (
             bool(configuration.get("persistent_iterator")) and configuration.get("strategy", "none") == "none"
         ),  # a strategy copies the batches itself
-        probes=(for_input(45, exactly(2), persistent_iterator=exactly(True)),),
+        changes=(change(exactly(2), persistent_iterator=exactly(True)),),
     ),
     _xla_flag("xla_gpu_enable_cublaslt", "XLA's matrix products by cuBLASLt", False, **_ARITHMETIC),
     _xla_flag("xla_gpu_enable_cudnn_layer_norm", "XLA's layer normalisation by cuDNN", False, **_ARITHMETIC),
@@ -317,7 +332,7 @@ _TABLE = (
         stage=Stage.PIPELINE,
         memory=_number,
         numerics=Numerics.EXAMPLES,
-        probes=(*for_batch(4), *for_batch(2), probe(10, larger), probe(80, smaller)),
+        changes=(change(times(4)), change(larger), change(smaller)),
     ),
     Knob(
         name="global_batch",
@@ -340,10 +355,11 @@ _TABLE = (
         memory=lambda policy: int(policy == "float32"),
         numerics=Numerics.ARITHMETIC,
         plain="float32",
-        probes=(
-            *(probe(60, exactly(f"mixed_{name}")) for name in ("bfloat16", "float16")),
-            probe(60, exactly("float32")),
-        ),
+        changes=tuple(change(exactly(policy)) for policy in ("mixed_bfloat16", "mixed_float16", "float32")),
+        units={
+            "mixed_bfloat16": ("amx_bf16", "avx512_bf16", "tensor_bf16"),
+            "mixed_float16": ("amx_fp16", "tensor_fp16"),
+        },
     ),
     Knob(
         name="tensor_float_32",
@@ -366,7 +382,7 @@ _TABLE = (
         stage=Stage.COMPILE,
         numerics=Numerics.ARITHMETIC,
         plain=False,
-        probes=(probe(50, exactly(True)), probe(50, exactly(False))),
+        changes=(change(exactly(True)), change(exactly(False))),
     ),
     Knob(
         name="steps_per_execution",
@@ -374,11 +390,8 @@ _TABLE = (
         domain=Domain(integers=(1, 4096)),
         default=1,
         stage=Stage.COMPILE,
-        probes=(
-            Probe(place=lambda now: 20 if now.short_steps else None, to=times(4)),
-            probe(70, larger),
-            probe(70, smaller),
-        ),
+        changes=(change(near(8)), change(times(4)), change(larger), change(smaller)),
+        useful=where_steps_are_short,
     ),
     Knob(
         name="prefetch",
@@ -389,7 +402,8 @@ _TABLE = (
         set=_prefetch,
         memory=_number,
         structural=True,
-        probes=(for_input(41, exactly(2)), for_input(42, exactly("autotune"))),
+        changes=(change(exactly(2)), change(exactly("autotune"))),
+        useful=where_input_waits,
     ),
     Knob(
         name="num_parallel_calls",
@@ -399,10 +413,8 @@ _TABLE = (
         stage=Stage.PIPELINE,
         memory=_number,
         structural=True,
-        probes=(  # parallel calls need threads to run on
-            for_input(40, near(16), data_threads=near(16)),
-            for_input(43, exactly("autotune")),
-        ),
+        changes=(change(near(16), data_threads=near(16)), change(exactly("autotune"))),  # calls need threads to run on
+        useful=where_input_waits,
         needs_dataset_config=True,
     ),
     Knob(
@@ -416,7 +428,8 @@ _TABLE = (
         memory=lambda threads: _number(threads) or None,  # the shared pool is as wide as the machine
         per_core=True,
         structural=True,
-        probes=(for_input(40, near(16), num_parallel_calls=near(16)),),
+        changes=(change(near(16), num_parallel_calls=near(16)),),
+        useful=where_input_waits,
     ),
     Knob(
         name="deterministic",
@@ -428,6 +441,7 @@ _TABLE = (
         read=attrgetter("deterministic"),
         memory=_same_memory,
         numerics=Numerics.EXAMPLES,
+        useful=where_input_waits,
     ),
     Knob(
         name="data_autotune",
@@ -438,7 +452,8 @@ _TABLE = (
         set=_set_option("autotune.enabled"),
         read=attrgetter("autotune.enabled"),
         structural=True,
-        probes=(probe(65, exactly(False)), probe(65, exactly(True))),
+        changes=(change(exactly(False)), change(exactly(True))),
+        useful=lambda now: now.waits_for_input or now.short_epochs,
     ),
     Knob(
         name="persistent_iterator",
@@ -447,14 +462,16 @@ _TABLE = (
         default=False,
         stage=Stage.PIPELINE,
         structural=True,
-        probes=(probe(30, exactly(True)),),
+        changes=(change(exactly(True)),),
+        useful=where_epochs_are_short,
     ),
     Knob(
         name="cache",
         summary="cache in memory what a script's last deterministic map returns (--allow-cache)",
         domain=Domain(booleans=True),
         memory=lambda on: int(bool(on)),
-        probes=(for_input(39, exactly(True)),),
+        changes=(change(exactly(True)),),
+        useful=where_input_waits,
         **_OF_SCRIPT,
     ),
     Knob(
@@ -462,14 +479,16 @@ _TABLE = (
         summary="threads or processes that make the batches of a script's PyDataset",
         domain=Domain(integers=(1, 4096)),
         memory=_number,
-        probes=(for_input(40, near(16)),),
+        changes=(change(near(16)),),
+        useful=where_input_waits,
         **_OF_SCRIPT,
     ),
     Knob(
         name="use_multiprocessing",
         summary="processes, not threads, make the batches of a script's PyDataset",
         domain=Domain(booleans=True),
-        probes=(for_input(44, exactly(True)),),
+        changes=(change(exactly(True)),),
+        useful=where_input_waits,
         **_OF_SCRIPT,
     ),
     Knob(
@@ -477,6 +496,7 @@ _TABLE = (
         summary="batches that wait in the queue of a script's PyDataset",
         domain=Domain(integers=(1, 4096)),
         memory=_number,
+        useful=where_input_waits,
         **_OF_SCRIPT,
     ),
     _op_threads("intra", "threads inside one operation"),
@@ -498,7 +518,7 @@ _TABLE = (
         default="none",
         numerics=Numerics.ARITHMETIC,
         plain="none",
-        probes=(probe(5, exactly("mirrored"), batch_size=times(2)), probe(6, exactly("mirrored"))),
+        changes=(change(exactly("mirrored"), batch_size=times(2)), change(exactly("mirrored"))),
         **_OF_STRATEGY,
     ),
     Knob(
@@ -530,6 +550,7 @@ _TABLE = (
         domain=Domain(integers=(1, 64)),
         default=1,
         memory=_number,
+        useful=where_input_waits,
         **_OF_STRATEGY,
     ),
 )

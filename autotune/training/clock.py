@@ -79,6 +79,7 @@ class StepClock:
         longest_boundary_epoch_seconds: What lies between epochs that are longer than this is not measured.
         saves_state: Saves the warm training's weights and optimizer; returns whether it did.
         gauges: What is measured in each slice.
+        count_parameters: Counts the model's weights, after the first step.
         freeze: Stops the process; returns when the tuner lets it continue.
         clock: Seconds, monotonic.
     """
@@ -94,6 +95,7 @@ class StepClock:
         longest_boundary_epoch_seconds: float = math.inf,
         saves_state: Callable[[], bool] = lambda: False,
         gauges: Sequence[Gauge] = (),
+        count_parameters: Callable[[], int] = lambda: 0,
         freeze: Callable[[], None] = freeze_own_group,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -106,6 +108,7 @@ class StepClock:
         self.logs: Any = None  # what it reported last
         self.epoch_logs: Any = None  # ... of a whole epoch: Keras resets its means in each
         self._tuner = tuner
+        self._count_parameters = count_parameters
         self._between = between_epochs
         self._saves_state = saves_state
         self._longest_boundary_epoch_seconds = longest_boundary_epoch_seconds
@@ -196,7 +199,7 @@ class StepClock:
         if first:
             self._first_call_ended_at = now
             self.warm_up.compiling_seconds.append(seconds)
-            self._tuner.send(FirstStep(loss=finite_loss(self.logs, step=1)))
+            self._tuner.send(FirstStep(loss=finite_loss(self.logs, step=1), parameters=self._count_parameters()))
         self._timing.call_ended(now, seconds)
         self._last_call_at = self.now()  # what was done here is no part of the next call
 

@@ -126,7 +126,6 @@ class FitSession(TrainingSession):
             "jit_compile": bool(model.jit_compile),
             "element": str(train.dataset.element_spec),
             "batch_ranks": apply.batch_ranks(train.dataset),
-            "parameters": int(model.count_params()) if model.built else 0,
             "set_by_dataset": apply.set_by_dataset(self.parts.dataset) if train.source is None else {},
             "in_force": train.in_force.differences(self._configuration),
         }

@@ -91,6 +91,11 @@ def finite_weights_gauge(weights: Callable[[], Weights], progress: Progress) -> 
     return lambda: measured
 
 
+def count_parameters(weights: Weights) -> int:
+    """Return how many numbers the weights hold; those of unknown shape count as none."""
+    return sum(int(tf.TensorShape(weight.shape).num_elements() or 0) for weight in weights.variables)
+
+
 def check_finite_weights(weights: Weights, *, step: int) -> None:
     """Raise TrainingFailed where training has ruined a weight: no number that a step returns need show it."""
     trained = {id(weight) for weight in weights.trained}  # others may hold infinities, as masks do

@@ -1,86 +1,62 @@
-"""Choose the next configuration: neighbours of the fastest so far, the usually best first; then Optuna's samples.
+"""Choose the next configuration: a combination, changes of the fastest one by their worth, then Optuna's samples.
 
-Every proposal is a trial of the run's Optuna study, which gets its result. Optuna samples numbers on a logarithmic
-scale, snapped to the space's choices, so that their order counts; everything else is categorical. A failed trial is
-reported as pruned: TPE ignores trials reported as failed, and would return to the failing half of the space.
+The worth of a configuration is the gain that is expected of it per expected second; see `beliefs`. Every proposal is a
+trial of the run's Optuna study, which gets its result.
 """
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import math
 import random
-import sqlite3
-import statistics
-import time
-import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime, timedelta
-from functools import partial
-from operator import itemgetter
-from pathlib import Path
-from typing import Any, TypeGuard
+from collections.abc import Callable, Collection, Iterator, Sequence
 
-import optuna
-import sqlalchemy
-from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
-from optuna.samplers import TPESampler
-from optuna.trial import FrozenTrial, Trial, TrialState
+from optuna.trial import Trial
 
-from autotune.data.errors import RunDirectoryError
 from autotune.data.models import KnobValue
-from autotune.data.printable import first_line
-from autotune.data.record import Outcome, Phase, TrialRecord
-from autotune.space.configuration import Configuration
-from autotune.space.knobs import KNOBS
-from autotune.space.probes import Situation, near
+from autotune.space.changes import Situation
+from autotune.space.configuration import Configuration, find_conflict
+from autotune.space.knobs import KNOBS, Knob
 from autotune.space.space_file import ResolvedSpace
-from autotune.tuning.costs import is_busy
-
-optuna.logging.set_verbosity(optuna.logging.ERROR)
+from autotune.tuning.beliefs import Beliefs, Evidence, Features
+from autotune.tuning.expectations import Expectations, load_expectations
+from autotune.tuning.sampler import STARTUP_TRIALS, Sampler
 
 MOST_REPEATS = 5  # samples in a row that are known or passed over, before configurations are drawn at random
 MOST_DRAWN = 4096  # configurations drawn at random; a smaller space is gone through whole
-MOST_OF_OTHERS = 2  # values of a knob without probes, before the sampler has its turn
-WAITS = 0.15  # share of its time waiting for input from which a pipeline's knobs are tried first
-SHORT_STEP_SECONDS = 0.01  # a call into TensorFlow takes about 1 ms, which several steps may share
-GAIN = 0.03  # from which on a change is taken along; the logarithm of a speed-up, as large as usual errors
-MOST_JOINED = 3  # candidates whose changes are also added to the fastest one by one
-WRITE_SECONDS = 0.05  # the most that Optuna takes to write a trial to a file
-RANDOM_TRIALS = 10  # trials, probes included, before TPE's model is used: Optuna's own default
+MOST_OF_OTHERS = 2  # values of a knob without changes of its own, before the sampler has its turn
+CLEAR_GAIN = 0.04  # log speed-up from which on a change joins the combination
+CLEARLY = 0.45  # standard deviations of it that a joining change must gain: it is faster in two of three cases
+MOST_FAILURES = 0.15  # chance to fail of a change that joins
+MOST_MEMORY = 0.9  # of what a trial may take, if memory grew with the batch size: more joins no combination
+LEAST_IMPROVEMENT = 0.02  # log speed-up to be expected of a change; for less, the sampler proposes
 
 Changes = dict[str, KnobValue]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Others:
-    """The trials known besides the fastest if several seats search: too few have ended to continue step by step."""
-
-    running: Sequence[Configuration]  # the latest last
-    ratios: Mapping[Configuration, float]  # logarithms of the speed-ups that were measured, the baseline's included
-
-
-def has_short_steps(record: TrialRecord) -> bool:
-    """Return whether a call into TensorFlow takes much of a step."""
-    steps = [measured.step_seconds.p50 for measured in record.slices]
-    return not steps or statistics.median(steps) <= SHORT_STEP_SECONDS
-
-
-def waits_for_input(best: TrialRecord, others: Sequence[TrialRecord]) -> bool:
-    """Return whether the fastest trial waits for input; if that was not measured, whether the latest other does."""
-    known = [trial.input_wait_fraction for trial in (best, *reversed(others)) if trial.input_wait_fraction is not None]
-    return known[0] > WAITS if known else not is_busy(best.slices)
+NOTHING_TRIED = Evidence()
 
 
 class Proposals:
-    """Proposes configurations that were not tried."""
+    """Proposes configurations that were not tried.
 
-    def __init__(self, space: ResolvedSpace, sampler: Sampler) -> None:
+    Args:
+        space: The search space.
+        sampler: The study that samples where nothing particular is expected.
+        first: Configurations of the space that are tried before all others.
+        table: The expectations of changes; None for the package's own.
+    """
+
+    def __init__(
+        self,
+        space: ResolvedSpace,
+        sampler: Sampler,
+        *,
+        first: Sequence[Configuration] = (),
+        table: Expectations | None = None,
+    ) -> None:
         self._space = space
         self._sampler = sampler
-        self._begun: dict[Configuration, Configuration] = {}  # the fastest, when each was proposed
+        self._first = first
+        self._table = load_expectations() if table is None else table
+        self._features = Features(space)
         self.exhausted = self.nothing_fits = False  # nothing new is left, or nothing new fits into the time
 
     def next(
@@ -88,64 +64,78 @@ class Proposals:
         tried: Collection[Configuration],
         best: Configuration,
         *,
-        waits: bool = False,
-        short_steps: bool = True,
+        situation: Situation,
+        evidence: Evidence = NOTHING_TRIED,
         passes_over: Callable[[Configuration], bool] = lambda configuration: False,
-        others: Others | None = None,
     ) -> tuple[Trial, Configuration] | None:
         """Return the next configuration and its Optuna trial; None where nothing new is left."""
         if len(tried) >= self._space.size:
             self.exhausted = True
             return None
-        beginning = others.running[-1] if others and others.running else best  # taken to become the fastest
-        near = neighbours(beginning, tried, self._space, waits=waits, short_steps=short_steps)
-        if others is not None:
-            near = [joined for joined in self._joined(best, others.ratios) if joined in self._space] + near
-        proposed = self._first(near, tried, passes_over)
-        if proposed is not None:
-            self._begun[proposed[1]] = best
-        return proposed
+        beliefs = Beliefs(self._features, situation, self._table, evidence)
+        acting = [name for name in self._space.choices if KNOBS[name].useful(situation)]
+        known = {tuple(configuration[name] for name in acting) for configuration in tried}
 
-    def _first(
-        self,
-        near: Iterable[Configuration],
-        tried: Collection[Configuration],
-        passes_over: Callable[[Configuration], bool],
-    ) -> tuple[Trial, Configuration] | None:
-        """Propose the first new one of these, else the sampler's, else one drawn at random."""
-        for configuration in near:
+        def is_new(configuration: Configuration) -> bool:
+            """Return whether it differs from what was tried by a knob that can act here."""
+            return tuple(configuration[name] for name in acting) not in known
+
+        for configuration in self._first:
             if configuration not in tried and not passes_over(configuration):
                 return self._sampler.ask_for(configuration), configuration
+        for configuration in self._promising(best, beliefs, situation, evidence):
+            if is_new(configuration) and not passes_over(configuration):
+                return self._sampler.ask_for(configuration), configuration
+        return self._sample(tried, best, beliefs, is_new, passes_over)
+
+    def _promising(
+        self, best: Configuration, beliefs: Beliefs, now: Situation, evidence: Evidence
+    ) -> Iterator[Configuration]:
+        """Yield the combination that is expected to be clearly faster, then changes by their worth."""
+        space = self._space
+        yield combine(best, beliefs, space, now)
+        beginnings = dict.fromkeys([best, *evidence.running[-1:], space.baseline])
+        changed = {
+            space.canonical(found)
+            for beginning in beginnings
+            for found in (*neighbours(beginning, space, now), *leave_one_out(beginning, space))
+        }
+        fastest = max([best, *evidence.running], key=lambda known: beliefs.gain(known, best)[0])  # as is expected
+        improvements = {found: beliefs.improvement(found, fastest) for found in changed}
+        able = [found for found, gain in improvements.items() if gain >= LEAST_IMPROVEMENT and not find_conflict(found)]
+        # Equal worth must not leave the order to a set's.
+        yield from sorted(able, key=lambda found: (-improvements[found] / beliefs.seconds(found), found.key))
+
+    def _sample(
+        self,
+        tried: Collection[Configuration],
+        best: Configuration,
+        beliefs: Beliefs,
+        is_new: Callable[[Configuration], bool],
+        passes_over: Callable[[Configuration], bool],
+    ) -> tuple[Trial, Configuration] | None:
+        """Propose a sample by the expectations, later by Optuna's model; else one drawn at random."""
+        draw = random.Random(len(tried))
         for _ in range(MOST_REPEATS):
-            asked, configuration = self._sampler.ask()
-            if configuration not in tried and not passes_over(configuration):
+            if len(tried) < STARTUP_TRIALS:
+                configuration = beliefs.draw(draw, best)
+                asked = self._sampler.ask_for(configuration)
+            else:
+                asked, configuration = self._sampler.ask()
+            if is_new(configuration) and not passes_over(configuration):
                 return asked, configuration
             self._sampler.pass_over(asked)
         untried = False
-        for configuration in self._drawn(len(tried)):
-            if configuration not in tried:
+        for must_act in (True, False):  # a change of a knob that should not act here comes last of all
+            for configuration in self._drawn(len(tried)):
+                if configuration in tried or (must_act and not is_new(configuration)):
+                    continue
                 untried = True
                 if not passes_over(configuration):
                     return self._sampler.ask_for(configuration), configuration
         self.exhausted = not untried and self._space.size <= MOST_DRAWN
         self.nothing_fits = not self.exhausted
         return None
-
-    def _joined(self, best: Configuration, ratios: Mapping[Configuration, float]) -> list[Configuration]:
-        """Add to the fastest all changes that made others faster than the fastest before them; and some of them."""
-        gains: list[tuple[float, Changes]] = []
-        for configuration, ratio in ratios.items():
-            before = self._begun.get(configuration)
-            if before is None or before not in ratios or ratio - ratios[before] <= GAIN:
-                continue
-            changed = configuration.differences(before)
-            changes = {knob: configuration[knob] for knob in changed if configuration[knob] != best[knob]}
-            if changes:
-                gains.append((ratio - ratios[before], changes))
-        gains.sort(key=itemgetter(0))
-        everything = {name: value for _, changes in gains for name, value in changes.items()}
-        some = [changes for _, changes in gains[: -MOST_JOINED - 1 : -1]]
-        return [self._space.canonical(best.replace(**changes)) for changes in (everything, *some)]
 
     def _drawn(self, seed: int) -> Iterator[Configuration]:
         """Draw configurations at random: the whole space where it is small."""
@@ -159,250 +149,70 @@ class Proposals:
             yield self._space.configuration(dict(zip(choices, values, strict=True)))
 
 
-def neighbours(
-    best: Configuration,
-    tried: Collection[Configuration],
-    space: ResolvedSpace,
-    *,
-    waits: bool = False,
-    short_steps: bool = True,
-) -> list[Configuration]:
-    """Return the untried neighbours of the fastest configuration, the most promising first."""
-    # A change that was tried anywhere before comes after those that were not.
-    now = Situation(at_first=best == space.baseline, waits_for_input=waits, short_steps=short_steps)
-    known = {item for configuration in (space.baseline, *tried) for item in configuration.items()}
-    found: dict[Configuration, bool] = {}  # and whether each of its changes was tried before
-    for changes in _changes(best, space, now):
-        configuration = space.canonical(best.replace(**changes))
-        if configuration not in tried:
-            found.setdefault(configuration, changes.items() <= known)
-    return sorted(found, key=found.__getitem__)
+def combine(best: Configuration, beliefs: Beliefs, space: ResolvedSpace, now: Situation) -> Configuration:
+    """Add to the fastest configuration all changes that are clearly expected to gain; the same where none is.
+
+    Knobs that it has changed already are left alone: their further steps are tried apart.
+    """
+    changes: dict[Configuration, tuple[float, Changes]] = {}
+    for wanted in _changes(best, space, now):
+        if any(best[name] != space.baseline[name] for name in wanted):
+            continue
+        changed = space.canonical(best.replace(**wanted))
+        mean, deviation = beliefs.gain(changed, best)
+        is_clear = (
+            mean >= max(CLEAR_GAIN, CLEARLY * deviation) and _added_failure(changed, best, beliefs) <= MOST_FAILURES
+        )
+        if is_clear and _fits_in_memory(changed, space.baseline, now):
+            changes[changed] = mean, wanted
+    combined = best
+    for _, wanted in sorted(changes.values(), key=lambda found: -found[0]):
+        if any(combined[name] != best[name] for name in wanted):
+            continue  # a larger gain has changed this knob
+        joined = space.canonical(combined.replace(**wanted))
+        if not find_conflict(joined) and all(joined[name] == combined[name] for name in combined if name not in wanted):
+            combined = joined
+    return combined
+
+
+def _added_failure(changed: Configuration, best: Configuration, beliefs: Beliefs) -> float:
+    """Return the chance that a trial fails because of what is changed."""
+    return 1 - (1 - beliefs.failure(changed)) / max(1 - beliefs.failure(best), 1e-6)
+
+
+def _fits_in_memory(changed: Configuration, baseline: Configuration, now: Situation) -> bool:
+    """Return whether a larger batch should fit, if all memory grew with it."""
+    growth = changed.batch_size / baseline.batch_size
+    return now.memory_share is None or growth <= 1 or now.memory_share * growth <= MOST_MEMORY
+
+
+def neighbours(best: Configuration, space: ResolvedSpace, now: Situation) -> list[Configuration]:
+    """Return the configurations that one change leads to, of the knobs that can act."""
+    found = (space.canonical(best.replace(**changes)) for changes in _changes(best, space, now))
+    return [changed for changed in dict.fromkeys(found) if changed != best]
+
+
+def leave_one_out(best: Configuration, space: ResolvedSpace) -> list[Configuration]:
+    """Return the configuration without one of its changes of the baseline, for each of them."""
+    return [best.replace(**{name: space.baseline[name]}) for name in best.differences(space.baseline)]
 
 
 def _changes(best: Configuration, space: ResolvedSpace, now: Situation) -> Iterator[Changes]:
-    """Yield the changes of the knobs' probes, in their order; then a few values of each knob without probes."""
-    placed = [
-        (place, {knob.name: probe.to, **probe.together})
-        for knob in KNOBS.values()
-        for probe in knob.probes
-        if (place := probe.place(now)) is not None
-    ]
-    for _, picks in sorted(placed, key=itemgetter(0)):
-        wanted = {name: pick(space.choices[name], best[name]) for name, pick in picks.items() if name in space.choices}
-        changes = {name: value for name, value in wanted.items() if value is not None}
-        if changes:
-            yield changes
+    """Yield the changes of the knobs that vary and can act, or two other values of a knob that names none."""
     for name, choices in space.choices.items():
-        if not KNOBS[name].probes:
-            others = [value for value in choices if value != best[name]]
-            yield from ({name: value} for value in others[:MOST_OF_OTHERS])
+        knob = KNOBS[name]
+        if not knob.useful(now):
+            continue
+        if not knob.changes:
+            yield from ({name: value} for value in [value for value in choices if value != best[name]][:MOST_OF_OTHERS])
+        yield from _picked(knob, best, space)
 
 
-def distributions(space: ResolvedSpace) -> dict[str, BaseDistribution]:
-    """Return what Optuna samples each varied knob from."""
-    return {
-        name: IntDistribution(min(choices), max(choices), log=True)
-        if _ordered(choices)
-        else CategoricalDistribution(choices)
-        for name, choices in space.choices.items()
-    }
-
-
-def _ordered(choices: tuple[KnobValue, ...]) -> TypeGuard[tuple[int, ...]]:
-    return len(choices) >= 3 and all(type(choice) is int and choice > 0 for choice in choices)
-
-
-class _GridTPE(TPESampler):
-    """TPE whose integers are snapped to the choices of a space."""
-
-    def __init__(self, space: ResolvedSpace, seed: int, *, several: bool) -> None:
-        # Trials on other seats count as bad until they end, so that they are not proposed again.
-        super().__init__(n_startup_trials=RANDOM_TRIALS, multivariate=True, seed=seed, constant_liar=several)
-        self._space = space
-
-    def sample_relative(
-        self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
-    ) -> dict[str, Any]:
-        sampled = super().sample_relative(study, trial, search_space)
-        return {name: self._snap(name, value) for name, value in sampled.items()}
-
-    def sample_independent(
-        self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
-    ) -> Any:
-        sampled = super().sample_independent(study, trial, param_name, param_distribution)
-        return self._snap(param_name, sampled)
-
-    def _snap(self, name: str, value: Any) -> Any:
-        choices = self._space.choices[name]
-        return near(value)(choices, value) if _ordered(choices) else value
-
-
-def _connect(file: Path) -> optuna.storages.RDBStorage:
-    """Open a study file. The kernel writes it out later: that outlives this process, and takes a tenth of the time."""
-    # A path may hold characters that end a URL (?, #, %) or fill a template ({}): SQLite opens it, not SQLAlchemy.
-    connect = partial(sqlite3.connect, file.absolute(), check_same_thread=False)
-    storage = optuna.storages.RDBStorage("sqlite:///study.db", engine_kwargs={"creator": connect})
-    sqlalchemy.event.listen(
-        storage.engine, "connect", lambda connection, _: connection.execute("PRAGMA synchronous=OFF")
-    )
-    storage.engine.dispose()  # the connections made so far wait for the disk
-    return storage
-
-
-def _journal_of(file: Path) -> Path:
-    return file.with_name(f"{file.name}-journal")
-
-
-def _new_study(file: Path, name: str) -> optuna.Study:
-    """Make an empty study file, instead of any that is there."""
-    for path in (file, _journal_of(file)):
-        path.unlink(missing_ok=True)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)  # of naming the metric
-        study = optuna.create_study(storage=_connect(file), study_name=name, direction="maximize")
-        study.set_metric_names(["speedup"])
-    return study
-
-
-def _study_in(file: Path, name: str) -> optuna.Study:
-    """Open the study that an earlier invocation left, or make an empty one."""
-    # A journal is not rolled back: SQLite would delete the file that somebody else's names.
-    if file.exists() and not _journal_of(file).exists():
-        with contextlib.suppress(Exception):  # it is damaged, of another version, or another study
-            return optuna.load_study(study_name=name, storage=_connect(file))
-    return _new_study(file, name)
-
-
-@contextlib.contextmanager
-def _writing(file: Path | None) -> Iterator[None]:
-    """Turn the database's error about a full disk, a missing directory or a lock into ours."""
-    # Raises RunDirectoryError.
-    try:
-        yield
-    except (OSError, sqlalchemy.exc.SQLAlchemyError, optuna.exceptions.StorageInternalError) as error:
-        cause = error.__cause__ or error
-        reason = first_line(str(getattr(cause, "orig", None) or cause))
-        raise RunDirectoryError(
-            f"cannot write {file}: {reason}",
-            hint="Finished trials stay readable. Free some space, or give --out another directory.",
-        ) from error
-
-
-class Sampler:
-    """The Optuna study of one invocation. The run's `study.db` keeps all of it."""
-
-    def __init__(self, space: ResolvedSpace, *, file: Path | None, name: str, seed: int, several: bool = False) -> None:
-        self._space = space
-        self._file = file
-        self._distributions = distributions(space)
-        self._name = name
-        with warnings.catch_warnings():
-            # Multivariate TPE is marked experimental.
-            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            sampler = _GridTPE(space, seed, several=several)
-            # In memory: what is asked and not run stays out of the file, and asking takes a tenth of the time.
-            self._study = optuna.create_study(direction="maximize", sampler=sampler)
-        self._saved_study: optuna.Study | None = None
-        if file is not None:
-            with _writing(file):
-                self._saved_study = _study_in(file, name)
-
-    def catch_up(self, records: Iterable[TrialRecord], *, seconds: float = math.inf) -> None:
-        """Tell a new study what was measured before, and for so many seconds add to its file what it lacks of that."""
-        found = list(self._optuna_trials(records))
-        self._study.add_trials(found)
-        if self._file is None or self._saved_study is None:
-            return
-        with _writing(self._file):
-            known = {trial.user_attrs.get("trial") for trial in _ended(self._saved_study)}
-            if not known <= {trial.user_attrs["trial"] for trial in found}:  # it is not of these records
-                self._saved_study, known = _new_study(self._file, self._name), set()
-            # Optuna takes some 20 ms a trial: those in the file are not written again; the next invocation continues.
-            ends = time.monotonic() + seconds
-            for trial in found:
-                if trial.user_attrs["trial"] not in known and time.monotonic() < ends:
-                    self._saved_study.add_trial(trial)
-
-    def write_again(self, records: Iterable[TrialRecord], *, seconds: float) -> None:
-        """Rewrite the file if trials were measured again since, and if there is time."""
-        if self._file is None or self._saved_study is None:
-            return
-        found = list(self._optuna_trials(records))
-        with _writing(self._file):
-            known = {trial.user_attrs["trial"]: (trial.state, trial.value) for trial in _ended(self._saved_study)}
-            same = all(known.get(trial.user_attrs["trial"]) == (trial.state, trial.value) for trial in found)
-            if not same and WRITE_SECONDS * len(found) < seconds:
-                self._saved_study = _new_study(self._file, self._name)
-                self._saved_study.add_trials(found)
-
-    def _optuna_trials(self, records: Iterable[TrialRecord]) -> Iterator[FrozenTrial]:
-        for record in records:
-            configuration = Configuration(record.asked or record.configuration)
-            if record.phase in (Phase.BASELINE, Phase.SEARCH) and configuration in self._space:
-                yield self._optuna_trial(record, {name: configuration[name] for name in self._distributions})
-
-    def _optuna_trial(self, record: TrialRecord, params: dict[str, Any]) -> FrozenTrial:
-        """Return a trial as Optuna keeps it: with its speed-up if it was measured, pruned if it failed."""
-        value = None if record.speedup is None else record.speedup.value
-        if record.trial == 0 and record.outcome is Outcome.OK:
-            value = 1.0
-        state = TrialState.PRUNED
-        if record.outcome is Outcome.OK and value is not None:
-            state = TrialState.COMPLETE
-        elif record.outcome is Outcome.INTERRUPTED:  # it tells nothing of its configuration
-            state = TrialState.FAIL
-        attributes: Mapping[str, object] = {
-            "trial": record.trial,
-            "phase": str(record.phase),
-            "outcome": str(record.outcome),
-            "reason": record.reason[:500],
-            "throughput": None if record.throughput is None else record.throughput.value,
-        }
-        made = optuna.trial.create_trial(
-            state=state,
-            value=value if record.outcome in (Outcome.OK, Outcome.PRUNED) else None,
-            params=params,
-            distributions=self._distributions,
-            user_attrs={name: attribute for name, attribute in attributes.items() if attribute not in (None, "")},
-            intermediate_values={len(record.pairs): value}
-            if record.outcome is Outcome.PRUNED and value is not None
-            else None,
-        )
-        # Optuna's times are local ones without a zone.
-        made.datetime_start = datetime.fromisoformat(record.started_at).astimezone().replace(tzinfo=None)
-        made.datetime_complete = made.datetime_start + timedelta(seconds=record.seconds)
-        return made
-
-    def ask(self) -> tuple[Trial, Configuration]:
-        """Sample the next configuration; return it and its Optuna trial."""
-        trial = self._study.ask(self._distributions)
-        return trial, self._space.configuration(trial.params)
-
-    def ask_for(self, configuration: Configuration) -> Trial:
-        """Return an Optuna trial of a given configuration, which must lie in the space."""
-        self._study.enqueue_trial({name: configuration[name] for name in self._distributions})
-        return self._study.ask(self._distributions)
-
-    def pass_over(self, trial: Trial) -> None:
-        """Leave a sample out: its configuration is known, or there is no time for it."""
-        self._study.tell(trial, state=TrialState.PRUNED)
-
-    def tell(self, trial: Trial, record: TrialRecord) -> None:
-        """Tell the study how a trial did; see `_optuna_trial`."""
-        made = self._optuna_trial(record, trial.params)
-        for name, attribute in made.user_attrs.items():
-            trial.set_user_attr(name, attribute)
-        for step, value in made.intermediate_values.items():
-            trial.report(value, step=step)
-        if made.state is TrialState.COMPLETE:
-            self._study.tell(trial, made.value)
-        else:
-            self._study.tell(trial, state=made.state)
-        if self._saved_study is not None:
-            with _writing(self._file):
-                self._saved_study.add_trial(made)
-
-
-def _ended(study: optuna.Study) -> list[FrozenTrial]:
-    """Return the trials that ended; others are of an invocation that was interrupted."""
-    return [trial for trial in study.get_trials(deepcopy=False) if trial.state is not TrialState.FAIL]
+def _picked(knob: Knob, best: Configuration, space: ResolvedSpace) -> Iterator[Changes]:
+    """Yield what the changes of one knob pick among the choices of a space."""
+    for change in knob.changes:
+        if (value := change.to(space.choices[knob.name], best[knob.name])) is None:
+            continue
+        picks = {name: pick for name, pick in change.together.items() if name in space.choices}
+        beside = {name: pick(space.choices[name], best[name]) for name, pick in picks.items()}
+        yield {knob.name: value, **{name: other for name, other in beside.items() if other is not None}}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 from autotune.data.figures import Check, LogInterval
 from autotune.data.record import Outcome, Pairing, Phase, Standing, TrialRecord
@@ -12,7 +13,7 @@ from autotune.space.configuration import Configuration
 from autotune.stats import numerics
 from autotune.stats.intervals import ProcessPrior, Spread, pooled_spread, process_prior
 from autotune.tuning import costs
-from autotune.tuning.candidates import Others
+from autotune.tuning.beliefs import Evidence
 from autotune.tuning.confirmation import LeaderTrials, claim_of
 from autotune.tuning.learning import numerics_of
 from autotune.tuning.run import Run
@@ -35,9 +36,17 @@ def parity_checks(records: Iterable[TrialRecord]) -> dict[tuple[object, ...], Ch
 class Knowledge:
     """The candidates and leaders of a run, by its trials and records."""
 
-    def __init__(self, run: Run, baseline: Trial, *, measured_seconds: float) -> None:
+    def __init__(
+        self,
+        run: Run,
+        baseline: Trial,
+        *,
+        measured_seconds: float,
+        led_over: Mapping[Configuration, int] = MappingProxyType({}),
+    ) -> None:
         self._run, self._baseline = run, baseline
         self._measured_seconds = measured_seconds
+        self._led_over = led_over  # by leaders of earlier runs: see `Candidate`
 
     # ------------------------------------------------------------------------------------------- the search
 
@@ -97,17 +106,28 @@ class Knowledge:
             look_seconds=starts + self._measured_seconds,
             pair_seconds=costs.pair_seconds([baseline, record, *beside]),
             unchecked=own != plain and own not in compared,
+            uncheckable=own != plain and own in compared and not compared[own].tells,
+            led_over=self._led_over.get(trial.asked, 0),
         )
 
-    def others(self) -> Others:
-        """Return what other seats do and have done, as proposals take it."""
-        running = [trial.asked for trial in self.searched() if trial.number not in self._run.records]
+    def evidence(self) -> Evidence:
+        """Return what has been tried, as proposals take it."""
+        candidates, ended = self.candidates(), {trial.number: trial for trial in self.ended()}
         ratios = {
-            self._run.trials[candidate.number].asked: candidate.ratio
-            for candidate in self.candidates()
+            ended[candidate.number].asked: candidate.ratio
+            for candidate in candidates
             if candidate.measured and not candidate.unstable
         }
-        return Others(running=list(dict.fromkeys(running)), ratios={self._baseline.asked: 0.0, **ratios})
+        unstable = {candidate.number for candidate in candidates if candidate.unstable}
+        return Evidence(
+            ratios={self._baseline.asked: 0.0, **ratios},
+            failed=[
+                trial.asked
+                for number, trial in ended.items()
+                if number in unstable or not self._run.records[number].outcome.measured
+            ],
+            running=[trial.asked for trial in self.searched() if trial.number not in ended],
+        )
 
     def best(self) -> Trial:
         """Return the fastest so far by its estimate less its error; the baseline where nothing is faster."""
@@ -186,6 +206,12 @@ class Knowledge:
         """Return the search's records of all that take turns in a confirmation."""
         champion = self.champion() if leader.champion is not None else None
         return [self._run.records[0], leader.in_search, *([] if champion is None else [champion.in_search])]
+
+    def has_known_numerics(self, configuration: Configuration) -> bool:
+        """Return whether a configuration computes as the baseline does, or was compared with float32."""
+        own = numerics_of(configuration)
+        check = parity_checks(self._run.records.values()).get(own)
+        return own == numerics_of(self._run.baseline) or (check is not None and check.tells)
 
     def champion(self) -> LeaderTrials | None:
         """Return the leader that is recommended if the run ends now."""

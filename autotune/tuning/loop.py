@@ -10,7 +10,7 @@ Measurements are in records, and the state follows from them. So a stopped run c
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -19,11 +19,12 @@ from autotune.data.figures import Check
 from autotune.data.options import Options
 from autotune.data.record import Branch, Outcome, Pairing, Phase
 from autotune.runtime.executor import SeatLost
+from autotune.space.changes import Situation
 from autotune.space.configuration import Configuration, find_conflict
 from autotune.space.space_file import ResolvedSpace
 from autotune.stats.deciding import EndedBy
 from autotune.tuning import costs
-from autotune.tuning.candidates import WAITS, Proposals, Sampler, has_short_steps, waits_for_input
+from autotune.tuning.candidates import Proposals
 from autotune.tuning.confirmation import FreshPairs, LeaderTrials
 from autotune.tuning.events import Notice
 from autotune.tuning.knowledge import Knowledge, parity_checks
@@ -45,8 +46,10 @@ from autotune.tuning.policy import (
 )
 from autotune.tuning.rules import Limits, known_to_fail
 from autotune.tuning.run import CLOSING_SECONDS, Deadline, Interrupted, Run, TimeIsUp
+from autotune.tuning.sampler import Sampler
 from autotune.tuning.seat import SameInForce, Seat, TrialLimits
 from autotune.tuning.seats import MOST_LOSSES, ExclusiveResources, NoSeatLeft, Seats
+from autotune.tuning.situation import WAITS, describe_situation
 from autotune.tuning.state import State
 from autotune.tuning.trial import Trial
 
@@ -79,7 +82,9 @@ class Loop:
         sampler: Sampler,
         options: Options,
         limits: Limits,
+        units: Collection[str],
         import_seconds: float,
+        first: Mapping[Configuration, int],
     ) -> None:
         warm = seat.baseline.warm
         first_step, slow_call = warm.first_step_seconds, warm.ready.call_seconds if costs.is_slow(warm) else 0.0
@@ -88,13 +93,14 @@ class Loop:
         )
         measured = costs.measured_seconds(first_step, slow_call)
         self._run, self._sampler, self._options = run, sampler, options
+        self._limits, self._units = limits, units
         self._import_seconds = import_seconds
-        self._proposals = Proposals(space, sampler)
+        self._proposals = Proposals(space, sampler, first=list(first))
         self._seats = Seats(run, deadline, seat, bracketed=seat.bracketed, all_at_once=options.all_seats)
         self._lost: list[Configuration] = []  # whose seat was lost: they are run again
         self._exclusive = ExclusiveResources(run)
         self._problem = ""  # why another candidate would fail as well
-        self._knowledge = knowledge = Knowledge(run, seat.baseline.trial, measured_seconds=measured)
+        self._knowledge = knowledge = Knowledge(run, seat.baseline.trial, measured_seconds=measured, led_over=first)
         self._trial_limits = TrialLimits(
             timeout=timeout, measured=measured, known=lambda configuration: configuration in knowledge.tried()
         )
@@ -238,15 +244,12 @@ class Loop:
             configuration = self._lost.pop()
             asked = self._sampler.ask_for(configuration)
         else:
-            records = run.records
-            searched = [records[trial.number] for trial in knowledge.ended()]
             proposed = self._proposals.next(
                 knowledge.tried(),
                 best.asked,
-                waits=waits_for_input(records[best.number], searched),
-                short_steps=has_short_steps(records[0]),
-                passes_over=lambda configuration: self._passes_over(configuration, seat),
-                others=knowledge.others() if len(run.executor.seats) > 1 else None,
+                situation=self._situation(best),
+                evidence=knowledge.evidence(),
+                passes_over=self._passes_over(seat),
             )
             if proposed is None:
                 return
@@ -278,6 +281,19 @@ class Loop:
             else:
                 self._sampler.tell(asked, ended)
 
+    def _situation(self, best: Trial) -> Situation:
+        records = self._run.records
+        return describe_situation(
+            records[0],
+            records[best.number],
+            [records[trial.number] for trial in self._knowledge.ended()],
+            units=self._units,
+            limits=self._limits,
+            on_gpu=bool(self._run.gpus),
+            measured_seconds=self._trial_limits.measured,
+            import_seconds=self._import_seconds,
+        )
+
     def _lose(self, trial: Trial, lost: SeatLost) -> None:
         """Run a trial again whose seat was lost; twice, and the trial is at fault."""
         losses = [
@@ -308,19 +324,23 @@ class Loop:
             if record.outcome is Outcome.OOM and record.pairing is not Pairing.ALTERNATING
         ]
 
-    def _passes_over(self, configuration: Configuration, seat: Seat) -> bool:
-        """Return whether its knobs exclude one another, it does not learn, or the time does not hold it."""
-        parity = parity_checks(self._run.records.values()).get(numerics_of(configuration))
-        if find_conflict(configuration) or (parity is not None and not parity.passed):
-            return True
-        state = self.state()
-        gain = max([candidate.ratio for candidate in state.candidates if not candidate.unstable], default=0.0)
-        least = costs.least_trial_seconds(self._run.records[0], configuration, max(0.0, gain))
-        if least > min(self._trial_limits.timeout, state.left):
-            return True
-        if not seat.imports_first(configuration):
-            return False
-        return state.left < self._import_seconds + 2 * state.candidate_seconds + 4 * state.first_pair_seconds
+    def _passes_over(self, seat: Seat) -> Callable[[Configuration], bool]:
+        """Return what tells whether knobs exclude one another, do not learn, or take more time than there is now."""
+        state, baseline = self.state(), self._run.records[0]
+        parity = parity_checks(self._run.records.values())
+        gain = max([0.0, *(candidate.ratio for candidate in state.candidates if not candidate.unstable)])
+        most = min(self._trial_limits.timeout, state.left)
+        importing = self._import_seconds + 2 * state.candidate_seconds + 4 * state.first_pair_seconds
+
+        def passes_over(configuration: Configuration) -> bool:
+            check = parity.get(numerics_of(configuration))
+            if find_conflict(configuration) or (check is not None and not check.passed):
+                return True
+            if costs.least_trial_seconds(baseline, configuration, gain) > most:
+                return True
+            return seat.imports_first(configuration) and state.left < importing
+
+        return passes_over
 
     def _compare_learning(self, number: int, seat: Seat) -> None:
         """Compare how a confirmed leader learns with how the baseline does, from the same state."""

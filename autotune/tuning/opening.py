@@ -112,6 +112,7 @@ class Invocation:
     clock: Clock  # seconds that count for the budget
     observe: Observer
     earlier: Earlier | None = None  # what an earlier invocation left; None for a new run
+    results: Path | None = None  # the directory below which earlier runs are looked for; None for none
     spent_before: float = 0.0  # seconds of earlier invocations that do not count for the budget
 
     @property
@@ -356,7 +357,7 @@ def complete_run_record(opened: Opened, invocation: Invocation, source: str, spa
         endless=started.endless,
         element=started.element,
         batch_ranks=started.batch_ranks or None,
-        parameters=started.parameters,
+        parameters=opened.warm.parameters,
         device=opened.device.value,
         script=None if facts.script is None else facts.script.recorded,
         settings=started.not_knobs,

@@ -24,6 +24,7 @@ EARLY_CLAIM_SHARE = 1 / 3  # of the budget: a large gain is claimed by then
 CALM = 2  # candidates in a row that were no faster than a large gain: then it is confirmed
 FIRST_CLAIM_SHARE = 0.5  # of the budget: with so little left, a leader is confirmed
 STAGNANT = 8  # candidates in a row that were no faster than the best: then it is confirmed
+STAGNANT_AGAIN = 1  # candidates at least beside a champion that an earlier run has tried many others beside
 MOST_LOOKS_AGAIN = 3  # at candidates that may be the best, before the leader is chosen
 ENOUGH_CANDIDATES = 6  # the usually best ones: then time is kept for excluding gains of all that was tried
 RESERVED_PROCESSES = 4  # a side: time for so many is kept while nothing looks faster than what there is
@@ -171,19 +172,30 @@ def is_settled(state: State) -> bool:
         return False
     if state.champion is None and (state.unclear or state.inconclusive):
         return False
-    tired = not state.keeps_budget and state.since_best >= STAGNANT
+    tired = not state.keeps_budget and _is_tired(state)
     stagnant = not state.more_candidates or tired
     return stagnant if state.champion is not None else stagnant and _excluded(state)
+
+
+def _is_tired(state: State) -> bool:
+    """Return whether so many candidates were no faster that no more are tried unasked."""
+    champion = state.champion
+    led_over = 0 if champion is None else state.candidate(champion.candidate).led_over
+    if not led_over:
+        return state.since_best >= STAGNANT
+    # What looks clearly faster than the champion would be confirmed first: none of the others does.
+    return len(state.candidates) - 1 >= max(STAGNANT_AGAIN, STAGNANT - led_over)
 
 
 def _for_leader(state: State, leader: Candidate) -> Action:
     """Search on, or confirm: when what is left is what the confirmation needs, it is confirmed."""
     needed = confirmation_seconds(state, leader)
     is_large = state.champion is None and _is_large(state, leader, needed)
-    early = is_large or (state.since_best >= STAGNANT and state.left >= 2 * needed)
+    is_known = is_large or leader.led_over > 0  # an earlier run has chosen it among others
+    early = is_known or (state.since_best >= STAGNANT and state.left >= 2 * needed)
     is_late = state.left < FIRST_CLAIM_SHARE * state.budget
     early = early or (state.champion is None and is_late)
-    rival = None if is_large and not is_late else _rival(state, leader)
+    rival = None if is_known and not is_late else _rival(state, leader)
     looks = min(MOST_LOOKS_AGAIN, len(state.contenders))
     choosing = 0.0 if rival is None else looks * rival.look_seconds
     if not early and _holds_another(state, reserve=needed + choosing):
@@ -266,8 +278,8 @@ def processes_needed(state: State, leader: Candidate, *, surely: bool = False) -
 
     With `surely` its gain is taken to be smaller by a standard error: the best of many owes part of it to luck.
     """
-    champion = state.champion
-    shown = 0.0 if champion is None or champion.ratio is None else champion.ratio.value
+    rival = state.rival(leader)
+    shown = 0.0 if rival is None or rival.ratio is None else rival.ratio.value
     gain = leader.ratio - shown - (leader.error(state.spread) if surely else 0.0)
     return processes_wanted(gain, state.prior, error=error_of(state.next_leader))
 

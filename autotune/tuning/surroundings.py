@@ -96,12 +96,16 @@ def script_notes(
             by_reason.setdefault(why, []).append(name)
     for why, names in by_reason.items():
         yield f"not varied: {', '.join(names)}: {why}"
+    yield from script.batch_notes
     if script.baseline.get("jit_compile") is True and script.not_reached.get("jit_compile") == NO_XLA:
         yield f"the script compiles with jit_compile=True. {NO_XLA}: remove it"
+    if script.shared_seconds:
+        yield f"the script's first {script.shared_seconds:.0f} s, before TensorFlow starts, run once for all trials"
     if script.before_seconds > LONG_BEFORE_SHARE * ready_seconds:
+        reason = f"{script.repeats_start}; or " if script.repeats_start and script.before_seconds > 5.0 else ""
         yield (
-            f"the script runs {script.before_seconds:.0f} s before it trains, in every trial: save the prepared data "
-            "to a file first, and load that file in the script"
+            f"the script runs {script.before_seconds:.0f} s before it trains, in every trial: {reason}save the "
+            "prepared data to a file first, and load that file in the script"
         )
     if script.work_varies:
         yield (

@@ -23,8 +23,8 @@ from autotune.runtime.local import LocalExecutor
 from autotune.runtime.places import cut_cores, group_gpus, restrict_to_seat
 from autotune.runtime.ray import RayExecutor
 from autotune.script.loading import refuse_while_loading
-from autotune.space.space_file import SearchSpace, find_search_space, shipped_names
-from autotune.tuning.candidates import Sampler
+from autotune.space.space_file import ResolvedSpace, SearchSpace, find_search_space, shipped_names
+from autotune.tuning.earlier_runs import describe_leaders, find_leaders, starting_points
 from autotune.tuning.ending import note_profiles, watch_winner
 from autotune.tuning.events import Notice, Observer, RunBegan, count_interruptions
 from autotune.tuning.loop import Loop
@@ -47,6 +47,7 @@ from autotune.tuning.resume import (
     refuse_another_question,
     resumption_notes,
 )
+from autotune.tuning.sampler import Sampler
 from autotune.tuning.surroundings import samples_of, worth_notes
 from autotune.tuning.trial import now_utc
 
@@ -62,6 +63,7 @@ class Request:
     reference: WorkloadReference
     options: Options
     began: float  # on the monotonic clock, when the budget began
+    results: Path | None = None  # the directory below which earlier runs are looked for; None for a resumed run
     earlier: Earlier | None = None  # what an earlier invocation left; None for a new run
     spent_before: float = 0.0  # seconds of earlier invocations that do not count for the budget
 
@@ -95,8 +97,9 @@ def read_request(
         args=reference.args,
         **given,
     )
-    directory = new_run_directory(Path("results"), _name_of(reference)) if out is None else RunDirectory(Path(out))
-    return Request(directory=directory, reference=reference, options=chosen, began=began)
+    results = Path("results") if out is None else Path(out).parent
+    directory = new_run_directory(results, _name_of(reference)) if out is None else RunDirectory(Path(out))
+    return Request(directory=directory, reference=reference, options=chosen, began=began, results=results)
 
 
 def _read_resumption(
@@ -176,6 +179,7 @@ def run_tuning(request: Request, observe: Observer, *, wait: bool = False) -> Re
                 observe=observe,
                 earlier=earlier,
                 spent_before=request.spent_before,
+                results=None if options.fresh else request.results,
             )
             return tune_with(invocation, written)
 
@@ -268,7 +272,7 @@ def tune_with(invocation: Invocation, written: SearchSpace | None) -> Recipe:
         if earlier is not None:
             refuse_another_question(earlier, baseline=run.baseline, choices=space.choices)
             opened.seat.keep_baseline()
-        record = complete_run_record(opened, invocation, written.source, space)
+        record = _note_leaders(complete_run_record(opened, invocation, written.source, space), invocation, space)
         directory.write_run(record)
         if run.state_file is not None and "batch_size" not in space.choices:
             run.state_file.unlink(missing_ok=True)
@@ -284,7 +288,9 @@ def tune_with(invocation: Invocation, written: SearchSpace | None) -> Recipe:
             sampler=sampler,
             options=options,
             limits=opened.limits,
+            units=opened.machine.units,
             import_seconds=opened.import_seconds,
+            first=starting_points(record.leaders, space),
         ).run()
         opened.seat.end_baseline()
         note_profiles(run)
@@ -300,6 +306,16 @@ def tune_with(invocation: Invocation, written: SearchSpace | None) -> Recipe:
         if run.state_file is not None:
             run.state_file.unlink(missing_ok=True)
         return recipe
+
+
+def _note_leaders(record: RunRecord, invocation: Invocation, space: ResolvedSpace) -> RunRecord:
+    """Return the record with the leaders of earlier runs; a resumed run has those that it began with."""
+    if invocation.results is None:
+        return record
+    leaders = find_leaders(invocation.results, record, space)
+    if leaders:
+        invocation.observe(Notice(text=describe_leaders(leaders, space)))
+    return record.model_copy(update={"leaders": leaders})
 
 
 def _tell_worth(opened: Opened, invocation: Invocation) -> None:

@@ -93,10 +93,10 @@ def trials_of_script(tmp_path: Path) -> Iterator[Callable[..., ScriptTrials]]:
     """Trials of a script with this source, once its survey has ended."""
     opened: list[ScriptTrials] = []
 
-    def start(source: str, **options: Any) -> ScriptTrials:
+    def start(source: str, settings: dict[str, Any] | None = None, **options: Any) -> ScriptTrials:
         (tmp_path / "train.py").write_text(source, encoding="utf-8")
-        settings = ScriptSettings(created=str(tmp_path / "created.txt"))
-        reference = WorkloadReference(file=str(tmp_path / "train.py"), search_path=(str(tmp_path),), script=settings)
+        script = ScriptSettings(created=str(tmp_path / "created.txt"), **(settings or {}))
+        reference = WorkloadReference(file=str(tmp_path / "train.py"), search_path=(str(tmp_path),), script=script)
         opened.append(ScriptTrials(LocalExecutor(reference, logs=tmp_path, **options), tmp_path / "trial.log"))
         opened[-1].facts = opened[-1].processes.open()
         return opened[-1]

@@ -7,6 +7,7 @@ Each subdirectory of FOLDER holds a `train.py`, which runs with that directory a
 
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -32,7 +33,11 @@ def main(folder: str, answers: Path) -> None:
             script=ScriptSettings(created=str(each.parent.parent / f"{each.name}.created"), **given),
         )
         try:
-            told = {"facts": survey(reference, {}).model_dump(mode="json")}
+            facts, waiting = survey(reference, {}, lambda: None)
+            told = {"facts": facts.model_dump(mode="json")}
+            if waiting is not None:
+                os.killpg(waiting.pid, signal.SIGKILL)
+                os.waitpid(waiting.pid, 0)
         except WorkloadError as error:
             told = {"message": error.message, "hint": error.hint, "detail": error.detail}
         with answers.open("a", encoding="utf-8") as stream:

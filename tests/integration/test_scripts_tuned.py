@@ -18,8 +18,8 @@ SCRIPTS = REPOSITORY / "tests" / "scripts"
 BUDGET = 25
 """Seconds of a run."""
 LOOPS = {"gan", "gradient_tape_loop", "mirrored_custom", "numpy_tape", "train_on_batch"}
-FIXED_BATCH_SIZE = {"numpy_tape", "train_on_batch"}
-"""Their batches are slices of arrays."""
+FIXED_BATCH_SIZE = {"mirrored_custom", "numpy_tape", "train_on_batch"}
+"""One divides its loss by its own global batch size; the batches of the others are slices of arrays."""
 
 
 def digest(folder: Path) -> str:
@@ -165,7 +165,7 @@ def batches():
 given = dict.fromkeys(("y", "sample_weight", "validation_split", "validation_data", "class_weight"))
 given |= {"x": batches(), "shuffle": True, "steps_per_epoch": 7}
 call = FitCall(model=None, arguments=given, settings=Settings(own={"batch_size": 20}))
-dataset, _ = call.training_dataset()
+dataset, _ = call.training_dataset
 print(call.examples(dataset))
 held_out = tf.data.Dataset.from_tensor_slices(np.zeros((64, 4))).repeat().batch(8)
 given |= {"validation_data": held_out, "validation_steps": 3}

@@ -1,0 +1,178 @@
+"""Decide whether this process can be forked as it is, and give a fork files and random numbers of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import random
+import signal
+import stat
+import subprocess
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+_HARMLESS_DEVICES = frozenset(("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"))
+_UNSHAREABLE_FILES = {b"SQLite format 3\0": "an SQLite database", b"\x89HDF\r\n\x1a\n": "an HDF5 file"}
+"""First bytes of files that libraries must not use across a fork."""
+LOOKS, LOOK_SECONDS = 10, 0.01  # for threads that have ended
+_TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
+
+
+class Unforkable(Exception):
+    """The process holds something that no fork can have. The text says what, and fits behind "because"."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenFile:
+    """A regular file that is open at a descriptor."""
+
+    descriptor: int
+    path: str
+    flags: int  # of `open`
+    offset: int
+
+    @property
+    def is_written(self) -> bool:
+        """True if it can be written to."""
+        return self.flags & os.O_ACCMODE != os.O_RDONLY
+
+    def reopen(self) -> None:
+        """Open the file again at the same descriptor, with an offset that no other process moves.
+
+        A file that is written is opened by its path, so that the process's own layer takes what it writes.
+        """
+        source = self.path if self.is_written else f"/proc/self/fd/{self.descriptor}"
+        inheritable = os.get_inheritable(self.descriptor)
+        opened = os.open(source, self.flags | os.O_CLOEXEC)
+        os.lseek(opened, self.offset, os.SEEK_SET)
+        os.dup2(opened, self.descriptor, inheritable=inheritable)
+        os.close(opened)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForkState:
+    """What a fork must restore to continue as this process would."""
+
+    files: tuple[OpenFile, ...] = ()
+    random: Any = None  # of Python's generator, which each fork seeds anew
+
+    def restore(self) -> None:
+        """Restore it in a fork. Raises `OSError` if a file is gone."""
+        for file in self.files:
+            file.reopen()
+        if self.random is not None:
+            random.setstate(self.random)
+
+
+class ForkCheck:
+    """Compares this process with what it was when the check was made, before the user's code ran."""
+
+    def __init__(self) -> None:
+        self._known = frozenset(_descriptors())
+        self._mappings = frozenset(writable_shared_mappings())
+        self._threads = len(os.listdir("/proc/self/task"))
+
+    def state(self) -> ForkState:
+        """Return what each fork must restore. Raises `Unforkable`."""
+        refuse_children()
+        if signal.getsignal(signal.SIGCHLD) is not signal.SIG_DFL:
+            raise Unforkable("it handles SIGCHLD")
+        if any(signal.getitimer(timer)[0] for timer in _TIMERS):
+            raise Unforkable("a timer is running")
+        end_pools_that_allow_forks()
+        if not self._threads_end():
+            raise Unforkable("a pool of threads is in use")
+        for path in writable_shared_mappings():
+            if path not in self._mappings:
+                raise Unforkable(f"it shares memory ({path})")
+        if locks_files():
+            raise Unforkable("it holds a lock on a file")
+        files = open_files(sorted(descriptor for descriptor in _descriptors() if descriptor not in self._known))
+        return ForkState(files=tuple(files), random=random.getstate())
+
+    def _threads_end(self) -> bool:
+        """Return whether no further thread is there. The kernel shows one that was joined for a moment longer."""
+        for _ in range(LOOKS):
+            if len(os.listdir("/proc/self/task")) <= self._threads:
+                return True
+            time.sleep(LOOK_SECONDS)
+        return False
+
+
+def refuse_children() -> None:
+    """Raise `Unforkable` where a process that this one started is there, also one that has ended and nobody awaited."""
+    subprocess._cleanup()  # type: ignore[attr-defined]  # awaits those that the script has dropped
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.Error):
+            raise Unforkable(f"a process that it started is there ({child.name()})")
+
+
+def end_pools_that_allow_forks() -> None:
+    """End idle pools whose library handles forks, as OpenBLAS does: they start again when they are needed."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # this child only ends
+        pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    os.waitpid(pid, 0)
+
+
+def writable_shared_mappings() -> Iterator[str]:
+    """Yield the files, or names, of memory that this process shares with others and may write to."""
+    for line in Path("/proc/self/maps").read_text(encoding="utf-8", errors="surrogateescape").splitlines():
+        _, permissions, *fields = line.split(maxsplit=5)
+        if permissions[1] == "w" and permissions[3] == "s":
+            yield fields[3] if len(fields) > 3 else "anonymous memory"
+
+
+def locks_files() -> bool:
+    """Return whether this process holds locks on files: no fork inherits them."""
+    own = str(os.getpid())
+    for line in Path("/proc/locks").read_text(encoding="ascii", errors="replace").splitlines():
+        fields = line.split()
+        if len(fields) > 4 and fields[1] != "->" and fields[4] == own:
+            return True
+    return False
+
+
+def open_files(descriptors: Sequence[int]) -> Iterator[OpenFile]:
+    """Yield the regular files among descriptors. Raises `Unforkable` for one that cannot be opened again."""
+    for descriptor in descriptors:
+        path, status = os.readlink(f"/proc/self/fd/{descriptor}"), os.fstat(descriptor)
+        if path in _HARMLESS_DEVICES:
+            continue
+        if not stat.S_ISREG(status.st_mode) or path.startswith("/memfd:"):
+            raise Unforkable(f"{describe_descriptor(path)} is open")
+        flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
+        file = OpenFile(descriptor=descriptor, path=path, flags=flags, offset=os.lseek(descriptor, 0, os.SEEK_CUR))
+        if file.is_written and status.st_nlink == 0:
+            raise Unforkable("a temporary file without a name is open")
+        with open(f"/proc/self/fd/{descriptor}", "rb", buffering=0) as stream:
+            first = stream.read(max(map(len, _UNSHAREABLE_FILES)))
+        for magic, name in _UNSHAREABLE_FILES.items():
+            if first.startswith(magic):
+                raise Unforkable(f"{name} is open ({path})")
+        yield file
+
+
+def describe_descriptor(path: str) -> str:
+    """Return what a link of `/proc/self/fd` stands for, in words."""
+    kind, separator, _ = path.partition(":")
+    if separator and not path.startswith("/"):
+        return "an event queue" if kind == "anon_inode" else f"a {kind}"
+    return path
+
+
+def _descriptors() -> Iterator[int]:
+    """Yield the open descriptors of this process, without the listing's own."""
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            os.fstat(int(name))
+            yield int(name)

@@ -1,0 +1,217 @@
+"""Run a script's start once for all trials: up to its first call of TensorFlow's runtime, where trials are forked.
+
+The start ends before a call that starts the runtime, and before one that trials or the survey change: what they wrap is
+wrapped in the forks. A start that is short, or that leaves something which no fork can have, is not shared: then each
+trial runs the script from its first line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
+
+from autotune.data.facts import Trains, WorkloadFacts, WorkloadReference
+from autotune.recipe.tf_private import runtime_starts
+from autotune.runtime import failures, protocol, supervisor
+from autotune.runtime.failures import locate_user_line
+from autotune.runtime.fork_server import ForkServer, leave
+from autotune.runtime.forkability import ForkCheck, ForkState, Unforkable
+from autotune.script import children, strategies
+from autotune.script.execute import fork_to_ask, make_endless, note_process, send_answer
+from autotune.script.sandbox import SideEffects
+from autotune.script.settings import serve_script
+from autotune.script.survey import Survey
+from autotune.script.trial import prepare, run_users, send_no_losses, timing
+from autotune.space.configuration import Configuration
+
+SHORTEST_SECONDS = 1.0  # of a start that is worth sharing
+
+
+def share_start(
+    reference: WorkloadReference, variables: dict[str, str], server: ForkServer, answer: int, *, known: bool
+) -> str:
+    """Run the script up to its first call of TensorFlow's runtime, survey it unless it is known, and serve there.
+
+    Args:
+        reference: The script.
+        variables: That it sets before it imports TensorFlow.
+        server: Forks the trials.
+        answer: A pipe for `send_answer`.
+        known: The script need not be surveyed.
+
+    Returns:
+        Why trials are not forked there; empty where the script ends or fails before, which its survey will report.
+    """
+    import keras
+    import tensorflow as tf
+
+    starts = runtime_starts()
+    if not starts or os.environ.get(strategies.VARIABLE):
+        return ""
+    start = _Start(reference, variables, server, answer, known=known)
+    children.watch_children(answer)
+    SideEffects(reference, lambda _: None).install(tf, keras)
+    _stop_monitor_of_progress_bars()
+    start.stop_before([*starts, *strategies.building_calls(keras), *_changed_calls(tf, keras)])
+    with contextlib.suppress(Exception), start.role:
+        run_users(reference, adjustable=True)
+    if os.getpid() != start.process:  # a fork has ended its role by itself
+        leave(1)
+    return ""
+
+
+def _changed_calls(tf: Any, keras: Any) -> Iterator[tuple[Any, str]]:
+    """Yield the further calls that a survey or trial wraps, as far as they are possible without a layer or tensor."""
+    yield type(tf.function(lambda: None)), "__call__"
+    yield tf.compat.v1.Session, "__init__"
+    yield tf.distribute.MultiWorkerMirroredStrategy, "__init__"
+    for kind, _ in strategies.refused_kinds(tf, keras):
+        yield kind, "__init__"
+
+
+def _stop_monitor_of_progress_bars() -> None:
+    """Have tqdm start no thread; it would only redraw bars that stand still."""
+    if (bars := getattr(sys.modules.get("tqdm"), "tqdm", None)) is not None:
+        bars.monitor_interval = 0
+
+
+class _Start:
+    """The start of a script in this process, which becomes the server of its trials."""
+
+    def __init__(
+        self, reference: WorkloadReference, variables: dict[str, str], server: ForkServer, answer: int, *, known: bool
+    ) -> None:
+        self._reference, self._variables, self._server = reference, variables, server
+        self._answer, self._known = answer, known
+        self.role = contextlib.ExitStack()  # of a fork: a survey or a trial, around the running script
+        self.process = os.getpid()
+        self._has_ended = False
+        self._restores: list[Callable[[], object]] = []
+        self._here, self._environment = os.getcwd(), dict(os.environ)
+        self._check = ForkCheck()
+        self._began = time.perf_counter()
+
+    def stop_before(self, calls: list[tuple[Any, str]]) -> None:
+        """End the start before the first of these calls, and before the script asks for values of knobs."""
+        serve_script(asked=self.end)
+        for owner, name in calls:
+            self._stop_before(owner, name)
+
+    def _stop_before(self, owner: Any, name: str) -> None:
+        usual = getattr(owner, name)
+        if name in vars(owner):
+            self._restores.append(functools.partial(setattr, owner, name, vars(owner)[name]))
+        else:
+            self._restores.append(functools.partial(delattr, owner, name))
+
+        @functools.wraps(usual)
+        def stop(*arguments: Any, **named: Any) -> Any:
+            self.end()
+            current = getattr(owner, name)  # what this fork has put there
+            return (usual if current is stop else current)(*arguments, **named)
+
+        setattr(owner, name, stop)
+
+    def end(self) -> None:
+        """Serve the driver from here. Returns in forks, which go on with the script."""
+        if self._has_ended:
+            return
+        if os.getpid() != self.process:  # a process that the script has forked uses TensorFlow
+            children.answer_for_parent({})
+        self._has_ended = True
+        try:
+            for restore in reversed(self._restores):
+                restore()
+            self._become_server(self._examine())
+        except BaseException:
+            traceback.print_exc()
+            if os.getpid() == self.process:
+                self._give_up("")
+            leave(1)
+
+    def _examine(self) -> ForkState:
+        """Return what forks must restore. Gives up where this process cannot or need not be forked."""
+        self._seconds = time.perf_counter() - self._began
+        line = locate_user_line(traceback.extract_stack())
+        if threading.current_thread() is not threading.main_thread():
+            self._give_up(f"trials cannot share that, because {line}, starts TensorFlow in a thread")
+        if self._seconds < SHORTEST_SECONDS:
+            self._give_up(
+                f"{line}, starts TensorFlow: move it below the data preparation, which then runs once for all trials"
+            )
+        if os.environ.get(strategies.VARIABLE):
+            self._give_up("")
+        try:
+            return self._check.state()
+        except Unforkable as error:
+            self._give_up(f"trials cannot share that, because {error} when {line}, starts TensorFlow")
+
+    def _become_server(self, state: ForkState) -> None:
+        """Survey the script, and serve the driver. Returns in forks, whose role has begun."""
+        children.stop_watching()
+        gc.collect()
+        gc.freeze()  # keeps the collector from touching, and so copying, every page in each fork
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):  # the script may have closed it
+                stream.flush()
+        facts: WorkloadFacts | None = None
+        if not self._known:
+            asked = fork_to_ask()
+            if isinstance(asked, int):
+                state.restore()
+                note_process()
+                survey = Survey(self._reference, self._variables, asked, environment=self._environment)
+                self.role.enter_context(survey.watching())
+                return
+            if "facts" not in asked:
+                self._give_up("")
+            facts = WorkloadFacts.model_validate(asked["facts"])
+            assert facts.script is not None
+            script = facts.script.model_copy(update={"shared_seconds": self._seconds})
+            facts = facts.model_copy(update={"script": script})
+        send_answer(self._answer, {"serves": True})
+        try:
+            self._server.control.send(protocol.TemplateReady(workload=facts))
+            request, channel = self._server.serve(state)
+        except protocol.ChannelClosed:
+            supervisor.kill_orphans()
+            leave(0)
+        note_process()
+        self.role.enter_context(_trial(request, channel, self._reference, self._here))
+
+    def _give_up(self, reason: str) -> NoReturn:
+        """End this process: the template goes on without it."""
+        send_answer(self._answer, {"reason": reason})
+        leave(0)
+
+
+@contextlib.contextmanager
+def _trial(
+    request: protocol.TrialRequest, channel: protocol.Channel, reference: WorkloadReference, here: str
+) -> Iterator[None]:
+    """Run one trial of the script that runs meanwhile, and end this process."""
+    try:
+        facts, configuration = request.script, Configuration(request.configuration)
+        assert facts is not None
+        prepare(configuration, facts)
+        if request.losses is not None and facts.trains is Trains.LOOP:
+            send_no_losses(channel)
+            leave(0)
+        if facts.epochs_range is not None:
+            make_endless(facts.epochs_range, reference)
+        with timing(request, channel, reference, configuration, here):
+            yield
+    except protocol.ChannelClosed:
+        leave(1)
+    except BaseException as error:
+        channel.send(failures.encode_failure(error))
+        leave(1)
+    leave(0)

@@ -1,0 +1,221 @@
+"""Beliefs about configurations: the table's expectations, corrected by what a run has measured.
+
+The logarithm of a configuration's speed-up is taken to be a sum of normally distributed effects of its values, and of a
+rest that similar configurations share: a Gaussian process with a linear kernel and one of the knobs that differ.
+Measurements of whole configurations then tell of all their parts: of a combination that disappoints, the doubtful parts
+get most of the blame. A number's effect is the sum of the steps from the baseline's value to it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from autotune.data.models import KnobValue
+from autotune.space.changes import Situation
+from autotune.space.configuration import Configuration, format_value
+from autotune.space.knobs import KNOBS, Stage
+from autotune.space.space_file import ResolvedSpace
+from autotune.tuning.expectations import DECAY, Expectation, Expectations, classify_change, find_unit, is_number
+
+NOISE = 0.03  # standard deviation of a measured log speed-up
+REST = 0.2  # the same of what the effects of a configuration's values do not explain
+ALIKE = 32  # so many knobs make the rests of two configurations differ by much
+MOST_OBSERVED = 200  # the latest measurements count: the time to decide grows with their square
+LEAST_SPREAD = 0.02  # of an effect: no row is surer than that
+SAME_KNOB = 0.5  # correlation between the steps of one number
+TABLE_WEIGHT = 2.0  # trials that the table's share of failures counts for
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """What a run has tried so far, derived from its records."""
+
+    ratios: Mapping[Configuration, float] = field(default_factory=dict)  # log speed-ups, the baseline's included
+    failed: Collection[Configuration] = ()
+    running: Sequence[Configuration] = ()  # on other seats, the latest last
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """A step from one value of a knob to another one, away from the baseline's."""
+
+    knob: str
+    before: KnobValue
+    after: KnobValue
+    done: float = 0.0  # doublings or halvings of a number from the baseline's value up to here
+
+
+class Features:
+    """The steps of a search space, and configurations as vectors of them."""
+
+    def __init__(self, space: ResolvedSpace) -> None:
+        self.space = space
+        self.steps: list[Step] = []
+        self._paths: dict[tuple[str, str], list[int]] = {}  # of each value, the steps that lead to it
+        self._vectors: dict[Configuration, np.ndarray] = {}
+        self._codes: dict[Configuration, np.ndarray] = {}
+        for name, choices in space.choices.items():
+            self._add_steps(name, choices, space.baseline[name])
+
+    def _add_steps(self, name: str, choices: Sequence[KnobValue], baseline: KnobValue) -> None:
+        numbers = [int(value) for value in choices if is_number(value)] if is_number(baseline) else []
+        for value in choices:
+            if value not in numbers and format_value(value) != format_value(baseline):
+                self._add_path(name, baseline, [value])
+        above = sorted(number for number in numbers if number > int(baseline))
+        below = sorted((number for number in numbers if number < int(baseline)), reverse=True)
+        self._add_path(name, baseline, above)
+        self._add_path(name, baseline, below)
+
+    def _add_path(self, name: str, baseline: KnobValue, values: Sequence[KnobValue]) -> None:
+        path: list[int] = []
+        for before, after in itertools.pairwise([baseline, *values]):
+            path = [*path, len(self.steps)]
+            done = abs(math.log2(int(before) / int(baseline))) if is_number(before) and is_number(baseline) else 0.0
+            self.steps.append(Step(knob=name, before=before, after=after, done=done))
+            self._paths[name, format_value(after)] = path
+
+    def vector(self, configuration: Configuration) -> np.ndarray:
+        """Return 1 for each step that a configuration has taken, else 0."""
+        if configuration not in self._vectors:
+            vector = np.zeros(len(self.steps))
+            for name in self.space.choices:
+                vector[self._paths.get((name, format_value(configuration[name])), [])] = 1.0
+            self._vectors[configuration] = vector
+        return self._vectors[configuration]
+
+    def code(self, configuration: Configuration) -> np.ndarray:
+        """Return the place of each varied knob's value among its choices."""
+        if configuration not in self._codes:
+            places = [choices.index(configuration[name]) for name, choices in self.space.choices.items()]
+            self._codes[configuration] = np.array(places)
+        return self._codes[configuration]
+
+
+class Beliefs:
+    """What is expected of configurations in a situation, given the table and what was measured."""
+
+    def __init__(self, features: Features, now: Situation, table: Expectations, evidence: Evidence) -> None:
+        self._features, self._now = features, now
+        rows = [
+            table.find(
+                step.knob, classify_change(step.before, step.after), now, find_unit(step.knob, step.after, now.units)
+            )
+            for step in features.steps
+        ]
+        self._start = np.log([row.start for row in rows])
+        self._mean, self._covariance = self._expect(rows)
+        self._observe(evidence)
+        self._failures = self._blame(np.array([row.failures for row in rows]), evidence)
+
+    def _expect(self, rows: Sequence[Expectation]) -> tuple[np.ndarray, np.ndarray]:
+        """Return means and covariance of all effects by the table."""
+        steps = self._features.steps
+        sizes = np.array([_size(step) for step in steps])
+        deviations = np.array([max(LEAST_SPREAD, row.spread) for row in rows]) * sizes
+        correlation = np.eye(len(steps))
+        for (first, step), (second, other) in itertools.combinations(enumerate(steps), 2):
+            if step.knob == other.knob and _are_on_one_path(step, other):
+                correlation[first, second] = correlation[second, first] = SAME_KNOB
+        return np.array([row.gain for row in rows]) * sizes, correlation * np.outer(deviations, deviations)
+
+    def _observe(self, evidence: Evidence) -> None:
+        """Take measurements into account. What runs now is taken to be as fast as expected."""
+        space, vector = self._features.space, self._features.vector
+        measured = {known: ratio for known, ratio in evidence.ratios.items() if known in space}
+        measured = dict(list(measured.items())[-MOST_OBSERVED:]) | {space.baseline: 0.0}
+        running = [known for known in evidence.running if known not in measured]
+        self._seen = [*measured, *running]
+        self._vectors = np.array([vector(known) for known in self._seen])
+        expected = self._vectors @ self._mean
+        noise = np.array([1e-4 if known == space.baseline else NOISE for known in self._seen])
+        self._inverse = np.linalg.inv(self._kernel(self._seen, self._seen) + np.diag(noise**2))
+        errors = np.array([*measured.values(), *expected[len(measured) :]]) - expected
+        self._weights = self._inverse @ errors
+
+    def _kernel(self, some: Sequence[Configuration], others: Sequence[Configuration]) -> np.ndarray:
+        """Return the covariances of configurations before anything was measured."""
+        first, second = ([self._features.vector(known) for known in group] for group in (some, others))
+        codes, beside = ([self._features.code(known) for known in group] for group in (some, others))
+        apart = (np.array(codes)[:, None, :] != np.array(beside)[None, :, :]).sum(axis=2)
+        linear = np.array(first) @ self._covariance @ np.array(second).T
+        return np.asarray(linear + REST**2 * np.exp(-apart / ALIKE))
+
+    def _blame(self, table: np.ndarray, evidence: Evidence) -> np.ndarray:
+        """Return each step's chance to make a trial fail: a failed trial's blame is shared by its steps' chances."""
+        blame, trials = TABLE_WEIGHT * table, np.full(len(table), TABLE_WEIGHT)
+        for known in evidence.ratios:
+            trials += self._features.vector(known) if known in self._features.space else 0.0
+        for failed in evidence.failed:
+            taken = self._features.vector(failed) > 0
+            chances = np.where(taken, np.maximum(blame / trials, 1e-3), 0.0)
+            shared = np.minimum(1.0, chances / max(1 - math.prod(1 - chances), 1e-3))
+            blame, trials = blame + shared, trials + np.where(taken, shared, 0.0)
+        return np.asarray(np.minimum(1.0, blame / trials))
+
+    def gain(self, configuration: Configuration, over: Configuration) -> tuple[float, float]:
+        """Return mean and standard deviation of the log speed-up over another configuration."""
+        both = [configuration, over]
+        beside = self._kernel(both, self._seen)
+        prior = np.array([self._features.vector(known) for known in both]) @ self._mean
+        means = prior + beside @ self._weights
+        left = self._kernel(both, both) - beside @ self._inverse @ beside.T
+        variance = left[0, 0] + left[1, 1] - left[0, 1] - left[1, 0]
+        return float(means[0] - means[1]), math.sqrt(max(0.0, float(variance)))
+
+    def failure(self, configuration: Configuration) -> float:
+        """Return the chance that a trial of it fails."""
+        return float(1 - math.prod(1 - self._failures[self._features.vector(configuration) > 0]))
+
+    def improvement(self, configuration: Configuration, over: Configuration) -> float:
+        """Return the log speed-up to be expected of a trial, where a slower one or a failure gains nothing."""
+        mean, deviation = self.gain(configuration, over)
+        deviation = math.hypot(deviation, NOISE / 3)
+        score = mean / deviation
+        density = math.exp(-(score**2) / 2) / math.sqrt(2 * math.pi)
+        expected = deviation * density + mean * (1 + math.erf(score / math.sqrt(2))) / 2
+        return expected * (1 - self.failure(configuration))
+
+    def seconds(self, configuration: Configuration) -> float:
+        """Return what a trial of it should take."""
+        start = self._now.start_seconds * math.exp(float(self._features.vector(configuration) @ self._start))
+        imports = any(
+            KNOBS[name].stage is Stage.IMPORT for name in configuration.differences(self._features.space.baseline)
+        )
+        return start + self._now.measured_seconds + (self._now.import_seconds if imports else 0.0)
+
+    def draw(self, rng: random.Random, best: Configuration) -> Configuration:
+        """Return what would be the fastest if effects were as drawn from these beliefs; knobs that cannot act stay."""
+        known = self._covariance @ self._vectors.T
+        mean, covariance = self._mean + known @ self._weights, self._covariance - known @ self._inverse @ known.T
+        generator = np.random.default_rng(rng.getrandbits(32))
+        effects = generator.multivariate_normal(mean, covariance, method="eigh")
+        space = self._features.space
+
+        def effect(name: str, value: KnobValue) -> float:
+            varied = space.baseline.replace(**{name: value})
+            return float(self._features.vector(varied) @ effects)
+
+        acting = {name: choices for name, choices in space.choices.items() if KNOBS[name].useful(self._now)}
+        drawn = {name: max(choices, key=lambda value: effect(name, value)) for name, choices in acting.items()}
+        return space.canonical(best.replace(**drawn))
+
+
+def _size(step: Step) -> float:
+    """Return how many first doublings of a number a step gains; 1 for other steps."""
+    if not (is_number(step.before) and is_number(step.after)):
+        return 1.0
+    doublings = abs(math.log2(int(step.after) / int(step.before)))
+    return math.pow(DECAY, step.done) * (1 - math.pow(DECAY, doublings)) / (1 - DECAY)
+
+
+def _are_on_one_path(step: Step, other: Step) -> bool:
+    """Return whether two steps of a knob are of a number, in one direction."""
+    kinds = {classify_change(known.before, known.after) for known in (step, other)}
+    return len(kinds) == 1 and kinds <= {"up", "down"}

@@ -1,0 +1,90 @@
+"""The situation of a search, derived from records: what limits its training, and what a trial of it takes. Pure."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Collection, Sequence
+
+from autotune.data.record import TrialRecord
+from autotune.machine.units import units_for
+from autotune.space.changes import Situation
+from autotune.stats.disturbance import gpu_figures
+from autotune.tuning.costs import is_busy
+from autotune.tuning.rules import Limits
+
+WAITS = 0.15  # share of its time waiting for input from which a training is limited by it
+SHORT_STEP_SECONDS = 0.01  # a call into TensorFlow takes about 1 ms, which several steps may share
+LAUNCH_STEP_SECONDS = 0.004  # the same is a quarter of a step, and limits the training
+BUSY_GPU = 0.8  # share of the time in which a kernel runs: such a training hardly waits for input
+SHORT_EPOCH = 0.02  # share of an epoch that passes between epochs
+
+
+def describe_situation(
+    baseline: TrialRecord,
+    best: TrialRecord,
+    others: Sequence[TrialRecord],
+    *,
+    units: Collection[str],
+    limits: Limits,
+    on_gpu: bool,
+    measured_seconds: float,
+    import_seconds: float,
+) -> Situation:
+    """Return the situation in which the next candidate is chosen.
+
+    Args:
+        baseline: The baseline's record.
+        best: The record of the fastest configuration.
+        others: The records of the other trials, the latest last.
+        units: The machine's units for low precision.
+        limits: The memory that a trial may take.
+        on_gpu: Whether the training runs on a GPU.
+        measured_seconds: What the slices of a trial take.
+        import_seconds: What a template for other import-time variables takes.
+    """
+    return Situation(
+        on_gpu=on_gpu,
+        units=units_for(units, on_gpu=on_gpu),
+        waits_for_input=waits_for_input(best, others),
+        short_steps=_usual_step(baseline) <= SHORT_STEP_SECONDS,
+        launch_bound=_usual_step(baseline) <= LAUNCH_STEP_SECONDS,
+        short_epochs=has_short_epochs(baseline),
+        memory_share=_memory_share(baseline, limits),
+        start_seconds=baseline.first_step_seconds or 1.0,
+        measured_seconds=(baseline.warmup_seconds or 0.0) + measured_seconds,
+        import_seconds=import_seconds,
+    )
+
+
+def _usual_step(record: TrialRecord) -> float:
+    """Return the seconds of a step; 0 where none was timed."""
+    return statistics.median([measured.step_seconds.p50 for measured in record.slices] or [0.0])
+
+
+def has_short_epochs(record: TrialRecord) -> bool:
+    """Return whether what lies between epochs takes much of them; False where that is not known."""
+    if record.timed_by == "epochs":
+        return True
+    overhead, examples = record.epoch_overhead_seconds, record.examples_per_epoch
+    if not overhead or not examples or record.throughput is None:
+        return False
+    return overhead >= SHORT_EPOCH * examples / record.throughput.value
+
+
+def waits_for_input(best: TrialRecord, others: Sequence[TrialRecord]) -> bool:
+    """Return whether the fastest trial waits for input; if that was not measured, whether the latest other does."""
+    known = [trial.input_wait_fraction for trial in (best, *reversed(others)) if trial.input_wait_fraction is not None]
+    if known:
+        return known[0] > WAITS
+    gpu = gpu_figures(best)["gpu_utilisation"]
+    return not is_busy(best.slices) and (gpu is None or gpu < BUSY_GPU)
+
+
+def _memory_share(baseline: TrialRecord, limits: Limits) -> float | None:
+    """Return the share that the baseline takes of the memory it may take, the host's or the device's; None: unknown."""
+    slices = baseline.own_slices
+    taken = (
+        (max((part.host_bytes or 0 for part in slices), default=0), limits.host_bytes),
+        (max((part.device_bytes or 0 for part in slices), default=0), limits.device_bytes or 0),
+    )
+    return max((used / limit for used, limit in taken if used and limit), default=None)

@@ -1,0 +1,352 @@
+"""A run begins with the leaders of earlier runs of the same workload: which runs are the same, and which leaders."""
+
+import os
+from itertools import count
+
+import pytest
+from simulated_runs import (
+    BASELINE,
+    BATCH_SIZE,
+    MACHINE,
+    SMALL_SPACE,
+    DirectoryWithoutStudy,
+    Watcher,
+    a_record,
+    faster_by,
+    flat,
+    go_on,
+    on_disk,
+    simulated_trials,
+    space_of,
+    tune_simulated,
+)
+
+from autotune.data.facts import Gpu, ScriptFacts, Site, Trains
+from autotune.data.record import Looks, Outcome, Phase, Standing
+from autotune.data.run_directory import EarlierLeader, RunDirectory, RunRecord, SearchSpaceRecord, WorkloadRecord
+from autotune.recipe.recipe import Recipe
+from autotune.space.configuration import Configuration, read_trials
+from autotune.stats.deciding import EndedBy, Verdict
+from autotune.tuning import earlier_runs
+from autotune.tuning.earlier_runs import describe_leaders, find_leaders, is_same_workload, starting_points
+from autotune.tuning.events import Notice
+
+ELEMENT = (
+    "(TensorSpec(shape=({}, 64), dtype=tf.float32, name=None), TensorSpec(shape=({},), dtype=tf.int64, name=None))"
+)
+SPACE = space_of()
+FAST, FASTER = BASELINE.replace(jit_compile=True), BASELINE.replace(batch_size=256, jit_compile=True)
+WIDE, MANY_STEPS = BASELINE.replace(batch_size=128), BASELINE.replace(steps_per_execution=8)
+
+# ------------------------------------------------------------------------------------------ the same workload
+
+
+def a_site(call, order=0, *, line=10, file="train.py", function="main"):
+    """A call in a script."""
+    return Site(file=file, function=function, call=call, order=order, line=line)
+
+
+def a_script(**fields):
+    """The facts of a script that batches and maps its dataset, and trains by `fit`."""
+    sites = {"batch_size": (a_site("batch"),), "num_parallel_calls": (a_site("map"), a_site("map", 1))}
+    usual = {"fit_site": a_site("fit"), "compile_site": a_site("compile"), "sites": sites}
+    return ScriptFacts(**{"trains": Trains.FIT, "baseline": {"batch_size": 32}, **usual, **fields})
+
+
+def a_workload(script=None, **fields):
+    """A workload whose baseline has started."""
+    usual = {"name": "train", "reference": "train.py", "fingerprint": "sha256:00", "batch_size": BATCH_SIZE}
+    shape = {"element": ELEMENT.format(None, None), "batch_ranks": (2, 1), "parameters": 85002, "device": "cpu"}
+    return WorkloadRecord(**{**usual, **shape, "script": script, **fields})
+
+
+MOVED = a_script(
+    fit_site=a_site("fit", line=80),
+    sites={"num_parallel_calls": (a_site("map", line=3), a_site("map", 1, line=4)), "batch_size": (a_site("batch"),)},
+)
+RENAMED = a_script(
+    fit_site=a_site("fit", file="experiment.py"),
+    compile_site=a_site("compile", file="experiment.py"),
+    sites={
+        knob: tuple(site.model_copy(update={"file": "experiment.py"}) for site in sites)
+        for knob, sites in a_script().sites.items()
+    },
+)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        a_workload(MOVED, fingerprint="sha256:01"),
+        a_workload(RENAMED, name="experiment"),
+        a_workload(a_script(), batch_size=64, examples=10),
+        a_workload(a_script(sites={**a_script().sites, "cache": (a_site("map"),)})),
+    ],
+    ids=["moved lines", "renamed script", "another batch size", "a knob of another run"],
+)
+def test_a_small_edit_makes_no_other_workload(other):
+    assert is_same_workload(a_workload(a_script()), other)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        a_workload(a_script(), parameters=85003),
+        a_workload(a_script(), element=ELEMENT.replace("64", "65").format(None, None)),
+        a_workload(a_script(fit_site=a_site("fit", 1))),
+        a_workload(a_script(compile_site=a_site("compile", function="build"))),
+        a_workload(a_script(trains=Trains.LOOP)),
+        a_workload(a_script(step_function=a_site("step"))),
+        a_workload(a_script(sites={"batch_size": (a_site("batch"),)})),
+        a_workload(a_script(sites={**a_script().sites, "batch_size": (a_site("batch", file="data.py"),)})),
+        a_workload(),
+        a_workload(a_script(), element=None),
+        a_workload(a_script(), parameters=None),
+    ],
+)
+def test_another_model_training_or_pipeline_is_another_workload(other):
+    assert not is_same_workload(a_workload(a_script()), other)
+
+
+def test_a_batch_of_fixed_size_has_the_same_shape_at_another_batch_size():
+    dropping = {"drop_remainder": True}
+    mine = a_workload(a_script(), element=ELEMENT.format(32, 32), **dropping)
+    assert is_same_workload(mine, a_workload(a_script(), element=ELEMENT.format(64, 64), **dropping))
+
+
+def test_a_workload_in_code_is_known_by_its_name_and_shape():
+    assert is_same_workload(a_workload(), a_workload(reference="/elsewhere/train.py:workload"))
+    assert not is_same_workload(a_workload(), a_workload(name="other"))
+    assert not is_same_workload(a_workload(), a_workload(batched=True))
+
+
+def test_what_never_started_is_no_workload_that_could_be_known_again():
+    unknown = a_workload(a_script(), element=None, parameters=None)
+    assert not is_same_workload(unknown, unknown)
+
+
+# ------------------------------------------------------------------------------------------ its leaders
+
+
+def a_run(**fields):
+    """The record of a run of the test's script."""
+    choices = SearchSpaceRecord(source="test.toml", choices=dict(SPACE.choices), left_out={})
+    usual = {"run": "run", "started_at": "2026-11-20T19:10:01.250+00:00", "machine": MACHINE, "arguments": {}}
+    known = {"workload": a_workload(a_script()), "search_space": choices, "baseline": dict(BASELINE)}
+    return RunRecord(**{**usual, **known, **fields})
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Writes a run, each newer than the one before: `write("script/one", {FAST: 1.3}, confirmed=[FAST])`."""
+    times = count(1_000_000_000)
+
+    def make(name, searched, *, confirmed=(), standing=Standing.CONFIRMED, **fields):
+        directory = RunDirectory(tmp_path / name)
+        with directory.claim():
+            baseline = Configuration(fields.get("baseline", BASELINE))
+            records = [a_record(baseline, trial=0, phase=Phase.BASELINE)]
+            for configuration, found in searched.items():
+                outcome = {"outcome": found} if isinstance(found, Outcome) else {"speedup": found}
+                records.append(a_record(configuration, trial=len(records), **outcome))
+            for configuration in confirmed:
+                candidate = next(known.trial for known in records if known.configuration == dict(configuration))
+                looks = Looks(leader=1, candidate=candidate, error=0.025, most=12, reference=1, standing=standing)
+                number = len(records)
+                shown = {"looks": (looks,), "ended_at_seconds": float(number)}
+                records.append(a_record(configuration, trial=number, phase=Phase.CONFIRM, speedup=1.3, **shown))
+            directory.write_run(a_run(**fields))
+            for record in records:
+                directory.write_trial(record)
+        moment = next(times)
+        os.utime(directory.path / "run.json", (moment, moment))
+        return directory
+
+    return make
+
+
+def found_in(results, space=SPACE, **fields):
+    """The leaders that a new run would begin with: the run, the changes, and how many candidates it led over."""
+    return [(leader.run, leader.changes, leader.led_over) for leader in find_leaders(results, a_run(**fields), space)]
+
+
+def test_the_recommended_configuration_comes_first_and_the_best_other_second(tmp_path, write):
+    write("script/one", {WIDE: 1.2, FASTER: 1.9, FAST: 1.5, MANY_STEPS: 1.1}, confirmed=[FAST, FASTER])
+    assert found_in(tmp_path) == [
+        ("script/one", {"batch_size": 256, "jit_compile": True}, 3),
+        ("script/one", {"jit_compile": True}, 0),
+    ]
+    write("script/two", {WIDE: 1.2, FASTER: 1.9, MANY_STEPS: 1.3}, confirmed=[FASTER])
+    assert [run for run, _, _ in found_in(tmp_path)] == ["script/two", "script/one"]
+
+
+def test_without_a_second_confirmed_one_the_best_estimate_comes_second(tmp_path, write):
+    searched = {WIDE: 1.2, FAST: 1.9, MANY_STEPS: 1.3, FASTER: Outcome.OOM, BASELINE.replace(batch_size=64): 1.01}
+    write("one", searched, confirmed=[FAST])
+    assert found_in(tmp_path) == [("one", {"jit_compile": True}, 3), ("one", {"steps_per_execution": 8}, 0)]
+    write("two", {WIDE: 1.4, FAST: 1.9}, confirmed=[WIDE], standing=Standing.NOT_SHOWN)
+    assert [changes for _, changes, _ in found_in(tmp_path)] == [{"jit_compile": True}, {"steps_per_execution": 8}]
+    write("three", {WIDE: 1.4}, confirmed=[WIDE], standing=Standing.OUT_OF_TIME)
+    assert [changes for _, changes, _ in found_in(tmp_path)] == [{"jit_compile": True}, {"batch_size": 128}]
+
+
+def test_runs_of_this_kind_of_machine_come_first_then_those_of_the_same_device(tmp_path, write):
+    gpu = Gpu(name="NVIDIA H200", memory_bytes=141 << 30)
+    write("here", {FAST: 1.5}, confirmed=[FAST])
+    write("slower", {WIDE: 1.5}, confirmed=[WIDE], machine=MACHINE.model_copy(update={"cpu": "another"}))
+    other = {"machine": MACHINE.model_copy(update={"gpus": (gpu,)}), "workload": a_workload(a_script(), device="gpu")}
+    write("gpu", {MANY_STEPS: 3.0}, confirmed=[MANY_STEPS], **other)
+    assert [run for run, _, _ in found_in(tmp_path)] == ["here", "slower"]
+    assert [run for run, _, _ in found_in(tmp_path, **other)] == ["gpu", "slower"]
+
+
+def test_a_leader_has_led_over_the_most_candidates_of_any_run_that_it_won(tmp_path, write):
+    write("one", {FAST: 1.5, **{BASELINE.replace(batch_size=size): 0.9 for size in (16, 64, 128)}}, confirmed=[FAST])
+    write("two", {FAST: 1.5, WIDE: 1.1}, confirmed=[FAST])
+    assert found_in(tmp_path)[0] == ("two", {"jit_compile": True}, 3)
+    before = EarlierLeader(run="zero", changes={"jit_compile": True}, led_over=9)
+    write("three", {FAST: 1.5}, confirmed=[FAST], leaders=(before,))
+    assert found_in(tmp_path)[0] == ("three", {"jit_compile": True}, 9)
+
+
+@pytest.mark.parametrize(
+    ("fields", "space"),
+    [
+        ({"machine": MACHINE.model_copy(update={"cores": 64})}, SPACE),
+        ({"search_space": SearchSpaceRecord(source="a", choices={"jit_compile": (False, True)}, left_out={})}, SPACE),
+        ({"search_space": None}, SPACE),
+        ({}, space_of(SMALL_SPACE.replace("[1, 8]", "[1, 8, 16]"))),
+    ],
+    ids=["another machine", "fewer knobs", "no space", "fewer values"],
+)
+def test_another_machine_or_a_smaller_space_says_nothing_of_what_else_there_is(tmp_path, write, fields, space):
+    write("one", {FAST: 1.5, WIDE: 0.9}, confirmed=[FAST], **fields)
+    assert found_in(tmp_path, space) == [("one", {"jit_compile": True}, 0)]
+
+
+def test_values_that_the_space_does_not_have_are_dropped(tmp_path, write):
+    write("one", {FASTER: 2.0, WIDE: 1.4, MANY_STEPS: 1.2}, confirmed=[FASTER])
+    kept = space_of(SMALL_SPACE.partition("[knobs.steps")[0].replace("high = 512", "high = 128"))
+    assert found_in(tmp_path, kept) == [("one", {"jit_compile": True}, 0), ("one", {"batch_size": 128}, 0)]
+
+
+def test_changes_of_another_baseline_are_made_to_this_one(tmp_path, write):
+    own = BASELINE.replace(batch_size=64)
+    write("one", {own.replace(jit_compile=True): 2.0}, confirmed=[own.replace(jit_compile=True)], baseline=dict(own))
+    (leader,) = find_leaders(tmp_path, a_run(), SPACE)
+    assert starting_points([leader], SPACE) == {FAST: 0}
+
+
+def test_other_workloads_and_objectives_are_left_alone(tmp_path, write):
+    write("one", {FAST: 1.5}, confirmed=[FAST], workload=a_workload(a_script(), parameters=7))
+    write("two", {FAST: 1.5}, confirmed=[FAST], arguments={"objective": "energy"})
+    write("three", {FAST: 1.5}, confirmed=[FAST], workload=None)
+    assert found_in(tmp_path) == []
+    assert found_in(tmp_path, arguments={"objective": "energy"}) != []
+
+
+def test_damaged_runs_and_links_are_skipped_without_a_word(tmp_path, write, recwarn):
+    write("a/good", {FAST: 1.5, WIDE: 1.2}, confirmed=[FAST])
+    (tmp_path / "a" / "good" / "trials" / "0002" / "result.json").write_text("{")
+    for name, text in {"b/empty": "", "b/other": '{"name": "theirs"}', "b/newer": '{"schema_version": 2}'}.items():
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "run.json").write_text(text)
+    inside = write("c/link", {WIDE: 1.5}, confirmed=[WIDE]).path
+    (inside / "elsewhere").symlink_to(tmp_path)
+    (tmp_path / "a" / "latest").symlink_to(tmp_path / "a" / "good")
+    (tmp_path / "notes.txt").write_text("mine")
+    assert found_in(tmp_path) == [("a/good", {"jit_compile": True}, 0)]
+    assert found_in(tmp_path / "nowhere") == []
+    assert list(recwarn) == []
+
+
+def test_only_the_newest_runs_are_read(tmp_path, write, monkeypatch):
+    write("old", {FAST: 1.5}, confirmed=[FAST])
+    write("new", {WIDE: 1.5}, confirmed=[WIDE])
+    for bound in ("MOST_RUNS", "MOST_READ"):
+        with monkeypatch.context() as patch:
+            patch.setattr(earlier_runs, bound, 1)
+            assert [run for run, _, _ in found_in(tmp_path)] == ["new"]
+
+
+def test_one_line_names_the_runs_and_the_configurations():
+    leaders = [
+        EarlierLeader(run="digits/one", changes={"batch_size": 256, "jit_compile": True}, led_over=3),
+        EarlierLeader(run="digits/two", changes={"steps_per_execution": 8}),
+    ]
+    assert describe_leaders(leaders, SPACE) == (
+        "starting from the leaders of digits/one and digits/two: batch_size=256 jit_compile=true; "
+        "steps_per_execution=8. --fresh ignores earlier runs"
+    )
+    assert describe_leaders(leaders[:1], SPACE).startswith("starting from the leader of digits/one: batch_size=256")
+
+
+# ------------------------------------------------------------------------------------------ whole runs
+
+SPEED = faster_by(jit_compile=1.5, batch_size=1.1)
+QUIET = {"noise": 0.02, "instance_noise": 0.005}
+
+
+def tuned(results, name, trials, /, *, watcher=None, **options):
+    """A run below the results directory that ends when it is settled: its recipe, and its records by phase."""
+    options = {"budget": 600.0, "keeps_budget": False, "results": results, **options}
+    with on_disk(results / name, DirectoryWithoutStudy) as directory:
+        recipe = tune_simulated(trials, directory, observe=watcher or Watcher(), **options)
+    records = list(read_trials(directory))
+    return recipe, *([record for record in records if record.phase is phase] for phase in (Phase.SEARCH, Phase.CONFIRM))
+
+
+def test_a_second_run_begins_with_the_leaders_of_the_first_and_settles_soon(tmp_path):
+    first, searched, _ = tuned(tmp_path, "simulated/one", simulated_trials(SPEED, **QUIET))
+    watcher = Watcher()
+    second, tried, confirmed = tuned(tmp_path, "simulated/two", simulated_trials(SPEED, **QUIET), watcher=watcher)
+    assert first.evidence.verdict is second.evidence.verdict is Verdict.FASTER
+    assert tried[0].configuration == first.configuration
+    assert len(searched) > 8
+    assert len(tried) == 2
+    assert second.evidence.ended_by is EndedBy.SETTLED
+    assert max(record.ended_at_seconds for record in confirmed) < tried[1].ended_at_seconds
+    assert second.created_by.started_from == ("simulated/one",)
+    (notice,) = [event.text for event in watcher.of(Notice) if "earlier runs" in event.text]
+    assert notice.startswith("starting from the leaders of simulated/one: ")
+    third, tried, _ = tuned(tmp_path, "simulated/three", simulated_trials(SPEED, **QUIET))
+    assert (third.configuration, len(tried)) == (first.configuration, 2)
+
+
+def test_without_a_results_directory_a_run_begins_anew(tmp_path):
+    tuned(tmp_path, "one", simulated_trials(SPEED, **QUIET))
+    watcher = Watcher()
+    recipe, tried, _ = tuned(tmp_path, "two", simulated_trials(SPEED, **QUIET), watcher=watcher, results=None)
+    assert recipe.created_by.started_from == ()
+    assert len(tried) > 8
+    assert not any("earlier runs" in event.text for event in watcher.of(Notice))
+
+
+def test_a_leader_that_is_no_longer_faster_is_one_candidate_among_others(tmp_path):
+    tuned(tmp_path, "one", simulated_trials(faster_by(jit_compile=1.5), **QUIET))
+    recipe, tried, _ = tuned(tmp_path, "two", simulated_trials(faster_by(jit_compile=0.7, batch_size=1.4), **QUIET))
+    assert tried[0].configuration["jit_compile"] is True
+    assert recipe.configuration["jit_compile"] is False
+    assert recipe.configuration["batch_size"] != BATCH_SIZE
+    assert len(tried) > 8
+
+
+def test_a_run_that_found_nothing_has_no_leaders(tmp_path):
+    recipe, _, _ = tuned(tmp_path, "one", simulated_trials(flat, noise=0.05))
+    assert recipe.evidence.verdict is Verdict.NO_SIGNIFICANT_GAIN
+    recipe, _, _ = tuned(tmp_path, "two", simulated_trials(flat, noise=0.05))
+    assert recipe.created_by.started_from == ()
+
+
+def test_a_resumed_run_keeps_the_leaders_that_it_began_with(tmp_path):
+    tuned(tmp_path, "one", simulated_trials(SPEED, **QUIET))
+    tuned(tmp_path, "two", simulated_trials(SPEED, **QUIET), budget=12.0, trials=1)
+    before = RunDirectory(tmp_path / "two").read_run().leaders
+    assert before
+    tuned(tmp_path, "three", simulated_trials(faster_by(steps_per_execution=2.0), **QUIET))
+    recipe = go_on(simulated_trials(SPEED, **QUIET), tmp_path / "two", budget=100.0, trials=2)
+    assert RunDirectory(tmp_path / "two").read_run().leaders == before
+    assert recipe.created_by.started_from == ("one",)
+    tried = [each.configuration for each in read_trials(RunDirectory(tmp_path / "two")) if each.phase is Phase.SEARCH]
+    assert tried == [dict(configuration) for configuration in starting_points(before, SPACE)]
+    assert Recipe.load(tmp_path / "two" / "recipe.json") == recipe

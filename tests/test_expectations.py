@@ -1,0 +1,115 @@
+"""The table of expectations, and the situation that selects its rows."""
+
+import math
+
+import pytest
+from simulated_runs import BASELINE, LIMITS, a_record, a_slice
+
+from autotune.data.figures import Interval
+from autotune.space.changes import Situation
+from autotune.space.knobs import KNOBS
+from autotune.tuning.expectations import (
+    NEUTRAL,
+    TABLE,
+    Expectation,
+    Expectations,
+    ExpectationsFile,
+    classify_change,
+    effective_doublings,
+    find_unit,
+    load_expectations,
+)
+from autotune.tuning.situation import describe_situation, has_short_epochs, waits_for_input
+
+ROW = Expectation(knob="prefetch", change="2", device="cpu", limit="input", speedup=1.5, spread=0.1, source="test")
+
+
+def situation_of(baseline, **fields):
+    """The situation while the baseline is the fastest."""
+    usual = {"units": (), "limits": LIMITS, "on_gpu": False, "measured_seconds": 2.0, "import_seconds": 5.0}
+    return describe_situation(baseline, baseline, [], **{**usual, **fields})
+
+
+def test_all_rows_of_the_package_are_of_knobs_and_name_their_source():
+    rows = ExpectationsFile.model_validate_json(TABLE.read_bytes()).rows
+    assert rows
+    for row in rows:
+        units = {unit for wanted in KNOBS[row.knob].units.values() for unit in wanted} | {"", "none"}
+        assert row.unit in units
+        assert row.source.startswith(("recorded: ", "literature: "))
+        assert (row.trials > 0) == row.source.startswith("recorded: ")
+    assert len({(row.knob, row.change, row.device, row.limit, row.unit) for row in rows}) == len(rows)
+
+
+def test_low_precision_is_expected_to_pay_on_units_that_have_it():
+    for on_gpu, unit in ((False, "amx_bf16"), (True, "tensor_bf16")):
+        now = Situation(on_gpu=on_gpu, units=frozenset({unit}), short_steps=False)
+        row = load_expectations().find("precision", "mixed_bfloat16", now, unit)
+        assert row.speedup > 1.3
+
+
+def test_the_row_of_the_same_limit_comes_before_that_of_any():
+    whole = ROW.model_copy(update={"limit": "", "speedup": 1.1})
+    table = Expectations([ROW, whole])
+    assert table.find("prefetch", "2", Situation(waits_for_input=True), "") == ROW
+    assert table.find("prefetch", "2", Situation(), "") == whole
+    assert table.find("prefetch", "8", Situation(), "") == NEUTRAL
+    assert Expectations([ROW]).find("prefetch", "2", Situation(), "") == NEUTRAL
+
+
+def test_what_the_host_limits_is_expected_alike_on_a_gpu():
+    compute = ROW.model_copy(update={"limit": "compute"})
+    table = Expectations([ROW, compute])
+    assert table.find("prefetch", "2", Situation(on_gpu=True, waits_for_input=True), "") == ROW
+    assert table.find("prefetch", "2", Situation(on_gpu=True, short_steps=False), "") == NEUTRAL
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "change"),
+    [(32, 128, "up"), (32, 16, "down"), (0, 2, "some"), ("autotune", 2, "some"), (2, 0, "0"), (False, True, "true")],
+)
+def test_changes_are_classified(before, after, change):
+    assert classify_change(before, after) == change
+
+
+def test_a_value_is_fast_on_the_best_unit_that_there_is():
+    assert find_unit("precision", "mixed_bfloat16", {"avx512_bf16", "amx_bf16"}) == "amx_bf16"
+    assert find_unit("precision", "mixed_bfloat16", {"avx512_fp16"}) == "none"
+    assert find_unit("precision", "float32", {"amx_bf16"}) == find_unit("batch_size", 64, ()) == ""
+
+
+def test_further_doublings_gain_less():
+    assert effective_doublings(2) == pytest.approx(1.0)
+    assert 1.0 < effective_doublings(4) < 2.0
+    assert effective_doublings(1 / 4) == effective_doublings(4)
+
+
+@pytest.mark.parametrize(
+    ("known", "others", "waits"), [(0.5, None, True), (None, 0.5, True), (0.0, 0.5, False), (None, 0.0, False)]
+)
+def test_a_wait_for_input_is_the_fastest_trials_own_or_else_the_latest_others(known, others, waits):
+    best, beside = (
+        a_record(BASELINE, speedup=1.1).model_copy(update={"input_wait_fraction": share}) for share in (known, others)
+    )
+    assert waits_for_input(best, [beside]) is waits
+
+
+def test_units_of_the_device_count_that_trains():
+    units, baseline = ("amx_bf16", "tensor_bf16"), a_record()
+    assert situation_of(baseline, units=units).units == {"amx_bf16"}
+    assert situation_of(baseline, units=units, on_gpu=True).units == {"tensor_bf16"}
+
+
+@pytest.mark.parametrize(("overhead", "short"), [(0.5, True), (0.1, False), (None, False)])
+def test_epochs_are_short_where_what_lies_between_takes_much_of_them(overhead, short):
+    figures = {"timed_by": "steps", "epoch_overhead_seconds": overhead, "examples_per_epoch": 40_000}
+    rate = Interval(value=4000.0, low=4000.0, high=4000.0)
+    assert has_short_epochs(a_record(throughput=rate, **figures)) is short
+    assert has_short_epochs(a_record(timed_by="epochs"))
+
+
+def test_memory_is_the_larger_share_of_host_and_device():
+    part = a_slice().model_copy(update={"host_bytes": LIMITS.host_bytes // 4})
+    assert situation_of(a_record(slices=(part,))).memory_share == pytest.approx(0.25)
+    assert situation_of(a_record(slices=(a_slice(),))).memory_share is None
+    assert math.isclose(situation_of(a_record(first_step_seconds=7.0)).start_seconds, 7.0)
