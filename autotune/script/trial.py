@@ -262,6 +262,7 @@ class FitTraining(TrialHooks):
             uneven=True,
             refit_seconds=0.0 if self._refits is None else self._refits.seconds / epochs,
             compiling_seconds=None if self._refits is None else self._refits.first_call_seconds,
+            epochs=epochs,
             validated_by=str(self.facts.fit_site),
             validation_hint=VALIDATION_HINT,
         )

@@ -26,6 +26,7 @@ from autotune.runtime.failures import TrainingFailed
 from autotune.runtime.protocol import BranchRuns
 from autotune.training.losses import LARGEST_RECORDING_BYTES
 
+PROBE_BATCHES = 4  # of the recorded size, that are evaluated at once
 LARGEST_STATE_BYTES = 2 << 30  # of weights and optimizer together: a larger state is not saved
 Curves = tuple[tuple[float | None, ...], ...]  # by training and probe
 
@@ -149,10 +150,12 @@ def _recorded(
             held_out.take(max(1, runs.probe_examples // runs.recorded_batch_size)).save(f"{folder}/probe")
     training = tf.data.Dataset.load(f"{folder}/training")
     if held_out is not None:
-        return training.unbatch().cache(), tf.data.Dataset.load(f"{folder}/probe").cache()
-    count = int(training.cardinality())
-    kept = max(1, min(count - 1, runs.probe_examples // runs.recorded_batch_size))
-    return training.skip(kept).unbatch().cache(), training.take(kept).cache()
+        probe = tf.data.Dataset.load(f"{folder}/probe")
+    else:
+        kept = max(1, min(int(training.cardinality()) - 1, runs.probe_examples // runs.recorded_batch_size))
+        training, probe = training.skip(kept), training.take(kept)
+    # Without gradients larger batches fit, too; and calls cost more than small batches do.
+    return training.unbatch().cache(), probe.rebatch(PROBE_BATCHES * runs.recorded_batch_size).cache()
 
 
 def _train(

@@ -77,7 +77,8 @@ class StepClock:
         epoch_seconds: Longest epoch that is timed whole, unless it has very few calls.
         between_epochs: What lies between two epochs. None to raise LongEpoch where epochs are long.
         longest_boundary_epoch_seconds: What lies between epochs that are longer than this is not measured.
-        saves_state: Saves the warm training's weights and optimizer; returns whether it did.
+        saves_state: Saves weights and optimizer; returns whether it did.
+        save_after: Steps after which to do that, once; a warm training is saved in any case.
         gauges: What is measured in each slice.
         count_parameters: Counts the model's weights, after the first step.
         freeze: Stops the process; returns when the tuner lets it continue.
@@ -94,6 +95,7 @@ class StepClock:
         between_epochs: BetweenEpochs | None = None,
         longest_boundary_epoch_seconds: float = math.inf,
         saves_state: Callable[[], bool] = lambda: False,
+        save_after: float = math.inf,
         gauges: Sequence[Gauge] = (),
         count_parameters: Callable[[], int] = lambda: 0,
         freeze: Callable[[], None] = freeze_own_group,
@@ -110,7 +112,8 @@ class StepClock:
         self._tuner = tuner
         self._count_parameters = count_parameters
         self._between = between_epochs
-        self._saves_state = saves_state
+        self._saves_state, self._save_after = saves_state, save_after
+        self._state_steps: int | None = None
         self._longest_boundary_epoch_seconds = longest_boundary_epoch_seconds
         self._epochs_before_restart = 0
         self._first_call_ended_at = math.inf
@@ -174,17 +177,24 @@ class StepClock:
         """Report that the training is warm, with the figures of this way of timing, and freeze it for the tuner."""
         warmup_seconds = self.now() - self._first_call_ended_at
         self.progress.training.synchronise()
+        self._save_state()
         self._tuner.send(
             Ready(
                 warmup_seconds=warmup_seconds,
                 compile_seconds=self.warm_up.compile_seconds,
                 call_seconds=self.warm_up.usual_call_seconds,
                 warmup_steps=self.progress.steps,
-                state_steps=self.progress.steps if self._saves_state() else None,
+                state_steps=self._state_steps,
                 **figures,
             )
         )
         self.slices.hold()
+
+    def _save_state(self) -> None:
+        """Save weights and optimizer unless that was done."""
+        if self._save_after >= 0 and self._saves_state():
+            self._state_steps = self.progress.steps
+        self._save_after = -1
 
     def call_ended(self, logs: Any) -> None:
         """Note that a call of the train function returned these numbers. Raises TrainingEnded at `Finish`."""
@@ -200,6 +210,8 @@ class StepClock:
             self._first_call_ended_at = now
             self.warm_up.compiling_seconds.append(seconds)
             self._tuner.send(FirstStep(loss=finite_loss(self.logs, step=1), parameters=self._count_parameters()))
+        if self.progress.steps >= self._save_after:
+            self._save_state()
         self._timing.call_ended(now, seconds)
         self._last_call_at = self.now()  # what was done here is no part of the next call
 

@@ -53,6 +53,7 @@ class Parts:
     compiling_seconds: float | None = None  # of the call that has compiled already
     validated_by: str = "validation()"  # what makes the validation data, as shown to the user
     validation_hint: str = "Take as much of it as is validated: dataset.take(N)."
+    epochs: int | None = None  # that the script asks for; None where nothing says
     explain: Callable[[Exception], Exception | None] = lambda error: None  # why the very first step failed, if known
 
 
@@ -114,6 +115,8 @@ class FitSession(TrainingSession):
         model, known = parts.model, request.timing.boundary
         self.parts, self.strategy = parts, model.distribute_strategy
         self.known_between_epochs = None if known is None else take_over(known, parts.train, training)
+        if parts.epochs and training.steps_per_epoch:
+            self.planned_steps = parts.epochs * training.steps_per_epoch
         self._configuration = configuration
         self._retracing = Retracing(Path(request.log), xla=bool(model.jit_compile) and not model.run_eagerly)
 

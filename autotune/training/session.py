@@ -28,6 +28,7 @@ from autotune.training.progress import BetweenEpochs, Progress, Training
 PROFILED_STEPS, PROFILE_SECONDS = 20, 3.0  # no further step begins that would end later; XProf reads 10 s
 PROFILE_FOLDER, WINDOW = "profile", "window.json"  # beside the log; and its file of the profiled steps and seconds
 LONGEST_ELEMENT, LONGEST_REASON = 2000, 300
+LEAST_FIRST_STEPS, FIRST_SHARE = 10, 0.05  # of a training, before the state that others branch from
 
 
 class TrainingSession(abc.ABC):
@@ -40,6 +41,8 @@ class TrainingSession(abc.ABC):
 
     strategy: Any = None
     """The `tf.distribute` strategy that says which GPUs it uses; None where nothing says."""
+    planned_steps: float | None = None
+    """Of the whole training, where the script says; None elsewhere."""
 
     def __init__(self, training: Training, data: Data) -> None:
         self.training, self.data = training, data
@@ -103,6 +106,7 @@ class TimedTrial:
             between_epochs=between_epochs,
             longest_boundary_epoch_seconds=_longest_boundary_epoch(request.timing),
             saves_state=lambda: bool(state) and session.save_state(Path(state)),
+            save_after=_first_steps(session),
             gauges=[
                 *gauges.gpu_gauges(gauges.cards_in_use(session.strategy)),
                 gauges.measure_machine,
@@ -148,6 +152,13 @@ class TimedTrial:
         assert self._figures is not None
         why = no_profile if isinstance(no_profile, str) else f"{type(no_profile).__name__}: {no_profile}"
         self._channel.send(self._figures.model_copy(update={"no_profile": printable(why)[:LONGEST_REASON]}))
+
+
+def _first_steps(session: TrainingSession) -> float:
+    """Return the steps after which batch sizes are compared: past the chaos of the first, while losses still fall."""
+    if session.planned_steps is None:
+        return session.training.steps_per_epoch or math.inf
+    return max(LEAST_FIRST_STEPS, FIRST_SHARE * session.planned_steps)
 
 
 def _longest_boundary_epoch(timing: TrialTiming) -> float:
