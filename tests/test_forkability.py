@@ -1,7 +1,9 @@
 """What a process may hold when it is forked in the middle of a script, and what its forks get of their own."""
 
 import fcntl
+import gc
 import mmap
+import multiprocessing
 import os
 import random
 import signal
@@ -91,6 +93,19 @@ def lock(folder):
 )
 def test_what_no_fork_can_have_is_named(tmp_path, hold, reason):
     assert refusal(lambda: hold(tmp_path)) == reason.format(folder=tmp_path)
+
+
+def test_a_pool_that_a_variable_still_names_is_named():
+    assert refusal(multiprocessing.get_context("fork").Lock).startswith("it holds a lock or pool of multiprocessing (")
+
+
+def test_what_only_garbage_holds_is_closed(tmp_path):
+    def drop():
+        gc.disable()
+        cycle = [database(tmp_path)]
+        cycle.append(cycle)
+
+    assert refusal(drop) == ""
 
 
 def test_an_event_queue_is_named():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import gc
 import os
 import random
 import signal
@@ -21,6 +22,7 @@ import psutil
 _HARMLESS_DEVICES = frozenset(("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"))
 _UNSHAREABLE_FILES = {b"SQLite format 3\0": "an SQLite database", b"\x89HDF\r\n\x1a\n": "an HDF5 file"}
 """First bytes of files that libraries must not use across a fork."""
+_SEMAPHORES = "/dev/shm/sem."  # glibc's names for those that processes share
 LOOKS, LOOK_SECONDS = 10, 0.01  # for threads that have ended
 _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 
@@ -81,6 +83,7 @@ class ForkCheck:
 
     def state(self) -> ForkState:
         """Return what each fork must restore. Raises `Unforkable`."""
+        gc.collect()  # garbage may hold files, such as a database that nobody has closed
         refuse_children()
         if signal.getsignal(signal.SIGCHLD) is not signal.SIG_DFL:
             raise Unforkable("it handles SIGCHLD")
@@ -91,7 +94,10 @@ class ForkCheck:
             raise Unforkable("a pool of threads is in use")
         for path in writable_shared_mappings():
             if path not in self._mappings:
-                raise Unforkable(f"it shares memory ({path})")
+                what = (
+                    "it holds a lock or pool of multiprocessing" if path.startswith(_SEMAPHORES) else "it shares memory"
+                )
+                raise Unforkable(f"{what} ({path})")
         if locks_files():
             raise Unforkable("it holds a lock on a file")
         files = open_files(sorted(descriptor for descriptor in _descriptors() if descriptor not in self._known))

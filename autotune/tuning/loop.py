@@ -243,7 +243,7 @@ class Loop:
                 best.asked,
                 situation=self._situation(best),
                 evidence=knowledge.evidence(),
-                passes_over=lambda configuration: self._passes_over(configuration, seat),
+                passes_over=partial(self._passes_over, seat=seat, state=self.state()),
             )
             if proposed is None:
                 return
@@ -318,12 +318,11 @@ class Loop:
             if record.outcome is Outcome.OOM and record.pairing is not Pairing.ALTERNATING
         ]
 
-    def _passes_over(self, configuration: Configuration, seat: Seat) -> bool:
+    def _passes_over(self, configuration: Configuration, *, seat: Seat, state: State) -> bool:
         """Return whether its knobs exclude one another, it does not learn, or the time does not hold it."""
         parity = parity_checks(self._run.records.values()).get(numerics_of(configuration))
         if find_conflict(configuration) or (parity is not None and not parity.passed):
             return True
-        state = self.state()
         gain = max([candidate.ratio for candidate in state.candidates if not candidate.unstable], default=0.0)
         least = costs.least_trial_seconds(self._run.records[0], configuration, max(0.0, gain))
         if least > min(self._trial_limits.timeout, state.left):
