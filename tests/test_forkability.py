@@ -15,6 +15,7 @@ import threading
 import pytest
 from test_containment import in_fork
 
+from autotune.machine.telemetry import peak_host_bytes
 from autotune.runtime.forkability import ForkCheck, Unforkable, describe_descriptor
 
 
@@ -149,3 +150,19 @@ def test_each_fork_draws_the_numbers_that_the_script_would():
 
     first, second, own = in_fork(script)
     assert first == second == own
+
+
+def test_memory_that_the_start_has_given_back_counts_in_each_fork():
+    def script():
+        check, before = ForkCheck(), peak_host_bytes()
+        large = b"x" * (64 << 20)
+        del large
+        state = check.state()
+
+        def trial():
+            state.restore()
+            return peak_host_bytes()
+
+        return in_fork(trial) - before
+
+    assert in_fork(script) > 48 << 20

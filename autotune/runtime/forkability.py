@@ -19,6 +19,8 @@ from typing import Any
 
 import psutil
 
+from autotune.machine.telemetry import note_peak_before, peak_host_bytes
+
 _HARMLESS_DEVICES = frozenset(("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"))
 _UNSHAREABLE_FILES = {b"SQLite format 3\0": "an SQLite database", b"\x89HDF\r\n\x1a\n": "an HDF5 file"}
 """First bytes of files that libraries must not use across a fork."""
@@ -64,6 +66,7 @@ class ForkState:
 
     files: tuple[OpenFile, ...] = ()
     random: Any = None  # of Python's generator, which each fork seeds anew
+    peak_bytes: int = 0  # of this process's memory, which the kernel counts anew in each fork
 
     def restore(self) -> None:
         """Restore it in a fork. Raises `OSError` if a file is gone."""
@@ -71,6 +74,7 @@ class ForkState:
             file.reopen()
         if self.random is not None:
             random.setstate(self.random)
+        note_peak_before(self.peak_bytes)
 
 
 class ForkCheck:
@@ -101,7 +105,7 @@ class ForkCheck:
         if locks_files():
             raise Unforkable("it holds a lock on a file")
         files = open_files(sorted(descriptor for descriptor in _descriptors() if descriptor not in self._known))
-        return ForkState(files=tuple(files), random=random.getstate())
+        return ForkState(files=tuple(files), random=random.getstate(), peak_bytes=peak_host_bytes())
 
     def _threads_end(self) -> bool:
         """Return whether no further thread is there. The kernel shows one that was joined for a moment longer."""
