@@ -129,10 +129,10 @@ def _names_from(tree: ast.Module, package: str) -> set[str]:
     names = {alias.asname or alias.name for node in modules if _top(node) == package for alias in node.names}
     assigned: defaultdict[str, set[str]] = defaultdict(set)
     assignments = [node for node in ast.walk(tree) if isinstance(node, ast.Assign)]
-    known = {id(target) for node in assignments for target in node.targets}
-    for node in assignments:
-        for target in node.targets:
-            assigned[_name(target)].add(_called_name(node.value))
+    known = {id(target) for assignment in assignments for target in assignment.targets}
+    for assignment in assignments:
+        for target in assignment.targets:
+            assigned[_name(target)].add(_called_name(assignment.value))
     for node in ast.walk(tree):
         if isinstance(node, ast.arg):
             assigned[node.arg].add("")
