@@ -108,6 +108,31 @@ def test_a_short_training_says_nothing():
     assert training.said == []
 
 
+def epochs(expected, calls):
+    """What is said of epochs of so many calls, where the recipe's had so many examples."""
+    made = recipe()
+    made = made.model_copy(update={"evidence": made.evidence.model_copy(update={"examples_per_epoch": expected})})
+    training = Training(made)
+    for of_epoch in calls:
+        for _ in range(of_epoch):
+            training.guard.called(EXAMPLES)
+        training.guard.epoch_ended()
+    return training.said
+
+
+@pytest.mark.parametrize("expected", [10 * EXAMPLES, 9 * EXAMPLES + 1, None])
+def test_epochs_of_the_recipes_size_say_nothing(expected):
+    assert epochs(expected, [10, 10]) == []
+
+
+def test_a_first_epoch_of_other_work_is_warned_of_once():
+    (said,) = epochs(10 * EXAMPLES, [30, 30])
+    assert f"the first epoch trained on about {30 * EXAMPLES:,} examples" in said
+    assert f"the recipe's {10 * EXAMPLES:,}" in said
+    assert epochs(10 * EXAMPLES, [10, 30]) == [], "later epochs are the script's own affair"
+    assert epochs(10 * EXAMPLES, [0, 10]) == []
+
+
 def test_a_log_that_cannot_be_written_ends_no_training(tmp_path):
     training = Training(recipe(), tmp_path / "gone" / "long_run.jsonl")
     training.run(40.0, 1.0)

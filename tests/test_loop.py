@@ -4,6 +4,7 @@ import itertools
 import math
 
 import pytest
+from simulated import SimulatedTrial
 from simulated_runs import (
     BASELINE,
     FAST,
@@ -406,6 +407,35 @@ def test_a_champion_that_was_not_compared_falls_with_its_class(tmp_path):
     second = go_on(trials[1], tmp_path / "run", space=both, budget=400.0, trials=9)
     assert second.configuration["precision"] == "float32"
     assert second.evidence.verdict is Verdict.UNSTABLE
+
+
+class LossesUnseen(SimulatedTrial):
+    """A trial of a model that reports no loss."""
+
+    def loss_curves(self, timeout_seconds):
+        """See `LiveTrial`."""
+        return super().loss_curves(timeout_seconds).model_copy(update={"curves": ()})
+
+
+def without_losses(**gains):
+    """Trials that are faster by these, of a model that reports no loss."""
+    trials = precise(**gains)
+    trials.process = lambda configuration, **how: LossesUnseen(trials, configuration, **how)
+    return trials
+
+
+def test_numerics_that_cannot_be_compared_are_recommended_only_where_nothing_else_is_faster(tmp_path):
+    alone, *_ = run(tmp_path / "alone", without_losses(), space=PRECISION)
+    assert alone.configuration["precision"] == "mixed_bfloat16"
+    assert verdict_in_words(alone).endswith(
+        "Its numerics could not be compared with float32 without XLA (the model reports no loss)."
+    )
+    both = space(precision=["float32", "mixed_bfloat16"], batch_size=[32, 64, 128])
+    other, *_ = run(tmp_path / "both", without_losses(precision=1.6, batch_size=1.2), space=both, budget=500.0)
+    assert other.evidence.verdict is Verdict.FASTER
+    assert other.configuration["precision"] == "float32"
+    assert other.configuration["batch_size"] > 32
+    assert "numerics" not in verdict_in_words(other)
 
 
 def test_where_only_what_does_not_learn_is_faster_the_run_is_unstable(tmp_path):

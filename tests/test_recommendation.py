@@ -254,6 +254,22 @@ def test_a_larger_batch_comes_with_the_learning_rate_note(ended):
     assert (note.batch_ratio, note.linear_scale, note.sqrt_scale, note.losses) == (4.0, 4.0, 2.0, None)
 
 
+def test_the_examples_of_an_epoch_are_the_datas_unless_fewer_were_seen(ended):
+    log = ended.records[ended.number].processes[-1]
+    size = ended.recipe().configuration["batch_size"]
+
+    def seen(calls):
+        changed = {
+            "examples_per_epoch": 10 * size - 3,
+            "processes": (log.model_copy(update={"calls_per_epoch": calls}),),
+        }
+        return ended.recipe(winner=changed).evidence.examples_per_epoch
+
+    steps = ended.recipe().configuration["steps_per_execution"]
+    assert seen(None) == seen(-(-10 // steps)) == 10 * size - 3
+    assert seen(4 * 10) == 4 * 10 * size * steps
+
+
 @pytest.mark.parametrize(
     ("compile_seconds", "rate", "expected"),
     [

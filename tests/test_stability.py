@@ -12,7 +12,9 @@ from autotune.stats.stability import (
     LOSS_RISE,
     MOST_HANGS,
     CallSeconds,
+    EpochWork,
     check_constant_work,
+    check_epoch_work,
     check_falling_loss,
     check_finite_loss,
     check_hangs,
@@ -232,6 +234,48 @@ def test_a_winner_that_heats_the_card_more_than_the_baseline_is_refused(own, bas
 def test_a_gain_below_what_the_baseline_varies_by_itself_is_not_claimed():
     assert check_constant_work([30.0, 16.0], [20.0, 10.0]).passed is False
     assert check_constant_work([45.0, 48.0], [20.0, 18.0]).passed is True
+
+
+def work(examples=None, calls=None, batch=32, steps=1):
+    """An epoch's."""
+    return EpochWork(examples=examples, calls=calls, examples_per_call=steps * batch, batch_size=batch)
+
+
+@pytest.mark.parametrize(
+    ("own", "baseline", "passed"),
+    [
+        (work(examples=1000, calls=32), work(examples=1000, calls=32), True),
+        (work(examples=1000, calls=4, batch=256), work(examples=1000, calls=32), True),
+        (work(examples=768, batch=256), work(examples=992), True),  # both drop what is left of 1,000 examples
+        (work(examples=700, batch=256), work(examples=992), False),
+        (work(examples=1000, calls=4, steps=8), work(examples=1000, calls=32), True),
+        (work(calls=100, batch=256), work(calls=100), False),  # the script counts its steps
+        (work(examples=51200, calls=100, batch=256), work(examples=51200, calls=100), False),
+        (work(examples=1000), work(calls=32), None),
+        (work(), work(examples=1000, calls=32), None),
+    ],
+)
+def test_an_epoch_of_other_work_is_refused(own, baseline, passed):
+    check = check_epoch_work(own, baseline)
+    assert (check and check.passed) is passed
+    if passed is False:
+        assert "the batch size does not explain that" in check.detail
+
+
+def test_the_calls_of_an_epoch_are_those_of_the_last_process_that_saw_one(tmp_path):
+    _, directory = quick_tune(simulated_trials(faster_by(batch_size=1.5), noise=0.02), tmp_path)
+    leader = next(each for each in directory.trials.values() if each.phase is Phase.CONFIRM and each.pairs)
+    baseline = directory.trials[0]
+    seen = [
+        record.model_copy(
+            update={"processes": tuple(log.model_copy(update={"calls_per_epoch": 45}) for log in record.processes)}
+        )
+        for record in (leader, baseline)
+    ]
+    assert all(check.passed for check in checks_of(leader, baseline, LIMITS) if check.name == "epoch_work")
+    (check,) = (check for check in checks_of(*seen, LIMITS) if check.name == "epoch_work")
+    assert not check.passed
+    assert "45 calls of" in check.detail
 
 
 def test_only_where_updates_are_no_constant_work_is_the_gain_held_against_their_variation(tmp_path):

@@ -56,6 +56,18 @@ def test_beside_a_champion_only_what_looks_clearly_faster_may_be_confirmed():
     assert later.contenders == []
 
 
+def test_numerics_that_cannot_be_compared_come_last_and_never_replace_a_champion_of_known_ones():
+    unknown = dataclasses.replace(a_candidate(3, 0.9), uncheckable=True)
+    fast, faster = a_candidate(1, 0.5), a_candidate(4, 0.7)
+    assert numbers(a_state(unknown, fast).contenders) == [1, 3]
+    not_yet = dataclasses.replace(unknown, uncheckable=False, unchecked=True)
+    assert numbers(a_state(not_yet, fast, check_seconds=9.0).contenders) == [3, 1], "it will be compared"
+    assert numbers(a_state(not_yet, fast, check_seconds=0.0).contenders) == [1, 3]
+    assert numbers(a_state(unknown, fast, faster, leaders=(CONFIRMED,)).contenders) == [4]
+    confirmed = a_leader(3, standing=Standing.CONFIRMED, low=0.8, high=1.0)
+    assert numbers(a_state(unknown, fast, leaders=(confirmed,)).contenders) == [1], "it need not be faster"
+
+
 def test_gains_are_excluded_for_all_candidates_together():
     few, many = (a_state(*(a_candidate(number) for number in range(count))) for count in (2, 20))
     assert few.upper(few.candidates[0]) < many.upper(many.candidates[0])

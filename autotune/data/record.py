@@ -163,6 +163,7 @@ class ProcessLog(Frozen):
     peak_device_bytes: Count | None = None
     input_wait_fraction: Annotated[FiniteFloat, Field(ge=0, le=1)] | None = None
     outside_fraction: Annotated[FiniteFloat, Field(ge=0, le=1)] | None = None
+    calls_per_epoch: Count | None = None  # of the train function, in the last epoch seen whole
     ceilings: Ceilings | None = None
     no_profile: str = ""
 

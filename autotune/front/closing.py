@@ -50,6 +50,8 @@ def show_recipe(recipe: Recipe, path: Path, console: RichConsole | None = None) 
     console.print("", table(headings, rows, show_edge=False), "", sep="\n")
     if recipe.learning_rate is not None:
         _show_learning_rate(recipe.learning_rate, recipe, console)
+        for change in () if recipe.workload.script is None else recipe.workload.script.batch_notes:
+            say(f"{change}.", console)
     if evidence.break_even_samples:
         say(f"The longer compile time is earned back after {evidence.break_even_samples:,} samples.", console)
     if evidence.watch is not None:

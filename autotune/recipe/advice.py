@@ -44,8 +44,10 @@ def verdict_in_words(recipe: Recipe) -> str:
         processes = f"{evidence.confirmation.processes} fresh processes a side"
         if evidence.objective == "energy":
             less = f"uses {evidence.speedup.shown('')} times less energy per sample"
-            return f"Less energy: {less}, with 95% confidence, from {processes}."
-        return f"Faster: {evidence.speedup.shown()} with 95% confidence, from {processes}."
+            sentence = f"Less energy: {less}, with 95% confidence, from {processes}."
+        else:
+            sentence = f"Faster: {evidence.speedup.shown()} with 95% confidence, from {processes}."
+        return f"{sentence} {evidence.stability.unknown_numerics}".rstrip()
     tried = f"{evidence.candidates or 'no'} candidate{'' if evidence.candidates == 1 else 's'} tried"
     if evidence.verdict is Verdict.NO_SIGNIFICANT_GAIN:
         if evidence.ended_by is EndedBy.EXHAUSTED:

@@ -44,11 +44,23 @@ class PeakMemory(Part):
     device: Count | None
 
 
+NUMERICS_NOT_CHECKED = "numerics parity with float32 without XLA"
+
+
 class Stability(Part):
     """The checks of the recommended configuration, and what was not checked."""
 
     checks: Many[Check]
     not_checked: Many[str]
+
+    @property
+    def unknown_numerics(self) -> str:
+        """A sentence on numerics that could not be compared; empty if they were, or need not be."""
+        gap = next((gap for gap in self.not_checked if gap.startswith(NUMERICS_NOT_CHECKED)), None)
+        if gap is None:
+            return ""
+        reason = gap.removeprefix(NUMERICS_NOT_CHECKED).strip(" ()").removeprefix("cannot tell: ")
+        return f"Its numerics could not be compared with float32 without XLA{reason and f' ({reason})'}."
 
 
 class Confirmation(Part):
@@ -111,6 +123,9 @@ class Evidence(Part):
     compile_seconds: Amount | None = Field(description="Trace and compile time of the recommended configuration.")
     baseline_compile_seconds: Amount | None
     break_even_samples: Count | None = Field(description="Samples that earn a longer compile time back, or 0.")
+    examples_per_epoch: Count | None = Field(
+        None, description="Examples that an epoch trained on with the recommended configuration; null if not known."
+    )
     peak_memory_bytes: PeakMemory
     baseline_peak_memory_bytes: PeakMemory
     joules_per_sample: Amount | None = Field(None, description="Energy of the GPUs; null if they do not report it.")

@@ -67,6 +67,8 @@ class Guard:
         self._claimed = evidence.throughput.value
         self._calls, self._next_check = 0, 1
         self._examples_per_call = 0
+        self._epoch_examples = self._largest_call = 0  # of the epoch in progress
+        self._checked_epoch = evidence.examples_per_epoch is None
         self._looked: _Moment | None = None
         self._first_at = self._written_at = 0.0
         self._warm: _Moment | None = None
@@ -88,8 +90,22 @@ class Guard:
         """Count a call that has trained on so many examples; 0 stands for as many as in the call before."""
         self._examples_per_call = examples or self._examples_per_call
         self._calls += 1
+        self._epoch_examples += self._examples_per_call
+        self._largest_call = max(self._largest_call, self._examples_per_call)
         if self._examples_per_call and self._calls >= self._next_check:
             self._look()
+
+    def epoch_ended(self) -> None:
+        """Compare the first epoch with the recipe's: an epoch of other work is not the training that was tuned."""
+        seen, expected, self._epoch_examples = self._epoch_examples, self._evidence.examples_per_epoch, 0
+        if self._checked_epoch or expected is None or not seen:
+            return
+        self._checked_epoch = True
+        if abs(seen - expected) >= self._largest_call:  # the last call may have fewer examples
+            self._say(
+                f"the first epoch trained on about {seen:,} examples instead of the recipe's {expected:,}: the data is "
+                "another, or the script ends an epoch by a number of steps; tune it again"
+            )
 
     def _look(self) -> None:
         last, self._looked = self._looked, _Moment(self._clock(), self._calls)
@@ -165,7 +181,7 @@ class Guard:
 
 
 def guard_callback(guard: Guard, batch_size: int) -> Any:
-    """Return the guard as a callback of `fit`. It sees the beginning and the end of the training, and no batch."""
+    """Return the guard as a callback of `fit`. It sees training and epochs begin and end, and no batch."""
     import keras
 
     class Watch(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ships no types
@@ -173,6 +189,9 @@ def guard_callback(guard: Guard, batch_size: int) -> Any:
             self._usual = self.model.train_function
             examples = batch_size * int(self.model.steps_per_execution)
             self.model.train_function = guard.wrap(self._usual, examples_per_call=examples)
+
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            guard.epoch_ended()
 
         def on_train_end(self, logs: Any = None) -> None:
             self.model.train_function = self._usual

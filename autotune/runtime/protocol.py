@@ -212,6 +212,7 @@ class Finished(Frozen):
     peak_device_bytes: int | None
     input_wait_fraction: FiniteFloat | None
     outside_fraction: FiniteFloat | None = None  # of a call: what passes outside of TensorFlow
+    calls_per_epoch: Count | None = None  # of the train function, in the last epoch seen whole; None if none was
     ceilings: Ceilings | None = None
     no_profile: str = ""  # why there is none, where one was asked for
 

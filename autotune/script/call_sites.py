@@ -28,6 +28,20 @@ def users_frame() -> FrameType | None:
     return frame
 
 
+def running_frames() -> list[FrameType]:
+    """Return the running frames of the user's code, the innermost first, up to the script itself."""
+    found: list[FrameType] = []
+    frame = users_frame()
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not _is_library(file) and "site-packages" not in file:  # such as a progress bar's
+            found.append(frame)
+        if frame.f_code.co_name == "<module>" and frame.f_globals.get("__name__") == "__main__":
+            break
+        frame = frame.f_back
+    return found
+
+
 @functools.cache
 def _is_library(file: str) -> bool:
     if file.startswith((_OWN, "<frozen")) or file == "<string>":

@@ -119,6 +119,14 @@ class LongRun(Hooks):
         if not self._facts.work_varies:  # whose speed changes with what was learned
             self._guard.called(examples)
 
+    def epoch_began(self) -> None:
+        """See `Hooks`: the script may have left the epoch before its data ended."""
+        self._guard.epoch_ended()
+
+    def epoch_ended(self) -> None:
+        """See `Hooks`."""
+        self._guard.epoch_ended()
+
     def _refuse_missing(self) -> None:
         for knob in self._settings.refuse_missing(self._facts, skip=self._skip_missing):
             say(f"{knob} has no effect: the script has no such call any more")

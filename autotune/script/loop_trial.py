@@ -204,7 +204,10 @@ class LoopTraining(TrialHooks):
             self._gaps.add(time.perf_counter() - self._last_step_at)
             if self._gaps.are_enough:
                 self._time_by_steps()
-        self._trial.clock.epoch_began()
+        clock, is_seen_whole = self._trial.clock, self._gaps is None and not self._restarted
+        if is_seen_whole and clock.progress.calls:  # the script may have left the epoch before its data ended
+            clock.progress.calls_of_last_epoch = clock.progress.calls
+        clock.epoch_began()
 
     def cuts_epoch(self, can_be_cut: Callable[[], bool]) -> bool:
         """See `Hooks`."""

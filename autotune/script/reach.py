@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from autotune.data.errors import WorkloadError
@@ -14,14 +15,17 @@ from autotune.data.facts import NO_XLA, ScriptFacts, Site, Trains, WorkloadFacts
 from autotune.data.models import KnobValue
 from autotune.recipe import apply
 from autotune.recipe.tf_private import inputs_of, name_of_strategy, sums_by_collectives
-from autotune.runtime.sources import directory_of, file_of, fingerprint_of_script
-from autotune.script.call_sites import enclosing_ranges
+from autotune.runtime.sources import directory_of, file_of, fingerprint_of_script, own_files
+from autotune.script.batch_constants import find_batch_constant, find_summed_loss
+from autotune.script.call_sites import enclosing_ranges, running_frames
 from autotune.script.dataset_trace import BATCHES, batch_calls, cacheable_map, calls_for, drops_remainder, upstream
 from autotune.script.fit_call import VALIDATION_HINT, FitCall, honours_batch_size
 from autotune.script.interpose import Wrappers
+from autotune.script.loop_ends import StepLoop, find_step_loop
 from autotune.script.loop_watch import LoopWatch
 from autotune.script.sandbox import SideEffects
 from autotune.script.settings import as_knob, given_values
+from autotune.script.work import count_of_loop, held_steps, is_batched, is_endless, loss_names, notes_on_batches
 from autotune.space.configuration import ONE_STEP
 from autotune.space.knobs import AS_WRITTEN, KNOBS, STRATEGY_KNOBS, Device, Stage
 from autotune.training.pipeline import batch_length
@@ -62,6 +66,16 @@ class ScriptContext:
     before_seconds: float | None = None
     workers: int = 0  # that `TF_CONFIG` names for its strategy
 
+    @property
+    def directory(self) -> str:
+        """The script's directory."""
+        return directory_of(self.reference)
+
+    @property
+    def own_files(self) -> list[Path]:
+        """The script's own source files."""
+        return own_files(file_of(self.reference), Path(self.directory))
+
 
 def facts_of_fit(call: FitCall, number: int, site: Site, context: ScriptContext) -> WorkloadFacts:
     """Return the facts of the script's fit of that number. Raises `WorkloadError` where it cannot be tuned."""
@@ -81,21 +95,30 @@ def facts_of_fit(call: FitCall, number: int, site: Site, context: ScriptContext)
         x = arguments["x"]
         given |= {"workers": int(x.workers), "max_queue_size": int(x.max_queue_size)}
         given["use_multiprocessing"] = bool(x.use_multiprocessing)
-    schedule = getattr(getattr(call.model, "optimizer", None), "_learning_rate", None)
-    is_schedule = callable(schedule) and hasattr(schedule, "get_config")
+    batch_size, optimizer = call.batch_size or batch_length(dataset), getattr(call.model, "optimizer", None)
+    reasons = _not_reached_by_fit(call, dataset)
+    if why := held_steps(arguments["callbacks"], context.directory):
+        reasons.setdefault("steps_per_execution", why)
+    own = dataset if call.kind == "dataset" else None
+    if "batch_size" not in reasons:
+        given_at = [found.site for found in batch_calls(own)[0]] if own is not None else [site]
+        files, losses = context.own_files, loss_names(call.model)
+        if why := find_batch_constant(files, given_at, batch_size, context.directory, losses):
+            reasons["batch_size"] = f"{why}; {_UNLOCK}"
     return _facts(
         context,
-        dataset if call.kind == "dataset" else None,
+        own,
         given,
-        _not_reached_by_fit(call, dataset),
-        call.batch_size or batch_length(dataset),
+        reasons,
+        batch_size,
         validates=arguments["validation_data"] is not None or bool(arguments["validation_split"]),
         trains=Trains.FIT,
         fit=number,
         fit_site=site,
         compile_site=context.wrappers.compiled_at,
         epochs=call.epochs,
-        schedule=type(schedule).__name__ if is_schedule else None,
+        optimizers=() if optimizer is None else (optimizer,),
+        callbacks=arguments["callbacks"],
     )
 
 
@@ -111,12 +134,18 @@ def facts_of_loop(watch: LoopWatch, examples: int, context: ScriptContext) -> Wo
             f"{context.reference.shown}: cannot determine the number of examples per step",
             hint="Pass the batch as the step's first argument.",
         )
+    directory = context.directory
+    loop = find_step_loop(running_frames(), directory, is_batched)
+    why = why or count_of_loop(loop, dataset)
+    why = why or find_batch_constant(context.own_files, [call.site for call in calls], batch_size, directory)
     return _facts(
         context,
         dataset,
         runtime_knobs() | {"jit_compile": watch.jit_compile},
         _not_reached_by_loop(watch, dataset) | ({"batch_size": f"{why}; {_UNLOCK}"} if why else {}),
         batch_size,
+        optimizers=tuple(watch.optimizers.values()),
+        loop=loop,
         trains=Trains.LOOP,
         step_function=watch.step_function,
         work_varies=watch.work_varies,
@@ -131,6 +160,9 @@ def _facts(
     reasons: dict[str, str],
     batch_size: int,
     *,
+    optimizers: Sequence[Any],
+    callbacks: Any = (),
+    loop: StepLoop | None = None,
     validates: bool = False,
     **more: Any,
 ) -> WorkloadFacts:
@@ -142,6 +174,9 @@ def _facts(
         given: The knobs as the script leaves them, except those of the dataset.
         reasons: Why knobs do not reach the training.
         batch_size: The script's.
+        optimizers: That update weights.
+        callbacks: Of `fit`.
+        loop: Of the script's own; None for `fit`.
         validates: It validates.
         more: What only one way of training has.
     """
@@ -168,6 +203,10 @@ def _facts(
         variables=context.variables,
         workers=context.workers,
         batch_given_as=str(sites["batch_size"][0]) if "batch_size" in sites else "",
+        schedule=next(filter(None, map(_schedule_of, optimizers)), None),
+        batch_notes=()
+        if "batch_size" in reasons
+        else tuple(_batch_notes(context, dataset, optimizers, callbacks, loop)),
         **more,
     )
     return WorkloadFacts(
@@ -181,6 +220,28 @@ def _facts(
         fingerprint=fingerprint_of_script(context.reference),
         script=script,
     )
+
+
+def _batch_notes(
+    context: ScriptContext, dataset: Any, optimizers: Sequence[Any], callbacks: Any, loop: StepLoop | None
+) -> Iterator[str]:
+    """Yield what else a larger batch size changes, in sentences without an end."""
+    calls = [] if dataset is None else batch_calls(dataset)[0]
+    dropping = [call.site for call in calls if call.drop_remainder and not is_endless(dataset)]
+    return notes_on_batches(
+        loop=loop,
+        callbacks=callbacks,
+        optimizers=optimizers,
+        drops_remainder=dropping[0] if dropping else None,
+        summed_loss=find_summed_loss(context.own_files, context.directory),
+        directory=context.directory,
+    )
+
+
+def _schedule_of(optimizer: Any) -> str | None:
+    """Return the name of an optimizer's learning-rate schedule; None without one."""
+    schedule = getattr(optimizer, "_learning_rate", None)
+    return type(schedule).__name__ if callable(schedule) and hasattr(schedule, "get_config") else None
 
 
 def _common(values: Iterable[KnobValue]) -> KnobValue:
@@ -279,6 +340,8 @@ def _batch_size_not_reached(call: FitCall, dataset: Any) -> str:
         _, why = batch_calls(dataset)
         if not why and call.arguments["steps_per_epoch"] and not _steps_are_batches(call, dataset):
             return "steps_per_epoch is not the number of batches in the data"
+        if not why and not call.arguments["steps_per_epoch"] and is_endless(dataset):
+            return "the data is endless and fit has no steps_per_epoch, so something else ends the training"
         return why
     if call.kind == "py_dataset" and not honours_batch_size(call.arguments["x"]):
         return "the PyDataset ignores its batch_size attribute"

@@ -31,11 +31,13 @@ _NO_XLA = "XLA is not combined with MirroredStrategy (keras#18145, keras#17187, 
 class Configuration(Mapping[str, KnobValue]):
     """An immutable, hashable mapping from knob names to values in table order, checked as by `check_value`."""
 
-    __slots__ = ("_values",)
+    __slots__ = ("_values", "key")
 
     def __init__(self, values: Mapping[str, object], *, where: str = "configuration") -> None:
         checked = {name: check_value(name, value, where=where) for name, value in values.items()}
         self._values: dict[str, KnobValue] = {name: checked[name] for name in KNOBS if name in checked}
+        # One canonical text per configuration: JSON keeps `true` and `1` apart.
+        self.key = json.dumps(self._values, separators=(",", ":"))
 
     def __getitem__(self, name: str) -> KnobValue:
         """Return the value of the knob `name`."""
@@ -60,11 +62,6 @@ class Configuration(Mapping[str, KnobValue]):
     def __repr__(self) -> str:
         """Return `Configuration(batch_size=32, …)`."""
         return f"Configuration({', '.join(f'{name}={value!r}' for name, value in self._values.items())})"
-
-    @property
-    def key(self) -> str:
-        """One canonical text per configuration (JSON keeps `true` and `1` apart)."""
-        return json.dumps(self._values, separators=(",", ":"))
 
     @property
     def batch_size(self) -> int:

@@ -161,6 +161,44 @@ def check_constant_work(own: Sequence[float], baseline: Sequence[float]) -> Chec
     return Check(name="constant_work", passed=varies < gain, value=varies, limit=gain, detail=detail)
 
 
+@dataclass(frozen=True, kw_only=True)
+class EpochWork:
+    """The work of one epoch, as far as it is known."""
+
+    examples: int | None  # by the data
+    calls: int | None  # of the train function, as seen
+    examples_per_call: int  # of a call with all its steps
+    batch_size: int
+
+
+def check_epoch_work(own: EpochWork, baseline: EpochWork) -> Check | None:
+    """Check that an epoch trains on as many examples as the baseline's; None where neither data nor calls tell.
+
+    A last batch that is smaller or dropped, and a last call with fewer steps, are allowed for.
+    """
+    name, advice = (
+        "epoch_work",
+        (
+            "the batch size does not explain that: let the script compute its number of steps from "
+            "autotune.tuned(batch_size=N), or pass --fixed-batch"
+        ),
+    )
+    checks = []
+    if own.examples is not None and baseline.examples is not None:
+        detail = f"an epoch has {own.examples:,} examples (baseline: {baseline.examples:,})"
+        most = max(own.batch_size, baseline.batch_size) - 1
+        checks.append(_within(name, abs(own.examples - baseline.examples), most, detail, advice))
+    if own.calls is not None and baseline.calls is not None:
+        detail = (
+            f"an epoch has {own.calls:,} calls of {own.examples_per_call:,} examples "
+            f"(baseline: {baseline.calls:,} of {baseline.examples_per_call:,})"
+        )
+        difference = abs(own.calls * own.examples_per_call - baseline.calls * baseline.examples_per_call)
+        most = own.examples_per_call + baseline.examples_per_call - 1
+        checks.append(_within(name, difference, most, detail, advice))
+    return min(checks, key=lambda check: check.passed, default=None)
+
+
 Samples = Sequence[tuple[float, float]]
 """Of one process, at the ends of its slices: examples trained so far, and bytes held then."""
 

@@ -78,7 +78,7 @@ class Progress:
 
     training: Training
     calls: int = 0  # of the train function in this epoch
-    calls_of_last_epoch: int = 0  # in the last whole epoch
+    calls_of_last_epoch: int = 0  # in the last epoch that ended by itself; 0 before
     ended_epochs: int = 0  # whole ones
     _steps_before_epoch: int = 0
 

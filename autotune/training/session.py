@@ -125,6 +125,7 @@ class TimedTrial:
             peak_device_bytes=gauges.device_bytes("peak"),
             input_wait_fraction=None,
             outside_fraction=self.clock.slices.outside_fraction,
+            calls_per_epoch=self._session.progress.calls_of_last_epoch or None,
         )
         gauges.check_finite_weights(self._session.weights(), step=self._session.progress.steps)
         self._channel.send(figures)

@@ -106,6 +106,7 @@ class Knowledge:
             look_seconds=starts + self._measured_seconds,
             pair_seconds=costs.pair_seconds([baseline, record, *beside]),
             unchecked=own != plain and own not in compared,
+            uncheckable=own != plain and own in compared and not compared[own].tells,
             led_over=self._led_over.get(trial.asked, 0),
         )
 
@@ -202,6 +203,12 @@ class Knowledge:
         """Return the search's records of all that take turns in a confirmation."""
         champion = self.champion() if leader.champion is not None else None
         return [self._run.records[0], leader.in_search, *([] if champion is None else [champion.in_search])]
+
+    def has_known_numerics(self, configuration: Configuration) -> bool:
+        """Return whether a configuration computes as the baseline does, or was compared with float32."""
+        own = numerics_of(configuration)
+        check = parity_checks(self._run.records.values()).get(own)
+        return own == numerics_of(self._run.baseline) or (check is not None and check.tells)
 
     def champion(self) -> LeaderTrials | None:
         """Return the leader that is recommended if the run ends now."""

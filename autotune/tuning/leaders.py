@@ -156,9 +156,15 @@ class Leaders:
         return claim is not None and is_faster(claim, min_gain=self._min_gain)
 
     def _beats(self, leader: LeaderTrials, champion: LeaderTrials | None) -> bool:
-        """Return whether it is surely faster than the leader confirmed before, in rounds that both were in."""
+        """Return whether it is surely faster than the leader confirmed before, in rounds that both were in.
+
+        Known numerics come before speed: one that could not be compared with float32 is the champion if no other is.
+        """
         if champion is None or champion.trial is leader.trial:
             return True
+        known = [self._knowledge.has_known_numerics(side.trial.configuration) for side in (leader, champion)]
+        if known[0] != known[1]:
+            return known[0]
         if not leader.is_beside(champion.trial.configuration):  # but beside an earlier one, or none
             return False
         over = self._knowledge.over_champion(leader, champion)

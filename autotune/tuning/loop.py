@@ -10,7 +10,7 @@ Measurements are in records, and the state follows from them. So a stopped run c
 from __future__ import annotations
 
 import statistics
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -243,7 +243,7 @@ class Loop:
                 best.asked,
                 situation=self._situation(best),
                 evidence=knowledge.evidence(),
-                passes_over=partial(self._passes_over, seat=seat, state=self.state()),
+                passes_over=self._passes_over(seat),
             )
             if proposed is None:
                 return
@@ -318,18 +318,23 @@ class Loop:
             if record.outcome is Outcome.OOM and record.pairing is not Pairing.ALTERNATING
         ]
 
-    def _passes_over(self, configuration: Configuration, *, seat: Seat, state: State) -> bool:
-        """Return whether its knobs exclude one another, it does not learn, or the time does not hold it."""
-        parity = parity_checks(self._run.records.values()).get(numerics_of(configuration))
-        if find_conflict(configuration) or (parity is not None and not parity.passed):
-            return True
-        gain = max([candidate.ratio for candidate in state.candidates if not candidate.unstable], default=0.0)
-        least = costs.least_trial_seconds(self._run.records[0], configuration, max(0.0, gain))
-        if least > min(self._trial_limits.timeout, state.left):
-            return True
-        if not seat.imports_first(configuration):
-            return False
-        return state.left < self._import_seconds + 2 * state.candidate_seconds + 4 * state.first_pair_seconds
+    def _passes_over(self, seat: Seat) -> Callable[[Configuration], bool]:
+        """Return what tells whether knobs exclude one another, do not learn, or take more time than there is now."""
+        state, baseline = self.state(), self._run.records[0]
+        parity = parity_checks(self._run.records.values())
+        gain = max([0.0, *(candidate.ratio for candidate in state.candidates if not candidate.unstable)])
+        most = min(self._trial_limits.timeout, state.left)
+        importing = self._import_seconds + 2 * state.candidate_seconds + 4 * state.first_pair_seconds
+
+        def passes_over(configuration: Configuration) -> bool:
+            check = parity.get(numerics_of(configuration))
+            if find_conflict(configuration) or (check is not None and not check.passed):
+                return True
+            if costs.least_trial_seconds(baseline, configuration, gain) > most:
+                return True
+            return seat.imports_first(configuration) and state.left < importing
+
+        return passes_over
 
     def _compare_losses(self, trial: Trial, seat: Seat) -> None:
         """See whether a leader learns as float32 without XLA does."""

@@ -268,8 +268,8 @@ def processes_needed(state: State, leader: Candidate, *, surely: bool = False) -
 
     With `surely` its gain is taken to be smaller by a standard error: the best of many owes part of it to luck.
     """
-    champion = state.champion
-    shown = 0.0 if champion is None or champion.ratio is None else champion.ratio.value
+    rival = state.rival(leader)
+    shown = 0.0 if rival is None or rival.ratio is None else rival.ratio.value
     gain = leader.ratio - shown - (leader.error(state.spread) if surely else 0.0)
     return processes_wanted(gain, state.prior, error=error_of(state.next_leader))
 

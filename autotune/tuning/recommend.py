@@ -11,7 +11,16 @@ from autotune.data.printable import first_line
 from autotune.data.record import Standing, TrialRecord, baseline_with_ceilings
 from autotune.data.run_directory import RunRecord, WorkloadRecord
 from autotune.recipe.advice import advice
-from autotune.recipe.evidence import FAILED_A_CHECK, BestCandidate, Confirmation, Evidence, PeakMemory, Stability, Watch
+from autotune.recipe.evidence import (
+    FAILED_A_CHECK,
+    NUMERICS_NOT_CHECKED,
+    BestCandidate,
+    Confirmation,
+    Evidence,
+    PeakMemory,
+    Stability,
+    Watch,
+)
 from autotune.recipe.recipe import CreatedBy, LearningRate, Recipe, RecipeWorkload
 from autotune.space.configuration import Configuration
 from autotune.stats import numerics
@@ -21,13 +30,13 @@ from autotune.stats.stability import DEVICE_GROWTH, DEVICE_MEMORY, HOST_GROWTH, 
 from autotune.tuning import policy
 from autotune.tuning.learning import numerics_of
 from autotune.tuning.loop import SearchResult
+from autotune.tuning.rules import epoch_work
 from autotune.tuning.run import Run
 from autotune.tuning.state import Candidate, Leader
 from autotune.tuning.surroundings import samples_of
 from autotune.tuning.trial import now_utc
 from autotune.version import __version__
 
-NUMERICS_NOT_CHECKED = "numerics parity with float32 without XLA"
 GROWTH_NOT_CHECKED = "whether this configuration leaks memory or the workload does"
 LOSS_NOT_CHECKED = {"finite_loss": "a finite training loss", "loss_falls": "whether the training loss falls"}
 PART_OF_HOST = "the speed of the whole machine (every trial ran on a part of its cores)"
@@ -135,6 +144,7 @@ def _evidence(
         break_even_samples=break_even(
             chosen.compile_seconds, reference.compile_seconds, rate=rate.value, baseline_rate=base_rate.value
         ),
+        examples_per_epoch=_examples_per_epoch(chosen),
         peak_memory_bytes=_peak(chosen, searched if champion is None else chosen),
         baseline_peak_memory_bytes=_peak(reference, searched),
         joules_per_sample=gpu_figures(chosen)["joules_per_sample"],
@@ -320,6 +330,15 @@ def break_even(
         return 0
     saved_per_sample = 1 / baseline_rate - 1 / rate
     return None if saved_per_sample <= 0 else round(extra / saved_per_sample)
+
+
+def _examples_per_epoch(record: TrialRecord) -> int | None:
+    """Return the examples of an epoch: by the data, or by the calls that were seen if the script ends it earlier."""
+    work = epoch_work(record)
+    if work.calls is None or work.examples is None:
+        return work.examples
+    seen = work.calls * work.examples_per_call
+    return work.examples if abs(seen - work.examples) < work.examples_per_call else seen
 
 
 def _peak(record: TrialRecord, fallback: TrialRecord) -> PeakMemory:

@@ -19,7 +19,9 @@ from autotune.stats.stability import (
     HOST_GROWTH,
     HOST_MEMORY,
     CallSeconds,
+    EpochWork,
     check_constant_work,
+    check_epoch_work,
     check_falling_loss,
     check_finite_loss,
     check_hangs,
@@ -79,11 +81,22 @@ def checks_of(
             checks.append(grows)
     if record.pairs:
         checks += _checks_of_slices(record, baseline)
+    if (work := check_epoch_work(epoch_work(record), epoch_work(baseline))) is not None:
+        checks.append(work)
     if limits.work_varies and (pairs := [pair for pair in record.pairs if not pair.disturbed]):
         own = [pair.candidate.steps / pair.candidate.seconds for pair in pairs]
         beside = [pair.baseline.steps / pair.baseline.seconds for pair in pairs]
         checks.append(check_constant_work(own, beside))
     return tuple(checks)
+
+
+def epoch_work(record: TrialRecord) -> EpochWork:
+    """Return the work of one epoch of a trial."""
+    batch_size, steps = (int(record.configuration[name]) for name in ("batch_size", "steps_per_execution"))
+    calls = next((log.calls_per_epoch for log in reversed(record.processes) if log.calls_per_epoch), None)
+    return EpochWork(
+        examples=record.examples_per_epoch, calls=calls, examples_per_call=steps * batch_size, batch_size=batch_size
+    )
 
 
 def memory_of(

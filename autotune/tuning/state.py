@@ -40,6 +40,7 @@ class Candidate:
     look_seconds: float = 1.0  # what another look at it takes
     pair_seconds: float = 1.0  # what a fresh pair of processes of it and the baseline takes
     unchecked: bool = False  # it computes otherwise than the baseline, and its losses were not compared
+    uncheckable: bool = False  # they were compared, and that could not tell
     led_over: int = 0  # candidates of an earlier run that it was confirmed ahead of, on this kind of machine
 
     @property
@@ -119,6 +120,17 @@ class State:
         """The gain that must be excluded for `no_significant_gain`, as a logarithm."""
         return math.log1p(max(self.min_gain, EXCLUDED_GAIN))
 
+    def has_known_numerics(self, candidate: Candidate) -> bool:
+        """Return whether it computes as the baseline does, or was or may be compared with float32."""
+        return not candidate.uncheckable and not (candidate.unchecked and self.check_seconds <= 0)
+
+    def rival(self, candidate: Candidate) -> Leader | None:
+        """Return the champion that a candidate must beat. One of known numerics need not beat one whose are not."""
+        champion = self.champion
+        if champion is None or self.has_known_numerics(self.candidate(champion.candidate)):
+            return champion
+        return None if self.has_known_numerics(candidate) else champion
+
     def candidate(self, number: int) -> Candidate:
         """Return the candidate with this number."""
         return next(candidate for candidate in self.candidates if candidate.number == number)
@@ -136,12 +148,19 @@ class State:
 
     @cached_property
     def contenders(self) -> list[Candidate]:
-        """The candidates that may be confirmed: faster by more than chance; the most promising first."""
+        """The candidates that may be confirmed: faster by more than chance; the most promising first.
+
+        Those whose numerics cannot be compared with float32 come last, and never replace a champion of known numerics.
+        """
         # With a champion, those that look clearly faster than it was shown to be.
         errors = BY_ERRORS if self.more_candidates else 1.0
-        floor = math.log1p(self.min_gain)
-        if self.champion is not None and self.champion.ratio is not None:
-            floor = max(floor, self.champion.ratio.value + CLEARLY_FASTER)
+        champion = self.champion
+        needs_known = champion is not None and self.has_known_numerics(self.candidate(champion.candidate))
+
+        def floor(candidate: Candidate) -> float:
+            rival, least = self.rival(candidate), math.log1p(self.min_gain)
+            return least if rival is None or rival.ratio is None else max(least, rival.ratio.value + CLEARLY_FASTER)
+
         judged = {number for number, leader in self.standing.items() if leader.standing is not Standing.OUT_OF_TIME}
         able = [
             candidate
@@ -151,9 +170,12 @@ class State:
             and not candidate.unstable
             and candidate.number not in self.busy
             and candidate.number not in judged
-            and candidate.ratio - errors * candidate.error(self.spread) > floor
+            and candidate.ratio - errors * candidate.error(self.spread) > floor(candidate)
+            and (self.has_known_numerics(candidate) or not needs_known)
         ]
-        return sorted(able, key=lambda candidate: candidate.ratio - candidate.error(self.spread), reverse=True)
+        known = {candidate.number: self.has_known_numerics(candidate) for candidate in able}
+        promise = {candidate.number: candidate.ratio - candidate.error(self.spread) for candidate in able}
+        return sorted(able, key=lambda candidate: (known[candidate.number], promise[candidate.number]), reverse=True)
 
     @cached_property
     def unclear(self) -> list[Candidate]:

@@ -97,6 +97,7 @@ def script_notes(
             by_reason.setdefault(why, []).append(name)
     for why, names in by_reason.items():
         yield f"not varied: {', '.join(names)}: {why}"
+    yield from script.batch_notes
     if script.baseline.get("jit_compile") is True and script.not_reached.get("jit_compile") == NO_XLA:
         yield f"the script compiles with jit_compile=True. {NO_XLA}: remove it"
     if script.shared_seconds:

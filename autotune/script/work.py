@@ -1,0 +1,135 @@
+"""Find what of a training depends on how many batches or calls it has, besides its data.
+
+Such knobs are held at the script's own value, or the dependence is named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from autotune.data.facts import Site
+from autotune.script.call_sites import shown
+from autotune.script.dataset_trace import batch_calls
+from autotune.script.loop_ends import StepLoop
+from autotune.script.sandbox import listed_callbacks
+
+_ON_BATCH = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
+_EACH_SO_MANY = {
+    "BackupAndRestore": "save_freq",
+    "ModelCheckpoint": "save_freq",
+    "OrbaxCheckpoint": "save_freq",
+    "TensorBoard": "update_freq",
+}
+"""Callbacks of Keras's that may act after a number of batches, and the attribute that has it."""
+
+
+def count_of_loop(loop: StepLoop | None, dataset: Any) -> str:
+    """Return why a loop over this dataset ends by a number of steps rather than with its data; empty if it does not."""
+    if loop is not None and loop.counted:
+        return f"{loop.counted} ends the training loop by a number of steps"
+    if is_endless(dataset) and not (loop is not None and loop.is_scaled):
+        where = "the training loop" if loop is None else f"the loop in {loop.line}"
+        return f"{where} reads an endless dataset, so a number of steps ends it"
+    return ""
+
+
+def is_batched(data: Any) -> bool:
+    """Return whether a value is a finite dataset that the script's own `batch` batches."""
+    import tensorflow as tf
+
+    return isinstance(data, tf.data.Dataset) and not is_endless(data) and bool(batch_calls(data)[0])
+
+
+def is_endless(dataset: Any) -> bool:
+    """Return whether a dataset is known to have no end."""
+    import tensorflow as tf
+
+    return isinstance(dataset, tf.data.Dataset) and int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY
+
+
+def batch_callbacks(callbacks: Any, directory: str) -> Iterator[tuple[str, bool]]:
+    """Yield the callbacks of a `fit` that act on batches: each in words, and whether it is not Keras's own."""
+    for callback in _flat(callbacks):
+        name, own = type(callback).__name__, _own_hook(callback)
+        kinds = (kind.__name__ for kind in type(callback).__mro__)
+        argument = next((_EACH_SO_MANY[kind] for kind in kinds if kind in _EACH_SO_MANY), "")
+        frequency = getattr(callback, argument, None)
+        if own is not None:
+            hook, function = own
+            code = getattr(function, "__code__", None)
+            where = f" ({shown(code.co_filename, directory)}, line {code.co_firstlineno})" if code is not None else ""
+            yield f"{name}.{hook}{where}", True
+        elif isinstance(frequency, int) and not isinstance(frequency, bool):
+            yield f"{name}({argument}={frequency})", False
+
+
+def _flat(callbacks: Any) -> list[Any]:
+    """Return callbacks as a list; those in a `CallbackList` as well."""
+    return [own for given in listed_callbacks(callbacks) for own in getattr(given, "callbacks", None) or [given]]
+
+
+def _own_hook(callback: Any) -> tuple[str, Callable[..., Any]] | None:
+    """Return the method by which a callback acts on each batch, and its name, if Keras does not define it."""
+    for name in _ON_BATCH:
+        method = getattr(callback, name, None)
+        function = getattr(method, "__func__", method)
+        module = str(getattr(function, "__module__", None) or "keras")
+        if function is not None and module.partition(".")[0] not in ("keras", "tf_keras"):
+            return name, function
+    return None
+
+
+def held_steps(callbacks: Any, directory: str) -> str:
+    """Return why `steps_per_execution` is not varied beside these callbacks; empty if it may be."""
+    found = [words for words, _ in batch_callbacks(callbacks, directory)]
+    if not found:
+        return ""
+    return f"{', '.join(found)} acts on batches, and more steps per execution would call it less often"
+
+
+def notes_on_batches(
+    *,
+    loop: StepLoop | None,
+    callbacks: Any,
+    optimizers: Iterable[Any],
+    drops_remainder: Site | None,
+    summed_loss: str,
+    directory: str,
+) -> Iterator[str]:
+    """Yield what else a larger batch size changes, in sentences without an end.
+
+    Args:
+        loop: A training loop of the script's own; None for `fit`.
+        callbacks: Of `fit`.
+        optimizers: That update weights.
+        drops_remainder: The call of `batch` that drops a smaller last batch.
+        summed_loss: Where a loss is the sum over a batch.
+        directory: The script's.
+    """
+    if loop is not None and loop.periodic:
+        yield f"{loop.periodic} acts at every so many steps: a larger batch size does so less often per epoch"
+    for words, is_own in batch_callbacks(callbacks, directory):
+        if is_own:
+            yield f"{words} acts on each batch: a larger batch size calls it less often per epoch"
+    for optimizer in optimizers:
+        inner = getattr(optimizer, "inner_optimizer", optimizer)  # of a LossScaleOptimizer
+        if getattr(inner, "use_ema", False):
+            every = getattr(inner, "ema_overwrite_frequency", None)
+            overwrites = f", and overwrites the weights every {every} updates" if every else ""
+            yield (
+                f"{type(inner).__name__} averages the weights over updates{overwrites}: a larger batch size has fewer "
+                "updates per epoch"
+            )
+    if drops_remainder is not None:
+        yield f"{drops_remainder} drops the remainder: a larger batch size may leave out more examples of each epoch"
+    if summed_loss:
+        yield f"{summed_loss} sums the loss over a batch: a larger batch size makes larger updates"
+
+
+def loss_names(model: Any) -> set[str]:
+    """Return the names of the functions that a compiled model's loss consists of."""
+    import keras
+
+    found = keras.tree.flatten(getattr(model, "loss", None))
+    return {function.__name__ for function in found if hasattr(function, "__code__")}

@@ -1,0 +1,173 @@
+"""What a script counts by steps, calls and batches: such a knob is held, with its line, or the dependence is named."""
+
+import textwrap
+from typing import Any
+
+import pytest
+from real_trials import survey_all
+from test_survey import COMPILED, MODEL, TAPE
+
+STEP = TAPE + "step = tf.function(step)\nendless = batches.repeat()\n"
+WARM_UP = """
+class WarmUp(keras.callbacks.Callback):
+    seen = 0
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self.seen += 1
+        self.model.optimizer.learning_rate = min(1.0, self.seen / 500) * 0.01
+
+"""
+DATA = "data = tf.data.Dataset.from_tensor_slices((x, y))\n"
+
+LOOPS = {
+    "counts": "it = iter(endless)\nfor epoch in range(4):\n    for i in range(len(x) // 16):\n        step(*next(it))",
+    "breaks": "for e in range(9):\n    for i, (a, b) in enumerate(batches):\n"
+    "        if i >= 5:\n            break\n        step(a, b)",
+    "reads_inside": "@tf.function\ndef read(it):\n    step(*next(it))\nit = iter(endless)\n"
+    "for i in range(50):\n    read(it)",
+    "endless": "for a, b in endless:\n    if step(a, b) < -1.0:\n        break",
+    "counts_its_batches": "n = len(batches)\nit = iter(endless)\nfor epoch in range(4):\n    for i in range(n):\n"
+    "        step(*next(it))",
+    "to_the_end": "for e in range(9):\n    for i, (a, b) in enumerate(batches):\n        step(a, b)\n"
+    "        if i % 100 == 0:\n            print(i)",
+    "next_to_the_end": "for e in range(9):\n    it = iter(batches)\n    while True:\n        try:\n"
+    "            step(*next(it))\n        except StopIteration:\n            break",
+}
+LOSS = "tf.reduce_mean((model(images) - labels) ** 2)"
+SCRIPTS = {
+    **{f"loop_{name}": f"{STEP}{source}\n" for name, source in LOOPS.items()},
+    "endless_fit": COMPILED + "model.fit(tf.data.Dataset.from_tensor_slices((x, y)).repeat().batch(8))\n",
+    "asks_for_its_batch": "import autotune\nsize = autotune.tuned(batch_size=16).batch_size\n"
+    + STEP
+    + "it = iter(endless)\nfor i in range(96 // size):\n    step(*next(it))\n",
+    "own_callback": COMPILED + WARM_UP + "model.fit(x, y, callbacks=[WarmUp()])\n",
+    "old_hook": COMPILED
+    + "class Old(keras.callbacks.Callback):\n    def on_batch_end(self, batch, logs=None):\n        pass\n\n"
+    + "model.fit(x, y, callbacks=[Old()])\n",
+    "lambda_callback": COMPILED
+    + "every = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: None)\n"
+    + "model.fit(x, y, callbacks=[every])\n",
+    "keras_by_batch": COMPILED
+    + "model.fit(x, y, callbacks=[keras.callbacks.TensorBoard('logs', update_freq=5), "
+    + "keras.callbacks.ModelCheckpoint('a.keras', save_freq=7)])\n",
+    "keras_by_epoch": COMPILED
+    + "own = keras.callbacks\nmodel.fit(x, y, callbacks=[own.TensorBoard('logs'), own.ModelCheckpoint('a.keras'), "
+    + "own.ReduceLROnPlateau('loss'), own.EarlyStopping('loss'), own.TerminateOnNaN(), "
+    + "own.LearningRateScheduler(lambda e, r: r), own.LambdaCallback(on_epoch_end=lambda e, logs: None)])\n",
+    "drops": COMPILED + DATA + "model.fit(data.batch(7, drop_remainder=True))\n",
+    "averages": MODEL
+    + "model.compile(keras.optimizers.SGD(0.1, use_ema=True, ema_overwrite_frequency=9), 'mse')\nmodel.fit(x, y)\n",
+    "sums": MODEL + "model.compile('sgd', keras.losses.MeanSquaredError(reduction='sum'))\nmodel.fit(x, y)\n",
+    "evaluates": TAPE
+    + "def evaluate():\n    return model(x)\n\n"
+    + "for e in range(4):\n    for i, (a, b) in enumerate(batches):\n        step(a, b)\n"
+    + "        if i % 3 == 0:\n            evaluate()\n",
+    "loop_with_schedule": TAPE.replace("SGD(0.01)", "SGD(keras.optimizers.schedules.CosineDecay(0.1, 100))")
+    + "for e in range(4):\n    for a, b in batches:\n        step(a, b)\n",
+    "divides": TAPE.replace(LOSS, "tf.reduce_sum(model(images)) / 16")
+    + "for e in range(4):\n    for a, b in batches:\n        step(a, b)\n",
+    "own_loss": "N = 8\n"
+    + MODEL
+    + "def own_loss(a, b):\n    return tf.reduce_sum((a - b) ** 2) / N\n\n"
+    + "model.compile('sgd', own_loss)\nmodel.fit(x, y, batch_size=N)\n",
+    "fixed_input": COMPILED.replace("keras.Input((4,))", "keras.Input((4,), batch_size=32)") + "model.fit(x, y)\n",
+}
+"""Each is surveyed in a directory of its own."""
+
+
+@pytest.fixture(scope="module")
+def surveyed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """The facts of each script."""
+    folder = tmp_path_factory.mktemp("counts") / "scripts"
+    for name, source in SCRIPTS.items():
+        (folder / name).mkdir(parents=True)
+        (folder / name / "train.py").write_text(textwrap.dedent(source), encoding="utf-8")
+    answers = survey_all(folder)
+    refused = {name: answer for name, answer in answers.items() if "facts" not in answer}
+    assert refused == {}
+    return {name: answer["facts"]["script"] for name, answer in answers.items()}
+
+
+def line_of(name: str, text: str) -> str:
+    """Where a text stands in a script, as a reason has it."""
+    lines = SCRIPTS[name].splitlines()
+    return f"train.py, line {next(number for number, line in enumerate(lines, 1) if text in line)} "
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("counts", "for i in range("), ("breaks", "if i >= 5"), ("reads_inside", "for i in range(")]
+)
+def test_a_loop_that_counts_steps_keeps_its_batch_size_and_the_reason_names_the_line(surveyed, name, text):
+    reason = surveyed[f"loop_{name}"]["not_reached"]["batch_size"]
+    assert reason.startswith(f"{line_of(f'loop_{name}', text)}ends the training loop by a number of steps; ")
+    assert "autotune.tuned" in reason
+
+
+@pytest.mark.parametrize("name", ["to_the_end", "next_to_the_end", "counts_its_batches"])
+def test_a_loop_whose_steps_follow_its_data_has_its_batch_size_varied(surveyed, name):
+    assert "batch_size" not in surveyed[f"loop_{name}"]["not_reached"]
+
+
+def test_endless_data_without_a_number_of_steps_keeps_the_batch_size(surveyed):
+    assert "endless and fit has no steps_per_epoch" in surveyed["endless_fit"]["not_reached"]["batch_size"]
+    reason = surveyed["loop_endless"]["not_reached"]["batch_size"]
+    assert f"the loop in {line_of('loop_endless', 'in endless')}reads an endless dataset" in reason
+
+
+def test_a_script_that_asks_for_its_batch_size_has_it_varied(surveyed):
+    assert "batch_size" not in surveyed["asks_for_its_batch"]["not_reached"]
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "text"),
+    [
+        ("own_callback", "WarmUp.on_train_batch_begin (", "def on_train_batch_begin"),
+        ("old_hook", "Old.on_batch_end (", "def on_batch_end"),
+        ("lambda_callback", "LambdaCallback.on_train_batch_end (", "every ="),
+    ],
+)
+def test_a_callback_of_each_batch_keeps_steps_per_execution_and_is_named(surveyed, name, words, text):
+    reason = surveyed[name]["not_reached"]["steps_per_execution"]
+    assert reason.startswith(words + line_of(name, text).rstrip() + ") acts on batches")
+    assert "batch_size" not in surveyed[name]["not_reached"]
+    (note,) = surveyed[name]["batch_notes"]
+    assert note.startswith(words)
+    assert note.endswith("acts on each batch: a larger batch size calls it less often per epoch")
+
+
+def test_keras_callbacks_of_some_batches_keep_steps_per_execution(surveyed):
+    reason = surveyed["keras_by_batch"]["not_reached"]["steps_per_execution"]
+    assert "TensorBoard(update_freq=5), ModelCheckpoint(save_freq=7) acts on batches" in reason
+    assert surveyed["keras_by_batch"]["batch_notes"] == []
+
+
+def test_callbacks_of_epochs_keep_nothing(surveyed):
+    assert "steps_per_execution" not in surveyed["keras_by_epoch"]["not_reached"]
+    assert surveyed["keras_by_epoch"]["batch_notes"] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "note"),
+    [
+        ("drops", "drop_remainder", "batch() in {}drops the remainder"),
+        ("averages", "", "SGD averages the weights over updates, and overwrites the weights every 9 updates"),
+        ("sums", "reduction=", "{}sums the loss over a batch"),
+        ("evaluates", "if i % 3", "{}acts at every so many steps"),
+    ],
+)
+def test_what_a_larger_batch_changes_beside_is_named(surveyed, name, text, note):
+    assert "batch_size" not in surveyed[name]["not_reached"]
+    assert surveyed[name]["batch_notes"][0].startswith(note.format(line_of(name, text)))
+
+
+def test_a_loops_schedule_is_known(surveyed):
+    assert surveyed["loop_with_schedule"]["schedule"] == "CosineDecay"
+
+
+@pytest.mark.parametrize(("name", "text"), [("divides", "/ 16"), ("own_loss", "/ N")])
+def test_a_step_that_computes_with_the_batch_size_keeps_it(surveyed, name, text):
+    assert surveyed[name]["not_reached"]["batch_size"].startswith(f"{line_of(name, text)}computes with the batch size")
+
+
+def test_a_model_built_for_one_batch_size_keeps_it(surveyed):
+    assert "builds the model for one batch size" in surveyed["fixed_input"]["not_reached"]["batch_size"]
