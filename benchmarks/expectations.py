@@ -34,9 +34,9 @@ from autotune.tuning.expectations import (
     Expectation,
     ExpectationsFile,
     classify_change,
-    effective_doublings,
     find_unit,
     is_number,
+    size_of_change,
 )
 from autotune.tuning.rules import Limits
 from autotune.tuning.situation import describe_situation
@@ -150,15 +150,8 @@ def differences(records: Sequence[TrialRecord]) -> Iterator[tuple[str, KnobValue
                 yield name, before[name], value, Seen(failures=1)
                 continue
             late = math.log((record.first_step_seconds or 1.0) / (beside.first_step_seconds or 1.0))
-            size = _size(before[name], value, baseline[name])
+            size = size_of_change(before[name], value, baseline[name])
             yield name, before[name], value, Seen(gains=[ratio - base], sizes=[size], starts=[late])
-
-
-def _size(before: KnobValue, after: KnobValue, baseline: KnobValue) -> float:
-    """How many first doublings of a number a change gains, as the tuner expects it; 1 for other changes."""
-    if not (is_number(before) and is_number(after) and is_number(baseline)):
-        return 1.0
-    return effective_doublings(int(after) / int(baseline)) - effective_doublings(int(before) / int(baseline))
 
 
 def collect(paths: Iterable[Path]) -> tuple[dict[Key, dict[str, Seen]], str]:

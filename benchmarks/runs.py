@@ -90,7 +90,8 @@ def read_run(trials: Sequence[Record], recipe: Record | None, *, wall_seconds: f
     evidence: Record = recipe["evidence"] if recipe else NO_EVIDENCE
     spent = recipe["created_by"]["spent_seconds"] if recipe else wall_seconds
     late = max(0.0, wall_seconds - spent)
-    beliefs = beliefs_of(trials, late)
+    searched = [(late + _end_of(trial), trial["configuration"], _speedup_of(trial)) for trial in search]
+    beliefs = running_best(((at, speedup, knobs) for at, knobs, speedup in searched if speedup is not None), above=1.0)
     if recipe and evidence["verdict"] == "faster":
         beliefs.append((wall_seconds, recipe["configuration"]))
     settled = settled_at(trials, evidence["verdict"], spent)
@@ -107,7 +108,7 @@ def read_run(trials: Sequence[Record], recipe: Record | None, *, wall_seconds: f
         candidate_steps=candidate_steps(trials),
         first_candidate_steps=first_candidate_steps(trials),
         timed_seconds=timed_seconds(trials),
-        searched=[(late + _end_of(trial), trial["configuration"], _speedup_of(trial)) for trial in search],
+        searched=searched,
         speedups=speedups_of(trials),
         beliefs=beliefs,
     )
@@ -137,21 +138,6 @@ def running_best(found: Iterable[tuple[float, float, dict[str, Any]]], above: fl
             best = speed
             beliefs.append((seconds, configuration))
     return beliefs
-
-
-def beliefs_of(trials: Iterable[Record], late_seconds: float) -> list[Belief]:
-    """Return what looked best to the search, and faster than the baseline.
-
-    Args:
-        trials: All of a run.
-        late_seconds: What the command takes before the run's clock starts.
-    """
-    found = [
-        (late_seconds + _end_of(trial), speedup, trial["configuration"])
-        for trial in trials
-        if trial["phase"] == "search" and (speedup := _speedup_of(trial)) is not None
-    ]
-    return running_best(found, above=1.0)
 
 
 def first_near_best(beliefs: Iterable[Belief], speeds: Mapping[str, float]) -> float | None:

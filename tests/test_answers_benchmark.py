@@ -78,7 +78,7 @@ def test_only_candidates_that_look_best_and_faster_than_the_baseline_are_beliefs
         searched(5, FAST, 50.0, 1.8),
         searched(6, BASELINE, 60.0, 9.0, phase="confirm"),
     ]
-    assert runs.beliefs_of(trials, 2.0) == [(22.0, SLOW), (52.0, FAST)]
+    assert run_of(trials).beliefs == [(20.0, SLOW), (50.0, FAST)]
 
 
 def test_the_recipe_is_the_last_belief_if_it_claims_a_gain():

@@ -1,6 +1,7 @@
 """What starting and measuring processes takes, as it is expected, and as it then is."""
 
 import itertools
+import math
 
 import pytest
 from simulated_runs import BASELINE, Fresh, a_record, a_slice, faster_by, simulated_trials
@@ -74,3 +75,18 @@ def test_a_baseline_that_starts_before_and_after_a_block_is_counted_twice():
     blocks = [records[0], records[1].model_copy(update={"pairing": Pairing.BRACKETED})]
     start = costs.start_seconds(records[0])
     assert costs.pair_seconds(blocks, least=True) == pytest.approx(costs.pair_seconds(records, least=True) + start)
+
+
+def test_a_trial_of_slow_calls_takes_at_least_five_of_them():
+    usual = a_slice(rate=64.0, seconds=10.0)
+    slow = usual.model_copy(update={"step_seconds": usual.step_seconds.model_copy(update={"p50": 2.0})})
+    fast, baseline = (
+        a_record(first_step_seconds=4.0, warmup_seconds=2.0, slices=(timed,) * 3, timed_by="steps")
+        for timed in (usual, slow)
+    )
+    larger = BASELINE.replace(batch_size=4 * BASELINE.batch_size)
+    start = costs.start_seconds(baseline)
+    assert costs.least_trial_seconds(fast, BASELINE, 0.0) == 0.0
+    assert costs.least_trial_seconds(baseline, BASELINE, 0.0) == pytest.approx(start + 5 * 2.0)
+    assert costs.least_trial_seconds(baseline, larger, 0.0) == pytest.approx(start + 5 * 8.0)
+    assert costs.least_trial_seconds(baseline, larger, math.log(4)) == pytest.approx(start + 5 * 2.0)

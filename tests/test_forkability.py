@@ -1,7 +1,9 @@
 """What a process may hold when it is forked in the middle of a script, and what its forks get of their own."""
 
 import fcntl
+import gc
 import mmap
+import multiprocessing
 import os
 import random
 import signal
@@ -13,6 +15,7 @@ import threading
 import pytest
 from test_containment import in_fork
 
+from autotune.machine.telemetry import peak_host_bytes
 from autotune.runtime.forkability import ForkCheck, Unforkable, describe_descriptor
 
 
@@ -93,6 +96,19 @@ def test_what_no_fork_can_have_is_named(tmp_path, hold, reason):
     assert refusal(lambda: hold(tmp_path)) == reason.format(folder=tmp_path)
 
 
+def test_a_pool_that_a_variable_still_names_is_named():
+    assert refusal(multiprocessing.get_context("fork").Lock).startswith("it holds a lock or pool of multiprocessing (")
+
+
+def test_what_only_garbage_holds_is_closed(tmp_path):
+    def drop():
+        gc.disable()
+        cycle = [database(tmp_path)]
+        cycle.append(cycle)
+
+    assert refusal(drop) == ""
+
+
 def test_an_event_queue_is_named():
     assert describe_descriptor("anon_inode:[eventpoll]") == "an event queue"
 
@@ -134,3 +150,19 @@ def test_each_fork_draws_the_numbers_that_the_script_would():
 
     first, second, own = in_fork(script)
     assert first == second == own
+
+
+def test_memory_that_the_start_has_given_back_counts_in_each_fork():
+    def script():
+        check, before = ForkCheck(), peak_host_bytes()
+        large = b"x" * (64 << 20)
+        del large
+        state = check.state()
+
+        def trial():
+            state.restore()
+            return peak_host_bytes()
+
+        return in_fork(trial) - before
+
+    assert in_fork(script) > 48 << 20

@@ -170,6 +170,7 @@ def test_a_scripts_own_files_are_those_it_imports_from_its_directory(tmp_path, m
         ("scaler = StandardScaler()\nscaler.fit(x)\nmodel.fit(x)\n", 1),
         ("y = Encoder().fit(y).transform(y)\nself.scale = StandardScaler()\nself.scale.fit(x)\nmodel.fit(x)\n", 1),
         ("model = StandardScaler()\nmodel = Sequential()\nmodel.fit(x)\n", 1),
+        ("model = StandardScaler()\nmodel.fit(x)\nmodel, history = build()\nmodel.fit(x)\n", 2),
         ("def train(scaler):\n    scaler.fit(x)\nscaler = StandardScaler()\nmodel.fit(x)\n", 2),
     ],
 )

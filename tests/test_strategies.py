@@ -231,7 +231,7 @@ def test_a_start_is_said_to_run_once_or_in_each_trial_with_the_reason():
     reason, advice = "train.py, line 3, starts TensorFlow", "save the prepared data to a file first"
     assert said(before_seconds=3.0, repeats_start=reason) == []
     (note,) = said(before_seconds=9.0, repeats_start=reason)
-    assert note.startswith(f"the script runs 9 s before it trains, in every trial: {reason}; or {advice}")
+    assert note.startswith(f"the script runs 9 s before it trains, in every trial: {reason}. Change that, or {advice}")
     (note,) = said(before_seconds=9.0)
     assert note.startswith(f"the script runs 9 s before it trains, in every trial: {advice}")
     assert said(shared_seconds=20.0) == ["the script's first 20 s, before TensorFlow starts, run once for all trials"]

@@ -16,6 +16,14 @@ import psutil
 
 from autotune.machine.fingerprint import core_quota
 
+_peak_before_bytes = 0  # of the process that this one was forked from, which ran the start of the same training
+
+
+def note_peak_before(peak_bytes: int) -> None:
+    """Have an earlier peak count as this process's own: the kernel counts a fork's anew."""
+    global _peak_before_bytes
+    _peak_before_bytes = peak_bytes
+
 
 def peak_host_bytes() -> int:
     """Return the largest resident memory so far of this process, plus that of its living children.
@@ -23,7 +31,8 @@ def peak_host_bytes() -> int:
     Pages shared with the template count: the training needs them when it runs alone.
     """
     me = psutil.Process()
-    return sum(_status_bytes(process.pid, "VmHWM") for process in (me, *me.children(recursive=True)))
+    own, *others = (_status_bytes(process.pid, "VmHWM") for process in (me, *me.children(recursive=True)))
+    return max(own, _peak_before_bytes) + sum(others)
 
 
 def host_bytes() -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import gc
 import os
 import random
 import signal
@@ -18,9 +19,12 @@ from typing import Any
 
 import psutil
 
+from autotune.machine.telemetry import note_peak_before, peak_host_bytes
+
 _HARMLESS_DEVICES = frozenset(("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"))
 _UNSHAREABLE_FILES = {b"SQLite format 3\0": "an SQLite database", b"\x89HDF\r\n\x1a\n": "an HDF5 file"}
 """First bytes of files that libraries must not use across a fork."""
+_SEMAPHORES = "/dev/shm/sem."  # glibc's names for those that processes share
 LOOKS, LOOK_SECONDS = 10, 0.01  # for threads that have ended
 _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 
@@ -62,6 +66,7 @@ class ForkState:
 
     files: tuple[OpenFile, ...] = ()
     random: Any = None  # of Python's generator, which each fork seeds anew
+    peak_bytes: int = 0  # of this process's memory, which the kernel counts anew in each fork
 
     def restore(self) -> None:
         """Restore it in a fork. Raises `OSError` if a file is gone."""
@@ -69,6 +74,7 @@ class ForkState:
             file.reopen()
         if self.random is not None:
             random.setstate(self.random)
+        note_peak_before(self.peak_bytes)
 
 
 class ForkCheck:
@@ -81,6 +87,7 @@ class ForkCheck:
 
     def state(self) -> ForkState:
         """Return what each fork must restore. Raises `Unforkable`."""
+        gc.collect()  # garbage may hold files, such as a database that nobody has closed
         refuse_children()
         if signal.getsignal(signal.SIGCHLD) is not signal.SIG_DFL:
             raise Unforkable("it handles SIGCHLD")
@@ -91,11 +98,14 @@ class ForkCheck:
             raise Unforkable("a pool of threads is in use")
         for path in writable_shared_mappings():
             if path not in self._mappings:
-                raise Unforkable(f"it shares memory ({path})")
+                what = (
+                    "it holds a lock or pool of multiprocessing" if path.startswith(_SEMAPHORES) else "it shares memory"
+                )
+                raise Unforkable(f"{what} ({path})")
         if locks_files():
             raise Unforkable("it holds a lock on a file")
         files = open_files(sorted(descriptor for descriptor in _descriptors() if descriptor not in self._known))
-        return ForkState(files=tuple(files), random=random.getstate())
+        return ForkState(files=tuple(files), random=random.getstate(), peak_bytes=peak_host_bytes())
 
     def _threads_end(self) -> bool:
         """Return whether no further thread is there. The kernel shows one that was joined for a moment longer."""

@@ -142,12 +142,16 @@ def _names_from(tree: ast.Module, package: str) -> set[str]:
     modules = (node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom))
     names = {alias.asname or alias.name for node in modules if _top(node) == package for alias in node.names}
     assigned: defaultdict[str, set[str]] = defaultdict(set)
+    assignments = [node for node in ast.walk(tree) if isinstance(node, ast.Assign)]
+    known = {id(target) for assignment in assignments for target in assignment.targets}
+    for assignment in assignments:
+        for target in assignment.targets:
+            assigned[_name(target)].add(_called_name(assignment.value))
     for node in ast.walk(tree):
-        if isinstance(node, ast.Assign):
-            for target in node.targets:
-                assigned[_name(target)].add(_called_name(node.value))
-        elif isinstance(node, ast.arg):
+        if isinstance(node, ast.arg):
             assigned[node.arg].add("")
+        elif isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store) and id(node) not in known:
+            assigned[_name(node)].add("")  # part of a tuple, of a loop or of `with`
     return names | {name for name, makers in assigned.items() if name and makers <= names}
 
 

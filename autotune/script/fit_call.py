@@ -64,6 +64,12 @@ class FitCall:
         return "generator" if hasattr(x, "__next__") else "arrays"
 
     @property
+    def has_workers(self) -> bool:
+        """True if workers make the batches of a `PyDataset`."""
+        x = self.arguments["x"]
+        return self.kind == "py_dataset" and (x.workers > 1 or x.use_multiprocessing)
+
+    @property
     def batch_size(self) -> int | None:
         """The script's own; None where it does not show."""
         x, kind = self.arguments["x"], self.kind

@@ -157,7 +157,6 @@ class _Start:
     def _become_server(self, state: ForkState) -> None:
         """Survey the script, and serve the driver. Returns in forks, whose role has begun."""
         children.stop_watching()
-        gc.collect()
         gc.freeze()  # keeps the collector from touching, and so copying, every page in each fork
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):  # the script may have closed it

@@ -208,7 +208,8 @@ class Survey(Hooks):
         facts = self._find(partial(facts_of_fit, call, number, site, self._around))
         if not self._repeats and (self._wanted == number or (self._wanted is None and self._only)):
             self._note(site, facts, 0.0)
-            if self._workers or self._requests is None:
+            # Keras starts workers once for an epoch: those that the survey has started would hang its second reader.
+            if self._workers or self._requests is None or call.has_workers:
                 self._end()
             return self._go_on(self._requests, call, usual, ran_seconds=began - self._began)
         ends: list[float] = []

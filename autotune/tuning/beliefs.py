@@ -21,7 +21,14 @@ from autotune.space.changes import Situation
 from autotune.space.configuration import Configuration, format_value
 from autotune.space.knobs import KNOBS, Stage
 from autotune.space.space_file import ResolvedSpace
-from autotune.tuning.expectations import DECAY, Expectation, Expectations, classify_change, find_unit, is_number
+from autotune.tuning.expectations import (
+    Expectation,
+    Expectations,
+    classify_change,
+    find_unit,
+    is_number,
+    size_of_change,
+)
 
 NOISE = 0.03  # standard deviation of a measured log speed-up
 REST = 0.2  # the same of what the effects of a configuration's values do not explain
@@ -48,7 +55,7 @@ class Step:
     knob: str
     before: KnobValue
     after: KnobValue
-    done: float = 0.0  # doublings or halvings of a number from the baseline's value up to here
+    size: float  # how many first doublings of a number it gains; 1 for other steps
 
 
 class Features:
@@ -77,8 +84,8 @@ class Features:
         path: list[int] = []
         for before, after in itertools.pairwise([baseline, *values]):
             path = [*path, len(self.steps)]
-            done = abs(math.log2(int(before) / int(baseline))) if is_number(before) and is_number(baseline) else 0.0
-            self.steps.append(Step(knob=name, before=before, after=after, done=done))
+            size = size_of_change(before, after, baseline)
+            self.steps.append(Step(knob=name, before=before, after=after, size=size))
             self._paths[name, format_value(after)] = path
 
     def vector(self, configuration: Configuration) -> np.ndarray:
@@ -117,7 +124,7 @@ class Beliefs:
     def _expect(self, rows: Sequence[Expectation]) -> tuple[np.ndarray, np.ndarray]:
         """Return means and covariance of all effects by the table."""
         steps = self._features.steps
-        sizes = np.array([_size(step) for step in steps])
+        sizes = np.array([step.size for step in steps])
         deviations = np.array([max(LEAST_SPREAD, row.spread) for row in rows]) * sizes
         correlation = np.eye(len(steps))
         for (first, step), (second, other) in itertools.combinations(enumerate(steps), 2):
@@ -205,14 +212,6 @@ class Beliefs:
         acting = {name: choices for name, choices in space.choices.items() if KNOBS[name].useful(self._now)}
         drawn = {name: max(choices, key=lambda value: effect(name, value)) for name, choices in acting.items()}
         return space.canonical(best.replace(**drawn))
-
-
-def _size(step: Step) -> float:
-    """Return how many first doublings of a number a step gains; 1 for other steps."""
-    if not (is_number(step.before) and is_number(step.after)):
-        return 1.0
-    doublings = abs(math.log2(int(step.after) / int(step.before)))
-    return math.pow(DECAY, step.done) * (1 - math.pow(DECAY, doublings)) / (1 - DECAY)
 
 
 def _are_on_one_path(step: Step, other: Step) -> bool:

@@ -99,6 +99,13 @@ def find_unit(knob: str, value: KnobValue, units: Iterable[str]) -> str:
     return next((unit for unit in wanted if unit in present), NO_UNIT if wanted else "")
 
 
+def size_of_change(before: KnobValue, after: KnobValue, baseline: KnobValue) -> float:
+    """Return how many first doublings of a number a change away from the baseline gains; 1 for other changes."""
+    if not (is_number(before) and is_number(after) and is_number(baseline)):
+        return 1.0
+    return effective_doublings(int(after) / int(baseline)) - effective_doublings(int(before) / int(baseline))
+
+
 def effective_doublings(ratio: float) -> float:
     """Return how many first doublings gain as much as multiplying or dividing a number by `ratio`."""
     return (1 - math.pow(DECAY, abs(math.log2(ratio)))) / (1 - DECAY)

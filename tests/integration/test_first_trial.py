@@ -31,6 +31,14 @@ def batches():
             yield x[start : start + 16], y[start : start + 16]
 
 
+class Batches(keras.utils.PyDataset):
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, index):
+        return x[16 * index : 16 * index + 16], y[16 * index : 16 * index + 16]
+
+
 model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(8, "relu"), keras.layers.Dense(1)])
 model.compile("sgd", "mse")
 with open({runs!r}, "a") as stream:  # not contained, and behind the start, which may run once more
@@ -114,6 +122,15 @@ def test_other_values_are_tried_in_a_fork_of_their_own(opened, runs):
     assert is_gone(surveyed)
     warm_up(trial)
     assert pids(runs) == [surveyed, trial.pid]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("workers", "count"), [(1, 1), (2, 2)])
+def test_batches_of_workers_are_made_in_a_process_that_has_not_been_surveyed(opened, runs, workers, count):
+    trials = opened(f"model.fit(Batches(workers={workers}), verbose=0)")
+    first = trials.launch()
+    assert warm_up(first).started.examples == 96
+    assert len(pids(runs)) == count
 
 
 @pytest.mark.slow
