@@ -84,6 +84,7 @@ def run(
     args: Annotated[list[str] | None, Parameter(parse=False)] = None,
     skip_missing: bool = False,
     scale_learning_rate: Literal["sqrt", "linear"] | None = None,
+    keep_learning_rate: bool = False,
     on_mismatch: Literal["warn", "error", "ignore"] = "warn",
     candidate: bool = False,
 ) -> Callable[[], int]:
@@ -96,7 +97,9 @@ def run(
         script: The script, such as train.py or -m package.train. What follows it are its own arguments.
         args: The file's own arguments.
         skip_missing: Continue without a knob whose place in the script is gone.
-        scale_learning_rate: Multiply the learning rate by the ratio of the batch sizes (linear), or by its root (sqrt).
+        scale_learning_rate: Multiply the learning rate by the ratio of the batch sizes (linear), or by its root (sqrt),
+            in place of the rule that was tested.
+        keep_learning_rate: Leave the learning rate as the script has it.
         on_mismatch: What to do if this machine differs from the recipe's.
         candidate: Train with the best candidate of an undecided run, which is not confirmed to be faster.
     """
@@ -108,6 +111,7 @@ def run(
         args or [],
         skip_missing=skip_missing,
         scale=scale_learning_rate,
+        keep_learning_rate=keep_learning_rate,
         on_mismatch=on_mismatch,
         candidate=candidate,
     )

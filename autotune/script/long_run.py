@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import sys
 import traceback
@@ -10,11 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from autotune.data.errors import ApplyError, ArgumentError, AutotuneError, RecipeError
+from autotune.data.errors import ArgumentError, AutotuneError, RecipeError
 from autotune.data.facts import ScriptFacts, Site, Trains, WorkloadReference
 from autotune.data.options import check_args
+from autotune.data.record import Rule
 from autotune.recipe import apply
 from autotune.recipe.guard import LOG, Guard, guard_callback, say
+from autotune.recipe.learning_rate import factor_of, scale_learning_rate
 from autotune.runtime.sources import directory_of, file_of
 from autotune.script.execute import run_as_main
 from autotune.script.fit_call import FitCall
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from autotune.recipe.recipe import Recipe
 
 _OF_DATASET = ("persistent_iterator", "per_replica_buffer_size")  # they act on the data of `fit`
-Rule = Literal["sqrt", "linear"]
 
 
 def facts_in(recipe: Recipe, file: Path | None = None, shown: str = "") -> ScriptFacts:
@@ -58,7 +58,8 @@ class LongRun(Hooks):
         path: The recipe's file. The guard's log lies beside it.
         directory: The script's.
         skip_missing: Continue without a knob whose call sites are gone.
-        scale: Scales the learning rate to the batch size by this rule; None leaves it.
+        scale: Scales the learning rate to the batch size by this rule; None takes the one that the recipe has tested.
+        keep_learning_rate: Leave the learning rate as the script has it.
 
     Raises:
         RecipeError: The recipe is of a `Workload`.
@@ -66,7 +67,14 @@ class LongRun(Hooks):
     """
 
     def __init__(
-        self, recipe: Recipe, path: Path, directory: str, *, skip_missing: bool = False, scale: Rule | None = None
+        self,
+        recipe: Recipe,
+        path: Path,
+        directory: str,
+        *,
+        skip_missing: bool = False,
+        scale: Rule | None = None,
+        keep_learning_rate: bool = False,
     ) -> None:
         self._facts = facts_in(recipe)
         self._loop = self._facts.trains is Trains.LOOP
@@ -75,6 +83,10 @@ class LongRun(Hooks):
                 "--scale-learning-rate does not reach a custom training loop",
                 hint="Leave it out, and scale the learning rate in the script.",
             )
+        tested = recipe.learning_rate
+        self._is_tested = scale is None and tested is not None and tested.same_loss is not None
+        if scale is None and tested is not None and tested.same_loss is not None and not keep_learning_rate:
+            scale = tested.rule
         self._skip_missing, self._scale = skip_missing, scale
         self._configuration = Configuration(recipe.configuration)
         self._settings = Settings.of(self._configuration, self._facts)
@@ -144,7 +156,7 @@ class LongRun(Hooks):
         apply.accumulate(model.optimizer, self._configuration)
         if self._settings.changes.get("jit_compile") is True and not model.jit_compile:
             say("jit_compile=true is not in force: Keras turns XLA off for this model")
-        self._scale_learning_rate(model, call)
+        self._scale_learning_rate(model, call, arguments["callbacks"])
         watch = guard_callback(self._guard, call.batch_used or self._configuration.batch_size)
         callbacks = [*listed_callbacks(arguments["callbacks"]), watch]
         return usual(model, **(arguments | changed | {"callbacks": callbacks}))
@@ -160,26 +172,22 @@ class LongRun(Hooks):
             f"{self._settings.changes['batch_size']} replaces {first} only"
         )
 
-    def _scale_learning_rate(self, model: Any, call: FitCall) -> None:
+    def _scale_learning_rate(self, model: Any, call: FitCall, callbacks: Any) -> None:
         own = "global_batch" in self._configuration
         before, after = call.batch_size, self._configuration.update_size if own else call.batch_used
         if self._scale is None or not before or not after:
             return
         scaled = next((factor for optimizer, factor in self._scaled if optimizer is model.optimizer), 1.0)
-        wanted = math.sqrt(after / before) if self._scale == "sqrt" else after / before
-        factor = wanted / scaled
-        if math.isclose(factor, 1.0):
+        wanted = factor_of(self._scale, after / before)
+        changed = scale_learning_rate(model.optimizer, wanted / scaled, listed_callbacks(callbacks))
+        if changed is None:
             return
         self._scaled.insert(0, (model.optimizer, wanted))
-        try:
-            now = float(model.optimizer.learning_rate)
-            model.optimizer.learning_rate = now * factor
-        except (TypeError, AttributeError) as error:
-            raise ApplyError(
-                f"the learning rate is a schedule ({self._facts.schedule}), so it cannot be scaled",
-                hint="Leave --scale-learning-rate out, and scale the schedule in the script.",
-            ) from error
-        say(f"learning rate {now:g} → {now * factor:g}, for batches of {after} instead of {before} ({self._scale})")
+        why = "as tested" if self._is_tested else "as asked for"
+        say(
+            f"learning rate {changed[0]:g} → {changed[1]:g}, {why}, for batches of {after} instead of {before} "
+            f"({self._scale}); --keep-learning-rate leaves it"
+        )
 
 
 def changed_arguments(call: FitCall, configuration: Configuration, facts: ScriptFacts) -> dict[str, Any]:
@@ -210,6 +218,7 @@ def prepare_run(
     *,
     skip_missing: bool = False,
     scale: Rule | None = None,
+    keep_learning_rate: bool = False,
     on_mismatch: Literal["warn", "error", "ignore"] = "warn",
     candidate: bool = False,
 ) -> Callable[[], int]:
@@ -231,7 +240,14 @@ def prepare_run(
         say(f"training with the candidate {changes}, {recipe.evidence.speedup.shown()}, which is not confirmed")
     reference = parse_reference(script).model_copy(update={"args": check_args(args)})
     facts_in(recipe, file_of(reference), script)
-    run = LongRun(recipe, recipe_path, directory_of(reference), skip_missing=skip_missing, scale=scale)
+    run = LongRun(
+        recipe,
+        recipe_path,
+        directory_of(reference),
+        skip_missing=skip_missing,
+        scale=scale,
+        keep_learning_rate=keep_learning_rate,
+    )
     for text in mismatches(recipe.machine, on_mismatch):
         say(text)
     run.install()
