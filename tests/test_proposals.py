@@ -103,6 +103,15 @@ def test_the_combination_has_no_batch_that_hardly_fits(share, batch_size):
     assert Trying(shipped(), now).changes().get("batch_size") == batch_size
 
 
+def test_the_combination_leaves_out_a_batch_that_would_be_passed_over():
+    trying = Trying(shipped(), AMX)
+    assert trying.changes(passes_over=lambda found: found.batch_size >= 128) == {
+        "batch_size": 64,
+        "precision": "mixed_bfloat16",
+    }
+    assert trying.changes(passes_over=lambda found: found.batch_size > 32) == {"precision": "mixed_bfloat16"}
+
+
 def test_a_change_that_often_fails_does_not_join():
     table = Expectations([a_row("batch_size", "up", 1.1), a_row("jit_compile", "true", 2.0, failures=0.4)])
     assert Trying(shipped(), LONG, table=table).changes() == {"batch_size": 128}

@@ -438,6 +438,7 @@ def test_slow_steps_are_counted_and_get_an_answer(tmp_path):
     recipe, records = answered(tmp_path, trials, budget=300.0)
     assert recipe.evidence.verdict is Verdict.FASTER
     for record in searched(records):
+        assert record.outcome is not Outcome.TIMEOUT, "what the time does not hold is not begun"
         assert record.configuration["batch_size"] > BATCH_SIZE or sum(one.steps for one in record.own_slices) <= 8
     assert len(searched(records)) >= 3
 

@@ -83,17 +83,22 @@ class Proposals:
         for configuration in self._first:
             if configuration not in tried and not passes_over(configuration):
                 return self._sampler.ask_for(configuration), configuration
-        for configuration in self._promising(best, beliefs, situation, evidence):
+        for configuration in self._promising(best, beliefs, situation, evidence, passes_over):
             if is_new(configuration) and not passes_over(configuration):
                 return self._sampler.ask_for(configuration), configuration
         return self._sample(tried, best, beliefs, is_new, passes_over)
 
     def _promising(
-        self, best: Configuration, beliefs: Beliefs, now: Situation, evidence: Evidence
+        self,
+        best: Configuration,
+        beliefs: Beliefs,
+        now: Situation,
+        evidence: Evidence,
+        passes_over: Callable[[Configuration], bool],
     ) -> Iterator[Configuration]:
         """Yield the combination that is expected to be clearly faster, then changes by their worth."""
         space = self._space
-        yield combine(best, beliefs, space, now)
+        yield combine(best, beliefs, space, now, passes_over)
         beginnings = dict.fromkeys([best, *evidence.running[-1:], space.baseline])
         changed = {
             space.canonical(found)
@@ -149,10 +154,17 @@ class Proposals:
             yield self._space.configuration(dict(zip(choices, values, strict=True)))
 
 
-def combine(best: Configuration, beliefs: Beliefs, space: ResolvedSpace, now: Situation) -> Configuration:
+def combine(
+    best: Configuration,
+    beliefs: Beliefs,
+    space: ResolvedSpace,
+    now: Situation,
+    passes_over: Callable[[Configuration], bool] = lambda configuration: False,
+) -> Configuration:
     """Add to the fastest configuration all changes that are clearly expected to gain; the same where none is.
 
-    Knobs that it has changed already are left alone: their further steps are tried apart.
+    Knobs that it has changed already are left alone: their further steps are tried apart. So is a change with which the
+    combination would be passed over, such as a batch whose steps the time does not hold.
     """
     changes: dict[Configuration, tuple[float, Changes]] = {}
     for wanted in _changes(best, space, now):
@@ -170,7 +182,9 @@ def combine(best: Configuration, beliefs: Beliefs, space: ResolvedSpace, now: Si
         if any(combined[name] != best[name] for name in wanted):
             continue  # a larger gain has changed this knob
         joined = space.canonical(combined.replace(**wanted))
-        if not find_conflict(joined) and all(joined[name] == combined[name] for name in combined if name not in wanted):
+        if find_conflict(joined) or passes_over(joined):
+            continue
+        if all(joined[name] == combined[name] for name in combined if name not in wanted):
             combined = joined
     return combined
 
