@@ -21,7 +21,7 @@ from autotune.data.credentials import MASK, mask_arguments, mask_text, masked_na
 from autotune.data.errors import ArgumentError
 from autotune.data.printable import with_article
 
-Objective = Literal["throughput", "energy"]  # what is compared: samples per second, or per joule of the GPUs
+Objective = Literal["time_to_loss", "throughput", "energy"]
 MIN_GAIN = 0.02  # smallest gain worth a recommendation, as a share
 MEMORY_MARGIN = 0.10  # share of the memory limit that must stay free at the peak
 LONGEST_ARGS = 25_000  # characters in total: Linux takes 128 KiB for one argument of a process
@@ -96,9 +96,10 @@ class Options:
         is_duration=True,
         may_change=True,
     )
-    objective: Literal["throughput", "energy"] = option(
-        "throughput",
-        "What is compared: throughput, samples per second; or energy, samples per joule of the GPUs, where NVML counts "
+    objective: Objective = option(
+        "time_to_loss",
+        "What counts: time_to_loss, where a larger batch is recommended only if it reaches the same losses sooner; "
+        "throughput, samples per second at any batch size; or energy, samples per joule of the GPUs, where NVML counts "
         "their energy.",
     )
     profile: Literal["all", "finalists", "none"] = option(

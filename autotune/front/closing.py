@@ -17,7 +17,7 @@ from autotune.data.printable import one_line, plural
 from autotune.data.record import TrialRecord
 from autotune.front.console import duration, note, ratio, say, size, table, terminal, trial_line
 from autotune.machine.doctor import Finding, Level, first_fix
-from autotune.recipe.advice import usage, verdict_in_words
+from autotune.recipe.advice import answers_in_words, usage, verdict_in_words
 from autotune.space.configuration import Configuration, format_value
 from autotune.space.knobs import KNOBS, Numerics
 from autotune.stats.deciding import ClaimResult, Verdict
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 if TYPE_CHECKING:
     from autotune.recipe.evidence import BestCandidate, Watch
-    from autotune.recipe.recipe import LearningRate, Recipe
+    from autotune.recipe.recipe import Recipe
     from autotune.tuning.verify import Verification
 _MEASURED = ("speedup", "throughput", "baseline_throughput", "peak_host_bytes")
 
@@ -44,14 +44,13 @@ def show_recipe(recipe: Recipe, path: Path, console: RichConsole | None = None) 
     say(verdict_in_words(recipe), console, style="bold green" if faster else "bold")
     if recipe.candidate is not None and not faster:
         say(_candidate_in_words(recipe.candidate, Configuration(recipe.baseline)), console)
+    _show_answers(recipe, console)
     say(f"Baseline: {_baseline_in_words(recipe)}.", console)
     headings = ("", "baseline", "recommended") if recipe.changes else ("", "baseline")
     rows = [row[: len(headings)] for row in _rows(recipe)]
     console.print("", table(headings, rows, show_edge=False), "", sep="\n")
-    if recipe.learning_rate is not None:
-        _show_learning_rate(recipe.learning_rate, recipe, console)
-        for change in () if recipe.workload.script is None else recipe.workload.script.batch_notes:
-            say(f"{change}.", console)
+    for sentence in _learning_in_words(recipe):
+        say(sentence, console)
     if evidence.break_even_samples:
         say(f"The longer compile time is earned back after {evidence.break_even_samples:,} samples.", console)
     if evidence.watch is not None:
@@ -128,29 +127,29 @@ def _energy(joules: float | None) -> str:
     return "–" if joules is None else f"{joules:.3g} J" if joules >= 1 else f"{1e3 * joules:.3g} mJ"
 
 
-def _show_learning_rate(rule: LearningRate, recipe: Recipe, console: RichConsole) -> None:
-    """Say how the recommended batch size learns, beside the baseline's."""
-    script, found, size = recipe.workload.script, rule.same_loss, recipe.configuration["batch_size"]
-    if found is None:
-        say(
-            f"How batch size {size} learns was not measured: {rule.not_measured}. Compare the held-out loss before a "
-            "long training.",
-            console,
-        )
-    else:
-        rate = "as it is" if rule.rule == "as is" else f"× {rule.factor:.3g} ({rule.rule})"
-        say(
-            f"The losses of the next {found.examples:,} examples after {found.after_steps:,} steps are reached "
-            f"{found.speedup.shown()} sooner with the learning rate {rate}. Final accuracy, other schedules and later "
-            "training are not promised.",
-            console,
-        )
+def _show_answers(recipe: Recipe, console: RichConsole) -> None:
+    """Print both answers, of the same training and of another batch size, and which is recommended."""
+    answers = answers_in_words(recipe)
+    width = max((len(heading) for heading, _ in answers), default=0) + 3
+    for heading, text in answers:
+        say(f"{f'{heading}:' if heading else '':<{width}}{text}", console)
+
+
+def _learning_in_words(recipe: Recipe) -> list[str]:
+    """Return what is not promised of the recommended batch size, and what the script must change for it."""
+    rule, script = recipe.learning_rate_rule, recipe.workload.script
+    if rule is None:
+        return []
+    said = ["Not promised of the larger batch: final accuracy, other schedules, later training."]
+    if rule.same_loss is None:
+        size = Configuration(recipe.configuration).update_size
+        said = [f"Compare the held-out loss of batch size {size} before a long training: {rule.not_measured}."]
     if script is not None and script.schedule is not None:
-        say(
+        said.append(
             f"The learning rate follows a {script.schedule} in steps, and the number of steps per epoch changes: "
-            "scale its steps.",
-            console,
+            "scale its steps."
         )
+    return said + [f"{change}." for change in (() if script is None else script.batch_notes)]
 
 
 def _watch_in_words(watch: Watch, unit: str) -> str:
@@ -206,8 +205,22 @@ def show_usage(
     else:
         heading = "To train with it:" if script is not None else "In your training code:"
         lines = ["", heading, *(f"    {line}" for line in usage(recipe, path, tuned))]
+    lines += _other_answer(recipe, path, tuned)
     for line in lines:
         say(line, console)
+
+
+def _other_answer(recipe: Recipe, path: Path, tuned: str) -> list[str]:
+    """Return the lines that take the answer that is not recommended, where there is one."""
+    larger, sizes = recipe.larger_batch, [Configuration(of).update_size for of in (recipe.configuration, recipe.baseline)]
+    if larger is None or (sizes[0] == sizes[1] and not larger.confirmed):
+        return []
+    other = "larger-batch" if sizes[0] == sizes[1] else "same-training"
+    if recipe.workload.script is not None:
+        command = usage(recipe, path, tuned)[0].replace("autotune run", f"autotune run --{other}", 1)
+    else:
+        command = f"{usage(recipe, path, tuned)[0]}.with_{other.replace('-', '_')}()"
+    return [f"To take the {other.replace('-', ' ')} instead:", f"    {command}"]
 
 
 def resume_command(tuned: str, directory: Path, to_repeat: Sequence[str] = (), *, seconds: float | None = None) -> str:

@@ -87,6 +87,8 @@ def run(
     keep_learning_rate: bool = False,
     on_mismatch: Literal["warn", "error", "ignore"] = "warn",
     candidate: bool = False,
+    same_training: bool = False,
+    larger_batch: bool = False,
 ) -> Callable[[], int]:
     """Run a script with a recipe's values in the places where it was tuned.
 
@@ -102,6 +104,8 @@ def run(
         keep_learning_rate: Leave the learning rate as the script has it.
         on_mismatch: What to do if this machine differs from the recipe's.
         candidate: Train with the best candidate of an undecided run, which is not confirmed to be faster.
+        same_training: Train with the fastest configuration that changes nothing about learning.
+        larger_batch: Train with the best configuration of another batch size, although it is not recommended.
     """
     from autotune.script.long_run import prepare_run
 
@@ -114,6 +118,8 @@ def run(
         keep_learning_rate=keep_learning_rate,
         on_mismatch=on_mismatch,
         candidate=candidate,
+        same_training=same_training,
+        larger_batch=larger_batch,
     )
 
 

@@ -40,7 +40,7 @@ class MachineMismatchWarning(UserWarning):
 
 
 class SameLoss(Part):
-    """How much sooner a larger batch reaches the losses that the baseline reaches; not final accuracy."""
+    """How much sooner another batch size reaches the losses that the baseline reaches; not final accuracy."""
 
     speedup: Interval = Field(description="The baseline's time over the recommendation's, to the same losses.")
     examples_factor: Interval = Field(description="Examples that it needs, over the baseline's.")
@@ -50,7 +50,7 @@ class SameLoss(Part):
     seeds: Count
 
 
-class LearningRate(Part):
+class LearningRateRule(Part):
     """The learning rate of a configuration that trains other batches than the baseline."""
 
     batch_ratio: Positive = Field(description="Recommended batch size over the baseline's.")
@@ -58,6 +58,16 @@ class LearningRate(Part):
     factor: Positive = Field(1.0, description="Of the learning rate, by that rule.")
     same_loss: SameLoss | None = Field(None, description="How it learns; null if that was not measured.")
     not_measured: str = Field("", description="Why not.")
+
+
+class Answer(Part):
+    """The best configuration of one kind: of the same training, or of another batch size."""
+
+    configuration: Knobs
+    speedup: Interval = Field(description="Samples per second, over the baseline's.")
+    throughput: Interval = Field(description="Samples per second in a long training.")
+    confirmed: bool = Field(description="In fresh processes; else it is the search's figure: a hint, never a claim.")
+    learning_rate_rule: LearningRateRule | None = Field(None, description="Null where nothing about learning changes.")
 
 
 class RecipeWorkload(Part):
@@ -105,7 +115,9 @@ class Recipe(Part):
     baseline: Knobs
     evidence: Evidence
     candidate: BestCandidate | None = Field(None, description="What came closest, when nothing is recommended.")
-    learning_rate: LearningRate | None
+    learning_rate_rule: LearningRateRule | None = Field(description="Null where nothing about learning changes.")
+    same_training: Answer | None = Field(None, description="The fastest at the script's own batch size, if confirmed.")
+    larger_batch: Answer | None = Field(None, description="The best with another batch size; null where none was tried.")
     machine: Machine
     workload: RecipeWorkload
     created_by: CreatedBy
@@ -332,10 +344,45 @@ class Recipe(Part):
         return self.model_copy(
             update={
                 "configuration": candidate.configuration,
-                "learning_rate": None if sizes[0] == sizes[1] else LearningRate(batch_ratio=sizes[0] / sizes[1]),
+                "learning_rate_rule": None if sizes[0] == sizes[1] else LearningRateRule(batch_ratio=sizes[0] / sizes[1]),
                 "evidence": evidence.model_copy(update={"throughput": throughput, "speedup": faster}),
             }
         )
+
+    def with_same_training(self) -> Self:
+        """Return the recipe of the fastest configuration that changes nothing about learning; perhaps the baseline."""
+        return self._with(self.same_training, self.baseline)
+
+    def with_larger_batch(self) -> Self:
+        """Return the recipe of the best configuration with another batch size, recommended or not.
+
+        Raises:
+            RecipeError: None was tried.
+        """
+        if self.larger_batch is None:
+            hint = "Tune without --fixed-batch, with a search space that has several batch sizes."
+            raise RecipeError("the recipe's run tried no other batch size", hint=hint)
+        return self._with(self.larger_batch, self.baseline)
+
+    def _with(self, answer: Answer | None, otherwise: Knobs) -> Self:
+        rate = self.evidence.baseline_throughput
+        speedup = Interval(value=1.0, low=1.0, high=1.0) if answer is None else answer.speedup
+        evidence = {"throughput": rate if answer is None else answer.throughput, "speedup": speedup}
+        return self.model_copy(
+            update={
+                "configuration": otherwise if answer is None else answer.configuration,
+                "learning_rate_rule": None if answer is None else answer.learning_rate_rule,
+                "evidence": self.evidence.model_copy(update=evidence),
+            }
+        )
+
+    def learning_rate(self, rate: float) -> float:
+        """Return the learning rate to train with, for the one that was tuned with: by the rule that was tested.
+
+        Example:
+            >>> optimizer = keras.optimizers.Adam(recipe.learning_rate(1e-3))
+        """
+        return rate if self.learning_rate_rule is None else rate * self.learning_rate_rule.factor
 
     @property
     def changes(self) -> Mapping[str, KnobValue]:

@@ -83,7 +83,7 @@ class LongRun(Hooks):
                 "--scale-learning-rate does not reach a custom training loop",
                 hint="Leave it out, and scale the learning rate in the script.",
             )
-        tested = recipe.learning_rate
+        tested = recipe.learning_rate_rule
         self._is_tested = scale is None and tested is not None and tested.same_loss is not None
         if scale is None and tested is not None and tested.same_loss is not None and not keep_learning_rate:
             scale = tested.rule
@@ -221,20 +221,32 @@ def prepare_run(
     keep_learning_rate: bool = False,
     on_mismatch: Literal["warn", "error", "ignore"] = "warn",
     candidate: bool = False,
+    same_training: bool = False,
+    larger_batch: bool = False,
 ) -> Callable[[], int]:
     """Check that a recipe and a script belong together; return a function that runs it and returns its exit code.
 
-    With `candidate` it trains with the candidate of an undecided run.
+    With `candidate` it trains with the candidate of an undecided run; with `same_training` or `larger_batch` with that
+    answer of the recipe, recommended or not.
 
     Raises:
-        RecipeError: The recipe cannot be read, is of another script, or has no candidate.
+        ArgumentError: More than one of `candidate`, `same_training` and `larger_batch` is given.
+        RecipeError: The recipe cannot be read, is of another script, or has no such configuration.
         WorkloadError: There is no such script.
         MachineMismatchError: With `on_mismatch="error"`.
     """
     from autotune.recipe.recipe import Recipe, mismatches
 
     recipe = Recipe.load(recipe_path)
-    if candidate:
+    if candidate + same_training + larger_batch > 1:
+        raise ArgumentError(
+            "--candidate, --same-training and --larger-batch exclude one another", hint="Give one of them, or none."
+        )
+    if same_training:
+        recipe = recipe.with_same_training()
+    elif larger_batch:
+        recipe = recipe.with_larger_batch()
+    elif candidate:
         recipe = recipe.with_candidate()
         changes = Configuration(recipe.configuration).describe(relative_to=Configuration(recipe.baseline))
         say(f"training with the candidate {changes}, {recipe.evidence.speedup.shown()}, which is not confirmed")

@@ -58,7 +58,7 @@ def rate(timed: Slice, cost: EpochCost) -> float:
 def compared_rate(timed: Slice, cost: EpochCost, objective: Objective) -> float | None:
     """Return the rate that is compared: per second, or per joule at the slice's power; None without its energy."""
     per_second = rate(timed, cost)
-    if objective == "throughput":
+    if objective != "energy":
         return per_second
     joules = joules_of(timed)
     return per_second * timed.seconds / joules if joules else None

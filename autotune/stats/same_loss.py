@@ -135,6 +135,27 @@ def same_loss_speedup(
     return LogInterval(value=value, low=value - margin, high=value + margin, count=needed.log_ratio.count)
 
 
+NOT_REACHED = "it does not reach the losses that the baseline reaches"
+USUAL_OVER_CRITICAL = 0.16  # with it four times the batch need 1.4 times the examples
+
+
+def log_examples(batch_ratio: float, over_critical: float) -> float:
+    """Return the logarithm of the examples that a batch needs to a loss, over those of one `batch_ratio` times smaller.
+
+    Examples needed go as 1 + B/B_c with the batch size B (McCandlish et al., 2018). `over_critical` is B/B_c of the
+    smaller one.
+    """
+    if math.isinf(over_critical):
+        return math.log(batch_ratio)
+    return math.log((1 + batch_ratio * over_critical) / (1 + over_critical))
+
+
+def over_critical_of(log_ratio: float, batch_ratio: float) -> float:
+    """Return the smaller batch size over the critical one, by the logarithm of the factor of examples needed."""
+    factor = math.exp(log_ratio)
+    return math.inf if factor >= batch_ratio else max(0.0, (factor - 1) / (batch_ratio - factor))
+
+
 # ------------------------------------------------------------------------------------------- the noise scale
 
 

@@ -21,6 +21,7 @@ from autotune.space.changes import Situation
 from autotune.space.configuration import Configuration, format_value
 from autotune.space.knobs import KNOBS, Stage
 from autotune.space.space_file import ResolvedSpace
+from autotune.stats.same_loss import log_examples
 from autotune.tuning.expectations import (
     Expectation,
     Expectations,
@@ -46,6 +47,7 @@ class Evidence:
     ratios: Mapping[Configuration, float] = field(default_factory=dict)  # log speed-ups, the baseline's included
     failed: Collection[Configuration] = ()
     running: Sequence[Configuration] = ()  # on other seats, the latest last
+    over_critical: float = 0.0  # the baseline's batch size over the critical one; 0 where samples per second are the aim
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,6 +112,7 @@ class Beliefs:
 
     def __init__(self, features: Features, now: Situation, table: Expectations, evidence: Evidence) -> None:
         self._features, self._now = features, now
+        self._over_critical = evidence.over_critical
         rows = [
             table.find(
                 step.knob, classify_change(step.before, step.after), now, find_unit(step.knob, step.after, now.units)
@@ -167,14 +170,20 @@ class Beliefs:
         return np.asarray(np.minimum(1.0, blame / trials))
 
     def gain(self, configuration: Configuration, over: Configuration) -> tuple[float, float]:
-        """Return mean and standard deviation of the log speed-up over another configuration."""
+        """Return mean and standard deviation of the log speed-up to the same loss over another configuration."""
         both = [configuration, over]
         beside = self._kernel(both, self._seen)
         prior = np.array([self._features.vector(known) for known in both]) @ self._mean
         means = prior + beside @ self._weights
         left = self._kernel(both, both) - beside @ self._inverse @ beside.T
         variance = left[0, 0] + left[1, 1] - left[0, 1] - left[1, 0]
-        return float(means[0] - means[1]), math.sqrt(max(0.0, float(variance)))
+        more = [self._more_examples(known) for known in both]
+        return float(means[0] - means[1]) - more[0] + more[1], math.sqrt(max(0.0, float(variance)))
+
+    def _more_examples(self, configuration: Configuration) -> float:
+        """Return the logarithm of the examples that a larger batch should need, over the baseline's."""
+        ratio = configuration.update_size / self._features.space.baseline.update_size
+        return log_examples(max(1.0, ratio), self._over_critical)
 
     def failure(self, configuration: Configuration) -> float:
         """Return the chance that a trial of it fails."""
@@ -207,7 +216,7 @@ class Beliefs:
 
         def effect(name: str, value: KnobValue) -> float:
             varied = space.baseline.replace(**{name: value})
-            return float(self._features.vector(varied) @ effects)
+            return float(self._features.vector(varied) @ effects) - self._more_examples(varied)
 
         acting = {name: choices for name, choices in space.choices.items() if KNOBS[name].useful(self._now)}
         drawn = {name: max(choices, key=lambda value: effect(name, value)) for name, choices in acting.items()}

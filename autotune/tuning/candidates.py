@@ -52,7 +52,7 @@ class Proposals:
         first: Sequence[Configuration] = (),
         table: Expectations | None = None,
     ) -> None:
-        self._space = space
+        self.space = space
         self._sampler = sampler
         self._first = first
         self._table = load_expectations() if table is None else table
@@ -67,14 +67,26 @@ class Proposals:
         situation: Situation,
         evidence: Evidence = NOTHING_TRIED,
         passes_over: Callable[[Configuration], bool] = lambda configuration: False,
+        batch_size: int | None = None,
     ) -> tuple[Trial, Configuration] | None:
-        """Return the next configuration and its Optuna trial; None where nothing new is left."""
-        if len(tried) >= self._space.size:
+        """Return the next configuration and its Optuna trial; None where nothing new is left, or fits.
+
+        With a `batch_size` only configurations of it are proposed.
+        """
+        self.nothing_fits = False
+        if len(tried) >= self.space.size:
             self.exhausted = True
             return None
         beliefs = Beliefs(self._features, situation, self._table, evidence)
-        acting = [name for name in self._space.choices if KNOBS[name].useful(situation)]
+        acting = [name for name in self.space.choices if KNOBS[name].useful(situation)]
         known = {tuple(configuration[name] for name in acting) for configuration in tried}
+
+        refused = passes_over
+
+        def leaves_out(configuration: Configuration) -> bool:
+            return (batch_size is not None and configuration.batch_size != batch_size) or refused(configuration)
+
+        passes_over = leaves_out
 
         def is_new(configuration: Configuration) -> bool:
             """Return whether it differs from what was tried by a knob that can act here."""
@@ -86,7 +98,7 @@ class Proposals:
         for configuration in self._promising(best, beliefs, situation, evidence, passes_over):
             if is_new(configuration) and not passes_over(configuration):
                 return self._sampler.ask_for(configuration), configuration
-        return self._sample(tried, best, beliefs, is_new, passes_over)
+        return self._sample(tried, best, beliefs, is_new, passes_over, batch_size)
 
     def _promising(
         self,
@@ -97,7 +109,7 @@ class Proposals:
         passes_over: Callable[[Configuration], bool],
     ) -> Iterator[Configuration]:
         """Yield the combination that is expected to be clearly faster, then changes by their worth."""
-        space = self._space
+        space = self.space
         yield combine(best, beliefs, space, now, passes_over)
         beginnings = dict.fromkeys([best, *evidence.running[-1:], space.baseline])
         changed = {
@@ -118,15 +130,20 @@ class Proposals:
         beliefs: Beliefs,
         is_new: Callable[[Configuration], bool],
         passes_over: Callable[[Configuration], bool],
+        batch_size: int | None,
     ) -> tuple[Trial, Configuration] | None:
         """Propose a sample by the expectations, later by Optuna's model; else one drawn at random."""
         draw = random.Random(len(tried))
         for _ in range(MOST_REPEATS):
             if len(tried) < STARTUP_TRIALS:
                 configuration = beliefs.draw(draw, best)
-                asked = self._sampler.ask_for(configuration)
+                asked = self._sampler.ask_for(self._with_batch(configuration, batch_size))
             else:
                 asked, configuration = self._sampler.ask()
+                if configuration != self._with_batch(configuration, batch_size):
+                    self._sampler.pass_over(asked)
+                    asked = self._sampler.ask_for(self._with_batch(configuration, batch_size))
+            configuration = self._with_batch(configuration, batch_size)
             if is_new(configuration) and not passes_over(configuration):
                 return asked, configuration
             self._sampler.pass_over(asked)
@@ -138,20 +155,26 @@ class Proposals:
                 untried = True
                 if not passes_over(configuration):
                     return self._sampler.ask_for(configuration), configuration
-        self.exhausted = not untried and self._space.size <= MOST_DRAWN
+        self.exhausted = not untried and self.space.size <= MOST_DRAWN
         self.nothing_fits = not self.exhausted
         return None
 
+    def _with_batch(self, configuration: Configuration, batch_size: int | None) -> Configuration:
+        """Return a configuration with this batch size; as it is for None."""
+        if batch_size is None:
+            return configuration
+        return self.space.canonical(configuration.replace(batch_size=batch_size))
+
     def _drawn(self, seed: int) -> Iterator[Configuration]:
         """Draw configurations at random: the whole space where it is small."""
-        draw, choices = random.Random(seed), self._space.choices
-        if self._space.size <= MOST_DRAWN:
+        draw, choices = random.Random(seed), self.space.choices
+        if self.space.size <= MOST_DRAWN:
             every = list(itertools.product(*choices.values()))
             draw.shuffle(every)
         else:
             every = [tuple(draw.choice(values) for values in choices.values()) for _ in range(MOST_DRAWN)]
         for values in every:
-            yield self._space.configuration(dict(zip(choices, values, strict=True)))
+            yield self.space.configuration(dict(zip(choices, values, strict=True)))
 
 
 def combine(

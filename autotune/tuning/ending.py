@@ -34,7 +34,7 @@ FOLDER = "profile"  # of a trial's directory
 
 def watch_winner(found: SearchResult, opened: Opened, invocation: Invocation) -> Watch | None:
     """Watch what would be recommended, where that was asked for."""
-    run, champion, seconds = opened.run, found.state.champion, invocation.options.soak
+    run, champion, seconds = opened.run, found.state.recommended, invocation.options.soak
     if not seconds or champion is None or run.interrupted():
         return None
     run.observe(Began(text=f"watching the winner for {seconds:.0f} s"))

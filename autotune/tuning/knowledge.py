@@ -5,22 +5,44 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 
 from autotune.data.figures import Check, LogInterval
-from autotune.data.record import Outcome, Pairing, Phase, Standing, TrialRecord
+from autotune.data.record import Branch, Outcome, Pairing, Phase, Rule, Standing, TrialRecord
 from autotune.space.configuration import Configuration
+from autotune.space.space_file import ResolvedSpace
 from autotune.stats import numerics
 from autotune.stats.intervals import ProcessPrior, Spread, pooled_spread, process_prior
+from autotune.stats.same_loss import (
+    NOT_REACHED,
+    USUAL_OVER_CRITICAL,
+    ExamplesNeeded,
+    examples_needed,
+    log_examples,
+    log_ratios,
+    over_critical_of,
+    same_loss_speedup,
+)
 from autotune.tuning import costs
 from autotune.tuning.beliefs import Evidence
 from autotune.tuning.confirmation import LeaderTrials, claim_of
-from autotune.tuning.learning import numerics_of
+from autotune.tuning.learning import branch_seconds, numerics_of
 from autotune.tuning.run import Run
 from autotune.tuning.state import Candidate, Leader
 from autotune.tuning.trial import Trial
 
 FEW_DEGREES = 8  # of the slices of other trials, that tell how noisy the machine is
+
+
+@dataclass(frozen=True, kw_only=True)
+class Learnt:
+    """How a leader with another batch size learns, beside the baseline."""
+
+    branch: Branch
+    ratios: Mapping[Rule, Sequence[float | None]]  # logarithms of the factor of examples needed, by seed
+    needed: ExamplesNeeded
+    sooner: LogInterval  # the logarithm of the same-loss speed-up, at 95%
 
 
 def parity_checks(records: Iterable[TrialRecord]) -> dict[tuple[object, ...], Check]:
@@ -77,10 +99,25 @@ class Knowledge:
 
     def candidates(self) -> list[Candidate]:
         """Return the trials of the search that have ended, as they are weighed."""
-        run, compared, champion = self._run, parity_checks(self._run.records.values()), self.champion()
-        beside = [] if champion is None else [champion.in_search]
-        plain = numerics_of(run.baseline)
-        return [self._candidate(trial, compared, beside, plain) for trial in self.ended()]
+        compared, champions = parity_checks(self._run.records.values()), self.champions()
+        plain = numerics_of(self._run.baseline)
+        found = []
+        for trial in self.ended():
+            champion = champions.get(self.batch_ratio(trial.configuration))
+            beside = [] if champion is None else [champion.in_search]
+            found.append(self._candidate(trial, compared, beside, plain))
+        return found
+
+    def batch_varies(self, space: ResolvedSpace) -> bool:
+        """Return whether a space has configurations that train other batches than the baseline, and that counts."""
+        choices = space.choices.get("batch_size", ())
+        return any(self.batch_ratio(space.baseline.replace(batch_size=size)) != 1 for size in choices)
+
+    def batch_ratio(self, configuration: Configuration) -> float:
+        """Return examples per update over the baseline's; 1 where samples per second are the aim, whatever learns."""
+        if self._run.objective != "time_to_loss":
+            return 1.0
+        return configuration.update_size / self._run.baseline.update_size
 
     def _candidate(
         self,
@@ -108,7 +145,16 @@ class Knowledge:
             unchecked=own != plain and own not in compared,
             uncheckable=own != plain and own in compared and not compared[own].tells,
             led_over=self._led_over.get(trial.asked, 0),
+            batch_ratio=self.batch_ratio(trial.configuration),
+            learning_seconds=self._learning_seconds(record),
         )
+
+    def _learning_seconds(self, record: TrialRecord) -> float:
+        """Return what comparing a candidate's learning with the baseline's takes; 0 where it need not or cannot be."""
+        configuration = Configuration(record.configuration)
+        if self._run.state_file is None or self.batch_ratio(configuration) == 1 or self.branch_of(configuration):
+            return 0.0
+        return branch_seconds(self._run.records[0], record)
 
     def evidence(self) -> Evidence:
         """Return what has been tried, as proposals take it."""
@@ -127,30 +173,75 @@ class Knowledge:
                 if number in unstable or not self._run.records[number].outcome.measured
             ],
             running=[trial.asked for trial in self.searched() if trial.number not in ended],
+            over_critical=self.over_critical() if self._run.objective == "time_to_loss" else 0.0,
         )
 
-    def best(self) -> Trial:
-        """Return the fastest so far by its estimate less its error; the baseline where nothing is faster."""
-        best = self._best()
+    def best(self, *, of_same_training: bool = False) -> Trial:
+        """Return what should reach the same loss soonest, errors deducted; the baseline where nothing is faster."""
+        candidates = [known for known in self.candidates() if known.is_same_training or not of_same_training]
+        best = self._best(candidates)
         return self._baseline if best is None else self._run.trials[best.number]
 
-    def _best(self) -> Candidate | None:
-        spread = self.spread()
-        measured = [
-            (candidate.ratio - candidate.error(spread), candidate.number, candidate)
-            for candidate in self.candidates()
-            if candidate.measured and not candidate.unstable
-        ]
-        lead, _, best = max(measured, default=(0.0, 0, None), key=lambda found: found[:2])
-        return best if lead > 0 else None
+    def _best(self, candidates: Iterable[Candidate]) -> Candidate | None:
+        spread, over_critical = self.spread(), self.over_critical()
 
-    def best_interval(self) -> LogInterval | None:
-        """Return the fastest candidate's, from which another one is distinguished; None before it has two pairs."""
-        best = self._best()
+        def lead(known: Candidate) -> float:
+            return known.ratio - log_examples(max(1.0, known.batch_ratio), over_critical) - known.error(spread)
+
+        able = [known for known in candidates if known.measured and not known.unstable and lead(known) > 0]
+        return max(able, key=lambda known: (lead(known), known.number), default=None)
+
+    def best_interval(self, beside: Configuration) -> LogInterval | None:
+        """Return the ratio from which a configuration is distinguished: that of the best of its kind.
+
+        None before the best has two pairs. It is taken to the configuration's batch size: as many more examples as
+        that needs, so much faster it must be.
+        """
+        ratio = self.batch_ratio(beside)
+        best = self._best(known for known in self.candidates() if known.is_same_training is (ratio == 1))
         if best is None or best.pairs < 2:
             return None
-        error = 2 * best.error(self.spread())
-        return LogInterval(value=best.ratio, low=best.ratio - error, high=best.ratio + error, count=best.pairs)
+        needs = [log_examples(max(1.0, each), self.over_critical()) for each in (ratio, best.batch_ratio)]
+        value, error = best.ratio + needs[0] - needs[1], 2 * best.error(self.spread())
+        return LogInterval(value=value, low=value - error, high=value + error, count=best.pairs)
+
+    # ------------------------------------------------------------------------------------------- learning
+
+    def branch_of(self, configuration: Configuration) -> Branch | None:
+        """Return how a configuration was seen to learn, by itself or by one of the same batch size and numerics."""
+        for trial in self._run.trials.values():
+            if (
+                trial.branch is not None
+                and trial.configuration.update_size == configuration.update_size
+                and numerics_of(trial.configuration) == numerics_of(configuration)
+            ):
+                return trial.branch
+        return None
+
+    def over_critical(self) -> float:
+        """Return the baseline's batch size over the critical one: by the latest comparison, or else as is usual."""
+        found = USUAL_OVER_CRITICAL
+        for trial in self._run.trials.values():
+            ratio = self.batch_ratio(trial.configuration)
+            if trial.branch is not None and not trial.branch.not_measured and ratio > 1:
+                needed = examples_needed(log_ratios(trial.branch))
+                found = math.inf if needed is None else over_critical_of(needed.log_ratio.value, ratio)
+        return found
+
+    def learnt(self, leader: LeaderTrials) -> Learnt | str | None:
+        """Return how a leader with another batch size learns; why that is not known, or None before it was looked at."""
+        branch, claim = self.branch_of(leader.trial.configuration), self.claim(leader)
+        if branch is None or claim is None or self.batch_ratio(leader.trial.configuration) == 1:
+            return None
+        if branch.not_measured:
+            return branch.not_measured
+        ratios = log_ratios(branch)
+        needed = examples_needed(ratios)
+        if needed is None:
+            return NOT_REACHED
+        degrees = self.process_prior(without=leader.looks.candidate).degrees + len(leader.measured) - 1
+        sooner = same_loss_speedup(claim, needed, degrees=degrees, confidence=leader.looks.confidence)
+        return Learnt(branch=branch, ratios=ratios, needed=needed, sooner=sooner)
 
     # ------------------------------------------------------------------------------------------- the leaders
 
@@ -189,6 +280,8 @@ class Knowledge:
         if taken := leader.trial.instance_seconds:
             least *= statistics.fmean(taken) / expected
             expected = statistics.fmean(taken)
+        ratio = self.batch_ratio(leader.trial.configuration)
+        branch, learnt = self.branch_of(leader.trial.configuration), self.learnt(leader)
         return Leader(
             number=leader.trial.number,
             candidate=leader.looks.candidate,
@@ -197,14 +290,14 @@ class Knowledge:
             ratio=self.claim(leader),
             pair_seconds=expected,
             least_pair_seconds=least,
-            unlearned=leader.trial.branch is None
-            and self._run.state_file is not None
-            and leader.trial.configuration.update_size != self._run.baseline.update_size,
+            batch_ratio=ratio,
+            unlearned=ratio != 1 and self._run.state_file is not None and branch is None,
+            sooner=learnt.sooner if isinstance(learnt, Learnt) else None,
         )
 
     def beside_leader(self, leader: LeaderTrials) -> list[TrialRecord]:
         """Return the search's records of all that take turns in a confirmation."""
-        champion = self.champion() if leader.champion is not None else None
+        champion = self.champion_beside(leader.trial.configuration) if leader.champion is not None else None
         return [self._run.records[0], leader.in_search, *([] if champion is None else [champion.in_search])]
 
     def has_known_numerics(self, configuration: Configuration) -> bool:
@@ -213,10 +306,17 @@ class Knowledge:
         check = parity_checks(self._run.records.values()).get(own)
         return own == numerics_of(self._run.baseline) or (check is not None and check.tells)
 
-    def champion(self) -> LeaderTrials | None:
-        """Return the leader that is recommended if the run ends now."""
-        confirmed = [leader for leader in self.leaders() if leader.looks.standing is Standing.CONFIRMED]
-        return confirmed[-1] if confirmed else None
+    def champions(self) -> dict[float, LeaderTrials]:
+        """Return the leaders that were confirmed, the last one of each batch ratio: it has beaten the others of it."""
+        return {
+            self.batch_ratio(leader.trial.configuration): leader
+            for leader in self.leaders()
+            if leader.looks.standing is Standing.CONFIRMED
+        }
+
+    def champion_beside(self, configuration: Configuration) -> LeaderTrials | None:
+        """Return the confirmed leader of the same batch size, which a configuration must beat."""
+        return self.champions().get(self.batch_ratio(configuration))
 
     def claim(self, leader: LeaderTrials) -> LogInterval | None:
         """Return the logarithm of a leader's speed-up, at the level of its looks; None before the second process."""

@@ -39,7 +39,7 @@ class Leaders:
         """Begin a leader's confirmation, which may spend so much error; nothing is measured yet."""
         run = self._run
         run.observe(Began(text=f"confirming in fresh processes: {run.changes(candidate.configuration)}"))
-        leaders, champion = self._knowledge.leaders(), self._knowledge.champion()
+        leaders, champion = self._knowledge.leaders(), self._knowledge.champion_beside(candidate.configuration)
         number = 1 + max((known.looks.leader for known in leaders), default=0)
         for known in leaders:
             if known.looks.candidate == candidate.number:
@@ -139,7 +139,7 @@ class Leaders:
         if is_faster(claim, min_gain=self._min_gain):
             if leader.watch_memory(self._run).why_unclear:  # it is measured on, and never confirmed like that
                 return Standing.NOT_SHOWN if is_spent else Standing.OPEN
-            champion = self._knowledge.champion()
+            champion = self._knowledge.champion_beside(leader.trial.configuration)
             if self._beats(leader, champion):
                 return Standing.CONFIRMED
             if champion is not None and not is_spent and not leader.is_beside(champion.trial.configuration):
@@ -184,7 +184,7 @@ class Leaders:
         """Tell of a failure that is not the leader's. What was confirmed and fails twice in a row is not stable."""
         self._failures += 1
         why = first_line(failure.reason) or failure.outcome
-        champion = self._knowledge.champion()
+        champion = self._knowledge.champion_beside(leader.trial.configuration)
         is_champions = leader.champion is not None and failure.trial == leader.champion.number
         if is_champions and champion is not None and self._failures >= BASELINE_FAILURES:
             champion.trial.failure, self._failures = failure, 0

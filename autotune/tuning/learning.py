@@ -224,19 +224,36 @@ def branch(trainings: Trainings, leader: TrialRecord) -> Branch:
 def _branch_size(trainings: Trainings, leader: TrialRecord) -> tuple[int, int]:
     """Return how many seeds, and on how many examples each training trains, as the time allows. Raises NotMeasured."""
     baseline = trainings.run.records[0]
-    rates = [record.throughput for record in (baseline, leader)]
-    own, others = (
-        max(1 / rate.value, STEP_SECONDS / int(record.configuration["batch_size"]))
-        for rate, record in zip(rates, (baseline, leader), strict=True)
-        if rate is not None
-    )
-    seconds_per_example = PROBING / FINISHING * (own + len(RULES) * others)
-    starts = sum((record.first_step_seconds or 1.0) + (record.compile_seconds or 0.0) for record in (baseline, leader))
-    most = BRANCH_STEPS * int(baseline.configuration["batch_size"])
-    least = FEWEST_UPDATES * int(leader.configuration["batch_size"])
+    seconds_per_example, starts = _branch_costs(baseline, leader)
+    most = BRANCH_STEPS * batch_size_of(baseline)
+    least = FEWEST_UPDATES * batch_size_of(leader)
     for seeds in (BRANCH_SEEDS, FEWEST_BRANCH_SEEDS):
         held = int((trainings.left() - starts) / (seeds * seconds_per_example))
         if held >= least:
             return seeds, min(held, max(most, least))
     needed = FEWEST_BRANCH_SEEDS * least * seconds_per_example + starts
     raise NotMeasured(f"it takes about {needed:.0f} s, and {trainings.left():.0f} s were kept for it")
+
+
+def branch_seconds(baseline: TrialRecord, leader: TrialRecord) -> float:
+    """Return what comparing the learning of two configurations takes at most."""
+    seconds_per_example, starts = _branch_costs(baseline, leader)
+    most = BRANCH_STEPS * batch_size_of(baseline)
+    least = FEWEST_UPDATES * batch_size_of(leader)
+    return starts + BRANCH_SEEDS * max(most, least) * seconds_per_example
+
+
+def _branch_costs(baseline: TrialRecord, leader: TrialRecord) -> tuple[float, float]:
+    """Return the seconds per example and seed of all trainings together, and those of their starts."""
+    both = (baseline, leader)
+    own, others = (
+        max(0.0 if record.throughput is None else 1 / record.throughput.value, STEP_SECONDS / batch_size_of(record))
+        for record in both
+    )
+    starts = sum((record.first_step_seconds or 1.0) + (record.compile_seconds or 0.0) for record in both)
+    return PROBING / FINISHING * (own + len(RULES) * others), starts
+
+
+def batch_size_of(record: TrialRecord) -> int:
+    """Return the examples of a step."""
+    return int(record.configuration["batch_size"])

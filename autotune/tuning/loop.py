@@ -14,6 +14,8 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 
+from optuna.trial import Trial as OptunaTrial
+
 from autotune.data.errors import MeasuringStoppedError, NoStableConfigurationError
 from autotune.data.figures import Check
 from autotune.data.options import Options
@@ -27,7 +29,7 @@ from autotune.tuning import costs
 from autotune.tuning.candidates import Proposals
 from autotune.tuning.confirmation import FreshPairs, LeaderTrials
 from autotune.tuning.events import Notice
-from autotune.tuning.knowledge import Knowledge, parity_checks
+from autotune.tuning.knowledge import Knowledge, Learnt, parity_checks
 from autotune.tuning.leaders import Leaders
 from autotune.tuning.learning import NotMeasured, Trainings, branch, compare_numerics, numerics_of
 from autotune.tuning.policy import (
@@ -67,6 +69,7 @@ class SearchResult:
     ended_by: EndedBy
     confirmations: Mapping[int, LeaderTrials]  # of all leaders, by the numbers of their trials
     checks: Mapping[int, tuple[Check, ...]]
+    learning: Mapping[int, Learnt | str | None]  # see `Knowledge.learnt`
 
 
 class Loop:
@@ -164,7 +167,8 @@ class Loop:
             state = self.state()
         leaders = {leader.trial.number: leader for leader in self._knowledge.leaders()}
         checks = {number: leader.trial.checks for number, leader in leaders.items()}
-        return SearchResult(state=state, ended_by=by, confirmations=leaders, checks=checks)
+        learning = {number: self._knowledge.learnt(leader) for number, leader in leaders.items()}
+        return SearchResult(state=state, ended_by=by, confirmations=leaders, checks=checks, learning=learning)
 
     def _do(self, action: Action, seat: Seat) -> None:
         try:
@@ -193,7 +197,7 @@ class Loop:
         except TimeIsUp:
             self._time_is_up = True
         except NoStableConfigurationError as error:
-            stands = isinstance(error, MeasuringStoppedError) or self._knowledge.champion() is not None
+            stands = isinstance(error, MeasuringStoppedError) or bool(self._knowledge.champions())
             if self._seats.others or not stands:
                 raise
             self._stop_measuring(error.message)
@@ -227,7 +231,8 @@ class Loop:
             or not (self._proposals.exhausted or self._proposals.nothing_fits or limit),
             exhausted=self._proposals.exhausted,
             check_seconds=self._check_seconds,
-            learning_seconds=self._learning_seconds,
+            learning_seconds=0.0 if run.state_file is None else self._learning_seconds,
+            over_critical=knowledge.over_critical(),
             prior=knowledge.process_prior(),
             looks_since=self._looks_since,
             busy=self._seats.busy,
@@ -239,18 +244,12 @@ class Loop:
     # ------------------------------------------------------------------------------------------- the actions
 
     def _try_another(self, seat: Seat) -> None:
-        run, knowledge, best = self._run, self._knowledge, self._knowledge.best()
+        run, knowledge = self._run, self._knowledge
         if self._lost:
             configuration = self._lost.pop()
             asked = self._sampler.ask_for(configuration)
         else:
-            proposed = self._proposals.next(
-                knowledge.tried(),
-                best.asked,
-                situation=self._situation(best),
-                evidence=knowledge.evidence(),
-                passes_over=self._passes_over(seat),
-            )
+            proposed = self._propose(seat)
             if proposed is None:
                 return
             if self._problem:
@@ -280,6 +279,28 @@ class Loop:
                 del run.trials[trial.number]  # it does not run any more, and nothing is known of it
             else:
                 self._sampler.tell(asked, ended)
+
+    def _propose(self, seat: Seat) -> tuple[OptunaTrial, Configuration] | None:
+        """Return the next configuration: in turns one of the same training, and one of any batch size."""
+        knowledge, space = self._knowledge, self._proposals.space
+        ratios = [knowledge.batch_ratio(trial.asked) for trial in knowledge.searched()]
+        same, others = ratios.count(1.0), len(ratios) - ratios.count(1.0)
+        turns = [False]
+        if knowledge.batch_varies(space):
+            turns = [True, False] if same <= others else [False, True]
+        for of_same_training in turns:
+            best = knowledge.best(of_same_training=of_same_training)
+            proposed = self._proposals.next(
+                knowledge.tried(),
+                best.asked,
+                situation=self._situation(best),
+                evidence=knowledge.evidence(),
+                passes_over=self._passes_over(seat),
+                batch_size=space.baseline.batch_size if of_same_training else None,
+            )
+            if proposed is not None:
+                return proposed
+        return None
 
     def _situation(self, best: Trial) -> Situation:
         records = self._run.records
@@ -311,7 +332,7 @@ class Loop:
     def _measure(self, trial: Trial, seat: Seat, *, again: bool = False) -> None:
         began, knowledge = self._run.clock(), self._knowledge
         try:
-            leader = None if again else knowledge.best_interval()
+            leader = None if again else knowledge.best_interval(trial.configuration)
             seat.measure(trial, self._trial_limits, leader=leader, others=knowledge.spread())
         finally:
             self._durations.append(self._run.clock() - began)

@@ -252,7 +252,9 @@ def _new_run(invocation: Invocation, facts: WorkloadFacts, device: Device, inter
 def _state_file(invocation: Invocation, script: ScriptFacts | None) -> Path | None:
     """Return the file that takes the state of the baseline's training; None where no batch size can be compared."""
     options, loop = invocation.options, script is not None and script.trains is Trains.LOOP
-    if options.fixed_batch or options.global_batch or loop or options.executor != "local":
+    if options.objective != "time_to_loss" or loop or options.executor != "local":
+        return None
+    if options.fixed_batch or options.global_batch:
         return None
     return invocation.directory.trial_directory(0).resolve() / STATE
 

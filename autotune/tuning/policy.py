@@ -116,9 +116,9 @@ def _next_action(state: State) -> Action:
             return GiveUp(state.open.number)
         fits = state.left >= state.open.least_pair_seconds
         return FreshPair(state.open.number) if fits else _use_the_rest(state, state.open.candidate)
-    champion = state.champion
-    if champion is not None and champion.unlearned and champion.number not in state.busy and state.learning_seconds > 0:
-        return CompareLearning(champion.number)
+    for leader in state.champions.values():
+        if leader.unlearned and leader.number not in state.busy and state.learning_seconds > 0:
+            return CompareLearning(leader.number)
     if is_settled(state):
         return _narrow(state) or End(EndedBy.SETTLED if state.more_candidates else EndedBy.EXHAUSTED)
     if state.contenders:
@@ -140,12 +140,14 @@ def _next_action(state: State) -> Action:
 
 
 def _narrow(state: State) -> FreshPair | None:
-    """Return another pair for a champion whose claim is wide, where the time holds one."""
-    champion = state.champion
-    if champion is None or champion.ratio is None or champion.number in state.busy:
-        return None
-    is_wide = champion.ratio.half_width > NARROW and champion.processes < champion.looks.most
-    return FreshPair(champion.number) if is_wide and state.left >= champion.least_pair_seconds else None
+    """Return another pair for a confirmed leader whose claim is wide, where the time holds one."""
+    for leader in state.champions.values():
+        if leader.ratio is None or leader.number in state.busy:
+            continue
+        is_wide = leader.ratio.half_width > NARROW and leader.processes < leader.looks.most
+        if is_wide and state.left >= leader.least_pair_seconds:
+            return FreshPair(leader.number)
+    return None
 
 
 def _is_hopeless(state: State, leader: Leader) -> bool:
@@ -190,11 +192,12 @@ def _is_tired(state: State) -> bool:
 def _for_leader(state: State, leader: Candidate) -> Action:
     """Search on, or confirm: when what is left is what the confirmation needs, it is confirmed."""
     needed = confirmation_seconds(state, leader)
-    is_large = state.champion is None and _is_large(state, leader, needed)
+    is_first = state.rival(leader) is None
+    is_large = is_first and _is_large(state, leader, needed)
     is_known = is_large or leader.led_over > 0  # an earlier run has chosen it among others
     early = is_known or (state.since_best >= STAGNANT and state.left >= 2 * needed)
     is_late = state.left < FIRST_CLAIM_SHARE * state.budget
-    early = early or (state.champion is None and is_late)
+    early = early or (is_first and is_late)
     rival = None if is_known and not is_late else _rival(state, leader)
     looks = min(MOST_LOOKS_AGAIN, len(state.contenders))
     choosing = 0.0 if rival is None else looks * rival.look_seconds
@@ -267,10 +270,11 @@ def _rival(state: State, leader: Candidate) -> Candidate | None:
 
 
 def confirmation_seconds(state: State, leader: Candidate) -> float:
-    """Return what a leader's confirmation should be kept time for, its comparison of losses included."""
+    """Return what a leader's confirmation should be kept time for, its comparisons of losses included."""
     most = int(MOST_CONFIRMATION_SHARE * state.budget / leader.pair_seconds)
     count = min(processes_needed(state, leader), max(LARGE_GAIN_PROCESSES, most))
-    return SAFELY_LONGER * count * leader.pair_seconds + (state.check_seconds if leader.unchecked else 0.0)
+    learning = min(leader.learning_seconds, state.learning_seconds)
+    return SAFELY_LONGER * count * leader.pair_seconds + (state.check_seconds if leader.unchecked else 0.0) + learning
 
 
 def processes_needed(state: State, leader: Candidate, *, surely: bool = False) -> int:
@@ -301,17 +305,19 @@ def error_of(leader: int) -> float:
 
 
 def verdict(state: State) -> Verdict:
-    """Return what the run comes to."""
-    if state.champion is not None:
+    """Return what the run comes to. Without a recommendation it is about the script's own batch size."""
+    if state.recommended is not None:
         return Verdict.FASTER
-    unsettled = state.open is not None or state.contenders or state.unclear or state.inconclusive
+    contenders = [candidate for candidate in state.contenders if candidate.is_same_training]
+    opened = [leader for leader in state.opened if leader.is_same_training]
+    unsettled = opened or contenders or state.unclear or state.inconclusive
     if not unsettled and _excluded(state):
         refused = [
             candidate
-            for candidate in state.candidates
+            for candidate in _of_same_training(state)
             if candidate.unstable and candidate.ratio > math.log1p(state.min_gain)
         ]
-        broken = any(leader.standing is Standing.UNSTABLE for leader in state.leaders)
+        broken = any(leader.standing is Standing.UNSTABLE and leader.is_same_training for leader in state.leaders)
         return Verdict.UNSTABLE if refused or broken else Verdict.NO_SIGNIFICANT_GAIN
     return Verdict.UNDECIDED
 
@@ -320,15 +326,20 @@ def _excluded(state: State) -> bool:
     """Return whether gains above the bound are excluded for enough candidates, or nothing is left to be tried."""
     if state.exhausted:
         return True
-    measured = sum(candidate.measured for candidate in state.candidates)
+    measured = sum(candidate.measured for candidate in _of_same_training(state))
     enough = measured >= FEWEST_CANDIDATES or not state.more_candidates
     return enough and excluded_above(state) < state.bound
 
 
+def _of_same_training(state: State) -> list[Candidate]:
+    return [candidate for candidate in state.candidates if candidate.is_same_training]
+
+
 def excluded_above(state: State) -> float:
-    """Return the gain above which every tried candidate is excluded, as a logarithm; 0 or more."""
+    """Return the gain above which all that was tried of the same training is excluded, as a logarithm; 0 or more."""
     broken = {number for number, leader in state.standing.items() if leader.standing is Standing.UNSTABLE}
-    stable = [candidate for candidate in state.candidates if not candidate.unstable and candidate.number not in broken]
+    tried = _of_same_training(state)
+    stable = [candidate for candidate in tried if not candidate.unstable and candidate.number not in broken]
     return max((state.upper(candidate) for candidate in stable), default=0.0)
 
 
@@ -340,7 +351,7 @@ def seconds_to_settle(state: State) -> float:
         return max(1, _pairs_to_show(state, gain, leader) - leader.processes) * leader.pair_seconds
     if state.contenders:
         return processes_needed(state, state.contenders[0]) * state.contenders[0].pair_seconds
-    wanted = max(FEWEST_CANDIDATES - sum(candidate.measured for candidate in state.candidates), 1)
+    wanted = max(FEWEST_CANDIDATES - sum(candidate.measured for candidate in _of_same_training(state)), 1)
     looks = sum(candidate.look_seconds for candidate in state.unclear)
     return wanted * state.candidate_seconds + 2 * looks
 

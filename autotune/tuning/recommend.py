@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from autotune.data.figures import Check, Interval
 from autotune.data.options import Options
 from autotune.data.printable import first_line
-from autotune.data.record import Branch, Standing, TrialRecord, baseline_with_ceilings
+from autotune.data.record import Standing, TrialRecord, baseline_with_ceilings
 from autotune.data.run_directory import RunRecord, WorkloadRecord
 from autotune.recipe.advice import advice
 from autotune.recipe.evidence import (
@@ -23,14 +23,14 @@ from autotune.recipe.evidence import (
     Watch,
 )
 from autotune.recipe.learning_rate import factor_of
-from autotune.recipe.recipe import CreatedBy, LearningRate, Recipe, RecipeWorkload, SameLoss
+from autotune.recipe.recipe import Answer, CreatedBy, LearningRateRule, Recipe, RecipeWorkload, SameLoss
 from autotune.space.configuration import Configuration
 from autotune.stats import numerics
 from autotune.stats.deciding import Verdict
 from autotune.stats.disturbance import gpu_figures
-from autotune.stats.same_loss import examples_needed, log_ratios, same_loss_speedup
 from autotune.stats.stability import DEVICE_GROWTH, DEVICE_MEMORY, HOST_GROWTH, THROTTLING
 from autotune.tuning import policy
+from autotune.tuning.knowledge import Learnt
 from autotune.tuning.learning import numerics_of
 from autotune.tuning.loop import SearchResult
 from autotune.tuning.rules import epoch_work
@@ -49,19 +49,20 @@ STEADY_NOT_CHECKED = {
 }
 ROUND_TO_SECONDS, MARGIN = 10, 1.5  # of the budget that is named to go on with
 LEAST_GO_ON_SECONDS = 60.0
+NO_TIME = "no time was left for it"
 
 
 def recommend(*, found: SearchResult, watched: Watch | None, run: Run, record: RunRecord, options: Options) -> Recipe:
     """Make the recipe: of the champion, or of the baseline if nothing was confirmed to be faster."""
     assert record.workload is not None and record.search_space is not None
     workload = record.workload
-    champion = found.state.champion
+    champion = found.state.recommended
     if watched is not None and (watched.failure or not all(check.passed for check in watched.checks)):
         champion = None
     configuration = run.baseline
     if champion is not None:
         configuration = found.confirmations[champion.number].trial.configuration
-    learning = None if champion is None else learning_of(champion, found, run)
+    rule = None if champion is None else learning_of(champion, found, run)
     return Recipe(
         configuration=dict(configuration),
         baseline=dict(run.baseline),
@@ -71,10 +72,12 @@ def recommend(*, found: SearchResult, watched: Watch | None, run: Run, record: R
             watched,
             run,
             workload,
-            measured=False if learning is None else learning.same_loss is not None,
+            measured=rule is not None and rule.same_loss is not None,
         ),
         candidate=None if champion is not None else _best_candidate(found, watched, run, options.min_gain),
-        learning_rate=learning,
+        learning_rate_rule=rule,
+        same_training=_answer(found.state.same_training, found, run),
+        larger_batch=_answer(found.state.larger_batch, found, run) or _likely_larger_batch(found, run),
         machine=record.machine,
         workload=RecipeWorkload(
             name=workload.name,
@@ -103,32 +106,61 @@ def recommend(*, found: SearchResult, watched: Watch | None, run: Run, record: R
     )
 
 
-def learning_of(champion: Leader, found: SearchResult, run: Run) -> LearningRate | None:
+def _answer(leader: Leader | None, found: SearchResult, run: Run) -> Answer | None:
+    """Return a confirmed leader as the recipe gives it."""
+    if leader is None:
+        return None
+    record = run.records[leader.number]
+    assert record.speedup is not None and record.throughput is not None
+    return Answer(
+        configuration=dict(Configuration(record.configuration)),
+        speedup=record.speedup,
+        throughput=record.throughput,
+        confirmed=True,
+        learning_rate_rule=learning_of(leader, found, run),
+    )
+
+
+def _likely_larger_batch(found: SearchResult, run: Run) -> Answer | None:
+    """Return the candidate with another batch size that should reach the same loss soonest, by the search."""
+    state = found.state
+    others = [known for known in state.candidates if not known.is_same_training and known.measured]
+    stable = [known for known in others if not known.unstable and known.ratio > 0]
+    best = max(stable, key=state.promise, default=None)
+    record = None if best is None else run.records[best.number]
+    if best is None or record is None or record.speedup is None or record.throughput is None:
+        return None
+    return Answer(
+        configuration=dict(best.configuration),
+        speedup=record.speedup,
+        throughput=record.throughput,
+        confirmed=False,
+        learning_rate_rule=LearningRateRule(batch_ratio=best.batch_ratio, not_measured=NO_TIME),
+    )
+
+
+def learning_of(leader: Leader, found: SearchResult, run: Run) -> LearningRateRule | None:
     """Return how a leader with another batch size learns, by its record; None for one with the baseline's."""
-    trial = found.confirmations[champion.number].trial
-    ratio = trial.configuration.update_size / run.baseline.update_size
+    confirmation = found.confirmations[leader.number]
+    ratio = confirmation.trial.configuration.update_size / run.baseline.update_size
     if ratio == 1:
         return None
-    branch = trial.branch or Branch(not_measured="no time was left for it")
-    ratios = log_ratios(branch)
-    needed = None if branch.not_measured else examples_needed(ratios)
-    if needed is None or champion.ratio is None:
-        why = branch.not_measured or "it does not reach the losses that the baseline reaches"
-        return LearningRate(batch_ratio=ratio, not_measured=why)
-    degrees = found.state.prior.degrees + champion.processes - 1
-    sooner = same_loss_speedup(champion.ratio, needed, degrees=degrees, confidence=champion.looks.confidence).ratio
-    if sooner is None or needed.log_ratio.ratio is None:
-        return LearningRate(batch_ratio=ratio, not_measured="its losses vary too much from seed to seed")
-    return LearningRate(
+    learnt = found.learning.get(leader.number)
+    if learnt is None or not isinstance(learnt, Learnt):
+        return LearningRateRule(batch_ratio=ratio, not_measured=learnt or NO_TIME)
+    needed = learnt.needed
+    if learnt.sooner.ratio is None or needed.log_ratio.ratio is None:
+        return LearningRateRule(batch_ratio=ratio, not_measured="its losses vary too much from seed to seed")
+    return LearningRateRule(
         batch_ratio=ratio,
         rule=needed.rule,
         factor=factor_of(needed.rule, ratio),
         same_loss=SameLoss(
-            speedup=sooner,
+            speedup=learnt.sooner.ratio,
             examples_factor=needed.log_ratio.ratio,
-            by_rule={rule: _factor(values) for rule, values in ratios.items()},
-            examples=branch.examples,
-            after_steps=branch.after_steps,
+            by_rule={rule: _factor(values) for rule, values in learnt.ratios.items()},
+            examples=learnt.branch.examples,
+            after_steps=learnt.branch.after_steps,
             seeds=needed.log_ratio.count,
         ),
     )
@@ -208,7 +240,7 @@ def _verdict(found: SearchResult, champion: Leader | None) -> Verdict:
     """Return the verdict; a champion that failed while it was watched is unstable."""
     if champion is not None:
         return Verdict.FASTER
-    return Verdict.UNSTABLE if found.state.champion is not None else policy.verdict(found.state)
+    return Verdict.UNSTABLE if found.state.recommended is not None else policy.verdict(found.state)
 
 
 def _excluded_gain(found: SearchResult) -> float | None:

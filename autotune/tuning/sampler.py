@@ -31,6 +31,7 @@ from autotune.data.record import Outcome, Phase, TrialRecord
 from autotune.space.changes import near
 from autotune.space.configuration import Configuration
 from autotune.space.space_file import ResolvedSpace
+from autotune.stats.same_loss import log_examples
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
@@ -131,8 +132,18 @@ def _writing(file: Path | None) -> Iterator[None]:
 class Sampler:
     """The Optuna study of one invocation. The run's `study.db` keeps all of it."""
 
-    def __init__(self, space: ResolvedSpace, *, file: Path | None, name: str, seed: int, several: bool = False) -> None:
+    def __init__(
+        self,
+        space: ResolvedSpace,
+        *,
+        file: Path | None,
+        name: str,
+        seed: int,
+        several: bool = False,
+        over_critical: float = 0.0,
+    ) -> None:
         self._space = space
+        self._over_critical = over_critical  # see `Evidence`: with it, values are speed-ups to the same loss
         self._file = file
         self._distributions = distributions(space)
         self._name = name
@@ -183,7 +194,7 @@ class Sampler:
 
     def _optuna_trial(self, record: TrialRecord, params: dict[str, Any]) -> FrozenTrial:
         """Return a trial as Optuna keeps it: with its speed-up if it was measured, pruned if it failed."""
-        value = None if record.speedup is None else record.speedup.value
+        value = None if record.speedup is None else record.speedup.value / self._more_examples(record)
         if record.trial == 0 and record.outcome is Outcome.OK:
             value = 1.0
         state = TrialState.PRUNED
@@ -212,6 +223,11 @@ class Sampler:
         made.datetime_start = datetime.fromisoformat(record.started_at).astimezone().replace(tzinfo=None)
         made.datetime_complete = made.datetime_start + timedelta(seconds=record.seconds)
         return made
+
+    def _more_examples(self, record: TrialRecord) -> float:
+        """Return how many times the baseline's examples a trial's batch should need to the same loss."""
+        ratio = Configuration(record.configuration).update_size / self._space.baseline.update_size
+        return math.exp(log_examples(max(1.0, ratio), self._over_critical))
 
     def ask(self) -> tuple[Trial, Configuration]:
         """Sample the next configuration; return it and its Optuna trial."""

@@ -14,6 +14,7 @@ from autotune.data.options import MIN_GAIN
 from autotune.data.record import Looks, Standing
 from autotune.space.configuration import Configuration
 from autotune.stats.intervals import ProcessPrior, Spread, t_quantile
+from autotune.stats.same_loss import USUAL_OVER_CRITICAL, log_examples
 
 PROCESS_DEVIATION = 0.02  # log deviation between processes that is allowed for where few were measured
 EXCLUDED_GAIN = 0.10  # excluded for `no_significant_gain`, or `min_gain` where that is larger
@@ -42,6 +43,13 @@ class Candidate:
     unchecked: bool = False  # it computes otherwise than the baseline, and its losses were not compared
     uncheckable: bool = False  # they were compared, and that could not tell
     led_over: int = 0  # candidates of an earlier run that it was confirmed ahead of, on this kind of machine
+    batch_ratio: float = 1.0  # examples per update over the baseline's; 1 too where samples per second are the aim
+    learning_seconds: float = 0.0  # what comparing its learning with the baseline's takes; 0 if that is known
+
+    @property
+    def is_same_training(self) -> bool:
+        """Return whether nothing about learning changes."""
+        return self.batch_ratio == 1
 
     @property
     def measured(self) -> bool:
@@ -64,12 +72,19 @@ class Leader:
     ratio: LogInterval | None  # the claim so far, at the level of its looks; None before the second process
     pair_seconds: float = 1.0  # what the next fresh pair takes
     least_pair_seconds: float = 1.0  # what one takes that has few slices, because the time is short
+    batch_ratio: float = 1.0  # as a candidate's
     unlearned: bool = False  # it trains other batches than the baseline, and its learning was not compared yet
+    sooner: LogInterval | None = None  # the same-loss speed-up at 95%; None where it was not measured
 
     @property
     def standing(self) -> Standing:
         """The standing of its confirmation."""
         return self.looks.standing
+
+    @property
+    def is_same_training(self) -> bool:
+        """Return whether nothing about learning changes."""
+        return self.batch_ratio == 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +103,7 @@ class State:
     exhausted: bool = False  # whether the search space has no other one
     check_seconds: float = 0.0  # what is left of the time for comparing losses
     learning_seconds: float = 0.0  # the same for comparing how leaders with another batch size learn
+    over_critical: float = USUAL_OVER_CRITICAL  # the baseline's batch size over the critical one, as far as is known
     prior: ProcessPrior = USUAL_PRIOR  # how far a fresh pair of processes may lie from its mean
     looks_since: int = 0  # looks again since the last new candidate
     busy: frozenset[int] = frozenset()  # trials that are being measured on other seats
@@ -107,10 +123,53 @@ class State:
         return next(iter(idle or self.opened), None)
 
     @cached_property
+    def champions(self) -> dict[float, Leader]:
+        """The leaders that were confirmed, the last one of each batch ratio: it has beaten the others of it."""
+        return {leader.batch_ratio: leader for leader in self.leaders if leader.standing is Standing.CONFIRMED}
+
+    @cached_property
+    def same_training(self) -> Leader | None:
+        """The confirmed leader that changes nothing about learning."""
+        return self.champions.get(1.0)
+
+    @cached_property
+    def larger_batch(self) -> Leader | None:
+        """The confirmed leader with another batch size that reaches the same losses soonest, as far as is known."""
+        others = [leader for leader in self.champions.values() if not leader.is_same_training]
+        return max(others, key=lambda leader: (leader.sooner is not None, self.worth(leader)), default=None)
+
+    @cached_property
+    def recommended(self) -> Leader | None:
+        """The leader that is recommended if the run ends now.
+
+        The same training, unless another batch size was shown to reach the same losses sooner than the baseline and
+        than the same training.
+        """
+        same, larger = self.same_training, self.larger_batch
+        if larger is None or larger.sooner is None or larger.sooner.low <= 0:
+            return same
+        if same is None or same.ratio is None:
+            return larger
+        lead = larger.sooner.value - same.ratio.value
+        return larger if lead > math.hypot(larger.sooner.half_width, same.ratio.half_width) else same
+
+    @cached_property
     def champion(self) -> Leader | None:
-        """The leader that is recommended if the run ends now."""
-        confirmed = [leader for leader in self.leaders if leader.standing is Standing.CONFIRMED]
-        return confirmed[-1] if confirmed else None
+        """The leader that is recommended, or will be if its learning bears it out."""
+        larger = self.larger_batch
+        if self.recommended is None and larger is not None and larger.unlearned and self.learning_seconds > 0:
+            return larger
+        return self.recommended
+
+    def more_examples(self, batch_ratio: float) -> float:
+        """Return the logarithm of the examples that a larger batch should need to a loss, over the baseline's."""
+        return log_examples(max(1.0, batch_ratio), self.over_critical)
+
+    def worth(self, leader: Leader) -> float:
+        """Return the logarithm of a confirmed leader's speed-up to the same loss: measured, or as it should be."""
+        if leader.sooner is not None:
+            return leader.sooner.value
+        return (0.0 if leader.ratio is None else leader.ratio.value) - self.more_examples(leader.batch_ratio)
 
     @cached_property
     def standing(self) -> dict[int, Leader]:
@@ -127,8 +186,11 @@ class State:
         return not candidate.uncheckable and not (candidate.unchecked and self.check_seconds <= 0)
 
     def rival(self, candidate: Candidate) -> Leader | None:
-        """Return the champion that a candidate must beat. One of known numerics need not beat one whose are not."""
-        champion = self.champion
+        """Return the confirmed leader of the same batch size that a candidate must beat.
+
+        One of known numerics need not beat one whose are not.
+        """
+        champion = self.champions.get(candidate.batch_ratio)
         if champion is None or self.has_known_numerics(self.candidate(champion.candidate)):
             return champion
         return None if self.has_known_numerics(candidate) else champion
@@ -154,14 +216,23 @@ class State:
 
         Those whose numerics cannot be compared with float32 come last, and never replace a champion of known numerics.
         """
-        # With a champion, those that look clearly faster than it was shown to be.
+        # With a champion of the same batch size, those that look clearly faster than it was shown to be. One of another
+        # batch size must also look sooner at the same loss than what else was confirmed.
         errors = BY_ERRORS if self.more_candidates else 1.0
-        champion = self.champion
-        needs_known = champion is not None and self.has_known_numerics(self.candidate(champion.candidate))
+        champions = self.champions.values()
 
         def floor(candidate: Candidate) -> float:
-            rival, least = self.rival(candidate), math.log1p(self.min_gain)
-            return least if rival is None or rival.ratio is None else max(least, rival.ratio.value + CLEARLY_FASTER)
+            least, rival = math.log1p(self.min_gain), self.rival(candidate)
+            if rival is not None and rival.ratio is not None:
+                least = max(least, rival.ratio.value + CLEARLY_FASTER)
+            if candidate.is_same_training:
+                return least
+            apart = [self.worth(leader) for leader in champions if leader.batch_ratio != candidate.batch_ratio]
+            return max([least, *(worth + self.more_examples(candidate.batch_ratio) for worth in apart)])
+
+        def needs_known(candidate: Candidate) -> bool:
+            rival = self.champions.get(candidate.batch_ratio)
+            return rival is not None and self.has_known_numerics(self.candidate(rival.candidate))
 
         judged = {number for number, leader in self.standing.items() if leader.standing is not Standing.OUT_OF_TIME}
         able = [
@@ -173,11 +244,18 @@ class State:
             and candidate.number not in self.busy
             and candidate.number not in judged
             and candidate.ratio - errors * candidate.error(self.spread) > floor(candidate)
-            and (self.has_known_numerics(candidate) or not needs_known)
+            and (self.has_known_numerics(candidate) or not needs_known(candidate))
         ]
-        known = {candidate.number: self.has_known_numerics(candidate) for candidate in able}
-        promise = {candidate.number: candidate.ratio - candidate.error(self.spread) for candidate in able}
-        return sorted(able, key=lambda candidate: (known[candidate.number], promise[candidate.number]), reverse=True)
+
+        def rank(candidate: Candidate) -> tuple[bool, bool, float]:
+            can_be_recommended = candidate.is_same_training or self.learning_seconds > 0
+            return self.has_known_numerics(candidate), can_be_recommended, self.promise(candidate)
+
+        return sorted(able, key=rank, reverse=True)
+
+    def promise(self, candidate: Candidate) -> float:
+        """Return the logarithm of the speed-up to the same loss that a candidate should at least have."""
+        return candidate.ratio - self.more_examples(candidate.batch_ratio) - candidate.error(self.spread)
 
     @cached_property
     def unclear(self) -> list[Candidate]:
@@ -186,6 +264,7 @@ class State:
             candidate
             for candidate in self.candidates
             if candidate.measured
+            and candidate.is_same_training
             and not candidate.unstable
             and candidate.number not in self.standing
             and candidate.number not in self.busy
@@ -211,18 +290,24 @@ class State:
             leader
             for leader in self.standing.values()
             if leader.standing in UNDECIDED
+            and leader.is_same_training
             and (leader.ratio is None or leader.ratio.high >= self.bound)
             and not self.candidate(leader.candidate).unstable
         ]
 
     @cached_property
     def since_best(self) -> int:
-        """The number of candidates tried since the fastest so far."""
-        sound = [candidate for candidate in self.candidates if candidate.measured and not candidate.unstable]
-        if not sound:
-            return len(self.candidates)
-        best = max(sound, key=lambda candidate: candidate.ratio - candidate.error(self.spread))
-        return len(self.candidates) - 1 - self.candidates.index(best)
+        """The number of candidates tried since the fastest so far, of the same training or of another batch size."""
+        latest = -1
+        for same in (True, False):
+            sound = [
+                candidate
+                for candidate in self.candidates
+                if candidate.measured and not candidate.unstable and candidate.is_same_training is same
+            ]
+            if sound:
+                latest = max(latest, self.candidates.index(max(sound, key=self.promise)))
+        return len(self.candidates) - 1 - latest
 
     @property
     def next_leader(self) -> int:

@@ -278,7 +278,12 @@ def tune_with(invocation: Invocation, written: SearchSpace | None) -> Recipe:
             run.state_file.unlink(missing_ok=True)
             run.state_file = None
         sampler = Sampler(
-            space, file=directory.study_file, name=opened.facts.name, seed=options.seed, several=run.several
+            space,
+            file=directory.study_file,
+            name=opened.facts.name,
+            seed=options.seed,
+            several=run.several,
+            over_critical=USUAL_OVER_CRITICAL if run.objective == "time_to_loss" else 0.0,
         )
         found = Loop(
             run,
