@@ -143,7 +143,9 @@ class SimulatedTrial:
         self._trained += round(warmup_seconds * pace)
         self._state = _State.WARM
         if self.timing.save_state:
-            Path(self.timing.save_state).touch()
+            state = Path(self.timing.save_state)
+            state.parent.mkdir(parents=True, exist_ok=True)
+            state.touch()
         return WarmUp(
             started=self._started(),
             ready=Ready(

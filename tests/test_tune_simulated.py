@@ -97,7 +97,7 @@ def test_a_planted_faster_configuration_is_found(directory):
 def test_where_nothing_is_faster_that_is_the_answer(tmp_path, speed):
     recipe, records = answered(tmp_path, simulated_trials(speed, **QUIET), budget=400.0)
     assert recipe.evidence.verdict is Verdict.NO_SIGNIFICANT_GAIN
-    assert (recipe.changes, recipe.learning_rate) == ({}, None)
+    assert (recipe.changes, recipe.learning_rate_rule) == ({}, None)
     assert 0.0 <= recipe.evidence.excluded_gain <= 0.10
     assert recipe.evidence.candidates == len(searched(records)) > 3
     assert recipe.candidate.reason

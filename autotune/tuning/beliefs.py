@@ -47,7 +47,9 @@ class Evidence:
     ratios: Mapping[Configuration, float] = field(default_factory=dict)  # log speed-ups, the baseline's included
     failed: Collection[Configuration] = ()
     running: Sequence[Configuration] = ()  # on other seats, the latest last
-    over_critical: float = 0.0  # the baseline's batch size over the critical one; 0 where samples per second are the aim
+    over_critical: float = (
+        0.0  # the baseline's batch size over the critical one; 0 where samples per second are the aim
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -67,12 +67,7 @@ def recommend(*, found: SearchResult, watched: Watch | None, run: Run, record: R
         configuration=dict(configuration),
         baseline=dict(run.baseline),
         evidence=_evidence(
-            found,
-            champion,
-            watched,
-            run,
-            workload,
-            measured=rule is not None and rule.same_loss is not None,
+            found, champion, watched, run, workload, measured=rule is not None and rule.same_loss is not None
         ),
         candidate=None if champion is not None else _best_candidate(found, watched, run, options.min_gain),
         learning_rate_rule=rule,
