@@ -99,7 +99,7 @@ def test_every_second_candidate_trains_as_the_script_does(tmp_path):
 
 def test_comparing_how_leaders_learn_takes_a_quarter_of_the_budget_at_most(tmp_path):
     slow = faster_by(batch_size=2.0)
-    _, records, trials, watcher = run(
+    _, records, _, watcher = run(
         tmp_path, lambda configuration: slow(configuration) / 40, critical_batch=LEARNS_AS_FAST, budget=600.0
     )
     spent = sum(record.branch.seconds for record in records if record.branch is not None)

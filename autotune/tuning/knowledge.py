@@ -229,7 +229,7 @@ class Knowledge:
         return found
 
     def learnt(self, leader: LeaderTrials) -> Learnt | str | None:
-        """Return how a leader with another batch size learns; why that is not known, or None before it was looked at."""
+        """Return how a leader with another batch size learns, or why that is not known; None before it is looked at."""
         branch, claim = self.branch_of(leader.trial.configuration), self.claim(leader)
         if branch is None or claim is None or self.batch_ratio(leader.trial.configuration) == 1:
             return None

@@ -110,7 +110,8 @@ class Loop:
         pairs = FreshPairs(run, deadline, timeout=timeout)
         self._leaders = Leaders(run, knowledge, pairs, limits=limits, min_gain=options.min_gain)
         self._check_seconds = CHECK_SHARE * options.budget
-        self._learning_seconds = LEARNING_SHARE * options.budget
+        spent = sum(record.branch.seconds for record in run.records.values() if record.branch is not None)
+        self._learning_seconds = max(0.0, LEARNING_SHARE * options.budget - spent)
         self._durations: list[float] = []
         self._looks_since = 0
         self._time_is_up = False
