@@ -255,7 +255,7 @@ class SimulatedTrial:
             return self._branch(runs, deadline)
         step_seconds = self.configuration.batch_size / self._pace()
         steps = max(1, min(runs.most_steps, math.ceil(runs.seconds / step_seconds)))
-        self._pass(steps * step_seconds * len(runs.seeds) * len(runs.scales), deadline)
+        self._pass(steps * step_seconds * len(runs.seeds), deadline)
         self._state = _State.ENDED
         learns = trials.learns(self.configuration)
         return LossCurves(
@@ -266,7 +266,6 @@ class SimulatedTrial:
                     * (1.0 + SEED_SPREAD * random.Random(seed).uniform(-1.0, 1.0))
                     for step in range(steps)
                 )
-                for _ in runs.scales
                 for seed in runs.seeds
             ),
             gpus=trials.gpus,
