@@ -49,7 +49,6 @@ STEADY_NOT_CHECKED = {
 }
 ROUND_TO_SECONDS, MARGIN = 10, 1.5  # of the budget that is named to go on with
 LEAST_GO_ON_SECONDS = 60.0
-NO_TIME = "no time was left for it"
 
 
 def recommend(*, found: SearchResult, watched: Watch | None, run: Run, record: RunRecord, options: Options) -> Recipe:
@@ -130,8 +129,15 @@ def _likely_larger_batch(found: SearchResult, run: Run) -> Answer | None:
         speedup=record.speedup,
         throughput=record.throughput,
         confirmed=False,
-        learning_rate_rule=LearningRateRule(batch_ratio=best.batch_ratio, not_measured=NO_TIME),
+        learning_rate_rule=LearningRateRule(batch_ratio=best.batch_ratio, not_measured=_why_not_learnt(run)),
     )
+
+
+def _why_not_learnt(run: Run) -> str:
+    """Return why nothing is known of how a batch size learns, in half a sentence."""
+    if run.objective != "time_to_loss":
+        return f"the objective is {run.objective}"
+    return run.no_branches or "no time was left for it"
 
 
 def learning_of(leader: Leader, found: SearchResult, run: Run) -> LearningRateRule | None:
@@ -142,7 +148,7 @@ def learning_of(leader: Leader, found: SearchResult, run: Run) -> LearningRateRu
         return None
     learnt = found.learning.get(leader.number)
     if learnt is None or not isinstance(learnt, Learnt):
-        return LearningRateRule(batch_ratio=ratio, not_measured=learnt or NO_TIME)
+        return LearningRateRule(batch_ratio=ratio, not_measured=learnt or _why_not_learnt(run))
     needed = learnt.needed
     if learnt.sooner.ratio is None or needed.log_ratio.ratio is None:
         return LearningRateRule(batch_ratio=ratio, not_measured="its losses vary too much from seed to seed")

@@ -1,4 +1,4 @@
-"""Trainings that branch from a state of the baseline's, in real trials: what they begin with, and what their losses say."""
+"""Trainings that branch from a state of the baseline's, in real trials: how they begin, and how their losses fall."""
 
 import pytest
 from real_trials import PATIENCE_SECONDS
