@@ -347,14 +347,17 @@ class Loop:
         ]
 
     def _passes_over(self, seat: Seat) -> Callable[[Configuration], bool]:
-        """Return what tells whether knobs exclude one another, do not learn, or take more time than there is now."""
+        """Return what tells whether knobs exclude one another, do nothing or do not learn, or the time is too short."""
         state, baseline = self.state(), self._run.records[0]
         parity = parity_checks(self._run.records.values())
+        idle = self._knowledge.idle_values()
         gain = max([0.0, *(candidate.ratio for candidate in state.candidates if not candidate.unstable)])
         most = min(self._trial_limits.timeout, state.left)
         importing = self._import_seconds + 2 * state.candidate_seconds + 4 * state.first_pair_seconds
 
         def passes_over(configuration: Configuration) -> bool:
+            if idle & set(configuration.items()):
+                return True
             check = parity.get(numerics_of(configuration))
             if find_conflict(configuration) or (check is not None and not check.passed):
                 return True
