@@ -212,7 +212,7 @@ class Knowledge:
         best = self._best(known for known in self.candidates() if known.is_same_training is (ratio == 1))
         if best is None or best.pairs < 2:
             return None
-        needs = [log_examples(max(1.0, each), self.over_critical()) for each in (ratio, best.batch_ratio)]
+        needs = [log_examples(max(1.0, of), self.over_critical()) for of in (ratio, best.batch_ratio)]
         value, error = best.ratio + needs[0] - needs[1], 2 * best.error(self.spread())
         return LogInterval(value=value, low=value - error, high=value + error, count=best.pairs)
 

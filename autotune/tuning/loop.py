@@ -378,12 +378,21 @@ class Loop:
                 trial.branch = branch(trainings, run.records[number])
             except NotMeasured as why:
                 trial.branch = Branch(not_measured=str(why))
-                size = trial.configuration.batch_size
-                run.observe(Notice(text=f"how batch size {size} learns was not measured: {why}"))
         spent = run.clock() - began
         trial.branch = trial.branch.model_copy(update={"seconds": spent})
         run.keep(run.records[number].model_copy(update={"branch": trial.branch}), announce=False)
         self._learning_seconds = max(0.0, self._learning_seconds - spent)
+        run.observe(Notice(text=self._learnt_in_words(number)))
+
+    def _learnt_in_words(self, number: int) -> str:
+        """Say how much sooner a leader reaches the same losses, or why that is not known."""
+        leader = self._knowledge.leader(number)
+        size, learnt = leader.trial.configuration.update_size, self._knowledge.learnt(leader)
+        if not isinstance(learnt, Learnt):
+            return f"how batch size {size} learns was not measured: {learnt}"
+        sooner = learnt.sooner.ratio
+        speedup = "much sooner or later" if sooner is None else f"{sooner.shown()} sooner"
+        return f"batch size {size} reaches the same losses {speedup} (learning rate {learnt.needed.rule})"
 
     def _compare_losses(self, trial: Trial, seat: Seat) -> None:
         """See whether a leader learns as float32 without XLA does."""
