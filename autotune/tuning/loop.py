@@ -25,6 +25,7 @@ from autotune.space.changes import Situation
 from autotune.space.configuration import Configuration, find_conflict
 from autotune.space.space_file import ResolvedSpace
 from autotune.stats.deciding import EndedBy
+from autotune.stats.same_loss import NOT_REACHED
 from autotune.tuning import costs
 from autotune.tuning.candidates import Proposals
 from autotune.tuning.confirmation import FreshPairs, LeaderTrials
@@ -388,6 +389,8 @@ class Loop:
         """Say how much sooner a leader reaches the same losses, or why that is not known."""
         leader = self._knowledge.leader(number)
         size, learnt = leader.trial.configuration.update_size, self._knowledge.learnt(leader)
+        if learnt == NOT_REACHED:
+            return f"batch size {size} does not reach the losses that the baseline reaches"
         if not isinstance(learnt, Learnt):
             return f"how batch size {size} learns was not measured: {learnt}"
         sooner = learnt.sooner.ratio
