@@ -871,7 +871,8 @@ def test_saving_the_state_and_measuring_its_noise_is_no_time_of_the_training(len
         Simulation(Measure(seconds=0.5), **length, **more)
         for more in ({}, {"save_after": save_after, "aside_seconds": 16.0})
     )
-    assert aside.run() == plain.run()
+    slices, usual = ([part.model_copy(update={"host_bytes": None}) for part in run.run()] for run in (aside, plain))
+    assert slices == usual
     assert without_aside(aside.ready) == without_aside(plain.ready)
     assert aside.ready.aside_seconds == 32.0
     assert aside.ready.gradient_noise.examples == 4

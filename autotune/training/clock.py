@@ -114,7 +114,8 @@ class StepClock:
         self._tuner = tuner
         self._count_parameters = count_parameters
         self._between = between_epochs
-        self._saves_state, self._save_after = saves_state, save_after
+        self._saves_state = saves_state
+        self._save_after: float | None = save_after  # None once that was done
         self._state_steps: int | None = None
         self._measures_noise, self._noise_is_due = measures_noise, False
         self._gradient_noise: GradientNoise | None = None
@@ -200,10 +201,10 @@ class StepClock:
 
     def _save_state(self) -> None:
         """Save weights and optimizer unless that was done."""
-        if self._save_after >= 0 and self._saves_state():
+        if self._save_after is not None and self._saves_state():
             self._state_steps = self.progress.steps
             self._noise_is_due = True
-        self._save_after = -1
+        self._save_after = None
 
     def _measure_noise(self) -> None:
         """Measure the gradient's noise where the state was saved, unless that was done."""
@@ -240,7 +241,7 @@ class StepClock:
             self.warm_up.compiling_seconds.append(seconds)
             self._tuner.send(FirstStep(loss=finite_loss(self.logs, step=1), parameters=self._count_parameters()))
         self._timing.call_ended(now, seconds)
-        if self.progress.steps >= self._save_after:
+        if self._save_after is not None and self.progress.steps >= self._save_after:
             self._do_aside(self._save_state)
         self._last_call_at = self.now()  # what was done here is no part of the next call
 

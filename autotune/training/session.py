@@ -111,7 +111,7 @@ class TimedTrial:
             between_epochs=between_epochs,
             longest_boundary_epoch_seconds=_longest_boundary_epoch(request.timing),
             saves_state=lambda: bool(state) and session.save_state(Path(state)),
-            save_after=_first_steps(session),
+            save_after=_first_steps(session) if state else math.inf,
             measures_noise=lambda: session.measure_noise(self.clock, request.timing.noise_seconds),
             gauges=[
                 *gauges.gpu_gauges(gauges.cards_in_use(session.strategy)),
