@@ -114,11 +114,19 @@ def test_of_a_gradient_that_is_all_noise_only_a_lower_bound_is_known():
 
 
 def test_the_best_batch_size_is_where_the_time_to_a_loss_is_least():
-    def seconds(size):
-        return (0.02 + 0.001 * size) * (1 + 64 / size)
+    def step_seconds(size):
+        return 0.02 + 0.001 * size
 
-    best = best_batch_size(64, fixed_seconds=0.02, seconds_per_example=0.001)
-    assert seconds(best) <= min(seconds(best * 1.05), seconds(best / 1.05))
+    def seconds(size):
+        return step_seconds(size) * (1 + 64 / size)
+
+    best = best_batch_size(64, {size: step_seconds(size) for size in (16, 64, 256)})
+    assert seconds(best) < min(seconds(best * 1.05), seconds(best / 1.05))
+
+
+def test_where_larger_batches_cost_nothing_the_best_one_has_no_bound():
+    assert best_batch_size(64, {32: 0.01, 64: 0.01}) > 1e6
+    assert best_batch_size(64, {32: 0.01, 64: 0.03}) == 0.0
 
 
 def a_scale(batch_size, error=0.0, at_least=1.0):

@@ -223,9 +223,17 @@ def expected_over_critical(batch_size: int, noise: NoiseScale | None) -> float:
     return USUAL_OVER_CRITICAL * math.exp(max(-math.log(MOST_BELOW), min(math.log(MOST_ABOVE), moved)))
 
 
-def best_batch_size(noise: float, *, fixed_seconds: float, seconds_per_example: float) -> float:
+def best_batch_size(critical: float, step_seconds: Mapping[int, float]) -> float:
     """Return the batch size that reaches a loss soonest, where a step takes `fixed + per_example × batch` seconds.
 
     The time goes as (α + βB)(1 + B_c/B), which is least at √(α B_c / β).
+
+    Args:
+        critical: The critical batch size.
+        step_seconds: The times of steps by batch size, at least two; a common factor does not matter.
     """
-    return math.sqrt(fixed_seconds * noise / seconds_per_example)
+    sizes, seconds = np.array([*step_seconds.items()], float).T
+    per_example, fixed = np.polyfit(sizes, seconds, 1, w=1 / seconds)  # errors are relative
+    if per_example <= 0:
+        return math.inf
+    return math.sqrt(max(0.0, fixed) * critical / per_example)
