@@ -115,17 +115,23 @@ def a_noise(batch_size, *, parts=32, examples=4):
     return GradientNoise(examples=examples, squares=(square,) * parts, products=(product,) * parts)
 
 
-def test_the_noise_of_the_baselines_gradient_is_kept_and_says_which_batch_sizes_are_worth_a_trial(tmp_path):
-    def tried(name, **settings):
-        sizes = space(batch_size=[32, 128, 512, 2048])
-        speed = lambda each: each.batch_size / (1.0 + each.batch_size / 200.0)  # noqa: E731
-        _, records, _, watcher = run(tmp_path / name, speed, space=sizes, **settings)
-        texts = [event.text for event in watcher.of(Notice) if "critical batch size" in event.text]
-        searched = [record.configuration["batch_size"] for record in records if record.phase is Phase.SEARCH]
-        return records[0].processes[0].gradient_noise, texts, searched
+def test_the_noise_of_the_baselines_gradient_says_which_batch_sizes_are_worth_a_trial(tmp_path):
+    def speed(configuration):  # a step takes 1 ms, and 5 µs per example
+        return configuration.batch_size / (0.001 + 5e-6 * configuration.batch_size)
 
-    noise, texts, sizes = tried("little", gradient_noise=a_noise(12_340.0))
-    assert noise == a_noise(12_340.0)
-    assert "a critical batch size near 12,000," in texts[0]
-    assert tried("unknown")[:2] == (None, [])
-    assert sizes != tried("unknown again")[2]
+    def tried(batch_size):
+        sizes = space(batch_size=[16, 32, 64, 128, 256, 512, 1024, 2048], jit_compile=[False, True])
+        noise = a_noise(batch_size)
+        _, records, _, watcher = run(tmp_path / f"{batch_size}", speed, space=sizes, gradient_noise=noise)
+        assert records[0].processes[0].gradient_noise == noise
+        assert sum(f"a critical batch size near {batch_size:,}," in event.text for event in watcher.of(Notice)) == 1
+        return [record.configuration["batch_size"] for record in records if record.phase is Phase.SEARCH]
+
+    assert max(tried(40)[:5]) <= 256
+    assert max(tried(12_000)[:5]) >= 1024
+
+
+def test_without_a_noise_that_was_measured_no_critical_batch_size_is_told_of(tmp_path):
+    for name, noise in (("none", None), ("why", GradientNoise(not_measured="the model runs eagerly"))):
+        _, _, _, watcher = run(tmp_path / name, faster_by(batch_size=2.0), gradient_noise=noise)
+        assert not any("critical" in event.text for event in watcher.of(Notice))

@@ -93,7 +93,7 @@ class MeasuredProcess:
                             boundary=self.boundary,
                             longest_boundary_epoch_seconds=run.budget,
                             save_state=self.save_state,
-                            noise_seconds=NOISE_SHARE * run.budget if self.save_state else 0.0,
+                            noise_seconds=NOISE_SHARE * (run.budget or 0.0) if self.save_state else 0.0,
                         ),
                     )
                     trial.instances += 1
