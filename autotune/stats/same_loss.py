@@ -63,9 +63,13 @@ def _reached(examples: np.ndarray, losses: np.ndarray, wanted: np.ndarray) -> np
 
 
 def log_ratios(branch: Branch) -> dict[Rule, list[float | None]]:
-    """Return `log_examples_ratio` of each seed whose trainings came to their end, for each rule that could be tried."""
+    """Return `log_examples_ratio` of each seed whose trainings came to their end, for each rule that could be tried.
+
+    A loss over a window stands for the middle of the window.
+    """
     probes = max(map(len, branch.baseline), default=0)
-    at = [round(branch.examples * (place + 1) / probes) for place in range(probes)]
+    share = 0.5 if branch.own_losses else 1.0
+    at = [round(branch.examples * (place + share) / probes) for place in range(probes)]
 
     def curve(losses: Sequence[float | None]) -> Curve | None:
         finite = [loss for loss in losses if loss is not None]
@@ -82,6 +86,25 @@ def log_ratios(branch: Branch) -> dict[Rule, list[float | None]]:
         ]
         found[rule] = [None if None in pair else log_examples_ratio(*pair) for pair in pairs]  # type: ignore[arg-type]
     return found
+
+
+def window_means(losses: Curve, examples: int, windows: int) -> list[float]:
+    """Return the means of a training's own losses over windows of equal numbers of examples.
+
+    So trainings with different batch sizes have losses at the same places. A step's loss is that of its batch before
+    the update. Between two steps it is taken to change linearly, so that long steps are as late as short ones.
+
+    Args:
+        losses: Examples trained before each step, from 0 on, and the loss of that step.
+        examples: In all windows together; the last step begins there or later.
+        windows: Their number.
+    """
+    at, values = np.array(losses, dtype=float).T
+    edges = np.linspace(0, examples, windows + 1)
+    places = np.union1d(at, edges)
+    between = np.interp(places, at, values)
+    areas = np.concatenate([[0.0], np.cumsum(np.diff(places) * (between[1:] + between[:-1]) / 2)])
+    return [float(mean) for mean in np.diff(np.interp(edges, places, areas)) * windows / examples]
 
 
 def examples_needed(ratios: Mapping[Rule, Sequence[float | None]]) -> ExamplesNeeded | None:
