@@ -6,15 +6,18 @@ import numpy as np
 import pytest
 
 from autotune.data.figures import LogInterval
+from autotune.data.record import Branch
 from autotune.stats.same_loss import (
     best_batch_size,
     examples_needed,
     log_examples,
     log_examples_ratio,
+    log_ratios,
     monotone,
     noise_scale,
     over_critical_of,
     same_loss_speedup,
+    window_means,
 )
 
 PROBES = np.arange(1, 26) * 1024
@@ -116,3 +119,25 @@ def test_the_best_batch_size_is_where_the_time_to_a_loss_is_least():
 
     best = best_batch_size(64, fixed_seconds=0.02, seconds_per_example=0.001)
     assert seconds(best) <= min(seconds(best * 1.05), seconds(best / 1.05))
+
+
+@pytest.mark.parametrize("size", [32, 100, 256])
+def test_losses_of_steps_have_the_same_windows_with_every_batch_size(size):
+    steps = [(at, 3.0 - at / 1024) for at in range(0, 1024 + size, size)]
+    assert window_means(steps, 1024, 4) == pytest.approx([2.875, 2.625, 2.375, 2.125])
+
+
+def test_a_window_is_the_mean_of_its_steps():
+    steps = [(32 * step, float(step % 2)) for step in range(33)]
+    assert window_means(steps, 1024, 4) == pytest.approx([0.5] * 4)
+
+
+def test_a_window_of_own_losses_stands_for_its_middle():
+    def windows(needs):
+        return tuple(math.exp(-(place + 0.5) * 512 / needs / 4000) for place in range(16))
+
+    curves = {"baseline": (windows(1.0),), "leader": {"as is": (windows(2.0),)}}
+    (ratio,) = log_ratios(Branch(examples=8192, own_losses=True, **curves))["as is"]
+    assert ratio == pytest.approx(math.log(2.0), abs=0.02)
+    (of_probes,) = log_ratios(Branch(examples=8192, **curves))["as is"]
+    assert of_probes < ratio - 0.02

@@ -68,7 +68,8 @@ class BranchRuns(Frozen):
 class LoopBranch(Frozen):
     """One training of a script's own loop that branches from the baseline's state, for the losses of its steps.
 
-    The script runs from its first line. Its variables take the state once it has read some examples.
+    The script runs from its first line. Its variables take the state once it has read some examples. The answer has two
+    curves: the losses of all windows, and the first loss from there alone, which tells whether losses are means.
     """
 
     state: str  # file of the values of the baseline's variables

@@ -36,9 +36,9 @@ class BranchedLoop(LoopHooks):
 
     def imported(self, name: str) -> None:
         """See `Hooks`."""
-        super().imported(name)
         if name == "keras":
             scale_updates(lambda: self._training.scale)
+        super().imported(name)
 
     def restarts(self) -> bool:
         """See `TrialHooks`: a training that ended has too few losses."""
@@ -80,5 +80,6 @@ class BranchedLoop(LoopHooks):
 
     def _send(self, curve: tuple[float | None, ...]) -> NoReturn:
         """Send the losses, and end."""
-        self.channel.send(protocol.LossCurves(curves=(curve,), gpus=gauges.gpu_names()))
+        first = tuple(loss for _, loss in self._losses[:1]) or (None,)
+        self.channel.send(protocol.LossCurves(curves=(curve, first), gpus=gauges.gpu_names()))
         leave(0)
