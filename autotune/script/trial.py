@@ -252,7 +252,7 @@ class FitTraining(TrialHooks):
             )
             self.channel.send(protocol.LossCurves(curves=found, gpus=gauges.gpu_names()))
             return
-        if request.losses is not None:
+        if isinstance(request.losses, protocol.LossRuns):
             curves = loss_curves(lambda: model, lambda: train.one_epoch, configuration, request.losses, examples)
             self.channel.send(protocol.LossCurves(curves=curves, gpus=gauges.gpu_names()))
             return

@@ -75,23 +75,15 @@ class Trainings:
         return (share * self.left() - start) / (count + 1)
 
     def curves(
-        self,
-        configuration: Configuration,
-        *,
-        recorded: int,
-        seeds: tuple[int, ...],
-        steps: int,
-        seconds: float,
-        scales: tuple[float, ...] = (1.0,),
+        self, configuration: Configuration, *, recorded: int, seeds: tuple[int, ...], steps: int, seconds: float
     ) -> Curves:
-        """Return losses by step, for each scale of the learning rate and each seed; empty where there are none."""
+        """Return losses by step, for each seed; empty where there are none."""
         # Raises TrialFailed, DeviceUnavailable, Interrupted. Batches of the size `recorded` are recorded where they
         # are not yet; no step of the first training begins after `seconds`.
         losses = LossRuns(
             folder=self._folder(f"batch-{recorded}"),
             recorded_batch_size=recorded,
             seeds=seeds,
-            scales=scales,
             most_steps=steps,
             seconds=seconds,
         )

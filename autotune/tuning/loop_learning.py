@@ -103,7 +103,8 @@ def _refuse_unfit(curves: Sequence[Curve], firsts: Sequence[Sequence[float | Non
         batch_ratio: The leader's batch size over the baseline's.
     """
     starts = [curve[0] for curve in curves]
-    if None not in starts and all(math.isclose(start, starts[0], rel_tol=ALIKE) for start in starts):
+    finite = [start for start in starts if start is not None]
+    if len(finite) == len(starts) and all(math.isclose(start, finite[0], rel_tol=ALIKE) for start in finite):
         raise NotMeasured(SAME_TRAININGS)
     sides = [[abs(loss) for loss in losses if loss] for losses in firsts]
     if all(sides):
