@@ -3,6 +3,7 @@
 import math
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from simulated_runs import BASELINE
 
@@ -11,7 +12,7 @@ from autotune.runtime.executor import TrialFailed
 from autotune.script.loop_branch import NO_LOSS
 from autotune.stats.same_loss import examples_needed, log_ratios
 from autotune.tuning.learning import PROBES, NotMeasured
-from autotune.tuning.loop_learning import SAME_TRAININGS, SUMMED, branch_loop, loop_branch_seconds
+from autotune.tuning.loop_learning import NO_OPTIMIZER, SAME_TRAININGS, SUMMED, branch_loop, loop_branch_seconds
 
 RATE, START = 4000.0, 2.0  # samples per second of either batch size, and seconds to a first step
 
@@ -48,18 +49,24 @@ class LoopTrainings:
         self.asked.append((training.seed, size, training.scale))
         self.examples, self.first_examples = training.examples, training.first_examples
         needs, luck = 1.0 if size == 32 else 1.5, 1 + 0.01 * training.seed
-        middles = [training.examples * (place + 0.5) / PROBES for place in range(PROBES)]
-        loss = [self._losses(luck * math.exp(-at / needs / 20_000), size, training.seed) for at in middles]
+        moves = 0.0 if training.scale == 0 else 1 / needs / 20_000
+        width = training.examples / PROBES
+        hard = np.random.default_rng(training.seed).normal(0.0, 0.2, PROBES)  # the examples of each window
+        at = [width * (place + 0.5) - size / 2 for place in range(PROBES)]
+        loss = [
+            self._losses(luck * math.exp(-moves * done) + more, size, training.seed)
+            for done, more in zip(at, hard, strict=True)
+        ]
         return tuple(loss), (self._losses(luck, size, training.seed),)
 
 
 def test_all_rules_train_with_each_seed_and_the_examples_needed_are_found(tmp_path):
     trainings = LoopTrainings(tmp_path)
     found = branch_loop(trainings, LEADER)
-    sides = [(32, 1.0), (256, 1.0), (256, math.sqrt(8)), (256, 8.0)]
+    sides = [(32, 1.0), (256, 0.0), (256, 1.0), (256, math.sqrt(8)), (256, 8.0)]
     assert trainings.asked == [(seed, *side) for seed in range(8) for side in sides]
     assert trainings.first_examples == 256
-    assert (found.after_steps, found.examples, found.own_losses) == (64, trainings.examples, True)
+    assert (found.after_steps, found.examples, found.batch_sizes) == (64, trainings.examples, (32, 256))
     assert found.examples % (PROBES * 256) == 0
     assert examples_needed(log_ratios(found)).log_ratio.value == pytest.approx(math.log(1.5), abs=0.02)
 
@@ -67,10 +74,9 @@ def test_all_rules_train_with_each_seed_and_the_examples_needed_are_found(tmp_pa
 @pytest.mark.parametrize(
     ("optimizer", "seconds", "seeds", "scales"),
     [
-        ("Adam", 90.0, 5, {1.0, math.sqrt(8), 8.0}),
-        ("Adam", 60.0, 5, {1.0, math.sqrt(8)}),
-        ("SGD", 60.0, 5, {1.0, 8.0}),
-        ("", 60.0, 5, {1.0}),
+        ("Adam", 110.0, 5, {0.0, 1.0, math.sqrt(8), 8.0}),
+        ("Adam", 85.0, 5, {0.0, 1.0, math.sqrt(8)}),
+        ("SGD", 85.0, 5, {0.0, 1.0, 8.0}),
     ],
 )
 def test_a_short_time_holds_fewer_seeds_and_then_fewer_rules(tmp_path, optimizer, seconds, seeds, scales):
@@ -82,7 +88,7 @@ def test_a_short_time_holds_fewer_seeds_and_then_fewer_rules(tmp_path, optimizer
 
 
 def test_starts_count_for_each_training():
-    assert loop_branch_seconds(record(32), LEADER) > 8 * (1 + 3) * START
+    assert loop_branch_seconds(record(32), LEADER) > 8 * (1 + 1 + 3) * START
 
 
 def over_from(seed):
@@ -108,9 +114,10 @@ def test_seeds_that_ended_count_when_the_time_is_over(tmp_path):
         ({"seconds": 20.0}, r"it takes about \d+ s, and 20 s were kept for it"),
         ({"losses": over_from(3)}, "did not come within the time"),
         ({"losses": lambda loss, size, seed: loss * size}, SUMMED),
-        ({"losses": lambda loss, size, seed: loss / (1 + 0.01 * seed)}, SAME_TRAININGS),
+        ({"losses": lambda loss, size, seed: 1.0}, SAME_TRAININGS),
+        ({"optimizer": ""}, NO_OPTIMIZER),
     ],
-    ids=["no loss", "no time", "too slow", "sums", "alike"],
+    ids=["no loss", "no time", "too slow", "sums", "alike", "no optimizer"],
 )
 def test_what_cannot_be_compared_is_not_measured_and_says_why(tmp_path, how, reason):
     with pytest.raises(NotMeasured, match=reason):

@@ -74,7 +74,7 @@ class LoopBranch(Frozen):
 
     state: str  # file of the values of the baseline's variables
     seed: int  # gives the training its order of examples, and its dropout
-    scale: Positive = 1.0  # factor of the learning rate
+    scale: Amount = 1.0  # factor of the learning rate
     first_examples: Number  # that are read before the variables take the state, at least
     examples: Number  # that it trains on from there
     windows: Number  # of equal numbers of examples, over which losses are averaged

@@ -31,7 +31,7 @@ class BranchedLoop(LoopHooks):
         self.wrappers.order_seed = self._training.seed
         self._first_examples = 0  # read before the variables have taken the state
         self._examples = 0  # trained on since
-        self._losses: list[tuple[int, float]] = []  # before each step: examples trained on since, and its loss
+        self._steps: list[tuple[int, float]] = []  # since: their examples and losses
         self._has_begun = self._has_branched = False
 
     def imported(self, name: str) -> None:
@@ -62,15 +62,15 @@ class BranchedLoop(LoopHooks):
                 self._branch()
             return
         try:
-            loss = finite_loss(logs, step=len(self._losses) + 1)
+            loss = finite_loss(logs, step=len(self._steps) + 1)
         except TrainingFailed:  # it has diverged
             self._send((None,) * self._training.windows)
         if loss is None:
             raise TrainingFailed(Outcome.ERROR, NO_LOSS)
-        self._losses.append((self._examples, loss))
-        if self._examples >= self._training.examples:
-            self._send(tuple(window_means(self._losses, self._training.examples, self._training.windows)))
+        self._steps.append((examples, loss))
         self._examples += examples
+        if self._examples >= self._training.examples:
+            self._send(tuple(window_means(self._steps, self._training.examples, self._training.windows)))
 
     def _branch(self) -> None:
         """Give the variables the baseline's values, and the further training the randomness of its seed."""
@@ -80,6 +80,6 @@ class BranchedLoop(LoopHooks):
 
     def _send(self, curve: tuple[float | None, ...]) -> NoReturn:
         """Send the losses, and end."""
-        first = tuple(loss for _, loss in self._losses[:1]) or (None,)
+        first = tuple(loss for _, loss in self._steps[:1]) or (None,)
         self.channel.send(protocol.LossCurves(curves=(curve, first), gpus=gauges.gpu_names()))
         leave(0)

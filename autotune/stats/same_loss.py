@@ -19,7 +19,7 @@ from autotune.stats.intervals import CONFIDENCE, t_quantile
 
 FEWEST_SEEDS = 4  # two to choose the learning-rate rule by, and two to measure it on
 
-Curve = Sequence[tuple[int, float]]
+Curve = Sequence[tuple[float, float]]
 """Examples trained since the branch, and the loss on a fixed probe then, in order."""
 
 
@@ -65,13 +65,16 @@ def _reached(examples: np.ndarray, losses: np.ndarray, wanted: np.ndarray) -> np
 def log_ratios(branch: Branch) -> dict[Rule, list[float | None]]:
     """Return `log_examples_ratio` of each seed whose trainings came to their end, for each rule that could be tried.
 
-    A loss over a window stands for the middle of the window.
+    The mean loss over a window stands for its middle, less half a step: a step's loss is that before its update.
     """
     probes = max(map(len, branch.baseline), default=0)
-    share = 0.5 if branch.own_losses else 1.0
-    at = [round(branch.examples * (place + share) / probes) for place in range(probes)]
 
-    def curve(losses: Sequence[float | None]) -> Curve | None:
+    def places(side: int) -> list[float]:
+        own = branch.batch_sizes
+        before = 0.0 if own is None else branch.examples / probes / 2 + own[side] / 2
+        return [branch.examples * (place + 1) / probes - before for place in range(probes)]
+
+    def curve(losses: Sequence[float | None], at: Sequence[float]) -> Curve | None:
         finite = [loss for loss in losses if loss is not None]
         return [*zip(at, finite, strict=True)] if len(finite) == probes else None
 
@@ -80,7 +83,7 @@ def log_ratios(branch: Branch) -> dict[Rule, list[float | None]]:
     ended = [all(seed) for seed in zip(branch.baseline, *tried.values(), strict=True)]
     for rule, trainings in tried.items():
         pairs = [
-            (curve(own), curve(other))
+            (curve(own, places(0)), curve(other, places(1)))
             for own, other, is_whole in zip(branch.baseline, trainings, ended, strict=True)
             if is_whole
         ]
@@ -88,23 +91,18 @@ def log_ratios(branch: Branch) -> dict[Rule, list[float | None]]:
     return found
 
 
-def window_means(losses: Curve, examples: int, windows: int) -> list[float]:
+def window_means(steps: Sequence[tuple[int, float]], examples: int, windows: int) -> list[float]:
     """Return the means of a training's own losses over windows of equal numbers of examples.
 
-    So trainings with different batch sizes have losses at the same places. A step's loss is that of its batch before
-    the update. Between two steps it is taken to change linearly, so that long steps are as late as short ones.
-
     Args:
-        losses: Examples trained before each step, from 0 on, and the loss of that step.
-        examples: In all windows together; the last step begins there or later.
+        steps: The examples of each step, and its loss.
+        examples: In all windows together; the steps have as many or more.
         windows: Their number.
     """
-    at, values = np.array(losses, dtype=float).T
+    sizes, losses = np.array(steps, dtype=float).T
+    ends, sums = (np.concatenate([[0.0], np.cumsum(values)]) for values in (sizes, sizes * losses))
     edges = np.linspace(0, examples, windows + 1)
-    places = np.union1d(at, edges)
-    between = np.interp(places, at, values)
-    areas = np.concatenate([[0.0], np.cumsum(np.diff(places) * (between[1:] + between[:-1]) / 2)])
-    return [float(mean) for mean in np.diff(np.interp(edges, places, areas)) * windows / examples]
+    return [float(mean) for mean in np.diff(np.interp(edges, ends, sums)) * windows / examples]
 
 
 def examples_needed(ratios: Mapping[Rule, Sequence[float | None]]) -> ExamplesNeeded | None:

@@ -1,6 +1,8 @@
 """Compare how a leader with another batch size learns, where the script trains by a loop of its own.
 
-Each training is a run of the script in a fork of its own: its start is paid for each seed and each rule.
+Each training is a run of the script in a fork of its own: its start is paid for each seed and each rule. All trainings
+of a seed read the same examples in the same order. One of them has a learning rate of 0: its losses tell how hard the
+examples of each window are, which would hide how losses fall.
 """
 
 from __future__ import annotations
@@ -28,10 +30,10 @@ from autotune.tuning.learning import (
     most_and_least,
     state_steps,
 )
-from autotune.tuning.run import Run
 
 Curve = tuple[float | None, ...]
 
+NO_OPTIMIZER = "no optimizer of Keras updates the weights, so no learning-rate rule can be tried"
 SUMMED = "the loss that the script's step returns grows with the batch size: return the batch's mean loss from it"
 ALIKE = 1e-4  # relative: between the first losses of two trainings that see the same examples in the same order
 SAME_TRAININGS = "the script trains alike with every seed, which does not tell how much its losses vary"
@@ -44,54 +46,57 @@ def branch_loop(trainings: Trainings, leader: TrialRecord) -> Branch:
         NotMeasured: There is no state to begin with, too little time, or the training has no such losses.
         Interrupted: The user stops the run.
     """
-    run, steps = trainings.run, state_steps(trainings.run)
-    if run.records[0].first_loss is None:
-        raise NotMeasured(NO_LOSS)
+    run, steps, of_leader = trainings.run, state_steps(trainings.run), Configuration(leader.configuration)
+    if run.records[0].first_loss is None or not run.loop_optimizer:
+        raise NotMeasured(NO_LOSS if run.loop_optimizer else NO_OPTIMIZER)
     seeds, rules, examples = _affordable(trainings, leader)
-    sides: list[Rule | None] = [None, *rules]  # None for the baseline
-    curves: dict[Rule | None, list[Curve]] = {side: [] for side in sides}
-    firsts: dict[Rule | None, list[float | None]] = {side: [] for side in sides}
+    ratio = of_leader.update_size / run.baseline.update_size
+    sides = {"baseline": (run.baseline, 1.0), "frozen": (of_leader, 0.0)}  # with factors of the learning rate
+    sides |= {rule: (of_leader, factor_of(rule, ratio)) for rule in rules}
+    curves: dict[str, list[Curve]] = {side: [] for side in sides}
+    firsts: dict[str, list[float | None]] = {side: [] for side in sides}
     for seed, side in itertools.product(range(seeds), sides):
+        configuration, scale = sides[side]
+        training = LoopBranch(
+            state=str(run.state_file),
+            seed=seed,
+            scale=scale,
+            first_examples=max(of_leader.batch_size, run.baseline.batch_size),
+            examples=examples,
+            windows=PROBES,
+        )
         try:
-            curve, (first,) = _train(trainings, leader, side, seed=seed, examples=examples)
+            windows, (first,) = trainings.train(configuration, training)
         except TrialFailed as failure:
             if failure.outcome is Outcome.TIMEOUT:
                 break
             raise NotMeasured(failure.reason) from failure
-        curves[side].append(curve)
+        curves[side].append(tuple(windows))
         firsts[side].append(first)
     whole = min(map(len, curves.values()))
     if whole < FEWEST_BRANCH_SEEDS:
         raise NotMeasured("its losses did not come within the time there was")
-    _refuse_unfit(curves[None], [firsts[None], firsts["as is"]], _batch_ratio(leader, run))
+    _refuse_unfit(curves["baseline"], [firsts["baseline"], firsts["frozen"]], ratio)
+    comparable = {side: _without_difficulty(curves[side][:whole], curves["frozen"][:whole]) for side in sides}
     return Branch(
         after_steps=steps,
         examples=examples,
-        own_losses=True,
-        baseline=tuple(curves[None][:whole]),
-        leader={rule: tuple(curves[rule][:whole]) for rule in rules},
+        batch_sizes=(run.baseline.batch_size, of_leader.batch_size),
+        baseline=comparable["baseline"],
+        leader={rule: comparable[rule] for rule in rules},
     )
 
 
-def _train(
-    trainings: Trainings, leader: TrialRecord, rule: Rule | None, *, seed: int, examples: int
-) -> tuple[Curve, Curve]:
-    """Return the losses of one training, of the leader by a rule or of the baseline, and its first loss alone."""
-    run, of_leader = trainings.run, Configuration(leader.configuration)
-    training = LoopBranch(
-        state=str(run.state_file),
-        seed=seed,
-        scale=1.0 if rule is None else factor_of(rule, _batch_ratio(leader, run)),
-        first_examples=max(batch_size_of(leader), run.baseline.batch_size),
-        examples=examples,
-        windows=PROBES,
+def _without_difficulty(curves: Sequence[Curve], frozen: Sequence[Curve]) -> tuple[Curve, ...]:
+    """Return losses less those of frozen weights on the same examples, at the mean level of those."""
+    known = [loss for curve in frozen for loss in curve if loss is not None]
+    level = statistics.fmean(known) if known else 0.0
+    return tuple(
+        tuple(
+            None if loss is None or own is None else level + loss - own for loss, own in zip(curve, still, strict=True)
+        )
+        for curve, still in zip(curves, frozen, strict=True)
     )
-    windows, first = trainings.train(run.baseline if rule is None else of_leader, training)
-    return tuple(windows), tuple(first)
-
-
-def _batch_ratio(leader: TrialRecord, run: Run) -> float:
-    return Configuration(leader.configuration).update_size / run.baseline.update_size
 
 
 def _refuse_unfit(curves: Sequence[Curve], firsts: Sequence[Sequence[float | None]], batch_ratio: float) -> None:
@@ -117,34 +122,32 @@ def _affordable(trainings: Trainings, leader: TrialRecord) -> tuple[int, tuple[R
     """Return seeds, rules and the examples of each training, as many as the time allows. Raises NotMeasured."""
     run, left = trainings.run, trainings.left()
     most, least = most_and_least(run.records[0], leader)
-    # The learning rate is that of an optimizer of Keras; without one there is no other rule.
-    every: tuple[Rule, ...] = RULES if run.loop_optimizer else RULES[:1]
-    few: tuple[Rule, ...] = (RULES[0], usual_rule(run.loop_optimizer)) if run.loop_optimizer else every
+    few: tuple[Rule, ...] = ("as is", usual_rule(run.loop_optimizer or ""))
     choices: list[tuple[int, tuple[Rule, ...]]] = [
-        (BRANCH_SEEDS, every),
-        (FEWEST_BRANCH_SEEDS, every),
+        (BRANCH_SEEDS, RULES),
+        (FEWEST_BRANCH_SEEDS, RULES),
         (FEWEST_BRANCH_SEEDS, few),
     ]
     for seeds, rules in choices:
-        starts, per_example = _costs(run.records[0], leader, seeds * len(rules), seeds)
+        starts, per_example = _costs(run.records[0], leader, seeds, len(rules))
         held = int((left - starts) / per_example)
         if held >= least:
             return seeds, rules, min(held, most) // least * least
-    starts, per_example = _costs(run.records[0], leader, FEWEST_BRANCH_SEEDS * len(few), FEWEST_BRANCH_SEEDS)
+    starts, per_example = _costs(run.records[0], leader, FEWEST_BRANCH_SEEDS, len(few))
     raise NotMeasured(f"it takes about {starts + least * per_example:.0f} s, and {left:.0f} s were kept for it")
 
 
 def loop_branch_seconds(baseline: TrialRecord, leader: TrialRecord) -> float:
     """Return what comparing the learning of two configurations takes at most."""
     most, _ = most_and_least(baseline, leader)
-    starts, per_example = _costs(baseline, leader, BRANCH_SEEDS * len(RULES), BRANCH_SEEDS)
+    starts, per_example = _costs(baseline, leader, BRANCH_SEEDS, len(RULES))
     return starts + most * per_example
 
 
-def _costs(baseline: TrialRecord, leader: TrialRecord, of_leader: int, of_baseline: int) -> tuple[float, float]:
-    """Return the seconds of all starts, and those per example of each training, for so many trainings of both sides."""
+def _costs(baseline: TrialRecord, leader: TrialRecord, seeds: int, rules: int) -> tuple[float, float]:
+    """Return the seconds of all starts, and those of all trainings for each example that one of them trains on."""
     starts = per_example = 0.0
-    for record, count in ((baseline, of_baseline), (leader, of_leader)):
+    for record, count in ((baseline, seeds), (leader, seeds * (rules + 1))):  # the leader's weights are also frozen
         own = STEP_SECONDS / batch_size_of(record) if record.throughput is None else 1 / record.throughput.value
         first = max(batch_size_of(baseline), batch_size_of(leader))  # read before the training branches
         starts += count * ((record.first_step_seconds or 1.0) + first * own)
