@@ -19,7 +19,7 @@ from autotune.stats.intervals import CONFIDENCE, t_quantile
 
 FEWEST_SEEDS = 4  # two to choose the learning-rate rule by, and two to measure it on
 
-Curve = Sequence[tuple[int, float]]
+Curve = Sequence[tuple[float, float]]
 """Examples trained since the branch, and the loss on a fixed probe then, in order."""
 
 
@@ -63,11 +63,18 @@ def _reached(examples: np.ndarray, losses: np.ndarray, wanted: np.ndarray) -> np
 
 
 def log_ratios(branch: Branch) -> dict[Rule, list[float | None]]:
-    """Return `log_examples_ratio` of each seed whose trainings came to their end, for each rule that could be tried."""
-    probes = max(map(len, branch.baseline), default=0)
-    at = [round(branch.examples * (place + 1) / probes) for place in range(probes)]
+    """Return `log_examples_ratio` of each seed whose trainings came to their end, for each rule that could be tried.
 
-    def curve(losses: Sequence[float | None]) -> Curve | None:
+    The mean loss over a window stands for its middle, less half a step: a step's loss is that before its update.
+    """
+    probes = max(map(len, branch.baseline), default=0)
+
+    def places(side: int) -> list[float]:
+        own = branch.batch_sizes
+        before = 0.0 if own is None else branch.examples / probes / 2 + own[side] / 2
+        return [branch.examples * (place + 1) / probes - before for place in range(probes)]
+
+    def curve(losses: Sequence[float | None], at: Sequence[float]) -> Curve | None:
         finite = [loss for loss in losses if loss is not None]
         return [*zip(at, finite, strict=True)] if len(finite) == probes else None
 
@@ -76,12 +83,26 @@ def log_ratios(branch: Branch) -> dict[Rule, list[float | None]]:
     ended = [all(seed) for seed in zip(branch.baseline, *tried.values(), strict=True)]
     for rule, trainings in tried.items():
         pairs = [
-            (curve(own), curve(other))
+            (curve(own, places(0)), curve(other, places(1)))
             for own, other, is_whole in zip(branch.baseline, trainings, ended, strict=True)
             if is_whole
         ]
         found[rule] = [None if None in pair else log_examples_ratio(*pair) for pair in pairs]  # type: ignore[arg-type]
     return found
+
+
+def window_means(steps: Sequence[tuple[int, float]], examples: int, windows: int) -> list[float]:
+    """Return the means of a training's own losses over windows of equal numbers of examples.
+
+    Args:
+        steps: The examples of each step, and its loss.
+        examples: In all windows together; the steps have as many or more.
+        windows: Their number.
+    """
+    sizes, losses = np.array(steps, dtype=float).T
+    ends, sums = (np.concatenate([[0.0], np.cumsum(values)]) for values in (sizes, sizes * losses))
+    edges = np.linspace(0, examples, windows + 1)
+    return [float(mean) for mean in np.diff(np.interp(edges, ends, sums)) * windows / examples]
 
 
 def examples_needed(ratios: Mapping[Rule, Sequence[float | None]]) -> ExamplesNeeded | None:
