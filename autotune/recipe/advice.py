@@ -11,10 +11,8 @@ from typing import TYPE_CHECKING
 from autotune.data.facts import ScriptFacts
 from autotune.data.record import TrialRecord
 from autotune.recipe.apply import environment
-from autotune.space.configuration import Configuration
 from autotune.stats.bottleneck import NOT_INSTALLED
 from autotune.stats.deciding import EndedBy, Verdict
-from autotune.stats.same_loss import NOT_REACHED
 
 if TYPE_CHECKING:
     from autotune.recipe.recipe import Recipe
@@ -72,43 +70,6 @@ def verdict_in_words(recipe: Recipe) -> str:
     if evidence.smallest_gain_shown is not None:
         sentence += f" Only gains of {math.ceil(100 * evidence.smallest_gain_shown)}% or more could have been shown."
     return sentence
-
-
-def answers_in_words(recipe: Recipe) -> list[tuple[str, str]]:
-    """Return both answers and the recommendation as headings and text; empty where no other batch size is known."""
-    other = recipe.larger_batch
-    if other is None:
-        return []
-    baseline, same = Configuration(recipe.baseline), recipe.same_training
-    size = Configuration(other.configuration).update_size
-    heading = f"{'Larger' if size > baseline.update_size else 'Smaller'} batch"
-    unit = "samples" if recipe.workload.script is None else recipe.workload.script.unit
-    of_same = "nothing faster was shown than the baseline"
-    if same is not None:
-        changes = Configuration(same.configuration).describe(baseline)
-        of_same = f"{same.speedup.shown()}   {changes}   nothing about learning changes"
-    rule = other.learning_rate_rule
-    found = None if rule is None else rule.same_loss
-    shown = other.speedup.shown() if other.confirmed else f"×{other.speedup.value:.3g} (by the search only)"
-    of_other = f"{shown} in {unit}/s, batch {size}"
-    if rule is not None and found is not None:
-        rate = "as it is" if rule.rule == "as is" else f"×{rule.factor:.3g} ({rule.rule})"
-        how = (
-            f"the losses of the {found.examples:,} examples after the first {found.after_steps:,} steps are reached "
-            f"{found.speedup.shown()} sooner"
-        )
-        of_other = f"{of_other}, learning rate {rate}"
-    else:
-        how = f"how it learns was not measured: {'' if rule is None else rule.not_measured}"
-        if rule is not None and rule.not_measured == NOT_REACHED:
-            how = rule.not_measured
-    is_same = Configuration(recipe.configuration).update_size == baseline.update_size
-    return [
-        ("Same training", of_same),
-        (heading, of_other),
-        ("", how),
-        ("Recommended", "same training" if is_same else heading.lower()),
-    ]
 
 
 def _why_ended(recipe: Recipe) -> str:

@@ -12,6 +12,7 @@ from autotune.data.printable import first_line
 from autotune.data.record import Standing, TrialRecord, baseline_with_ceilings
 from autotune.data.run_directory import RunRecord, WorkloadRecord
 from autotune.recipe.advice import advice
+from autotune.recipe.answers import Answer, LearningRateRule, SameLoss
 from autotune.recipe.evidence import (
     FAILED_A_CHECK,
     NUMERICS_NOT_CHECKED,
@@ -23,7 +24,7 @@ from autotune.recipe.evidence import (
     Watch,
 )
 from autotune.recipe.learning_rate import factor_of
-from autotune.recipe.recipe import Answer, CreatedBy, LearningRateRule, Recipe, RecipeWorkload, SameLoss
+from autotune.recipe.recipe import CreatedBy, Recipe, RecipeWorkload
 from autotune.space.configuration import Configuration
 from autotune.stats import numerics
 from autotune.stats.deciding import Verdict
