@@ -93,6 +93,13 @@ def test_a_planted_faster_configuration_is_found(directory):
     assert Recipe.load(directory.recipe_file) == recipe
 
 
+def test_a_value_that_did_nothing_is_not_asked_for_again(tmp_path):
+    trials = simulated_trials(SPEED, **QUIET, in_force=lambda configuration: {"persistent_iterator": False})
+    space = SMALL_SPACE + '[knobs.persistent_iterator]\nkind = "categorical"\nchoices = [false, true]\n'
+    _, records = answered(tmp_path, trials, budget=400.0, space=space)
+    assert sum(bool(record.asked and record.asked["persistent_iterator"]) for record in records) == 1
+
+
 @pytest.mark.parametrize("speed", [flat, faster_by(jit_compile=0.5, batch_size=0.5, steps_per_execution=0.5)])
 def test_where_nothing_is_faster_that_is_the_answer(tmp_path, speed):
     recipe, records = answered(tmp_path, simulated_trials(speed, **QUIET), budget=400.0)

@@ -22,7 +22,7 @@ from autotune.recipe.answers import NOT_PROMISED
 from autotune.recipe.recipe import Recipe
 from autotune.report.compare import chosen_trial, describe_machine
 from autotune.report.effects import effects_in
-from autotune.report.learning import learning_charts
+from autotune.report.loss_charts import loss_charts
 from autotune.space.configuration import Configuration, baseline_of, format_value, read_trials
 from autotune.stats.disturbance import gpu_figures
 
@@ -82,7 +82,7 @@ def page_data(directory: RunDirectory) -> dict[str, Any]:
     baseline = read("baseline", lambda: baseline_of(directory, run, records), None)
     effects: list[dict[str, Any]] = read("effects of knobs", lambda: effects_in(directory, records), [])
     effects.sort(key=lambda row: -abs(math.log(row["effect"])))
-    charts: list[dict[str, Any]] = read("learning", lambda: learning_charts(records, baseline), [])
+    charts: list[dict[str, Any]] = read("learning", lambda: loss_charts(records, baseline), [])
     chosen = None if recipe is None else chosen_trial(recipe, records)
     first = baseline_with_ceilings(records)
     sides = [record for record in (first, chosen) if record is not None]

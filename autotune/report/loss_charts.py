@@ -41,7 +41,7 @@ def average_losses(at: Sequence[int], trainings: Sequence[Losses]) -> list[Point
     return points
 
 
-def learning_charts(records: Iterable[TrialRecord], baseline: Configuration | None) -> list[dict[str, Any]]:
+def loss_charts(records: Iterable[TrialRecord], baseline: Configuration | None) -> list[dict[str, Any]]:
     """Return a chart for each leader whose learning was compared with the baseline's, or was to be.
 
     A chart has a heading, what was found in a sentence, and curves; none where nothing was measured. The first curve is
