@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from autotune.data.facts import ScriptFacts
 from autotune.data.record import TrialRecord
+from autotune.recipe.answers import describe_factor
 from autotune.recipe.apply import environment
 from autotune.stats.bottleneck import NOT_INSTALLED
 from autotune.stats.deciding import EndedBy, Verdict
@@ -98,11 +99,16 @@ def usage(recipe: Recipe, path: Path, tuned: str) -> list[str]:
     scope = [] if recipe.configuration.get("strategy", "none") == "none" else ["with recipe.strategy().scope():"]
     indent = "    " if scope else ""
     makes = "dataset = make_dataset(recipe.dataset_config)    # as dataset(config) in the workload"
+    rule, scaled = recipe.learning_rate_rule, []
+    if rule is not None and not math.isclose(rule.factor, 1.0):
+        how = f"as yours: its learning rate {describe_factor(rule.rule, rule.factor)} was tested"
+        scaled = [f"{indent}optimizer = keras.optimizers.Adam(recipe.learning_rate(1e-3))    # {how}"]
     return [
         f"recipe = autotune.Recipe.load({literal})",
         f"recipe.apply()                                   # before {before}",
         *scope,
         *([f"{indent}model = make_model()"] if scope else []),
+        *scaled,
         f"{indent}model.compile({compiles})",
         *([makes] if recipe.workload.takes_config else []),
         "model.fit(**recipe.fit_args(dataset), epochs=…)",
