@@ -234,7 +234,7 @@ def test_losses_that_were_not_measured_are_said_with_the_reason(learnt, tmp_path
     script = tell("[document.querySelector('#learning ~ h3 + p').textContent, document.querySelectorAll('svg').length]")
     document, _ = opened(directory.path / "report.html", tmp_path, script)
     said, charts = answer_of(document)
-    assert said.startswith("Not measured: no loss </script>")
+    assert said.startswith("Not measured: no loss &lt;/script&gt;")
     assert charts == 2, "those of the search and of the knobs' effects"
 
 
