@@ -108,9 +108,7 @@ def test_the_file_has_the_promised_fields(recipe):
     assert evidence["verdict"] == "faster"
     assert evidence["speedup"]["low"] <= evidence["speedup"]["value"] <= evidence["speedup"]["high"]
     assert set(evidence["peak_memory_bytes"]) == {"host", "device"}
-    assert document["learning_rate_rule"]["batch_ratio"] == 4.0
-    assert document["larger_batch"]["configuration"]["batch_size"] == 128
-    assert document["same_training"]["configuration"]["batch_size"] == 32
+    assert set(document["learning_rate_rule"]) == {"batch_ratio", "rule", "factor", "same_loss", "not_measured"}
     assert document["workload"]["fingerprint"].startswith("sha256:")
     assert document["machine"]["cores"] == 2
 
