@@ -215,7 +215,7 @@ def test_the_losses_are_drawn_with_their_spread_axes_and_legend(learnt, tmp_path
     headings, promised, (bands, lines, dots), labels, legend = answer_of(document)
     curves = page_data(RunDirectory(learnt))["learning"]["charts"][0]["curves"]
     assert headings == ["Same training", "Larger batch", "", "Recommended"]
-    assert "Not promised of the larger batch" in promised
+    assert "Not promised of the other batch size" in promised
     assert (bands, lines) == (2, 4)
     assert dots == sum(len(curve["points"]) for curve in curves if curve["role"] != "other")
     assert "examples trained since the branch" in labels

@@ -11,7 +11,7 @@ from autotune.recipe.evidence import Knobs, Part
 from autotune.space.configuration import Configuration
 from autotune.stats.same_loss import NOT_REACHED
 
-NOT_PROMISED = "Not promised of the larger batch: final accuracy, other schedules, later training."
+NOT_PROMISED = "Not promised of the other batch size: final accuracy, other schedules, later training."
 
 
 class SameLoss(Part):
