@@ -218,9 +218,38 @@ def _jackknife_error(left_out: np.ndarray) -> float:
     return math.sqrt((count - 1) / count * float(np.sum((left_out - np.mean(left_out)) ** 2)))
 
 
-def best_batch_size(noise: float, *, fixed_seconds: float, seconds_per_example: float) -> float:
+TRUSTED = 1.0  # standard error of the noise scale's logarithm with which it counts as much as the usual value does
+MOST_BELOW, MOST_ABOVE = 8.0, 2.0  # factors by which the noise scale may move the usual value
+
+
+def expected_over_critical(batch_size: int, noise: NoiseScale | None) -> float:
+    """Return a batch size over the critical one, before batch sizes are compared by their losses.
+
+    The noise scale moves the usual value, the less the larger its error is, and within bounds: by a factor of 2 up,
+    because early in a training it is usually below the critical batch size (Merrill et al., 2025, arXiv:2505.23971),
+    and by one of 8 down, because it is that of plain SGD, whatever the optimizer is.
+    """
+    if noise is None or noise.at_least <= 0:
+        return USUAL_OVER_CRITICAL
+    if math.isinf(noise.error):  # the noise scale has only a lower bound
+        moved = min(0.0, math.log(batch_size / USUAL_OVER_CRITICAL) - math.log(noise.at_least))
+    else:
+        trust = TRUSTED**2 / (TRUSTED**2 + noise.error**2)
+        moved = trust * math.log(batch_size / noise.batch_size / USUAL_OVER_CRITICAL)
+    return USUAL_OVER_CRITICAL * math.exp(max(-math.log(MOST_BELOW), min(math.log(MOST_ABOVE), moved)))
+
+
+def best_batch_size(critical: float, step_seconds: Mapping[int, float]) -> float:
     """Return the batch size that reaches a loss soonest, where a step takes `fixed + per_example × batch` seconds.
 
     The time goes as (α + βB)(1 + B_c/B), which is least at √(α B_c / β).
+
+    Args:
+        critical: The critical batch size.
+        step_seconds: The times of steps by batch size, at least two; a common factor does not matter.
     """
-    return math.sqrt(fixed_seconds * noise / seconds_per_example)
+    sizes, seconds = np.array([*step_seconds.items()], float).T
+    per_example, fixed = np.polyfit(sizes, seconds, 1, w=1 / seconds)  # errors are relative
+    if per_example <= 0:
+        return math.inf
+    return math.sqrt(max(0.0, fixed) * critical / per_example)
