@@ -213,17 +213,25 @@ def test_a_trial_that_never_settled_says_so():
     assert "steady speed" not in trial_line(failed, "", stamp="").plain
 
 
-@pytest.mark.parametrize(("settled", "shown"), [((True, False), True), ((True, None), False)])
-def test_a_history_has_the_settled_column_where_it_says_something(settled, shown):
+@pytest.mark.parametrize(
+    ("name", "values", "shown"),
+    [
+        ("settled", (True, False), True),
+        ("settled", (True, None), False),
+        ("same_loss_speedup", (None, 2.5), True),
+        ("same_loss_speedup", (None, None), False),
+    ],
+)
+def test_a_history_has_a_column_where_it_says_something(name, values, shown):
     frame = pd.DataFrame(
         {
-            name: pd.Series(settled if name == "settled" else [pd.NA] * 2, dtype=dtype)
-            for name, dtype in columns().items()
+            column: pd.Series(values if column == name else [pd.NA] * 2, dtype=dtype)
+            for column, dtype in columns().items()
         }
     )
     output = io.StringIO()
     show_history(frame, Console(file=output, width=200))
-    assert ("settled" in output.getvalue().splitlines()[0].split()) == shown
+    assert (name in output.getvalue().splitlines()[0].split()) == shown
 
 
 # -------------------------------------------------------------------------------------------------- recipes

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from autotune.recipe.recipe import Recipe
     from autotune.tuning.verify import Verification
 _MEASURED = ("speedup", "throughput", "baseline_throughput", "peak_host_bytes")
+_LEARNT = ("same_loss_speedup", "learning_rate_rule")
 
 
 def show_recipe(recipe: Recipe, path: Path, console: RichConsole | None = None) -> None:
@@ -263,12 +264,13 @@ def show_trials(records: Sequence[TrialRecord], baseline: Configuration, console
 
 
 def show_history(frame: pandas.DataFrame, console: RichConsole | None = None) -> None:
-    """Print the main columns of a history, one trial a row; knobs, `settled` and places only where they differ."""
+    """Print the main columns of a history, one trial a row; others, such as knobs, only where they say something."""
     console = console or terminal()
     varied = [name for name in KNOBS if name in frame.columns and frame[name].nunique(dropna=False) > 1]
     unsettled = ["settled"] if "settled" in frame.columns and not frame["settled"].fillna(True).all() else []
     places = [name for name in ("seat", "host", "device") if name in frame.columns and frame[name].nunique() > 1]
-    columns = ["run", "trial", "phase", "outcome", *varied, *_MEASURED, *unsettled, *places, "reason"]
+    learnt = [name for name in _LEARNT if name in frame.columns and frame[name].notna().any()]
+    columns = ["run", "trial", "phase", "outcome", *varied, *_MEASURED, *learnt, *unsettled, *places, "reason"]
     say("  ".join(columns), console, style="bold")
     for row in _cells(frame, columns):
         say("  ".join(row), console)
