@@ -25,6 +25,7 @@ from autotune.runtime.protocol import (
     Data,
     Finished,
     LossCurves,
+    LossRuns,
     Ready,
     Started,
     StartedByImport,
@@ -255,6 +256,7 @@ class SimulatedTrial:
         self._fail_as_told(deadline)
         if isinstance(runs, BranchRuns):
             return self._branch(runs, deadline)
+        assert isinstance(runs, LossRuns), "no simulated trial is of a loop"
         step_seconds = self.configuration.batch_size / self._pace()
         steps = max(1, min(runs.most_steps, math.ceil(runs.seconds / step_seconds)))
         self._pass(steps * step_seconds * len(runs.seeds), deadline)

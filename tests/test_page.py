@@ -219,7 +219,7 @@ def test_the_losses_are_drawn_with_their_spread_axes_and_legend(learnt, tmp_path
     assert (bands, lines) == (2, 4)
     assert dots == sum(len(curve["points"]) for curve in curves if curve["role"] != "other")
     assert "examples trained since the branch" in labels
-    assert "loss on the probe" in labels
+    assert "loss on a fixed probe" in labels
     assert legend == "".join(curve["name"] for curve in curves)
     assert "CONSOLE" not in log
 

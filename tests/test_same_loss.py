@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from autotune.data.figures import LogInterval
+from autotune.data.record import Branch
 from autotune.stats.same_loss import (
     USUAL_OVER_CRITICAL,
     NoiseScale,
@@ -14,10 +15,12 @@ from autotune.stats.same_loss import (
     expected_over_critical,
     log_examples,
     log_examples_ratio,
+    log_ratios,
     monotone,
     noise_scale,
     over_critical_of,
     same_loss_speedup,
+    window_means,
 )
 
 PROBES = np.arange(1, 26) * 1024
@@ -159,3 +162,24 @@ def test_a_lower_bound_of_the_noise_scale_can_only_make_larger_batches_look_bett
     assert expected(0.0) == expected(50.0) == USUAL_OVER_CRITICAL
     assert expected(800.0) == pytest.approx(32 / 800.0)
     assert expected(math.inf) == pytest.approx(USUAL_OVER_CRITICAL / 8)
+
+
+@pytest.mark.parametrize("size", [32, 100, 256])
+def test_losses_of_steps_have_the_same_windows_with_every_batch_size(size):
+    """Each example has a loss of its own, which no training changes."""
+    hard = np.random.default_rng(0).normal(size=1024 + size)
+    steps = [(size, float(np.mean(hard[at : at + size]))) for at in range(0, 1024, size)]
+    within = 0.0 if 256 % size == 0 else 0.2  # a step may reach over the end of a window
+    assert window_means(steps, 1024, 4) == pytest.approx(hard[:1024].reshape(4, 256).mean(axis=1), abs=within + 1e-9)
+
+
+def test_a_window_of_own_losses_stands_for_its_middle_before_the_updates():
+    def windows(needs, size):
+        middles = [(place + 0.5) * 512 - size / 2 for place in range(16)]
+        return tuple(math.exp(-at / needs / 4000) for at in middles)
+
+    curves = {"baseline": (windows(1.0, 32),), "leader": {"as is": (windows(2.0, 256),)}}
+    (ratio,) = log_ratios(Branch(examples=8192, batch_sizes=(32, 256), **curves))["as is"]
+    assert ratio == pytest.approx(math.log(2.0), abs=0.01)
+    (of_probes,) = log_ratios(Branch(examples=8192, **curves))["as is"]
+    assert of_probes < ratio - 0.02

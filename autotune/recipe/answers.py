@@ -46,7 +46,13 @@ class Answer(Part):
 
 
 def describe_answers(
-    same: Answer | None, other: Answer | None, *, baseline: Configuration, recommended: Configuration, unit: str
+    same: Answer | None,
+    other: Answer | None,
+    *,
+    baseline: Configuration,
+    recommended: Configuration,
+    unit: str,
+    losses: str,
 ) -> list[tuple[str, str]]:
     """Return both answers and the recommendation as headings and text; empty where no other batch size is known.
 
@@ -56,6 +62,7 @@ def describe_answers(
         baseline: What both are compared with.
         recommended: The recipe's configuration.
         unit: Of speeds, such as `samples`.
+        losses: The word for the losses that are compared, such as `training losses`.
     """
     if other is None:
         return []
@@ -71,7 +78,7 @@ def describe_answers(
     of_other = f"{shown} in {unit}/s, batch {size}"
     if rule is not None and found is not None:
         how = (
-            f"the losses of the {found.examples:,} examples after the first {found.after_steps:,} steps are reached "
+            f"the {losses} of the {found.examples:,} examples after the first {found.after_steps:,} steps are reached "
             f"{found.speedup.shown()} sooner"
         )
         of_other = f"{of_other}, learning rate {describe_factor(rule.rule, rule.factor)}"

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, ValidationError, model_validator
 
 from autotune.data.errors import ApplyError, ArgumentError, MachineMismatchError, RecipeError
-from autotune.data.facts import Machine, ScriptFacts
+from autotune.data.facts import Machine, ScriptFacts, Trains
 from autotune.data.figures import Interval
 from autotune.data.files import read_at_most, write_atomically
 from autotune.data.models import Amount, Count, KnobValue, Many, first_mistake
@@ -376,12 +376,15 @@ class Recipe(Part):
     @property
     def answers(self) -> list[tuple[str, str]]:
         """Both answers and the recommendation as headings and text; empty where no other batch size is known."""
+        script = self.workload.script
+        is_loop = script is not None and script.trains is Trains.LOOP  # its losses are those of its own steps
         return describe_answers(
             self.same_training,
             self.larger_batch,
             baseline=Configuration(self.baseline),
             recommended=Configuration(self.configuration),
             unit=self.unit,
+            losses="training losses" if is_loop else "losses",
         )
 
 

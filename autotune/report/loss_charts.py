@@ -18,13 +18,13 @@ from autotune.stats.same_loss import FEWEST_SEEDS, Losses, examples_needed, log_
 class Point:
     """The losses of all seeds at a probe."""
 
-    examples: int  # trained since the branch
+    examples: float  # trained since the branch
     mean: float
     low: float  # of the seed that is lowest there
     high: float
 
 
-def average_losses(at: Sequence[int], trainings: Sequence[Losses]) -> list[Point]:
+def average_losses(at: Sequence[float], trainings: Sequence[Losses]) -> list[Point]:
     """Return a point for each probe; none for a probe at which the loss of a seed was not finite.
 
     Args:
@@ -59,20 +59,24 @@ def _chart(record: TrialRecord, baseline: Configuration) -> dict[str, Any]:
     heading = f"Batch {size} beside {baseline.update_size} (trial {record.trial})"
     if branch.not_measured:
         return {"heading": heading, "found": f"Not measured: {one_line(branch.not_measured)}.", "curves": []}
-    at, (own, by_rule), needed = probe_examples(branch), whole_trainings(branch), examples_needed(log_ratios(branch))
+    (own, by_rule), needed = whole_trainings(branch), examples_needed(log_ratios(branch))
+    at, of_leader = probe_examples(branch), probe_examples(branch, of_leader=True)
     curves = [_curve(f"batch {baseline.update_size}, the baseline", "baseline", at, own)]
     found = f"Batch {size} does not reach the losses of the baseline with every seed."
     for rule, trainings in by_rule.items():
         rate = describe_factor(rule, factor_of(rule, size / baseline.update_size))
         is_chosen = needed is not None and needed.rule == rule
-        curves.append(_curve(f"batch {size}, learning rate {rate}", "chosen" if is_chosen else "other", at, trainings))
+        curves.append(
+            _curve(f"batch {size}, learning rate {rate}", "chosen" if is_chosen else "other", of_leader, trainings)
+        )
         if needed is not None and is_chosen and (factor := needed.log_ratio.ratio) is not None:
             found = f"With the learning rate {rate}, it needs {factor.shown()} the examples of the baseline."
     if len(own) < FEWEST_SEEDS:
         found = f"{plural(len(own), 'seed')} came to the end: too few to compare."
     branched = f"Both branched from the baseline after {branch.after_steps:,} steps"
-    return {"heading": heading, "found": f"{branched}. {found}", "curves": curves if own else []}
+    losses = "loss on a fixed probe" if branch.batch_sizes is None else "training loss"
+    return {"heading": heading, "found": f"{branched}. {found}", "losses": losses, "curves": curves if own else []}
 
 
-def _curve(name: str, role: str, at: Sequence[int], trainings: Sequence[Losses]) -> dict[str, Any]:
+def _curve(name: str, role: str, at: Sequence[float], trainings: Sequence[Losses]) -> dict[str, Any]:
     return {"name": name, "role": role, "points": [asdict(point) for point in average_losses(at, trainings)]}

@@ -19,7 +19,7 @@ from autotune.stats.intervals import CONFIDENCE, t_quantile
 
 FEWEST_SEEDS = 4  # two to choose the learning-rate rule by, and two to measure it on
 
-Curve = Sequence[tuple[int, float]]
+Curve = Sequence[tuple[float, float]]
 """Examples trained since the branch, and the loss on a fixed probe then, in order."""
 Losses = Sequence[float | None]
 """Of one training, by probe; None where a loss was not finite. Empty where the training was not ended."""
@@ -64,10 +64,15 @@ def _reached(examples: np.ndarray, losses: np.ndarray, wanted: np.ndarray) -> np
     return np.asarray(np.interp(-wanted, -losses[falls], examples[falls]))
 
 
-def probe_examples(branch: Branch) -> list[int]:
-    """Return after how many examples since the branch the losses of each probe were taken."""
+def probe_examples(branch: Branch, *, of_leader: bool = False) -> list[float]:
+    """Return after how many examples since the branch each loss of a training stands.
+
+    The mean loss over a window stands for its middle, less half a step: a step's loss is that before its update.
+    """
     probes = max(map(len, branch.baseline), default=0)
-    return [round(branch.examples * (place + 1) / probes) for place in range(probes)]
+    sizes = branch.batch_sizes
+    before = 0.0 if sizes is None else branch.examples / probes / 2 + sizes[of_leader] / 2
+    return [branch.examples * (place + 1) / probes - before for place in range(probes)]
 
 
 def whole_trainings(branch: Branch) -> tuple[list[Losses], dict[Rule, list[Losses]]]:
@@ -86,18 +91,32 @@ def whole_trainings(branch: Branch) -> tuple[list[Losses], dict[Rule, list[Losse
 
 def log_ratios(branch: Branch) -> dict[Rule, list[float | None]]:
     """Return `log_examples_ratio` of each seed whose trainings came to their end, for each rule that could be tried."""
-    at = probe_examples(branch)
+    at, of_leader = probe_examples(branch), probe_examples(branch, of_leader=True)
 
-    def curve(losses: Losses) -> Curve | None:
+    def curve(losses: Losses, places: Sequence[float]) -> Curve | None:
         finite = [loss for loss in losses if loss is not None]
-        return [*zip(at, finite, strict=True)] if len(finite) == len(at) else None
+        return [*zip(places, finite, strict=True)] if len(finite) == len(places) else None
 
     baseline, leader = whole_trainings(branch)
     found: dict[Rule, list[float | None]] = {}
     for rule, trainings in leader.items():
-        pairs = [(curve(own), curve(other)) for own, other in zip(baseline, trainings, strict=True)]
+        pairs = [(curve(own, at), curve(other, of_leader)) for own, other in zip(baseline, trainings, strict=True)]
         found[rule] = [None if None in pair else log_examples_ratio(*pair) for pair in pairs]  # type: ignore[arg-type]
     return found
+
+
+def window_means(steps: Sequence[tuple[int, float]], examples: int, windows: int) -> list[float]:
+    """Return the means of a training's own losses over windows of equal numbers of examples.
+
+    Args:
+        steps: The examples of each step, and its loss.
+        examples: In all windows together; the steps have as many or more.
+        windows: Their number.
+    """
+    sizes, losses = np.array(steps, dtype=float).T
+    ends, sums = (np.concatenate([[0.0], np.cumsum(values)]) for values in (sizes, sizes * losses))
+    edges = np.linspace(0, examples, windows + 1)
+    return [float(mean) for mean in np.diff(np.interp(edges, ends, sums)) * windows / examples]
 
 
 def examples_needed(ratios: Mapping[Rule, Sequence[float | None]]) -> ExamplesNeeded | None:

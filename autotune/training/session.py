@@ -163,7 +163,7 @@ class TimedTrial:
 def _first_steps(session: TrainingSession) -> float:
     """Return the steps after which batch sizes are compared: past the chaos of the first, while losses still fall."""
     if session.planned_steps is None:
-        return session.training.steps_per_epoch or math.inf
+        return max(LEAST_FIRST_STEPS, session.training.steps_per_epoch or math.inf)
     return max(LEAST_FIRST_STEPS, FIRST_SHARE * session.planned_steps)
 
 
