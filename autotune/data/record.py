@@ -178,6 +178,7 @@ class Branch(Frozen):
 
     not_measured: str = ""  # why there are none, in half a sentence
     after_steps: Count = 0  # that the baseline had trained when the trainings branched
+    seconds: Amount = 0.0  # that comparing took, starts included
     examples: Count = 0  # that each training has trained on at its last probe; probes are at equal distances
     baseline: Many[Many[FiniteFloat | None]] = ()  # by seed and probe; None where a loss was not finite
     # The same by rule of the learning rate.

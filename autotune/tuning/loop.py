@@ -376,8 +376,10 @@ class Loop:
                 trial.branch = Branch(not_measured=str(why))
                 size = trial.configuration.batch_size
                 run.observe(Notice(text=f"how batch size {size} learns was not measured: {why}"))
+        taken = run.clock() - began
+        trial.branch = trial.branch.model_copy(update={"seconds": taken})
         run.keep(run.records[number].model_copy(update={"branch": trial.branch}), announce=False)
-        self._learning_seconds = max(0.0, self._learning_seconds - (run.clock() - began))
+        self._learning_seconds = max(0.0, self._learning_seconds - taken)
 
     def _compare_losses(self, trial: Trial, seat: Seat) -> None:
         """See whether a leader learns as float32 without XLA does."""
