@@ -124,7 +124,7 @@ class SimulatedTrial:
 
     # ------------------------------------------------------------------------------------------ LiveTrial
 
-    def warm_up(self, timeout_seconds: float) -> WarmUp:
+    def warm_up(self, timeout_seconds: float, on_started: Callable[[Started], None] = lambda started: None) -> WarmUp:
         """See `LiveTrial`. Raises what `failure` says, or OOM where the live trials do not fit."""
         trials = self._trials
         self._require(_State.LAUNCHED)
@@ -132,6 +132,7 @@ class SimulatedTrial:
         self._pass(trials.start_seconds, deadline)
         self._fail_as_told(deadline)
         first_step_seconds = trials.clock() - self._requested
+        on_started(self._started())
         pace = self._pace()
         by_epochs, call_seconds, epoch_seconds = self._shape(pace)
         slow = not by_epochs and call_seconds >= SLOW_CALL_SECONDS
@@ -143,7 +144,9 @@ class SimulatedTrial:
         self._trained += round(warmup_seconds * pace)
         self._state = _State.WARM
         if self.timing.save_state:
-            Path(self.timing.save_state).touch()
+            state = Path(self.timing.save_state)
+            state.parent.mkdir(parents=True, exist_ok=True)
+            state.touch()
         return WarmUp(
             started=self._started(),
             ready=Ready(
@@ -253,7 +256,7 @@ class SimulatedTrial:
             return self._branch(runs, deadline)
         step_seconds = self.configuration.batch_size / self._pace()
         steps = max(1, min(runs.most_steps, math.ceil(runs.seconds / step_seconds)))
-        self._pass(steps * step_seconds * len(runs.seeds) * len(runs.scales), deadline)
+        self._pass(steps * step_seconds * len(runs.seeds), deadline)
         self._state = _State.ENDED
         learns = trials.learns(self.configuration)
         return LossCurves(
@@ -264,7 +267,6 @@ class SimulatedTrial:
                     * (1.0 + SEED_SPREAD * random.Random(seed).uniform(-1.0, 1.0))
                     for step in range(steps)
                 )
-                for _ in runs.scales
                 for seed in runs.seeds
             ),
             gpus=trials.gpus,

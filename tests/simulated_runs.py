@@ -208,14 +208,14 @@ def tune_simulated(
 def an_invocation(
     trials, directory, /, *, machine=MACHINE, observe=silent, earlier=None, spent_before=0.0, results=None, **options
 ):
-    """What an invocation on simulated trials works with."""
+    """What an invocation on simulated trials works with; samples per second count unless another objective is given."""
     return Invocation(
         executor=trials,
         directory=directory,
         machine=machine,
         limits=LIMITS,
         reference=REFERENCE,
-        options=Options(**options),
+        options=Options(**{"objective": "throughput", **options}),
         clock=trials.clock,
         observe=observe,
         earlier=earlier,

@@ -483,16 +483,6 @@ def test_comparing_losses_takes_a_tenth_of_the_budget_at_most(tmp_path):
     assert sum(spent) <= 40.0 + 1.0
 
 
-def test_a_larger_batch_is_judged_apart(tmp_path):
-    trials = simulated_trials(faster_by(batch_size=1.5), noise=0.02)
-    recipe, *_ = run(tmp_path, trials, space=space(batch_size=[32, 64]))
-    assert recipe.configuration["batch_size"] == 64
-    losses = recipe.learning_rate.losses
-    assert losses.examples % 64 == 0
-    assert losses.unscaled > losses.baseline, "half as many steps"
-    assert recipe.evidence.verdict is Verdict.FASTER
-
-
 # ------------------------------------------------------------------------------------------- leader by leader
 
 

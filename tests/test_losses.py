@@ -6,7 +6,7 @@ from simulated_runs import BASELINE, Watcher, a_record, run_on, simulated_trials
 from autotune.data.record import Outcome
 from autotune.runtime.executor import TrialFailed
 from autotune.tuning.events import Began, Notice
-from autotune.tuning.learning import Trainings, compare_batch_sizes, compare_numerics
+from autotune.tuning.learning import Trainings, compare_numerics
 
 BFLOAT = BASELINE.replace(precision="mixed_bfloat16")
 
@@ -122,29 +122,6 @@ def test_a_card_that_is_lost_or_taken_is_no_configurations_fault(started, refere
     assert check.passed
     assert not check.tells
     assert ("busy or unavailable" if failure else "the baseline saw NVIDIA H200") in check.detail
-
-
-# ------------------------------------------------------------------------------------------ another batch size
-
-
-def test_another_batch_size_is_set_against_the_baselines(started):
-    trials, run, _ = started()
-    found = compare_batch_sizes(trainings_of(run), BASELINE.replace(batch_size=64))
-    assert found.examples % 64 == 0
-    assert [each.configuration.batch_size for each in trials.launched] == [32, 64]
-
-
-def test_a_batch_too_large_for_a_curve_is_left_out(started):
-    trials, run, watcher = started()
-    assert compare_batch_sizes(trainings_of(run), BASELINE.replace(batch_size=2048)) is None
-    assert ["batch_size=2048 was not compared" in each.text for each in watcher.of(Notice)] == [True]
-    assert [each.configuration.batch_size for each in trials.launched] == [32]
-
-
-def test_without_time_no_batch_size_is_compared(started):
-    trials, run, _ = started()
-    assert compare_batch_sizes(trainings_of(run, 2.0), BASELINE.replace(batch_size=64)) is None
-    assert trials.launched == []
 
 
 def test_what_a_dataset_keeps_is_not_filled_for_losses(started):

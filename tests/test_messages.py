@@ -53,7 +53,7 @@ EVERY_MESSAGE = [
         log="/tmp/log.txt",
         timing=TIMING,
         losses=protocol.LossRuns(
-            folder="/tmp/batches", recorded_batch_size=1, scales=(1.0, 2.5), seeds=(0, 7), most_steps=200, seconds=1.5
+            folder="/tmp/batches", recorded_batch_size=1, seeds=(0, 7), most_steps=200, seconds=1.5
         ),
     ),
     protocol.LossCurves(curves=((2.5, 1.25, None), (2.0, 1.0, 0.5)), gpus=("NVIDIA H200",)),

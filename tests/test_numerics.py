@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.stats.numerics import FEWEST_STEPS, LEAST_TOLERANCE, batch_losses, check_parity
+from autotune.stats.numerics import FEWEST_STEPS, LEAST_TOLERANCE, check_parity
 
 STEPS = 60
 
@@ -102,19 +102,3 @@ def test_any_curves_give_a_check(reference, own):
     check = check_parity(reference, own)
     assert check.detail
     assert check.passed or check.tells
-
-
-def test_batch_losses_are_the_late_ones():
-    before = [[3.0, 3.0, 1.0], [3.0, 3.0, 2.0]]
-    after = [[9.0, 9.0, loss] for loss in (1.0, 2.0, 3.0, 4.0, 5.0, 6.0)]
-    losses = batch_losses(before, after, examples=96)
-    assert (losses.examples, losses.baseline) == (96, 1.5)
-    assert (losses.unscaled, losses.sqrt_scaled, losses.linear_scaled) == (1.5, 3.5, 5.5)
-    assert losses.baseline_spread == pytest.approx(12.706 * statistics.stdev([1.0, 2.0]) * math.sqrt(1.5), rel=1e-4)
-
-
-def test_batch_losses_that_are_not_there_are_none():
-    before = [[3.0, 3.0, 1.0]]
-    losses = batch_losses(before, [[3.0, 2.0, 1.0], [3.0, 2.0, None], []], examples=96)
-    assert (losses.unscaled, losses.sqrt_scaled, losses.linear_scaled) == (1.0, None, None)
-    assert batch_losses([[3.0, None, None]], before * 3, examples=96) is None

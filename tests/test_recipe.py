@@ -21,7 +21,8 @@ from autotune.recipe.recipe import (
     LONGEST_MESSAGE,
     SCHEMA_FILE,
     SCHEMA_VERSION,
-    LearningRate,
+    Answer,
+    LearningRateRule,
     MachineMismatchWarning,
     Recipe,
 )
@@ -368,10 +369,28 @@ def test_what_changed_is_told(recipe):
     assert recipe.baseline == dict(BASELINE)
 
 
-def test_the_learning_rate_note_needs_another_batch_size():
-    assert LearningRate.between(32, 32) is None
-    note = LearningRate.between(64, 32)
-    assert (note.batch_ratio, note.linear_scale, note.sqrt_scale) == (2.0, 2.0, pytest.approx(1.4142))
+def test_the_learning_rate_is_scaled_by_the_rule_that_was_tested(recipe):
+    assert recipe.model_copy(update={"learning_rate_rule": None}).learning_rate(1e-3) == 1e-3
+    rule = LearningRateRule(batch_ratio=4.0, rule="sqrt", factor=2.0)
+    assert recipe.model_copy(update={"learning_rate_rule": rule}).learning_rate(1e-3) == 2e-3
+
+
+def test_either_answer_can_be_taken(recipe):
+    rates = {"speedup": Interval(value=2.0, low=1.9, high=2.1), "throughput": recipe.evidence.throughput}
+    same = {**recipe.baseline, "prefetch": 1}
+    larger = Answer(
+        configuration=recipe.configuration, **rates, confirmed=True, learning_rate_rule=LearningRateRule(batch_ratio=4)
+    )
+    both = recipe.model_copy(
+        update={"same_training": Answer(configuration=same, **rates, confirmed=True), "larger_batch": larger}
+    )
+    assert (both.with_same_training().configuration, both.with_same_training().learning_rate_rule) == (same, None)
+    assert both.with_larger_batch().learning_rate_rule.batch_ratio == 4.0
+    neither = recipe.model_copy(update={"same_training": None, "larger_batch": None})
+    assert neither.with_same_training().changes == {}
+    assert neither.with_same_training().evidence.throughput == recipe.evidence.baseline_throughput
+    with pytest.raises(RecipeError, match="tried no other batch size"):
+        neither.with_larger_batch()
 
 
 @pytest.mark.parametrize("value", [True, False, "LD_PRELOAD=/tmp/x.so", "0\nPATH=/tmp"])
@@ -400,7 +419,12 @@ def undecided(recipe, *, speedup=None, reason="", search_speedup=None):
         configuration=recipe.configuration, speedup=speedup, reason=reason, search_speedup=search_speedup
     )
     evidence = recipe.evidence.model_copy(update={"verdict": Verdict.UNDECIDED})
-    changes = {"configuration": recipe.baseline, "evidence": evidence, "candidate": candidate, "learning_rate": None}
+    changes = {
+        "configuration": recipe.baseline,
+        "evidence": evidence,
+        "candidate": candidate,
+        "learning_rate_rule": None,
+    }
     return recipe.model_copy(update=changes)
 
 
@@ -408,7 +432,7 @@ def test_the_recipe_of_a_candidate_claims_its_estimate_with_its_interval(recipe)
     found = undecided(recipe, speedup=Interval(value=1.5, low=0.9, high=2.0)).with_candidate()
     rate = recipe.evidence.baseline_throughput.value
     assert found.changes == recipe.changes
-    assert found.learning_rate.batch_ratio == 4.0
+    assert found.learning_rate_rule.batch_ratio == 4.0
     assert (found.evidence.throughput.low, found.evidence.throughput.high) == (0.9 * rate, 2.0 * rate)
 
 

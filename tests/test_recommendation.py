@@ -148,7 +148,7 @@ def test_excluded_gains_are_told_where_nothing_is_faster(tmp_path):
     assert evidence.go_on_seconds is None
     assert evidence.stability.not_checked == ()
     assert evidence.break_even_samples == 0
-    assert recipe.learning_rate is None
+    assert recipe.learning_rate_rule is None
 
 
 def test_a_candidate_in_doubt_leaves_the_verdict_open(tmp_path):
@@ -249,9 +249,10 @@ def test_the_compile_times_are_set_against_the_gain(ended):
     assert evidence.break_even_samples == 24000
 
 
-def test_a_larger_batch_comes_with_the_learning_rate_note(ended):
-    note = ended.recipe(batch_losses=None).learning_rate
-    assert (note.batch_ratio, note.linear_scale, note.sqrt_scale, note.losses) == (4.0, 4.0, 2.0, None)
+def test_what_counts_samples_per_second_alone_says_that_learning_was_not_measured(ended):
+    rule = ended.recipe().learning_rate_rule
+    assert (rule.batch_ratio, rule.factor, rule.same_loss) == (4.0, 1.0, None)
+    assert rule.not_measured
 
 
 def test_the_examples_of_an_epoch_are_the_datas_unless_fewer_were_seen(ended):
@@ -359,15 +360,6 @@ def test_numerics_that_nobody_compared_are_listed(ended):
     compiled = {**ended.records[ended.number].configuration, "jit_compile": True}
     assert [each for each in ended.not_checked(winner={"configuration": compiled}) if "numerics" in each]
     assert not [each for each in ended.not_checked() if "numerics" in each]
-
-
-@pytest.mark.parametrize(("measured", "begins"), [(True, "held-out"), (False, "training and held-out")])
-def test_losses_at_another_batch_size_are_listed(ended, measured, begins):
-    losses = ended.given["batch_losses"]
-    found = ended.not_checked(batch_losses=losses if measured else None)
-    assert [each for each in found if "at the recommended batch size" in each] == [
-        each for each in found if each.startswith(begins)
-    ]
 
 
 @pytest.mark.parametrize("name", ["host_memory_growth", "device_memory_growth"])

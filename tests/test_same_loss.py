@@ -9,9 +9,11 @@ from autotune.data.figures import LogInterval
 from autotune.stats.same_loss import (
     best_batch_size,
     examples_needed,
+    log_examples,
     log_examples_ratio,
     monotone,
     noise_scale,
+    over_critical_of,
     same_loss_speedup,
 )
 
@@ -34,6 +36,13 @@ def test_a_curve_never_rises_and_keeps_its_mean():
 @pytest.mark.parametrize("needs", [0.8, 1.0, 1.3, 2.5])
 def test_the_examples_needed_are_found(needs):
     assert log_examples_ratio(curve(), curve(needs)) == pytest.approx(math.log(needs), abs=0.01)
+
+
+@pytest.mark.parametrize("over_critical", [0.0, 0.01, 0.16, 3.0, math.inf])
+def test_the_critical_batch_size_follows_from_the_examples_needed(over_critical):
+    assert over_critical_of(log_examples(4.0, over_critical), 4.0) == pytest.approx(over_critical)
+    assert log_examples(1.0, over_critical) == 0.0
+    assert 0.0 <= log_examples(4.0, over_critical) <= math.log(4.0)
 
 
 def test_noise_on_the_probe_does_not_move_the_ratio_much():

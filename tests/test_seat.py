@@ -214,9 +214,10 @@ def test_a_failing_candidate_is_data(tmp_path, outcome):
 @pytest.mark.parametrize("together", [True, False])
 def test_a_model_that_falls_back_from_xla_is_not_measured_as_if_it_did_not(tmp_path, together):
     trials = simulated_trials(xla_falls_back=True, fits_together=lambda each: together or len(each) < 2)
-    _, record = Searching(tmp_path, trials).measure()
-    assert record.outcome is Outcome.ERROR
-    assert "falls back to false" in record.reason
+    searching = Searching(tmp_path, trials)
+    trial, record = searching.measure()
+    assert trial.asked["jit_compile"] is True
+    assert record.configuration["jit_compile"] is False
 
 
 def test_measuring_again_adds_to_what_was_measured(tmp_path):
@@ -273,6 +274,13 @@ def test_the_boundary_of_epochs_is_the_baselines_unless_the_pipeline_is_another(
     assert first.timing.boundary is None
     assert candidate.timing.boundary == (None if own else searching.run.boundary)
     assert again.timing.boundary == searching.run.boundary is not None
+
+
+def test_slow_steps_are_not_spent_on_the_boundary_of_another_pipeline(tmp_path):
+    trials = simulated_trials(lambda configuration: 64.0, examples=1_000_000)  # half a second a step
+    searching = Searching(tmp_path, trials)
+    searching.measure(BASELINE.replace(prefetch=2))
+    assert trials.launched[1].timing.boundary == searching.run.boundary is not None
 
 
 # -------------------------------------------------------------------------------------------- bracketing

@@ -239,12 +239,12 @@ class Trained:
 
 @pytest.fixture
 def curves(monkeypatch):
-    """The curves of two steps with these seeds and scales."""
+    """The curves of two steps with these seeds."""
     monkeypatch.setattr(losses, "keras", SimpleNamespace(utils=SimpleNamespace(set_random_seed=lambda seed: None)))
     monkeypatch.setattr(losses, "_record", lambda batches, *_: batches())
 
-    def train(seeds, scales=(1.0,), fresh_model=None):
-        runs = SimpleNamespace(seeds=seeds, scales=scales, most_steps=2, seconds=60.0)
+    def train(seeds, fresh_model=None):
+        runs = SimpleNamespace(seeds=seeds, most_steps=2, seconds=60.0)
         return losses.loss_curves(Trained, lambda: [1, 2, 3], None, runs, None, fresh_model=fresh_model)
 
     return train
@@ -259,7 +259,3 @@ def test_a_training_begins_with_the_weights_and_the_state_of_the_first(curves):
 def test_a_fresh_model_gives_each_seed_its_weights(curves):
     weights = iter((3.0, 5.0))
     assert curves((0, 1), fresh_model=lambda: Trained(next(weights))) == ((53.0, 64.0), (55.0, 66.0))
-
-
-def test_the_learning_rate_of_a_scale_is_that_of_the_script_times_it(curves):
-    assert curves((0,), scales=(1.0, 2.0, 4.0)) == ((50.0, 61.0), (100.0, 111.0), (200.0, 211.0))

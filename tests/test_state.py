@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from simulated_runs import a_candidate, a_leader, a_state
 
+from autotune.data.figures import LogInterval
 from autotune.data.record import Standing
 from autotune.stats.intervals import Spread
 
@@ -54,6 +55,61 @@ def test_beside_a_champion_only_what_looks_clearly_faster_may_be_confirmed():
     later = dataclasses.replace(state, leaders=(CONFIRMED, second))
     assert later.champion is second
     assert later.contenders == []
+
+
+LARGER = a_leader(2, number=92, standing=Standing.CONFIRMED, low=1.8, high=2.2, batch_ratio=4.0)
+
+
+def sooner(low, high):
+    """A larger batch's leader, which reaches the same losses so much sooner, as a share."""
+    bounds = math.log1p(low), math.log1p(high)
+    measured = LogInterval(value=sum(bounds) / 2, low=bounds[0], high=bounds[1], count=8)
+    return dataclasses.replace(LARGER, sooner=measured)
+
+
+def test_of_each_batch_size_there_is_a_champion():
+    state = a_state(a_candidate(1, 0.5), a_candidate(2, 2.0, batch_ratio=4.0), leaders=(CONFIRMED, LARGER))
+    assert (state.same_training, state.larger_batch) == (CONFIRMED, LARGER)
+    assert state.rival(a_candidate(3, 0.1)) is CONFIRMED
+    assert state.rival(a_candidate(3, 0.1, batch_ratio=4.0)) is LARGER
+    assert state.rival(a_candidate(3, 0.1, batch_ratio=8.0)) is None
+
+
+@pytest.mark.parametrize(
+    ("leaders", "recommended"),
+    [
+        ((CONFIRMED, LARGER), "same"),  # how it learns is not known
+        ((CONFIRMED, sooner(1.5, 2.5)), "larger"),
+        ((CONFIRMED, sooner(0.3, 0.8)), "same"),  # sooner than the baseline, but not than the same training
+        ((CONFIRMED, sooner(-0.1, 3.0)), "same"),
+        ((sooner(0.1, 0.3),), "larger"),
+        ((sooner(-0.1, 0.3),), None),
+        ((LARGER,), None),
+    ],
+)
+def test_a_larger_batch_is_recommended_only_if_it_surely_reaches_the_same_losses_sooner(leaders, recommended):
+    found = a_state(a_candidate(1, 0.5), a_candidate(2, 2.0, batch_ratio=4.0), leaders=leaders).recommended
+    assert (found and ("same" if found.is_same_training else "larger")) == recommended
+
+
+def test_a_larger_batch_must_look_sooner_at_the_same_loss_than_what_was_confirmed():
+    small, large = (a_candidate(number, gain, batch_ratio=4.0) for number, gain in ((2, 0.8), (3, 2.0)))
+    assert numbers(a_state(a_candidate(1, 0.5), small, large, leaders=(CONFIRMED,)).contenders) == [3]
+    needs_all = dataclasses.replace(a_state(small, large, leaders=(CONFIRMED,)), over_critical=math.inf)
+    assert needs_all.contenders == [], "it needs four times the examples"
+
+
+def test_the_same_training_need_not_be_faster_than_a_larger_batch():
+    state = a_state(a_candidate(1, 0.5), a_candidate(2, 2.0, batch_ratio=4.0), leaders=(sooner(1.5, 2.5),))
+    assert numbers(state.contenders) == [1]
+
+
+def test_what_should_reach_the_same_loss_soonest_is_confirmed_first():
+    same, larger = a_candidate(1, 0.5), a_candidate(2, 0.8, batch_ratio=4.0)
+    faster = dataclasses.replace(larger, ratio=math.log(4.0))
+    assert numbers(a_state(same, larger, learning_seconds=30.0).contenders) == [1, 2]
+    assert numbers(a_state(same, faster, learning_seconds=30.0).contenders) == [2, 1]
+    assert numbers(a_state(same, faster).contenders) == [1, 2], "without time to see how it learns it comes last"
 
 
 def test_numerics_that_cannot_be_compared_come_last_and_never_replace_a_champion_of_known_ones():

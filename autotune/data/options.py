@@ -96,7 +96,7 @@ class Options:
         is_duration=True,
         may_change=True,
     )
-    objective: Objective = option(
+    objective: Literal["time_to_loss", "throughput", "energy"] = option(
         "time_to_loss",
         "What counts: time_to_loss, where a larger batch is recommended only if it reaches the same losses sooner; "
         "throughput, samples per second at any batch size; or energy, samples per joule of the GPUs, where NVML counts "

@@ -177,8 +177,8 @@ class Branch(Frozen):
     """Losses on a fixed probe, at the baseline's batch size and at a leader's, from the same state of the baseline."""
 
     not_measured: str = ""  # why there are none, in half a sentence
+    seconds: Amount = 0.0  # that it took of the budget
     after_steps: Count = 0  # that the baseline had trained when the trainings branched
-    seconds: Amount = 0.0  # that comparing took, starts included
     examples: Count = 0  # that each training has trained on at its last probe; probes are at equal distances
     baseline: Many[Many[FiniteFloat | None]] = ()  # by seed and probe; None where a loss was not finite
     # The same by rule of the learning rate.

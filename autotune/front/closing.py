@@ -212,7 +212,10 @@ def show_usage(
 
 def _other_answer(recipe: Recipe, path: Path, tuned: str) -> list[str]:
     """Return the lines that take the answer that is not recommended, where there is one."""
-    larger, sizes = recipe.larger_batch, [Configuration(of).update_size for of in (recipe.configuration, recipe.baseline)]
+    larger, sizes = (
+        recipe.larger_batch,
+        [Configuration(of).update_size for of in (recipe.configuration, recipe.baseline)],
+    )
     if larger is None or (sizes[0] == sizes[1] and not larger.confirmed):
         return []
     other = "larger-batch" if sizes[0] == sizes[1] else "same-training"

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from autotune.data.facts import ScriptFacts
 from autotune.data.record import TrialRecord
 from autotune.recipe.apply import environment
-from autotune.stats.bottleneck import NOT_INSTALLED
 from autotune.space.configuration import Configuration
+from autotune.stats.bottleneck import NOT_INSTALLED
 from autotune.stats.deciding import EndedBy, Verdict
 from autotune.stats.same_loss import NOT_REACHED
 

@@ -117,7 +117,9 @@ class Recipe(Part):
     candidate: BestCandidate | None = Field(None, description="What came closest, when nothing is recommended.")
     learning_rate_rule: LearningRateRule | None = Field(description="Null where nothing about learning changes.")
     same_training: Answer | None = Field(None, description="The fastest at the script's own batch size, if confirmed.")
-    larger_batch: Answer | None = Field(None, description="The best with another batch size; null where none was tried.")
+    larger_batch: Answer | None = Field(
+        None, description="The best with another batch size; null where none was tried."
+    )
     machine: Machine
     workload: RecipeWorkload
     created_by: CreatedBy
@@ -344,7 +346,9 @@ class Recipe(Part):
         return self.model_copy(
             update={
                 "configuration": candidate.configuration,
-                "learning_rate_rule": None if sizes[0] == sizes[1] else LearningRateRule(batch_ratio=sizes[0] / sizes[1]),
+                "learning_rate_rule": None
+                if sizes[0] == sizes[1]
+                else LearningRateRule(batch_ratio=sizes[0] / sizes[1]),
                 "evidence": evidence.model_copy(update={"throughput": throughput, "speedup": faster}),
             }
         )

@@ -39,15 +39,11 @@ StartedByImport = Literal["runtime", "cuda", "threads"]  # what no fork survives
 
 
 class LossRuns(Frozen):
-    """Short trainings on recorded batches for their losses alone, instead of a timed training.
-
-    Each scale of the learning rate is run with all seeds before the next scale.
-    """
+    """Short trainings on recorded batches for their losses alone, instead of a timed training."""
 
     folder: str  # holds the batches: written if it does not exist, read otherwise
     recorded_batch_size: Number  # of these batches; they are batched anew if another size is needed
     seeds: Annotated[Many[int], Field(min_length=1)]  # each gives one training its weights
-    scales: Many[Positive] = (1.0,)  # factors of the learning rate
     most_steps: Number  # of each training
     seconds: FiniteFloat  # no step begins later than this; all trainings have as many steps as the first
 

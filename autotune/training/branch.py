@@ -24,7 +24,7 @@ from autotune.recipe.learning_rate import scale_learning_rate
 from autotune.recipe.tf_private import keras, tf
 from autotune.runtime.failures import TrainingFailed
 from autotune.runtime.protocol import BranchRuns
-from autotune.training.losses import LARGEST_RECORDING_BYTES
+from autotune.training.losses import LARGEST_RECORDING_BYTES, build
 
 PROBE_BATCHES = 4  # of the recorded size, that are evaluated at once
 LARGEST_STATE_BYTES = 2 << 30  # of weights and optimizer together: a larger state is not saved
@@ -82,8 +82,7 @@ def branch_losses(
     model.make_train_function()
     model.make_test_function()
     first = next(iter(training.batch(1)))
-    if not model.built:
-        model(first[0] if isinstance(first, tuple) else first, training=False)
+    build(model, first)
     model.optimizer.build(model.trainable_variables)
     state = _read_state(model, runs.state)
     untouched = {name: np.asarray(variable) for name, variable in _rest(model).items()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import contextlib
 import math
 import os
 import time
@@ -47,7 +47,7 @@ def loss_curves(
     first_batch = next(iter(recorded))
     with trained.distribute_strategy.scope():
         trained.make_train_function()
-        _build(trained, first_batch)
+        build(trained, first_batch)
         optimizer = getattr(trained, "optimizer", None)
         if optimizer is not None:
             optimizer.build(trained.trainable_variables)
@@ -56,7 +56,7 @@ def loss_curves(
     curves: list[tuple[float | None, ...]] = []
     first_weights: list[Any] = []
     steps, deadline = runs.most_steps, time.perf_counter() + runs.seconds
-    for scale, seed in itertools.product(runs.scales, runs.seeds):
+    for seed in runs.seeds:
         keras.utils.set_random_seed(seed)
         values = _fresh_values(fresh_model(), trained, first_batch) if fresh_model else as_built
         _assign(trained.weights, values)
@@ -68,9 +68,6 @@ def loss_curves(
             moved = [w * (1 + ROUNDING * noise.uniform(-1, 1, w.shape)).astype(w.dtype) for w in own]
             _assign(trained.trainable_variables, moved)
         _assign(getattr(optimizer, "variables", ()), untouched)
-        if not _scale_learning_rate(optimizer, scale):
-            curves.append(())
-            continue
         curves.append(_train(trained, recorded, steps, math.inf if curves else deadline))
         steps = len(curves[0])
     return tuple(curves)
@@ -78,7 +75,7 @@ def loss_curves(
 
 def _fresh_values(fresh: keras.Model, trained: keras.Model, batch: Any) -> list[Any]:
     """Return the weights of a fresh model, which must be its own."""
-    _build(fresh, batch)
+    build(fresh, batch)
     ours = {id(variable) for variable in trained.trainable_variables}
     if any(id(variable) in ours for variable in fresh.trainable_variables):
         raise WorkloadError(
@@ -107,26 +104,16 @@ def _record(
     return recorded
 
 
-def _build(model: keras.Model, batch: Any) -> None:
-    """Make the weights of a model that has not seen its input yet."""
+def build(model: keras.Model, batch: Any) -> None:
+    """Make the weights of a model that has not seen its input yet; those of a model without `call` are there."""
     if not model.built:
-        model(batch[0] if isinstance(batch, tuple) else batch, training=False)
+        with contextlib.suppress(NotImplementedError):
+            model(batch[0] if isinstance(batch, tuple) else batch, training=False)
 
 
 def _assign(variables: Any, values: list[Any]) -> None:
     for variable, value in zip(variables, values, strict=True):
         variable.assign(value)
-
-
-def _scale_learning_rate(optimizer: Any, scale: float) -> bool:
-    """Multiply the learning rate; return whether that is possible: a schedule's cannot be set."""
-    if scale == 1.0:
-        return True
-    try:
-        optimizer.learning_rate = float(optimizer.learning_rate.numpy()) * scale
-    except (TypeError, AttributeError):
-        return False
-    return True
 
 
 def _train(model: keras.Model, batches: tf.data.Dataset, steps: int, deadline: float) -> tuple[float | None, ...]:

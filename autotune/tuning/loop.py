@@ -25,6 +25,7 @@ from autotune.space.changes import Situation
 from autotune.space.configuration import Configuration, find_conflict
 from autotune.space.space_file import ResolvedSpace
 from autotune.stats.deciding import EndedBy
+from autotune.stats.same_loss import NOT_REACHED
 from autotune.tuning import costs
 from autotune.tuning.candidates import Proposals
 from autotune.tuning.confirmation import FreshPairs, LeaderTrials
@@ -46,7 +47,7 @@ from autotune.tuning.policy import (
     error_of,
     next_action,
 )
-from autotune.tuning.rules import Limits, known_to_fail
+from autotune.tuning.rules import Limits, known_to_fail, needs_as_long
 from autotune.tuning.run import CLOSING_SECONDS, Deadline, Interrupted, Run, TimeIsUp
 from autotune.tuning.sampler import Sampler
 from autotune.tuning.seat import SameInForce, Seat, TrialLimits
@@ -110,7 +111,8 @@ class Loop:
         pairs = FreshPairs(run, deadline, timeout=timeout)
         self._leaders = Leaders(run, knowledge, pairs, limits=limits, min_gain=options.min_gain)
         self._check_seconds = CHECK_SHARE * options.budget
-        self._learning_seconds = LEARNING_SHARE * options.budget
+        spent = sum(record.branch.seconds for record in run.records.values() if record.branch is not None)
+        self._learning_seconds = max(0.0, LEARNING_SHARE * options.budget - spent)
         self._durations: list[float] = []
         self._looks_since = 0
         self._time_is_up = False
@@ -345,15 +347,27 @@ class Loop:
             if record.outcome is Outcome.OOM and record.pairing is not Pairing.ALTERNATING
         ]
 
+    def _timed_out(self) -> list[Configuration]:
+        """Return what took too long, where calls are slow and none that computes as much was in time."""
+        records = [record for record in self._run.records.values() if record.phase is not Phase.CONFIRM]
+        in_time = [Configuration(record.configuration) for record in records if record.outcome.measured]
+        late = [Configuration(record.configuration) for record in records if record.outcome is Outcome.TIMEOUT]
+        if not costs.slow_call_seconds(self._run.records[0]):
+            return []
+        return [known for known in late if not any(needs_as_long(other, known) for other in in_time)]
+
     def _passes_over(self, seat: Seat) -> Callable[[Configuration], bool]:
-        """Return what tells whether knobs exclude one another, do not learn, or take more time than there is now."""
+        """Return what tells whether knobs exclude one another, do nothing or do not learn, or the time is too short."""
         state, baseline = self.state(), self._run.records[0]
         parity = parity_checks(self._run.records.values())
+        idle, timed_out = self._knowledge.idle_values(), self._timed_out()
         gain = max([0.0, *(candidate.ratio for candidate in state.candidates if not candidate.unstable)])
         most = min(self._trial_limits.timeout, state.left)
         importing = self._import_seconds + 2 * state.candidate_seconds + 4 * state.first_pair_seconds
 
         def passes_over(configuration: Configuration) -> bool:
+            if idle & set(configuration.items()) or any(needs_as_long(configuration, late) for late in timed_out):
+                return True
             check = parity.get(numerics_of(configuration))
             if find_conflict(configuration) or (check is not None and not check.passed):
                 return True
@@ -374,12 +388,23 @@ class Loop:
                 trial.branch = branch(trainings, run.records[number])
             except NotMeasured as why:
                 trial.branch = Branch(not_measured=str(why))
-                size = trial.configuration.batch_size
-                run.observe(Notice(text=f"how batch size {size} learns was not measured: {why}"))
-        taken = run.clock() - began
-        trial.branch = trial.branch.model_copy(update={"seconds": taken})
+        spent = run.clock() - began
+        trial.branch = trial.branch.model_copy(update={"seconds": spent})
         run.keep(run.records[number].model_copy(update={"branch": trial.branch}), announce=False)
-        self._learning_seconds = max(0.0, self._learning_seconds - taken)
+        self._learning_seconds = max(0.0, self._learning_seconds - spent)
+        run.observe(Notice(text=self._learnt_in_words(number)))
+
+    def _learnt_in_words(self, number: int) -> str:
+        """Say how much sooner a leader reaches the same losses, or why that is not known."""
+        leader = self._knowledge.leader(number)
+        size, learnt = leader.trial.configuration.update_size, self._knowledge.learnt(leader)
+        if learnt == NOT_REACHED:
+            return f"batch size {size} does not reach the losses that the baseline reaches"
+        if not isinstance(learnt, Learnt):
+            return f"how batch size {size} learns was not measured: {learnt}"
+        sooner = learnt.sooner.ratio
+        speedup = "much sooner or later" if sooner is None else f"{sooner.shown()} sooner"
+        return f"batch size {size} reaches the same losses {speedup} (learning rate {learnt.needed.rule})"
 
     def _compare_losses(self, trial: Trial, seat: Seat) -> None:
         """See whether a leader learns as float32 without XLA does."""

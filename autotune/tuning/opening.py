@@ -228,12 +228,14 @@ def _new_run(invocation: Invocation, facts: WorkloadFacts, device: Device, inter
     """Make what all parts of the run share, with the baseline as far as it is known before a trial."""
     options, earlier, script = invocation.options, invocation.earlier, facts.script
     baseline = baseline_of(facts, str(invocation.reference), device, invocation.observe)
+    no_branches = _why_no_branches(invocation, script)
     return Run(
         directory=invocation.directory,
         executor=invocation.executor,
         clock=invocation.clock,
         budget=options.budget,
-        state_file=_state_file(invocation, script),
+        state_file=None if no_branches else _state_file(invocation),
+        no_branches=no_branches,
         observe=invocation.observe,
         interruptions=interruptions,
         rng=random.Random(options.seed),
@@ -249,14 +251,19 @@ def _new_run(invocation: Invocation, facts: WorkloadFacts, device: Device, inter
     )
 
 
-def _state_file(invocation: Invocation, script: ScriptFacts | None) -> Path | None:
-    """Return the file that takes the state of the baseline's training; None where no batch size can be compared."""
-    options, loop = invocation.options, script is not None and script.trains is Trains.LOOP
-    if options.objective != "time_to_loss" or loop or options.executor != "local":
-        return None
-    if options.fixed_batch or options.global_batch:
+def _state_file(invocation: Invocation) -> Path | None:
+    """Return the file that takes the state of the baseline's training; None where no batch sizes are compared."""
+    options = invocation.options
+    if options.objective != "time_to_loss" or options.fixed_batch or options.global_batch:
         return None
     return invocation.directory.trial_directory(0).resolve() / STATE
+
+
+def _why_no_branches(invocation: Invocation, script: ScriptFacts | None) -> str:
+    """Return why no other batch size can be trained from the baseline's state, in half a sentence; empty if it can."""
+    if script is not None and script.trains is Trains.LOOP:
+        return "the state of a custom training loop cannot be taken over"
+    return "trials on Ray keep no state of the baseline's" if invocation.options.executor != "local" else ""
 
 
 def _is_bracketed(facts: WorkloadFacts, invocation: Invocation) -> bool:

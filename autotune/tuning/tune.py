@@ -24,6 +24,7 @@ from autotune.runtime.places import cut_cores, group_gpus, restrict_to_seat
 from autotune.runtime.ray import RayExecutor
 from autotune.script.loading import refuse_while_loading
 from autotune.space.space_file import ResolvedSpace, SearchSpace, find_search_space, shipped_names
+from autotune.stats.same_loss import USUAL_OVER_CRITICAL
 from autotune.tuning.earlier_runs import describe_leaders, find_leaders, starting_points
 from autotune.tuning.ending import note_profiles, watch_winner
 from autotune.tuning.events import Notice, Observer, RunBegan, count_interruptions

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from real_trials import QUICK, REPOSITORY, WORKLOADS, Builder, Case, ScriptTrial
 
 from autotune.data.facts import ScriptSettings, WorkloadReference
 from autotune.runtime.local import LocalExecutor
-from autotune.runtime.protocol import Data, LossRuns
+from autotune.runtime.protocol import Data, Trainings
 from autotune.runtime.trial_process import TrialProcess
 
 
@@ -42,13 +43,21 @@ def launch(cases: LocalExecutor, tmp_path: Path) -> Iterator[Callable[..., Case]
     trials: list[TrialProcess] = []
 
     def start(
-        case: str, batch_size: int = 16, *, data: Data | None = None, losses: LossRuns | None = None, **knobs: Any
+        case: str,
+        batch_size: int = 16,
+        *,
+        data: Data | None = None,
+        losses: Trainings | None = None,
+        save_state: str = "",
+        **knobs: Any,
     ) -> Case:
         folder = tmp_path / str(len(trials))
         folder.mkdir()
         log = folder / f"{case}.log"
         wanted = configuration(batch_size, **knobs)
-        trials.append(cases.launch(wanted, log=str(log), data=data, timing=QUICK, losses=losses))
+        trials.append(
+            cases.launch(wanted, log=str(log), data=data, timing=replace(QUICK, save_state=save_state), losses=losses)
+        )
         return Case(trials[-1], log)
 
     yield start

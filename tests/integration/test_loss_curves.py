@@ -19,24 +19,9 @@ KNOWN = Data(examples=512, endless=False)
 def curves(launch, tmp_path):
     """The loss curves of a case; all of one test read the batches that the first recorded."""
 
-    def train(
-        case,
-        batch_size=32,
-        *,
-        seeds=(0,),
-        scales=(1.0,),
-        steps=STEPS,
-        seconds=PATIENCE_SECONDS,
-        folder="batches",
-        **knobs,
-    ):
+    def train(case, batch_size=32, *, seeds=(0,), steps=STEPS, seconds=PATIENCE_SECONDS, folder="batches", **knobs):
         runs = LossRuns(
-            folder=str(tmp_path / folder),
-            recorded_batch_size=32,
-            seeds=seeds,
-            scales=scales,
-            most_steps=steps,
-            seconds=seconds,
+            folder=str(tmp_path / folder), recorded_batch_size=32, seeds=seeds, most_steps=steps, seconds=seconds
         )
         trial = launch(case, batch_size, data=KNOWN, losses=runs, **knobs).trial
         return trial.loss_curves(PATIENCE_SECONDS).curves
@@ -114,16 +99,3 @@ def test_another_batch_size_sees_the_same_examples(curves):
     small = curves("standing", steps=4)[0]
     large = curves("standing", 64, steps=2)[0]
     assert large == pytest.approx([(small[0] + small[1]) / 2, (small[2] + small[3]) / 2], rel=1e-4)
-
-
-def test_the_learning_rate_is_scaled(curves):
-    for precision in ("float32", "mixed_float16"):
-        as_it_is, hardly = curves("learns", scales=(1.0, 1e-6), precision=precision)
-        assert statistics.fmean(as_it_is[-10:]) < 0.7 * statistics.fmean(hardly[-10:])
-        assert hardly[0] == pytest.approx(as_it_is[0], rel=0.1)  # dropout draws on
-
-
-def test_a_schedule_is_left_alone(curves):
-    as_it_is, scaled = curves("scheduled", scales=(1.0, 2.0))
-    assert len(as_it_is) == STEPS
-    assert scaled == ()
