@@ -1,6 +1,6 @@
 """A multilayer perceptron with dropout on scikit-learn's handwritten digits.
 
-python digits_mlp.py --epochs 200
+python digits_mlp.py --epochs 160
 """
 
 import argparse
@@ -12,7 +12,7 @@ from sklearn.datasets import load_digits
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--batch-size", type=int, default=32)
-parser.add_argument("--epochs", type=int, default=200)
+parser.add_argument("--epochs", type=int, default=160)
 parser.add_argument("--lr", type=float, default=0.01)
 parser.add_argument("--seed", type=int, default=0)
 args = parser.parse_args()

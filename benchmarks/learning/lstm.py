@@ -20,7 +20,7 @@ def make_windows(count, seed):
 
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--epochs", type=int, default=20)
+parser.add_argument("--epochs", type=int, default=28)
 parser.add_argument("--learning-rate", type=float, default=0.001)
 parser.add_argument("--lstm-units", type=int, default=32)
 parser.add_argument("--batch-size", type=int, default=64)
