@@ -27,7 +27,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -48,7 +48,7 @@ SEEDS, SEEDS_QUICK = (1, 2, 3, 4, 5), (1, 2)
 EPOCHS_QUICK = "20"
 TARGET_AT = 0.6
 """Share of the epochs after which the median seed of the baseline has reached the target."""
-BASELINE, RECOMMENDED, LARGER = "baseline", "recommended", "larger batch"
+BASELINE, RECOMMENDED, SAME, LARGER = "baseline", "recommended", "same training", "larger batch"
 WITHIN_BAR, LATER_BAR, SHARE_BAR = {"min": 4.0}, {"max": 0.0}, {"max": 0.25}
 
 Curve = Sequence[Sequence[float]]
@@ -117,11 +117,9 @@ def without_start(curve: Curve) -> Curve:
     return [(seconds - late, loss) for seconds, loss in curve]
 
 
-def target_loss(curves: Iterable[Curve]) -> float:
+def target_loss(curves: Sequence[Curve]) -> float:
     """Return the best loss that the median training has reached after `TARGET_AT` of its epochs."""
-    return statistics.median(
-        min(loss for _, loss in curve[: math.ceil(TARGET_AT * len(curve))]) for curve in map(list, curves)
-    )
+    return statistics.median(min(loss for _, loss in curve[: math.ceil(TARGET_AT * len(curve))]) for curve in curves)
 
 
 def seconds_to(curve: Curve, target: float) -> float | None:
@@ -131,9 +129,7 @@ def seconds_to(curve: Curve, target: float) -> float | None:
         if loss <= target:
             part = 1.0 if math.isinf(best) else (best - target) / (best - loss)
             return before + part * (seconds - before)
-        if loss < best:
-            best = loss
-        before = seconds
+        before, best = seconds, min(best, loss)
     return None
 
 
@@ -157,15 +153,10 @@ def log_ratios(baseline: Sequence[Curve], other: Sequence[Curve], target: float)
 def figures(results: Results) -> dict[str, Figure]:
     """Return all figures of the table, by name, with their bars."""
     found = dict[str, Figure]()
-    real = dict[str, Figure]()
     for name, tuned in results.tuned.items():
-        trained = results.trained.get(name, {})
-        if tuned.claim is not None and trained.get(RECOMMENDED):
-            real[name] = _ratio(trained, RECOMMENDED)
-        found |= _of_script(name, tuned, trained)
-    whole = len(results.tuned) == len(TUNING_SEEDS)
-    found |= _of_all(results, real, whole=whole)
-    return found | convergence_figures(json.loads(CONVERGENCE.read_text(encoding="utf-8"))["sets"])
+        found |= _of_script(name, tuned, results.trained.get(name, {}))
+    sets = json.loads(CONVERGENCE.read_text(encoding="utf-8"))["sets"]
+    return found | _of_all(results) | convergence_figures(sets)
 
 
 def _of_script(name: str, tuned: Tuned, trained: dict[str, list[Curve]]) -> dict[str, Figure]:
@@ -182,24 +173,29 @@ def _of_script(name: str, tuned: Tuned, trained: dict[str, list[Curve]]) -> dict
     return found
 
 
-def _of_all(results: Results, real: dict[str, Figure], *, whole: bool) -> dict[str, Figure]:
-    """Return the figures over all scripts; bars in scripts where all of them were tuned."""
-    claims = {name: results.tuned[name].claim or (1.0, 1.0, 1.0) for name in real}
-    within = [f["value"] is not None and claims[n][1] <= f["value"] <= claims[n][2] for n, f in real.items()]
-    overlap = [
-        f["ci95"] is not None and f["ci95"][0] <= claims[n][2] and claims[n][1] <= f["ci95"][1] for n, f in real.items()
+def _of_all(results: Results) -> dict[str, Figure]:
+    """Return the figures over all scripts whose recipe changes something."""
+    names = [
+        name for name, tuned in results.tuned.items() if tuned.claim and results.trained.get(name, {}).get(RECOMMENDED)
     ]
-    later = [f["value"] is None or f["value"] < 1 for f in real.values()]
+    within = overlapping = later = 0
+    for name in names:
+        _, low, high = results.tuned[name].claim or (1.0, 1.0, 1.0)
+        real = _ratio(results.trained[name], RECOMMENDED)
+        within += real["value"] is not None and low <= real["value"] <= high
+        overlapping += real["ci95"] is not None and real["ci95"][0] <= high and low <= real["ci95"][1]
+        later += real["value"] is None or real["value"] < 1
+    is_whole = len(results.tuned) == len(TUNING_SEEDS)
     found = {
-        "real ratio lies in the claimed interval": one(sum(within), len(real), WITHIN_BAR if whole else None),
-        "real and claimed interval overlap": one(sum(overlap), len(real)),
-        "recommended reaches the loss later than the baseline": one(sum(later), len(real), LATER_BAR),
+        "real ratio lies in the claimed interval": one(within, len(names), WITHIN_BAR if is_whole else None),
+        "real and claimed interval overlap": one(overlapping, len(names)),
+        "recommended reaches the loss later than the baseline": one(later, len(names), LATER_BAR),
     }
-    for kind in ("same training", LARGER):
-        names = [name for name in real if results.tuned[name].kind == kind]
-        good = sum(is_no_worse(results.trained[name], RECOMMENDED) for name in names)
-        bar = {"min": float(len(names))} if kind == "same training" and names else None
-        found[f"held-out loss no worse than the baseline's seeds, {kind}"] = one(good, len(names), bar)
+    for kind in (SAME, LARGER):
+        trained = [results.trained[name] for name in names if results.tuned[name].kind == kind]
+        good = sum(is_no_worse(sides, RECOMMENDED) for sides in trained)
+        bar = {"min": float(len(trained))} if kind == SAME and trained else None
+        found[f"held-out loss no worse than the baseline's seeds, {kind}"] = one(good, len(trained), bar)
     shares = [tuned.learning_share for tuned in results.tuned.values()]
     found["largest share of a budget spent on learning"] = one(max(shares, default=None), len(shares), SHARE_BAR)
     return found
@@ -278,7 +274,7 @@ def tune_script(name: str, run: Path, budget: str) -> Tuned:
     kind = BASELINE
     if recipe.changes:
         same = Configuration(recipe.configuration).update_size == Configuration(recipe.baseline).update_size
-        kind = "same training" if same else LARGER
+        kind = SAME if same else LARGER
     is_other = kind != LARGER and recipe.larger_batch is not None
     return Tuned(
         verdict=recipe.evidence.verdict.value,
