@@ -43,7 +43,7 @@ from autotune.stats.same_loss import log_examples, over_critical_of
 HERE = Path(__file__).resolve().parent
 SCRIPTS, TRAINING, CONVERGENCE = HERE / "learning", HERE / "held_out_losses.py", HERE / "data/mlperf_convergence.json"
 TUNING_SEEDS = {"digits_mlp": 211, "convnet": 212, "text_classifier": 213, "lstm": 214, "wide_deep": 215}
-BUDGET, BUDGET_QUICK = "3m", "40s"
+BUDGET, BUDGET_QUICK = "3m", "90s"
 SEEDS, SEEDS_QUICK = (1, 2, 3, 4, 5), (1, 2)
 EPOCHS_QUICK = "20"
 TARGET_AT = 0.6
