@@ -62,4 +62,4 @@ def test_the_learning_rate_is_scaled_also_that_of_a_schedule(branches, case):
 
 def test_the_state_of_another_model_is_refused(branches):
     with pytest.raises(TrialFailed, match="do not fit the model"):
-        branches("stalls", of="learns")
+        branches("standing", of="learns")
