@@ -12,6 +12,7 @@ from autotune.stats.same_loss import (
     NOT_REACHED,
     TOO_FEW_ENDED,
     USUAL_OVER_CRITICAL,
+    ExamplesNeeded,
     NoiseScale,
     best_batch_size,
     examples_needed,
@@ -83,16 +84,20 @@ def test_the_best_rule_is_chosen_and_its_choice_is_not_rewarded():
     assert abs(np.mean(errors)) < 3 * np.std(errors) / math.sqrt(60) + 0.03
     found = examples_needed(a_branch(1.8, noise=0.02, sqrt=1.2, linear=3.0))
     assert found.rule == "sqrt"
-    assert found.by_rule == {rule: pytest.approx(math.log(needs), abs=0.05) for rule, needs in
-                             (("as is", 1.8), ("sqrt", 1.2), ("linear", 3.0))}
+    assert found.by_rule == {
+        rule: pytest.approx(math.log(needs), abs=0.05)
+        for rule, needs in (("as is", 1.8), ("sqrt", 1.2), ("linear", 3.0))
+    }
 
 
 def test_what_cannot_be_compared_says_why():
     branch = a_branch(1.5)
     ended = branch.model_copy(update={"leader": {"as is": (*branch.leader["as is"][:3], *((),) * 5)}})
     assert examples_needed(ended) == TOO_FEW_ENDED
-    flat = tuple(tuple(losses[0] + 0.01 * math.sin(7 * seed + at) for at in range(len(losses)))
-                 for seed, losses in enumerate(branch.baseline))
+    flat = tuple(
+        tuple(losses[0] + 0.01 * math.sin(7 * seed + at) for at in range(len(losses)))
+        for seed, losses in enumerate(branch.baseline)
+    )
     assert examples_needed(branch.model_copy(update={"baseline": flat})) == HARDLY_FALLS
     diverged = {"as is": branch.leader["as is"], "linear": ((*branch.baseline[0][:-1], None),) * 8}
     assert examples_needed(branch.model_copy(update={"leader": diverged})).by_rule["linear"] is None
@@ -102,13 +107,16 @@ def test_the_same_loss_interval_covers_the_truth():
     random = np.random.default_rng(2)
     held = 0
     for _ in range(400):
-        processes = random.normal(math.log(4.0), 0.05, 4)
-        half = 3.182 * np.std(processes, ddof=1) / 2
-        mean = float(np.mean(processes))
-        throughput = LogInterval(value=mean, low=mean - half, high=mean + half, count=4)
-        needed = examples_needed({"as is": random.normal(0.4, 0.1, 8).tolist()})
-        found = same_loss_speedup(throughput, needed, degrees=3)
+        processes, ratios = random.normal(math.log(4.0), 0.05, 4), random.normal(0.4, 0.1, 8)
+        intervals = []
+        for values, quantile in ((processes, 3.182), (ratios, 2.365)):
+            mean, half = float(np.mean(values)), quantile * np.std(values, ddof=1) / math.sqrt(len(values))
+            intervals.append(LogInterval(value=mean, low=mean - half, high=mean + half, count=len(values)))
+        needed = ExamplesNeeded(rule="as is", log_ratio=intervals[1], degrees=7, by_rule={})
+        found = same_loss_speedup(intervals[0], needed, degrees=3)
         held += found.low <= math.log(4.0) - 0.4 <= found.high
+        surer = same_loss_speedup(intervals[0], needed, degrees=3, level=0.99)
+        assert surer.low < found.low < found.value == surer.value
     assert 0.92 <= held / 400 <= 0.98
 
 

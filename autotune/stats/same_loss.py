@@ -19,9 +19,8 @@ from autotune.data.record import Branch, Rule
 from autotune.stats.intervals import CONFIDENCE, t_quantile
 
 FEWEST_SEEDS = 4  # two to choose the learning-rate rule by, and two to measure it on
-FEWEST_SHARED = 4  # probes of both curves together that lie within the other curve
-LARGEST_SHIFT = 2.5  # of the logarithm of examples
-SHIFTS = 101  # that are tried, evenly spread, before the best one is refined
+DEGREE = 3  # of the curve that losses follow over the logarithm of examples
+LARGEST_SHIFT, SHIFTS = 2.0, 41  # of that logarithm; and those that are tried, evenly spread, before one is refined
 NOT_REACHED = "it does not reach the losses that the baseline reaches"
 HARDLY_FALLS = "the baseline's own losses hardly fall in so few examples"
 TOO_FEW_ENDED = "too few of its trainings came to their end in time"
@@ -45,31 +44,27 @@ def log_examples_ratio(
 ) -> float | None:
     """Return ln(n₂/n₁) of two curves of losses, after n₁ and after n₂ examples.
 
-    It is the shift along the logarithm of examples with which each curve lies on the other one by least squares. Single
-    losses that are reached too early by chance would understate it. None where the second curve does not reach what the
-    first one begins with.
+    It is the shift along the logarithm of examples with which one smooth curve, a cubic, fits both best. Single losses
+    that are reached too early by chance would understate it. None where the second curve does not reach what the first
+    one begins with.
     """
     from scipy import optimize
 
-    at, larger_at = np.log(examples), np.log(larger_examples)
     if larger_losses[-1] >= losses[0]:
         return None
+    middle = float(np.mean(np.log(examples)))
+    at, larger_at = np.log(examples) - middle, np.log(larger_examples) - middle
+    both = np.concatenate([losses, larger_losses])
 
     def misfit(shift: float) -> float:
-        """Return the mean square of the distances between the curves where they overlap."""
-        apart = []
-        for places, values, others, known in (
-            (at + shift, losses, larger_at, larger_losses),
-            (larger_at - shift, larger_losses, at, losses),
-        ):
-            inside = (places >= others[0]) & (places <= others[-1])
-            apart.append(np.interp(places[inside], others, known) - values[inside])
-        distances = np.concatenate(apart)
-        return math.inf if len(distances) < FEWEST_SHARED else float(np.mean(distances**2))
+        powers = np.vander(np.concatenate([at, larger_at - shift]), DEGREE + 1)
+        return float(np.sum((powers @ np.linalg.lstsq(powers, both, rcond=None)[0] - both) ** 2))
 
     shifts = np.linspace(-LARGEST_SHIFT, LARGEST_SHIFT, SHIFTS)
     best = int(np.argmin([misfit(shift) for shift in shifts]))
-    bounds = shifts[max(0, best - 1)], shifts[min(SHIFTS - 1, best + 1)]
+    if best == SHIFTS - 1:
+        return None
+    bounds = shifts[max(0, best - 1)], shifts[best + 1]
     return float(optimize.minimize_scalar(misfit, bounds=bounds, method="bounded").x)
 
 
