@@ -41,10 +41,10 @@ def test_the_one_that_was_confirmed_last_is_recommended_whichever_was_begun_firs
     for number in (21, 11):
         run.executor.clock.advance(1.0)
         leaders._conclude(knowledge.leader(number), Standing.CONFIRMED)
-    assert knowledge.champion().trial.number == 11
+    assert knowledge.champion_beside(FAST).trial.number == 11
     for number in (11, 21):  # and so it is by the records, after a resumption
         run.trials[number] = Trial.of_record(run.records[number])
-    assert knowledge.champion().trial.number == 11
+    assert knowledge.champion_beside(FAST).trial.number == 11
 
 
 def test_a_leader_that_beats_an_earlier_champion_must_beat_the_present_one(tmp_path, monkeypatch):
@@ -54,7 +54,7 @@ def test_a_leader_that_beats_an_earlier_champion_must_beat_the_present_one(tmp_p
     for beside, beats in ((BASELINE.replace(prefetch=2), False), (FAST, True)):
         run.trials[30] = Trial(30, Phase.CONFIRM, beside)
         leaders._update_looks(run.trials[21], champion=30)
-        assert leaders._beats(knowledge.leader(21), knowledge.champion()) is beats
+        assert leaders._beats(knowledge.leader(21), knowledge.champion_beside(FAST)) is beats
 
 
 def test_a_leader_that_is_planned_anew_spends_an_error_of_its_own(tmp_path):

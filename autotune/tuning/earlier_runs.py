@@ -32,7 +32,7 @@ MOST_RUNS = 50  # the newest, whose run.json is read
 MOST_ENTRIES = 20_000  # of the results directory and its directories, which may hold anything
 MOST_READ = 6  # runs of the same workload whose trials are read
 MOST_LEADERS = 2
-NOT_FASTER = (Verdict.NO_SIGNIFICANT_GAIN, Verdict.UNSTABLE)  # of runs that have no leaders
+NOT_FASTER = (Verdict.NO_SIGNIFICANT_GAIN, Verdict.UNSTABLE)  # of runs that have no leaders of the same training
 JUDGED = (Standing.CONFIRMED, Standing.NOT_SHOWN, Standing.UNSTABLE)  # whose estimates in the search count no more
 _FIRST_AXIS = re.compile(r"shape=\((None|\d+)")  # of a tensor of the batch: the batch size, where it is fixed
 
@@ -194,8 +194,14 @@ def _leaders_of(directory: RunDirectory, run: RunRecord, kinship: int) -> list[_
         baseline = baseline_of(directory, run, records)
     except RunDirectoryError:
         return []
-    if baseline is None or _verdict_of(directory) in NOT_FASTER:
+    if baseline is None:
         return []
+    if _verdict_of(directory) in NOT_FASTER:  # which is about the script's own batch size
+        if run.arguments.get("objective") != "time_to_loss":
+            return []
+        records = [
+            record for record in records if Configuration(record.configuration).update_size != baseline.update_size
+        ]
     by_number = {record.trial: record for record in records}
     searched = [record for record in records if record.phase is Phase.SEARCH]
     standings = {record.looks[-1].candidate: record.looks[-1].standing for record in records if record.looks}

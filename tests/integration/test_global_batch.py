@@ -124,7 +124,7 @@ def test_only_whole_parts_of_the_global_batch_are_tried(tmp_path):
     assert {each["global_batch"] for each in tried} == {96}
     assert {each.batch_size for each in tried} <= {16, 32}
     assert (recipe.batch_size, recipe.configuration["global_batch"]) == (16, 96)
-    assert recipe.learning_rate is None
+    assert recipe.learning_rate_rule is None
     assert configuration(16, global_batch=96).update_size == 96
 
 
