@@ -9,7 +9,7 @@ from autotune.data.record import Phase
 from autotune.data.run_directory import RunDirectory, find_runs
 from autotune.space.configuration import Configuration, read_trials
 
-BUDGET = 30
+BUDGET = 50
 """Seconds of a run."""
 TRAIN = """
 import keras
