@@ -232,7 +232,9 @@ def trained(folder: Path, arguments: list[str], **more: object) -> subprocess.Co
     )
 
 
-def by_recipe(folder: Path, recipe: Path, *options: str, args: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+def by_recipe(
+    folder: Path, recipe: Path, *options: str, args: tuple[str, ...] = ()
+) -> subprocess.CompletedProcess[str]:
     """What `autotune run` gave."""
     run = ["-m", "autotune", "run", str(recipe), "--on-mismatch", "ignore", *options, "train.py", *args]
     return trained(folder, run)
