@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from autotune.data.errors import MachineMismatchError
+from autotune.data.errors import ArgumentError, MachineMismatchError
 from autotune.data.facts import ScriptFacts, Trains
+from autotune.data.figures import Interval
+from autotune.recipe.answers import Answer, LearningRateRule
 from autotune.recipe.recipe import Recipe
 
 RECORDED = Path(__file__).parent.parent / "results" / "digits_mlp_command_one" / "recipe.json"
@@ -57,3 +59,27 @@ def test_another_machine_can_be_ignored(recipe):
     ended = run(recipe, "--on-mismatch", "ignore")
     assert (ended.returncode, ended.stdout) == (0, "ran\n")
     assert "another machine" not in ended.stderr
+
+
+def test_two_options_that_contradict_each_other_are_refused(recipe):
+    ended = run(recipe, "--scale-learning-rate", "linear", "--keep-learning-rate")
+    assert ended.returncode == ArgumentError.exit_code
+    assert ended.stdout == ""
+    assert "--scale-learning-rate and --keep-learning-rate exclude one another" in ended.stderr
+
+
+def test_what_is_not_known_of_the_larger_batch_is_said(recipe):
+    recorded, reason = Recipe.load(recipe), "no time was left for it"
+    batch = 2 * int(recorded.baseline["batch_size"])
+    larger = Answer(
+        configuration={**recorded.baseline, "batch_size": batch},
+        speedup=Interval(value=1.5, low=1.2, high=1.8),
+        throughput=recorded.evidence.throughput,
+        confirmed=False,
+        learning_rate_rule=LearningRateRule(batch_ratio=2.0, not_measured=reason),
+    )
+    recorded.model_copy(update={"larger_batch": larger}).save(recipe)
+    ended = run(recipe, "--on-mismatch", "ignore", "--larger-batch")
+    assert (ended.returncode, ended.stdout) == (0, "ran\n")
+    assert f"batch {batch} is not confirmed: ×1.5 is the search's figure" in ended.stderr
+    assert f"how it learns was not measured: {reason}" in ended.stderr

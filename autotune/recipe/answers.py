@@ -83,9 +83,7 @@ def describe_answers(
         )
         of_other = f"{of_other}, learning rate {describe_factor(rule.rule, rule.factor)}"
     else:
-        how = f"how it learns was not measured: {'' if rule is None else rule.not_measured}"
-        if rule is not None and rule.not_measured == NOT_REACHED:
-            how = rule.not_measured
+        how = _describe_unmeasured(rule)
     is_same = recommended.update_size == baseline.update_size
     return [
         ("Same training", of_same),
@@ -98,6 +96,25 @@ def describe_answers(
 def how_soon(speedup: Interval) -> str:
     """Return a same-loss speed-up in words."""
     return f"{speedup.shown()} {'sooner' if speedup.value >= 1 else 'as soon'}"
+
+
+def describe_doubts(other: Answer) -> str:
+    """Return what is not known of the answer with another batch size, in one line; empty where all is."""
+    doubts, rule = [], other.learning_rate_rule
+    if not other.confirmed:
+        size = Configuration(other.configuration).update_size
+        doubts.append(f"batch {size} is not confirmed: ×{other.speedup.value:.3g} is the search's figure")
+    if rule is None or rule.same_loss is None:
+        doubts.append(_describe_unmeasured(rule))
+    return "; ".join(doubts)
+
+
+def _describe_unmeasured(rule: LearningRateRule | None) -> str:
+    """Return that, and why, it is not known how another batch size learns."""
+    if rule is None or not rule.not_measured:
+        return "how it learns was not measured"
+    why = rule.not_measured
+    return why if why == NOT_REACHED else f"how it learns was not measured: {why}"
 
 
 def describe_factor(rule: Rule, factor: float) -> str:

@@ -131,6 +131,13 @@ class FitCall:
         )
         return dataset, dataset if kind == "arrays" else x
 
+    def with_class_weight(self, batches: tf.data.Dataset) -> tf.data.Dataset:
+        """Return the batches of the training as `fit` weights them: its `class_weight` is not part of a dataset."""
+        weights = self.arguments["class_weight"]
+        if self.kind != "dataset" or weights is None:
+            return batches
+        return keras_batches((batches, None, None), counted=False, shuffle=False, class_weight=weights)
+
     def validation(self) -> tf.data.Dataset | None:
         """Return the batches of a validation as a dataset; None without a validation."""
         import tensorflow as tf

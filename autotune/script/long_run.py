@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,8 +16,9 @@ from autotune.data.facts import ScriptFacts, Site, Trains, WorkloadReference
 from autotune.data.options import check_args
 from autotune.data.record import Rule
 from autotune.recipe import apply
+from autotune.recipe.answers import describe_doubts
 from autotune.recipe.guard import LOG, Guard, guard_callback, say
-from autotune.recipe.learning_rate import factor_of, scale_learning_rate, scale_updates
+from autotune.recipe.learning_rate import ScaledTrainings, factor_of, scale_updates
 from autotune.runtime.sources import directory_of, file_of
 from autotune.script.execute import run_as_main
 from autotune.script.fit_call import FitCall
@@ -91,7 +94,9 @@ class LongRun(Hooks):
         log_file = log if own and os.access(log.parent, os.W_OK) else None
         self._guard = Guard(recipe.evidence, recipe.machine, log=log_file)
         self._checked_missing = self._warned_of_other_batch = False
-        self._scaled: list[tuple[Any, float]] = []  # optimizers and factors: `fit` may be called for each epoch
+        self._trainings: ScaledTrainings | None = None  # by `fit`, where the learning rate is scaled
+        self._scaled = weakref.WeakKeyDictionary[Any, tuple[int, int]]()  # optimizers whose scaling was said
+        self._said_last = ""  # of the learning rate
         self._first_batch: int | None = None  # the batch size that the script first gave to the tuned fit
 
     def install(self) -> None:
@@ -113,6 +118,8 @@ class LongRun(Hooks):
                 scale_updates(self._factor_of_loop)
             self._watch.install(tf, sys.modules["keras"])  # outside, so that steps see the script's own rate
         else:
+            if self._scale is not None:
+                self._trainings = ScaledTrainings()
             open_when_building(sys.modules["keras"], self._configuration)
 
     def ended(self) -> None:
@@ -127,8 +134,8 @@ class LongRun(Hooks):
             self._refuse_missing()
             if (factor := self._factor_of_loop()) != 1.0:
                 before, after = self._batch_sizes_of_loop()
-                own = dict.fromkeys(float(optimizer.learning_rate) for optimizer in self._watch.optimizers.values())
-                self._say_scaled([(rate, factor * rate) for rate in own], before, after)
+                shown = (_show_scaled(optimizer, factor) for optimizer in self._watch.optimizers.values())
+                self._say_scaled(", ".join(dict.fromkeys(shown)), before, after)
         if not self._facts.work_varies:  # whose speed changes with what was learned
             self._guard.called(examples)
 
@@ -148,7 +155,8 @@ class LongRun(Hooks):
         """See `Hooks`."""
         tuned = self._facts.fit_site
         if self._loop or tuned is None or site.key != tuned.key:
-            return usual(model, **arguments)
+            with self._scaled_by(1.0, model):  # it may train within a callback of the tuned one
+                return usual(model, **arguments)
         self._refuse_missing()
         refuse_another_scope(model, self._configuration)
         call = FitCall(model=model, arguments=arguments, settings=self._settings)
@@ -157,10 +165,14 @@ class LongRun(Hooks):
         apply.accumulate(model.optimizer, self._configuration)
         if self._settings.changes.get("jit_compile") is True and not model.jit_compile:
             say("jit_compile=true is not in force: Keras turns XLA off for this model")
-        self._scale_learning_rate(model, call, arguments["callbacks"])
+        factor = self._factor_of_fit(call)
         watch = guard_callback(self._guard, call.batch_used or self._configuration.batch_size)
         callbacks = [*listed_callbacks(arguments["callbacks"]), watch]
-        return usual(model, **(arguments | changed | {"callbacks": callbacks}))
+        with self._scaled_by(factor, model):
+            return usual(model, **(arguments | changed | {"callbacks": callbacks}))
+
+    def _scaled_by(self, factor: float, model: Any) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext() if self._trainings is None else self._trainings.scaled(model, factor)
 
     def _warn_of_other_batch(self, given: int | None) -> None:
         """Warn once that the script gives the tuned `fit` a second batch size, which is used."""
@@ -173,18 +185,18 @@ class LongRun(Hooks):
             f"{self._settings.changes['batch_size']} replaces {first} only"
         )
 
-    def _scale_learning_rate(self, model: Any, call: FitCall, callbacks: Any) -> None:
+    def _factor_of_fit(self, call: FitCall) -> float:
+        """Return how many times its learning rate this call trains with. Say it where it is news."""
         own = "global_batch" in self._configuration
         before, after = call.batch_size, self._configuration.update_size if own else call.batch_used
         if self._scale is None or not before or not after:
-            return
-        scaled = next((factor for optimizer, factor in self._scaled if optimizer is model.optimizer), 1.0)
-        wanted = factor_of(self._scale, after / before)
-        changed = scale_learning_rate(model.optimizer, wanted / scaled, listed_callbacks(callbacks))
-        if changed is None:
-            return
-        self._scaled.insert(0, (model.optimizer, wanted))
-        self._say_scaled([changed], before, after)
+            return 1.0
+        factor = factor_of(self._scale, after / before)
+        scaled = call.model if call.model.optimizer is None else call.model.optimizer
+        if factor != 1.0 and self._scaled.get(scaled) != (before, after):  # its rate may change from call to call
+            self._scaled[scaled] = (before, after)
+            self._say_scaled(_show_scaled(scaled, factor), before, after)
+        return factor
 
     def _batch_sizes_of_loop(self) -> tuple[int, int]:
         """Return the batch size of a custom loop, and the one in force."""
@@ -199,14 +211,25 @@ class LongRun(Hooks):
         before, after = self._batch_sizes_of_loop()
         return 1.0 if self._scale is None else factor_of(self._scale, after / before)
 
-    def _say_scaled(self, rates: Sequence[tuple[float, float]], before: int, after: int) -> None:
-        """Say that learning rates were scaled, and why."""
+    def _say_scaled(self, changes: str, before: int, after: int) -> None:
+        """Say that learning rates are scaled, and why; not twice in a row."""
         why = "as tested" if self._is_tested else "as asked for"
-        changes = ", ".join(f"{own:g} → {scaled:g}" for own, scaled in rates)
-        say(
+        text = (
             f"learning rate {changes}, {why}, for batches of {after} instead of {before} ({self._scale}); "
             "--keep-learning-rate leaves it"
         )
+        if text != self._said_last:
+            say(text)
+        self._said_last = text
+
+
+def _show_scaled(optimizer: Any, factor: float) -> str:
+    """Return the learning rate that its next step would have, and the scaled one; the factor where none is readable."""
+    try:
+        rate = float(optimizer.learning_rate)
+    except (AttributeError, TypeError, ValueError):
+        return f"×{factor:g}"
+    return f"{rate:g} → {factor * rate:g}"
 
 
 def changed_arguments(call: FitCall, configuration: Configuration, facts: ScriptFacts) -> dict[str, Any]:
@@ -249,7 +272,8 @@ def prepare_run(
     answer of the recipe, recommended or not.
 
     Raises:
-        ArgumentError: More than one of `candidate`, `same_training` and `larger_batch` is given.
+        ArgumentError: More than one of `candidate`, `same_training` and `larger_batch` is given, or `scale` with
+            `keep_learning_rate`.
         RecipeError: The recipe cannot be read, is of another script, or has no such configuration.
         WorkloadError: There is no such script.
         MachineMismatchError: With `on_mismatch="error"`.
@@ -261,10 +285,16 @@ def prepare_run(
         raise ArgumentError(
             "--candidate, --same-training and --larger-batch exclude one another", hint="Give one of them, or none."
         )
+    if scale is not None and keep_learning_rate:
+        raise ArgumentError(
+            "--scale-learning-rate and --keep-learning-rate exclude one another", hint="Give one of them, or none."
+        )
     if same_training:
         recipe = recipe.with_same_training()
     elif larger_batch:
         recipe = recipe.with_larger_batch()
+        if recipe.larger_batch is not None and (doubts := describe_doubts(recipe.larger_batch)):
+            say(doubts)
     elif candidate:
         recipe = recipe.with_candidate()
         changes = Configuration(recipe.configuration).describe(relative_to=Configuration(recipe.baseline))

@@ -245,7 +245,7 @@ class FitTraining(TrialHooks):
         if isinstance(request.losses, protocol.BranchRuns):
             found = branch_losses(
                 model,
-                lambda: train.one_epoch,
+                lambda: call.with_class_weight(train.one_epoch),
                 call.validation(),
                 request.losses,
                 batch_size=call.batch_used or configuration.batch_size,
@@ -253,7 +253,9 @@ class FitTraining(TrialHooks):
             self.channel.send(protocol.LossCurves(curves=found, gpus=gauges.gpu_names()))
             return
         if isinstance(request.losses, protocol.LossRuns):
-            curves = loss_curves(lambda: model, lambda: train.one_epoch, configuration, request.losses, examples)
+            curves = loss_curves(
+                lambda: model, lambda: call.with_class_weight(train.one_epoch), configuration, request.losses, examples
+            )
             self.channel.send(protocol.LossCurves(curves=curves, gpus=gauges.gpu_names()))
             return
         epochs, frequency = max(1, call.epochs), call.arguments["validation_freq"]

@@ -4,6 +4,9 @@ They compare batch sizes: from fresh weights every batch size looks alike, and l
 the batch. So the baseline's process saves weights and optimizer once it has trained, and each training here begins with
 that state, reads the same recorded examples in an order drawn by its seed, and is evaluated after equal numbers of
 examples.
+
+No callback of the script's runs here: its schedule goes on by steps, and where a callback sets the learning rate, each
+training has the rate that was in force at the state.
 """
 
 from __future__ import annotations
@@ -18,9 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from autotune.data.errors import ApplyError
 from autotune.data.record import Outcome
-from autotune.recipe.learning_rate import scale_learning_rate
+from autotune.recipe.learning_rate import make_factor, scale_updates
 from autotune.recipe.tf_private import keras, tf
 from autotune.runtime.failures import TrainingFailed
 from autotune.runtime.protocol import BranchRuns
@@ -28,6 +30,7 @@ from autotune.training.losses import LARGEST_RECORDING_BYTES, build
 
 PROBE_BATCHES = 4  # of the recorded size, that are evaluated at once
 LARGEST_STATE_BYTES = 2 << 30  # of weights and optimizer together: a larger state is not saved
+LEAST_DISTANCE = 5  # of batches that are left out of a recording for the probe
 Curves = tuple[tuple[float | None, ...], ...]  # by training and probe
 
 
@@ -44,12 +47,11 @@ def save_state(model: keras.Model, file: Path) -> bool:
 def _variables(model: keras.Model) -> dict[str, Any]:
     """Return the variables of a training by names that another process of the same training gives them, too.
 
-    Those of an optimizer's accumulators and loss scale are left out: not every configuration has them.
+    Gradients that an optimizer accumulates, and a loss scale, are left out: not every configuration has them.
     """
     optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
-    slots = [variable for variable in optimizer.variables if "accum" not in variable.path.rpartition("/")[2]]
-    rate = getattr(optimizer, "_learning_rate", None)
-    kept = [variable for variable in slots if variable is not rate]  # the rate is scaled, and the script's own
+    accumulated = {id(variable) for variable in getattr(optimizer, "_accumulated_gradients", None) or ()}
+    kept = [variable for variable in optimizer.variables if id(variable) not in accumulated]
     return {
         **{f"weight {place}": variable for place, variable in enumerate(model.weights)},
         **{f"slot {place}": variable for place, variable in enumerate(kept)},
@@ -79,25 +81,20 @@ def branch_losses(
         TrainingFailed: The state does not fit this model, or examples cannot be batched anew.
     """
     training, probe = _recorded(batches, held_out, runs)
-    model.make_train_function()
+    factor = make_factor(model.distribute_strategy)
+    scale_updates(lambda: factor)
+    model.make_train_function(force=True)  # an earlier `fit` may have traced one that does not scale
     model.make_test_function()
     first = next(iter(training.batch(1)))
     build(model, first)
     model.optimizer.build(model.trainable_variables)
     state = _read_state(model, runs.state)
     untouched = {name: np.asarray(variable) for name, variable in _rest(model).items()}
-    deadline, before = time.perf_counter() + runs.seconds, 1.0
+    deadline = time.perf_counter() + runs.seconds
     curves: dict[tuple[float, int], tuple[float | None, ...]] = {}
-    is_schedule = not isinstance(getattr(model.optimizer, "_learning_rate", None), keras.Variable)
     for seed, scale in itertools.product(runs.seeds, runs.scales):
-        try:
-            scale_learning_rate(model.optimizer, scale / before)
-        except ApplyError:
-            continue
-        if is_schedule and scale != before:  # it is part of the graph
-            model.make_train_function(force=True)
-        before = scale
-        keras.utils.set_random_seed(seed)
+        factor.assign(scale)
+        _seed(model, seed)
         _assign(_variables(model), state)
         _assign(_rest(model), untouched)
         curve = _train(model, training, probe, runs, batch_size=batch_size, seed=seed, deadline=deadline)
@@ -106,12 +103,19 @@ def branch_losses(
 
 
 def _rest(model: keras.Model) -> dict[str, Any]:
-    """Return the optimizer's variables that are not in the state, without the learning rate."""
+    """Return the optimizer's variables that are not in the state."""
     known = {id(variable) for variable in _variables(model).values()}
-    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
-    rate = getattr(optimizer, "_learning_rate", None)
-    others = [variable for variable in model.optimizer.variables if id(variable) not in known and variable is not rate]
+    others = [variable for variable in model.optimizer.variables if id(variable) not in known]
     return {str(place): variable for place, variable in enumerate(others)}
+
+
+def _seed(model: keras.Model, seed: int) -> None:
+    """Give what is drawn from now on one seed, with the layers' own generators: dropout, augmentation."""
+    keras.utils.set_random_seed(seed)
+    draws, weights = np.random.default_rng(seed), {id(weight) for weight in model.weights}
+    for variable in model.variables:
+        if id(variable) not in weights and variable.path.endswith("seed_generator_state"):
+            variable.assign(draws.integers(1 << 31, size=variable.shape).astype(variable.dtype))
 
 
 def _read_state(model: keras.Model, file: str) -> dict[str, Any]:
@@ -139,22 +143,39 @@ def _recorded(
     # TensorFlow takes brackets in a path for a pattern, and finds nothing. By a descriptor there are none.
     below = os.open(Path(runs.folder).parent, os.O_RDONLY)
     folder = f"/proc/self/fd/{below}/{Path(runs.folder).name}"
+    probes = max(1, runs.probe_examples // runs.recorded_batch_size)
     if not Path(folder).exists():
         source = batches()
         parts = tf.nest.flatten(next(iter(source)), expand_composites=True)
         size = sum(int(part.shape.num_elements()) * part.dtype.size for part in parts if part is not None)
         wanted = -(-(runs.examples + (runs.probe_examples if held_out is None else 0)) // runs.recorded_batch_size)
-        source.take(max(2, min(wanted, LARGEST_RECORDING_BYTES // max(1, size)))).save(f"{folder}/training")
+        most = max(2, LARGEST_RECORDING_BYTES // max(1, size))
+        source.take(min(wanted, most)).save(f"{folder}/training")
         if held_out is not None:
-            held_out.take(max(1, runs.probe_examples // runs.recorded_batch_size)).save(f"{folder}/probe")
+            apart = max(1, min(int(held_out.cardinality()), most) // probes)  # as far as is read of a training
+            held_out.shard(apart, 0).take(probes).save(f"{folder}/probe")
     training = tf.data.Dataset.load(f"{folder}/training")
     if held_out is not None:
         probe = tf.data.Dataset.load(f"{folder}/probe")
     else:
-        kept = max(1, min(int(training.cardinality()) - 1, runs.probe_examples // runs.recorded_batch_size))
-        training, probe = training.skip(kept), training.take(kept)
+        training, probe = _split(training, probes)
     # Without gradients larger batches fit, too; and calls cost more than small batches do.
     return training.unbatch().cache(), probe.rebatch(PROBE_BATCHES * runs.recorded_batch_size).cache()
+
+
+def _split(recorded: tf.data.Dataset, probes: int) -> tuple[tf.data.Dataset, tf.data.Dataset]:
+    """Return the batches to train on, and so many to probe on: a fifth at most, from all over the recording."""
+    apart = probe_distance(int(recorded.cardinality()), probes)
+    rest = recorded.enumerate().filter(lambda place, batch: place % apart != apart - 1)
+    return rest.map(lambda place, batch: batch), recorded.shard(apart, apart - 1)
+
+
+def probe_distance(batches: int, probes: int) -> int:
+    """Return the number of batches of which the last is for the probe, where so many are wanted of them all.
+
+    It is 5 at least, so that a small recording is for training; with fewer batches than that, one is for the probe.
+    """
+    return max(min(LEAST_DISTANCE, batches), -(-batches // probes))
 
 
 def _train(

@@ -1,5 +1,7 @@
 """Trainings that branch from a state of the baseline's, in real trials: how they begin, and how their losses fall."""
 
+import json
+
 import pytest
 from real_trials import PATIENCE_SECONDS
 
@@ -63,3 +65,95 @@ def test_the_learning_rate_is_scaled_also_that_of_a_schedule(branches, case):
 def test_the_state_of_another_model_is_refused(branches):
     with pytest.raises(TrialFailed, match="do not fit the model"):
         branches("standing", of="learns")
+
+
+BRANCHES = """
+import json
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from autotune.runtime.protocol import BranchRuns
+from autotune.training.branch import branch_losses, save_state
+
+processor = tf.config.list_physical_devices("CPU")[0]
+tf.config.set_logical_device_configuration(processor, [tf.config.LogicalDeviceConfiguration()] * 2)
+mirrored = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+strategy = mirrored if STRATEGY == "mirrored" else tf.distribute.get_strategy()
+x = np.random.default_rng(0).normal(size=(608, 8)).astype("float32")
+data = tf.data.Dataset.from_tensor_slices((x, x[:, :1] ** 2)).batch(32)
+traced = []
+
+
+class Counted(keras.Sequential):
+    def train_step(self, batch):
+        traced.append(1)
+        return super().train_step(batch)
+
+
+with strategy.scope():
+    layers = [keras.layers.Dense(16, activation="relu"), keras.layers.Dropout(0.5), keras.layers.Dense(1)]
+    model = Counted([keras.Input((8,)), *layers])
+    model.compile(keras.optimizers.Adagrad(0.05), "mse")
+model.fit(data, epochs=1, verbose=0)
+assert save_state(model, Path("state.npz"))
+accumulated = [np.asarray(variable) for variable in model.optimizer.variables if "accumulator" in variable.path]
+
+
+owner = keras.optimizers.Optimizer
+usual = owner.learning_rate, owner.apply
+
+
+def losses(seeds, scales):
+    owner.learning_rate, owner.apply = usual  # as a fresh process has them
+    traced.clear()
+    runs = BranchRuns(state="state.npz", folder=f"{Path.cwd()}/batches", recorded_batch_size=32, seeds=seeds,
+                      scales=scales, examples=320, probes=4, probe_examples=512, seconds=600.0)
+    return branch_losses(model, lambda: data, None, runs, batch_size=32), len(traced)
+
+
+first, traces = losses((0, 1), (1.0, 4.0, 0.01))
+again, fewer = losses((1,), (0.01, 1.0))
+state = np.load("state.npz")
+saved = [state[name] for name in state.files if name.startswith("slot")]
+print(json.dumps({
+    "curves": first,
+    "again": again,
+    "traces": (traces, fewer),
+    "accumulators": len(accumulated),
+    "saved": sum(any(np.array_equal(slot, values) for slot in saved) for values in accumulated),
+}))
+"""
+
+
+@pytest.mark.parametrize("strategy", ["none", "mirrored"])
+def test_each_training_is_its_seeds_and_scales_own_and_none_is_traced_again(run_code, strategy):
+    found = json.loads(run_code(f"STRATEGY = {strategy!r}\n{BRANCHES}").stdout)
+    assert found["saved"] == found["accumulators"] == 4
+    six_trainings, two_trainings = found["traces"]
+    assert six_trainings == two_trainings
+    _, own, _, faster, _, slow = found["curves"]
+    assert found["again"][0] == pytest.approx(slow, rel=1e-4), "dropout too, whatever was trained before"
+    assert found["again"][1] == pytest.approx(own, rel=1e-4)
+    assert faster != pytest.approx(own, rel=1e-3)
+    assert slow[-1] == pytest.approx(slow[0], rel=0.05)
+
+
+def test_class_weights_of_fit_act_on_the_batches_of_a_dataset(run_code):
+    run_code(
+        """
+        import numpy as np
+        import tensorflow as tf
+
+        from autotune.script.fit_call import FitCall
+
+        batches = tf.data.Dataset.from_tensor_slices((np.zeros((4, 1)), np.array([0, 1, 1, 0]))).batch(2)
+        for weights, wanted in (({0: 1.0, 1: 5.0}, [[1.0, 5.0], [5.0, 1.0]]), (None, [])):
+            call = FitCall(model=None, arguments={"x": batches, "class_weight": weights}, settings=None)
+            found = [batch[2].numpy().tolist() for batch in call.with_class_weight(batches) if len(batch) == 3]
+            assert found == wanted, found
+        """
+    )

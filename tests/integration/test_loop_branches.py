@@ -142,6 +142,47 @@ def test_updates_are_scaled_and_the_script_keeps_its_own_learning_rate(run_code)
 
 
 @pytest.mark.slow
+def test_trainings_are_scaled_one_within_another_with_xla_and_replicas(run_code):
+    run_code(
+        """
+        import keras
+        import numpy as np
+        import tensorflow as tf
+
+        from autotune.recipe.learning_rate import ScaledTrainings
+
+        processor = tf.config.list_physical_devices("CPU")[0]
+        tf.config.set_logical_device_configuration(processor, [tf.config.LogicalDeviceConfiguration()] * 2)
+        trainings, data = ScaledTrainings(), tf.data.Dataset.from_tensors((np.ones((4, 1)), np.zeros((4, 1))))
+
+        def make(strategy, **compiled):
+            with strategy.scope():
+                model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False)])
+                model.compile(keras.optimizers.SGD(0.1), "mse", **compiled)
+            return model
+
+        def moved(model, factor, callbacks=()):
+            model.set_weights([np.ones((1, 1))])
+            with trainings.scaled(model, factor):
+                model.fit(data, verbose=0, callbacks=list(callbacks))
+            assert np.isclose(float(model.optimizer.learning_rate.numpy()), 0.1)
+            return 1.0 - model.get_weights()[0].item()
+
+        mirrored = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+        for strategy, jit in ((tf.distribute.get_strategy(), True), (mirrored, False)):
+            model, inner = make(strategy, jit_compile=jit), make(strategy, jit_compile=jit)
+            found = []
+            within = keras.callbacks.LambdaCallback(on_epoch_begin=lambda *_: found.append(moved(inner, 1.0)))
+            assert np.isclose(moved(model, 1.0), 0.2), "as the script has it"
+            assert np.isclose(moved(model, 3.0, [within]), 0.6), "traced before"
+            assert np.isclose(found[0], 0.2), "trained within a callback"
+            assert np.isclose(moved(model, 2.0), 0.4), "another batch size"
+            assert np.isclose(moved(model, 1.0), 0.2), "outside of the tuned call"
+        """
+    )
+
+
+@pytest.mark.slow
 def test_a_larger_batch_of_a_loop_is_compared_and_its_recipe_trains_with_the_tested_learning_rate(tmp_path):
     source = LOOP.replace("range(100)", "range(2)").replace("CosineDecay(1e-3", "CosineDecay(2e-4")  # still learns fast
     (tmp_path / "train.py").write_text(source, encoding="utf-8")
