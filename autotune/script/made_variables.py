@@ -14,7 +14,7 @@ from autotune.data.record import Outcome
 from autotune.recipe.tf_private import keras, tf
 from autotune.runtime.failures import TrainingFailed
 from autotune.script.interpose import around, owner_of
-from autotune.training.branch import LARGEST_STATE_BYTES
+from autotune.training.branch import LARGEST_STATE_BYTES, write_state
 
 _HALF_PRECISION = ("bfloat16", "float16")  # a file of arrays has no such type
 
@@ -67,8 +67,7 @@ class MadeVariables:
         sizes = [(variable.shape.num_elements() or 0) * variable.dtype.size for variable in held]
         if not held or sum(sizes) > LARGEST_STATE_BYTES:
             return False
-        with file.open("wb") as stream:
-            np.savez(stream, allow_pickle=False, **{str(place): _array(held[place]) for place in range(len(held))})
+        write_state(file, {str(place): _array(held[place]) for place in range(len(held))})
         return True
 
     def restore(self, file: str) -> None:

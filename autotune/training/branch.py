@@ -39,9 +39,16 @@ def save_state(model: keras.Model, file: Path) -> bool:
     variables = _variables(model)
     if sum(int(np.prod(variable.shape)) * 4 for variable in variables.values()) > LARGEST_STATE_BYTES:
         return False
-    with file.open("wb") as stream:
-        np.savez(stream, allow_pickle=False, **{name: np.asarray(variable) for name, variable in variables.items()})
+    write_state(file, {name: np.asarray(variable) for name, variable in variables.items()})
     return True
+
+
+def write_state(file: Path, values: dict[str, np.ndarray]) -> None:
+    """Write values to a file, whole or not at all: a process that is killed leaves no half of a state."""
+    partial = file.with_suffix(".part")
+    with partial.open("wb") as stream:
+        np.savez(stream, allow_pickle=False, **values)
+    partial.replace(file)
 
 
 def _variables(model: keras.Model) -> dict[str, Any]:
