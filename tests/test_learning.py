@@ -1,12 +1,24 @@
 """Runs with two answers, of the same training and of another batch size, on simulated trials whose truth is known."""
 
+import dataclasses
+
 import pytest
-from simulated_runs import BASELINE, Watcher, faster_by, quick_tune, simulated_trials
+from simulated_runs import (
+    BASELINE,
+    DirectoryWithoutStudy,
+    Watcher,
+    faster_by,
+    go_on,
+    on_disk,
+    quick_tune,
+    simulated_trials,
+    tune_simulated,
+)
 from test_loop import space
 
 from autotune.data.record import GradientNoise, Phase
 from autotune.recipe.advice import verdict_in_words
-from autotune.runtime.executor import TrialFailed
+from autotune.runtime.executor import IN_SEARCH, TrialFailed
 from autotune.runtime.protocol import BranchRuns
 from autotune.stats.deciding import Verdict
 from autotune.tuning.events import Notice
@@ -128,3 +140,30 @@ def test_the_noise_of_the_baselines_gradient_says_which_batch_sizes_are_worth_a_
 
     assert max(tried(40)[:5]) <= 256
     assert max(tried(12_000)[:5]) >= 1024
+
+
+def test_where_the_state_was_not_saved_the_same_training_comes_first_and_the_reason_is_said(tmp_path):
+    trials = simulated_trials(faster_by(batch_size=2.0, jit_compile=1.4), noise=0.02, critical_batch=LEARNS_AS_FAST)
+    launch = trials.launch
+    trials.launch = lambda configuration, *, timing=IN_SEARCH, **how: launch(
+        configuration, timing=dataclasses.replace(timing, save_state=""), **how
+    )
+    recipe, _ = quick_tune(trials, tmp_path, space=BOTH, budget=60.0, objective="time_to_loss")
+    assert recipe.changes == {"jit_compile": True}
+    assert (
+        recipe.larger_batch.learning_rate_rule.not_measured == "the state of the baseline's training could not be saved"
+    )
+
+
+def test_what_there_was_no_time_for_is_measured_once_the_run_goes_on(tmp_path):
+    slow = faster_by(batch_size=2.0)
+    trials = lambda: simulated_trials(  # noqa: E731
+        lambda configuration: slow(configuration) / 40, noise=0.02, critical_batch=LEARNS_AS_FAST
+    )
+    options = {"space": space(batch_size=[32, 128]), "objective": "time_to_loss"}
+    with on_disk(tmp_path / "run", DirectoryWithoutStudy) as directory:
+        first = tune_simulated(trials(), directory, budget=100.0, **options)
+    assert first.larger_batch.learning_rate_rule.same_loss is None
+    later = go_on(trials(), tmp_path / "run", budget=2000.0, **options)
+    assert later.larger_batch.learning_rate_rule.same_loss.speedup.low > 1.0
+    assert later.configuration["batch_size"] == 128

@@ -92,6 +92,13 @@ def test_a_larger_batch_is_recommended_only_if_it_surely_reaches_the_same_losses
     assert (found and ("same" if found.is_same_training else "larger")) == recommended
 
 
+def test_a_larger_batch_must_gain_what_counts():
+    larger = sooner(0.2, 0.4)
+    state = a_state(a_candidate(2, 2.0, batch_ratio=4.0), leaders=(larger,))
+    assert state.recommended is larger
+    assert dataclasses.replace(state, min_gain=0.5).recommended is None
+
+
 def test_a_larger_batch_must_look_sooner_at_the_same_loss_than_what_was_confirmed():
     small, large = (a_candidate(number, gain, batch_ratio=4.0) for number, gain in ((2, 0.8), (3, 2.0)))
     assert numbers(a_state(a_candidate(1, 0.5), small, large, leaders=(CONFIRMED,)).contenders) == [3]
