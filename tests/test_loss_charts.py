@@ -70,10 +70,10 @@ def test_only_seeds_whose_trainings_all_ended_are_drawn():
 
 def test_what_could_not_be_compared_is_said():
     never = chart_of(baseline=trainings(), leader={"linear": tuple((9.0,) * len(PROBES) for _ in range(4))})
-    assert never["found"].endswith("Batch 128 does not reach the losses of the baseline with every seed.")
+    assert never["found"].endswith("Batch 128: it does not reach the losses that the baseline reaches.")
     assert [curve["role"] for curve in never["curves"]] == ["baseline", "other"]
     few = chart_of(baseline=trainings(seeds=2), leader={"linear": trainings(seeds=2)})
-    assert few["found"].endswith("2 seeds came to the end: too few to compare.")
+    assert few["found"].endswith("Batch 128: too few of its trainings came to their end in time.")
     reason = chart_of(not_measured="the model reports no loss")
     assert (reason["found"], reason["curves"]) == ("Not measured: the model reports no loss.", [])
 

@@ -167,7 +167,7 @@ def test_the_baseline_is_what_tensorflow_makes_of_it(tmp_path):
 def test_what_keras_decides_by_itself_is_a_choice_like_any_other(tmp_path):
     space = TINY_SPACE.replace("[false, true]", '[false, true, "auto"]')
     _, records = answered(tmp_path, simulated_trials(**QUIET), space=space)
-    autos = [each for each in records if each.configuration["jit_compile"] == "auto"]
+    autos = [each for each in records if each.asked and each.asked["jit_compile"] == "auto"]
     assert autos
     assert {each.outcome for each in autos} <= {Outcome.OK, Outcome.PRUNED}
 
