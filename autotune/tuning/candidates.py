@@ -57,7 +57,7 @@ class Proposals:
     ) -> None:
         self.space = space
         self._sampler = sampler
-        self._first = first
+        self.first = first
         self._table = load_expectations() if table is None else table
         self._features = Features(space)
         self.exhausted = self.nothing_fits = False  # nothing new is left, or nothing new fits into the time
@@ -95,7 +95,7 @@ class Proposals:
             """Return whether it differs from what was tried by a knob that can act here."""
             return tuple(configuration[name] for name in acting) not in known
 
-        for configuration in self._first:
+        for configuration in self.first:
             if configuration not in tried and not passes_over(configuration):
                 return self._sampler.ask_for(configuration), configuration
         for configuration in self._promising(best, beliefs, situation, evidence, passes_over):

@@ -292,7 +292,7 @@ class Loop:
         ratios = [knowledge.batch_ratio(trial.asked) for trial in knowledge.searched()]
         same, others = ratios.count(1.0), len(ratios) - ratios.count(1.0)
         turns = [False]
-        if knowledge.batch_varies(space):
+        if knowledge.batch_varies(space) and len(ratios) >= len(self._proposals.first):
             turns = [True, False] if same <= others else [False, True]
         for of_same_training in turns:
             best = knowledge.best(of_same_training=of_same_training)
