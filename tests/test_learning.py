@@ -21,6 +21,7 @@ from autotune.recipe.advice import verdict_in_words
 from autotune.runtime.executor import IN_SEARCH, TrialFailed
 from autotune.runtime.protocol import BranchRuns
 from autotune.stats.deciding import Verdict
+from autotune.tuning import knowledge
 from autotune.tuning.events import Notice
 
 BOTH = space(jit_compile=[False, True], batch_size=[32, 128])
@@ -167,3 +168,17 @@ def test_what_there_was_no_time_for_is_measured_once_the_run_goes_on(tmp_path):
     later = go_on(trials(), tmp_path / "run", budget=2000.0, **options)
     assert later.larger_batch.learning_rate_rule.same_loss.speedup.low > 1.0
     assert later.configuration["batch_size"] == 128
+
+
+def test_a_later_leader_must_be_surer_of_its_same_loss_speed_up(tmp_path, monkeypatch):
+    levels, usual = [], knowledge.same_loss_speedup
+
+    def noting(*arguments, level, **named):
+        levels.append(level)
+        return usual(*arguments, level=level, **named)
+
+    monkeypatch.setattr(knowledge, "same_loss_speedup", noting)
+    _, records, _, _ = run(tmp_path, faster_by(batch_size=2.0, jit_compile=1.2), critical_batch=LEARNS_AS_FAST)
+    (larger,) = [record.looks[-1] for record in records if record.branch is not None]
+    assert set(levels) == {1 - larger.error}
+    assert levels[0] >= 0.975

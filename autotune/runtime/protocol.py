@@ -233,7 +233,7 @@ class SliceDone(Frozen):
 class LossCurves(Frozen):
     """The loss of each step, at each probe or over each window of a branch, by training; None where it was not finite.
 
-    There are no curves where the model reports no loss. A single training is empty if its learning rate cannot be set.
+    There are no curves where the model reports no loss. A training that did not end in time is empty.
     """
 
     kind: Literal["loss_curves"] = "loss_curves"

@@ -80,7 +80,7 @@ def probe_examples(branch: Branch, *, of_leader: bool = False) -> list[float]:
 
 
 def whole_trainings(branch: Branch) -> tuple[list[Losses], dict[Rule, list[Losses]]]:
-    """Return the baseline's trainings, and the leader's by each rule that could be tried.
+    """Return the baseline's trainings, and the leader's by each rule that was tried.
 
     They are of the seeds with which all trainings came to their end.
     """

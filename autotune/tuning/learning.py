@@ -150,7 +150,7 @@ def _compared(trainings: Trainings, configuration: Configuration, plain: Configu
     try:
         float32 = trainings.curves(plain, recorded=size, seeds=PARITY_SEEDS, steps=PARITY_STEPS, seconds=seconds)
     except TrialFailed as failure:
-        _refuse_lost(failure, run)
+        refuse_lost(failure, run)
         return cannot_tell(f"float32 without XLA gave no losses at batch_size={size}: {failure.reason}")
     if not float32 or not float32[0]:
         return cannot_tell("the model reports no loss")
@@ -161,14 +161,14 @@ def _compared(trainings: Trainings, configuration: Configuration, plain: Configu
     except DeviceUnavailable as failure:
         return cannot_tell(failure.reason)
     except TrialFailed as failure:
-        _refuse_lost(failure, run)
+        refuse_lost(failure, run)
         if failure.outcome is Outcome.TIMEOUT:
             return cannot_tell("its losses did not come within the time there was")
         return Check(name=NAME, passed=False, detail=failure.reason)
     return check_parity(float32, own[0])
 
 
-def _refuse_lost(failure: TrialFailed, run: Run) -> None:
+def refuse_lost(failure: TrialFailed, run: Run) -> None:
     """Raise what says nothing of a configuration: one of several seats was lost, and another compares again."""
     if isinstance(failure, SeatLost) and run.several:
         raise failure
@@ -209,7 +209,7 @@ def branch(trainings: Trainings, leader: TrialRecord) -> Branch:
     try:
         before, after = train(run.baseline, [1.0]), train(configuration, list(factors.values()))
     except TrialFailed as failure:
-        _refuse_lost(failure, run)
+        refuse_lost(failure, run)
         raise NotMeasured(failure.reason) from failure
     by_rule = {rule: after[place * seeds : (place + 1) * seeds] for place, rule in enumerate(factors)}
     return Branch(

@@ -28,6 +28,7 @@ from autotune.tuning.learning import (
     Trainings,
     batch_size_of,
     most_and_least,
+    refuse_lost,
     state_steps,
 )
 
@@ -70,6 +71,7 @@ def branch_loop(trainings: Trainings, leader: TrialRecord) -> Branch:
         except TrialFailed as failure:
             if failure.outcome is Outcome.TIMEOUT:
                 break
+            refuse_lost(failure, run)
             raise NotMeasured(failure.reason) from failure
         curves[side].append(tuple(windows))
         firsts[side].append(first)
