@@ -1,6 +1,8 @@
 """Runs with two answers, of the same training and of another batch size, on simulated trials whose truth is known."""
 
+import contextlib
 import dataclasses
+from pathlib import Path
 
 import pytest
 from simulated_runs import (
@@ -22,7 +24,7 @@ from autotune.runtime.executor import IN_SEARCH, TrialFailed
 from autotune.runtime.protocol import BranchRuns
 from autotune.stats.deciding import Verdict
 from autotune.tuning import knowledge
-from autotune.tuning.events import Notice
+from autotune.tuning.events import Notice, TrialEnded
 
 BOTH = space(jit_compile=[False, True], batch_size=[32, 128])
 LEARNS_AS_FAST, HARDLY_LEARNS = 1e6, 8.0  # critical batch sizes
@@ -182,3 +184,23 @@ def test_a_later_leader_must_be_surer_of_its_same_loss_speed_up(tmp_path, monkey
     (larger,) = [record.looks[-1] for record in records if record.branch is not None]
     assert set(levels) == {1 - larger.error}
     assert levels[0] >= 0.975
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_the_state_of_the_baseline_is_not_left_behind(tmp_path, stopped):
+    def react(event):
+        if stopped and isinstance(event, TrialEnded) and event.record.phase is Phase.SEARCH:
+            raise KeyboardInterrupt
+
+    trials, saved = simulated_trials(faster_by(batch_size=2.0), noise=0.02), []
+    launch = trials.launch
+
+    def noting(configuration, *, timing=IN_SEARCH, **how):
+        saved.extend([timing.save_state] if timing.save_state else [])
+        return launch(configuration, timing=timing, **how)
+
+    trials.launch = noting
+    with contextlib.suppress(KeyboardInterrupt):
+        quick_tune(trials, tmp_path, observe=Watcher(react), space=BOTH, budget=60.0, objective="time_to_loss")
+    assert saved
+    assert not any(Path(file).exists() for file in saved)
