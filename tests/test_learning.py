@@ -20,11 +20,14 @@ from test_loop import space
 
 from autotune.data.record import GradientNoise, Phase
 from autotune.recipe.advice import verdict_in_words
+from autotune.recipe.evidence import Watch
 from autotune.runtime.executor import IN_SEARCH, TrialFailed
 from autotune.runtime.protocol import BranchRuns
 from autotune.stats.deciding import Verdict
-from autotune.tuning import knowledge
+from autotune.tuning import knowledge, tune
 from autotune.tuning.events import Notice, TrialEnded
+from autotune.tuning.opening import STATE
+from autotune.tuning.recommend import recommend
 
 BOTH = space(jit_compile=[False, True], batch_size=[32, 128])
 LEARNS_AS_FAST, HARDLY_LEARNS = 1e6, 8.0  # critical batch sizes
@@ -204,3 +207,24 @@ def test_the_state_of_the_baseline_is_not_left_behind(tmp_path, stopped):
         quick_tune(trials, tmp_path, observe=Watcher(react), space=BOTH, budget=60.0, objective="time_to_loss")
     assert saved
     assert not any(Path(file).exists() for file in saved)
+
+
+def test_what_fails_while_it_is_watched_is_no_answer(tmp_path, monkeypatch):
+    given = {}
+    monkeypatch.setattr(tune, "recommend", lambda **all_: given.update(all_) or recommend(**all_))
+    run(tmp_path, faster_by(batch_size=2.0, jit_compile=1.2), critical_batch=LEARNS_AS_FAST)
+    watched = Watch(seconds=60.0, throughput=None, checks=(), failure="it crashed")
+    recipe = recommend(**{**given, "watched": watched})
+    assert (recipe.evidence.verdict, recipe.changes) == (Verdict.UNSTABLE, {})
+    assert recipe.same_training.confirmed
+    assert recipe.larger_batch is None
+
+
+def test_a_state_that_a_killed_run_left_half_written_is_saved_anew(tmp_path):
+    trials = simulated_trials(faster_by(batch_size=2.0), noise=0.02, critical_batch=LEARNS_AS_FAST)
+    stale = tmp_path / "trials" / "0000" / STATE
+    stale.parent.mkdir(parents=True)
+    stale.write_bytes(b"half")
+    recipe, directory = quick_tune(trials, tmp_path, space=BOTH, budget=400.0, objective="time_to_loss")
+    assert directory.trial_directory(0).resolve() == stale.parent.resolve()
+    assert recipe.learning_rate_rule.same_loss is not None
