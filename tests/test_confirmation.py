@@ -358,3 +358,28 @@ def test_the_cost_between_epochs_is_measured_on_the_whole_for_both_sides(tmp_pat
     fresh.measure()
     timings = {live.configuration: live.timing.boundary for live in fresh.launched}
     assert (timings[FAST] is None) == (timings[fresh.run.baseline] is None) == (whole is not None)
+
+
+def test_a_leader_that_measures_its_boundary_has_time_for_it(tmp_path):
+    trials = simulated_trials(SPEED, examples=1_000_000)
+    fresh = Fresh(tmp_path, trials)
+    fresh.run.boundary = fresh.run.boundary.model_copy(update={"seconds": 5.0})
+    launch = trials.launch
+
+    def measuring(configuration, *, timing, **how):
+        trial = launch(configuration, timing=timing, **how)
+        if timing.boundary is None:
+            usual = trial.warm_up
+
+            def slowly(timeout, on_started):
+                trial._pass(100.0, trial._requested + timeout)
+                return usual(timeout, on_started)
+
+            trial.warm_up = slowly
+        return trial
+
+    trials.launch = measuring
+    fresh.measure()
+    assert [trial.timing.boundary is None for trial in fresh.launched] == [False, True]
+    assert fresh.confirmation.failure is None
+    assert fresh.confirmation.instances
