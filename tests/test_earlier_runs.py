@@ -338,6 +338,16 @@ def test_a_run_that_found_nothing_has_no_leaders(tmp_path):
     assert recipe.created_by.started_from == ()
 
 
+@pytest.mark.parametrize(("objective", "found"), [("time_to_loss", [{"batch_size": 128}]), ("throughput", [])])
+def test_a_run_without_a_gain_of_the_same_training_may_have_leaders_of_other_batch_sizes(
+    tmp_path, write, monkeypatch, objective, found
+):
+    arguments = {"objective": objective}
+    write("one", {WIDE: 2.0, FAST: 1.05}, confirmed=[WIDE], arguments=arguments)
+    monkeypatch.setattr(earlier_runs, "_verdict_of", lambda directory: Verdict.NO_SIGNIFICANT_GAIN)
+    assert [changes for _, changes, _ in found_in(tmp_path, arguments=arguments)] == found
+
+
 def test_a_resumed_run_keeps_the_leaders_that_it_began_with(tmp_path):
     tuned(tmp_path, "one", simulated_trials(SPEED, **QUIET))
     tuned(tmp_path, "two", simulated_trials(SPEED, **QUIET), budget=12.0, trials=1)
