@@ -228,3 +228,13 @@ def test_a_state_that_a_killed_run_left_half_written_is_saved_anew(tmp_path):
     recipe, directory = quick_tune(trials, tmp_path, space=BOTH, budget=400.0, objective="time_to_loss")
     assert directory.trial_directory(0).resolve() == stale.parent.resolve()
     assert recipe.learning_rate_rule.same_loss is not None
+
+
+def test_leaders_of_earlier_runs_come_first_whatever_their_batch_size(tmp_path):
+    leaders = {BASELINE.replace(batch_size=128, jit_compile=True): 0, BASELINE.replace(batch_size=128): 0}
+    trials = simulated_trials(faster_by(batch_size=2.0), noise=0.02)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tune, "starting_points", lambda found, space: leaders)
+        _, directory = quick_tune(trials, tmp_path, space=BOTH, budget=60.0, objective="time_to_loss")
+    tried = [record for record in directory.trials.values() if record.phase is Phase.SEARCH]
+    assert [record.configuration for record in tried[:2]] == [dict(leader) for leader in leaders]

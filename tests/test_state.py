@@ -92,6 +92,15 @@ def test_a_larger_batch_is_recommended_only_if_it_surely_reaches_the_same_losses
     assert (found and ("same" if found.is_same_training else "larger")) == recommended
 
 
+@pytest.mark.parametrize(("unknown", "recommended"), [(1, "larger"), (2, "same")])
+def test_known_numerics_come_before_the_same_loss_sooner(unknown, recommended):
+    candidates = [a_candidate(1, 0.5), a_candidate(2, 2.0, batch_ratio=4.0)]
+    candidates[unknown - 1] = dataclasses.replace(candidates[unknown - 1], uncheckable=True)
+    larger = sooner(1.5, 2.5) if unknown == 2 else sooner(0.2, 0.4)
+    found = a_state(*candidates, leaders=(CONFIRMED, larger)).recommended
+    assert ("same" if found.is_same_training else "larger") == recommended
+
+
 def test_a_larger_batch_must_gain_what_counts():
     larger = sooner(0.2, 0.4)
     state = a_state(a_candidate(2, 2.0, batch_ratio=4.0), leaders=(larger,))

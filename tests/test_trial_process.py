@@ -121,6 +121,17 @@ def test_warming_up_is_timed_without_counting_and_scaled_knobs_are_told_as_asked
     assert warm.started.in_force == {"intra_op_threads": 4, "data_threads": 1, "prefetch": 1}
 
 
+def test_what_is_in_force_is_told_before_the_first_step(say):
+    class Known(Exception):
+        """It was tried before."""
+
+    def refuse(started):
+        raise Known(started.in_force["prefetch"])
+
+    with pytest.raises(Known, match="1"):
+        say(STARTED).warm_up(10.0, refuse)
+
+
 def test_the_start_of_a_process_that_has_surveyed_the_script_counts_from_its_survey(say, template):
     template.ran_seconds = 20.0
     warm = say(STARTED, protocol.FirstStep(), READY).warm_up(10.0)
