@@ -18,7 +18,7 @@ from simulated_runs import (
 )
 from test_loop import space
 
-from autotune.data.record import GradientNoise, Phase
+from autotune.data.record import GradientNoise, Outcome, Phase
 from autotune.recipe.advice import verdict_in_words
 from autotune.recipe.evidence import Watch
 from autotune.runtime.executor import IN_SEARCH, TrialFailed
@@ -238,3 +238,16 @@ def test_leaders_of_earlier_runs_come_first_whatever_their_batch_size(tmp_path):
         _, directory = quick_tune(trials, tmp_path, space=BOTH, budget=60.0, objective="time_to_loss")
     tried = [record for record in directory.trials.values() if record.phase is Phase.SEARCH]
     assert [record.configuration for record in tried[:2]] == [dict(leader) for leader in leaders]
+
+
+def test_the_same_training_is_not_given_up_because_a_larger_batch_is_faster(tmp_path):
+    trials = simulated_trials(faster_by(batch_size=4.0, jit_compile=1.3), noise=0.02, examples=None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tune, "starting_points", lambda found, space: {BASELINE.replace(batch_size=128): 0})
+        _, directory = quick_tune(trials, tmp_path, space=BOTH, budget=100.0, objective="time_to_loss")
+    outcomes = {
+        (record.configuration["batch_size"], record.configuration["jit_compile"]): record.outcome
+        for record in directory.trials.values()
+        if record.phase is Phase.SEARCH
+    }
+    assert outcomes[32, True] is Outcome.OK
