@@ -25,7 +25,7 @@ from autotune.data.run_directory import RunDirectory, RunRecord, WorkloadRecord
 from autotune.front.closing import show_history
 from autotune.recipe.evidence import Confirmation, Evidence, PeakMemory, Stability
 from autotune.recipe.recipe import CreatedBy, Recipe, RecipeWorkload
-from autotune.report.compare import compare, describe_machine
+from autotune.report.compare import compare
 from autotune.report.history import columns, load_history, write_csv, write_parquet
 from autotune.space.knobs import KNOBS
 from autotune.stats.deciding import EndedBy, Verdict
@@ -793,7 +793,7 @@ def test_the_first_run_is_comparable_with_itself(tmp_path):
 def test_a_machine_is_told_in_words():
     gpus = [Gpu(name=name, memory_bytes=1) for name in ("H200", "L4", "H200")]
     machine = MACHINE.model_copy(update={"cores": 1, "gpus": tuple(gpus)})
-    assert describe_machine(machine) == "Xeon × 1 core, 2 × H200, L4"
+    assert machine.describe() == "Xeon × 1 core, 2 × H200, L4"
 
 
 def test_comparing_does_without_tensorflow():

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
+import shlex
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import App, Parameter
 
@@ -15,6 +18,11 @@ from autotune.data.errors import ArgumentError, RunDirectoryError, TuningInterru
 from autotune.data.options import MEMORY_MARGIN, take_options
 from autotune.data.printable import plural
 from autotune.machine.doctor import diagnose
+
+if TYPE_CHECKING:
+    import pandas
+
+    from autotune.script.long_run import PreparedRun
 
 app = App(
     name="autotune",
@@ -37,6 +45,7 @@ def tune(
     out: str | None = None,
     resume: str | None = None,
     wait: bool = False,
+    json: bool = False,
     **options: Any,
 ) -> int:
     """Find the fastest stable configuration, and write it as a recipe.
@@ -51,14 +60,15 @@ def tune(
         resume: The directory of a run, ended or stopped: it continues with all that was measured. A budget given with
             it is the time to continue for.
         wait: Wait until earlier runs on the same devices of this machine have ended. The budget begins then.
+        json: Print the result as JSON (docs/json.md); progress goes to standard error.
     """
     from autotune.front.closing import resume_command, show_recipe, show_usage
-    from autotune.front.console import Progress
+    from autotune.front.console import Progress, messages, terminal
     from autotune.front.tune import tune as tune_workload
     from autotune.stats.deciding import EndedBy
     from autotune.tuning.resume import to_repeat
 
-    with Progress() as progress:
+    with Progress(messages() if json else terminal()) as progress:
         try:
             recipe = tune_workload(workload, args=args, out=out, resume=resume, wait=wait, observe=progress, **options)
         except KeyboardInterrupt as interrupt:
@@ -69,16 +79,36 @@ def tune(
             raise TuningInterruptedError("interrupted", hint=hint) from interrupt
     assert progress.directory is not None
     path = progress.directory / "recipe.json"
-    show_recipe(recipe, path)
-    show_usage(recipe, path, tuned=workload, to_repeat=to_repeat(progress.directory))
+    if json:
+        from autotune.front.documents import print_document, tune_document
+
+        print_document(tune_document(recipe, path, tuned=workload, to_repeat=to_repeat(path.parent)))
+    else:
+        show_recipe(recipe, path)
+        show_usage(recipe, path, tuned=workload, to_repeat=to_repeat(path.parent))
     interrupted = recipe.evidence.ended_by is EndedBy.INTERRUPTED and not recipe.changes
     return TuningInterruptedError.exit_code if interrupted else 0
 
 
-@app.command(usage="Usage: autotune run RECIPE [OPTIONS] SCRIPT [ARGS]")
+@app.command
+def demo(*, budget: str = "3m", json: bool = False) -> int:
+    """Tune a small training that comes with autotune, to show what a run looks like.
+
+    It writes the training, train_digits.py, and results/ to the current directory.
+
+    Args:
+        budget: Wall-clock time for everything.
+        json: As for `autotune tune`.
+    """
+    from autotune.front.demo import copy_example
+
+    return tune(copy_example(), budget=budget, json=json)
+
+
+@app.command(usage="Usage: autotune run RECIPE [OPTIONS] [SCRIPT [ARGS]]")
 def run(
     recipe: Path,
-    script: str,
+    script: str | None = None,
     /,
     *,
     args: Annotated[list[str] | None, Parameter(parse=False)] = None,
@@ -89,6 +119,7 @@ def run(
     candidate: bool = False,
     same_training: bool = False,
     larger_batch: bool = False,
+    json: bool = False,
 ) -> Callable[[], int]:
     """Run a script with a recipe's values in the places where it was tuned.
 
@@ -96,7 +127,8 @@ def run(
 
     Args:
         recipe: A recipe.json of this script.
-        script: The script, such as train.py or -m package.train. What follows it are its own arguments.
+        script: The script, such as train.py or -m package.train. What follows it are its own arguments. When left out,
+            the script and the arguments that the recipe was tuned with; `-- ARGS` replaces the arguments.
         args: The file's own arguments.
         skip_missing: Continue without a knob whose place in the script is gone.
         scale_learning_rate: Multiply the learning rate by the ratio of the batch sizes (linear), or by its root (sqrt),
@@ -106,10 +138,17 @@ def run(
         candidate: Train with the best candidate of an undecided run, which is not confirmed to be faster.
         same_training: Train with the fastest configuration that changes nothing about learning.
         larger_batch: Train with the best configuration of another batch size, although it is not recommended.
+        json: End standard output with a line of JSON (docs/json.md).
     """
+    from autotune.front.console import note
     from autotune.script.long_run import prepare_run
 
-    return prepare_run(
+    if script is None:
+        from autotune.front.defaults import script_of
+
+        script, args = script_of(recipe, args)
+        note(f"running {shlex.join([script, *args])}, which the recipe was tuned with")
+    prepared = prepare_run(
         recipe,
         script,
         args or [],
@@ -121,6 +160,22 @@ def run(
         same_training=same_training,
         larger_batch=larger_batch,
     )
+    return partial(_run_to_json, prepared, recipe, script) if json else prepared
+
+
+def _run_to_json(prepared: PreparedRun, recipe: Path, script: str) -> int:
+    """Run a script, end standard output with a document about it, and return the script's exit code."""
+    code = prepared()
+    from autotune.front.documents import RunDocument, print_document
+
+    guard = prepared.long_run.guard
+    told = RunDocument(
+        recipe_file=str(recipe), script=script, exit_code=code, throughput=guard.throughput, claimed=guard.claimed
+    )
+    with contextlib.suppress(OSError, ValueError):  # the script may have closed it
+        sys.stdout.write("\n")  # it may have ended within a line
+        print_document(told, on_one_line=True)
+    return code
 
 
 @app.command(usage="Usage: autotune verify RECIPE SCRIPT|WORKLOAD [OPTIONS] [-- ARGS]")
@@ -134,6 +189,7 @@ def verify(
     seed: int = 0,
     isolation: Literal["template", "spawn"] = "template",
     memory_margin: float = MEMORY_MARGIN,
+    json: bool = False,
 ) -> int:
     """Measure a recipe against its baseline again, here and now: does its claim hold?
 
@@ -153,14 +209,15 @@ def verify(
         seed: Of the order in which slices are taken.
         isolation: As for `autotune tune`.
         memory_margin: As for `autotune tune`: the share of memory that must stay free.
+        json: Print the finding as JSON (docs/json.md).
     """
     from autotune.data.options import seconds_of
     from autotune.front.closing import show_verification
-    from autotune.front.console import Progress
+    from autotune.front.console import Progress, messages, terminal
     from autotune.stats.deciding import ClaimResult
     from autotune.tuning.verify import verify as verify_recipe
 
-    with Progress(budget=seconds_of("budget", budget)) as progress:
+    with Progress(messages() if json else terminal(), budget=seconds_of("budget", budget)) as progress:
         verification = verify_recipe(
             recipe,
             workload,
@@ -171,25 +228,39 @@ def verify(
             memory_margin=memory_margin,
             observe=progress,
         )
-    show_verification(verification)
+    if json:
+        from autotune.front.documents import print_document, verify_document
+
+        print_document(verify_document(recipe, verification))
+    else:
+        show_verification(verification)
     return 0 if verification.finding is ClaimResult.HOLDS else 1
 
 
 @app.command
-def show(path: Path, /, *, diff: Path | None = None) -> None:
+def show(path: Path | None = None, /, *, diff: Path | None = None, json: bool = False) -> None:
     """Show a recipe, or a run: its trials and its recipe.
 
     Args:
-        path: A recipe.json, or a run directory.
+        path: A recipe.json, or a run directory; the newest run below results/ when left out.
         diff: A script: print the edit of it that makes the recipe permanent.
+        json: Print recipe and trials as JSON (docs/json.md).
     """
     from autotune.data.run_directory import RunDirectory
     from autotune.front.closing import show_diff, show_recipe, show_trials, show_usage
     from autotune.front.console import say
+    from autotune.front.defaults import run_or_newest
     from autotune.recipe.recipe import Recipe
     from autotune.space.configuration import Configuration, baseline_of, read_trials
     from autotune.tuning.resume import to_repeat
 
+    if json and diff is not None:
+        raise ArgumentError("--json and --diff were both given", hint="Give one of them.")
+    path = run_or_newest(path)
+    if json:
+        from autotune.front.documents import print_document, show_document
+
+        return print_document(show_document(path))
     if diff is not None:
         from autotune.script.patch import script_diff
 
@@ -217,53 +288,69 @@ def history(
     *,
     csv: Path | None = None,
     parquet: Path | None = None,
+    json: bool = False,
 ) -> None:
     """Show every trial of one run or many as a table.
 
     Args:
         runs: Run directories, or a directory that holds some, such as results/.
-        csv: Write the table to this CSV file.
-        parquet: Write the table to this Parquet file.
+        csv: Write the table, with all its columns, to this CSV file.
+        parquet: Write it to this Parquet file.
+        json: Print it as JSON (docs/json.md).
     """
-    from autotune.front.closing import show_history
-    from autotune.front.console import note
-    from autotune.report.history import load_history, write_csv, write_parquet
+    from autotune.front.tables import show_history
+    from autotune.report.history import load_history
 
-    frame = load_history(*runs)
-    for file, write in ((csv, write_csv), (parquet, write_parquet)):
-        if file is not None:
-            write(frame, file)
-            note(f"{plural(len(frame), 'trial')} written to {file}")
-    if csv is None and parquet is None:
+    frame = load_history(*runs, every_column=True)
+    if json:
+        from autotune.front.documents import HistoryDocument, print_document, trial_rows
+
+        print_document(HistoryDocument(trials=trial_rows(frame)))
+    if not _write_files(frame, "trial", csv, parquet) and not json:
         show_history(frame)
 
 
+def _write_files(frame: pandas.DataFrame, noun: str, csv: Path | None, parquet: Path | None) -> bool:
+    """Write a table to the files that were asked for; return whether there were any."""
+    from autotune.front.console import note
+    from autotune.report.history import write_csv, write_parquet
+
+    for file, write in ((csv, write_csv), (parquet, write_parquet)):
+        if file is not None:
+            write(frame, file)
+            note(f"{plural(len(frame), noun)} written to {file}")
+    return csv is not None or parquet is not None
+
+
 @app.command
-def report(run: Path, /) -> None:
+def report(run: Path | None = None, /) -> None:
     """Write a run's page, report.html: the answer, the search, what each knob did, where time goes, every trial.
 
     A run that is unfinished or damaged has one, too: it says what is missing.
 
     Args:
-        run: A run directory.
+        run: A run directory; the newest below results/ when left out.
     """
     from autotune.front.console import say
+    from autotune.front.defaults import run_or_newest
     from autotune.report.page import write_page
 
-    say(write_page(run))
+    say(write_page(run_or_newest(run)))
 
 
 @app.command
-def dashboard(run: Path, /, *, port: int = 8080) -> None:
+def dashboard(run: Path | None = None, /, *, port: int = 8080) -> None:
     """Show a run's study in optuna-dashboard, on this machine's loopback address, until Ctrl-C.
 
     Args:
-        run: A run directory.
+        run: A run directory; the newest below results/ when left out.
         port: Of the loopback address.
     """
     from autotune.data.run_directory import RunDirectory
     from autotune.front.console import say
+    from autotune.front.defaults import run_or_newest
 
+    run = run_or_newest(run)
     directory = RunDirectory(run)
     directory.read_run()
     if not directory.study_file.exists():
@@ -282,16 +369,32 @@ def dashboard(run: Path, /, *, port: int = 8080) -> None:
 
 
 @app.command
-def compare(runs: Annotated[list[Path], Parameter(allow_leading_hyphen=False)], /) -> None:
+def compare(
+    runs: Annotated[list[Path], Parameter(allow_leading_hyphen=False)],
+    /,
+    *,
+    csv: Path | None = None,
+    parquet: Path | None = None,
+    json: bool = False,
+) -> None:
     """Show runs side by side: what each found, and whether they may be compared.
 
     Args:
         runs: Run directories, or a directory that holds some, such as results/.
+        csv: Write the table, with all its columns, to this CSV file.
+        parquet: Write it to this Parquet file.
+        json: Print it as JSON (docs/json.md).
     """
-    from autotune.front.closing import show_comparison
+    from autotune.front.tables import show_comparison
     from autotune.report.compare import compare as compare_runs
 
-    show_comparison(compare_runs(*runs))
+    frame = compare_runs(*runs)
+    if json:
+        from autotune.front.documents import compare_document, print_document
+
+        print_document(compare_document(frame))
+    if not _write_files(frame, "run", csv, parquet) and not json:
+        show_comparison(frame)
 
 
 @app.command
@@ -301,23 +404,37 @@ def doctor(*, json: bool = False) -> int:
     The exit code is 1 if something stops TensorFlow from using a device that is there.
 
     Args:
-        json: Print the findings as JSON.
+        json: Print the findings as JSON (docs/json.md).
     """
-    from autotune.front.closing import show_findings
     from autotune.front.doctor_report import look
+    from autotune.front.tables import show_findings
     from autotune.machine.doctor import Level
 
     findings = diagnose(look())
-    show_findings(findings, as_json=json)
+    if json:
+        from autotune.front.documents import doctor_document, print_document
+
+        print_document(doctor_document(findings))
+    else:
+        show_findings(findings)
     return 1 if any(finding.level is Level.STOPS for finding in findings) else 0
 
 
 @app.command
-def knobs() -> None:
-    """List every knob: what it does, its values, when it acts."""
-    from autotune.front.closing import show_knobs
+def knobs(*, json: bool = False) -> None:
+    """List every knob: what it does, its values, when it acts.
 
-    show_knobs()
+    Args:
+        json: Print them as JSON (docs/json.md).
+    """
+    from autotune.front.tables import show_knobs
+
+    if json:
+        from autotune.front.documents import knobs_document, print_document
+
+        print_document(knobs_document())
+    else:
+        show_knobs()
 
 
 @app.command
@@ -345,7 +462,7 @@ def space(
     for option, count in counts.items():
         if count is not None and count < 1:
             raise ArgumentError(f"{option} is {count}", hint="It must be at least 1.")
-    from autotune.front.closing import show_space
+    from autotune.front.tables import show_space
     from autotune.machine.fingerprint import available_cores
     from autotune.machine.gpu import lowest_capability, read_gpus
     from autotune.space.configuration import baseline_configuration
@@ -366,3 +483,10 @@ def space(
         devices=seat_devices,
     )
     show_space(written.source, resolved)
+
+
+for position, name in enumerate(
+    ("doctor", "demo", "tune", "run", "show", "report", "verify", "history", "compare", "dashboard", "knobs", "space")
+):
+    app[name].sort_key = position  # the order of use, in which `--help` lists them
+app.register_install_completion_command(help="Install completion for bash, zsh or fish.")

@@ -7,7 +7,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from autotune.data.errors import ArgumentError, AutotuneError, RecipeError
 from autotune.data.facts import ScriptFacts, Site, Trains, WorkloadReference
@@ -98,6 +98,11 @@ class LongRun(Hooks):
         self._checked_missing = self._warned_of_other_batch = False
         self._scaled: list[tuple[Any, float]] = []  # optimizers and factors: `fit` may be called for each epoch
         self._first_batch: int | None = None  # the batch size that the script first gave to the tuned fit
+
+    @property
+    def guard(self) -> Guard:
+        """The guard, which has measured its speed."""
+        return self._guard
 
     def install(self) -> None:
         """Set what acts before TensorFlow is imported, and wrap it, now or once it is."""
@@ -211,6 +216,17 @@ def changed_arguments(call: FitCall, configuration: Configuration, facts: Script
     return changed
 
 
+class PreparedRun(NamedTuple):
+    """A script that is ready to run with a recipe's values: calling it runs it, and returns its exit code."""
+
+    reference: WorkloadReference
+    long_run: LongRun
+
+    def __call__(self) -> int:
+        """Run the script."""
+        return _run(self.reference, self.long_run)
+
+
 def prepare_run(
     recipe_path: Path,
     script: str,
@@ -223,8 +239,8 @@ def prepare_run(
     candidate: bool = False,
     same_training: bool = False,
     larger_batch: bool = False,
-) -> Callable[[], int]:
-    """Check that a recipe and a script belong together; return a function that runs it and returns its exit code.
+) -> PreparedRun:
+    """Check that a recipe and a script belong together; return what runs it.
 
     With `candidate` it trains with the candidate of an undecided run; with `same_training` or `larger_batch` with that
     answer of the recipe, recommended or not.
@@ -263,7 +279,7 @@ def prepare_run(
     for text in mismatches(recipe.machine, on_mismatch):
         say(text)
     run.install()
-    return lambda: _run(reference, run)
+    return PreparedRun(reference, run)
 
 
 def _run(reference: WorkloadReference, run: LongRun) -> int:

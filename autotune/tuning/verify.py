@@ -13,14 +13,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
 
-from autotune.data.credentials import mask_arguments, masked_names
-from autotune.data.errors import (
-    ArgumentError,
-    NoStableConfigurationError,
-    RecipeError,
-    TrialProcessError,
-    TuningInterruptedError,
-)
+from autotune.data.credentials import mask_arguments
+from autotune.data.errors import NoStableConfigurationError, RecipeError, TrialProcessError, TuningInterruptedError
 from autotune.data.facts import Trains, WorkloadFacts
 from autotune.data.figures import Interval, LogInterval
 from autotune.data.options import MEMORY_MARGIN, MIN_GAIN, Options, seconds_of
@@ -110,7 +104,7 @@ def verify(
     options = _options_of(
         loaded, budget=seconds_of("budget", budget), seed=seed, isolation=isolation, memory_margin=memory_margin
     )
-    reference = reference_to(workload, _arguments_of(loaded) if args is None else args)
+    reference = reference_to(workload, loaded.workload.arguments if args is None else args)
     machine = fingerprint()
     folder = Path(tempfile.mkdtemp(prefix="autotune-verify-")).resolve()
     directory, reported = RunDirectory(folder), ""
@@ -159,16 +153,6 @@ def _options_of(recipe: Recipe, **given: Any) -> Options:
         fit=script.fit if script is not None and script.trains is Trains.FIT else None,
         **given,
     )
-
-
-def _arguments_of(recipe: Recipe) -> tuple[str, ...]:
-    """Return the script's arguments that the recipe stores. Raises ArgumentError where it masks one of them."""
-    if masked_names(recipe.workload.args):
-        raise ArgumentError(
-            "the recipe stores no credentials, but its script got some",
-            hint=f"Give the script's arguments again: -- {shlex.join(recipe.workload.args)}",
-        )
-    return recipe.workload.args
 
 
 def verify_with(invocation: Invocation, recipe: Recipe, *, found_by_object: bool = False) -> Verification:

@@ -1,0 +1,40 @@
+"""What commands take where an argument is left out: the newest run, and the script that a recipe was tuned with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from autotune.data.errors import ArgumentError, RunDirectoryError
+from autotune.data.run_directory import RunDirectory
+from autotune.data.runs_on_disk import newest_run
+from autotune.front.console import note
+from autotune.recipe.recipe import Recipe
+
+
+def run_or_newest(run: Path | None) -> Path:
+    """Return the run directory that was given; else the newest one, and say which that is."""
+    if run is not None:
+        return run
+    newest = newest_run()
+    note(f"the newest run is {newest}")
+    return newest
+
+
+def script_of(recipe_file: Path, args: list[str] | None) -> tuple[str, list[str]]:
+    """Return the script that a recipe was tuned with, and these arguments; its own arguments when None.
+
+    Raises:
+        ArgumentError: No `run.json` beside the recipe names the script, or the recipe masks one of the arguments.
+        RecipeError: The recipe cannot be read.
+    """
+    recipe = Recipe.load(recipe_file)
+    try:
+        workload = RunDirectory(recipe_file.parent).read_run().workload
+    except RunDirectoryError:
+        workload = None
+    if workload is None or workload.fingerprint != recipe.workload.fingerprint:
+        raise ArgumentError(
+            f"SCRIPT is missing: no run.json beside {recipe_file} names the script that the recipe was tuned with",
+            hint=f"Name the script: autotune run {recipe_file} train.py",
+        )
+    return workload.reference, [*recipe.workload.arguments] if args is None else args
