@@ -20,8 +20,9 @@ from autotune.data.figures import Check, Interval
 from autotune.data.printable import one_line
 from autotune.data.record import Looks, Outcome, Phase, Standing, TrialRecord
 from autotune.front import cli
-from autotune.front.closing import show_history, show_recipe, show_usage
+from autotune.front.closing import show_recipe, show_usage
 from autotune.front.console import Progress, duration, ratio, show_error, size, trial_line
+from autotune.front.tables import show_history
 from autotune.recipe.evidence import Watch
 from autotune.report.history import columns
 from autotune.stats.deciding import EndedBy, Verdict
@@ -222,7 +223,7 @@ def test_a_history_has_the_settled_column_where_it_says_something(settled, shown
     )
     output = io.StringIO()
     show_history(frame, Console(file=output, width=200))
-    assert ("settled" in output.getvalue().splitlines()[0].split()) == shown
+    assert ("settled" in output.getvalue().splitlines()[1].split()) == shown
 
 
 # -------------------------------------------------------------------------------------------------- recipes

@@ -66,8 +66,8 @@ class Configuration(Mapping[str, KnobValue]):
 
     @property
     def id(self) -> str:
-        """Eight hexadecimal digits, the same for equal configurations."""
-        return hashlib.sha256(self.key.encode()).hexdigest()[:8]
+        """Eight characters, the same for equal configurations; the `c` keeps spreadsheets from reading a number."""
+        return f"c{hashlib.sha256(self.key.encode()).hexdigest()[:7]}"
 
     @property
     def batch_size(self) -> int:
