@@ -398,26 +398,39 @@ def compare(
 
 
 @app.command
-def doctor(*, json: bool = False) -> int:
+def doctor(*, self_test: str | None = None, json: bool = False) -> int:
     """Say what keeps TensorFlow from this machine's devices, or makes it slow here, and what to do first.
 
-    The exit code is 1 if something stops TensorFlow from using a device that is there.
+    The exit code is 1 if something stops TensorFlow from using a device that is there, or the self-test fails.
 
     Args:
+        self_test: For so long, such as 60s, also measure what is known: a training against itself, and against the same
+            with a planted delay. It says the smallest gain that 2, 5 and 10 minutes can show here.
         json: Print the findings as JSON (docs/json.md).
     """
+    from autotune.data.options import seconds_of
+    from autotune.front.console import Progress, messages, terminal
     from autotune.front.doctor_report import look
-    from autotune.front.tables import show_findings
+    from autotune.front.tables import show_findings, show_self_test
     from autotune.machine.doctor import Level
 
-    findings = diagnose(look())
+    seconds = None if self_test is None else seconds_of("self_test", self_test)
+    findings, tested = diagnose(look()), None
+    if not json:
+        show_findings(findings)
+    if seconds is not None:
+        from autotune.tuning.self_test import run_self_test
+
+        with Progress(messages() if json else terminal(), budget=seconds) as progress:
+            tested = run_self_test(seconds, observe=progress)
     if json:
         from autotune.front.documents import doctor_document, print_document
 
-        print_document(doctor_document(findings))
-    else:
-        show_findings(findings)
-    return 1 if any(finding.level is Level.STOPS for finding in findings) else 0
+        print_document(doctor_document(findings, tested))
+    elif tested is not None:
+        show_self_test(tested)
+    is_stopped = any(finding.level is Level.STOPS for finding in findings)
+    return 1 if is_stopped or (tested is not None and not tested.passed) else 0
 
 
 @app.command

@@ -29,6 +29,7 @@ from autotune.space.knobs import KNOBS, Device, Numerics, Stage
 from autotune.stats.deciding import ClaimResult
 
 if TYPE_CHECKING:
+    from autotune.tuning.self_test import SelfTest
     from autotune.tuning.verify import Verification
 
 _TYPES: dict[Any, Any] = {BOOLEAN: bool, INTEGER: int, FLOAT: float, TIME: AwareDatetime}
@@ -140,12 +141,24 @@ class FindingEntry(Frozen):
     fix: str = Field(description="Empty where there is nothing to do.")
 
 
+class SelfTestEntry(Frozen):
+    """What a self-test measured. Ratios are of speeds."""
+
+    passed: bool
+    same: Interval = Field(description="A training against itself: it should hold 1.")
+    planted: float = Field(description="The ratio that the planted delay makes.")
+    found: Interval = Field(description="The same as measured.")
+    instances: tuple[int, int] = Field(description="Fresh processes a side, of both.")
+    gains: dict[int, float] = Field(description="By minutes: the smallest gain that a run can show, as a share.")
+
+
 class DoctorDocument(Document):
     """What keeps TensorFlow from this machine's devices, or makes it slow."""
 
     command: Literal["doctor"] = "doctor"
     findings: tuple[FindingEntry, ...]
     first: str | None = Field(description="What to do first.")
+    self_test: SelfTestEntry | None = Field(description="Of `--self-test`.")
 
 
 AnyDocument = Annotated[
@@ -218,10 +231,11 @@ def knobs_document() -> KnobsDocument:
     )
 
 
-def doctor_document(findings: Sequence[Finding]) -> DoctorDocument:
+def doctor_document(findings: Sequence[Finding], tested: SelfTest | None) -> DoctorDocument:
     """Return the doctor's findings as a document."""
     entries = tuple(FindingEntry(**finding._asdict()) for finding in findings)
-    return DoctorDocument(findings=entries, first=first_fix(findings) or None)
+    entry = None if tested is None else SelfTestEntry(passed=tested.passed, **vars(tested))
+    return DoctorDocument(findings=entries, first=first_fix(findings) or None, self_test=entry)
 
 
 def print_document(document: Document, *, on_one_line: bool = False) -> None:

@@ -5,6 +5,7 @@ Trials and runs fit a terminal of 80 columns: a table has the columns in which i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import groupby
 from operator import itemgetter
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     import pandas
 
     from autotune.space.space_file import ResolvedSpace
+    from autotune.tuning.self_test import SelfTest
 
 _PLACES = ("seat", "host", "device")
 _OF_RUNS = ("workload", "machine", "trials", "failed", "limited by")
@@ -156,3 +158,24 @@ def show_findings(findings: Sequence[Finding]) -> None:
     if first := first_fix(findings):
         console.print()
         say(f"First: {first}", console, style="bold")
+
+
+def show_self_test(tested: SelfTest) -> None:
+    """Print what a self-test found, and what that means."""
+    console = terminal()
+    processes = "{} and {} fresh processes a side".format(*tested.instances)
+    same = "no difference is found where there is none" if tested.holds_one else "a difference where there is none"
+    found = "it is found" if tested.finds_delay else "it is missed"
+    console.print()
+    for holds, text in (
+        (tested.holds_one, f"A against A: {tested.same.shown()}: {same}"),
+        (tested.finds_delay, f"A planted delay of ×{tested.planted:.2f}: {tested.found.shown()}: {found}"),
+    ):
+        say(text, console, style="bold green" if holds else "bold red")
+    gains = ", ".join(f"{math.ceil(100 * gain)}% in {minutes} minutes" for minutes, gain in tested.gains.items())
+    say(f"Measured with {processes}. The smallest gain that a run of such a training can show here: {gains}.", console)
+    if not tested.passed:
+        say(
+            "Other programs may disturb it, or by chance one test in twenty fails: repeat it, or give it longer.",
+            console,
+        )
