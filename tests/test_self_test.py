@@ -26,7 +26,7 @@ def speeds(delay=1.0, other=1.0):
     return samples_per_second
 
 
-def tested(path, budget=100.0, **changes):
+def self_tested(path, budget=100.0, **changes):
     """The self-test on simulated trials."""
     trials = simulated_trials(speeds(**changes), noise=0.02, seed=4)
     with on_disk(path / "run") as directory:
@@ -37,7 +37,7 @@ def tested(path, budget=100.0, **changes):
 
 
 def test_no_difference_is_found_where_there_is_none_and_the_delay_is(tmp_path):
-    found = tested(tmp_path)
+    found = self_tested(tmp_path)
     assert found.passed
     assert found.planted == pytest.approx(1 / 1.2, rel=0.01)
     assert min(found.instances) >= 2
@@ -47,18 +47,18 @@ def test_no_difference_is_found_where_there_is_none_and_the_delay_is(tmp_path):
 
 
 def test_a_difference_that_is_not_planted_shows(tmp_path):
-    found = tested(tmp_path, other=1.3)
+    found = self_tested(tmp_path, other=1.3)
     assert (found.holds_one, found.finds_delay, found.passed) == (False, True, False)
 
 
 def test_a_delay_of_another_size_shows(tmp_path):
-    found = tested(tmp_path, delay=3.0)
+    found = self_tested(tmp_path, delay=3.0)
     assert (found.holds_one, found.finds_delay, found.passed) == (True, False, False)
 
 
 def test_too_short_a_time_is_said_with_a_longer_one(tmp_path):
     with pytest.raises(ArgumentError) as caught:
-        tested(tmp_path, budget=12.0)
+        self_tested(tmp_path, budget=12.0)
     assert "12 s are too short" in caught.value.message
     assert caught.value.hint == "Give --self-test 30s."
 
