@@ -14,7 +14,7 @@ from test_recommendation import run_that_is
 
 from autotune.data.figures import Interval
 from autotune.front import cli
-from autotune.front.documents import DOCUMENTS, Document, schema_text
+from autotune.front.documents import DOCUMENTS, MODELS, schema_text
 from autotune.report.history import columns
 from autotune.script.long_run import PreparedRun
 from autotune.stats.deciding import ClaimResult, Verdict
@@ -22,7 +22,6 @@ from autotune.tuning.events import Notice, RunBegan
 from autotune.tuning.verify import Verification
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
-MODELS = {model.model_fields["command"].default: model for model in Document.__subclasses__()}
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +50,7 @@ def printed(capsys):
 
 
 def test_the_schema_that_the_documents_ship_is_that_of_the_models():
-    assert (DOCS / "json.schema.json").read_text() == schema_text(), "python -m autotune.front.documents writes it"
+    assert (DOCS / "json.schema.json").read_text() == schema_text(), "python -m autotune.front.documents prints it"
 
 
 def test_the_page_on_json_names_every_command_and_its_fields():

@@ -1,7 +1,5 @@
 """The self-test on simulated trials: what is known must be found, and what is not so must show."""
 
-import math
-
 import pytest
 from simulated_runs import an_invocation, on_disk, simulated_trials
 
@@ -88,6 +86,5 @@ def test_the_doctor_tells_what_it_found_and_leaves_by_it(capsys, monkeypatch, me
     assert ("a difference where there is none" in out) == (measured != 1.0)
     cli.main(["doctor", "--self-test", "1m", "--json"])
     document = DOCUMENTS.validate_json(capsys.readouterr().out)
-    assert (document.self_test.passed, document.self_test.gains) == (measured == 1.0, found.gains)
+    assert document.self_test == found
     assert budgets == [60.0, 60.0]
-    assert math.isclose(document.self_test.planted, 0.83)

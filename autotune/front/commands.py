@@ -17,7 +17,7 @@ from cyclopts import App, Parameter
 from autotune.data.errors import ArgumentError, RunDirectoryError, TuningInterruptedError
 from autotune.data.options import MEMORY_MARGIN, take_options
 from autotune.data.printable import plural
-from autotune.machine.doctor import diagnose
+from autotune.machine.doctor import Level, diagnose, first_fix
 
 if TYPE_CHECKING:
     import pandas
@@ -65,6 +65,7 @@ def tune(
     from autotune.front.closing import resume_command, show_recipe, show_usage
     from autotune.front.console import Progress, messages, terminal
     from autotune.front.tune import tune as tune_workload
+    from autotune.recipe.advice import usage
     from autotune.stats.deciding import EndedBy
     from autotune.tuning.resume import to_repeat
 
@@ -79,13 +80,21 @@ def tune(
             raise TuningInterruptedError("interrupted", hint=hint) from interrupt
     assert progress.directory is not None
     path = progress.directory / "recipe.json"
+    again, seconds = to_repeat(path.parent), recipe.evidence.go_on_seconds
     if json:
-        from autotune.front.documents import print_document, tune_document
+        from autotune.front.documents import print_document
 
-        print_document(tune_document(recipe, path, tuned=workload, to_repeat=to_repeat(path.parent)))
+        print_document(
+            "tune",
+            run=str(path.parent),
+            recipe_file=str(path),
+            recipe=recipe,
+            use=usage(recipe, path, workload) if recipe.changes else [],
+            go_on=None if seconds is None else resume_command(workload, path.parent, again, seconds=seconds),
+        )
     else:
         show_recipe(recipe, path)
-        show_usage(recipe, path, tuned=workload, to_repeat=to_repeat(path.parent))
+        show_usage(recipe, path, tuned=workload, to_repeat=again)
     interrupted = recipe.evidence.ended_by is EndedBy.INTERRUPTED and not recipe.changes
     return TuningInterruptedError.exit_code if interrupted else 0
 
@@ -166,15 +175,13 @@ def run(
 def _run_to_json(prepared: PreparedRun, recipe: Path, script: str) -> int:
     """Run a script, end standard output with a document about it, and return the script's exit code."""
     code = prepared()
-    from autotune.front.documents import RunDocument, print_document
+    from autotune.front.documents import print_document
 
     guard = prepared.long_run.guard
-    told = RunDocument(
-        recipe_file=str(recipe), script=script, exit_code=code, throughput=guard.throughput, claimed=guard.claimed
-    )
+    speeds = {"throughput": guard.throughput, "claimed": guard.claimed}
     with contextlib.suppress(OSError, ValueError):  # the script may have closed it
         sys.stdout.write("\n")  # it may have ended within a line
-        print_document(told, on_one_line=True)
+        print_document("run", on_one_line=True, recipe_file=str(recipe), script=script, exit_code=code, **speeds)
     return code
 
 
@@ -229,9 +236,9 @@ def verify(
             observe=progress,
         )
     if json:
-        from autotune.front.documents import print_document, verify_document
+        from autotune.front.documents import print_document
 
-        print_document(verify_document(recipe, verification))
+        print_document("verify", recipe_file=str(recipe), **vars(verification))
     else:
         show_verification(verification)
     return 0 if verification.finding is ClaimResult.HOLDS else 1
@@ -258,9 +265,7 @@ def show(path: Path | None = None, /, *, diff: Path | None = None, json: bool = 
         raise ArgumentError("--json and --diff were both given", hint="Give one of them.")
     path = run_or_newest(path)
     if json:
-        from autotune.front.documents import print_document, show_document
-
-        return print_document(show_document(path))
+        return _show_json(path)
     if diff is not None:
         from autotune.script.patch import script_diff
 
@@ -281,6 +286,23 @@ def show(path: Path | None = None, /, *, diff: Path | None = None, json: bool = 
     return None
 
 
+def _show_json(path: Path) -> None:
+    from autotune.front.documents import print_document
+    from autotune.recipe.recipe import Recipe
+    from autotune.report.history import load_history, rows_of
+
+    is_run = os.path.isdir(path)  # Path.is_dir raises on a name that is too long
+    file = path / "recipe.json" if is_run else path
+    has_recipe = not is_run or file.exists()
+    print_document(
+        "show",
+        run=str(path) if is_run else None,
+        recipe_file=str(file) if has_recipe else None,
+        recipe=Recipe.load(file) if has_recipe else None,
+        trials=rows_of(load_history(path, every_column=True)) if is_run else [],
+    )
+
+
 @app.command
 def history(
     runs: Annotated[list[Path], Parameter(allow_leading_hyphen=False)],
@@ -299,13 +321,13 @@ def history(
         json: Print it as JSON (docs/json.md).
     """
     from autotune.front.tables import show_history
-    from autotune.report.history import load_history
+    from autotune.report.history import load_history, rows_of
 
     frame = load_history(*runs, every_column=True)
     if json:
-        from autotune.front.documents import HistoryDocument, print_document, trial_rows
+        from autotune.front.documents import print_document
 
-        print_document(HistoryDocument(trials=trial_rows(frame)))
+        print_document("history", trials=rows_of(frame))
     if not _write_files(frame, "trial", csv, parquet) and not json:
         show_history(frame)
 
@@ -387,12 +409,13 @@ def compare(
     """
     from autotune.front.tables import show_comparison
     from autotune.report.compare import compare as compare_runs
+    from autotune.report.history import rows_of
 
     frame = compare_runs(*runs)
     if json:
-        from autotune.front.documents import compare_document, print_document
+        from autotune.front.documents import print_document
 
-        print_document(compare_document(frame))
+        print_document("compare", runs=rows_of(frame))
     if not _write_files(frame, "run", csv, parquet) and not json:
         show_comparison(frame)
 
@@ -412,7 +435,6 @@ def doctor(*, self_test: str | None = None, json: bool = False) -> int:
     from autotune.front.console import Progress, messages, terminal
     from autotune.front.doctor_report import look
     from autotune.front.tables import show_findings, show_self_test
-    from autotune.machine.doctor import Level
 
     seconds = None if self_test is None else seconds_of("self_test", self_test)
     findings, tested = diagnose(look()), None
@@ -424,9 +446,9 @@ def doctor(*, self_test: str | None = None, json: bool = False) -> int:
         with Progress(messages() if json else terminal(), budget=seconds) as progress:
             tested = run_self_test(seconds, observe=progress)
     if json:
-        from autotune.front.documents import doctor_document, print_document
+        from autotune.front.documents import print_document
 
-        print_document(doctor_document(findings, tested))
+        print_document("doctor", findings=findings, first=first_fix(findings) or None, self_test=tested)
     elif tested is not None:
         show_self_test(tested)
     is_stopped = any(finding.level is Level.STOPS for finding in findings)
@@ -443,9 +465,10 @@ def knobs(*, json: bool = False) -> None:
     from autotune.front.tables import show_knobs
 
     if json:
-        from autotune.front.documents import knobs_document, print_document
+        from autotune.front.documents import print_document
+        from autotune.space.knobs import KNOBS
 
-        print_document(knobs_document())
+        print_document("knobs", knobs=list(KNOBS.values()))
     else:
         show_knobs()
 
