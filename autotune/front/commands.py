@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
-import os
 import shlex
 import sys
 from collections.abc import Callable
@@ -14,14 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import App, Parameter
 
-from autotune.data.errors import ArgumentError, RunDirectoryError, TuningInterruptedError
+from autotune.data.errors import TuningInterruptedError
 from autotune.data.options import MEMORY_MARGIN, take_options
-from autotune.data.printable import plural
 from autotune.machine.doctor import Level, diagnose, first_fix
 
 if TYPE_CHECKING:
-    import pandas
-
     from autotune.script.long_run import PreparedRun
 
 app = App(
@@ -33,6 +28,13 @@ app = App(
     suppress_keyboard_interrupt=False,
     help_format="plaintext",
 )
+
+
+def print_json(command: str, **fields: Any) -> None:
+    """Print the document of a command; see `documents`."""
+    from autotune.front.documents import print_document
+
+    print_document(command, **fields)
 
 
 @app.command(usage="Usage: autotune tune SCRIPT|WORKLOAD [OPTIONS] [-- ARGS]")
@@ -82,9 +84,7 @@ def tune(
     path = progress.directory / "recipe.json"
     again, seconds = to_repeat(path.parent), recipe.evidence.go_on_seconds
     if json:
-        from autotune.front.documents import print_document
-
-        print_document(
+        print_json(
             "tune",
             run=str(path.parent),
             recipe_file=str(path),
@@ -174,14 +174,11 @@ def run(
 
 def _run_to_json(prepared: PreparedRun, recipe: Path, script: str) -> int:
     """Run a script, end standard output with a document about it, and return the script's exit code."""
-    code = prepared()
-    from autotune.front.documents import print_document
-
-    guard = prepared.long_run.guard
+    code, guard = prepared(), prepared.long_run.guard
     speeds = {"throughput": guard.throughput, "claimed": guard.claimed}
     with contextlib.suppress(OSError, ValueError):  # the script may have closed it
         sys.stdout.write("\n")  # it may have ended within a line
-        print_document("run", on_one_line=True, recipe_file=str(recipe), script=script, exit_code=code, **speeds)
+        print_json("run", on_one_line=True, recipe_file=str(recipe), script=script, exit_code=code, **speeds)
     return code
 
 
@@ -236,188 +233,10 @@ def verify(
             observe=progress,
         )
     if json:
-        from autotune.front.documents import print_document
-
-        print_document("verify", recipe_file=str(recipe), **vars(verification))
+        print_json("verify", recipe_file=str(recipe), **vars(verification))
     else:
         show_verification(verification)
     return 0 if verification.finding is ClaimResult.HOLDS else 1
-
-
-@app.command
-def show(path: Path | None = None, /, *, diff: Path | None = None, json: bool = False) -> None:
-    """Show a recipe, or a run: its trials and its recipe.
-
-    Args:
-        path: A recipe.json, or a run directory; the newest run below results/ when left out.
-        diff: A script: print the edit of it that makes the recipe permanent.
-        json: Print recipe and trials as JSON (docs/json.md).
-    """
-    from autotune.data.run_directory import RunDirectory
-    from autotune.front.closing import show_diff, show_recipe, show_trials, show_usage
-    from autotune.front.console import say
-    from autotune.front.defaults import run_or_newest
-    from autotune.recipe.recipe import Recipe
-    from autotune.space.configuration import Configuration, baseline_of, read_trials
-    from autotune.tuning.resume import to_repeat
-
-    if json and diff is not None:
-        raise ArgumentError("--json and --diff were both given", hint="Give one of them.")
-    path = run_or_newest(path)
-    if json:
-        return _show_json(path)
-    if diff is not None:
-        from autotune.script.patch import script_diff
-
-        file = path / "recipe.json" if os.path.isdir(path) else path
-        return show_diff(*script_diff(Recipe.load(file), diff))
-    if not os.path.isdir(path):  # Path.is_dir raises on a name that is too long
-        return show_recipe(Recipe.load(path), path)
-    directory = RunDirectory(path)
-    run = directory.read_run()
-    records = list(read_trials(directory))
-    show_trials(records, baseline_of(directory, run, records) or Configuration({}))
-    if not os.path.exists(directory.recipe_file):
-        return say("No recipe: the run has not ended, or it was cut off.")
-    recipe = Recipe.load(directory.recipe_file)
-    show_recipe(recipe, directory.recipe_file)
-    if recipe.evidence.go_on_seconds is not None and run.workload is not None:
-        show_usage(recipe, directory.recipe_file, tuned=run.workload.reference, to_repeat=to_repeat(path))
-    return None
-
-
-def _show_json(path: Path) -> None:
-    from autotune.front.documents import print_document
-    from autotune.recipe.recipe import Recipe
-    from autotune.report.history import load_history, rows_of
-
-    is_run = os.path.isdir(path)  # Path.is_dir raises on a name that is too long
-    file = path / "recipe.json" if is_run else path
-    has_recipe = not is_run or file.exists()
-    print_document(
-        "show",
-        run=str(path) if is_run else None,
-        recipe_file=str(file) if has_recipe else None,
-        recipe=Recipe.load(file) if has_recipe else None,
-        trials=rows_of(load_history(path, every_column=True)) if is_run else [],
-    )
-
-
-@app.command
-def history(
-    runs: Annotated[list[Path], Parameter(allow_leading_hyphen=False)],
-    /,
-    *,
-    csv: Path | None = None,
-    parquet: Path | None = None,
-    json: bool = False,
-) -> None:
-    """Show every trial of one run or many as a table.
-
-    Args:
-        runs: Run directories, or a directory that holds some, such as results/.
-        csv: Write the table, with all its columns, to this CSV file.
-        parquet: Write it to this Parquet file.
-        json: Print it as JSON (docs/json.md).
-    """
-    from autotune.front.tables import show_history
-    from autotune.report.history import load_history, rows_of
-
-    frame = load_history(*runs, every_column=True)
-    if json:
-        from autotune.front.documents import print_document
-
-        print_document("history", trials=rows_of(frame))
-    if not _write_files(frame, "trial", csv, parquet) and not json:
-        show_history(frame)
-
-
-def _write_files(frame: pandas.DataFrame, noun: str, csv: Path | None, parquet: Path | None) -> bool:
-    """Write a table to the files that were asked for; return whether there were any."""
-    from autotune.front.console import note
-    from autotune.report.history import write_csv, write_parquet
-
-    for file, write in ((csv, write_csv), (parquet, write_parquet)):
-        if file is not None:
-            write(frame, file)
-            note(f"{plural(len(frame), noun)} written to {file}")
-    return csv is not None or parquet is not None
-
-
-@app.command
-def report(run: Path | None = None, /) -> None:
-    """Write a run's page, report.html: the answer, the search, what each knob did, where time goes, every trial.
-
-    A run that is unfinished or damaged has one, too: it says what is missing.
-
-    Args:
-        run: A run directory; the newest below results/ when left out.
-    """
-    from autotune.front.console import say
-    from autotune.front.defaults import run_or_newest
-    from autotune.report.page import write_page
-
-    say(write_page(run_or_newest(run)))
-
-
-@app.command
-def dashboard(run: Path | None = None, /, *, port: int = 8080) -> None:
-    """Show a run's study in optuna-dashboard, on this machine's loopback address, until Ctrl-C.
-
-    Args:
-        run: A run directory; the newest below results/ when left out.
-        port: Of the loopback address.
-    """
-    from autotune.data.run_directory import RunDirectory
-    from autotune.front.console import say
-    from autotune.front.defaults import run_or_newest
-
-    run = run_or_newest(run)
-    directory = RunDirectory(run)
-    directory.read_run()
-    if not directory.study_file.exists():
-        raise RunDirectoryError(f"{run} has no study.db", hint="It is written with the first trial of the search.")
-    if importlib.util.find_spec("optuna_dashboard") is None:
-        raise ArgumentError("optuna-dashboard is not installed", hint="Run pip install 'autotune[dashboard]'.")
-    import optuna_dashboard
-
-    from autotune.report.effects import open_study_file
-
-    say(f"http://127.0.0.1:{port}/ shows {run}; Ctrl-C ends it")
-    try:
-        optuna_dashboard.run_server(open_study_file(directory), host="127.0.0.1", port=port)
-    except OSError as error:
-        raise ArgumentError(f"port {port} cannot be used: {error.strerror}", hint="Give another --port.") from error
-
-
-@app.command
-def compare(
-    runs: Annotated[list[Path], Parameter(allow_leading_hyphen=False)],
-    /,
-    *,
-    csv: Path | None = None,
-    parquet: Path | None = None,
-    json: bool = False,
-) -> None:
-    """Show runs side by side: what each found, and whether they may be compared.
-
-    Args:
-        runs: Run directories, or a directory that holds some, such as results/.
-        csv: Write the table, with all its columns, to this CSV file.
-        parquet: Write it to this Parquet file.
-        json: Print it as JSON (docs/json.md).
-    """
-    from autotune.front.tables import show_comparison
-    from autotune.report.compare import compare as compare_runs
-    from autotune.report.history import rows_of
-
-    frame = compare_runs(*runs)
-    if json:
-        from autotune.front.documents import print_document
-
-        print_document("compare", runs=rows_of(frame))
-    if not _write_files(frame, "run", csv, parquet) and not json:
-        show_comparison(frame)
 
 
 @app.command
@@ -446,83 +265,8 @@ def doctor(*, self_test: str | None = None, json: bool = False) -> int:
         with Progress(messages() if json else terminal(), budget=seconds) as progress:
             tested = run_self_test(seconds, observe=progress)
     if json:
-        from autotune.front.documents import print_document
-
-        print_document("doctor", findings=findings, first=first_fix(findings) or None, self_test=tested)
+        print_json("doctor", findings=findings, first=first_fix(findings) or None, self_test=tested)
     elif tested is not None:
         show_self_test(tested)
     is_stopped = any(finding.level is Level.STOPS for finding in findings)
     return 1 if is_stopped or (tested is not None and not tested.passed) else 0
-
-
-@app.command
-def knobs(*, json: bool = False) -> None:
-    """List every knob: what it does, its values, when it acts.
-
-    Args:
-        json: Print them as JSON (docs/json.md).
-    """
-    from autotune.front.tables import show_knobs
-
-    if json:
-        from autotune.front.documents import print_document
-        from autotune.space.knobs import KNOBS
-
-        print_document("knobs", knobs=list(KNOBS.values()))
-    else:
-        show_knobs()
-
-
-@app.command
-def space(
-    file: str,
-    /,
-    *,
-    batch_size: int = 32,
-    examples: int | None = None,
-    device: Literal["cpu", "gpu"] | None = None,
-    cores: int | None = None,
-    seat_devices: int = 1,
-) -> None:
-    """Check a search space, and show what it resolves to on this machine.
-
-    Args:
-        file: A TOML file, or the name of a shipped search space.
-        batch_size: The baseline's batch size.
-        examples: Examples per epoch; unknown when left out.
-        device: What the training would run on; when left out a GPU if NVIDIA's driver shows one here.
-        cores: Processor cores; this machine's when left out.
-        seat_devices: Devices that one trial would use.
-    """
-    counts = {"--batch-size": batch_size, "--examples": examples, "--cores": cores, "--seat-devices": seat_devices}
-    for option, count in counts.items():
-        if count is not None and count < 1:
-            raise ArgumentError(f"{option} is {count}", hint="It must be at least 1.")
-    from autotune.front.tables import show_space
-    from autotune.machine.fingerprint import available_cores
-    from autotune.machine.gpu import lowest_capability, read_gpus
-    from autotune.space.configuration import baseline_configuration
-    from autotune.space.knobs import Device
-    from autotune.space.space_file import find_search_space
-
-    written = find_search_space(file)
-    gpus = read_gpus().gpus
-    on = Device(device or ("gpu" if gpus else "cpu"))
-    named: dict[str, object] = {"jit_compile": on is Device.GPU, **({"strategy": "none"} if seat_devices > 1 else {})}
-    resolved = written.resolve(
-        baseline=baseline_configuration(batch_size, named, on, where="--batch-size"),
-        device=on,
-        cores=available_cores() if cores is None else cores,
-        examples=examples,
-        dataset_takes_config=True,
-        capability=lowest_capability(gpus),
-        devices=seat_devices,
-    )
-    show_space(written.source, resolved)
-
-
-for position, name in enumerate(
-    ("doctor", "demo", "tune", "run", "show", "report", "verify", "history", "compare", "dashboard", "knobs", "space")
-):
-    app[name].sort_key = position  # the order of use, in which `--help` lists them
-app.register_install_completion_command(help="Install completion for bash, zsh or fish.")
