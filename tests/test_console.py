@@ -225,7 +225,7 @@ def test_a_history_has_the_settled_column_where_it_says_something(settled, shown
         }
     )
     output = io.StringIO()
-    show_history(frame, Console(file=output, width=200))
+    show_history(frame.assign(outcome="ok"), Console(file=output, width=200))
     assert ("settled" in output.getvalue().splitlines()[1].split()) == shown
 
 

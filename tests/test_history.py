@@ -902,4 +902,4 @@ def test_a_comparison_shows_what_differs_and_says_once_what_is_the_same(tmp_path
     assert lines[:2] == ["workload: digits", "machine: Xeon × 2 cores"]
     heading = next(line for line in lines if line.lstrip().startswith("run "))
     assert heading.split() == ["run", "claim", "recommended"]
-    assert lines[-1] == f"The fastest recipe of digits on Xeon × 2 cores is that of {runs[1].name}."
+    assert lines[-1] == f"Fastest recipe of digits on Xeon × 2 cores: {runs[1].name}"

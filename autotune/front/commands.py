@@ -109,7 +109,7 @@ def demo(*, budget: str = "3m", json: bool = False) -> int:
         budget: Wall-clock time for everything.
         json: As for `autotune tune`.
     """
-    from autotune.front.demo import copy_example
+    from autotune.front.defaults import copy_example
 
     return tune(copy_example(), budget=budget, json=json)
 
@@ -268,5 +268,5 @@ def doctor(*, self_test: str | None = None, json: bool = False) -> int:
         print_json("doctor", findings=findings, first=first_fix(findings) or None, self_test=tested)
     elif tested is not None:
         show_self_test(tested)
-    is_stopped = any(finding.level is Level.STOPS for finding in findings)
-    return 1 if is_stopped or (tested is not None and not tested.passed) else 0
+    fails = tested is not None and not (tested.holds_one and tested.finds_delay)
+    return 1 if fails or any(finding.level is Level.STOPS for finding in findings) else 0

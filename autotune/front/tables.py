@@ -104,7 +104,7 @@ def show_comparison(frame: pandas.DataFrame, console: RichConsole | None = None)
             say(f"{row['run']} cannot be compared with the first run: {row['differs']}", console, style="yellow")
     for row in rows if len(rows) > 1 else ():
         if row["use"]:
-            say(f"The fastest recipe of {row['workload']} on {row['machine']} is that of {row['run']}.", console)
+            say(f"Fastest recipe of {row['workload']} on {row['machine']}: {row['run']}", console)
 
 
 def _compared(row: dict[str, Any]) -> dict[str, str]:
@@ -162,20 +162,14 @@ def show_findings(findings: Sequence[Finding]) -> None:
 
 def show_self_test(tested: SelfTest) -> None:
     """Print what a self-test found, and what that means."""
-    console = terminal()
-    processes = "{} and {} fresh processes a side".format(*tested.instances)
-    same = "no difference is found where there is none" if tested.holds_one else "a difference where there is none"
+    same = "no difference, as it should be" if tested.holds_one else "a difference where there is none"
     found = "it is found" if tested.finds_delay else "it is missed"
-    console.print()
-    for holds, text in (
-        (tested.holds_one, f"A against A: {tested.same.shown()}: {same}"),
-        (tested.finds_delay, f"A planted delay of ×{tested.planted:.2f}: {tested.found.shown()}: {found}"),
-    ):
-        say(text, console, style="bold green" if holds else "bold red")
+    terminal().print()
+    say(f"A against A: {tested.same.shown()}: {same}", style="green" if tested.holds_one else "bold red")
+    text = f"A planted delay of ×{tested.planted:.2f}: {tested.found.shown()}: {found}"
+    say(text, style="green" if tested.finds_delay else "bold red")
     gains = ", ".join(f"{math.ceil(100 * gain)}% in {minutes} minutes" for minutes, gain in tested.gains.items())
-    say(f"Measured with {processes}. The smallest gain that a run of such a training can show here: {gains}.", console)
-    if not tested.passed:
-        say(
-            "Other programs may disturb it, or by chance one test in twenty fails: repeat it, or give it longer.",
-            console,
-        )
+    processes = "{} and {} fresh processes a side".format(*tested.instances)
+    say(f"From {processes}. The smallest gain that a run of such a training can show here: {gains}.")
+    if not (tested.holds_one and tested.finds_delay):
+        say("Other programs may disturb it, and one test in ten fails by chance: repeat it, for longer.")

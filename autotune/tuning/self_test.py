@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from statistics import fmean
 
 from autotune.data.errors import ArgumentError
 from autotune.data.figures import Interval
 from autotune.data.options import Options
 from autotune.script import self_test_workload
-from autotune.script.self_test_workload import TICK_SECONDS
 from autotune.stats.intervals import process_prior
 from autotune.tuning.confirmation import LeaderTrials
 from autotune.tuning.events import Observer, count_interruptions, silent
@@ -24,22 +24,13 @@ MINUTES = (2, 5, 10)
 
 @dataclass(frozen=True, kw_only=True)
 class SelfTest:
-    """The findings of a self-test. Ratios are of speeds.
+    """The findings of a self-test, as ratios of speeds."""
 
-    Args:
-        same: Of a configuration that is the baseline's but in name.
-        planted: Of the configuration with the delay, by the delay and by what a step takes.
-        found: The same as measured.
-        instances: Fresh processes a side, of both measurements.
-        gains: The smallest gain, as a share, that a run of so many minutes can show of a training that starts and
-            varies as this one.
-    """
-
-    same: Interval
-    planted: float
-    found: Interval
-    instances: tuple[int, int]
-    gains: dict[int, float]
+    same: Interval  # of a configuration that trains as the baseline does
+    planted: float  # of the one with the delay, by what the delay and a step take
+    found: Interval  # the same as measured
+    instances: tuple[int, int]  # fresh processes a side, of both
+    gains: dict[int, float]  # by minutes: the smallest gain, as a share, that a run of such a training can show
 
     @property
     def holds_one(self) -> bool:
@@ -50,11 +41,6 @@ class SelfTest:
     def finds_delay(self) -> bool:
         """True if the delay was found, and its size is in the interval."""
         return self.found.low <= self.planted <= self.found.high < 1
-
-    @property
-    def passed(self) -> bool:
-        """True if both are so."""
-        return self.holds_one and self.finds_delay
 
 
 def run_self_test(budget: float, *, observe: Observer = silent) -> SelfTest:
@@ -75,42 +61,33 @@ def self_test_with(invocation: Invocation) -> SelfTest:
     with count_interruptions(invocation.observe, "stopping") as interruptions:
         opened = open_run(invocation, interruptions)
         opened.seat.end_baseline()
-        run, end = opened.run, budget - CLOSING_SECONDS
-        step = _step_seconds([part.seconds / part.steps for part in run.records[0].slices])
-        delayed = run.baseline.replace(num_parallel_calls=max(1, round(PLANTED_SHARE * step / TICK_SECONDS)))
-        same, delay = (
-            measure_pairs(make_search_record(configuration, opened.warm), opened, until=until)[0]
-            for configuration, until in (
-                (run.baseline.replace(deterministic=False), (run.clock() + end) / 2),
-                (delayed, end),
-            )
+        run, end, tick = opened.run, budget - CLOSING_SECONDS, self_test_workload.TICK_SECONDS
+        step = fmean(alone.seconds / alone.steps for alone in run.records[0].slices)
+        ticks = max(1, round(PLANTED_SHARE * step / tick))
+        same = run.baseline.replace(deterministic=False)  # of data whose order nothing changes
+        delayed = run.baseline.replace(num_parallel_calls=ticks)
+        ends = ((same, (run.clock() + end) / 2), (delayed, end))
+        measured = [measure_pairs(make_search_record(side, opened.warm), opened, until=at)[0] for side, at in ends]
+    claims = [measured_claim(trials, opened) for trials in measured]
+    ratios = [claim.ratio for claim in claims if claim is not None and claim.ratio is not None]
+    if len(ratios) < 2:
+        raise ArgumentError(
+            f"{budget:.0f} s are too short for two fresh processes a side of both measurements",
+            hint=f"Give --self-test {math.ceil(2 * budget / 10) * 10}s.",
         )
-        claims = [measured_claim(trials, opened) for trials in (same, delay)]
-        ratios = [None if claim is None else claim.ratio for claim in claims]
-        if ratios[0] is None or ratios[1] is None:
-            raise ArgumentError(
-                f"{budget:.0f} s are too short for two fresh processes a side, twice",
-                hint=f"Give --self-test {math.ceil(2 * budget / 10) * 10}s.",
-            )
-        step = _step_seconds([pair.baseline.seconds / pair.baseline.steps for pair in delay.trial.pairs])
-        planted = step / (step + TICK_SECONDS * int(delayed["num_parallel_calls"]))
-        return SelfTest(
-            same=ratios[0],
-            planted=planted,
-            found=ratios[1],
-            instances=(len(same.measured), len(delay.measured)),
-            gains=_gains_in(same, delay),
-        )
+    step = fmean(pair.baseline.seconds / pair.baseline.steps for pair in measured[1].trial.pairs)
+    return SelfTest(
+        same=ratios[0],
+        planted=step / (step + ticks * tick),
+        found=ratios[1],
+        instances=(len(measured[0].measured), len(measured[1].measured)),
+        gains=_smallest_gains(measured),
+    )
 
 
-def _step_seconds(steps: list[float]) -> float:
-    return sum(steps) / len(steps)
-
-
-def _gains_in(*measured: LeaderTrials) -> dict[int, float]:
-    """Return the smallest gain that runs of some minutes can show, by what pairs of processes took and varied."""
+def _smallest_gains(measured: list[LeaderTrials]) -> dict[int, float]:
+    """Return the smallest gain that runs of some minutes can show, by how long pairs of processes took and varied."""
     rounds = min(len(values) for trials in measured for values in trials.instances)
     prior = process_prior([trials.instances for trials in measured], rounds=rounds)
-    seconds = [taken for trials in measured for taken in trials.trial.instance_seconds]
-    pair_seconds = sum(seconds) / len(seconds)
-    return {minutes: math.expm1(gain_shown_in(60.0 * minutes, pair_seconds, prior)) for minutes in MINUTES}
+    seconds = fmean(taken for trials in measured for taken in trials.trial.instance_seconds)
+    return {minutes: math.expm1(gain_shown_in(60.0 * minutes, seconds, prior)) for minutes in MINUTES}
