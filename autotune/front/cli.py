@@ -16,7 +16,8 @@ from cyclopts import CycloptsError
 from cyclopts.exceptions import UnknownOptionError
 
 from autotune.data.errors import ArgumentError, AutotuneError, DamagedRunWarning, TuningInterruptedError
-from autotune.front.reading_commands import app
+from autotune.front import reading_commands as reading_commands  # registers its commands
+from autotune.front.commands import app
 
 
 def _split(given: list[str]) -> tuple[list[str], list[str]]:

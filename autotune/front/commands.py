@@ -82,7 +82,7 @@ def tune(
             raise TuningInterruptedError("interrupted", hint=hint) from interrupt
     assert progress.directory is not None
     path = progress.directory / "recipe.json"
-    again, seconds = to_repeat(path.parent), recipe.evidence.go_on_seconds
+    given, seconds = to_repeat(path.parent), recipe.evidence.go_on_seconds
     if json:
         print_json(
             "tune",
@@ -90,11 +90,11 @@ def tune(
             recipe_file=str(path),
             recipe=recipe,
             use=usage(recipe, path, workload) if recipe.changes else [],
-            go_on=None if seconds is None else resume_command(workload, path.parent, again, seconds=seconds),
+            go_on=None if seconds is None else resume_command(workload, path.parent, given, seconds=seconds),
         )
     else:
         show_recipe(recipe, path)
-        show_usage(recipe, path, tuned=workload, to_repeat=again)
+        show_usage(recipe, path, tuned=workload, to_repeat=given)
     interrupted = recipe.evidence.ended_by is EndedBy.INTERRUPTED and not recipe.changes
     return TuningInterruptedError.exit_code if interrupted else 0
 
@@ -169,7 +169,9 @@ def run(
         same_training=same_training,
         larger_batch=larger_batch,
     )
-    return partial(_run_to_json, prepared, recipe, script) if json else prepared
+    if json:
+        return partial(_run_to_json, prepared, recipe, script)
+    return prepared
 
 
 def _run_to_json(prepared: PreparedRun, recipe: Path, script: str) -> int:

@@ -29,53 +29,45 @@ from autotune.tuning.self_test import SelfTest
 _TYPES: dict[Any, Any] = {BOOLEAN: bool, INTEGER: int, FLOAT: float, TIME: AwareDatetime}
 
 
-def _model(name: str, **fields: Any) -> type[Frozen]:
-    return create_model(name, __base__=Frozen, **{field: (kind, ...) for field, kind in fields.items()})
+def _model(name: str, fields: Mapping[str, Any]) -> Any:
+    kinds: dict[str, Any] = {field: (kind, ...) for field, kind in fields.items()}
+    return create_model(name, __base__=Frozen, **kinds)
 
 
-def _row_model(name: str, columns: Mapping[str, ExtensionDtype]) -> type[Frozen]:
+def _row_model(name: str, columns: Mapping[str, ExtensionDtype]) -> Any:
     """Return the model of a table's rows: a field for each column, null for NA."""
     kinds = {
         column: Literal[tuple(dtype.categories)] if isinstance(dtype, pd.CategoricalDtype) else _TYPES.get(dtype, str)
         for column, dtype in columns.items()
     }
-    return _model(name, **{column: kind | None for column, kind in kinds.items()})
+    return _model(name, {column: kind | None for column, kind in kinds.items()})
 
 
-_TRIALS = list[_row_model("TrialRow", columns())]  # type: ignore[misc]  # a model made of the table's columns
-_RUNS = list[_row_model("RunRow", COLUMNS)]  # type: ignore[misc]
-_KNOB = _model(
-    "KnobEntry",
-    name=str,
-    summary=str,
-    domain=Domain,
-    default=Value | None,
-    stage=Stage,
-    numerics=Numerics,
-    devices=list[Device],
-)
-_FINDING = _model("FindingEntry", level=Level, text=str, fix=str)
+_TRIALS = {"trials": list[_row_model("TrialRow", columns())]}  # type: ignore[misc]  # made of the columns
+_KNOB = {"name": str, "summary": str, "domain": Domain, "default": Value | None, "stage": Stage, "numerics": Numerics}
 _FIELDS: dict[str, dict[str, Any]] = {
     "tune": {"run": str, "recipe_file": str, "recipe": Recipe, "use": list[str], "go_on": str | None},
     "run": {"recipe_file": str, "script": str, "exit_code": int, "throughput": float | None, "claimed": float},
     "verify": {"recipe_file": str, "finding": ClaimResult, "reason": str, "instances": int}
     | dict.fromkeys(("claimed", "measured"), Interval | None),
-    "show": {"run": str | None, "recipe_file": str | None, "recipe": Recipe | None, "trials": _TRIALS},
-    "history": {"trials": _TRIALS},
-    "compare": {"runs": _RUNS},
-    "knobs": {"knobs": list[_KNOB]},  # type: ignore[valid-type]
-    "doctor": {"findings": list[_FINDING], "first": str | None, "self_test": SelfTest | None},  # type: ignore[valid-type]
+    "show": {"run": str | None, "recipe_file": str | None, "recipe": Recipe | None} | _TRIALS,
+    "history": _TRIALS,
+    "compare": {"runs": list[_row_model("RunRow", COLUMNS)]},  # type: ignore[misc]
+    "knobs": {"knobs": list[_model("KnobEntry", _KNOB | {"devices": list[Device]})]},  # type: ignore[misc]
+    "doctor": {
+        "findings": list[_model("FindingEntry", {"level": Level, "text": str, "fix": str})],  # type: ignore[misc]
+        "first": str | None,
+        "self_test": SelfTest | None,
+    },
 }
 MODELS = {
     command: _model(
-        f"{command.capitalize()}Document",
-        schema_version=Literal[1],
-        command=Literal[command],
-        **fields,  # type: ignore[valid-type]
+        f"{command.capitalize()}Document", {"schema_version": Literal[1], "command": Literal[command], **fields}
     )
     for command, fields in _FIELDS.items()
 }
-DOCUMENTS: TypeAdapter[Any] = TypeAdapter(Annotated[reduce(or_, MODELS.values()), Field(discriminator="command")])
+_ANY: Any = Annotated[reduce(or_, MODELS.values()), Field(discriminator="command")]
+DOCUMENTS: TypeAdapter[Any] = TypeAdapter(_ANY)
 """Reads the output of any command."""
 
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from autotune.space.space_file import ResolvedSpace
     from autotune.tuning.self_test import SelfTest
 
+_NUMBERS = ("no.", "samples/s")
 _PLACES = ("seat", "host", "device")
 _OF_RUNS = ("workload", "machine", "trials", "failed", "limited by")
 
@@ -44,8 +45,8 @@ def show_history(frame: pandas.DataFrame, console: RichConsole | None = None) ->
     if any(row["settled"] is False for row in rows):
         varied.append("settled")
     for run, trials in groupby(rows, key=itemgetter("run")):
-        numbers = [Column("no.", justify="right"), "phase", "speed-up", Column("samples/s", justify="right")]
-        columns = [*numbers, *varied, Column("changes", overflow="fold")]
+        names = ("no.", "phase", "speed-up", "samples/s", *varied, "changes")
+        columns = [Column(name, justify="right" if name in _NUMBERS else "left", overflow="fold") for name in names]
         shown = Table(*columns, box=None, pad_edge=False, padding=(0, 2, 0, 0))
         workload = ""
         for trial in trials:

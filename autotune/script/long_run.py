@@ -6,8 +6,9 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 from autotune.data.errors import ArgumentError, AutotuneError, RecipeError
 from autotune.data.facts import ScriptFacts, Site, Trains, WorkloadReference
@@ -216,7 +217,8 @@ def changed_arguments(call: FitCall, configuration: Configuration, facts: Script
     return changed
 
 
-class PreparedRun(NamedTuple):
+@dataclass(frozen=True)
+class PreparedRun:
     """A script that is ready to run with a recipe's values: calling it runs it, and returns its exit code."""
 
     reference: WorkloadReference
