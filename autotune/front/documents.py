@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 
 import pandas as pd
 from pandas.api.extensions import ExtensionDtype
-from pydantic import AwareDatetime, Field, TypeAdapter, create_model
+from pydantic import AwareDatetime, BeforeValidator, Field, TypeAdapter, create_model
 
 from autotune.data.figures import Interval
 from autotune.data.models import Frozen, Value
@@ -53,7 +53,9 @@ _FIELDS: dict[str, dict[str, Any]] = {
     "show": {"run": str | None, "recipe_file": str | None, "recipe": Recipe | None} | _TRIALS,
     "history": _TRIALS,
     "compare": {"runs": list[_row_model("RunRow", COLUMNS)]},  # type: ignore[misc]
-    "knobs": {"knobs": list[_model("KnobEntry", _KNOB | {"devices": list[Device]})]},  # type: ignore[misc]
+    "knobs": {
+        "knobs": list[_model("KnobEntry", _KNOB | {"devices": Annotated[list[Device], BeforeValidator(sorted)]})]
+    },  # type: ignore[misc]
     "doctor": {
         "findings": list[_model("FindingEntry", {"level": Level, "text": str, "fix": str})],  # type: ignore[misc]
         "first": str | None,
