@@ -172,7 +172,7 @@ def recipe_of(facts: WorkloadFacts, folder: Path, **changes: object) -> Path:
         usual = dict(add_strategy_knobs(Configuration(usual)))
     workload = recorded.workload.model_copy(update={"name": "train", "script": facts.script, "args": ()})
     recipe = recorded.model_copy(
-        update={"baseline": usual, "configuration": {**usual, **changes}, "workload": workload, "learning_rate": None}
+        update={"baseline": usual, "configuration": {**usual, **changes}, "workload": workload, "learning_rate_rule": None}
     )
     recipe.save(folder / "recipe.json")
     return folder / "recipe.json"
