@@ -45,6 +45,7 @@ def _row_model(name: str, columns: Mapping[str, ExtensionDtype]) -> Any:
 
 _TRIALS = {"trials": list[_row_model("TrialRow", columns())]}  # type: ignore[misc]  # made of the columns
 _KNOB = {"name": str, "summary": str, "domain": Domain, "default": Value | None, "stage": Stage, "numerics": Numerics}
+_KNOB_ENTRY = _model("KnobEntry", _KNOB | {"devices": Annotated[list[Device], BeforeValidator(sorted)]})
 _FIELDS: dict[str, dict[str, Any]] = {
     "tune": {"run": str, "recipe_file": str, "recipe": Recipe, "use": list[str], "go_on": str | None},
     "run": {"recipe_file": str, "script": str, "exit_code": int, "throughput": float | None, "claimed": float},
@@ -53,9 +54,7 @@ _FIELDS: dict[str, dict[str, Any]] = {
     "show": {"run": str | None, "recipe_file": str | None, "recipe": Recipe | None} | _TRIALS,
     "history": _TRIALS,
     "compare": {"runs": list[_row_model("RunRow", COLUMNS)]},  # type: ignore[misc]
-    "knobs": {
-        "knobs": list[_model("KnobEntry", _KNOB | {"devices": Annotated[list[Device], BeforeValidator(sorted)]})]
-    },  # type: ignore[misc]
+    "knobs": {"knobs": list[_KNOB_ENTRY]},  # type: ignore[valid-type]
     "doctor": {
         "findings": list[_model("FindingEntry", {"level": Level, "text": str, "fix": str})],  # type: ignore[misc]
         "first": str | None,

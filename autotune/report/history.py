@@ -67,10 +67,10 @@ _OF_GPU = typed(
     FLOAT, "joules_per_sample gpu_power_watts gpu_utilisation gpu_sm_clock_share gpu_temperature gpu_slowed_share"
 )
 _FIGURES = (
-    typed(FLOAT, "throughput baseline_throughput speedup speedup_low speedup_high loss compile_seconds warmup_seconds")
+    typed(FLOAT, "throughput baseline_throughput speedup speedup_low speedup_high compile_seconds warmup_seconds")
     | typed(INTEGER, "warmup_steps")
     | typed(BOOLEAN, "settled")
-    | typed(FLOAT, "measured_seconds")
+    | typed(FLOAT, "measured_seconds loss")
     | typed(pd.CategoricalDtype([str(stop) for stop in Stop]), "stopped_by")
     | typed(FLOAT, "first_step_seconds filling_seconds epoch_overhead_seconds")
     | typed(INTEGER, "peak_host_bytes peak_device_bytes")

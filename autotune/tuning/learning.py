@@ -75,13 +75,7 @@ class Trainings:
         return (share * self.left() - start) / (count + 1)
 
     def curves(
-        self,
-        configuration: Configuration,
-        *,
-        recorded: int,
-        seeds: tuple[int, ...],
-        steps: int,
-        seconds: float,
+        self, configuration: Configuration, *, recorded: int, seeds: tuple[int, ...], steps: int, seconds: float
     ) -> Curves:
         """Return losses by step, for each seed; empty where there are none."""
         # Raises TrialFailed, DeviceUnavailable, Interrupted. Batches of the size `recorded` are recorded where they

@@ -9,14 +9,16 @@ from statistics import fmean
 from autotune.data.errors import ArgumentError
 from autotune.data.figures import Interval
 from autotune.data.options import Options
+from autotune.data.record import Phase, TrialRecord
 from autotune.script import self_test_workload
+from autotune.space.configuration import Configuration
 from autotune.stats.intervals import process_prior
 from autotune.tuning.confirmation import LeaderTrials
 from autotune.tuning.events import Observer, count_interruptions, silent
 from autotune.tuning.opening import Invocation, open_run, reference_to
 from autotune.tuning.policy import gain_shown_in
 from autotune.tuning.run import CLOSING_SECONDS
-from autotune.tuning.verify import make_search_record, measure_in_passing, measure_pairs, measured_claim
+from autotune.tuning.verify import measure_in_passing, measure_pairs, measured_claim
 
 PLANTED_SHARE = 0.2  # of a step
 MINUTES = (2, 5, 10)
@@ -67,7 +69,7 @@ def self_test_with(invocation: Invocation) -> SelfTest:
         same = run.baseline.replace(deterministic=False)  # of data whose order nothing changes
         delayed = run.baseline.replace(num_parallel_calls=ticks)
         ends = ((same, (run.clock() + end) / 2), (delayed, end))
-        measured = [measure_pairs(make_search_record(side, opened.warm), opened, until=at)[0] for side, at in ends]
+        measured = [measure_pairs(_trains_as(run.records[0], side), opened, until=at)[0] for side, at in ends]
     claims = [measured_claim(trials, opened) for trials in measured]
     ratios = [claim.ratio for claim in claims if claim is not None and claim.ratio is not None]
     if len(ratios) < 2:
@@ -83,6 +85,11 @@ def self_test_with(invocation: Invocation) -> SelfTest:
         instances=(len(measured[0].measured), len(measured[1].measured)),
         gains=_smallest_gains(measured),
     )
+
+
+def _trains_as(baseline: TrialRecord, configuration: Configuration) -> TrialRecord:
+    """Return what a search would know of a configuration that starts and steps as the baseline does."""
+    return baseline.model_copy(update={"trial": 1, "phase": Phase.SEARCH, "configuration": dict(configuration)})
 
 
 def _smallest_gains(measured: list[LeaderTrials]) -> dict[int, float]:

@@ -25,7 +25,7 @@ from autotune.machine.fingerprint import fingerprint, require_linux
 from autotune.machine.gpu import visible_gpus
 from autotune.machine.other_runs import announce_run, local_devices
 from autotune.recipe.recipe import Recipe
-from autotune.runtime.executor import TrialFailed, WarmUp
+from autotune.runtime.executor import TrialFailed
 from autotune.runtime.local import LocalExecutor
 from autotune.script.loading import refuse_while_loading
 from autotune.script.workload import Workload
@@ -205,7 +205,7 @@ def verify_with(invocation: Invocation, recipe: Recipe, *, found_by_object: bool
                 reason="the recipe is the baseline, so there is no claim to check",
             )
         until = invocation.options.budget - CLOSING_SECONDS
-        confirmation, baseline_failure = measure_pairs(_record_of_search(recipe, opened), opened, until=until)
+        confirmation, baseline_failure = measure_pairs(_make_search_record(recipe, opened), opened, until=until)
         if run.interrupted() and len(confirmation.measured) < 2 and confirmation.failure is None:
             raise TuningInterruptedError(
                 "interrupted before the claim was judged", hint="Run the same command to start over."
@@ -237,7 +237,7 @@ def measure_pairs(in_search: TrialRecord, opened: Opened, *, until: float) -> tu
     """Measure as many fresh pairs as there is time for; also return why the baseline kept failing, if it did.
 
     Args:
-        in_search: Of the configuration, as `make_search_record` returns it.
+        in_search: What a search would know of the configuration.
         opened: The run.
         until: When to end, in seconds of the run.
     """
@@ -319,41 +319,21 @@ def _refuse_another_baseline(recipe: Recipe, baseline: Configuration) -> None:
         )
 
 
-def _record_of_search(recipe: Recipe, opened: Opened) -> TrialRecord:
-    evidence, pairing = recipe.evidence, recipe.evidence.confirmation.pairing
+def _make_search_record(recipe: Recipe, opened: Opened) -> TrialRecord:
+    """Return what a search would know: how long its processes take to start, and whether two fit."""
+    evidence, warm = recipe.evidence, opened.warm
     longer = (evidence.compile_seconds or 0.0) - (evidence.baseline_compile_seconds or 0.0)
-    return make_search_record(
-        Configuration(recipe.configuration),
-        opened.warm,
-        longer=max(0.0, longer),
-        input_wait_fraction=evidence.input_wait_fraction,  # slices are as long as the claim's
-        pairing=None if pairing is None else Pairing(pairing),
-    )
-
-
-def make_search_record(
-    configuration: Configuration,
-    warm: WarmUp,
-    *,
-    longer: float = 0.0,
-    input_wait_fraction: float | None = None,
-    pairing: Pairing | None = None,
-) -> TrialRecord:
-    """Return what a search would know: how long its processes take to start, and whether two fit.
-
-    `warm` is the baseline's, and `longer` the seconds by which a start of this configuration takes more.
-    """
     return TrialRecord(
         trial=1,
         phase=Phase.SEARCH,
-        configuration=dict(configuration),
+        configuration=dict(recipe.configuration),
         outcome=Outcome.OK,
         started_at=now_utc(),
         seconds=0.0,
-        first_step_seconds=warm.first_step_seconds + longer,
+        first_step_seconds=warm.first_step_seconds + max(0.0, longer),
         warmup_seconds=warm.ready.warmup_seconds,
-        input_wait_fraction=input_wait_fraction,
-        pairing=pairing,
+        input_wait_fraction=evidence.input_wait_fraction,  # slices are as long as the claim's
+        pairing=None if evidence.confirmation.pairing is None else Pairing(evidence.confirmation.pairing),
     )
 
 
