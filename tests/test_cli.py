@@ -155,8 +155,8 @@ def test_show_prints_the_trials_and_the_claim_of_a_run(capsys, finished):
     code, out, _ = run(capsys, "show", finished)
     recipe = json.loads((finished / "recipe.json").read_text())
     assert code == 0
-    assert out.splitlines()[0].split() == ["took", "phase", "no.", "speed-up", "changes"]
-    assert "baseline   0" in out
+    assert out.splitlines()[1].split() == ["no.", "phase", "speed-up", "samples/s", "changes"]
+    assert "  0  baseline" in out
     assert f"×{recipe['evidence']['speedup']['value']:.2f}" in out
     assert "Faster" in out
     assert "--resume" not in out

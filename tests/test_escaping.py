@@ -20,7 +20,7 @@ from autotune.data.printable import one_line
 from autotune.data.record import Outcome, Phase, TrialRecord
 from autotune.data.run_directory import RunDirectory, RunRecord, WorkloadRecord
 from autotune.front import cli
-from autotune.front.closing import show_recipe, show_trials, show_usage
+from autotune.front.closing import show_recipe, show_usage
 from autotune.front.console import Progress, show_error
 from autotune.front.tables import show_comparison, show_history
 from autotune.recipe.recipe import Recipe
@@ -155,13 +155,6 @@ def test_progress_draws_a_line_for_each_event_whatever_it_speaks_of(text):
     output = screen(terminal=True)  # there the status block is redrawn, by escape sequences that set no colours
     draw(output)
     assert not re.search("\x1b\\[[0-9;]*m|\x1b[^\\[]|[\x80-\x9f\u202e]", output.file.getvalue())
-
-
-@given(STRINGS)
-def test_trials_are_a_line_each(text):
-    records = [trial(reason=text), trial(2, reason="plain")]
-    shown = printed(lambda output: show_trials(records, BASELINE, output))
-    assert len(shown.split("\n")) == len(records) + 2
 
 
 @given(STRINGS)

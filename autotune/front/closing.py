@@ -11,8 +11,7 @@ from rich.console import Console as RichConsole
 from rich.text import Text
 
 from autotune.data.printable import one_line
-from autotune.data.record import TrialRecord
-from autotune.front.console import duration, note, ratio, say, size, table, terminal, trial_line
+from autotune.front.console import duration, note, ratio, say, size, table, terminal
 from autotune.recipe.advice import answers_in_words, usage, verdict_in_words
 from autotune.space.configuration import Configuration, format_value
 from autotune.space.knobs import KNOBS
@@ -244,13 +243,3 @@ def show_verification(verification: Verification) -> None:
         say(f"measured  {ratio(verification.measured)}{processes}", console)
     style = "bold green" if found is ClaimResult.HOLDS else "bold red"
     say(f"{found}: {verification.reason}.", console, style=style)
-
-
-def show_trials(records: Sequence[TrialRecord], baseline: Configuration, console: RichConsole | None = None) -> None:
-    """Print a run's trials, one line each; the time is what the trial took, not when it ended as in `Progress`."""
-    console = console or terminal()
-    heading = f"{'took':>5}  {'phase':<8} {'no.':>3}  {'speed-up':<18}  changes"
-    say(heading, console, style="bold")
-    for record in records:
-        changes = Configuration(record.configuration).describe(relative_to=baseline)
-        console.print(trial_line(record, changes, stamp=f"{duration(record.seconds):>5}"), soft_wrap=True)

@@ -23,56 +23,45 @@ def show(path: Path | None = None, /, *, diff: Path | None = None, json: bool = 
 
     Args:
         path: A recipe.json, or a run directory; the newest run below results/ when left out.
-        diff: A script: print the edit of it that makes the recipe permanent.
+        diff: A script: print the edit of it that makes the recipe permanent, and nothing else.
         json: Print recipe and trials as JSON (docs/json.md).
     """
     from autotune.data.run_directory import RunDirectory
-    from autotune.front.closing import show_diff, show_recipe, show_trials, show_usage
+    from autotune.front.closing import show_diff, show_recipe, show_usage
     from autotune.front.console import say
     from autotune.front.defaults import run_or_newest
+    from autotune.front.tables import show_history
     from autotune.recipe.recipe import Recipe
-    from autotune.space.configuration import Configuration, baseline_of, read_trials
     from autotune.tuning.resume import to_repeat
 
     if json and diff is not None:
         raise ArgumentError("--json and --diff were both given", hint="Give one of them.")
     path = run_or_newest(path)
-    if json:
-        return _show_json(path)
+    is_run = os.path.isdir(path)  # Path.is_dir raises on a name that is too long
+    file = path / "recipe.json" if is_run else path
     if diff is not None:
         from autotune.script.patch import script_diff
 
-        file = path / "recipe.json" if os.path.isdir(path) else path
         return show_diff(*script_diff(Recipe.load(file), diff))
-    if not os.path.isdir(path):  # Path.is_dir raises on a name that is too long
-        return show_recipe(Recipe.load(path), path)
-    directory = RunDirectory(path)
-    run = directory.read_run()
-    records = list(read_trials(directory))
-    show_trials(records, baseline_of(directory, run, records) or Configuration({}))
-    if not os.path.exists(directory.recipe_file):
+    run, trials = None, None
+    if is_run:
+        from autotune.report.history import load_history
+
+        run, trials = RunDirectory(path).read_run(), load_history(path, every_column=True)
+    recipe = None if is_run and not file.exists() else Recipe.load(file)
+    if json:
+        from autotune.report.history import rows_of
+
+        places = {"run": str(path) if is_run else None, "recipe_file": None if recipe is None else str(file)}
+        return print_json("show", **places, recipe=recipe, trials=[] if trials is None else rows_of(trials))
+    if trials is not None:
+        show_history(trials)
+    if recipe is None:
         return say("No recipe: the run has not ended, or it was cut off.")
-    recipe = Recipe.load(directory.recipe_file)
-    show_recipe(recipe, directory.recipe_file)
-    if recipe.evidence.go_on_seconds is not None and run.workload is not None:
-        show_usage(recipe, directory.recipe_file, tuned=run.workload.reference, to_repeat=to_repeat(path))
+    show_recipe(recipe, file)
+    if recipe.evidence.go_on_seconds is not None and run is not None and run.workload is not None:
+        show_usage(recipe, file, tuned=run.workload.reference, to_repeat=to_repeat(path))
     return None
-
-
-def _show_json(path: Path) -> None:
-    from autotune.recipe.recipe import Recipe
-    from autotune.report.history import load_history, rows_of
-
-    is_run = os.path.isdir(path)  # Path.is_dir raises on a name that is too long
-    file = path / "recipe.json" if is_run else path
-    has_recipe = not is_run or file.exists()
-    print_json(
-        "show",
-        run=str(path) if is_run else None,
-        recipe_file=str(file) if has_recipe else None,
-        recipe=Recipe.load(file) if has_recipe else None,
-        trials=rows_of(load_history(path, every_column=True)) if is_run else [],
-    )
 
 
 @app.command
