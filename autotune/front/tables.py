@@ -83,8 +83,12 @@ def _rate(trial: dict[str, Any]) -> str | None:
 
 
 def _changes(trial: dict[str, Any]) -> str:
-    reason = "" if trial["reason"] is None else f" ({one_line(trial['reason'], longest=80)})"
-    return f"{trial['changes']}{reason}"
+    """Return what a trial changes, how that learns, and why it failed."""
+    said = str(trial["changes"])
+    if trial["same_loss_speedup"] is not None:
+        rule = trial["learning_rate_rule"]
+        said += f" (same losses ×{trial['same_loss_speedup']:.2f} sooner, learning rate {rule})"
+    return said if trial["reason"] is None else f"{said} ({one_line(trial['reason'], longest=80)})"
 
 
 def show_comparison(frame: pandas.DataFrame, console: RichConsole | None = None) -> None:

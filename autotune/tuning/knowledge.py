@@ -254,11 +254,12 @@ class Knowledge:
 
     def learnt(self, leader: LeaderTrials) -> Learnt | str | None:
         """Return how a leader with another batch size learns, or why that is not known; None before it is looked at."""
-        branch, claim = self.branch_of(leader.trial.configuration), self.claim(leader)
-        if branch is None or claim is None or self.batch_ratio(leader.trial.configuration) == 1:
+        configuration = leader.trial.configuration
+        branch = None if self.batch_ratio(configuration) == 1 else self.branch_of(configuration)
+        if branch is None or branch.not_measured:
+            return None if branch is None else branch.not_measured
+        if (claim := self.claim(leader)) is None:
             return None
-        if branch.not_measured:
-            return branch.not_measured
         ratios = log_ratios(branch)
         needed = examples_needed(ratios)
         if needed is None:

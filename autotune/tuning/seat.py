@@ -369,9 +369,10 @@ class Seat:
         """Take what is in force for a candidate's configuration. Raises SameInForce."""
         resolved = trial.configuration.replace(**{"jit_compile": started.jit_compile, **started.in_force})
         in_force = reset_idle(resolved, self._run.baseline)
-        if in_force != trial.configuration and limits.known(in_force):
-            raise SameInForce(in_force)
+        is_known = in_force != trial.configuration and limits.known(in_force)
         trial.configuration = in_force
+        if is_known:
+            raise SameInForce(in_force)
 
 
 def _variables(configuration: Configuration) -> tuple[tuple[str, str], ...]:

@@ -50,13 +50,11 @@ from autotune.tuning.resume import (
     refuse_another_question,
     resumption_notes,
 )
-from autotune.tuning.run import Run
 from autotune.tuning.sampler import Sampler
 from autotune.tuning.surroundings import samples_of, worth_notes
 from autotune.tuning.trial import now_utc
 
 DEFAULT_BUDGET_SECONDS = 600.0
-TELLING_ERROR = 0.5  # of the logarithm of a noise scale that the user is told of
 WAIT_ADVICE = "--wait starts this one when that has ended"
 
 
@@ -289,7 +287,9 @@ def tune_with(invocation: Invocation, written: SearchSpace | None) -> Recipe:
             name=opened.facts.name,
             seed=options.seed,
             several=run.several,
-            over_critical=_over_critical(run),
+            over_critical=expected_over_critical(run.baseline.update_size, noise_of(run.records[0]))
+            if run.objective == "time_to_loss"
+            else 0.0,
         )
         found = Loop(
             run,
@@ -317,18 +317,6 @@ def tune_with(invocation: Invocation, written: SearchSpace | None) -> Recipe:
         if run.state_file is not None:
             run.state_file.unlink(missing_ok=True)
         return recipe
-
-
-def _over_critical(run: Run) -> float:
-    """Return the baseline's batch size over the critical one, as far as the baseline tells of it; tell the user."""
-    if run.objective != "time_to_loss":
-        return 0.0
-    noise = noise_of(run.records[0])
-    if run.state_file is not None and noise is not None and noise.error < TELLING_ERROR:
-        size = f"{float(f'{noise.batch_size:.2g}'):,.0f}"
-        text = f"the gradient's noise suggests a critical batch size near {size}, this early in the "
-        run.observe(Notice(text=f"{text}training: a batch as large needs twice the examples of a small one"))
-    return expected_over_critical(run.baseline.update_size, noise)
 
 
 def _note_leaders(record: RunRecord, invocation: Invocation, space: ResolvedSpace) -> RunRecord:

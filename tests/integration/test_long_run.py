@@ -130,6 +130,7 @@ while True:
 )
 HALVES_ARRAYS = HALVES.replace("model.fit(batches(size)", "model.fit(x, y, batch_size=size")
 CACHED = TRAIN.replace(".batch(size)", ".batch(size).cache('kept')")
+VALIDATED = TRAIN.replace("epochs=3", "epochs=3, validation_data=(x, y)")
 TWO_DEVICES = """\
 import tensorflow as tf
 tf.config.set_logical_device_configuration(
@@ -142,6 +143,7 @@ ALL = {
     "loop": LOOP,
     "each_epoch": EACH_EPOCH,
     "cached": CACHED,
+    "validated": VALIDATED,
     "after_another": AFTER_ANOTHER,
     "sequence": SEQUENCE,
     "halves": HALVES,
@@ -395,3 +397,18 @@ def test_a_cache_in_a_file_does_not_mix_batch_sizes(surveyed, tmp_path):
     assert all(name.startswith("kept.batch-48.") for name in others)
     assert {name: (tmp_path / name).read_bytes() for name in own} == own
     assert said(trained(tmp_path, ["train.py"]), "steps").startswith("steps 18 ")
+
+
+def test_the_learning_benchmark_watches_a_script_by_itself_and_with_a_recipe(surveyed, tmp_path):
+    (tmp_path / "train.py").write_text(VALIDATED, encoding="utf-8")
+    watch = str(REPOSITORY / "benchmarks" / "held_out_losses.py")
+
+    def losses(recipe: str) -> list[float]:
+        ended = trained(tmp_path, [watch, recipe, "train.py"])
+        assert ended.returncode == 0, ended.stderr[-3000:]
+        return [loss for _, loss in json.loads(ended.stdout.splitlines()[-1])]
+
+    plain = losses("-")
+    assert len(plain) == 3
+    assert losses(str(recipe_of(surveyed["validated"], tmp_path))) == plain
+    assert losses(str(recipe_of(surveyed["validated"], tmp_path, batch_size=32))) != plain
