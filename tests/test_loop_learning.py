@@ -10,7 +10,7 @@ from simulated_runs import BASELINE
 from autotune.data.record import Outcome
 from autotune.runtime.executor import TrialFailed
 from autotune.script.loop_branch import NO_LOSS
-from autotune.stats.same_loss import examples_needed, log_ratios
+from autotune.stats.same_loss import examples_needed
 from autotune.tuning.learning import PROBES, NotMeasured
 from autotune.tuning.loop_learning import NO_OPTIMIZER, SAME_TRAININGS, SUMMED, branch_loop, loop_branch_seconds
 
@@ -68,7 +68,7 @@ def test_all_rules_train_with_each_seed_and_the_examples_needed_are_found(tmp_pa
     assert trainings.first_examples == 256
     assert (found.after_steps, found.examples, found.batch_sizes) == (64, trainings.examples, (32, 256))
     assert found.examples % (PROBES * 256) == 0
-    assert examples_needed(log_ratios(found)).log_ratio.value == pytest.approx(math.log(1.5), abs=0.02)
+    assert examples_needed(found).log_ratio.value == pytest.approx(math.log(1.5), abs=0.02)
 
 
 @pytest.mark.parametrize(

@@ -372,12 +372,15 @@ def test_either_answer_can_be_taken(recipe):
     larger = Answer(
         configuration=recipe.configuration, **rates, confirmed=True, learning_rate_rule=LearningRateRule(batch_ratio=4)
     )
-    both = recipe.model_copy(
+    timed = recipe.model_copy(update={"evidence": recipe.evidence.model_copy(update={"objective": "time_to_loss"})})
+    both = timed.model_copy(
         update={"same_training": Answer(configuration=same, **rates, confirmed=True), "larger_batch": larger}
     )
     assert (both.with_same_training().configuration, both.with_same_training().learning_rate_rule) == (same, None)
     assert both.with_larger_batch().learning_rate_rule.batch_ratio == 4.0
-    neither = recipe.model_copy(update={"same_training": None, "larger_batch": None})
+    with pytest.raises(RecipeError, match="looked for throughput at any batch size"):
+        recipe.with_same_training()
+    neither = timed.model_copy(update={"same_training": None, "larger_batch": None})
     assert neither.with_same_training().changes == {}
     assert neither.with_same_training().evidence.throughput == recipe.evidence.baseline_throughput
     with pytest.raises(RecipeError, match="tried no other batch size"):

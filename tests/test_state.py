@@ -64,7 +64,7 @@ def sooner(low, high):
     """A larger batch's leader, which reaches the same losses so much sooner, as a share."""
     bounds = math.log1p(low), math.log1p(high)
     measured = LogInterval(value=sum(bounds) / 2, low=bounds[0], high=bounds[1], count=8)
-    return dataclasses.replace(LARGER, sooner=measured)
+    return dataclasses.replace(LARGER, same_loss=measured)
 
 
 def test_of_each_batch_size_there_is_a_champion():
