@@ -46,6 +46,11 @@ _LAZY = {name: f"autotune.{module}" for module, names in _MODULES.items() for na
 __all__ = ["AutotuneError", "DatasetConfig", "Workload", "__version__", *_LAZY]  # noqa: PLE0604
 
 
+def __dir__() -> list[str]:
+    """Return the public names."""
+    return sorted(__all__)
+
+
 def __getattr__(name: str) -> Any:
     """Import a public name on first use."""
     if name not in _LAZY:

@@ -157,8 +157,8 @@ def test_show_prints_the_trials_and_the_claim_of_a_run(capsys, finished):
     code, out, _ = run(capsys, "show", finished)
     recipe = json.loads((finished / "recipe.json").read_text())
     assert code == 0
-    assert out.splitlines()[0].split() == ["took", "phase", "no.", "speed-up", "changes"]
-    assert "baseline   0" in out
+    assert out.splitlines()[1].split() == ["no.", "phase", "speed-up", "samples/s", "changes"]
+    assert "  0  baseline" in out
     assert f"×{recipe['evidence']['speedup']['value']:.2f}" in out
     assert "Faster" in out
     assert "--resume" not in out
@@ -220,7 +220,7 @@ def test_history_prints_a_line_for_each_trial(capsys, finished):
     trials = len(list((finished / "trials").iterdir()))
     assert code == 0
     assert out.splitlines()[0].startswith("run")
-    assert len(out.splitlines()) == trials + 2
+    assert len(out.splitlines()) == trials + 3
 
 
 def test_compare_sets_runs_side_by_side(capsys, finished):
@@ -238,7 +238,7 @@ def unfinished(path):
 def test_compare_keeps_what_is_recommended_apart_from_what_looked_best(capsys, finished, tmp_path):
     copy = unfinished(shutil.copytree(finished, tmp_path / "copy"))
     _, out, _ = run(capsys, "compare", finished, copy)
-    with_recipe, without = (line for line in out.splitlines() if "simulated" in line)
+    with_recipe, without = (line for line in out.splitlines() if "=" in line)
     recommended = json.loads((finished / "recipe.json").read_text())["configuration"]["batch_size"]
     assert f"batch_size={recommended}" in with_recipe
     assert "best in the search" not in with_recipe
@@ -336,7 +336,7 @@ def test_an_internal_error_says_so_and_hides_its_traceback(capsys, monkeypatch):
     def broken():
         raise RuntimeError("broken")
 
-    monkeypatch.setattr("autotune.front.closing.show_knobs", broken)
+    monkeypatch.setattr("autotune.front.tables.show_knobs", broken)
     code, _, err = run(capsys, "knobs")
     assert code == 4
     assert "internal error: RuntimeError: broken" in err
@@ -360,7 +360,7 @@ def test_an_interrupt_leaves_with_130(capsys, monkeypatch, number):
     def interrupted():
         signal.raise_signal(number)
 
-    monkeypatch.setattr("autotune.front.closing.show_knobs", interrupted)
+    monkeypatch.setattr("autotune.front.tables.show_knobs", interrupted)
     code, _, err = run(capsys, "knobs")
     signal.signal(signal.SIGINT, before)
     assert code == 130
@@ -557,3 +557,147 @@ def test_the_options_of_the_function_and_the_command_are_those_that_are_declared
     assert all(f"{name}: {option.help}" in documented for name, option in OPTIONS.items())
     with pytest.raises(TypeError, match="unexpected keyword argument 'bugdet'"):
         tune("train.py", bugdet="3m")
+
+
+@pytest.mark.parametrize(
+    ("given", "advised"),
+    [
+        ("tune train.py --epochs 5", "autotune tune train.py -- --epochs 5"),
+        ("tune train.py --epochs=5 --budget 2m", "autotune tune train.py --budget 2m -- --epochs=5"),
+        ("tune train.py data.root=/d", "autotune tune train.py -- data.root=/d"),
+        ("tune -m package.train --lr 1 -- --epochs 5", "autotune tune -m package.train -- --lr 1 --epochs 5"),
+        ("verify recipe.json train.py --epochs 5", "autotune verify recipe.json train.py -- --epochs 5"),
+    ],
+)
+def test_a_scripts_own_options_come_after_two_hyphens(capsys, given, advised):
+    code, _, err = run(capsys, *given.split())
+    assert code == 2
+    assert f"Options of the script come after `--`: {advised}" in err
+
+
+def test_the_help_lists_commands_in_the_order_of_use(capsys):
+    _, out, _ = run(capsys, "--help")
+    shown = re.findall(r"^│ (\w+) ", out, re.MULTILINE)
+    assert shown[:5] == ["doctor", "demo", "tune", "run", "show"]
+    assert sorted(shown) == sorted(name for name in app if not name.startswith("-"))
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_is_installed_for_each_shell(capsys, tmp_path, shell, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    code, _, _ = run(capsys, "--install-completion", "--shell", shell, "--output", tmp_path / "completion")
+    assert code == 0
+    text = (tmp_path / "completion").read_text()
+    assert all(word in text for word in ("tune", "history", "same-training"))
+
+
+def test_completion_in_bash_offers_the_commands_and_their_options(tmp_path):
+    (tmp_path / "completion").write_text(app.generate_completion(shell="bash"))
+    asks = "COMP_WORDS=({words}); COMP_CWORD={last}; COMP_LINE='{words}'; COMP_POINT={end}; {function}"
+    function = re.search(r"complete .*-F (\S+)", (tmp_path / "completion").read_text())[1]
+
+    def offered(words):
+        asked = asks.format(words=words, last=len(words.split()) - 1, end=len(words), function=function)
+        return shell(f"source {tmp_path / 'completion'}; {asked}; echo ${{COMPREPLY[@]}}").stdout.split()
+
+    assert offered("autotune ver") == ["verify"]
+    assert "--same-training" in offered("autotune run --s")
+
+
+@pytest.fixture
+def three_runs(finished, tmp_path, monkeypatch):
+    """The newest of three runs below `results`, which is the current directory's."""
+    monkeypatch.chdir(tmp_path)
+    for age, name in enumerate(("b", "a", "c")):
+        path = shutil.copytree(finished, tmp_path / "results" / "simulated" / name)
+        os.utime(path / "run.json", (1e9 - age, 1e9 - age))
+    return Path("results/simulated/b")
+
+
+@pytest.mark.parametrize("command", ["show", "report"])
+def test_without_an_argument_the_newest_run_is_taken(capsys, three_runs, command):
+    code, out, err = run(capsys, command)
+    assert code == 0
+    assert err == f"the newest run is {three_runs}\n"
+    assert str(three_runs) in out
+    shutil.rmtree("results")
+    code, _, err = run(capsys, command)
+    assert code == 2
+    assert "no run was given, and results/ in this directory holds none" in err
+
+
+@pytest.fixture
+def prepared(monkeypatch):
+    """What `prepare_run` was called with."""
+    calls = []
+
+    def prepare_run(recipe, script, args, **options):
+        calls.append((script, args))
+        return lambda: 0
+
+    monkeypatch.setattr("autotune.script.long_run.prepare_run", prepare_run)
+    return calls
+
+
+def test_run_without_a_script_takes_the_one_that_the_recipe_was_tuned_with(capsys, finished, prepared):
+    assert run(capsys, "run", finished / "recipe.json")[0] == 0
+    assert run(capsys, "run", finished / "recipe.json", "--", "--epochs", "90")[0] == 0
+    script = json.loads((finished / "run.json").read_text())["workload"]["reference"]
+    assert prepared == [(script, []), (script, ["--epochs", "90"])]
+
+
+def test_run_says_which_argument_is_missing_where_the_script_is_not_known(capsys, finished, prepared, tmp_path):
+    shutil.copy(finished / "recipe.json", tmp_path)
+    code, _, err = run(capsys, "run", tmp_path / "recipe.json")
+    assert code == 2
+    assert "SCRIPT is missing: no run.json beside" in err
+    assert prepared == []
+
+
+def test_run_without_a_script_asks_for_credentials_again(capsys, finished, prepared, tmp_path):
+    path = shutil.copytree(finished, tmp_path / "run")
+    recipe = json.loads((path / "recipe.json").read_text())
+    recipe["workload"]["args"] = ["--hf-token", "***"]
+    (path / "recipe.json").write_text(json.dumps(recipe))
+    code, _, err = run(capsys, "run", path / "recipe.json")
+    assert code == 2
+    assert "the recipe stores no credentials, but its script got some" in err
+    assert run(capsys, "run", path / "recipe.json", "--", "--hf-token", "x")[0] == 0
+
+
+def test_compare_writes_its_whole_table(capsys, finished, tmp_path):
+    import pandas as pd
+
+    from autotune.report.compare import COLUMNS
+
+    code, out, told = run(capsys, "compare", finished, "--csv", tmp_path / "c.csv", "--parquet", tmp_path / "c.parquet")
+    assert (code, out) == (0, "")
+    assert list(pd.read_csv(tmp_path / "c.csv").columns) == list(COLUMNS)
+    assert list(pd.read_parquet(tmp_path / "c.parquet").columns) == list(COLUMNS)
+    assert f"1 run written to {tmp_path / 'c.csv'}" in told
+
+
+@pytest.fixture
+def tuned_with(monkeypatch):
+    """What the command `tune` hands over."""
+    calls = []
+
+    def tune(workload, **options):
+        calls.append((workload, options["budget"]))
+        raise ArgumentError("was called")
+
+    monkeypatch.setattr("autotune.front.tune.tune", tune)
+    return calls
+
+
+def test_the_demo_tunes_a_copy_of_its_example_wherever_one_is(capsys, tuned_with, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for _ in range(2):
+        run(capsys, "demo", "--budget", "1m")
+    assert tuned_with == [("train_digits.py", "1m")] * 2
+    assert Path("train_digits.py").read_text() == (ROOT / "examples" / "train_digits.py").read_text()
+    Path("train_digits.py").write_text("mine")
+    code, _, err = run(capsys, "demo")
+    assert (code, len(tuned_with)) == (2, 2)
+    assert "train_digits.py is here already, and is not the demo's" in err
+    assert Path("train_digits.py").read_text() == "mine"

@@ -6,6 +6,7 @@ import re
 import shlex
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -15,13 +16,16 @@ from rich.console import Console
 from simulated_runs import BASELINE, a_pair
 from test_recommendation import run_that_is
 
+import autotune
 from autotune.data.errors import RecipeError, WorkloadError
 from autotune.data.figures import Check, Interval
 from autotune.data.printable import one_line
 from autotune.data.record import Looks, Outcome, Phase, Standing, TrialRecord
+from autotune.data.run_directory import RunDirectory
 from autotune.front import cli
-from autotune.front.closing import show_history, show_recipe, show_usage
+from autotune.front.closing import show_recipe, show_usage
 from autotune.front.console import Progress, duration, ratio, show_error, size, trial_line
+from autotune.front.tables import show_history
 from autotune.recipe.answers import LearningRateRule
 from autotune.recipe.evidence import Watch
 from autotune.report.history import columns
@@ -222,7 +226,7 @@ def test_a_trial_that_never_settled_says_so():
         ("same_loss_speedup", (None, None), False),
     ],
 )
-def test_a_history_has_a_column_where_it_says_something(name, values, shown):
+def test_a_history_says_more_where_there_is_more(name, values, shown):
     frame = pd.DataFrame(
         {
             column: pd.Series(values if column == name else [pd.NA] * 2, dtype=dtype)
@@ -230,8 +234,8 @@ def test_a_history_has_a_column_where_it_says_something(name, values, shown):
         }
     )
     output = io.StringIO()
-    show_history(frame, Console(file=output, width=200))
-    assert (name in output.getvalue().splitlines()[0].split()) == shown
+    show_history(frame.assign(outcome="ok"), Console(file=output, width=200))
+    assert ({"settled": "settled", "same_loss_speedup": "same losses ×2.50"}[name] in output.getvalue()) == shown
 
 
 # -------------------------------------------------------------------------------------------------- recipes
@@ -450,3 +454,18 @@ def test_what_tuning_costs_is_set_against_what_it_saves(recipes, spent, end):
     (line,) = [line for line in text.splitlines() if line.startswith("Your training")]
     assert line.startswith("Your training of 3,600,000 samples takes 30:00 instead of 1:00:00. Tuning took ")
     assert line.endswith(end)
+
+
+@pytest.mark.parametrize("in_notebook", [True, False])
+def test_a_tuning_from_python_shows_its_lines_in_a_notebook_only(capsys, monkeypatch, in_notebook):
+    def run_tuning(request, observe, *, wait):
+        observe(Began(text="importing the workload"))
+
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: in_notebook)
+    monkeypatch.setattr(
+        "autotune.front.tune.read_request", lambda *_, **__: SimpleNamespace(directory=RunDirectory("."))
+    )
+    monkeypatch.setattr("autotune.front.tune.run_tuning", run_tuning)
+    monkeypatch.setattr("autotune.report.page.try_write_page", lambda path: "")
+    autotune.tune("train.py")
+    assert capsys.readouterr().out.split() == (["0:00", "importing", "the", "workload"] if in_notebook else [])

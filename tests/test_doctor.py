@@ -8,6 +8,7 @@ import pytest
 
 from autotune.front import cli, doctor_report
 from autotune.front.doctor_report import look
+from autotune.front.documents import DOCUMENTS
 from autotune.machine import fingerprint
 from autotune.machine.doctor import GpuState, Level, MachineState, diagnose, first_fix
 from autotune.space.variables import NOT_READ
@@ -202,7 +203,9 @@ def test_the_command_prints_a_line_each_and_leaves_by_what_it_found(monkeypatch,
     assert "driver 470.57 is too old for CUDA 12" in out
     assert out.rstrip().endswith("First: Install a driver of version 525 or later.")
     assert cli.main(["doctor", "--json"]) == 1
-    told = json.loads(capsys.readouterr().out)
+    printed = capsys.readouterr().out
+    DOCUMENTS.validate_json(printed)
+    told = json.loads(printed)
     assert told["first"] == "Install a driver of version 525 or later."
     assert told["findings"][0]["level"] == "stops"
     for machine in (BROKEN["shared card"][0], HEALTHY):  # what only slows is no failure

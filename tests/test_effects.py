@@ -145,3 +145,11 @@ def test_pairs_of_trials_count_by_their_precision(tmp_path):
     assert rows["batch_size"]["effect"] == pytest.approx(math.exp(mean), rel=1e-6)
     assert rows["batch_size"]["high"] == pytest.approx(math.exp(mean + 1.96 / math.sqrt(sum(weights))), rel=1e-6)
     assert rows["batch_size"]["pairs"] == 2
+
+
+def test_all_tables_name_a_run_alike_whatever_its_directory_is_called(run, tmp_path):
+    copy = shutil.copytree(run.path, tmp_path / "renamed")
+    history = load_history(copy)
+    for frame in (knob_effects(copy), load_slices(copy)):
+        assert set(frame["run"]) == set(history["run"])
+    assert len(knob_effects(copy).merge(history, on="run")) > 0

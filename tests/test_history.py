@@ -20,12 +20,23 @@ from simulated_runs import a_record
 from autotune.data.errors import DamagedRunWarning, RecipeError, RunDirectoryError
 from autotune.data.facts import Gpu, Machine
 from autotune.data.figures import Interval
-from autotune.data.record import Branch, Looks, Outcome, Pair, Phase, Slice, StepSeconds, TrialRecord, reference_of
+from autotune.data.record import (
+    Branch,
+    Looks,
+    Outcome,
+    Pair,
+    Phase,
+    Slice,
+    Standing,
+    StepSeconds,
+    TrialRecord,
+    reference_of,
+)
 from autotune.data.run_directory import RunDirectory, RunRecord, WorkloadRecord
-from autotune.front.closing import show_history
+from autotune.front.tables import show_comparison, show_history
 from autotune.recipe.evidence import Confirmation, Evidence, PeakMemory, Stability
 from autotune.recipe.recipe import CreatedBy, Recipe, RecipeWorkload
-from autotune.report.compare import compare, describe_machine
+from autotune.report.compare import compare
 from autotune.report.history import columns, load_history, write_csv, write_parquet
 from autotune.space.knobs import KNOBS
 from autotune.stats.deciding import EndedBy, Verdict
@@ -197,7 +208,7 @@ def has_all_columns(frame):
 
 
 def test_a_table_has_the_same_columns_whatever_its_rows_hold(run, tmp_path):
-    for frame in (load_history(run), load_history(a_run(tmp_path / "empty", ()))):
+    for frame in (load_history(run, every_column=True), load_history(a_run(tmp_path / "empty", ()))):
         assert has_all_columns(frame)
         assert list(frame.columns)[:4] == ["run", "trial", "phase", "outcome"]
         assert set(KNOBS) <= set(frame.columns)
@@ -268,21 +279,26 @@ def test_measured_seconds_leave_the_baselines_turns_out(run):
     assert load_history(run).loc[1, "measured_seconds"] == 0.75
 
 
-def test_knobs_keep_their_type_and_mixed_ones_are_text_as_toml_has_it(run):
+def test_knobs_have_types_by_which_people_filter(run):
     row = load_history(run).loc[1]
     assert row["batch_size"] == 256
     assert row["precision"] == "float32"
     assert row["deterministic"] is True or row["deterministic"] == True  # noqa: E712
-    assert (row["jit_compile"], row["prefetch"], row["num_parallel_calls"]) == ("true", "autotune", "0")
+    assert (row["jit_compile"], row["prefetch"], row["num_parallel_calls"]) == (True, -1, 0)
+    frame = load_history(run)
+    assert frame[frame.jit_compile]["trial"].tolist() == [1, 2, 3, 4]
+    assert frame[frame.prefetch == 0]["trial"].tolist() == [0]
+    assert pd.isna(frame.loc[0, "jit_compile"]), "the choice is Keras's"
+    assert frame.loc[1, "changes"] == "batch_size=256 jit_compile=true prefetch=autotune"
 
 
 def test_a_knob_the_device_lacks_is_na(run):
-    assert load_history(run)["tensor_float_32"].isna().all()
+    assert load_history(run, every_column=True)["tensor_float_32"].isna().all()
 
 
 def test_what_was_not_measured_is_na(run):
     row = load_history(run).loc[3]
-    known = {"run", "trial", "phase", "outcome", "started_at", "seconds", "machine", "workload", "objective", "reason"}
+    known = {*list(columns())[:8], "started_at", "seconds", "machine", "workload", "objective", "reason"}
     assert {name for name in row.index if pd.notna(row[name])} == known | set(FASTER)
 
 
@@ -322,7 +338,7 @@ def test_a_workload_that_was_never_known_is_na(tmp_path):
 def test_several_runs_stand_below_each_other(tmp_path):
     first = a_run(tmp_path / "z", TRIALS[:2])
     second = a_run(tmp_path / "a", TRIALS[:3], machine=MACHINE.model_copy(update={"cores": 4}))
-    frame = load_history(first, str(second))
+    frame = load_history(first, str(second), every_column=True)
     assert frame["run"].tolist() == ["z", "z", "a", "a", "a"]
     assert frame["machine"].nunique() == 2
     assert frame.index.tolist() == [0, 1, 2, 3, 4]
@@ -509,7 +525,7 @@ def test_any_value_in_any_field_is_read_or_refused(run, name, value):
     with_changes(run, **{name: value})
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        read = load_history(run)
+        read = load_history(run, every_column=True)
     (run / "trials" / "0001" / "result.json").write_text(original)
     assert has_all_columns(read)
     assert all("/result.json" in str(warning.message) for warning in caught)
@@ -522,7 +538,7 @@ AS_IN_THE_DOCSTRING = {"keep_default_na": False, "na_values": [""]}
 
 
 def test_csv_reads_back_as_the_same_table(run, tmp_path):
-    frame = load_history(run)
+    frame = load_history(run, every_column=True)
     path = tmp_path / "history.csv"
     write_csv(frame, path)
     dtypes = {name: dtype for name, dtype in columns().items() if name != "started_at"}  # as in the docstring
@@ -547,7 +563,7 @@ def test_no_cell_of_a_csv_is_a_formula(tmp_path, name):
 @pytest.mark.parametrize("name", ["NA", "None", "nan", "null", "<NA>", "1e5", "true"])
 def test_a_name_is_a_name_whatever_it_is(tmp_path, name):
     run = a_run(tmp_path / name, workload=WORKLOAD.model_copy(update={"name": name}))
-    frame = load_history(run)
+    frame = load_history(run, every_column=True)
     write_csv(frame, tmp_path / "history.csv")
     write_parquet(frame, tmp_path / "history.parquet")
     dtypes = {each: dtype for each, dtype in columns().items() if each != "started_at"}
@@ -559,7 +575,7 @@ def test_a_name_is_a_name_whatever_it_is(tmp_path, name):
     assert set(frame["workload"]) == set(frame["run"]) == {name}
     printed = io.StringIO()
     show_history(frame, Console(file=printed, width=400))
-    assert all(line.startswith(f"{name}  ") for line in printed.getvalue().splitlines()[1:-1])
+    assert printed.getvalue().splitlines()[0] == f"run {name}  {name}"
 
 
 @pytest.mark.parametrize("first_whole", [True, False])
@@ -567,7 +583,7 @@ def test_csv_reads_back_where_a_trial_began_on_a_whole_second(tmp_path, first_wh
     times = ["2026-11-20T19:10:00.000+00:00", "2026-11-20T19:10:01.250+00:00"]
     trials = [a_trial(n, started_at=at) for n, at in enumerate(times if first_whole else times[::-1])]
     run = a_run(tmp_path / "run", trials)
-    frame = load_history(run)
+    frame = load_history(run, every_column=True)
     write_csv(frame, tmp_path / "history.csv")
     dtypes = {name: dtype for name, dtype in columns().items() if name != "started_at"}
     back = pd.read_csv(tmp_path / "history.csv", dtype=dtypes, parse_dates=["started_at"])
@@ -575,7 +591,7 @@ def test_csv_reads_back_where_a_trial_began_on_a_whole_second(tmp_path, first_wh
 
 
 def test_csv_writes_every_boolean_alike(run, tmp_path):
-    frame = load_history(run)
+    frame = load_history(run, every_column=True)
     write_csv(frame, tmp_path / "history.csv")
     cells = pd.read_csv(tmp_path / "history.csv", dtype=str).loc[1]
     assert (cells["jit_compile"], cells["deterministic"], cells["onednn"]) == ("true", "true", "true")
@@ -584,10 +600,10 @@ def test_csv_writes_every_boolean_alike(run, tmp_path):
 
 
 def test_csv_has_one_header_and_a_line_per_trial(run, tmp_path):
-    write_csv(load_history(run), str(tmp_path / "history.csv"))
+    write_csv(load_history(run, every_column=True), str(tmp_path / "history.csv"))
     header, *lines = (tmp_path / "history.csv").read_text().splitlines()
     assert header == ",".join(columns())
-    assert [line.split(",")[:5] for line in lines][3] == ["run-a", "3", "search", "oom", "256"]
+    assert [line.split(",")[:4] for line in lines][3] == ["run-a", "3", "search", "oom"]
     assert len(lines) == len(TRIALS)
 
 
@@ -606,7 +622,7 @@ def test_parquet_of_no_trials_keeps_columns_and_dtypes(tmp_path):
 
 @pytest.mark.parametrize("write", [write_csv, write_parquet])
 def test_some_rows_of_the_table_can_be_written(write, run, tmp_path):
-    frame = load_history(run)
+    frame = load_history(run, every_column=True)
     write(frame[frame["outcome"] == "oom"], tmp_path / "some")
     back = pd.read_csv(tmp_path / "some") if write is write_csv else pd.read_parquet(tmp_path / "some")
     assert list(back.columns) == list(columns())
@@ -807,7 +823,7 @@ def test_the_first_run_is_comparable_with_itself(tmp_path):
 def test_a_machine_is_told_in_words():
     gpus = [Gpu(name=name, memory_bytes=1) for name in ("H200", "L4", "H200")]
     machine = MACHINE.model_copy(update={"cores": 1, "gpus": tuple(gpus)})
-    assert describe_machine(machine) == "Xeon × 1 core, 2 × H200, L4"
+    assert machine.describe() == "Xeon × 1 core, 2 × H200, L4"
 
 
 def test_comparing_does_without_tensorflow():
@@ -841,11 +857,74 @@ def test_the_fastest_recipe_of_a_workload_on_a_kind_of_machine_is_the_one_to_use
     assert compare(*runs)["use"].tolist() == [False, True, False, True, False]
 
 
-def test_a_knob_that_only_some_runs_have_is_a_column_of_the_printed_table(tmp_path):
-    without = a_run(tmp_path / "without", TRIALS[:1])
-    with_it = a_run(tmp_path / "with", [a_trial(0, Phase.BASELINE, configuration={**BASELINE, "cache": False})])
+def test_runs_may_be_given_as_a_list(tmp_path):
+    runs = [a_run(tmp_path / name, TRIALS[:2]) for name in ("a", "b")]
+    pd.testing.assert_frame_equal(load_history(runs), load_history(*runs))
+    assert compare(runs)["run"].tolist() == ["a", "b"]
+    with pytest.raises(RunDirectoryError, match="no run was given"):
+        load_history([])
+
+
+def test_columns_of_other_devices_are_left_out_unless_asked_for(run):
+    missing = columns().keys() - set(load_history(run).columns)
+    assert {"tensor_float_32", "replicas", "gpu_power_watts", "scaling_efficiency"} <= missing
+    assert not missing & {"jit_compile", "onednn", "throughput", "reason", "seat"}
+    of_gpu = a_run(run.parent / "gpu", [a_trial(0, peak_device_bytes=1, configuration={"tensor_float_32": True})])
+    assert {"tensor_float_32", "peak_device_bytes"} <= set(load_history(run, of_gpu).columns)
+
+
+def a_confirmation(number, standing, configuration=FASTER, **figures):
+    """The trial of a leader's fresh processes."""
+    looks = Looks(leader=1, candidate=1, error=0.05, most=12, reference=9, standing=standing)
+    return a_trial(number, Phase.CONFIRM, configuration=configuration, looks=(looks,), **figures)
+
+
+def test_the_best_rows_begin_with_those_that_were_confirmed(tmp_path):
+    lucky, unstable = {**FASTER, "prefetch": 2}, {**FASTER, "prefetch": 4}
+    trials = [
+        BASELINE_TRIAL,
+        a_trial(1, speedup=interval(2.5)),
+        a_trial(2, speedup=interval(9.0), configuration=lucky),
+        a_trial(3, speedup=interval(8.0), configuration=unstable),
+        a_trial(4, Phase.CONFIRM, configuration=BASELINE, slices=(a_slice(1.0),)),
+        a_confirmation(5, Standing.CONFIRMED, speedup=interval(2.0)),
+        a_confirmation(6, Standing.UNSTABLE, configuration=unstable, outcome=Outcome.UNSTABLE),
+    ]
+    frame = load_history(a_run(tmp_path / "run", trials))
+    assert frame[frame.duplicate]["trial"].tolist() == [1, 3, 4]
+    assert frame[frame.confirmed]["trial"].tolist() == [5]
+    assert frame.loc[1, "configuration_id"] == frame.loc[5, "configuration_id"] != frame.loc[2, "configuration_id"]
+    best = frame[~frame.duplicate].sort_values(["confirmed", "speedup"], ascending=False)  # as in the README
+    assert best["trial"].tolist()[:2] == [5, 2]
+
+
+def terminal_lines(show, frame, width=80):
+    """What a terminal of that width shows."""
     printed = io.StringIO()
-    show_history(load_history(without, with_it), Console(file=printed, width=400))
-    heading, first, second, _ = printed.getvalue().splitlines()
-    place = heading.split().index("cache")
-    assert (first.split()[place], second.split()[place]) == ("–", "False")
+    show(frame, Console(file=printed, width=width, force_terminal=True, color_system=None))
+    return printed.getvalue().splitlines()
+
+
+def test_a_history_fits_a_terminal_of_80_columns_and_is_aligned(tmp_path):
+    trials = [*TRIALS[:4], a_confirmation(5, Standing.CONFIRMED, speedup=interval(2.0), throughput=interval(2000.0))]
+    runs = [a_run(tmp_path / name, trials) for name in ("20261120-191001-1a2b3c", "20261120-201001-4d5e6f")]
+    *lines, last = terminal_lines(show_history, load_history(runs))
+    assert max(map(len, lines)) <= 80
+    assert [line for line in lines if line.startswith("run ")] == [f"run {path.name}  digits" for path in runs]
+    assert len({line.index(" confirm") for line in lines if " confirm " in line}) == 1
+    assert sum("×2.00 confirmed" in line for line in lines) == 2
+    assert last.startswith("10 trials.")
+    assert "seat" not in "".join(lines)
+
+
+def test_a_comparison_shows_what_differs_and_says_once_what_is_the_same(tmp_path):
+    runs = [
+        a_run(tmp_path / name, recipe=a_recipe(speedup=(value, value - 0.1, value + 0.1)))
+        for name, value in (("20261120-191001-1a2b3c", 1.2), ("20261120-201001-4d5e6f", 1.9))
+    ]
+    lines = terminal_lines(show_comparison, compare(runs))
+    assert max(map(len, lines)) <= 80
+    assert lines[:2] == ["workload: digits", "machine: Xeon × 2 cores"]
+    heading = next(line for line in lines if line.lstrip().startswith("run "))
+    assert heading.split() == ["run", "claim", "recommended"]
+    assert lines[-1] == f"Fastest recipe of digits on Xeon × 2 cores: {runs[1].name}"

@@ -37,6 +37,10 @@ def test_the_public_names_are_these():
     assert all(getattr(autotune, name) is not None for name in autotune.__all__)
 
 
+def test_completion_of_names_offers_the_public_ones_and_nothing_else():
+    assert dir(autotune) == sorted(autotune.__all__)
+
+
 def test_an_unknown_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match="recipe_of"):
         autotune.recipe_of  # noqa: B018

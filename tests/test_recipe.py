@@ -487,3 +487,11 @@ def test_arrays_of_a_script_lose_a_smaller_last_batch_where_it_did(monkeypatch):
     arrays = list(range(20))
     assert recipe_module._shuffled_batches(arrays, 8, drop=True) == "2 batches"
     assert recipe_module._shuffled_batches(arrays, 8, drop=False) is batches
+
+
+def test_a_recipe_is_three_lines_in_a_session(recipe):
+    first, second, third = repr(recipe).splitlines()
+    assert first.startswith(f"Recipe of {recipe.workload.name}: {recipe.evidence.verdict.value.replace('_', ' ')}, ×")
+    assert second.split() == [f"{name}={str(value).lower()}" for name, value in recipe.changes.items()]
+    assert third == f"  measured on {recipe.machine.describe()}, run {recipe.created_by.run}"
+    assert str(recipe) == repr(recipe)

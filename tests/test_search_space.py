@@ -8,6 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from autotune.data.errors import ConfigurationError, SearchSpaceError
+from autotune.data.files import shipped_directory
 from autotune.space.configuration import Configuration, baseline_configuration, format_value
 from autotune.space.knobs import KNOBS, Device
 from autotune.space.space_file import (
@@ -16,7 +17,6 @@ from autotune.space.space_file import (
     SearchSpace,
     bound,
     find_search_space,
-    shipped_directory,
     shipped_names,
 )
 
@@ -393,7 +393,7 @@ def test_a_space_contains_the_configurations_it_can_make_and_no_others():
 
 
 def test_a_byte_order_mark_is_read_over(tmp_path):
-    text = (shipped_directory() / "quick.toml").read_text()
+    text = (shipped_directory("search_spaces") / "quick.toml").read_text()
     (tmp_path / "mine.toml").write_text(text, encoding="utf-8-sig")
     quick = find_search_space("quick").ranges
     assert find_search_space(tmp_path / "mine.toml").ranges == parse(f"\ufeff{text}").ranges == quick
@@ -401,7 +401,7 @@ def test_a_byte_order_mark_is_read_over(tmp_path):
 
 def test_the_shipped_spaces_are_found():
     assert shipped_names() == ("cpu", "gpu", "gpu_thorough", "quick", "several_gpus")
-    assert (shipped_directory() / "quick.toml").is_file()
+    assert (shipped_directory("search_spaces") / "quick.toml").is_file()
 
 
 SHIPPED = [("quick", Device.CPU), ("cpu", Device.CPU), ("gpu", Device.GPU), ("gpu_thorough", Device.GPU)]

@@ -194,7 +194,7 @@ def test_history_has_a_column_for_each_of_them(tmp_path):
     trials = simulated_trials(noise=0.02)
     with on_disk(tmp_path / "run") as directory:
         tune_simulated(trials, directory, budget=60.0)
-    frame = load_history(tmp_path / "run")
+    frame = load_history(tmp_path / "run", every_column=True)
     assert frame[[*STRATEGY_KNOBS, "scaling_efficiency"]].isna().all(axis=None)
     assert {KNOBS[name].of_workload for name in STRATEGY_KNOBS} == {True}
 

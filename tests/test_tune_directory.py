@@ -87,3 +87,25 @@ def test_a_full_disk_leaves_what_was_finished(tmp_path):
 def test_what_was_tried_stays_whatever_fails_later(tmp_path):
     fail_with(WorkloadError("changed"), tmp_path / "one", trials=3)
     assert len(list((tmp_path / "one" / "trials").iterdir())) == 3
+
+
+def test_the_latest_link_leads_to_the_run_that_was_begun_last(tmp_path):
+    first, second = (RunDirectory(tmp_path / "train" / f"2026112{day}-191001-1a2b3c") for day in (0, 1))
+    for directory in (first, second):
+        directory.create()
+        directory.link_latest()
+    latest = tmp_path / "train" / "latest"
+    assert latest.resolve() == second.path
+    assert [each.name for each in latest.parent.iterdir() if each.name.startswith(".")] == []
+    first.link_latest()
+    assert latest.resolve() == first.path
+    for directory in (first, second):
+        directory.release()
+
+
+def test_no_link_is_made_beside_a_directory_that_the_user_named_or_over_a_file_of_the_users(tmp_path):
+    RunDirectory(tmp_path / "mine").link_latest()
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "latest").write_text("mine")
+    RunDirectory(tmp_path / "20261120-191001-1a2b3c").link_latest()
+    assert (tmp_path / "latest").read_text() == "mine"

@@ -210,6 +210,11 @@ class Machine(Frozen, strict=True):
         canonical = json.dumps(facts, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()[:12]
 
+    def describe(self) -> str:
+        """Return `Intel Xeon × 8 cores, 2 × NVIDIA H200`: processor, cores and GPUs in words."""
+        cores = f"{self.cores} core{'' if self.cores == 1 else 's'}"
+        return ", ".join(filter(None, [f"{self.cpu} × {cores}", gpu_names(self.gpus)]))
+
     def differences(self, other: Machine) -> tuple[str, ...]:
         """Return what can make `other` faster or slower, such as `GPU: measured on NVIDIA H200, here none`."""
         gpus = gpu_names(self.gpus), gpu_names(other.gpus)

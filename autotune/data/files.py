@@ -74,3 +74,10 @@ def _is_open_or_special(path: Path) -> bool:
         opened = os.path.abspath(path).startswith(("/dev/std", "/dev/fd/", "/proc/"))
         return not stat.S_ISDIR(kind) and (opened or not stat.S_ISREG(kind))
     return False
+
+
+def shipped_directory(name: str) -> Path:
+    """Return a directory that ships with autotune: inside the package, or beside it in a checkout."""
+    package = Path(__file__).resolve().parents[1]
+    inside = package / name
+    return inside if inside.is_dir() else package.parent / name

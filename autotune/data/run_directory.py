@@ -6,6 +6,7 @@
       trials/0007/  result.json  log.txt
       logs/         of the templates, and of the processes that trained for their losses
       recipe.json   written last
+    results/<file or variable>/latest → the run that was started or continued last
 
 Version history of run.json: 1, the first.
 """
@@ -38,6 +39,8 @@ LARGEST_FILE_BYTES = 32 << 20  # more than a trial's 20,000 pairs of slices
 SCRATCH = "script-scratch"  # files of a script's trials, such as those of caches; removed at the end
 CREATED = "created.txt"  # what a script's trials have made
 SPACE = "space.toml"  # a copy of the search-space file that was given
+LATEST = "latest"  # a link to the run of a workload that was started or continued last
+_OWN_NAME = re.compile(r"\d{8}-\d{6}-[0-9a-f]{6}")
 SCRATCH_FOLDERS = (SCRATCH, "scratch-*")
 LAYERS = "layers"  # in the directory of logs: what contained trials have written. A run that was killed leaves them
 OWN_FILES = (
@@ -263,6 +266,18 @@ class RunDirectory:
         """Write run.json."""
         write_atomically(self.path / "run.json", record.model_dump_json(indent=2) + "\n")
 
+    def link_latest(self) -> None:
+        """Point `latest`, beside this directory, to it; only where autotune itself has named the directory."""
+        latest = self.path.parent / LATEST
+        if not _OWN_NAME.fullmatch(self.path.name) or (os.path.lexists(latest) and not latest.is_symlink()):
+            return
+        temporary = latest.with_name(f".{LATEST}.{secrets.token_hex(8)}")
+        try:
+            temporary.symlink_to(self.path.name)
+            temporary.replace(latest)
+        except OSError:  # a file system without links
+            temporary.unlink(missing_ok=True)
+
     def write_trial(self, record: TrialRecord) -> None:
         """Write a trial's result.json."""
         file = self.prepare_trial(record.trial) / "result.json"
@@ -378,50 +393,3 @@ def new_run_directory(results: Path, workload: str) -> RunDirectory:
     safe = re.sub(r"[^A-Za-z0-9_.-]+", "_", workload).strip(".") or "workload"
     stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
     return RunDirectory(results / safe / f"{stamp}-{secrets.token_hex(3)}")
-
-
-def find_runs(*paths: str | Path) -> tuple[RunDirectory, ...]:
-    """Return the runs at or below `paths`, once each: in the order of the arguments, those below one by path.
-
-    Warns of a run below a path that cannot be read, and leaves it out. Raises RunDirectoryError if nothing was given,
-    or if a path holds no run that can be read.
-    """
-    if not paths:
-        raise RunDirectoryError("no run was given", hint="Give run directories, or a directory that holds some.")
-    found: dict[Path, RunDirectory] = {}
-    for path in paths:
-        readable, problems = [], []
-        for folder in _directories_at(Path(path)):
-            directory = RunDirectory(folder)
-            try:
-                directory.read_run()
-            except RunDirectoryError as problem:
-                problems.append(problem)
-            else:
-                readable.append(directory)
-        if not readable:
-            raise problems[0]
-        for error in problems:
-            warnings.warn(f"{error.message}: this run is omitted", DamagedRunWarning, stacklevel=3)
-        for directory in readable:
-            found.setdefault(directory.path.resolve(), directory)
-    return tuple(found.values())
-
-
-def _directories_at(path: Path) -> list[Path]:
-    found: list[Path] = []
-    problems: list[str] = []
-    try:
-        for folder, below, files in os.walk(path, onerror=lambda error: problems.append(str(error.strerror))):
-            if "run.json" in files:
-                found.append(Path(folder))
-                below.clear()  # a run holds no runs, and its trials may be thousands
-    except ValueError as error:  # a null character in the path
-        problems.append(str(error))
-    if not found:
-        problem = problems[0] if problems else "there is no run.json in it or below it"
-        raise RunDirectoryError(
-            f"{path} is not a run directory: {problem}",
-            hint="Give the directory that `autotune tune` printed, or one that holds some of these.",
-        )
-    return sorted(found)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import signal
 import sys
 import traceback
@@ -12,18 +13,25 @@ from collections.abc import Callable, Iterator
 from typing import Any, TextIO
 
 from cyclopts import CycloptsError
+from cyclopts.exceptions import UnknownOptionError
 
 from autotune.data.errors import ArgumentError, AutotuneError, DamagedRunWarning, TuningInterruptedError
+from autotune.front import reading_commands as reading_commands  # registers its commands
 from autotune.front.commands import app
 
 
 def _split(given: list[str]) -> tuple[list[str], list[str]]:
-    """Split a command line into this program's own words, and `--` with a script's; `autotune run` needs no `--`."""
+    """Split a command line into this program's own words, and `--` with a script's.
+
+    `autotune run` needs no `--` after its script.
+    """
     if given[:1] != ["run"]:
         end = given.index("--") if "--" in given else len(given)
         return given[:end], given[end:]
     words = 0
     for index, token in enumerate(given[1:], start=1):
+        if token == "--":
+            return given[:index], given[index:]
         takes_value = given[index - 1] in ("--scale-learning-rate", "--on-mismatch")
         words += not token.startswith("-") and not takes_value
         if words == 2:
@@ -70,8 +78,7 @@ def _main(given: list[str]) -> int | Callable[[], int]:
             code = command(*bound.args, **bound.kwargs)
         return code if isinstance(code, int) or callable(code) else 0
     except CycloptsError as error:
-        hint = "See `autotune --help` and `autotune COMMAND --help`."
-        problem: AutotuneError = ArgumentError(str(error), hint=hint)
+        problem: AutotuneError = ArgumentError(str(error), hint=_next_step(error, own, rest))
     except KeyboardInterrupt:
         problem = TuningInterruptedError("interrupted")
     except Exception as error:
@@ -84,6 +91,21 @@ def _main(given: list[str]) -> int | Callable[[], int]:
 
     show_error(problem)
     return problem.exit_code
+
+
+def _next_step(error: CycloptsError, own: list[str], rest: list[str]) -> str:
+    """Return what to do about a command line that cannot be read: a script's own options come after `--`."""
+    unknown = (error.unused_tokens or [""])[0]
+    if isinstance(error, UnknownOptionError):
+        unknown = error.token.keyword or error.token.value
+    places = [index for index, token in enumerate(own) if unknown and unknown in (token, token.partition("=")[0])]
+    if own[:1] not in (["tune"], ["verify"]) or not places:
+        return "See `autotune --help` and `autotune COMMAND --help`."
+    first, end = places[0], places[0] + 1
+    while end < len(own) and not own[end].startswith("-"):
+        end += 1
+    words = shlex.join(["autotune", *own[:first], *own[end:], "--", *own[first:end], *rest[1:]])
+    return f"Options of the script come after `--`: {words}"
 
 
 @contextlib.contextmanager

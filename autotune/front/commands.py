@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
+import contextlib
+import shlex
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import App, Parameter
 
-from autotune.data.errors import ArgumentError, RunDirectoryError, TuningInterruptedError
+from autotune.data.errors import TuningInterruptedError
 from autotune.data.options import MEMORY_MARGIN, take_options
-from autotune.data.printable import plural
-from autotune.machine.doctor import diagnose
+from autotune.machine.doctor import Level, diagnose, first_fix
+
+if TYPE_CHECKING:
+    from autotune.script.long_run import PreparedRun
 
 app = App(
     name="autotune",
@@ -27,6 +30,13 @@ app = App(
 )
 
 
+def print_json(command: str, **fields: Any) -> None:
+    """Print the document of a command; see `documents`."""
+    from autotune.front.documents import print_document
+
+    print_document(command, **fields)
+
+
 @app.command(usage="Usage: autotune tune SCRIPT|WORKLOAD [OPTIONS] [-- ARGS]")
 @partial(take_options, as_text=True)
 def tune(
@@ -37,6 +47,7 @@ def tune(
     out: str | None = None,
     resume: str | None = None,
     wait: bool = False,
+    json: bool = False,
     **options: Any,
 ) -> int:
     """Find the fastest stable configuration, and write it as a recipe.
@@ -51,14 +62,16 @@ def tune(
         resume: The directory of a run, ended or stopped: it continues with all that was measured. A budget given with
             it is the time to continue for.
         wait: Wait until earlier runs on the same devices of this machine have ended. The budget begins then.
+        json: Print the result as JSON (docs/json.md); progress goes to standard error.
     """
     from autotune.front.closing import resume_command, show_recipe, show_usage
-    from autotune.front.console import Progress
+    from autotune.front.console import Progress, messages, terminal
     from autotune.front.tune import tune as tune_workload
+    from autotune.recipe.advice import usage
     from autotune.stats.deciding import EndedBy
     from autotune.tuning.resume import to_repeat
 
-    with Progress() as progress:
+    with Progress(messages() if json else terminal()) as progress:
         try:
             recipe = tune_workload(workload, args=args, out=out, resume=resume, wait=wait, observe=progress, **options)
         except KeyboardInterrupt as interrupt:
@@ -69,16 +82,42 @@ def tune(
             raise TuningInterruptedError("interrupted", hint=hint) from interrupt
     assert progress.directory is not None
     path = progress.directory / "recipe.json"
-    show_recipe(recipe, path)
-    show_usage(recipe, path, tuned=workload, to_repeat=to_repeat(progress.directory))
+    given, seconds = to_repeat(path.parent), recipe.evidence.go_on_seconds
+    if json:
+        print_json(
+            "tune",
+            run=str(path.parent),
+            recipe_file=str(path),
+            recipe=recipe,
+            use=usage(recipe, path, workload) if recipe.changes else [],
+            go_on=None if seconds is None else resume_command(workload, path.parent, given, seconds=seconds),
+        )
+    else:
+        show_recipe(recipe, path)
+        show_usage(recipe, path, tuned=workload, to_repeat=given)
     interrupted = recipe.evidence.ended_by is EndedBy.INTERRUPTED and not recipe.changes
     return TuningInterruptedError.exit_code if interrupted else 0
 
 
-@app.command(usage="Usage: autotune run RECIPE [OPTIONS] SCRIPT [ARGS]")
+@app.command
+def demo(*, budget: str = "3m", json: bool = False) -> int:
+    """Tune a small training that comes with autotune, to show what a run looks like.
+
+    It writes the training, train_digits.py, and results/ to the current directory.
+
+    Args:
+        budget: Wall-clock time for everything.
+        json: As for `autotune tune`.
+    """
+    from autotune.front.defaults import copy_example
+
+    return tune(copy_example(), budget=budget, json=json)
+
+
+@app.command(usage="Usage: autotune run RECIPE [OPTIONS] [SCRIPT [ARGS]]")
 def run(
     recipe: Path,
-    script: str,
+    script: str | None = None,
     /,
     *,
     args: Annotated[list[str] | None, Parameter(parse=False)] = None,
@@ -89,6 +128,7 @@ def run(
     candidate: bool = False,
     same_training: bool = False,
     larger_batch: bool = False,
+    json: bool = False,
 ) -> Callable[[], int]:
     """Run a script with a recipe's values in the places where it was tuned.
 
@@ -96,7 +136,8 @@ def run(
 
     Args:
         recipe: A recipe.json of this script.
-        script: The script, such as train.py or -m package.train. What follows it are its own arguments.
+        script: The script, such as train.py or -m package.train. What follows it are its own arguments. When left out,
+            the script and the arguments that the recipe was tuned with; `-- ARGS` replaces the arguments.
         args: The file's own arguments.
         skip_missing: Continue without a knob whose place in the script is gone.
         scale_learning_rate: Multiply the learning rate by the ratio of the batch sizes (linear), or by its root (sqrt),
@@ -106,10 +147,17 @@ def run(
         candidate: Train with the best candidate of an undecided run, which is not confirmed to be faster.
         same_training: Train with the fastest configuration that changes nothing about learning.
         larger_batch: Train with the best configuration of another batch size, although it is not recommended.
+        json: End standard output with a line of JSON (docs/json.md).
     """
+    from autotune.front.console import note
     from autotune.script.long_run import prepare_run
 
-    return prepare_run(
+    if script is None:
+        from autotune.front.defaults import script_of
+
+        script, args = script_of(recipe, args)
+        note(f"running {shlex.join([script, *args])}, which the recipe was tuned with")
+    prepared = prepare_run(
         recipe,
         script,
         args or [],
@@ -121,6 +169,19 @@ def run(
         same_training=same_training,
         larger_batch=larger_batch,
     )
+    if json:
+        return partial(_run_to_json, prepared, recipe, script)
+    return prepared
+
+
+def _run_to_json(prepared: PreparedRun, recipe: Path, script: str) -> int:
+    """Run a script, end standard output with a document about it, and return the script's exit code."""
+    code, guard = prepared(), prepared.long_run.guard
+    speeds = {"throughput": guard.throughput, "claimed": guard.claimed}
+    with contextlib.suppress(OSError, ValueError):  # the script may have closed it
+        sys.stdout.write("\n")  # it may have ended within a line
+        print_json("run", on_one_line=True, recipe_file=str(recipe), script=script, exit_code=code, **speeds)
+    return code
 
 
 @app.command(usage="Usage: autotune verify RECIPE SCRIPT|WORKLOAD [OPTIONS] [-- ARGS]")
@@ -134,6 +195,7 @@ def verify(
     seed: int = 0,
     isolation: Literal["template", "spawn"] = "template",
     memory_margin: float = MEMORY_MARGIN,
+    json: bool = False,
 ) -> int:
     """Measure a recipe against its baseline again, here and now: does its claim hold?
 
@@ -153,14 +215,15 @@ def verify(
         seed: Of the order in which slices are taken.
         isolation: As for `autotune tune`.
         memory_margin: As for `autotune tune`: the share of memory that must stay free.
+        json: Print the finding as JSON (docs/json.md).
     """
     from autotune.data.options import seconds_of
     from autotune.front.closing import show_verification
-    from autotune.front.console import Progress
+    from autotune.front.console import Progress, messages, terminal
     from autotune.stats.deciding import ClaimResult
     from autotune.tuning.verify import verify as verify_recipe
 
-    with Progress(budget=seconds_of("budget", budget)) as progress:
+    with Progress(messages() if json else terminal(), budget=seconds_of("budget", budget)) as progress:
         verification = verify_recipe(
             recipe,
             workload,
@@ -171,198 +234,41 @@ def verify(
             memory_margin=memory_margin,
             observe=progress,
         )
-    show_verification(verification)
+    if json:
+        print_json("verify", recipe_file=str(recipe), **vars(verification))
+    else:
+        show_verification(verification)
     return 0 if verification.finding is ClaimResult.HOLDS else 1
 
 
 @app.command
-def show(path: Path, /, *, diff: Path | None = None) -> None:
-    """Show a recipe, or a run: its trials and its recipe.
-
-    Args:
-        path: A recipe.json, or a run directory.
-        diff: A script: print the edit of it that makes the recipe permanent.
-    """
-    from autotune.data.run_directory import RunDirectory
-    from autotune.front.closing import show_diff, show_recipe, show_trials, show_usage
-    from autotune.front.console import say
-    from autotune.recipe.recipe import Recipe
-    from autotune.space.configuration import Configuration, baseline_of, read_trials
-    from autotune.tuning.resume import to_repeat
-
-    if diff is not None:
-        from autotune.script.patch import script_diff
-
-        file = path / "recipe.json" if os.path.isdir(path) else path
-        return show_diff(*script_diff(Recipe.load(file), diff))
-    if not os.path.isdir(path):  # Path.is_dir raises on a name that is too long
-        return show_recipe(Recipe.load(path), path)
-    directory = RunDirectory(path)
-    run = directory.read_run()
-    records = list(read_trials(directory))
-    show_trials(records, baseline_of(directory, run, records) or Configuration({}))
-    if not os.path.exists(directory.recipe_file):
-        return say("No recipe: the run has not ended, or it was cut off.")
-    recipe = Recipe.load(directory.recipe_file)
-    show_recipe(recipe, directory.recipe_file)
-    if recipe.evidence.go_on_seconds is not None and run.workload is not None:
-        show_usage(recipe, directory.recipe_file, tuned=run.workload.reference, to_repeat=to_repeat(path))
-    return None
-
-
-@app.command
-def history(
-    runs: Annotated[list[Path], Parameter(allow_leading_hyphen=False)],
-    /,
-    *,
-    csv: Path | None = None,
-    parquet: Path | None = None,
-) -> None:
-    """Show every trial of one run or many as a table.
-
-    Args:
-        runs: Run directories, or a directory that holds some, such as results/.
-        csv: Write the table to this CSV file.
-        parquet: Write the table to this Parquet file.
-    """
-    from autotune.front.closing import show_history
-    from autotune.front.console import note
-    from autotune.report.history import load_history, write_csv, write_parquet
-
-    frame = load_history(*runs)
-    for file, write in ((csv, write_csv), (parquet, write_parquet)):
-        if file is not None:
-            write(frame, file)
-            note(f"{plural(len(frame), 'trial')} written to {file}")
-    if csv is None and parquet is None:
-        show_history(frame)
-
-
-@app.command
-def report(run: Path, /) -> None:
-    """Write a run's page, report.html: the answer, the search, what each knob did, where time goes, every trial.
-
-    A run that is unfinished or damaged has one, too: it says what is missing.
-
-    Args:
-        run: A run directory.
-    """
-    from autotune.front.console import say
-    from autotune.report.page import write_page
-
-    say(write_page(run))
-
-
-@app.command
-def dashboard(run: Path, /, *, port: int = 8080) -> None:
-    """Show a run's study in optuna-dashboard, on this machine's loopback address, until Ctrl-C.
-
-    Args:
-        run: A run directory.
-        port: Of the loopback address.
-    """
-    from autotune.data.run_directory import RunDirectory
-    from autotune.front.console import say
-
-    directory = RunDirectory(run)
-    directory.read_run()
-    if not directory.study_file.exists():
-        raise RunDirectoryError(f"{run} has no study.db", hint="It is written with the first trial of the search.")
-    if importlib.util.find_spec("optuna_dashboard") is None:
-        raise ArgumentError("optuna-dashboard is not installed", hint="Run pip install 'autotune[dashboard]'.")
-    import optuna_dashboard
-
-    from autotune.report.effects import open_study_file
-
-    say(f"http://127.0.0.1:{port}/ shows {run}; Ctrl-C ends it")
-    try:
-        optuna_dashboard.run_server(open_study_file(directory), host="127.0.0.1", port=port)
-    except OSError as error:
-        raise ArgumentError(f"port {port} cannot be used: {error.strerror}", hint="Give another --port.") from error
-
-
-@app.command
-def compare(runs: Annotated[list[Path], Parameter(allow_leading_hyphen=False)], /) -> None:
-    """Show runs side by side: what each found, and whether they may be compared.
-
-    Args:
-        runs: Run directories, or a directory that holds some, such as results/.
-    """
-    from autotune.front.closing import show_comparison
-    from autotune.report.compare import compare as compare_runs
-
-    show_comparison(compare_runs(*runs))
-
-
-@app.command
-def doctor(*, json: bool = False) -> int:
+def doctor(*, self_test: str | None = None, json: bool = False) -> int:
     """Say what keeps TensorFlow from this machine's devices, or makes it slow here, and what to do first.
 
-    The exit code is 1 if something stops TensorFlow from using a device that is there.
+    The exit code is 1 if something stops TensorFlow from using a device that is there, or the self-test fails.
 
     Args:
-        json: Print the findings as JSON.
+        self_test: For so long, such as 60s, also measure what is known: a training against itself, and against the same
+            with a planted delay. It says the smallest gain that 2, 5 and 10 minutes can show here.
+        json: Print the findings as JSON (docs/json.md).
     """
-    from autotune.front.closing import show_findings
+    from autotune.data.options import seconds_of
+    from autotune.front.console import Progress, messages, terminal
     from autotune.front.doctor_report import look
-    from autotune.machine.doctor import Level
+    from autotune.front.tables import show_findings, show_self_test
 
-    findings = diagnose(look())
-    show_findings(findings, as_json=json)
-    return 1 if any(finding.level is Level.STOPS for finding in findings) else 0
+    seconds = None if self_test is None else seconds_of("self_test", self_test)
+    findings, tested = diagnose(look()), None
+    if not json:
+        show_findings(findings)
+    if seconds is not None:
+        from autotune.tuning.self_test import run_self_test
 
-
-@app.command
-def knobs() -> None:
-    """List every knob: what it does, its values, when it acts."""
-    from autotune.front.closing import show_knobs
-
-    show_knobs()
-
-
-@app.command
-def space(
-    file: str,
-    /,
-    *,
-    batch_size: int = 32,
-    examples: int | None = None,
-    device: Literal["cpu", "gpu"] | None = None,
-    cores: int | None = None,
-    seat_devices: int = 1,
-) -> None:
-    """Check a search space, and show what it resolves to on this machine.
-
-    Args:
-        file: A TOML file, or the name of a shipped search space.
-        batch_size: The baseline's batch size.
-        examples: Examples per epoch; unknown when left out.
-        device: What the training would run on; when left out a GPU if NVIDIA's driver shows one here.
-        cores: Processor cores; this machine's when left out.
-        seat_devices: Devices that one trial would use.
-    """
-    counts = {"--batch-size": batch_size, "--examples": examples, "--cores": cores, "--seat-devices": seat_devices}
-    for option, count in counts.items():
-        if count is not None and count < 1:
-            raise ArgumentError(f"{option} is {count}", hint="It must be at least 1.")
-    from autotune.front.closing import show_space
-    from autotune.machine.fingerprint import available_cores
-    from autotune.machine.gpu import lowest_capability, read_gpus
-    from autotune.space.configuration import baseline_configuration
-    from autotune.space.knobs import Device
-    from autotune.space.space_file import find_search_space
-
-    written = find_search_space(file)
-    gpus = read_gpus().gpus
-    on = Device(device or ("gpu" if gpus else "cpu"))
-    named: dict[str, object] = {"jit_compile": on is Device.GPU, **({"strategy": "none"} if seat_devices > 1 else {})}
-    resolved = written.resolve(
-        baseline=baseline_configuration(batch_size, named, on, where="--batch-size"),
-        device=on,
-        cores=available_cores() if cores is None else cores,
-        examples=examples,
-        dataset_takes_config=True,
-        capability=lowest_capability(gpus),
-        devices=seat_devices,
-    )
-    show_space(written.source, resolved)
+        with Progress(messages() if json else terminal(), budget=seconds) as progress:
+            tested = run_self_test(seconds, observe=progress)
+    if json:
+        print_json("doctor", findings=findings, first=first_fix(findings) or None, self_test=tested)
+    elif tested is not None:
+        show_self_test(tested)
+    fails = tested is not None and not (tested.holds_one and tested.finds_delay)
+    return 1 if fails or any(finding.level is Level.STOPS for finding in findings) else 0

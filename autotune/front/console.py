@@ -16,6 +16,7 @@ from pathlib import Path
 from rich import box
 from rich.console import Console as RichConsole
 from rich.live import Live
+from rich.measure import Measurement
 from rich.progress_bar import ProgressBar
 from rich.table import Column, Table
 from rich.text import Text
@@ -39,10 +40,15 @@ _STANDS = {
 
 
 def terminal() -> RichConsole:
-    """Return standard output; 120 columns wide if it is no terminal."""
+    """Return standard output; 120 columns wide and plain if it is no terminal, as in a notebook."""
     if sys.stdout.isatty():
         return RichConsole(highlight=False)
-    return RichConsole(highlight=False, width=120, force_terminal=False, color_system=None)
+    return RichConsole(highlight=False, width=120, force_terminal=False, force_jupyter=False, color_system=None)
+
+
+def messages() -> RichConsole:
+    """Return standard error, which takes what is no result."""
+    return RichConsole(stderr=True, highlight=False)
 
 
 def say(text: object, console: RichConsole | None = None, *, style: str = "") -> None:
@@ -52,12 +58,12 @@ def say(text: object, console: RichConsole | None = None, *, style: str = "") ->
 
 def note(text: object) -> None:
     """Print one plain line on standard error: standard output may be the file that it is about."""
-    say(text, RichConsole(stderr=True, highlight=False))
+    say(text, messages())
 
 
 def show_error(error: AutotuneError) -> None:
     """Print what is wrong, the next step, and the user's own traceback if there is one, on standard error."""
-    console = RichConsole(stderr=True, highlight=False)
+    console = messages()
     say(f"autotune: {error.message}", console, style="bold red")
     if error.hint:
         say(error.hint, console)
@@ -74,6 +80,14 @@ def table(headings: Iterable[str], rows: Iterable[Sequence[str | Text]], *, show
     for row in rows:
         made.add_row(*row)
     return made
+
+
+def print_table(shown: Table, console: RichConsole) -> None:
+    """Print a table; away from a terminal as wide as it is, so that nothing is cut or folded in a pipe."""
+    if not console.is_terminal:
+        unbounded = console.options.update(max_width=1 << 16)
+        console.width = max(console.width, Measurement.get(console, unbounded, shown).maximum)
+    console.print(shown)
 
 
 # -------------------------------------------------------------------------------------------------- figures

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console as RichConsole
+
 from autotune.data.options import take_options
+from autotune.front.console import Progress
 from autotune.recipe.recipe import Recipe
 from autotune.script.workload import Workload
 from autotune.tuning.events import Notice, Observer, silent
@@ -22,7 +26,7 @@ def tune(
     out: str | Path | None = None,
     resume: str | Path | None = None,
     wait: bool = False,
-    observe: Observer = silent,
+    observe: Observer | None = None,
     **options: Any,
 ) -> Recipe:
     """Find the fastest stable configuration of a training on this machine.
@@ -38,7 +42,8 @@ def tune(
         resume: The directory of a run, ended or stopped: it continues with all that was measured. It keeps its options,
             except for `budget`, `trials`, `soak`, `train_samples`, `executor` and the choice of seats.
         wait: Wait until earlier runs on the same devices of this machine have ended. The budget begins then.
-        observe: Is called with each event, see `autotune.tuning.events`.
+        observe: Is called with each event, see `autotune.tuning.events`. When left out, a notebook shows a line for
+            each trial, and a program nothing.
 
     Returns:
         The recipe, which is also written to the run directory.
@@ -49,9 +54,12 @@ def tune(
         TuningInterruptedError: Interrupted before anything was measured.
     """
     request = read_request(workload, args=args, out=out, resume=resume, options=options)
-    recipe = run_tuning(request, observe, wait=wait)
-    from autotune.report.page import try_write_page  # imports pandas, which nothing needs before
+    with contextlib.ExitStack() as drawing:
+        if observe is None:
+            observe = drawing.enter_context(Progress()) if RichConsole().is_jupyter else silent
+        recipe = run_tuning(request, observe, wait=wait)
+        from autotune.report.page import try_write_page  # imports pandas, which nothing needs before
 
-    if problem := try_write_page(request.directory.path):
-        observe(Notice(text=problem))
+        if problem := try_write_page(request.directory.path):
+            observe(Notice(text=problem))
     return recipe

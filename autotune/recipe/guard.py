@@ -64,7 +64,7 @@ class Guard:
     ) -> None:
         self._evidence, self._machine = evidence, machine
         self._log, self._say, self._clock = log, say, clock
-        self._claimed = evidence.throughput.value
+        self.claimed = evidence.throughput.value
         self._calls, self._next_check = 0, 1
         self._examples_per_call = 0
         self._epoch_examples = self._largest_call = 0  # of the epoch in progress
@@ -126,11 +126,11 @@ class Guard:
             self._write(now)
         if now - self._window.at < JUDGE_SECONDS:
             return
-        share = self._rate_since(self._window) / self._claimed
+        share = self._rate_since(self._window) / self.claimed
         if share < SLOW and not self._warned:
             self._warned = True
             cause = self._cause(now - self._window.at)
-            self._say(f"{share * self._claimed:,.0f} samples/s, {share:.0%} of what the recipe claims: {cause}")
+            self._say(f"{share * self.claimed:,.0f} samples/s, {share:.0%} of what the recipe claims: {cause}")
         self._begin_window(self._looked)
 
     def _begin_window(self, now: _Moment) -> None:
@@ -159,21 +159,28 @@ class Guard:
         line = {
             "at": datetime.now(UTC).isoformat(timespec="seconds"),
             "samples_per_second": round(rate, 2),
-            "of_claim": round(rate / self._claimed, 4),
+            "of_claim": round(rate / self.claimed, 4),
             "calls": self._calls,
         }
         with contextlib.suppress(OSError), self._log.open("a", encoding="utf-8") as stream:
             stream.write(json.dumps(line) + "\n")
+
+    @property
+    def throughput(self) -> float | None:
+        """Samples per second since it was warm, as last looked at; None if that is too short to tell."""
+        if self._warm is None or self._looked is None or self._looked.at - self._warm.at < CHECK_SECONDS:
+            return None
+        return self._rate_since(self._warm)
 
     def ended(self) -> None:
         """Say how fast the training was, now that it has ended."""
         if self._warm is None:
             return
         self._looked = _Moment(self._clock(), self._calls)
-        if self._looked.at - self._warm.at < CHECK_SECONDS:
+        rate, evidence = self.throughput, self._evidence
+        if rate is None:
             return
         self._write(self._looked.at)
-        rate, evidence = self._rate_since(self._warm), self._evidence
         self._say(
             f"trained at {rate:,.0f} samples/s, ×{rate / evidence.baseline_throughput.value:.2f} of the baseline "
             f"when it was tuned (claimed: ×{evidence.speedup.value:.2f})"

@@ -6,6 +6,7 @@ import codecs
 import functools
 import html
 import itertools
+import shlex
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
+from autotune.data.credentials import masked_names
 from autotune.data.errors import ApplyError, ArgumentError, MachineMismatchError, RecipeError
 from autotune.data.facts import Machine, ScriptFacts, Trains
 from autotune.data.figures import Interval
@@ -53,6 +55,16 @@ class RecipeWorkload(Part):
     script: ScriptFacts | None = Field(None, description="How a script trains, and where the knobs reach it.")
     settings: Many[str] = Field((), description="`NAME=value` of what acts on speed and is no knob, in all trials.")
     train_samples: Count | None = Field(None, description="Of the long training; null when not known.")
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """The stored arguments of its file. Raises ArgumentError where one of them is masked."""
+        if masked_names(self.args):
+            raise ArgumentError(
+                "the recipe stores no credentials, but its script got some",
+                hint=f"Give the script's arguments again: -- {shlex.join(self.args)}",
+            )
+        return self.args
 
 
 class CreatedBy(Part):
@@ -279,6 +291,17 @@ class Recipe(Part):
                 f"recipe.fit_args(dataset, steps_per_execution={divides}).",
             )
         return training.fit_args
+
+    def __repr__(self) -> str:
+        """Return three lines: what was found, what it changes, and where it was measured."""
+        changes = Configuration(self.configuration).describe(Configuration(self.baseline))
+        verdict, speedup = self.evidence.verdict.value.replace("_", " "), self.evidence.speedup.shown()
+        return (
+            f"Recipe of {one_line(self.workload.name)}: {verdict}, {speedup}\n  {changes}\n"
+            f"  measured on {one_line(self.machine.describe())}, run {one_line(self.created_by.run)}"
+        )
+
+    __str__ = __repr__
 
     def _repr_html_(self) -> str:
         """Return the recipe as notebooks show it."""

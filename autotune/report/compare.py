@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from pathlib import Path
 
 import pandas as pd
 
-from autotune.data.facts import Machine, gpu_names
 from autotune.data.printable import one_line
 from autotune.data.record import Outcome, Phase, TrialRecord, baseline_trial
-from autotune.data.run_directory import RunDirectory, RunRecord, find_runs, parse_utc
+from autotune.data.run_directory import RunDirectory, RunRecord, parse_utc
+from autotune.data.runs_on_disk import Paths, find_runs
 from autotune.recipe.recipe import Recipe
 from autotune.report.history import BOOLEAN, FLOAT, INTEGER, STRING, TIME, table, typed
 from autotune.space.configuration import Configuration, baseline_of, read_trials, trial_configuration
 
 # Outcomes that say nothing against the configuration: nothing ran, or the user ended it.
 _NO_FAILURE = frozenset({Outcome.OK, Outcome.PRUNED, Outcome.INFERRED_OOM, Outcome.INTERRUPTED})
-_COLUMNS = (
+COLUMNS = (
     typed(STRING, "run workload machine")
     | typed(TIME, "started_at")
     | typed(STRING, "verdict")
@@ -31,11 +30,11 @@ _COLUMNS = (
 )
 
 
-def compare(*runs: str | Path) -> pd.DataFrame:
+def compare(*runs: Paths) -> pd.DataFrame:
     """Set runs side by side: what each found on which machine, and which recipe to use where.
 
     Args:
-        runs: Run directories, or directories that hold some at any depth, such as `results`.
+        runs: Run directories, or directories that hold some at any depth, such as `results`; also as one list.
 
     Returns:
         A row for each run, in the order of the arguments, those found below one by path. `trials` ended in any way;
@@ -53,7 +52,7 @@ def compare(*runs: str | Path) -> pd.DataFrame:
     directories = find_runs(*runs)
     records = [directory.read_run() for directory in directories]
     rows = [_row(directory, record, records[0]) for directory, record in zip(directories, records, strict=True)]
-    frame = table(rows, _COLUMNS)
+    frame = table(rows, COLUMNS)
     known = frame[frame["throughput"].notna()]
     fastest = known.groupby(["workload", "machine_id"], dropna=False)["throughput"].idxmax()
     return frame.assign(use=pd.Series(frame.index.isin(fastest), dtype=BOOLEAN))
@@ -73,7 +72,7 @@ def _row(directory: RunDirectory, run: RunRecord, first: RunRecord) -> dict[str,
     return {
         "run": one_line(run.run),
         "workload": one_line(run.workload.name) if run.workload else None,
-        "machine": describe_machine(run.machine),
+        "machine": run.machine.describe(),
         "machine_id": run.machine.id,
         "started_at": parse_utc(run.started_at, directory.path / "run.json"),
         "trials": len(trials),
@@ -118,12 +117,6 @@ def _differences(first: RunRecord, other: RunRecord) -> str:
     elif first.baseline and other.baseline and first.baseline != other.baseline:
         reasons.append("another baseline")
     return ", ".join(reasons)
-
-
-def describe_machine(machine: Machine) -> str:
-    """Return `Intel Xeon × 8 cores, 2 × NVIDIA H200`: processor, cores and GPUs in words."""
-    cores = f"{machine.cores} core{'' if machine.cores == 1 else 's'}"
-    return ", ".join(filter(None, [f"{machine.cpu} × {cores}", gpu_names(machine.gpus)]))
 
 
 def chosen_trial(recipe: Recipe, records: Sequence[TrialRecord]) -> TrialRecord | None:

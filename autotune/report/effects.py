@@ -10,15 +10,16 @@ import warnings
 from collections import defaultdict
 from collections.abc import Iterable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from autotune.data.figures import Interval
 from autotune.data.models import KnobValue
+from autotune.data.printable import one_line
 from autotune.data.record import Outcome, Pair, Phase, Slice, TrialRecord
-from autotune.data.run_directory import RunDirectory, find_runs
+from autotune.data.run_directory import RunDirectory
+from autotune.data.runs_on_disk import Paths, find_runs
 from autotune.report.history import BOOLEAN, FLOAT, INTEGER, STRING, table, typed
 from autotune.space.configuration import Configuration, format_value, read_trials, trial_configuration
 
@@ -32,7 +33,7 @@ _OPERATIONS |= typed(INTEGER, "count") | typed(FLOAT, "self_seconds share")
 _WIDTH = 1.96
 
 
-def knob_effects(*runs: str | Path) -> pd.DataFrame:
+def knob_effects(*runs: Paths) -> pd.DataFrame:
     """Estimate what changing one knob did to the speed, all others equal; arguments and errors as in `load_history`.
 
     Returns:
@@ -41,24 +42,28 @@ def knob_effects(*runs: str | Path) -> pd.DataFrame:
         their errors, with its 95% interval `low` to `high`. `importance` is the knob's share of the variance of
         speed-ups (Optuna's PED-ANOVA); NA where there are too few trials.
     """
-    found = [effects_in(directory, read_trials(directory)) for directory in find_runs(*runs)]
-    rows = sorted(itertools.chain(*found), key=lambda row: (row["run"], -abs(math.log(row["effect"]))))
+    found = [
+        {"run": _run_id(directory), **effect}
+        for directory in find_runs(*runs)
+        for effect in effects_in(directory, read_trials(directory))
+    ]
+    rows = sorted(found, key=lambda row: (row["run"], -abs(math.log(row["effect"]))))
     return table(rows, _EFFECTS)
 
 
 def effects_in(directory: RunDirectory, records: Iterable[TrialRecord]) -> list[dict[str, Any]]:
-    """Return the rows of `knob_effects` for one run."""
+    """Return the rows of `knob_effects` for one run, without the run."""
     rows, importances = [], _importances(directory)
     for (knob, before, after), ratios in _ratios(_measured(directory, records)).items():
         weights = [1 / max(error, 1e-3) ** 2 for _, error in ratios]
         mean, error = statistics.fmean([ratio for ratio, _ in ratios], weights), _WIDTH / math.sqrt(sum(weights))
-        changed = {"run": directory.name, "knob": knob, "before": before, "after": after}
+        changed = {"knob": knob, "before": before, "after": after}
         effect = {"effect": math.exp(mean), "low": math.exp(mean - error), "high": math.exp(mean + error)}
         rows.append({**changed, **effect, "pairs": len(ratios), "importance": importances.get(knob)})
     return rows
 
 
-def load_slices(*runs: str | Path) -> pd.DataFrame:
+def load_slices(*runs: Paths) -> pd.DataFrame:
     """Load every timed slice of every trial, in long form; arguments and errors as in `load_history`.
 
     Returns:
@@ -67,22 +72,20 @@ def load_slices(*runs: str | Path) -> pd.DataFrame:
     """
     rows: list[dict[str, object]] = []
     for directory in find_runs(*runs):
+        run = _run_id(directory)
         for record in read_trials(directory):
             sides: list[tuple[str, Pair | None, Slice]] = [("alone", None, measured) for measured in record.slices]
             for pair in record.pairs:
                 sides += [("baseline", pair, pair.baseline), ("candidate", pair, pair.candidate)]
             for side, beside, measured in sides:
-                values = {name: getattr(measured, name, None) for name in _SLICES} | {
-                    "run": directory.name,
-                    "side": side,
-                }
+                values = {name: getattr(measured, name, None) for name in _SLICES} | {"run": run, "side": side}
                 if beside is not None:
                     values |= {"instance": beside.instance, "disturbed": beside.disturbed}
                 rows.append({**values, "trial": record.trial, "throughput": measured.examples / measured.seconds})
     return table(rows, _SLICES)
 
 
-def load_ops(*runs: str | Path) -> pd.DataFrame:
+def load_ops(*runs: Paths) -> pd.DataFrame:
     """Load the operations of profiled trials that took most time; arguments and errors as in `load_history`.
 
     Returns:
@@ -90,17 +93,18 @@ def load_ops(*runs: str | Path) -> pd.DataFrame:
         `self_seconds` are of all profiled steps, `share` is of all operations' or kernels' self time.
     """
     rows = [
-        {
-            "run": directory.name,
-            "trial": record.trial,
-            "operation": operation.name,
-            **operation.model_dump(exclude={"name"}),
-        }
+        {"run": run, "trial": record.trial, "operation": operation.name, **operation.model_dump(exclude={"name"})}
         for directory in find_runs(*runs)
+        for run in [_run_id(directory)]
         for record in read_trials(directory)
         for operation in (() if record.profile is None else (*record.profile.operations, *record.profile.kernels))
     ]
     return table(rows, _OPERATIONS)
+
+
+def _run_id(directory: RunDirectory) -> str:
+    """Return the run's id as all tables have it."""
+    return one_line(directory.read_run().run)
 
 
 def _measured(directory: RunDirectory, records: Iterable[TrialRecord]) -> list[tuple[Configuration, Interval]]:

@@ -6,17 +6,20 @@ Columns have their dtypes whatever the rows hold: tables can be put together, an
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 from pandas.api.extensions import ExtensionDtype
 
 from autotune.data.files import write_atomically
+from autotune.data.models import KnobValue
 from autotune.data.printable import one_line
-from autotune.data.record import Outcome, Phase, TrialRecord, reference_of
-from autotune.data.run_directory import RunDirectory, find_runs, parse_utc
-from autotune.space.configuration import format_value, read_trials, trial_configuration
+from autotune.data.record import Outcome, Phase, Standing, TrialRecord, reference_of
+from autotune.data.run_directory import RunDirectory, parse_utc
+from autotune.data.runs_on_disk import Paths, find_runs
+from autotune.space.configuration import Configuration, baseline_of, read_trials, trial_configuration
 from autotune.space.knobs import KNOBS, Domain
 from autotune.stats.deciding import Stop
 from autotune.stats.disturbance import gpu_figures
@@ -24,6 +27,7 @@ from autotune.stats.intervals import overall_rate
 from autotune.stats.ratios import recorded_rate
 from autotune.stats.same_loss import ExamplesNeeded, examples_needed
 
+AUTOTUNE = -1  # stands for the word `autotune` among numbers, as `tf.data.AUTOTUNE` does
 STRING, INTEGER, FLOAT, BOOLEAN = pd.StringDtype(), pd.Int64Dtype(), pd.Float64Dtype(), pd.BooleanDtype()
 TIME = pd.DatetimeTZDtype("us", "UTC")
 
@@ -40,20 +44,28 @@ def table(rows: Sequence[Mapping[str, object]], columns: Mapping[str, ExtensionD
     )
 
 
-def _as_text(domain: Domain) -> bool:
-    """Return whether a knob stands as text: if it has words, or is a union of types."""
-    return bool(domain.words or (domain.booleans and domain.integers))
-
-
 def _knob_dtype(domain: Domain) -> ExtensionDtype:
-    if _as_text(domain):
-        return STRING
-    return BOOLEAN if domain.booleans else INTEGER
+    """Return the dtype by which a knob's values are filtered: words beside numbers or booleans make no text of them."""
+    if domain.booleans:
+        return BOOLEAN
+    return STRING if domain.integers is None else INTEGER
+
+
+def _knob_cell(name: str, value: KnobValue) -> KnobValue | None:
+    """Return a knob's value as its column holds it."""
+    domain = KNOBS[name].domain
+    if isinstance(value, str) and (domain.booleans or domain.integers is not None):
+        return AUTOTUNE if value == "autotune" else None
+    return value
 
 
 _FIRST = typed(STRING, "run") | typed(INTEGER, "trial")
 _FIRST["phase"], _FIRST["outcome"] = (
     pd.CategoricalDtype([str(member) for member in kind]) for kind in (Phase, Outcome)
+)
+_FIRST |= typed(BOOLEAN, "confirmed duplicate") | typed(STRING, "configuration_id changes")
+_OF_GPU = typed(
+    FLOAT, "joules_per_sample gpu_power_watts gpu_utilisation gpu_sm_clock_share gpu_temperature gpu_slowed_share"
 )
 _FIGURES = (
     typed(FLOAT, "throughput baseline_throughput speedup speedup_low speedup_high same_loss_speedup examples_factor")
@@ -61,37 +73,47 @@ _FIGURES = (
     | typed(FLOAT, "compile_seconds warmup_seconds")
     | typed(INTEGER, "warmup_steps")
     | typed(BOOLEAN, "settled")
-    | typed(FLOAT, "measured_seconds")
+    | typed(FLOAT, "measured_seconds loss")
     | typed(pd.CategoricalDtype([str(stop) for stop in Stop]), "stopped_by")
     | typed(FLOAT, "first_step_seconds filling_seconds epoch_overhead_seconds")
     | typed(INTEGER, "peak_host_bytes peak_device_bytes")
     | typed(FLOAT, "input_wait_fraction cpu_utilisation")
-    | typed(
-        FLOAT, "joules_per_sample gpu_power_watts gpu_utilisation gpu_sm_clock_share gpu_temperature gpu_slowed_share"
-    )
+    | _OF_GPU
     | typed(STRING, "bottleneck")
     | typed(FLOAT, "bottleneck_share ceiling_input ceiling_compute scaling_efficiency")
     | typed(TIME, "started_at")
     | typed(FLOAT, "seconds")
     | typed(STRING, "seat host device machine workload objective reason")
 )
+_OF_SOME_DEVICES = (*_OF_GPU, "peak_device_bytes", "scaling_efficiency")
 
 
 def columns() -> dict[str, ExtensionDtype]:
-    """Return the table's columns in order, each with its dtype; every knob has one."""
+    """Return all columns of the table in order, each with its dtype; every knob has one."""
     return _FIRST | {knob.name: _knob_dtype(knob.domain) for knob in KNOBS.values()} | _FIGURES
 
 
-def load_history(*runs: str | Path) -> pd.DataFrame:
+def load_history(*runs: Paths, every_column: bool = False) -> pd.DataFrame:
     """Load one row per trial of one run or many, failed and pruned trials included.
 
     Args:
-        runs: Run directories, or directories that hold some at any depth, such as `results`.
+        runs: Run directories, or directories that hold some at any depth, such as `results`; also as one list.
+        every_column: Keep the knobs that no trial has, and figures of devices that none ran on.
 
     Returns:
         The columns of `columns()`, in that order, rows by run and then by trial; times in seconds, sizes in bytes,
-        rates in samples per second. `machine` is the machine's id; text is one line. A knob that the trial's device
-        does not have is NA, and so are the `reason` of a trial that ended well and figures that were not measured.
+        rates in samples per second. `machine` is the machine's id; text is one line. NA are a knob that the trial's
+        device does not have, the `reason` of a trial that ended well, and figures that were not measured.
+
+        `changes` is how the configuration differs from the run's baseline; equal ones have the same
+        `configuration_id`. `confirmed` is true for a speed-up that fresh processes have shown: of the others the
+        luckiest look best. `duplicate` is true where another row of the run says more about the same configuration,
+        such as its confirmation. `loss` is the training loss when the trial ended.
+
+        Knobs filter by their values: `frame[frame.jit_compile]`, `frame[frame.prefetch == 2]`. Among numbers,
+        `autotune` is -1, as `tf.data.AUTOTUNE` is. Words that leave the choice to Keras or to the script (`auto`,
+        `as_written`) are NA there; `changes` has them.
+
         `bottleneck` is what limits the trial and `bottleneck_share` the figure that it rests on; the ceilings are
         what input and step reach alone. `scaling_efficiency` is the throughput over replicas times one device's.
 
@@ -114,31 +136,54 @@ def load_history(*runs: str | Path) -> pd.DataFrame:
     for directory in find_runs(*runs):
         run = directory.read_run()
         records = sorted(read_trials(directory), key=lambda record: record.trial)
+        baseline, duplicates = baseline_of(directory, run, records), _find_duplicates(records)
         of_run = {
             "run": one_line(run.run),
             "machine": run.machine.id,
             "workload": one_line(run.workload.name) if run.workload else None,
             "objective": one_line(run.arguments.get("objective", "throughput")),
         }
-        rows.extend(_row(record, directory, reference_of(record, records)) | of_run for record in records)
-    return table(rows, columns())
+        for record in records:
+            row = _row(record, directory, reference_of(record, records), baseline)
+            rows.append({**row, **of_run, "duplicate": record.trial in duplicates})
+    frame = table(rows, columns())
+    if every_column or not rows:
+        return frame
+    missing = [name for name in KNOBS if not any(name in row for row in rows)]
+    return frame.drop(columns=missing + [name for name in _OF_SOME_DEVICES if frame[name].isna().all()])
+
+
+def _find_duplicates(records: Sequence[TrialRecord]) -> Collection[int]:
+    """Return the trials of a configuration of which another trial says more: its confirmation, or a later success."""
+
+    def evidence(record: TrialRecord) -> tuple[bool, bool, bool, int]:
+        is_leader = record.phase is Phase.CONFIRM and (bool(record.looks) or record.speedup is not None)
+        is_first_look = record.phase in (Phase.BASELINE, Phase.SEARCH)
+        return is_leader, record.outcome.measured, is_first_look, record.trial
+
+    best = {Configuration(record.configuration).id: record.trial for record in sorted(records, key=evidence)}
+    return {record.trial for record in records} - set(best.values())
 
 
 _OF_RECORD = [name for name in (*_FIRST, *_FIGURES) if name in TrialRecord.model_fields or hasattr(TrialRecord, name)]
 
 
-def _row(record: TrialRecord, directory: RunDirectory, reference: TrialRecord) -> dict[str, object]:
+def _row(
+    record: TrialRecord, directory: RunDirectory, reference: TrialRecord, baseline: Configuration | None
+) -> dict[str, object]:
     """Return a trial as a row; None is NA. A column that no line here names is the record's field."""
     file = directory.trial_directory(record.trial) / "result.json"
     speedup, limit, top = record.speedup, record.bottleneck, record.ceilings
+    configuration = trial_configuration(directory, record)
     beside = [(recorded_rate(pair.baseline, reference), pair.baseline.examples) for pair in record.pairs]
     return {
         **{name: getattr(record, name) for name in _OF_RECORD},
         **gpu_figures(record),
-        **{
-            name: format_value(value) if _as_text(KNOBS[name].domain) else value
-            for name, value in trial_configuration(directory, record).items()
-        },
+        **{name: _knob_cell(name, value) for name, value in configuration.items()},
+        "configuration_id": configuration.id,
+        "changes": configuration.describe(relative_to=baseline),
+        "confirmed": bool(record.looks) and record.looks[-1].standing is Standing.CONFIRMED,
+        "loss": record.last_loss,
         "throughput": record.throughput.value if record.throughput else None,
         "baseline_throughput": overall_rate(beside) if beside else None,
         "speedup": speedup.value if speedup else None,
@@ -167,6 +212,12 @@ def _learning(record: TrialRecord) -> dict[str, object]:
         "examples_factor": factor.value,
         "learning_rate_rule": needed.rule,
     }
+
+
+def rows_of(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """Return a table's rows as dictionaries; None for NA."""
+    known = frame.astype(object).where(frame.notna(), None)
+    return [{str(name): value for name, value in row.items()} for row in known.to_dict("records")]
 
 
 _FORMULA = re.compile(r"^(?:[=@\t\r]|[+-](?!\d*\.?\d+$))")  # a plain number is none

@@ -20,7 +20,7 @@ from autotune.data.run_directory import RunDirectory, RunRecord, left_out
 from autotune.recipe.advice import advice, usage, verdict_in_words
 from autotune.recipe.answers import NOT_PROMISED
 from autotune.recipe.recipe import Recipe
-from autotune.report.compare import chosen_trial, describe_machine
+from autotune.report.compare import chosen_trial
 from autotune.report.effects import effects_in
 from autotune.report.loss_charts import loss_charts
 from autotune.space.configuration import Configuration, baseline_of, format_value, read_trials
@@ -154,7 +154,7 @@ def _trial(record: TrialRecord, baseline: Configuration | None) -> dict[str, Any
 def _machine(run: RunRecord) -> list[list[str]]:
     machine = run.machine
     rows: Mapping[str, str | None] = {
-        "machine": describe_machine(machine),
+        "machine": machine.describe(),
         "memory": f"{machine.memory_bytes / 2**30:.0f} GiB",
         "system": machine.platform,
         "Python": machine.python,

@@ -8,6 +8,7 @@ import sys
 import traceback
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -98,6 +99,11 @@ class LongRun(Hooks):
         self._scaled = weakref.WeakKeyDictionary[Any, tuple[int, int]]()  # optimizers whose scaling was said
         self._said_last = ""  # of the learning rate
         self._first_batch: int | None = None  # the batch size that the script first gave to the tuned fit
+
+    @property
+    def guard(self) -> Guard:
+        """The guard, which has measured its speed."""
+        return self._guard
 
     def install(self) -> None:
         """Set what acts before TensorFlow is imported, and wrap it, now or once it is."""
@@ -253,6 +259,18 @@ def changed_arguments(call: FitCall, configuration: Configuration, facts: Script
     return changed
 
 
+@dataclass(frozen=True)
+class PreparedRun:
+    """A script that is ready to run with a recipe's values: calling it runs it, and returns its exit code."""
+
+    reference: WorkloadReference
+    long_run: LongRun
+
+    def __call__(self) -> int:
+        """Run the script."""
+        return _run(self.reference, self.long_run)
+
+
 def prepare_run(
     recipe_path: Path,
     script: str,
@@ -265,8 +283,8 @@ def prepare_run(
     candidate: bool = False,
     same_training: bool = False,
     larger_batch: bool = False,
-) -> Callable[[], int]:
-    """Check that a recipe and a script belong together; return a function that runs it and returns its exit code.
+) -> PreparedRun:
+    """Check that a recipe and a script belong together; return what runs it.
 
     With `candidate` it trains with the candidate of an undecided run; with `same_training` or `larger_batch` with that
     answer of the recipe, recommended or not.
@@ -312,7 +330,7 @@ def prepare_run(
     for text in mismatches(recipe.machine, on_mismatch):
         say(text)
     run.install()
-    return lambda: _run(reference, run)
+    return PreparedRun(reference, run)
 
 
 def _run(reference: WorkloadReference, run: LongRun) -> int:

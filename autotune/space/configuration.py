@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -62,6 +63,11 @@ class Configuration(Mapping[str, KnobValue]):
     def __repr__(self) -> str:
         """Return `Configuration(batch_size=32, …)`."""
         return f"Configuration({', '.join(f'{name}={value!r}' for name, value in self._values.items())})"
+
+    @property
+    def id(self) -> str:
+        """Eight characters, the same for equal configurations; the `c` keeps spreadsheets from reading a number."""
+        return f"c{hashlib.sha256(self.key.encode()).hexdigest()[:7]}"
 
     @property
     def batch_size(self) -> int:

@@ -25,7 +25,7 @@ from types import MappingProxyType
 from typing import Any
 
 from autotune.data.errors import ArgumentError, SearchSpaceError
-from autotune.data.files import read_at_most
+from autotune.data.files import read_at_most, shipped_directory
 from autotune.data.models import KnobValue
 from autotune.data.printable import short
 from autotune.space.configuration import Configuration, format_value, normalize, reset_idle
@@ -298,23 +298,16 @@ def _short(value: object) -> str:
     return "missing" if value is None else short(value)
 
 
-def shipped_directory() -> Path:
-    """Return where the shipped search spaces are: inside the package, or beside it in a checkout."""
-    package = Path(__file__).resolve().parent.parent
-    inside = package / "search_spaces"
-    return inside if inside.is_dir() else package.parent / "search_spaces"
-
-
 def shipped_names() -> tuple[str, ...]:
     """Return the names that `--space` takes instead of a path."""
-    return tuple(sorted(path.stem for path in shipped_directory().glob("*.toml")))
+    return tuple(sorted(path.stem for path in shipped_directory("search_spaces").glob("*.toml")))
 
 
 def find_search_space(name_or_path: str | Path) -> SearchSpace:
     """Read the shipped search space of that name, or the one in that file. Raises SearchSpaceError without either."""
     file, source = Path(name_or_path), str(name_or_path)
     if source in shipped_names():
-        file, source = shipped_directory() / f"{source}.toml", f"{source}.toml"
+        file, source = shipped_directory("search_spaces") / f"{source}.toml", f"{source}.toml"
     try:
         content = read_at_most(file, LARGEST_FILE_BYTES)
         text = content.decode()

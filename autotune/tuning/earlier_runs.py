@@ -6,15 +6,11 @@ nothing, and a damaged run is skipped.
 
 from __future__ import annotations
 
-import contextlib
-import heapq
 import math
-import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice
 from pathlib import Path
 
 from autotune.data.errors import RecipeError, RunDirectoryError
@@ -23,13 +19,13 @@ from autotune.data.models import KnobValue
 from autotune.data.printable import one_line
 from autotune.data.record import Outcome, Phase, Standing, TrialRecord
 from autotune.data.run_directory import EarlierLeader, RunDirectory, RunRecord, WorkloadRecord
+from autotune.data.runs_on_disk import newest_runs
 from autotune.recipe.recipe import Recipe
 from autotune.space.configuration import Configuration, baseline_of, format_value, read_trials
 from autotune.space.space_file import ResolvedSpace
 from autotune.stats.deciding import Verdict
 
 MOST_RUNS = 50  # the newest, whose run.json is read
-MOST_ENTRIES = 20_000  # of the results directory and its directories, which may hold anything
 MOST_READ = 6  # runs of the same workload whose trials are read
 MOST_LEADERS = 2
 NOT_FASTER = (Verdict.NO_SIGNIFICANT_GAIN, Verdict.UNSTABLE)  # of runs that have no leaders of the same training
@@ -135,7 +131,7 @@ def _covers(earlier: RunRecord, space: ResolvedSpace) -> bool:
 def _same_runs(results: Path, run: RunRecord) -> list[tuple[int, RunDirectory, RunRecord]]:
     """Return the runs of the same workload, the newest first, each with the kinship of its machine; see `_Leader`."""
     same = []
-    for directory in _newest_runs(results):
+    for directory in newest_runs(results, most=MOST_RUNS):
         try:
             earlier = directory.read_run()
         except RunDirectoryError:
@@ -148,29 +144,6 @@ def _same_runs(results: Path, run: RunRecord) -> list[tuple[int, RunDirectory, R
         kinship = 0 if not earlier.machine.differences(run.machine) else 1 if is_same_device else 2
         same.append((kinship, directory, earlier))
     return sorted(same, key=lambda found: found[0])
-
-
-def _newest_runs(results: Path) -> list[RunDirectory]:
-    """Return the newest runs in a directory and in its directories, the newest first."""
-    found: list[tuple[float, Path]] = []
-    for entry in islice(_entries_below(results), MOST_ENTRIES):
-        with contextlib.suppress(OSError):
-            if entry.is_dir(follow_symlinks=False):
-                found.append(((Path(entry.path) / "run.json").lstat().st_mtime, Path(entry.path)))
-    return [RunDirectory(folder) for _, folder in heapq.nlargest(MOST_RUNS, found)]
-
-
-def _entries_below(results: Path) -> Iterator[os.DirEntry[str]]:
-    """Yield what is in a directory and in its directories; nothing where one cannot be read."""
-    for entry in _entries_in(results):
-        yield entry
-        if entry.is_dir(follow_symlinks=False):
-            yield from _entries_in(entry.path)
-
-
-def _entries_in(folder: str | Path) -> Iterator[os.DirEntry[str]]:
-    with contextlib.suppress(OSError), os.scandir(folder) as entries:
-        yield from entries
 
 
 # ------------------------------------------------------------------------------------------ their leaders

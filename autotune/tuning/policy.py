@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from autotune.data.options import MIN_GAIN
 from autotune.data.record import LOOK_SHARE, Standing
 from autotune.stats.deciding import EndedBy, Verdict
 from autotune.stats.intervals import ProcessPrior, t_quantile
@@ -365,9 +366,13 @@ def smallest_gain_shown(state: State) -> float:
     """Return the smallest gain, a logarithm, that the run's time could have shown of one candidate."""
     leader = state.open or state.champion or next(iter(state.inconclusive), None)
     if leader is not None and leader.ratio is not None:
-        width = leader.ratio.half_width
-    else:
-        pairs = int(FIRST_CLAIM_SHARE * state.budget / state.first_pair_seconds)
-        count = max(FEWEST_PROCESSES, min(pairs, MOST_PROCESSES))
-        width = state.prior.half_width(count, 1 - LOOK_SHARE * error_of(state.next_leader))
-    return max(width, math.log1p(state.min_gain))
+        return max(leader.ratio.half_width, math.log1p(state.min_gain))
+    return gain_shown_in(state.budget, state.first_pair_seconds, state.prior, state.next_leader, state.min_gain)
+
+
+def gain_shown_in(
+    budget: float, pair_seconds: float, prior: ProcessPrior, leader: int = 1, min_gain: float = MIN_GAIN
+) -> float:
+    """Return the smallest gain, a logarithm, that a run of that budget can show of its leader of that number."""
+    count = max(FEWEST_PROCESSES, min(int(FIRST_CLAIM_SHARE * budget / pair_seconds), MOST_PROCESSES))
+    return max(prior.half_width(count, 1 - LOOK_SHARE * error_of(leader)), math.log1p(min_gain))

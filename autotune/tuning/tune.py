@@ -15,6 +15,7 @@ from autotune.data.files import write_atomically
 from autotune.data.options import Options, read_options
 from autotune.data.record import Place
 from autotune.data.run_directory import RunDirectory, RunRecord, new_run_directory
+from autotune.data.runs_on_disk import RESULTS
 from autotune.machine.fingerprint import fingerprint, require_linux
 from autotune.machine.gpu import visible_gpus
 from autotune.machine.other_runs import announce_run, local_devices
@@ -99,7 +100,7 @@ def read_request(
         args=reference.args,
         **given,
     )
-    results = Path("results") if out is None else Path(out).parent
+    results = Path(RESULTS) if out is None else Path(out).parent
     directory = new_run_directory(results, _name_of(reference)) if out is None else RunDirectory(Path(out))
     return Request(directory=directory, reference=reference, options=chosen, began=began, results=results)
 
@@ -285,6 +286,7 @@ def _tune_opened(opened: Opened, invocation: Invocation, written: SearchSpace | 
         opened.seat.keep_baseline()
     record = _note_leaders(complete_run_record(opened, invocation, written.source, space), invocation, space)
     directory.write_run(record)
+    directory.link_latest()
     if run.state_file is not None and "batch_size" not in space.choices:
         run.state_file.unlink(missing_ok=True)
         run.state_file = None

@@ -7,21 +7,15 @@ import shlex
 import shutil
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
-from autotune.data.credentials import mask_arguments, masked_names
-from autotune.data.errors import (
-    ArgumentError,
-    NoStableConfigurationError,
-    RecipeError,
-    TrialProcessError,
-    TuningInterruptedError,
-)
-from autotune.data.facts import Trains, WorkloadFacts
+from autotune.data.credentials import mask_arguments
+from autotune.data.errors import NoStableConfigurationError, RecipeError, TrialProcessError, TuningInterruptedError
+from autotune.data.facts import Trains, WorkloadFacts, WorkloadReference
 from autotune.data.figures import Interval, LogInterval
 from autotune.data.options import MEMORY_MARGIN, MIN_GAIN, Options, seconds_of
 from autotune.data.printable import first_line
@@ -103,14 +97,39 @@ def verify(
         NoStableConfigurationError: The baseline itself fails.
         TuningInterruptedError: Interrupted before two fresh processes a side were measured.
     """
-    began = time.monotonic()
-    refuse_while_loading()
-    require_linux()
     loaded = recipe if isinstance(recipe, Recipe) else Recipe.load(Path(recipe))
     options = _options_of(
         loaded, budget=seconds_of("budget", budget), seed=seed, isolation=isolation, memory_margin=memory_margin
     )
-    reference = reference_to(workload, _arguments_of(loaded) if args is None else args)
+    reference = reference_to(workload, loaded.workload.arguments if args is None else args)
+    by_object = isinstance(workload, Workload) and workload.name is None
+    return measure_in_passing(
+        reference,
+        options,
+        observe,
+        lambda invocation: verify_with(invocation, loaded, found_by_object=by_object),
+        reason_of=lambda verification: verification.reason,
+    )
+
+
+T = TypeVar("T")
+
+
+def measure_in_passing(
+    reference: WorkloadReference,
+    options: Options,
+    observe: Observer,
+    measure: Callable[[Invocation], T],
+    *,
+    reason_of: Callable[[T], str],
+) -> T:
+    """Measure on this machine in a temporary run directory, and return what was found.
+
+    The directory stays only where the reason of what was found, or an error, names a place in it.
+    """
+    began = time.monotonic()
+    refuse_while_loading()
+    require_linux()
     machine = fingerprint()
     folder = Path(tempfile.mkdtemp(prefix="autotune-verify-")).resolve()
     directory, reported = RunDirectory(folder), ""
@@ -124,23 +143,23 @@ def verify(
                 say=lambda text: observe(Notice(text=text)),
             ),
             LocalExecutor(
-                reference, logs=directory.log_directory, isolation=isolation, import_seconds=options.budget
+                reference, logs=directory.log_directory, isolation=options.isolation, import_seconds=options.budget
             ) as processes,
         ):
-            invocation = Invocation(
-                executor=processes,
-                directory=directory,
-                machine=machine,
-                limits=limits_of(machine, memory_margin),
-                reference=reference,
-                options=options,
-                clock=lambda: time.monotonic() - began,
-                observe=observe,
+            found = measure(
+                Invocation(
+                    executor=processes,
+                    directory=directory,
+                    machine=machine,
+                    limits=limits_of(machine, options.memory_margin),
+                    reference=reference,
+                    options=options,
+                    clock=lambda: time.monotonic() - began,
+                    observe=observe,
+                )
             )
-            by_object = isinstance(workload, Workload) and workload.name is None
-            verification = verify_with(invocation, loaded, found_by_object=by_object)
-        reported = verification.reason
-        return verification
+        reported = reason_of(found)
+        return found
     except (NoStableConfigurationError, TrialProcessError) as error:
         reported = str(error)
         raise
@@ -159,16 +178,6 @@ def _options_of(recipe: Recipe, **given: Any) -> Options:
         fit=script.fit if script is not None and script.trains is Trains.FIT else None,
         **given,
     )
-
-
-def _arguments_of(recipe: Recipe) -> tuple[str, ...]:
-    """Return the script's arguments that the recipe stores. Raises ArgumentError where it masks one of them."""
-    if masked_names(recipe.workload.args):
-        raise ArgumentError(
-            "the recipe stores no credentials, but its script got some",
-            hint=f"Give the script's arguments again: -- {shlex.join(recipe.workload.args)}",
-        )
-    return recipe.workload.args
 
 
 def verify_with(invocation: Invocation, recipe: Recipe, *, found_by_object: bool = False) -> Verification:
@@ -195,12 +204,13 @@ def verify_with(invocation: Invocation, recipe: Recipe, *, found_by_object: bool
                 instances=0,
                 reason="the recipe is the baseline, so there is no claim to check",
             )
-        confirmation, baseline_failure = _measure_pairs(recipe, opened, invocation.options.budget)
+        until = invocation.options.budget - CLOSING_SECONDS
+        confirmation, baseline_failure = measure_pairs(_make_search_record(recipe, opened), opened, until=until)
         if run.interrupted() and len(confirmation.measured) < 2 and confirmation.failure is None:
             raise TuningInterruptedError(
                 "interrupted before the claim was judged", hint="Run the same command to start over."
             )
-        now = _claim(confirmation, opened)
+        now = measured_claim(confirmation, opened)
         failed = _find_failure(confirmation, opened.limits)
         if failed is not None:
             place = run.directory.trial_directory(confirmation.trial.number)
@@ -223,18 +233,24 @@ def verify_with(invocation: Invocation, recipe: Recipe, *, found_by_object: bool
         )
 
 
-def _measure_pairs(recipe: Recipe, opened: Opened, budget: float) -> tuple[LeaderTrials, str]:
-    """Measure as many fresh pairs as there is time for; also return why the baseline kept failing, if it did."""
-    run, in_search = opened.run, _make_search_record(recipe, opened)
+def measure_pairs(in_search: TrialRecord, opened: Opened, *, until: float) -> tuple[LeaderTrials, str]:
+    """Measure as many fresh pairs as there is time for; also return why the baseline kept failing, if it did.
+
+    Args:
+        in_search: What a search would know of the configuration.
+        opened: The run.
+        until: When to end, in seconds of the run.
+    """
+    run = opened.run
     records = [run.records[0], in_search]
     confirmation = LeaderTrials(
         reference=run.new_trial(Phase.CONFIRM, run.baseline),
-        trial=run.new_trial(Phase.CONFIRM, Configuration(recipe.configuration)),
+        trial=run.new_trial(Phase.CONFIRM, Configuration(in_search.configuration)),
         champion=None,
         in_search=in_search,
     )
     timeout = costs.trial_timeout(
-        budget, first_step=in_search.first_step_seconds or 1.0, ready=opened.warm.ready_seconds
+        run.budget or until, first_step=in_search.first_step_seconds or 1.0, ready=opened.warm.ready_seconds
     )
     pairs, failures, why = FreshPairs(run, opened.deadline, timeout=timeout), 0, ""
     expected = costs.pair_seconds(records)
@@ -242,7 +258,7 @@ def _measure_pairs(recipe: Recipe, opened: Opened, budget: float) -> tuple[Leade
         len(confirmation.measured) < MOST_PROCESSES
         and confirmation.failure is None
         and failures < BASELINE_FAILURES
-        and budget - CLOSING_SECONDS - run.clock() >= expected
+        and until - run.clock() >= expected
     ):
         try:
             pairs.measure(confirmation, SlicePlan(seconds=costs.slices_seconds(records)), seat=opened.seat.name)
@@ -257,7 +273,7 @@ def _measure_pairs(recipe: Recipe, opened: Opened, budget: float) -> tuple[Leade
             expected = sum(taken) / len(taken)
     if confirmation.reference.slices:
         run.keep(confirmation.reference.record(Outcome.OK), announce=False)
-    now = _claim(confirmation, opened)  # over processes, not over all slices
+    now = measured_claim(confirmation, opened)  # over processes, not over all slices
     run.keep(confirmation.record().model_copy(update={"speedup": now and now.ratio}))
     return confirmation, why if failures == BASELINE_FAILURES else ""
 
@@ -321,7 +337,8 @@ def _make_search_record(recipe: Recipe, opened: Opened) -> TrialRecord:
     )
 
 
-def _claim(leader: LeaderTrials, opened: Opened) -> LogInterval | None:
+def measured_claim(leader: LeaderTrials, opened: Opened) -> LogInterval | None:
+    """Return the logarithm of the speed-up over processes; None before the second."""
     instances = leader.instances
     if not instances:
         return None

@@ -6,7 +6,8 @@ from test_end_to_end import with_enough_time
 from test_scripts_tuned import autotune
 
 from autotune.data.record import Phase
-from autotune.data.run_directory import RunDirectory, find_runs
+from autotune.data.run_directory import RunDirectory
+from autotune.data.runs_on_disk import find_runs
 from autotune.space.configuration import Configuration, read_trials
 
 BUDGET = 50

@@ -1,0 +1,101 @@
+"""Find runs on disk: those at or below given paths, and the newest ones below a results directory."""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import os
+import warnings
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+
+from autotune.data.errors import DamagedRunWarning, RunDirectoryError
+from autotune.data.run_directory import RunDirectory
+
+RESULTS = "results"  # below the current directory, where runs are written and looked for
+MOST_ENTRIES = 20_000  # of the results directory and its directories, which may hold anything
+Paths = str | Path | Iterable[str | Path]
+"""The path of a run or of a directory that holds some, or several such paths."""
+
+
+def find_runs(*paths: Paths) -> tuple[RunDirectory, ...]:
+    """Return the runs at or below `paths`, once each: in the order of the arguments, those below one by path.
+
+    Warns of a run below a path that cannot be read, and leaves it out. Raises RunDirectoryError if nothing was given,
+    or if a path holds no run that can be read.
+    """
+    single = [path for given in paths for path in ([given] if isinstance(given, str | os.PathLike) else given)]
+    if not single:
+        raise RunDirectoryError("no run was given", hint="Give run directories, or a directory that holds some.")
+    found: dict[Path, RunDirectory] = {}
+    for path in single:
+        readable, problems = [], []
+        for folder in _directories_at(Path(path)):
+            directory = RunDirectory(folder)
+            try:
+                directory.read_run()
+            except RunDirectoryError as problem:
+                problems.append(problem)
+            else:
+                readable.append(directory)
+        if not readable:
+            raise problems[0]
+        for error in problems:
+            warnings.warn(f"{error.message}: this run is omitted", DamagedRunWarning, stacklevel=3)
+        for directory in readable:
+            found.setdefault(directory.path.resolve(), directory)
+    return tuple(found.values())
+
+
+def _directories_at(path: Path) -> list[Path]:
+    found: list[Path] = []
+    problems: list[str] = []
+    try:
+        for folder, below, files in os.walk(path, onerror=lambda error: problems.append(str(error.strerror))):
+            if "run.json" in files:
+                found.append(Path(folder))
+                below.clear()  # a run holds no runs, and its trials may be thousands
+    except ValueError as error:  # a null character in the path
+        problems.append(str(error))
+    if not found:
+        problem = problems[0] if problems else "there is no run.json in it or below it"
+        raise RunDirectoryError(
+            f"{path} is not a run directory: {problem}",
+            hint="Give the directory that `autotune tune` printed, or one that holds some of these.",
+        )
+    return sorted(found)
+
+
+def newest_runs(results: Path, *, most: int) -> list[RunDirectory]:
+    """Return the runs in a directory and in its directories that were written to last, the newest first."""
+    found: list[tuple[float, Path]] = []
+    for entry in islice(_entries_below(results), MOST_ENTRIES):
+        with contextlib.suppress(OSError):
+            if entry.is_dir(follow_symlinks=False):
+                found.append(((Path(entry.path) / "run.json").lstat().st_mtime, Path(entry.path)))
+    return [RunDirectory(folder) for _, folder in heapq.nlargest(most, found)]
+
+
+def newest_run() -> Path:
+    """Return the newest run below `results`. Raises RunDirectoryError where there is none."""
+    found = newest_runs(Path(RESULTS), most=1)
+    if not found:
+        raise RunDirectoryError(
+            f"no run was given, and {RESULTS}/ in this directory holds none",
+            hint="Give a run directory, or change to the directory in which you ran `autotune tune`.",
+        )
+    return found[0].path
+
+
+def _entries_below(results: Path) -> Iterator[os.DirEntry[str]]:
+    """Yield what is in a directory and in its directories; nothing where one cannot be read."""
+    for entry in _entries_in(results):
+        yield entry
+        if entry.is_dir(follow_symlinks=False):
+            yield from _entries_in(entry.path)
+
+
+def _entries_in(folder: str | Path) -> Iterator[os.DirEntry[str]]:
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        yield from entries

@@ -1,0 +1,61 @@
+"""What commands take where nothing is named: the newest run, the script that a recipe was tuned with, the demo's."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+from autotune.data.errors import ArgumentError, RunDirectoryError
+from autotune.data.files import shipped_directory, write_atomically
+from autotune.data.run_directory import RunDirectory
+from autotune.data.runs_on_disk import newest_run
+from autotune.front.console import note
+from autotune.recipe.recipe import Recipe
+
+EXAMPLE = "train_digits.py"
+
+
+def run_or_newest(run: Path | None) -> Path:
+    """Return the run directory that was given; else the newest one, and say which that is."""
+    if run is not None:
+        return run
+    newest = newest_run()
+    note(f"the newest run is {newest}")
+    return newest
+
+
+def script_of(recipe_file: Path, args: list[str] | None) -> tuple[str, list[str]]:
+    """Return the script that a recipe was tuned with, and these arguments; its own arguments when None.
+
+    Raises:
+        ArgumentError: No `run.json` beside the recipe names the script, or the recipe masks one of the arguments.
+        RecipeError: The recipe cannot be read.
+    """
+    recipe = Recipe.load(recipe_file)
+    try:
+        workload = RunDirectory(recipe_file.parent).read_run().workload
+    except RunDirectoryError:
+        workload = None
+    if workload is None or workload.fingerprint != recipe.workload.fingerprint:
+        raise ArgumentError(
+            f"SCRIPT is missing: no run.json beside {recipe_file} names the script that the recipe was tuned with",
+            hint=f"Name the script: autotune run {recipe_file} train.py",
+        )
+    return workload.reference, [*recipe.workload.arguments] if args is None else args
+
+
+def copy_example() -> str:
+    """Copy the demo's training to the current directory, unless it is there, and return its name.
+
+    Raises:
+        ArgumentError: Another file has its name, or scikit-learn, which has its data, is not installed.
+        RunDirectoryError: The directory cannot be written.
+    """
+    if importlib.util.find_spec("sklearn") is None:
+        raise ArgumentError("the demo trains on scikit-learn's digits", hint="Run pip install scikit-learn.")
+    source, copy = shipped_directory("examples") / EXAMPLE, Path(EXAMPLE)
+    if not copy.exists():
+        write_atomically(copy, source.read_bytes(), hint="Change to a directory that you may write to.")
+    elif not copy.is_file() or copy.read_bytes() != source.read_bytes():
+        raise ArgumentError(f"{EXAMPLE} is here already, and is not the demo's", hint="Change to another directory.")
+    return EXAMPLE

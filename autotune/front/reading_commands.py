@@ -1,0 +1,251 @@
+"""The commands that read what runs have left, or that list what there is. Importing it registers them."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from cyclopts import Parameter
+
+from autotune.data.errors import ArgumentError, RunDirectoryError
+from autotune.data.printable import plural
+from autotune.front.commands import app, print_json
+
+if TYPE_CHECKING:
+    import pandas
+
+
+@app.command
+def show(path: Path | None = None, /, *, diff: Path | None = None, json: bool = False) -> None:
+    """Show a recipe, or a run: its trials and its recipe.
+
+    Args:
+        path: A recipe.json, or a run directory; the newest run below results/ when left out.
+        diff: A script: print the edit of it that makes the recipe permanent, and nothing else.
+        json: Print recipe and trials as JSON (docs/json.md).
+    """
+    from autotune.data.run_directory import RunDirectory
+    from autotune.front.closing import show_diff, show_recipe, show_usage
+    from autotune.front.console import say
+    from autotune.front.defaults import run_or_newest
+    from autotune.front.tables import show_history
+    from autotune.recipe.recipe import Recipe
+    from autotune.tuning.resume import to_repeat
+
+    if json and diff is not None:
+        raise ArgumentError("--json and --diff were both given", hint="Give one of them.")
+    path = run_or_newest(path)
+    is_run = os.path.isdir(path)  # Path.is_dir raises on a name that is too long
+    file = path / "recipe.json" if is_run else path
+    if diff is not None:
+        from autotune.script.patch import script_diff
+
+        return show_diff(*script_diff(Recipe.load(file), diff))
+    run, trials = None, None
+    if is_run:
+        from autotune.report.history import load_history
+
+        run, trials = RunDirectory(path).read_run(), load_history(path, every_column=True)
+    recipe = None if is_run and not file.exists() else Recipe.load(file)
+    if json:
+        from autotune.report.history import rows_of
+
+        places = {"run": str(path) if is_run else None, "recipe_file": None if recipe is None else str(file)}
+        return print_json("show", **places, recipe=recipe, trials=[] if trials is None else rows_of(trials))
+    if trials is not None:
+        show_history(trials)
+    if recipe is None:
+        return say("No recipe: the run has not ended, or it was cut off.")
+    show_recipe(recipe, file)
+    if recipe.evidence.go_on_seconds is not None and run is not None and run.workload is not None:
+        show_usage(recipe, file, tuned=run.workload.reference, to_repeat=to_repeat(path))
+    return None
+
+
+@app.command
+def history(
+    runs: Annotated[list[Path], Parameter(allow_leading_hyphen=False)],
+    /,
+    *,
+    csv: Path | None = None,
+    parquet: Path | None = None,
+    json: bool = False,
+) -> None:
+    """Show every trial of one run or many as a table.
+
+    Args:
+        runs: Run directories, or a directory that holds some, such as results/.
+        csv: Write the table, with all its columns, to this CSV file.
+        parquet: Write it to this Parquet file.
+        json: Print it as JSON (docs/json.md).
+    """
+    from autotune.front.tables import show_history
+    from autotune.report.history import load_history, rows_of
+
+    frame = load_history(*runs, every_column=True)
+    written = _write_files(frame, "trial", csv, parquet)
+    if json:
+        print_json("history", trials=rows_of(frame))
+    elif not written:
+        show_history(frame)
+
+
+def _write_files(frame: pandas.DataFrame, noun: str, csv: Path | None, parquet: Path | None) -> bool:
+    """Write a table to the files that were asked for; return whether there were any."""
+    from autotune.front.console import note
+    from autotune.report.history import write_csv, write_parquet
+
+    for file, write in ((csv, write_csv), (parquet, write_parquet)):
+        if file is not None:
+            write(frame, file)
+            note(f"{plural(len(frame), noun)} written to {file}")
+    return csv is not None or parquet is not None
+
+
+@app.command
+def report(run: Path | None = None, /) -> None:
+    """Write a run's page, report.html: the answer, the search, what each knob did, where time goes, every trial.
+
+    A run that is unfinished or damaged has one, too: it says what is missing.
+
+    Args:
+        run: A run directory; the newest below results/ when left out.
+    """
+    from autotune.front.console import say
+    from autotune.front.defaults import run_or_newest
+    from autotune.report.page import write_page
+
+    say(write_page(run_or_newest(run)))
+
+
+@app.command
+def dashboard(run: Path | None = None, /, *, port: int = 8080) -> None:
+    """Show a run's study in optuna-dashboard, on this machine's loopback address, until Ctrl-C.
+
+    Args:
+        run: A run directory; the newest below results/ when left out.
+        port: Of the loopback address.
+    """
+    from autotune.data.run_directory import RunDirectory
+    from autotune.front.console import say
+    from autotune.front.defaults import run_or_newest
+
+    run = run_or_newest(run)
+    directory = RunDirectory(run)
+    directory.read_run()
+    if not directory.study_file.exists():
+        raise RunDirectoryError(f"{run} has no study.db", hint="It is written with the first trial of the search.")
+    if importlib.util.find_spec("optuna_dashboard") is None:
+        raise ArgumentError("optuna-dashboard is not installed", hint="Run pip install 'autotune[dashboard]'.")
+    import optuna_dashboard
+
+    from autotune.report.effects import open_study_file
+
+    say(f"http://127.0.0.1:{port}/ shows {run}; Ctrl-C ends it")
+    try:
+        optuna_dashboard.run_server(open_study_file(directory), host="127.0.0.1", port=port)
+    except OSError as error:
+        raise ArgumentError(f"port {port} cannot be used: {error.strerror}", hint="Give another --port.") from error
+
+
+@app.command
+def compare(
+    runs: Annotated[list[Path], Parameter(allow_leading_hyphen=False)],
+    /,
+    *,
+    csv: Path | None = None,
+    parquet: Path | None = None,
+    json: bool = False,
+) -> None:
+    """Show runs side by side: what each found, and whether they may be compared.
+
+    Args:
+        runs: Run directories, or a directory that holds some, such as results/.
+        csv: Write the table, with all its columns, to this CSV file.
+        parquet: Write it to this Parquet file.
+        json: Print it as JSON (docs/json.md).
+    """
+    from autotune.front.tables import show_comparison
+    from autotune.report.compare import compare as compare_runs
+    from autotune.report.history import rows_of
+
+    frame = compare_runs(*runs)
+    written = _write_files(frame, "run", csv, parquet)
+    if json:
+        print_json("compare", runs=rows_of(frame))
+    elif not written:
+        show_comparison(frame)
+
+
+@app.command
+def knobs(*, json: bool = False) -> None:
+    """List every knob: what it does, its values, when it acts.
+
+    Args:
+        json: Print them as JSON (docs/json.md).
+    """
+    from autotune.front.tables import show_knobs
+
+    if json:
+        from autotune.space.knobs import KNOBS
+
+        print_json("knobs", knobs=list(KNOBS.values()))
+    else:
+        show_knobs()
+
+
+@app.command
+def space(
+    file: str,
+    /,
+    *,
+    batch_size: int = 32,
+    examples: int | None = None,
+    device: Literal["cpu", "gpu"] | None = None,
+    cores: int | None = None,
+    seat_devices: int = 1,
+) -> None:
+    """Check a search space, and show what it resolves to on this machine.
+
+    Args:
+        file: A TOML file, or the name of a shipped search space.
+        batch_size: The baseline's batch size.
+        examples: Examples per epoch; unknown when left out.
+        device: What the training would run on; when left out a GPU if NVIDIA's driver shows one here.
+        cores: Processor cores; this machine's when left out.
+        seat_devices: Devices that one trial would use.
+    """
+    counts = {"--batch-size": batch_size, "--examples": examples, "--cores": cores, "--seat-devices": seat_devices}
+    for option, count in counts.items():
+        if count is not None and count < 1:
+            raise ArgumentError(f"{option} is {count}", hint="It must be at least 1.")
+    from autotune.front.tables import show_space
+    from autotune.machine.fingerprint import available_cores
+    from autotune.machine.gpu import lowest_capability, read_gpus
+    from autotune.space.configuration import baseline_configuration
+    from autotune.space.knobs import Device
+    from autotune.space.space_file import find_search_space
+
+    written = find_search_space(file)
+    gpus = read_gpus().gpus
+    on = Device(device or ("gpu" if gpus else "cpu"))
+    named: dict[str, object] = {"jit_compile": on is Device.GPU, **({"strategy": "none"} if seat_devices > 1 else {})}
+    resolved = written.resolve(
+        baseline=baseline_configuration(batch_size, named, on, where="--batch-size"),
+        device=on,
+        cores=available_cores() if cores is None else cores,
+        examples=examples,
+        dataset_takes_config=True,
+        capability=lowest_capability(gpus),
+        devices=seat_devices,
+    )
+    show_space(written.source, resolved)
+
+
+for position, name in enumerate(
+    ("doctor", "demo", "tune", "run", "show", "report", "verify", "history", "compare", "dashboard", "knobs", "space")
+):
+    app[name].sort_key = position  # the order of use, in which `--help` lists them
+app.register_install_completion_command(help="Install completion for bash, zsh or fish.")

@@ -1,0 +1,180 @@
+"""Print tables: trials, runs side by side, knobs, search spaces, and what the doctor found.
+
+Trials and runs fit a terminal of 80 columns: a table has the columns in which its rows differ.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import groupby
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console as RichConsole
+from rich.table import Column, Table
+from rich.text import Text
+
+from autotune.data.figures import Interval
+from autotune.data.printable import one_line, plural
+from autotune.data.record import Outcome
+from autotune.front.console import print_table, rate, say, table, terminal
+from autotune.machine.doctor import Finding, Level, first_fix
+from autotune.space.configuration import format_value
+from autotune.space.knobs import KNOBS, Numerics
+from autotune.stats.deciding import Verdict
+
+if TYPE_CHECKING:
+    import pandas
+
+    from autotune.space.space_file import ResolvedSpace
+    from autotune.tuning.self_test import SelfTest
+
+_NUMBERS = ("no.", "samples/s")
+_PLACES = ("seat", "host", "device")
+_OF_RUNS = ("workload", "machine", "trials", "failed", "limited by")
+
+
+def show_history(frame: pandas.DataFrame, console: RichConsole | None = None) -> None:
+    """Print a table for each run, one trial a row; places, and whether a speed was steady, only where they differ."""
+    from autotune.report.history import rows_of
+
+    console = console or terminal()
+    rows = rows_of(frame)
+    varied = [name for name in _PLACES if len({row[name] for row in rows}) > 1]
+    if any(row["settled"] is False for row in rows):
+        varied.append("settled")
+    for run, trials in groupby(rows, key=itemgetter("run")):
+        names = ("no.", "phase", "speed-up", "samples/s", *varied, "changes")
+        columns = [Column(name, justify="right" if name in _NUMBERS else "left", overflow="fold") for name in names]
+        shown = Table(*columns, box=None, pad_edge=False, padding=(0, 2, 0, 0))
+        workload = ""
+        for trial in trials:
+            workload = trial["workload"] or ""
+            cells = (trial["trial"], trial["phase"], _result(trial), _rate(trial), *(trial[name] for name in varied))
+            texts = ["–" if cell is None else str(cell) for cell in cells]
+            shown.add_row(*_texts([*texts, _changes(trial)]), style="dim" if trial["duplicate"] else "")
+        say(f"run {run}  {workload}", console, style="bold")
+        print_table(shown, console)
+    say(
+        f"{plural(len(rows), 'trial')}. A speed-up is over the baseline measured with the trial; of those that are not "
+        "confirmed, the luckiest look best. --csv, --parquet and --json write every column.",
+        console,
+    )
+
+
+def _texts(cells: Sequence[object]) -> list[Text]:
+    """Return cells as text: the square brackets of a string would be taken for colours."""
+    return [Text(one_line(cell)) for cell in cells]
+
+
+def _result(trial: dict[str, Any]) -> str:
+    """Return a trial's speed-up and its standing, or how it failed."""
+    if not Outcome(trial["outcome"]).measured:
+        return str(trial["outcome"])
+    speedup = "–" if trial["speedup"] is None else f"×{trial['speedup']:.2f}"
+    if trial["confirmed"]:
+        return f"{speedup} confirmed"
+    return f"{speedup} pruned" if trial["outcome"] == Outcome.PRUNED else speedup
+
+
+def _rate(trial: dict[str, Any]) -> str | None:
+    return None if trial["throughput"] is None else rate(trial["throughput"])
+
+
+def _changes(trial: dict[str, Any]) -> str:
+    """Return what a trial changes, how that learns, and why it failed."""
+    said = str(trial["changes"])
+    if trial["same_loss_speedup"] is not None:
+        rule = trial["learning_rate_rule"]
+        said += f" (same losses ×{trial['same_loss_speedup']:.2f} sooner, learning rate {rule})"
+    return said if trial["reason"] is None else f"{said} ({one_line(trial['reason'], longest=80)})"
+
+
+def show_comparison(frame: pandas.DataFrame, console: RichConsole | None = None) -> None:
+    """Print a comparison, one run a row; what all runs share, why some may not be compared, and which recipe to use."""
+    from autotune.report.history import rows_of
+
+    console = console or terminal()
+    rows = rows_of(frame)
+    shown = [_compared(row) for row in rows]
+    varied = [name for name in _OF_RUNS if len({cells[name] for cells in shown}) > 1]
+    for name in ("workload", "machine"):
+        if name not in varied:
+            say(f"{name}: {shown[0][name]}", console)
+    headings = ("run", *varied, "claim", "recommended")
+    print_table(table(headings, [_texts([cells[name] for name in headings]) for cells in shown]), console)
+    for row in rows:
+        if row["differs"]:
+            say(f"{row['run']} cannot be compared with the first run: {row['differs']}", console, style="yellow")
+    for row in rows if len(rows) > 1 else ():
+        if row["use"]:
+            say(f"Fastest recipe of {row['workload']} on {row['machine']}: {row['run']}", console)
+
+
+def _compared(row: dict[str, Any]) -> dict[str, str]:
+    """Return a run's row as cells, by heading."""
+    claim = row["verdict"] or "no recipe"
+    if claim == Verdict.FASTER:
+        claim = f"{claim} {Interval(value=row['claim'], low=row['low'], high=row['high']).shown()}"
+    recommended = row["recommended"]
+    if recommended is None:
+        recommended = f"– (best in the search: {row['best']})" if row["best"] else "–"
+    cells = {"claim": claim, "recommended": recommended, "limited by": row["limited_by"]}
+    of_run = {name: row[name] for name in ("run", "workload", "machine", "trials", "failed")}
+    return {name: "–" if cell is None else str(cell) for name, cell in {**cells, **of_run}.items()}
+
+
+def show_knobs() -> None:
+    """Print all knobs."""
+    rows = [
+        (
+            knob.name,
+            knob.summary,
+            knob.domain.describe(),
+            "the workload's" if knob.default is None else format_value(knob.default),
+            knob.stage,
+            "same" if knob.numerics is Numerics.SAME else "may change",
+            ", ".join(sorted(knob.devices)),
+        )
+        for knob in KNOBS.values()
+    ]
+    headings = ("knob", "what", "values", "default", "stage", "numerics", "where")
+    terminal().print(table(headings, rows))
+
+
+def show_space(source: str, space: ResolvedSpace) -> None:
+    """Print a search space as it resolves here, and the file or name that it comes from."""
+    rows: list[tuple[str, str | Text]] = [
+        *((name, " ".join(map(format_value, choices))) for name, choices in space.choices.items()),
+        *((name, Text(f"omitted: {one_line(why)}", style="dim")) for name, why in space.left_out.items()),
+    ]
+    terminal().print(table(("knob", "choices here"), rows))
+    say(f"{source}: {space.size:,} configurations")
+
+
+def show_findings(findings: Sequence[Finding]) -> None:
+    """Print what the doctor found, a line each with its fix, and the one thing to do first."""
+    console = terminal()
+    styles = {Level.STOPS: "bold red", Level.SLOWS: "yellow", Level.FACT: ""}
+    for finding in findings:
+        fix = f" → {finding.fix}" if finding.fix else ""
+        say(f"{finding.level.value:<6} {finding.text}{fix}", console, style=styles[finding.level])
+    if first := first_fix(findings):
+        console.print()
+        say(f"First: {first}", console, style="bold")
+
+
+def show_self_test(tested: SelfTest) -> None:
+    """Print what a self-test found, and what that means."""
+    same = "no difference, as it should be" if tested.holds_one else "a difference where there is none"
+    found = "it is found" if tested.finds_delay else "it is missed"
+    terminal().print()
+    say(f"A against A: {tested.same.shown()}: {same}", style="green" if tested.holds_one else "bold red")
+    text = f"A planted delay of ×{tested.planted:.2f}: {tested.found.shown()}: {found}"
+    say(text, style="green" if tested.finds_delay else "bold red")
+    gains = ", ".join(f"{math.ceil(100 * gain)}% in {minutes} minutes" for minutes, gain in tested.gains.items())
+    processes = "{} and {} fresh processes a side".format(*tested.instances)
+    say(f"From {processes}. The smallest gain that a run of such a training can show here: {gains}.")
+    if not (tested.holds_one and tested.finds_delay):
+        say("Other programs may disturb it, and one test in ten fails by chance: repeat it, for longer.")
