@@ -18,14 +18,14 @@ from rich.console import Console
 from simulated_runs import a_record
 
 from autotune.data.errors import DamagedRunWarning, RecipeError, RunDirectoryError
-from autotune.data.facts import Gpu, Machine
+from autotune.data.facts import Gpu, Machine, describe_machine
 from autotune.data.figures import Interval
 from autotune.data.record import Looks, Outcome, Pair, Phase, Slice, StepSeconds, TrialRecord, reference_of
 from autotune.data.run_directory import RunDirectory, RunRecord, WorkloadRecord
 from autotune.front.closing import show_history
 from autotune.recipe.evidence import Confirmation, Evidence, PeakMemory, Stability
 from autotune.recipe.recipe import CreatedBy, Recipe, RecipeWorkload
-from autotune.report.compare import compare, describe_machine
+from autotune.report.compare import compare
 from autotune.report.history import columns, load_history, write_csv, write_parquet
 from autotune.space.knobs import KNOBS
 from autotune.stats.deciding import EndedBy, Verdict

@@ -75,6 +75,9 @@ class Options:
         "at once.",
     )
     max_batch: int | None = option(None, "The largest batch size to try.", (1, 1 << 20))
+    book: str | None = option(
+        None, "A recipe book, or a recipe, from other machines: its configurations are the first candidates."
+    )
     fresh: bool = option(
         False, "Ignore earlier runs of the same workload; otherwise their leaders are the first candidates."
     )
@@ -259,7 +262,7 @@ def take_options(function: Function, *, as_text: bool = False) -> Function:
         hint, default = _HINTS[name], _FIELDS[name].default
         if declared.is_duration:
             hint, default = str | None if as_text else float | str | None, None
-        elif name == "space" and not as_text:
+        elif name in ("space", "book") and not as_text:
             hint = str | Path | None
         offered.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint))
     signature = inspect.signature(function)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from autotune.data.facts import Machine, gpu_names
+from autotune.data.facts import describe_machine
 from autotune.data.printable import one_line
 from autotune.data.record import Outcome, Phase, TrialRecord, baseline_trial
 from autotune.data.run_directory import RunDirectory, RunRecord, find_runs, parse_utc
@@ -118,12 +118,6 @@ def _differences(first: RunRecord, other: RunRecord) -> str:
     elif first.baseline and other.baseline and first.baseline != other.baseline:
         reasons.append("another baseline")
     return ", ".join(reasons)
-
-
-def describe_machine(machine: Machine) -> str:
-    """Return `Intel Xeon × 8 cores, 2 × NVIDIA H200`: processor, cores and GPUs in words."""
-    cores = f"{machine.cores} core{'' if machine.cores == 1 else 's'}"
-    return ", ".join(filter(None, [f"{machine.cpu} × {cores}", gpu_names(machine.gpus)]))
 
 
 def chosen_trial(recipe: Recipe, records: Sequence[TrialRecord]) -> TrialRecord | None:

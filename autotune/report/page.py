@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from autotune.data.errors import AutotuneError, RunDirectoryError
+from autotune.data.facts import describe_machine
 from autotune.data.files import write_atomically
 from autotune.data.printable import one_line
 from autotune.data.record import Phase, TrialRecord, baseline_with_ceilings
 from autotune.data.run_directory import RunDirectory, RunRecord, left_out
 from autotune.recipe.advice import advice, usage, verdict_in_words
 from autotune.recipe.recipe import Recipe
-from autotune.report.compare import chosen_trial, describe_machine
+from autotune.report.compare import chosen_trial
 from autotune.report.effects import effects_in
 from autotune.space.configuration import Configuration, baseline_of, format_value, read_trials
 from autotune.stats.disturbance import gpu_figures
