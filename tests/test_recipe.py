@@ -13,7 +13,7 @@ from test_recommendation import run_that_is
 
 from autotune.data.errors import ArgumentError, MachineMismatchError, RecipeError, RunDirectoryError
 from autotune.data.figures import Interval
-from autotune.recipe import apply
+from autotune.recipe import apply, training_data
 from autotune.recipe import recipe as recipe_module
 from autotune.recipe.apply import environment
 from autotune.recipe.evidence import FAILED_A_CHECK, BestCandidate
@@ -459,5 +459,5 @@ def test_arrays_of_a_script_lose_a_smaller_last_batch_where_it_did(monkeypatch):
     monkeypatch.setattr(apply, "keras_batches", lambda parts, **options: batches)
     monkeypatch.setattr(apply, "as_dataset", lambda arrays: arrays)
     arrays = list(range(20))
-    assert recipe_module._shuffled_batches(arrays, 8, drop=True) == "2 batches"
-    assert recipe_module._shuffled_batches(arrays, 8, drop=False) is batches
+    assert training_data.shuffle_batches(arrays, 8, drop=True) == "2 batches"
+    assert training_data.shuffle_batches(arrays, 8, drop=False) is batches

@@ -12,9 +12,10 @@ from typing import Annotated, Any, Literal
 from cyclopts import App, Parameter
 
 from autotune.data.errors import ArgumentError, RunDirectoryError, TuningInterruptedError
-from autotune.data.options import MEMORY_MARGIN, take_options
+from autotune.data.options import MEMORY_MARGIN, VERIFY_SECONDS, take_options
 from autotune.data.printable import plural
 from autotune.machine.doctor import diagnose
+from autotune.recipe.selection import OnMismatch
 
 app = App(
     name="autotune",
@@ -75,7 +76,7 @@ def tune(
     return TuningInterruptedError.exit_code if interrupted else 0
 
 
-@app.command(usage="Usage: autotune run RECIPE [OPTIONS] SCRIPT [ARGS]")
+@app.command(usage="Usage: autotune run RECIPE|BOOK [OPTIONS] SCRIPT [ARGS]")
 def run(
     recipe: Path,
     script: str,
@@ -85,7 +86,7 @@ def run(
     skip_missing: bool = False,
     scale_learning_rate: Literal["sqrt", "linear"] | None = None,
     keep_learning_rate: bool = False,
-    on_mismatch: Literal["warn", "error", "ignore"] = "warn",
+    on_mismatch: OnMismatch | None = None,
     candidate: bool = False,
     same_training: bool = False,
     larger_batch: bool = False,
@@ -95,14 +96,16 @@ def run(
     Its exit code, signals and standard input are the script's own.
 
     Args:
-        recipe: A recipe.json of this script.
+        recipe: A recipe.json of this script; or a book, whose recipe of this kind of machine is taken.
         script: The script, such as train.py or -m package.train. What follows it are its own arguments.
         args: The file's own arguments.
         skip_missing: Continue without a knob whose place in the script is gone.
         scale_learning_rate: Multiply the learning rate by the ratio of the batch sizes (linear), or by its root (sqrt),
             in place of the rule that was tested.
         keep_learning_rate: Leave the learning rate as the script has it.
-        on_mismatch: What to do if this machine differs from the recipe's.
+        on_mismatch: What to do if no recipe was measured on this kind of machine. error: stop. nearest: warn, and train
+            with the nearest. baseline: warn, and train as the script has it. ignore: train with the nearest. When left
+            out, nearest for a recipe and baseline for a book.
         candidate: Train with the best candidate of an undecided run, which is not confirmed to be faster.
         same_training: Train with the fastest configuration that changes nothing about learning.
         larger_batch: Train with the best configuration of another batch size, although it is not recommended.
@@ -123,14 +126,14 @@ def run(
     )
 
 
-@app.command(usage="Usage: autotune verify RECIPE SCRIPT|WORKLOAD [OPTIONS] [-- ARGS]")
+@app.command(usage="Usage: autotune verify RECIPE|BOOK SCRIPT|WORKLOAD [OPTIONS] [-- ARGS]")
 def verify(
     recipe: Path,
     workload: str,
     /,
     *,
     args: Annotated[list[str] | None, Parameter(parse=False)] = None,
-    budget: str = "100s",
+    budget: str = f"{VERIFY_SECONDS:.0f}s",
     seed: int = 0,
     isolation: Literal["template", "spawn"] = "template",
     memory_margin: float = MEMORY_MARGIN,
@@ -145,7 +148,7 @@ def verify(
     baseline itself fails; 4 internal error; 130 interrupted.
 
     Args:
-        recipe: A recipe.json.
+        recipe: A recipe.json; or a book, whose recipe of this kind of machine is taken, or else the nearest.
         workload: path/to/file.py[:name] or package.module[:name], as for `autotune tune`. The file gets what follows
             `--` as its own arguments; those of the recipe when left out.
         args: The file's own arguments.
@@ -177,16 +180,17 @@ def verify(
 
 @app.command
 def show(path: Path, /, *, diff: Path | None = None) -> None:
-    """Show a recipe, or a run: its trials and its recipe.
+    """Show a recipe, a book, or a run: its trials and its recipe.
 
     Args:
-        path: A recipe.json, or a run directory.
+        path: A recipe.json, a book, or a run directory.
         diff: A script: print the edit of it that makes the recipe permanent.
     """
     from autotune.data.run_directory import RunDirectory
+    from autotune.front.books import show_book
     from autotune.front.closing import show_diff, show_recipe, show_trials, show_usage
-    from autotune.front.console import say
-    from autotune.recipe.recipe import Recipe
+    from autotune.front.console import note, say
+    from autotune.recipe.recipe import Recipe, choose_recipe, load_recipes
     from autotune.space.configuration import Configuration, baseline_of, read_trials
     from autotune.tuning.resume import to_repeat
 
@@ -194,9 +198,13 @@ def show(path: Path, /, *, diff: Path | None = None) -> None:
         from autotune.script.patch import script_diff
 
         file = path / "recipe.json" if os.path.isdir(path) else path
-        return show_diff(*script_diff(Recipe.load(file), diff))
+        recipe, selection = choose_recipe(load_recipes(file), "ignore", source=str(file))
+        if selection.text:
+            note(selection.text)
+        return show_diff(*script_diff(recipe, diff))
     if not os.path.isdir(path):  # Path.is_dir raises on a name that is too long
-        return show_recipe(Recipe.load(path), path)
+        loaded = load_recipes(path)
+        return show_recipe(loaded, path) if isinstance(loaded, Recipe) else show_book(loaded, path)
     directory = RunDirectory(path)
     run = directory.read_run()
     records = list(read_trials(directory))
@@ -208,6 +216,32 @@ def show(path: Path, /, *, diff: Path | None = None) -> None:
     if recipe.evidence.go_on_seconds is not None and run.workload is not None:
         show_usage(recipe, directory.recipe_file, tuned=run.workload.reference, to_repeat=to_repeat(path))
     return None
+
+
+@app.command(usage="Usage: autotune merge RECIPE|BOOK|FOLDER... -o BOOK")
+def merge(
+    recipes: Annotated[list[Path], Parameter(allow_leading_hyphen=False)],
+    /,
+    *,
+    out: Annotated[Path, Parameter(name=["--out", "-o"])],
+) -> None:
+    """Make one book of the recipes of a training on several kinds of machine.
+
+    Of the recipes of one kind of machine (devices, TensorFlow's minor version, Keras) the newest is kept.
+
+    Args:
+        recipes: Recipes, books, run directories, or folders, of which each .json file is read.
+        out: The book's file, such as train.book.json. An older book is replaced.
+    """
+    from autotune.front.books import show_book
+    from autotune.front.console import note
+    from autotune.recipe.book import merge_recipes, save_book
+
+    merged = merge_recipes(recipes)
+    save_book(merged.book, out)
+    for text in merged.notes:
+        note(text)
+    show_book(merged.book, out)
 
 
 @app.command

@@ -19,7 +19,7 @@ from autotune.data.facts import Machine, ScriptFacts
 from autotune.data.figures import Interval
 from autotune.data.files import read_at_most, write_atomically
 from autotune.data.models import Amount, Count, KnobValue, Many, Positive, first_mistake
-from autotune.data.printable import one_line, with_article
+from autotune.data.printable import one_line
 from autotune.data.record import Rule
 from autotune.machine.fingerprint import fingerprint
 from autotune.machine.kind import kind_of
@@ -35,6 +35,7 @@ from autotune.recipe.selection import (
     select_recipe,
 )
 from autotune.recipe.tf_private import keras, tf
+from autotune.recipe.training_data import make_pipeline
 from autotune.space.configuration import Configuration, DatasetConfig
 from autotune.stats.deciding import Verdict
 
@@ -304,7 +305,7 @@ class Recipe(Part):
             ApplyError: The dataset is batched and the workload's was not, or the other way round. Or as `compile_args`.
         """
         ending = Configuration(self.configuration).replace(persistent_iterator=False)
-        return _training_pipeline(self, dataset, ending, drop_remainder).dataset
+        return self._pipeline(dataset, ending, drop_remainder).dataset
 
     def fit_args(
         self, dataset: tf.data.Dataset, *, drop_remainder: bool | None = None, steps_per_execution: int | None = None
@@ -328,7 +329,7 @@ class Recipe(Part):
         configuration = Configuration(self.configuration)
         if steps_per_execution is not None:
             configuration = configuration.replace(steps_per_execution=steps_per_execution)
-        training = _training_pipeline(self, dataset, configuration, drop_remainder, shuffle=True)
+        training = self._pipeline(dataset, configuration, drop_remainder, shuffle=True)
         compiled, divides = configuration["steps_per_execution"], training.in_force["steps_per_execution"]
         if compiled != divides:
             raise ApplyError(
@@ -337,6 +338,12 @@ class Recipe(Part):
                 f"recipe.fit_args(dataset, steps_per_execution={divides}).",
             )
         return training.fit_args
+
+    def _pipeline(
+        self, dataset: Any, configuration: Configuration, drop_remainder: bool | None, *, shuffle: bool = False
+    ) -> apply.TrainingPipeline:
+        apply.refuse_overridden(self.configuration)
+        return make_pipeline(dataset, configuration, self.workload, drop_remainder=drop_remainder, shuffle=shuffle)
 
     def _repr_html_(self) -> str:
         """Return the recipe as notebooks show it."""
@@ -517,59 +524,3 @@ def _parse(model: type[Model], text: str | bytes, *, source: str, noun: str, hin
     if any("schema_version" not in part.model_fields_set for part in versioned):
         raise RecipeError(f"{source}: not a {noun}: schema_version is missing", hint=hint)
     return read
-
-
-def _training_pipeline(
-    recipe: Recipe,
-    dataset: tf.data.Dataset,
-    configuration: Configuration,
-    drop_remainder: bool | None,
-    *,
-    shuffle: bool = False,
-) -> apply.TrainingPipeline:
-    """Return the batches of a dataset. Refuse batches of batches, and single examples instead of batches.
-
-    `shuffle` acts on arrays with the recipe of a script.
-    """
-    apply.refuse_overridden(recipe.configuration)
-    workload, given = recipe.workload, dataset
-    dataset = apply.as_dataset(given)
-    if not hasattr(dataset, "element_spec"):
-        raise ApplyError(
-            f"the recipe was given {with_article(type(given).__name__)}, expected a tf.data.Dataset or arrays",
-            hint="Set its batch size by recipe.batch_size, and its other knobs by recipe.configuration.",
-        )
-    batched, drop = workload.batched, workload.drop_remainder if drop_remainder is None else drop_remainder
-    if workload.script is not None:  # its batches were measured, and code may hand over single examples as well
-        batched = _extra_axes(dataset, workload)[:1] == [0]
-        if shuffle and dataset is not given:
-            dataset, batched = _shuffled_batches(given, configuration.batch_size, drop=drop), True
-    pipeline = apply.training_pipeline(dataset, configuration, batched=batched, drop_remainder=drop)
-    excess = set(_extra_axes(pipeline.dataset, workload))
-    if excess == {1} and not workload.batched and apply.looks_batched(dataset):
-        raise ApplyError(
-            "the recipe was given a dataset that is batched already",
-            hint="Pass single examples, without .batch(): the recipe batches them.",
-        )
-    if excess == {-1} and batched:
-        raise ApplyError(
-            "the recipe was given single examples, and the tuned workload did its own batching",
-            hint="Batch the dataset first, by recipe.dataset_config.batch_size.",
-        )
-    return pipeline
-
-
-def _extra_axes(dataset: tf.data.Dataset, workload: RecipeWorkload) -> list[int | None]:
-    """Return how many axes each tensor of an element has beyond those of the workload's batches; None: unknown."""
-    pairs = zip(apply.batch_ranks(dataset), workload.batch_ranks or (), strict=False)
-    return [None if rank is None or known is None else rank - known for rank, known in pairs]
-
-
-def _shuffled_batches(arrays: Any, batch_size: int, *, drop: bool) -> tf.data.Dataset:
-    """Return the batches that `fit` makes of arrays: it shuffles them anew in each epoch."""
-    x, y, weights = (*(arrays if isinstance(arrays, tuple) else (arrays,)), None, None)[:3]
-    batches = apply.keras_batches(
-        (x, y, weights), counted=False, batch_size=batch_size, shuffle=True, class_weight=None
-    )
-    full = len(apply.as_dataset(arrays)) // batch_size
-    return batches.take(full) if drop else batches
