@@ -233,6 +233,7 @@ def an_invocation(
         earlier=earlier,
         spent_before=spent_before,
         results=results,
+        book=book,
     )
 
 
