@@ -27,8 +27,9 @@ GPU_MACHINE, OLD_TENSORFLOW = a_machine(H200), a_machine(tensorflow="2.18.0")
 
 def a_workload(**fields):
     """The test's script, as a recipe knows it."""
+    script = a_script(baseline=dict(BASELINE))
     shape = {"element": ELEMENT.format(None, None), "batch_ranks": (2, 1), "parameters": 85002}
-    return RecipeWorkload(**{"name": "train", "fingerprint": "sha256:00", "script": a_script(), **shape, **fields})
+    return RecipeWorkload(**{"name": "train", "fingerprint": "sha256:00", "script": script, **shape, **fields})
 
 
 def a_recipe(machine=MACHINE, *, created_at="2026-11-20T19:10:01.250+00:00", workload=None, evidence=None, **changes):

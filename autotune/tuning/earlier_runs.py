@@ -118,7 +118,7 @@ def _same_runs(results: Path, run: RunRecord) -> list[tuple[int, RunDirectory, R
             continue
         if run.workload is None or earlier.workload is None or not is_same_workload(run.workload, earlier.workload):
             continue
-        if earlier.arguments.get("objective") != run.arguments.get("objective"):
+        if _objective_of(earlier) != _objective_of(run):
             continue
         kinship = _kinship(earlier.machine, run.machine, same_device=earlier.workload.device == run.workload.device)
         same.append((kinship, directory, earlier))
@@ -206,6 +206,10 @@ def _verdict_of(directory: RunDirectory) -> Verdict | None:
         return None
 
 
+def _objective_of(run: RunRecord) -> object:
+    return run.arguments.get("objective", "throughput")
+
+
 def _kinship(measured: Machine, here: Machine, *, same_device: bool) -> int:
     """Return how near a machine is to this one; see `_Leader`."""
     return 0 if not measured.differences(here) else 1 if same_device else 2
@@ -219,7 +223,7 @@ def why_unused(book: Book, run: RunRecord) -> str:
     assert run.workload is not None
     if difference := first_difference(book.recipes[0].workload, run.workload):
         return f"it is of another training: {difference}"
-    if not any(recipe.evidence.objective == run.arguments.get("objective") for recipe in book.recipes):
+    if not any(recipe.evidence.objective == _objective_of(run) for recipe in book.recipes):
         return f"its objective is {book.recipes[0].evidence.objective}"
     return ""
 
@@ -233,7 +237,7 @@ def _leaders_in(book: Book, run: RunRecord) -> list[_Leader]:
     return [
         _leader_of(recipe, knobs, run)
         for recipe in recipes
-        if recipe.evidence.objective == run.arguments.get("objective")
+        if recipe.evidence.objective == _objective_of(run)
         for knobs in _confirmed_in(recipe)
     ]
 
