@@ -124,7 +124,7 @@ class SimulatedTrial:
 
     # ------------------------------------------------------------------------------------------ LiveTrial
 
-    def warm_up(self, timeout_seconds: float) -> WarmUp:
+    def warm_up(self, timeout_seconds: float, on_started: Callable[[Started], None] = lambda started: None) -> WarmUp:
         """See `LiveTrial`. Raises what `failure` says, or OOM where the live trials do not fit."""
         trials = self._trials
         self._require(_State.LAUNCHED)
@@ -132,6 +132,7 @@ class SimulatedTrial:
         self._pass(trials.start_seconds, deadline)
         self._fail_as_told(deadline)
         first_step_seconds = trials.clock() - self._requested
+        on_started(self._started())
         pace = self._pace()
         by_epochs, call_seconds, epoch_seconds = self._shape(pace)
         slow = not by_epochs and call_seconds >= SLOW_CALL_SECONDS

@@ -318,6 +318,16 @@ def test_given_configurations_come_before_the_neighbours_unless_they_were_tried(
     assert proposed[2] not in first
 
 
+def test_what_was_seen_to_be_much_slower_is_not_sampled_again():
+    trying = Trying(space_of(SMALL_SPACE))
+    trying.ratios |= {BASELINE.replace(jit_compile=True, batch_size=size): -1.5 for size in (32, 64, 128)}
+    for _ in range(6):
+        configuration = trying.next()
+        assert configuration["jit_compile"] is False
+        trying.ratios[configuration] = -0.02
+        trying.sampler.tell(trying.asked, a_record(configuration, speedup=0.98))
+
+
 def test_a_sampler_that_repeats_itself_ends_no_space():
     space = space_of()
     every = {

@@ -93,6 +93,13 @@ def test_a_planted_faster_configuration_is_found(directory):
     assert Recipe.load(directory.recipe_file) == recipe
 
 
+def test_a_value_that_did_nothing_is_not_asked_for_again(tmp_path):
+    trials = simulated_trials(SPEED, **QUIET, in_force=lambda configuration: {"persistent_iterator": False})
+    space = SMALL_SPACE + '[knobs.persistent_iterator]\nkind = "categorical"\nchoices = [false, true]\n'
+    _, records = answered(tmp_path, trials, budget=400.0, space=space)
+    assert sum(bool(record.asked and record.asked["persistent_iterator"]) for record in records) == 1
+
+
 @pytest.mark.parametrize("speed", [flat, faster_by(jit_compile=0.5, batch_size=0.5, steps_per_execution=0.5)])
 def test_where_nothing_is_faster_that_is_the_answer(tmp_path, speed):
     recipe, records = answered(tmp_path, simulated_trials(speed, **QUIET), budget=400.0)
@@ -606,6 +613,6 @@ def test_a_gpu_that_tensorflow_does_not_see_is_told_of(tmp_path):
 
 def test_xla_that_keras_does_not_give_is_no_gain(tmp_path):
     recipe, records = answered(tmp_path, simulated_trials(**QUIET, xla_falls_back=True), space=TINY_SPACE)
-    compiled = [each for each in searched(records) if each.configuration["jit_compile"]]
-    assert {each.outcome for each in compiled} == {Outcome.ERROR}
+    asked = [each for each in searched(records) if each.asked and each.asked["jit_compile"]]
+    assert [each.reason.partition(":")[0] for each in asked] == ["the same as a trial before"]
     assert FAST not in {Configuration(recipe.configuration)}

@@ -91,8 +91,8 @@ class WarmUp:
 class LiveTrial(Protocol):
     """One trial process. Each method raises `TrialFailed` when the trial fails or takes too long."""
 
-    def warm_up(self, timeout_seconds: float) -> WarmUp:
-        """Wait until the trial is warm; it is frozen then."""
+    def warm_up(self, timeout_seconds: float, on_started: Callable[[Started], None] = lambda started: None) -> WarmUp:
+        """Wait until the trial is warm; it is frozen then. `on_started` gets its first report at once."""
 
     def measure(self, seconds: float, timeout_seconds: float) -> Slice:
         """Let it train for about `seconds`, then freeze it again."""

@@ -27,7 +27,7 @@ from autotune.data.record import Outcome, Place, Slice
 from autotune.runtime.executor import IN_SEARCH, Executor, Isolation, SeatHandle, SeatLost, WarmUp
 from autotune.runtime.logs import open_log
 from autotune.runtime.places import WHOLE, whole_of
-from autotune.runtime.protocol import Data, Finished, LossCurves, Trainings, TrialTiming
+from autotune.runtime.protocol import Data, Finished, LossCurves, Started, Trainings, TrialTiming
 from autotune.runtime.ray_actor import Host, OpenedSeat, SeatActor, SeatSettings
 from autotune.runtime.template_process import IMPORT_SECONDS
 from autotune.runtime.trial_process import Profiled
@@ -50,9 +50,10 @@ class RayTrial:
         self._seat, self._number, self._log = seat, number, log
         self._ended = False
 
-    def warm_up(self, timeout_seconds: float) -> WarmUp:
-        """See `executor.LiveTrial`."""
+    def warm_up(self, timeout_seconds: float, on_started: Callable[[Started], None] = lambda started: None) -> WarmUp:
+        """See `executor.LiveTrial`. The first report comes with all others."""
         answer: WarmUp = self._call("warm_up", timeout_seconds)
+        on_started(answer.started)
         return answer
 
     def measure(self, seconds: float, timeout_seconds: float) -> Slice:

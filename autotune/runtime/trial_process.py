@@ -6,7 +6,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -90,7 +90,9 @@ class TrialProcess:
         self._limit = LayerLimit(template.layers, self.pid)
         self._launch_seconds = self._clock() - self._requested
 
-    def warm_up(self, timeout_seconds: float) -> WarmUp:
+    def warm_up(
+        self, timeout_seconds: float, on_started: Callable[[protocol.Started], None] = lambda started: None
+    ) -> WarmUp:
         """See `executor.LiveTrial`."""
         deadline = self._requested + timeout_seconds
         self._clock.watch()
@@ -100,6 +102,7 @@ class TrialProcess:
             for name, value in started.in_force.items()
         }
         started = started.model_copy(update={"in_force": unscaled})
+        on_started(started)
         since = self._requested + started.counting_seconds - self._ran_seconds
         first = self._expect(protocol.FirstStep, deadline)
         first_step_seconds = max(0.0, self._clock() - since)

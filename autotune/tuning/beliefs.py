@@ -36,6 +36,7 @@ REST = 0.2  # the same of what the effects of a configuration's values do not ex
 ALIKE = 32  # so many knobs make the rests of two configurations differ by much
 MOST_OBSERVED = 200  # the latest measurements count: the time to decide grows with their square
 LEAST_SPREAD = 0.02  # of an effect: no row is surer than that
+SURELY = 2.0  # standard deviations below another one: a sample is almost surely slower
 SAME_KNOB = 0.5  # correlation between the steps of one number
 TABLE_WEIGHT = 2.0  # trials that the table's share of failures counts for
 
@@ -186,6 +187,11 @@ class Beliefs:
         """Return the logarithm of the examples that a larger batch should need, over the baseline's."""
         ratio = configuration.update_size / self._features.space.baseline.update_size
         return log_examples(max(1.0, ratio), self._over_critical)
+
+    def is_slower(self, configuration: Configuration, over: Configuration) -> bool:
+        """Return whether a configuration is almost surely slower to the same loss than another one."""
+        mean, deviation = self.gain(configuration, over)
+        return mean + SURELY * deviation < 0
 
     def failure(self, configuration: Configuration) -> float:
         """Return the chance that a trial of it fails."""

@@ -136,16 +136,16 @@ class Proposals:
         draw = random.Random(len(tried))
         for _ in range(MOST_REPEATS):
             if len(tried) < STARTUP_TRIALS:
-                configuration = beliefs.draw(draw, best)
-                asked = self._sampler.ask_for(self._with_batch(configuration, batch_size))
+                wanted = self._with_batch(beliefs.draw(draw, best), batch_size)
+                asked = self._sampler.ask_for(wanted)
             else:
                 asked, configuration = self._sampler.ask()
-                if configuration != self._with_batch(configuration, batch_size):
+                wanted = self._with_batch(configuration, batch_size)
+                if wanted != configuration:
                     self._sampler.pass_over(asked)
-                    asked = self._sampler.ask_for(self._with_batch(configuration, batch_size))
-            configuration = self._with_batch(configuration, batch_size)
-            if is_new(configuration) and not passes_over(configuration):
-                return asked, configuration
+                    asked = self._sampler.ask_for(wanted)
+            if is_new(wanted) and not beliefs.is_slower(wanted, best) and not passes_over(wanted):
+                return asked, wanted
             self._sampler.pass_over(asked)
         untried = False
         for must_act in (True, False):  # a change of a knob that should not act here comes last of all

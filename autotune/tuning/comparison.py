@@ -14,6 +14,7 @@ from typing import ClassVar, Protocol
 from autotune.data.errors import BudgetError, MeasuringStoppedError, NoStableConfigurationError, WorkloadError
 from autotune.data.record import Boundary, Outcome, Pairing, Slice
 from autotune.runtime.executor import IN_SEARCH, LiveTrial, SeatLost, TrialFailed, WarmUp
+from autotune.runtime.protocol import Started
 from autotune.tuning.costs import taken_seconds
 from autotune.tuning.rules import fit_on_card
 from autotune.tuning.run import GENEROUS, Deadline, Interrupted, Run, TimeIsUp, reclassify_busy_gpu
@@ -38,7 +39,7 @@ class MeasuredProcess:
         slice_patience: Seconds to wait for a slice beyond three times its length.
         save_state: A file that takes weights and optimizer once it is warm; empty for none.
         generous: How many times the usual length a wait must last before a timeout is the trial's fault.
-        on_warm: Called with what the process reports once it is warm; the process ends if this raises.
+        on_started: Called with the first report of the process; the process ends if this raises.
     """
 
     run: Run
@@ -51,7 +52,7 @@ class MeasuredProcess:
     slice_patience: float = PATIENCE_SECONDS
     save_state: str = ""
     generous: float = GENEROUS
-    on_warm: Callable[[WarmUp], None] = lambda warm: None
+    on_started: Callable[[Started], None] = lambda started: None
     live: LiveTrial | None = field(default=None, init=False)
     _warm: WarmUp | None = field(default=None, init=False)
     beside: bool = field(default=False, init=False)  # another process of the comparison is alive
@@ -94,11 +95,9 @@ class MeasuredProcess:
                         ),
                     )
                     trial.instances += 1
-                    warm = live.warm_up(timeout)
-                run.refuse_other_devices(warm.started.gpus)
+                    warm = live.warm_up(timeout, self._note_started)
                 self._warm = warm
                 trial.note_warm(warm)
-                self.on_warm(warm)
         except BaseException:
             if live is not None:
                 live.kill()
@@ -106,6 +105,11 @@ class MeasuredProcess:
         finally:
             trial.seconds += run.clock() - began
         self.live, self.boundary = live, warm.ready.boundary or self.boundary
+
+    def _note_started(self, started: Started) -> None:
+        with self.run.turn:
+            self.run.refuse_other_devices(started.gpus)
+            self.on_started(started)
 
     def slice(self, length: float) -> Slice:
         """Train for about so many seconds. Raises TrialFailed, TimeIsUp."""

@@ -28,6 +28,7 @@ from autotune.tuning.trial import Trial
 BLOCK_ROUNDS = 3  # slices of the baseline before and after a leader that runs alone, which has twice as many
 NEGLIGIBLE = 0.01
 """Share of an epoch below which the leader takes over what the baseline's boundary between epochs takes."""
+WITH_BOUNDARY = 3.0  # how many times as long a process may take to start that measures its boundary itself
 BASELINE_FAILURES = 2  # in a row, of the baseline beside a leader: then the confirmation ends
 
 
@@ -240,7 +241,7 @@ class FreshPairs:
             deadline=self._deadline,
             trial=trial,
             seat=seat,
-            start_timeout=self._timeout + SLICE_PATIENCE_SECONDS,
+            start_timeout=(self._timeout + SLICE_PATIENCE_SECONDS) * (1.0 if boundary else WITH_BOUNDARY),
             boundary=boundary,
         )
 

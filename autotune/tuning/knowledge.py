@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from autotune.data.figures import Check, LogInterval
+from autotune.data.models import KnobValue
 from autotune.data.record import Branch, Outcome, Pairing, Phase, Rule, Standing, TrialRecord
 from autotune.space.configuration import Configuration
 from autotune.space.space_file import ResolvedSpace
@@ -92,6 +93,16 @@ class Knowledge:
         for trial in searched:
             tried.setdefault(trial.configuration, trial)
         return tried
+
+    def idle_values(self) -> set[tuple[str, KnobValue]]:
+        """Return the values of knobs that were asked for, and did nothing: the baseline's were in force."""
+        usual, idle, acting = self._baseline.configuration, set[tuple[str, KnobValue]](), set[tuple[str, KnobValue]]()
+        for trial in self.ended():
+            for name, value in trial.configuration.items():
+                did_nothing = value == usual[name] and trial.asked[name] not in (value, self._baseline.asked[name])
+                idle |= {(name, trial.asked[name])} if did_nothing else set()
+                acting |= {(name, value)}
+        return idle - acting
 
     def spread(self) -> Spread:
         """Return how much pairs vary, pooled over all trials."""
@@ -201,7 +212,7 @@ class Knowledge:
         best = self._best(known for known in self.candidates() if known.is_same_training is (ratio == 1))
         if best is None or best.pairs < 2:
             return None
-        needs = [log_examples(max(1.0, each), self.over_critical()) for each in (ratio, best.batch_ratio)]
+        needs = [log_examples(max(1.0, of), self.over_critical()) for of in (ratio, best.batch_ratio)]
         value, error = best.ratio + needs[0] - needs[1], 2 * best.error(self.spread())
         return LogInterval(value=value, low=value - error, high=value + error, count=best.pairs)
 

@@ -25,7 +25,6 @@ Curves = Sequence[Sequence[float | None]]
 PARITY_SEEDS, PARITY_STEPS = (0, 1, 2, 3, 4), 200
 BRANCH_SEEDS, FEWEST_BRANCH_SEEDS = 8, 5
 BRANCH_STEPS = 400  # of the baseline, from the branch: the most that each training lasts
-FEWEST_UPDATES = 16  # of the larger batch, for each training
 PROBES, PROBE_EXAMPLES = 16, 512
 PROBING = 1.5  # what evaluating the probe makes of a training's time
 STEP_SECONDS = 0.004  # at least, of a step that is called by itself
@@ -225,12 +224,11 @@ def _branch_size(trainings: Trainings, leader: TrialRecord) -> tuple[int, int]:
     """Return how many seeds, and on how many examples each training trains, as the time allows. Raises NotMeasured."""
     baseline = trainings.run.records[0]
     seconds_per_example, starts = _branch_costs(baseline, leader)
-    most = BRANCH_STEPS * batch_size_of(baseline)
-    least = FEWEST_UPDATES * batch_size_of(leader)
+    most, least = _most_and_least(baseline, leader)
     for seeds in (BRANCH_SEEDS, FEWEST_BRANCH_SEEDS):
         held = int((trainings.left() - starts) / (seeds * seconds_per_example))
         if held >= least:
-            return seeds, min(held, max(most, least))
+            return seeds, min(held, most) // least * least
     needed = FEWEST_BRANCH_SEEDS * least * seconds_per_example + starts
     raise NotMeasured(f"it takes about {needed:.0f} s, and {trainings.left():.0f} s were kept for it")
 
@@ -238,9 +236,17 @@ def _branch_size(trainings: Trainings, leader: TrialRecord) -> tuple[int, int]:
 def branch_seconds(baseline: TrialRecord, leader: TrialRecord) -> float:
     """Return what comparing the learning of two configurations takes at most."""
     seconds_per_example, starts = _branch_costs(baseline, leader)
-    most = BRANCH_STEPS * batch_size_of(baseline)
-    least = FEWEST_UPDATES * batch_size_of(leader)
-    return starts + BRANCH_SEEDS * max(most, least) * seconds_per_example
+    most, _ = _most_and_least(baseline, leader)
+    return starts + BRANCH_SEEDS * most * seconds_per_example
+
+
+def _most_and_least(baseline: TrialRecord, leader: TrialRecord) -> tuple[int, int]:
+    """Return the examples of each training at most, and those of which it is a multiple.
+
+    Then both have trained equally many at each probe, which is at least one update of either.
+    """
+    least = PROBES * max(map(batch_size_of, (baseline, leader)))
+    return max(BRANCH_STEPS * batch_size_of(baseline), least), least
 
 
 def _branch_costs(baseline: TrialRecord, leader: TrialRecord) -> tuple[float, float]:

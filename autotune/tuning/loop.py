@@ -25,6 +25,7 @@ from autotune.space.changes import Situation
 from autotune.space.configuration import Configuration, find_conflict
 from autotune.space.space_file import ResolvedSpace
 from autotune.stats.deciding import EndedBy
+from autotune.stats.same_loss import NOT_REACHED
 from autotune.tuning import costs
 from autotune.tuning.candidates import Proposals
 from autotune.tuning.confirmation import FreshPairs, LeaderTrials
@@ -347,14 +348,17 @@ class Loop:
         ]
 
     def _passes_over(self, seat: Seat) -> Callable[[Configuration], bool]:
-        """Return what tells whether knobs exclude one another, do not learn, or take more time than there is now."""
+        """Return what tells whether knobs exclude one another, do nothing or do not learn, or the time is too short."""
         state, baseline = self.state(), self._run.records[0]
         parity = parity_checks(self._run.records.values())
+        idle = self._knowledge.idle_values()
         gain = max([0.0, *(candidate.ratio for candidate in state.candidates if not candidate.unstable)])
         most = min(self._trial_limits.timeout, state.left)
         importing = self._import_seconds + 2 * state.candidate_seconds + 4 * state.first_pair_seconds
 
         def passes_over(configuration: Configuration) -> bool:
+            if idle & set(configuration.items()):
+                return True
             check = parity.get(numerics_of(configuration))
             if find_conflict(configuration) or (check is not None and not check.passed):
                 return True
@@ -375,12 +379,23 @@ class Loop:
                 trial.branch = branch(trainings, run.records[number])
             except NotMeasured as why:
                 trial.branch = Branch(not_measured=str(why))
-                size = trial.configuration.batch_size
-                run.observe(Notice(text=f"how batch size {size} learns was not measured: {why}"))
         spent = run.clock() - began
         trial.branch = trial.branch.model_copy(update={"seconds": spent})
         run.keep(run.records[number].model_copy(update={"branch": trial.branch}), announce=False)
         self._learning_seconds = max(0.0, self._learning_seconds - spent)
+        run.observe(Notice(text=self._learnt_in_words(number)))
+
+    def _learnt_in_words(self, number: int) -> str:
+        """Say how much sooner a leader reaches the same losses, or why that is not known."""
+        leader = self._knowledge.leader(number)
+        size, learnt = leader.trial.configuration.update_size, self._knowledge.learnt(leader)
+        if learnt == NOT_REACHED:
+            return f"batch size {size} does not reach the losses that the baseline reaches"
+        if not isinstance(learnt, Learnt):
+            return f"how batch size {size} learns was not measured: {learnt}"
+        sooner = learnt.sooner.ratio
+        speedup = "much sooner or later" if sooner is None else f"{sooner.shown()} sooner"
+        return f"batch size {size} reaches the same losses {speedup} (learning rate {learnt.needed.rule})"
 
     def _compare_losses(self, trial: Trial, seat: Seat) -> None:
         """See whether a leader learns as float32 without XLA does."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Sequence
 
 from autotune.data.figures import Check, Interval
@@ -22,15 +21,14 @@ from autotune.recipe.evidence import (
     Stability,
     Watch,
 )
-from autotune.recipe.learning_rate import factor_of
-from autotune.recipe.recipe import Answer, CreatedBy, LearningRateRule, Recipe, RecipeWorkload, SameLoss
+from autotune.recipe.recipe import CreatedBy, Recipe, RecipeWorkload
 from autotune.space.configuration import Configuration
 from autotune.stats import numerics
 from autotune.stats.deciding import Verdict
 from autotune.stats.disturbance import gpu_figures
 from autotune.stats.stability import DEVICE_GROWTH, DEVICE_MEMORY, HOST_GROWTH, THROTTLING
 from autotune.tuning import policy
-from autotune.tuning.knowledge import Learnt
+from autotune.tuning.answers import answer_of, learning_of, likely_larger_batch
 from autotune.tuning.learning import numerics_of
 from autotune.tuning.loop import SearchResult
 from autotune.tuning.rules import epoch_work
@@ -71,8 +69,8 @@ def recommend(*, found: SearchResult, watched: Watch | None, run: Run, record: R
         ),
         candidate=None if champion is not None else _best_candidate(found, watched, run, options.min_gain),
         learning_rate_rule=rule,
-        same_training=_answer(found.state.same_training, found, run),
-        larger_batch=_answer(found.state.larger_batch, found, run) or _likely_larger_batch(found, run),
+        same_training=answer_of(found.state.same_training, found, run),
+        larger_batch=answer_of(found.state.larger_batch, found, run) or likely_larger_batch(found, run),
         machine=record.machine,
         workload=RecipeWorkload(
             name=workload.name,
@@ -101,79 +99,6 @@ def recommend(*, found: SearchResult, watched: Watch | None, run: Run, record: R
             started_from=tuple(dict.fromkeys(leader.run for leader in record.leaders)),
         ),
     )
-
-
-def _answer(leader: Leader | None, found: SearchResult, run: Run) -> Answer | None:
-    """Return a confirmed leader as the recipe gives it."""
-    if leader is None:
-        return None
-    record = run.records[leader.number]
-    assert record.speedup is not None and record.throughput is not None
-    return Answer(
-        configuration=dict(Configuration(record.configuration)),
-        speedup=record.speedup,
-        throughput=record.throughput,
-        confirmed=True,
-        learning_rate_rule=learning_of(leader, found, run),
-    )
-
-
-def _likely_larger_batch(found: SearchResult, run: Run) -> Answer | None:
-    """Return the candidate with another batch size that should reach the same loss soonest, by the search."""
-    state = found.state
-    others = [known for known in state.candidates if not known.is_same_training and known.measured]
-    stable = [known for known in others if not known.unstable and known.ratio > 0]
-    best = max(stable, key=state.promise, default=None)
-    record = None if best is None else run.records[best.number]
-    if best is None or record is None or record.speedup is None or record.throughput is None:
-        return None
-    return Answer(
-        configuration=dict(best.configuration),
-        speedup=record.speedup,
-        throughput=record.throughput,
-        confirmed=False,
-        learning_rate_rule=LearningRateRule(batch_ratio=best.batch_ratio, not_measured=_why_not_learnt(run)),
-    )
-
-
-def _why_not_learnt(run: Run) -> str:
-    """Return why nothing is known of how a batch size learns, in half a sentence."""
-    if run.objective != "time_to_loss":
-        return f"the objective is {run.objective}"
-    return run.no_branches or "no time was left for it"
-
-
-def learning_of(leader: Leader, found: SearchResult, run: Run) -> LearningRateRule | None:
-    """Return how a leader with another batch size learns, by its record; None for one with the baseline's."""
-    confirmation = found.confirmations[leader.number]
-    ratio = confirmation.trial.configuration.update_size / run.baseline.update_size
-    if ratio == 1:
-        return None
-    learnt = found.learning.get(leader.number)
-    if learnt is None or not isinstance(learnt, Learnt):
-        return LearningRateRule(batch_ratio=ratio, not_measured=learnt or _why_not_learnt(run))
-    needed = learnt.needed
-    if learnt.sooner.ratio is None or needed.log_ratio.ratio is None:
-        return LearningRateRule(batch_ratio=ratio, not_measured="its losses vary too much from seed to seed")
-    return LearningRateRule(
-        batch_ratio=ratio,
-        rule=needed.rule,
-        factor=factor_of(needed.rule, ratio),
-        same_loss=SameLoss(
-            speedup=learnt.sooner.ratio,
-            examples_factor=needed.log_ratio.ratio,
-            by_rule={rule: _factor(values) for rule, values in learnt.ratios.items()},
-            examples=learnt.branch.examples,
-            after_steps=learnt.branch.after_steps,
-            seeds=needed.log_ratio.count,
-        ),
-    )
-
-
-def _factor(ratios: Sequence[float | None]) -> float | None:
-    """Return the mean factor of examples; None where a seed reaches none of the losses."""
-    known = [ratio for ratio in ratios if ratio is not None]
-    return math.exp(statistics.fmean(known)) if known and len(known) == len(ratios) else None
 
 
 def _spread(chosen: TrialRecord, run: Run) -> TrialRecord | None:

@@ -13,7 +13,7 @@ from autotune.data.record import Outcome, Pairing, Phase, TrialRecord
 from autotune.recipe.apply import environment
 from autotune.runtime.executor import DeviceUnavailable, SeatLost, TrialFailed, WarmUp
 from autotune.runtime.logs import is_busy_gpu_error
-from autotune.runtime.protocol import Data
+from autotune.runtime.protocol import Data, Started
 from autotune.space.configuration import Configuration, add_strategy_knobs, move_to_device, reset_idle
 from autotune.space.knobs import KNOBS, Device
 from autotune.stats.deciding import Stop, stop_measuring
@@ -323,7 +323,7 @@ class Seat:
             start_timeout=limits.timeout,
             usual_start=costs.start_seconds(self.baseline.trial.record(Outcome.OK)),
             boundary=None if own else run.boundary,
-            on_warm=lambda warm: self._note_in_force(trial, warm, limits),
+            on_started=lambda started: self._note_in_force(trial, started, limits),
         )
         comparison = Comparison(
             run=run,
@@ -355,13 +355,8 @@ class Seat:
             run.measured(trial)
             trial.stopped_by = Stop.TIME
 
-    def _note_in_force(self, trial: Trial, warm: WarmUp, limits: TrialLimits) -> None:
-        """Take what is in force for a candidate's configuration. Raises TrialFailed, SameInForce."""
-        started = warm.started
-        if trial.configuration["jit_compile"] is True and not started.jit_compile:
-            raise TrialFailed(
-                Outcome.ERROR, "Keras does not compile this model with XLA: jit_compile falls back to false"
-            )
+    def _note_in_force(self, trial: Trial, started: Started, limits: TrialLimits) -> None:
+        """Take what is in force for a candidate's configuration. Raises SameInForce."""
         resolved = trial.configuration.replace(**{"jit_compile": started.jit_compile, **started.in_force})
         in_force = reset_idle(resolved, self._run.baseline)
         if in_force != trial.configuration and limits.known(in_force):

@@ -143,13 +143,16 @@ class State:
         """The leader that is recommended if the run ends now.
 
         The same training, unless another batch size was shown to reach the same losses sooner than the baseline and
-        than the same training.
+        than the same training. Known numerics come before speed.
         """
         same, larger = self.same_training, self.larger_batch
         if larger is None or larger.sooner is None or larger.sooner.low <= 0:
             return same
         if same is None or same.ratio is None:
             return larger
+        known, larger_known = (self.has_known_numerics(self.candidate(leader.candidate)) for leader in (same, larger))
+        if known != larger_known:
+            return same if known else larger
         lead = larger.sooner.value - same.ratio.value
         return larger if lead > math.hypot(larger.sooner.half_width, same.ratio.half_width) else same
 

@@ -1,0 +1,88 @@
+"""The two answers of a run, of the same training and of another batch size, as its recipe gives them."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+
+from autotune.recipe.learning_rate import factor_of
+from autotune.recipe.recipe import Answer, LearningRateRule, SameLoss
+from autotune.space.configuration import Configuration
+from autotune.tuning.knowledge import Learnt
+from autotune.tuning.loop import SearchResult
+from autotune.tuning.run import Run
+from autotune.tuning.state import Leader
+
+
+def answer_of(leader: Leader | None, found: SearchResult, run: Run) -> Answer | None:
+    """Return a confirmed leader as the recipe gives it."""
+    if leader is None:
+        return None
+    record = run.records[leader.number]
+    assert record.speedup is not None and record.throughput is not None
+    return Answer(
+        configuration=dict(Configuration(record.configuration)),
+        speedup=record.speedup,
+        throughput=record.throughput,
+        confirmed=True,
+        learning_rate_rule=learning_of(leader, found, run),
+    )
+
+
+def likely_larger_batch(found: SearchResult, run: Run) -> Answer | None:
+    """Return the candidate with another batch size that should reach the same loss soonest, by the search."""
+    state = found.state
+    others = [known for known in state.candidates if not known.is_same_training and known.measured]
+    stable = [known for known in others if not known.unstable and known.ratio > 0]
+    best = max(stable, key=state.promise, default=None)
+    record = None if best is None else run.records[best.number]
+    if best is None or record is None or record.speedup is None or record.throughput is None:
+        return None
+    return Answer(
+        configuration=dict(best.configuration),
+        speedup=record.speedup,
+        throughput=record.throughput,
+        confirmed=False,
+        learning_rate_rule=LearningRateRule(batch_ratio=best.batch_ratio, not_measured=_why_not_learnt(run)),
+    )
+
+
+def _why_not_learnt(run: Run) -> str:
+    """Return why nothing is known of how a batch size learns, in half a sentence."""
+    if run.objective != "time_to_loss":
+        return f"the objective is {run.objective}"
+    return run.no_branches or "no time was left for it"
+
+
+def learning_of(leader: Leader, found: SearchResult, run: Run) -> LearningRateRule | None:
+    """Return how a leader with another batch size learns, by its record; None for one with the baseline's."""
+    confirmation = found.confirmations[leader.number]
+    ratio = confirmation.trial.configuration.update_size / run.baseline.update_size
+    if ratio == 1:
+        return None
+    learnt = found.learning.get(leader.number)
+    if learnt is None or not isinstance(learnt, Learnt):
+        return LearningRateRule(batch_ratio=ratio, not_measured=learnt or _why_not_learnt(run))
+    needed = learnt.needed
+    if learnt.sooner.ratio is None or needed.log_ratio.ratio is None:
+        return LearningRateRule(batch_ratio=ratio, not_measured="its losses vary too much from seed to seed")
+    return LearningRateRule(
+        batch_ratio=ratio,
+        rule=needed.rule,
+        factor=factor_of(needed.rule, ratio),
+        same_loss=SameLoss(
+            speedup=learnt.sooner.ratio,
+            examples_factor=needed.log_ratio.ratio,
+            by_rule={rule: _factor(values) for rule, values in learnt.ratios.items()},
+            examples=learnt.branch.examples,
+            after_steps=learnt.branch.after_steps,
+            seeds=needed.log_ratio.count,
+        ),
+    )
+
+
+def _factor(ratios: Sequence[float | None]) -> float | None:
+    """Return the mean factor of examples; None where a seed reaches none of the losses."""
+    known = [ratio for ratio in ratios if ratio is not None]
+    return math.exp(statistics.fmean(known)) if known and len(known) == len(ratios) else None
