@@ -298,9 +298,9 @@ def test_where_none_fits_the_nearest_is_named_and_the_baseline_returned(book, he
     with pytest.warns(MachineMismatchWarning) as warned:
         recipe = Recipe.load(book)
     assert str(warned[0].message) == (
-        f"no recipe of this kind of machine; nearest is recipe 2 of 3 in {book}: the recipe was measured on another "
-        "machine: TensorFlow: measured on 2.21, here 2.18; training as the script has it. To tune here, beginning with "
-        f"what is known: autotune tune … --book {book}"
+        f"no recipe of this kind of machine; nearest is recipe 2 of 3 in {book}: TensorFlow: measured on "
+        "2.21, here 2.18; training as the script has it. To tune here, beginning with what is known: "
+        f"autotune tune … --book {book}"
     )
     assert recipe.changes == {}
     assert recipe.machine == GPU_MACHINE

@@ -54,15 +54,16 @@ def select_recipe(
     check_wish(on_mismatch, get_args(OnMismatch))
     index = find_nearest(measured, here)[0]
     name = one_line(f"recipe {index + 1} of {len(measured)} in {source}")
-    mismatch = describe_mismatch(measured[index], here)
-    if not mismatch:
+    differences = _differences(measured[index], here)
+    if not differences:
         text = f"{name} was measured on this kind of machine: {_shown(kind_of(measured[index]))}" if is_book else ""
         return Selection(index=index, fits=True, takes_baseline=False, text=text)
     if on_mismatch == "ignore":
         text = f"{name} is the nearest to this machine" if is_book else ""
         return Selection(index=index, fits=False, takes_baseline=False, text=text)
+    mismatch = describe_mismatch(measured[index], here)
     if is_book:
-        mismatch = f"no recipe of this kind of machine; nearest is {name}: {mismatch}"
+        mismatch = f"no recipe of this kind of machine; nearest is {name}: {differences}"
     command = one_line(f"autotune tune … --book {source}")
     if on_mismatch == "error":
         raise MachineMismatchError(mismatch, hint=f"Tune here: {command}")
@@ -80,7 +81,7 @@ def check_wish(word: object, words: Sequence[str]) -> None:
 
 def describe_mismatch(measured: Machine, here: Machine) -> str:
     """Return why a recipe's machine is of another kind than this one; empty where it is not."""
-    differences = "; ".join(map(_shown, kind_differences(measured, here)))
+    differences = _differences(measured, here)
     return differences and f"the recipe was measured on another machine: {differences}"
 
 
@@ -88,6 +89,10 @@ def describe_changes(changes: Iterable[str], command: str) -> str:
     """Say what has changed since a recipe was measured, and the command that measures its claim again."""
     shown = "; ".join(map(_shown, changes))
     return f"changed since the recipe was measured: {shown}. To measure its claim again: {command}"
+
+
+def _differences(measured: Machine, here: Machine) -> str:
+    return "; ".join(map(_shown, kind_differences(measured, here)))
 
 
 def _shown(value: object) -> str:
