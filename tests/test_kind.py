@@ -62,9 +62,19 @@ def test_each_part_of_a_kind_is_named_where_it_differs(measured, here, differenc
         ([a_machine(cores=4), a_machine(cores=16)], a_machine(cores=2)),
         ([a_machine(tensorflow="2.20.0"), a_machine(tensorflow="2.18.0")], a_machine(tensorflow="2.21.0")),
         ([a_machine(python="3.11.1"), a_machine(python="3.12.1", memory_bytes=1 << 30)], a_machine(python="3.11.2")),
+        ([a_machine(H200), a_machine(*[H200] * 4, tensorflow="2.18.0")], a_machine(*[H200] * 8)),
         ([MACHINE, MACHINE], MACHINE),
     ],
-    ids=["a card", "the model", "the count", "cores", "TensorFlow", "all else", "the first of equals"],
+    ids=[
+        "a card",
+        "the model",
+        "the count",
+        "cores",
+        "TensorFlow",
+        "all else",
+        "a part of the cards",
+        "the first of equals",
+    ],
 )
 def test_what_the_nearest_has_in_common(machines, here):
     assert find_nearest(machines, here) == [0, 1]

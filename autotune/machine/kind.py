@@ -47,7 +47,7 @@ def kind_differences(measured: Machine, here: Machine) -> tuple[str, ...]:
 def find_nearest(measured: Sequence[Machine], here: Machine) -> list[int]:
     """Return the positions of the machines, the nearest first.
 
-    The kind of device counts most, then its model, its count, TensorFlow's version, Keras's, and all else.
+    One of this kind comes first. Of others the kind of device counts most, then its model, its count, TensorFlow's version, Keras's, and all else.
     """
     return sorted(range(len(measured)), key=lambda index: _distance(measured[index], here))
 
@@ -58,6 +58,7 @@ def _distance(measured: Machine, here: Machine) -> tuple[float, ...]:
     kinds = [kind_of(machine) for machine in (measured, here)]
     minors = [_number(kind.tensorflow) for kind in kinds]
     return (
+        bool(kind_differences(measured, here)),
         bool(measured.gpus) != bool(here.gpus),
         models[0] != models[1],
         abs(math.log(counts[0] / counts[1])),
