@@ -276,6 +276,13 @@ def test_the_boundary_of_epochs_is_the_baselines_unless_the_pipeline_is_another(
     assert again.timing.boundary == searching.run.boundary is not None
 
 
+def test_slow_steps_are_not_spent_on_the_boundary_of_another_pipeline(tmp_path):
+    trials = simulated_trials(lambda configuration: 64.0, examples=1_000_000)  # half a second a step
+    searching = Searching(tmp_path, trials)
+    searching.measure(BASELINE.replace(prefetch=2))
+    assert trials.launched[1].timing.boundary == searching.run.boundary is not None
+
+
 # -------------------------------------------------------------------------------------------- bracketing
 
 

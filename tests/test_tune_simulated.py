@@ -93,6 +93,25 @@ def test_a_planted_faster_configuration_is_found(directory):
     assert Recipe.load(directory.recipe_file) == recipe
 
 
+def test_slow_calls_that_took_too_long_are_not_tried_with_another_pipeline(tmp_path):
+    def too_slow(configuration):
+        return TrialFailed(Outcome.TIMEOUT, "too slow") if configuration.batch_size >= 256 else None
+
+    trials = simulated_trials(lambda configuration: 64.0, noise=0.02, failure=too_slow)
+    space = (
+        SMALL_SPACE.replace("low = 16", "low = 32")
+        + """
+[knobs.prefetch]
+kind = "categorical"
+choices = [0, 2, 8]
+"""
+    )
+    _, records = answered(tmp_path, trials, budget=1200.0, space=space)
+    late = [record for record in records if record.outcome is Outcome.TIMEOUT]
+    assert late
+    assert len(late) <= 4, "once with and once without XLA, for each number of steps per call"
+
+
 def test_a_value_that_did_nothing_is_not_asked_for_again(tmp_path):
     trials = simulated_trials(SPEED, **QUIET, in_force=lambda configuration: {"persistent_iterator": False})
     space = SMALL_SPACE + '[knobs.persistent_iterator]\nkind = "categorical"\nchoices = [false, true]\n'

@@ -47,7 +47,7 @@ from autotune.tuning.policy import (
     error_of,
     next_action,
 )
-from autotune.tuning.rules import Limits, known_to_fail
+from autotune.tuning.rules import Limits, known_to_fail, needs_as_long
 from autotune.tuning.run import CLOSING_SECONDS, Deadline, Interrupted, Run, TimeIsUp
 from autotune.tuning.sampler import Sampler
 from autotune.tuning.seat import SameInForce, Seat, TrialLimits
@@ -347,17 +347,26 @@ class Loop:
             if record.outcome is Outcome.OOM and record.pairing is not Pairing.ALTERNATING
         ]
 
+    def _timed_out(self) -> list[Configuration]:
+        """Return what took too long, where calls are slow and none that computes as much was in time."""
+        records = [record for record in self._run.records.values() if record.phase is not Phase.CONFIRM]
+        in_time = [Configuration(record.configuration) for record in records if record.outcome.measured]
+        late = [Configuration(record.configuration) for record in records if record.outcome is Outcome.TIMEOUT]
+        if not costs.slow_call_seconds(self._run.records[0]):
+            return []
+        return [known for known in late if not any(needs_as_long(other, known) for other in in_time)]
+
     def _passes_over(self, seat: Seat) -> Callable[[Configuration], bool]:
         """Return what tells whether knobs exclude one another, do nothing or do not learn, or the time is too short."""
         state, baseline = self.state(), self._run.records[0]
         parity = parity_checks(self._run.records.values())
-        idle = self._knowledge.idle_values()
+        idle, timed_out = self._knowledge.idle_values(), self._timed_out()
         gain = max([0.0, *(candidate.ratio for candidate in state.candidates if not candidate.unstable)])
         most = min(self._trial_limits.timeout, state.left)
         importing = self._import_seconds + 2 * state.candidate_seconds + 4 * state.first_pair_seconds
 
         def passes_over(configuration: Configuration) -> bool:
-            if idle & set(configuration.items()):
+            if idle & set(configuration.items()) or any(needs_as_long(configuration, late) for late in timed_out):
                 return True
             check = parity.get(numerics_of(configuration))
             if find_conflict(configuration) or (check is not None and not check.passed):

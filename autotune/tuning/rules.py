@@ -11,7 +11,7 @@ from autotune.data.models import KnobValue
 from autotune.data.options import MEMORY_MARGIN
 from autotune.data.record import Pairing, Phase, Slice, TrialRecord
 from autotune.space.configuration import Configuration
-from autotune.space.knobs import KNOBS
+from autotune.space.knobs import KNOBS, Numerics
 from autotune.stats.disturbance import HEAT, slowed_by
 from autotune.stats.stability import (
     DEVICE_GROWTH,
@@ -237,6 +237,14 @@ def known_to_fail(candidate: Configuration, out_of_memory: Iterable[Configuratio
         all(_needs_as_much(name, candidate[name], failed[name]) for name in failed if name in candidate)
         for failed in out_of_memory
     )
+
+
+def needs_as_long(candidate: Configuration, timed_out: Configuration) -> bool:
+    """Return whether calls of `candidate` compute at least as much as those of a configuration that timed out."""
+    sizes = ("batch_size", "steps_per_execution")
+    more = all(int(candidate[name]) >= int(timed_out[name]) for name in sizes)
+    alike = (known for known, knob in KNOBS.items() if knob.numerics is Numerics.ARITHMETIC and known in candidate)
+    return more and all(candidate[name] == timed_out[name] for name in alike)
 
 
 def fit_on_card(

@@ -30,6 +30,7 @@ BASELINE_SECONDS = 240.0  # until the baseline is warm: with less, a timeout is 
 BASELINE_SLICES, BASELINE_SLICES_SECONDS = 3, 12.0  # fewer slices where an epoch or a step is long
 BLOCK_SLICES = 3  # of the baseline before and after a candidate that runs alone; fewer where an epoch is long
 SLICE_PATIENCE_SECONDS = 5.0  # beyond three times a slice's length when the trial's own time is over
+SHORT_BOUNDARY = 0.05  # share of an epoch of slow steps: a search trial with another pipeline takes it over then
 MOST_DRIFT = 0.1  # share by which a seat's baseline may become slower, until it is measured again
 
 
@@ -314,7 +315,8 @@ class Seat:
         self.baseline.ensure()
         self._imported.add(_variables(trial.configuration))
         # The baseline's boundary of epochs is taken over, unless the pipeline is made of other parts.
-        own = any(KNOBS[name].structural for name in trial.configuration.differences(run.baseline))
+        changed = trial.configuration.differences(run.baseline)
+        own = any(KNOBS[name].structural for name in changed) and not self._has_short_boundary()
         process = MeasuredProcess(
             run=run,
             deadline=self._deadline,
@@ -354,6 +356,14 @@ class Seat:
         if trial.pairing is Pairing.BRACKETED:
             run.measured(trial)
             trial.stopped_by = Stop.TIME
+
+    def _has_short_boundary(self) -> bool:
+        """Return whether epochs of slow steps are so long that no pipeline can gain much between two of them."""
+        record, boundary = self.baseline.trial.record(Outcome.OK), self._run.boundary
+        if boundary is None or record.throughput is None or not record.examples_per_epoch:
+            return False
+        epoch_seconds = record.examples_per_epoch / record.throughput.value
+        return costs.slow_call_seconds(record) > 0 and boundary.seconds < SHORT_BOUNDARY * epoch_seconds
 
     def _note_in_force(self, trial: Trial, started: Started, limits: TrialLimits) -> None:
         """Take what is in force for a candidate's configuration. Raises SameInForce."""
