@@ -47,7 +47,8 @@ def kind_differences(measured: Machine, here: Machine) -> tuple[str, ...]:
 def find_nearest(measured: Sequence[Machine], here: Machine) -> list[int]:
     """Return the positions of the machines, the nearest first.
 
-    One of this kind comes first. Of others the kind of device counts most, then its model, its count, TensorFlow's version, Keras's, and all else.
+    One of this kind comes first. Of others the kind of device counts most, then its model, its count, TensorFlow's
+    version, Keras's, and all else.
     """
     return sorted(range(len(measured)), key=lambda index: _distance(measured[index], here))
 

@@ -24,6 +24,7 @@ from autotune.data.record import Rule
 from autotune.machine.fingerprint import fingerprint
 from autotune.machine.kind import kind_of
 from autotune.recipe import apply
+from autotune.recipe.apply import TrainingPipeline
 from autotune.recipe.evidence import BestCandidate, Evidence, Knobs, Part
 from autotune.recipe.same_workload import first_difference
 from autotune.recipe.selection import (
@@ -167,7 +168,7 @@ class Recipe(Part):
         if isinstance(loaded, Recipe) and on_mismatch is None:
             return loaded
         recipe, selection = choose_recipe(loaded, on_mismatch, source=str(path))
-        if selection.text and not selection.fits:
+        if selection.text and not selection.fits and on_mismatch != "ignore":
             warnings.warn(selection.text, MachineMismatchWarning, stacklevel=2)
         elif selection.text:
             from autotune.recipe.guard import say
@@ -341,7 +342,7 @@ class Recipe(Part):
 
     def _pipeline(
         self, dataset: Any, configuration: Configuration, drop_remainder: bool | None, *, shuffle: bool = False
-    ) -> apply.TrainingPipeline:
+    ) -> TrainingPipeline:
         apply.refuse_overridden(self.configuration)
         return make_pipeline(dataset, configuration, self.workload, drop_remainder=drop_remainder, shuffle=shuffle)
 
@@ -501,7 +502,7 @@ def choose_recipe(loaded: Recipe | Book, on_mismatch: OnMismatch | None, *, sour
         source=source,
         is_book=is_book,
     )
-    recipe = recipes[selection.index]
+    recipe = recipes[selection.position]
     return recipe.with_baseline() if selection.takes_baseline else recipe, selection
 
 
@@ -520,7 +521,7 @@ def _parse(model: type[Model], text: str | bytes, *, source: str, noun: str, hin
             raise RecipeError(problem, hint="Install the autotune that wrote it, or a later one.") from error
         problem = _one_line(f"{where or 'the file'}: {mistake.removeprefix('Value error, ')}")
         raise RecipeError(f"{source}: not a {noun}: {problem}", hint=hint) from error
-    versioned = (read, *read.recipes) if isinstance(read, Book) else (read,)
+    versioned: tuple[Part, ...] = (read, *read.recipes) if isinstance(read, Book) else (read,)
     if any("schema_version" not in part.model_fields_set for part in versioned):
         raise RecipeError(f"{source}: not a {noun}: schema_version is missing", hint=hint)
     return read

@@ -23,13 +23,13 @@ class Selection(NamedTuple):
     """The choice among recipes.
 
     Args:
-        index: The recipe's position.
+        position: Of the recipe, from 0.
         fits: It was measured on this kind of machine.
         takes_baseline: The training goes on as the script has it.
         text: Which recipe and why; empty where nothing is to be said.
     """
 
-    index: int
+    position: int
     fits: bool
     takes_baseline: bool
     text: str
@@ -57,10 +57,10 @@ def select_recipe(
     differences = _differences(measured[index], here)
     if not differences:
         text = f"{name} was measured on this kind of machine: {_shown(kind_of(measured[index]))}" if is_book else ""
-        return Selection(index=index, fits=True, takes_baseline=False, text=text)
+        return Selection(position=index, fits=True, takes_baseline=False, text=text)
     if on_mismatch == "ignore":
         text = f"{name} is the nearest to this machine" if is_book else ""
-        return Selection(index=index, fits=False, takes_baseline=False, text=text)
+        return Selection(position=index, fits=False, takes_baseline=False, text=text)
     mismatch = describe_mismatch(measured[index], here)
     if is_book:
         mismatch = f"no recipe of this kind of machine; nearest is {name}: {differences}"
@@ -69,7 +69,7 @@ def select_recipe(
         raise MachineMismatchError(mismatch, hint=f"Tune here: {command}")
     then = "training as the script has it" if on_mismatch == "baseline" else "training with it all the same"
     text = f"{mismatch}; {then}. To tune here, beginning with what is known: {command}"
-    return Selection(index=index, fits=False, takes_baseline=on_mismatch == "baseline", text=text)
+    return Selection(position=index, fits=False, takes_baseline=on_mismatch == "baseline", text=text)
 
 
 def check_wish(word: object, words: Sequence[str]) -> None:
