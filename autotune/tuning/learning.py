@@ -82,16 +82,14 @@ class Trainings:
         seeds: tuple[int, ...],
         steps: int,
         seconds: float,
-        scales: tuple[float, ...] = (1.0,),
     ) -> Curves:
-        """Return losses by step, for each scale of the learning rate and each seed; empty where there are none."""
+        """Return losses by step, for each seed; empty where there are none."""
         # Raises TrialFailed, DeviceUnavailable, Interrupted. Batches of the size `recorded` are recorded where they
         # are not yet; no step of the first training begins after `seconds`.
         losses = LossRuns(
             folder=self._folder(f"batch-{recorded}"),
             recorded_batch_size=recorded,
             seeds=seeds,
-            scales=scales,
             most_steps=steps,
             seconds=seconds,
         )

@@ -69,7 +69,7 @@ def recommend(*, found: SearchResult, watched: Watch | None, run: Run, record: R
         ),
         candidate=None if champion is not None else _best_candidate(found, watched, run, options.min_gain),
         learning_rate_rule=rule,
-        same_training=answer_of(found.state.same_training, found, run),
+        same_training=None if run.objective != "time_to_loss" else answer_of(found.state.same_training, found, run),
         larger_batch=answer_of(found.state.larger_batch, found, run) or likely_larger_batch(found, run),
         machine=record.machine,
         workload=RecipeWorkload(

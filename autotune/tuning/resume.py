@@ -51,7 +51,7 @@ class Earlier:
 
     def trials(self) -> list[Trial]:
         """Return the finished trials, as the search knows them; the baseline first."""
-        objective: Objective = self.run.arguments.get("objective", "throughput")
+        objective: Objective = "energy" if self.run.arguments.get("objective") == "energy" else "time_to_loss"
         records = [record for _, record in sorted(self.records.items())]
         trials = {record.trial: Trial.of_record(record, objective) for record in records}
         for record in records:
