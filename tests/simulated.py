@@ -17,7 +17,7 @@ from pathlib import Path
 
 from autotune.data.facts import GpuUse, WorkloadFacts
 from autotune.data.models import KnobValue
-from autotune.data.record import Boundary, Outcome, Place, Slice, StepSeconds
+from autotune.data.record import Boundary, GradientNoise, Outcome, Place, Slice, StepSeconds
 from autotune.recipe.apply import environment
 from autotune.runtime.executor import IN_SEARCH, Executor, TrialFailed, WarmUp
 from autotune.runtime.protocol import (
@@ -25,6 +25,7 @@ from autotune.runtime.protocol import (
     Data,
     Finished,
     LossCurves,
+    LossRuns,
     Ready,
     Started,
     StartedByImport,
@@ -163,6 +164,7 @@ class SimulatedTrial:
                 run_in_seconds=self._run_in_seconds(pace),
                 uncounted_seconds=0.0 if by_epochs else trials.uncounted_seconds,
                 state_steps=self._trained // self.configuration.batch_size if self.timing.save_state else None,
+                gradient_noise=trials.gradient_noise if self.timing.save_state else None,
             ),
             launch_seconds=LAUNCH_SECONDS,
             first_step_seconds=first_step_seconds,
@@ -254,6 +256,7 @@ class SimulatedTrial:
         self._fail_as_told(deadline)
         if isinstance(runs, BranchRuns):
             return self._branch(runs, deadline)
+        assert isinstance(runs, LossRuns), "no simulated trial is of a loop"
         step_seconds = self.configuration.batch_size / self._pace()
         steps = max(1, min(runs.most_steps, math.ceil(runs.seconds / step_seconds)))
         self._pass(steps * step_seconds * len(runs.seeds), deadline)
@@ -409,6 +412,7 @@ class SimulatedTrials(Executor):
         fits_together: Whether the configurations that are alive at once fit in memory; always, when None.
         learns: Whether a configuration's loss falls; always, when None.
         critical_batch: The batch size that needs twice the examples of a very small one.
+        gradient_noise: What the baseline tells of its gradient's noise; nothing, when None.
         freeze_gain: How much faster a slice is for the freeze before it, while another trial ran, as a factor: what a
             pipeline that waits for something else gains from a pause. 1 when None.
         leak: Bytes that a configuration loses with each example; 0 when None.
@@ -451,6 +455,7 @@ class SimulatedTrials(Executor):
         fits_together: Callable[[Sequence[Configuration]], bool] | None = None,
         learns: Callable[[Configuration], bool] | None = None,
         critical_batch: float = math.inf,
+        gradient_noise: GradientNoise | None = None,
         freeze_gain: Callable[[Configuration], float] | None = None,
         leak: Callable[[Configuration], float] | None = None,
         device_leak: Callable[[Configuration], float] = lambda configuration: 0.0,
@@ -481,6 +486,7 @@ class SimulatedTrials(Executor):
         self.fits_together = fits_together or (lambda configurations: True)
         self.learns = learns or (lambda configuration: True)
         self.critical_batch = critical_batch
+        self.gradient_noise = gradient_noise
         self.freeze_gain = freeze_gain or _no_gain
         self.leak, self.device_leak = leak or (lambda configuration: 0.0), device_leak
         self.retraces, self.skipped_share = retraces, skipped_share

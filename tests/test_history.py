@@ -161,7 +161,7 @@ def a_recipe(verdict=Verdict.FASTER, speedup=(1.84, 1.79, 1.90), configuration=N
                 processes=4, pairs=16, leaders=1, confidence=0.99, pairing="alternating", trials=(4,)
             ),
         ),
-        learning_rate=None,
+        learning_rate_rule=None,
         machine=MACHINE,
         workload=RecipeWorkload(name=WORKLOAD.name, fingerprint=WORKLOAD.fingerprint),
         created_by=CreatedBy(

@@ -4,7 +4,7 @@ import pytest
 from simulated_runs import BASELINE, Watcher, faster_by, quick_tune, simulated_trials
 from test_loop import space
 
-from autotune.data.record import Phase
+from autotune.data.record import GradientNoise, Phase
 from autotune.recipe.advice import answers_in_words, verdict_in_words
 from autotune.runtime.executor import TrialFailed
 from autotune.runtime.protocol import BranchRuns
@@ -17,7 +17,8 @@ LEARNS_AS_FAST, HARDLY_LEARNS = 1e6, 8.0  # critical batch sizes
 
 def run(tmp_path, speed, **options):
     """The recipe, the records, the trials and the events of a run to the same loss."""
-    settings = {name: options.pop(name) for name in ("critical_batch", "failure") if name in options}
+    names = ("critical_batch", "failure", "gradient_noise")
+    settings = {name: options.pop(name) for name in names if name in options}
     trials, watcher = simulated_trials(speed, noise=0.02, **settings), Watcher()
     options = {"space": BOTH, "budget": 400.0, "objective": "time_to_loss", **options}
     recipe, directory = quick_tune(trials, tmp_path, observe=watcher, **options)
@@ -105,3 +106,32 @@ def test_comparing_how_leaders_learn_takes_a_quarter_of_the_budget_at_most(tmp_p
     spent = sum(record.branch.seconds for record in records if record.branch is not None)
     assert spent <= 150.0 + 1.0
     assert any("learns was not measured" in event.text for event in watcher.of(Notice)) or spent > 0
+
+
+def a_noise(batch_size, *, parts=32, examples=4):
+    """Gradients of parts of a batch whose noise scale is surely this batch size."""
+    product = 1.0 + batch_size / examples / parts
+    square = product + batch_size / examples * (parts - 1) / parts
+    return GradientNoise(examples=examples, squares=(square,) * parts, products=(product,) * parts)
+
+
+def test_the_noise_of_the_baselines_gradient_says_which_batch_sizes_are_worth_a_trial(tmp_path):
+    def speed(configuration):  # a step takes 1 ms, and 5 µs per example
+        return configuration.batch_size / (0.001 + 5e-6 * configuration.batch_size)
+
+    def tried(batch_size):
+        sizes = space(batch_size=[16, 32, 64, 128, 256, 512, 1024, 2048], jit_compile=[False, True])
+        noise = a_noise(batch_size)
+        _, records, _, watcher = run(tmp_path / f"{batch_size}", speed, space=sizes, gradient_noise=noise)
+        assert records[0].processes[0].gradient_noise == noise
+        assert sum(f"a critical batch size near {batch_size:,}," in event.text for event in watcher.of(Notice)) == 1
+        return [record.configuration["batch_size"] for record in records if record.phase is Phase.SEARCH]
+
+    assert max(tried(40)[:5]) <= 256
+    assert max(tried(12_000)[:5]) >= 1024
+
+
+def test_without_a_noise_that_was_measured_no_critical_batch_size_is_told_of(tmp_path):
+    for name, noise in (("none", None), ("why", GradientNoise(not_measured="the model runs eagerly"))):
+        _, _, _, watcher = run(tmp_path / name, faster_by(batch_size=2.0), gradient_noise=noise)
+        assert not any("critical" in event.text for event in watcher.of(Notice))

@@ -46,7 +46,12 @@ def recipe_of(file, baseline, batch_calls=("batch",), **changes):
     usual = {**dict(recorded.baseline), **baseline}
     workload = recorded.workload.model_copy(update={"name": file.stem, "script": facts})
     return recorded.model_copy(
-        update={"baseline": usual, "configuration": {**usual, **changes}, "workload": workload, "learning_rate": None}
+        update={
+            "baseline": usual,
+            "configuration": {**usual, **changes},
+            "workload": workload,
+            "learning_rate_rule": None,
+        }
     )
 
 

@@ -1,6 +1,7 @@
 """Which configuration is tried next: a combination, changes by their worth, then samples."""
 
 import itertools
+import math
 import random
 
 import pytest
@@ -12,6 +13,7 @@ from simulated_runs import BASELINE, GROWING_SPACE, SMALL_SPACE, a_record, space
 from autotune.space.changes import Situation, near
 from autotune.space.configuration import find_conflict
 from autotune.space.space_file import find_search_space
+from autotune.stats.same_loss import log_examples
 from autotune.tuning.beliefs import Beliefs, Evidence, Features
 from autotune.tuning.candidates import Proposals, combine, neighbours
 from autotune.tuning.expectations import Expectation, Expectations
@@ -61,24 +63,73 @@ def shipped(name="quick"):
 class Trying:
     """Proposals of a new study, and what is known of those that were tried."""
 
-    def __init__(self, space, situation=SHORT, *, first=(), table=TABLE):
+    def __init__(self, space, situation=SHORT, *, first=(), table=TABLE, over_critical=0.0):
         self.space, self.situation = space, situation
         self.sampler = Sampler(space, file=None, name="test", seed=0)
         self.proposals = Proposals(space, self.sampler, first=first, table=table)
         self.ratios, self.failed, self.running = {space.baseline: 0.0}, [], []
+        self.over_critical = over_critical
 
     def next(self, **how):
         """The next configuration, or None; it is not tried yet."""
-        best = max(self.ratios, key=self.ratios.__getitem__)
-        evidence = Evidence(ratios=self.ratios, failed=self.failed, running=self.running)
+        best = max(self.ratios, key=self.to_the_same_loss)
+        evidence = Evidence(
+            ratios=self.ratios, failed=self.failed, running=self.running, over_critical=self.over_critical
+        )
         tried = {*self.ratios, *self.failed, *self.running}
         found = self.proposals.next(tried, best, situation=self.situation, evidence=evidence, **how)
         self.asked = None if found is None else found[0]
         return None if found is None else found[1]
 
+    def to_the_same_loss(self, configuration):
+        """The logarithm of its speed-up, less that of the further examples that it should need."""
+        more = log_examples(max(1.0, configuration.batch_size / BASELINE.batch_size), self.over_critical)
+        return self.ratios[configuration] - more
+
     def changes(self, **how):
         """How the next one differs from the baseline."""
         return self.next(**how).differences(self.space.baseline)
+
+
+BATCH_SIZES = """
+schema_version = 1
+[knobs.batch_size]
+kind = "power_of_two"
+low = 16
+high = 8192
+[knobs.jit_compile]
+kind = "categorical"
+choices = [false, true]
+"""
+
+
+def batch_sizes(critical, *, per_example):
+    """The batch sizes in the order in which they are proposed, where a step takes 2 ms and a time per example."""
+    trying = Trying(space_of(BATCH_SIZES, examples=1_000_000), over_critical=BASELINE.batch_size / critical, table=None)
+
+    def step_seconds(size):
+        return 0.002 + per_example * size
+
+    found = []
+    while (proposed := trying.next()) is not None:
+        size = proposed.batch_size
+        trying.ratios[proposed] = math.log(size / step_seconds(size) * step_seconds(32) / 32)
+        found.append(size)
+    return found
+
+
+# ------------------------------------------------------------------------------------------------- the batch size
+
+
+def test_batch_sizes_around_the_one_that_reaches_a_loss_soonest_come_first():
+    assert set(batch_sizes(64, per_example=2e-5)[:4]) == {64, 128}  # soonest with 80
+    assert batch_sizes(2000, per_example=2e-6)[:3] == [128, 512, 1024]  # with 1,414
+
+
+def test_batch_sizes_far_above_the_one_that_reaches_a_loss_soonest_come_last():
+    order = batch_sizes(64, per_example=2e-5)
+    assert len(order) == 19
+    assert max(order[:9]) <= 4 * 80 < min(order[9:])
 
 
 # ------------------------------------------------------------------------------------------------- the combination

@@ -23,7 +23,7 @@ def recipe(tmp_path, monkeypatch):
             "configuration": dict(recorded.baseline),
             "workload": recorded.workload.model_copy(update={"name": "train", "script": script, "args": ()}),
             "machine": recorded.machine.model_copy(update={"cpu": "Intel 4004"}),
-            "learning_rate": None,
+            "learning_rate_rule": None,
         }
     )
     monkeypatch.chdir(tmp_path)

@@ -6,15 +6,21 @@ import numpy as np
 import pytest
 
 from autotune.data.figures import LogInterval
+from autotune.data.record import Branch
 from autotune.stats.same_loss import (
+    USUAL_OVER_CRITICAL,
+    NoiseScale,
     best_batch_size,
     examples_needed,
+    expected_over_critical,
     log_examples,
     log_examples_ratio,
+    log_ratios,
     monotone,
     noise_scale,
     over_critical_of,
     same_loss_speedup,
+    window_means,
 )
 
 PROBES = np.arange(1, 26) * 1024
@@ -111,8 +117,69 @@ def test_of_a_gradient_that_is_all_noise_only_a_lower_bound_is_known():
 
 
 def test_the_best_batch_size_is_where_the_time_to_a_loss_is_least():
-    def seconds(size):
-        return (0.02 + 0.001 * size) * (1 + 64 / size)
+    def step_seconds(size):
+        return 0.02 + 0.001 * size
 
-    best = best_batch_size(64, fixed_seconds=0.02, seconds_per_example=0.001)
-    assert seconds(best) <= min(seconds(best * 1.05), seconds(best / 1.05))
+    def seconds(size):
+        return step_seconds(size) * (1 + 64 / size)
+
+    best = best_batch_size(64, {size: step_seconds(size) for size in (16, 64, 256)})
+    assert seconds(best) < min(seconds(best * 1.05), seconds(best / 1.05))
+
+
+def test_where_larger_batches_cost_nothing_the_best_one_has_no_bound():
+    assert best_batch_size(64, {32: 0.01, 64: 0.01}) > 1e6
+    assert best_batch_size(64, {32: 0.01, 64: 0.03}) == 0.0
+
+
+def a_scale(batch_size, error=0.0, at_least=1.0):
+    """A noise scale as measured."""
+    return NoiseScale(batch_size=batch_size, error=error, at_least=at_least)
+
+
+def test_a_noise_scale_that_is_well_known_takes_the_place_of_the_usual_value():
+    assert expected_over_critical(32, None) == USUAL_OVER_CRITICAL
+    assert expected_over_critical(32, a_scale(400.0)) == pytest.approx(32 / 400.0)
+
+
+def test_the_noise_scale_counts_the_less_the_larger_its_error_is():
+    found = [expected_over_critical(32, a_scale(800.0, error)) for error in (0.1, 0.5, 1.0, 3.0, 30.0)]
+    assert found == sorted(found)
+    assert found[0] == pytest.approx(32 / 800.0, rel=0.02)
+    assert found[2] == pytest.approx(math.sqrt(32 / 800.0 * USUAL_OVER_CRITICAL))
+    assert found[-1] == pytest.approx(USUAL_OVER_CRITICAL, rel=0.01)
+
+
+def test_the_noise_scale_counts_within_bounds():
+    assert expected_over_critical(32, a_scale(0.1)) == pytest.approx(2 * USUAL_OVER_CRITICAL)
+    assert expected_over_critical(32, a_scale(1e9)) == pytest.approx(USUAL_OVER_CRITICAL / 8)
+
+
+def test_a_lower_bound_of_the_noise_scale_can_only_make_larger_batches_look_better():
+    def expected(at_least):
+        return expected_over_critical(32, a_scale(math.inf, math.inf, at_least))
+
+    assert expected(0.0) == expected(50.0) == USUAL_OVER_CRITICAL
+    assert expected(800.0) == pytest.approx(32 / 800.0)
+    assert expected(math.inf) == pytest.approx(USUAL_OVER_CRITICAL / 8)
+
+
+@pytest.mark.parametrize("size", [32, 100, 256])
+def test_losses_of_steps_have_the_same_windows_with_every_batch_size(size):
+    """Each example has a loss of its own, which no training changes."""
+    hard = np.random.default_rng(0).normal(size=1024 + size)
+    steps = [(size, float(np.mean(hard[at : at + size]))) for at in range(0, 1024, size)]
+    within = 0.0 if 256 % size == 0 else 0.2  # a step may reach over the end of a window
+    assert window_means(steps, 1024, 4) == pytest.approx(hard[:1024].reshape(4, 256).mean(axis=1), abs=within + 1e-9)
+
+
+def test_a_window_of_own_losses_stands_for_its_middle_before_the_updates():
+    def windows(needs, size):
+        middles = [(place + 0.5) * 512 - size / 2 for place in range(16)]
+        return tuple(math.exp(-at / needs / 4000) for at in middles)
+
+    curves = {"baseline": (windows(1.0, 32),), "leader": {"as is": (windows(2.0, 256),)}}
+    (ratio,) = log_ratios(Branch(examples=8192, batch_sizes=(32, 256), **curves))["as is"]
+    assert ratio == pytest.approx(math.log(2.0), abs=0.01)
+    (of_probes,) = log_ratios(Branch(examples=8192, **curves))["as is"]
+    assert of_probes < ratio - 0.02

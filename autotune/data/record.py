@@ -10,7 +10,7 @@ import enum
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, FiniteFloat, SerializerFunctionWrapHandler, model_serializer
+from pydantic import Field, FiniteFloat, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from autotune.data.facts import GpuUse
 from autotune.data.figures import Bottleneck, Cause, Ceilings, Check, Interval, Profile
@@ -141,6 +141,21 @@ class Boundary(Frozen):
         return self.seconds + self.validation_seconds * seconds_per_example / self.seconds_per_example
 
 
+class GradientNoise(Frozen):
+    """How much the gradients of small parts of the batch differ, all at the same weights."""
+
+    not_measured: str = ""  # why there are none, in half a sentence
+    examples: Count = 0  # in each part
+    squares: Many[Amount] = ()  # of the lengths of the parts' gradients
+    products: Many[FiniteFloat] = ()  # of each of these gradients with the mean of all
+
+    @model_validator(mode="after")
+    def _refuse_odd_lengths(self) -> GradientNoise:
+        if len(self.squares) != len(self.products):
+            raise ValueError("squares and products are not equally many")
+        return self
+
+
 class ProcessLog(Frozen):
     """The reports of a trial's process, once warm and at its end. Names are those of the pipe."""
 
@@ -159,6 +174,7 @@ class ProcessLog(Frozen):
     epoch_overhead_seconds: Amount | None = None
     run_in_seconds: Amount = 0.0
     boundary: Boundary | None = None  # measured here; None if taken over, or epochs are whole or endless
+    gradient_noise: GradientNoise | None = None  # of the baseline, where its state was saved
     peak_host_bytes: Count | None = None  # None of all below until it has closed
     peak_device_bytes: Count | None = None
     input_wait_fraction: Annotated[FiniteFloat, Field(ge=0, le=1)] | None = None
@@ -174,12 +190,18 @@ Rule = Literal["as is", "sqrt", "linear"]
 
 
 class Branch(Frozen):
-    """Losses on a fixed probe, at the baseline's batch size and at a leader's, from the same state of the baseline."""
+    """Losses of trainings at the baseline's batch size and at a leader's, from the same state of the baseline.
+
+    They are losses on a fixed probe. Or they are means of the steps' own losses over windows that end where probes
+    would, without how hard the examples of each window are: see `tuning.loop_learning`.
+    """
 
     not_measured: str = ""  # why there are none, in half a sentence
     seconds: Amount = 0.0  # that it took of the budget
     after_steps: Count = 0  # that the baseline had trained when the trainings branched
     examples: Count = 0  # that each training has trained on at its last probe; probes are at equal distances
+    # The baseline's and the leader's, where losses are those of their steps, over windows; None for a probe.
+    batch_sizes: tuple[Number, Number] | None = None
     baseline: Many[Many[FiniteFloat | None]] = ()  # by seed and probe; None where a loss was not finite
     # The same by rule of the learning rate.
     leader: dict[Rule, Many[Many[FiniteFloat | None]]] = Field(default_factory=dict)

@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from autotune.data.facts import ScriptFacts
+from autotune.data.facts import ScriptFacts, Trains
 from autotune.data.record import TrialRecord
 from autotune.recipe.apply import environment
 from autotune.space.configuration import Configuration
@@ -93,8 +93,11 @@ def answers_in_words(recipe: Recipe) -> list[tuple[str, str]]:
     of_other = f"{shown} in {unit}/s, batch {size}"
     if rule is not None and found is not None:
         rate = "as it is" if rule.rule == "as is" else f"×{rule.factor:.3g} ({rule.rule})"
+        script = recipe.workload.script
+        is_loop = script is not None and script.trains is Trains.LOOP  # its losses are those of its own steps
+        losses = "training losses" if is_loop else "losses"
         how = (
-            f"the losses of the {found.examples:,} examples after the first {found.after_steps:,} steps are reached "
+            f"the {losses} of the {found.examples:,} examples after the first {found.after_steps:,} steps are reached "
             f"{found.speedup.shown()} sooner"
         )
         of_other = f"{of_other}, learning rate {rate}"

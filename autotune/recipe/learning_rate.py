@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from autotune.data.errors import ApplyError
@@ -72,3 +74,36 @@ def _scaled_function(usual: Any, factor: float) -> Any:
             return factor * float(usual(epoch))
 
     return scaled
+
+
+def usual_rule(optimizer: str) -> Rule:
+    """Return the rule that suits an optimizer of this class as a rule; see `factor_of`."""
+    return "linear" if optimizer == "SGD" else "sqrt"
+
+
+def scale_updates(factor: Callable[[], float]) -> None:
+    """Have every optimizer of Keras in this process update weights with so many times its learning rate.
+
+    The script reads and sets its own rate, so that its schedules, and what it sets while it trains, are scaled as well.
+
+    Args:
+        factor: Asked whenever an update is made or traced.
+    """
+    owner = keras.optimizers.Optimizer
+    usual_rate, usual_apply = inspect.getattr_static(owner, "learning_rate"), owner.apply
+    depth = 0  # of calls of `apply`, one inside another
+
+    def rate_of(optimizer: Any) -> Any:
+        rate, wanted = usual_rate.fget(optimizer), factor() if depth else 1.0
+        return rate if wanted == 1.0 else wanted * rate
+
+    @functools.wraps(usual_apply)
+    def apply(optimizer: Any, *arguments: Any, **named: Any) -> Any:
+        nonlocal depth
+        depth += 1
+        try:
+            return usual_apply(optimizer, *arguments, **named)
+        finally:
+            depth -= 1
+
+    owner.learning_rate, owner.apply = property(rate_of, usual_rate.fset), apply

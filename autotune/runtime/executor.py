@@ -83,7 +83,7 @@ class WarmUp:
     ready: Ready
     launch_seconds: float  # from the request to the fork
     first_step_seconds: float  # from the request to the end of the first train step, without counting
-    ready_seconds: float  # from the request to the steady state, without counting
+    ready_seconds: float  # from the request to the steady state, without counting and what was done aside
     first_loss: float | None  # training loss after the first call
     parameters: int = 0  # weights of the model, once it has trained a step
 

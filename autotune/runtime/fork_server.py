@@ -116,7 +116,9 @@ class ForkServer:
             for pidfd in self._trials:
                 os.close(pidfd)
             channel = protocol.Channel(end)
-            recorded = [] if request.losses is None else [os.path.dirname(request.losses.folder)]
+            losses, recorded = request.losses, []
+            if losses is not None and not isinstance(losses, protocol.LoopBranch):
+                recorded = [os.path.dirname(losses.folder)]
             try:
                 containment.renew([os.path.dirname(request.log), *recorded])
                 state.restore()

@@ -20,7 +20,7 @@ from autotune.data.facts import ScriptFacts, WorkloadFacts
 from autotune.data.figures import Ceilings
 from autotune.data.models import Amount, Count, Frozen, Many, Number, Positive, Value, first_mistake
 from autotune.data.printable import LONGEST_MESSAGE, one_line
-from autotune.data.record import Boundary, Outcome, Slice
+from autotune.data.record import Boundary, GradientNoise, Outcome, Slice
 
 LARGEST_MESSAGE_BYTES = 4 << 20
 REST_SECONDS = 5  # how long the rest of a message may take once it has begun to arrive
@@ -65,7 +65,22 @@ class BranchRuns(Frozen):
     seconds: FiniteFloat  # no step begins later than this, of all trainings together
 
 
-Trainings = LossRuns | BranchRuns
+class LoopBranch(Frozen):
+    """One training of a script's own loop that branches from the baseline's state, for the losses of its steps.
+
+    The script runs from its first line. Its variables take the state once it has read some examples. The answer has two
+    curves: the losses of all windows, and the first loss from there alone, which tells whether losses are means.
+    """
+
+    state: str  # file of the values of the baseline's variables
+    seed: int  # gives the training its order of examples, and its dropout
+    scale: Amount = 1.0  # factor of the learning rate
+    first_examples: Number  # that are read before the variables take the state, at least
+    examples: Number  # that it trains on from there
+    windows: Number  # of equal numbers of examples, over which losses are averaged
+
+
+Trainings = LossRuns | BranchRuns | LoopBranch
 """Trainings for their losses alone."""
 
 
@@ -91,7 +106,8 @@ class TrialTiming:
     warmup_seconds: FiniteFloat  # the longest usual warm-up after the first step
     boundary: Boundary | None = None  # taken over from the baseline; None to measure it
     longest_boundary_epoch_seconds: Positive | None = None  # that of longer epochs is not measured; None for no limit
-    save_state: str = ""  # file that takes weights and optimizer once the trial is warm; empty for none
+    save_state: str = ""  # file that takes the state of the training; empty for none
+    noise_seconds: FiniteFloat = 0.0  # that measuring the gradient's noise may take then
 
 
 class TrialRequest(Frozen):
@@ -202,6 +218,8 @@ class Ready(Frozen):
     run_in_seconds: Amount = 0.0  # trained after each freeze before a slice begins
     boundary: Boundary | None = None  # measured here; None if taken over, or epochs are whole or endless
     state_steps: Count | None = None  # steps that it had trained when its state was saved; None if it was not
+    gradient_noise: GradientNoise | None = None  # at the state that was saved
+    aside_seconds: Amount = 0.0  # for saving the state and measuring the noise: later trials do neither
     uncounted_seconds: Amount = 0.0  # how long a slice may take beyond what counts in it
 
 
@@ -213,7 +231,7 @@ class SliceDone(Frozen):
 
 
 class LossCurves(Frozen):
-    """The loss of each step, or at each probe of a branch, by training; None where it was not finite.
+    """The loss of each step, at each probe or over each window of a branch, by training; None where it was not finite.
 
     There are no curves where the model reports no loss. A single training is empty if its learning rate cannot be set.
     """

@@ -16,7 +16,7 @@ from autotune.data.record import Rule
 from autotune.machine.fingerprint import fingerprint
 from autotune.recipe import apply
 from autotune.recipe.guard import LOG, Guard, guard_callback, say
-from autotune.recipe.learning_rate import factor_of, scale_learning_rate
+from autotune.recipe.learning_rate import factor_of, scale_learning_rate, scale_updates
 from autotune.runtime.sources import directory_of, file_of
 from autotune.script.execute import run_as_main
 from autotune.script.fit_call import FitCall
@@ -68,7 +68,6 @@ class LongRun(Hooks):
 
     Raises:
         RecipeError: The recipe is of a `Workload`.
-        ArgumentError: The learning rate cannot be scaled in a custom training loop.
     """
 
     def __init__(
@@ -84,20 +83,15 @@ class LongRun(Hooks):
     ) -> None:
         self._facts = facts_in(recipe)
         self._loop = self._facts.trains is Trains.LOOP
-        if scale is not None and self._loop:
-            raise ArgumentError(
-                "--scale-learning-rate does not reach a custom training loop",
-                hint="Leave it out, and scale the learning rate in the script.",
-            )
         tested = recipe.learning_rate_rule
         self._is_tested = scale is None and tested is not None and tested.same_loss is not None
         if scale is None and tested is not None and tested.same_loss is not None and not keep_learning_rate:
             scale = tested.rule
         self._skip_missing, self._scale, self._stale = skip_missing, scale, stale
-        self._watch: LoopWatch | None = None  # of a loop
         self._configuration = Configuration(recipe.configuration)
         self._settings = Settings.of(self._configuration, self._facts)
         self._wrappers = Wrappers(self._settings, self, directory)
+        self._watch = LoopWatch(self._wrappers, self._facts)
         log = path.resolve().parent / LOG
         own = not os.path.lexists(log) or (log.is_file() and not log.is_symlink())  # the folder may be another user's
         log_file = log if own and os.access(log.parent, os.W_OK) else None
@@ -121,8 +115,9 @@ class LongRun(Hooks):
         if name == "tensorflow":
             return
         if self._loop:
-            self._watch = LoopWatch(self._wrappers, self._facts)
-            self._watch.install(tf, sys.modules["keras"])
+            if self._scale is not None:
+                scale_updates(self._factor_of_loop)
+            self._watch.install(tf, sys.modules["keras"])  # outside, so that steps see the script's own rate
         else:
             open_when_building(sys.modules["keras"], self._configuration)
 
@@ -136,7 +131,12 @@ class LongRun(Hooks):
         if not self._checked_missing:
             self._checked_missing = True
             self._refuse_missing()
-            self._warn_of_changes([] if self._watch is None else self._watch.trained_weights())
+            if self._loop:
+                self._warn_of_changes(self._watch.trained_weights())
+            if (factor := self._factor_of_loop()) != 1.0:
+                before, after = self._batch_sizes_of_loop()
+                own = dict.fromkeys(float(optimizer.learning_rate) for optimizer in self._watch.optimizers.values())
+                self._say_scaled([(rate, factor * rate) for rate in own], before, after)
         if not self._facts.work_varies:  # whose speed changes with what was learned
             self._guard.called(examples)
 
@@ -204,10 +204,28 @@ class LongRun(Hooks):
         if changed is None:
             return
         self._scaled.insert(0, (model.optimizer, wanted))
+        self._say_scaled([changed], before, after)
+
+    def _batch_sizes_of_loop(self) -> tuple[int, int]:
+        """Return the batch size of a custom loop, and the one in force."""
+        lost = self._settings.refuse_missing(self._facts, skip=True)  # or not yet reached
+        before = after = int(self._facts.baseline["batch_size"])
+        if "batch_size" not in lost:
+            after = int(self._settings.value("batch_size", before))
+        return before, after
+
+    def _factor_of_loop(self) -> float:
+        """Return how many times its learning rate a custom loop trains with."""
+        before, after = self._batch_sizes_of_loop()
+        return 1.0 if self._scale is None else factor_of(self._scale, after / before)
+
+    def _say_scaled(self, rates: Sequence[tuple[float, float]], before: int, after: int) -> None:
+        """Say that learning rates were scaled, and why."""
         why = "as tested" if self._is_tested else "as asked for"
+        changes = ", ".join(f"{own:g} → {scaled:g}" for own, scaled in rates)
         say(
-            f"learning rate {changed[0]:g} → {changed[1]:g}, {why}, for batches of {after} instead of {before} "
-            f"({self._scale}); --keep-learning-rate leaves it"
+            f"learning rate {changes}, {why}, for batches of {after} instead of {before} ({self._scale}); "
+            "--keep-learning-rate leaves it"
         )
 
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, NoReturn
 
 from autotune.data.facts import ScriptFacts, ScriptSettings, Site, WorkloadReference
@@ -20,6 +21,7 @@ from autotune.script.dataset_trace import batch_calls, drops_remainder, examples
 from autotune.script.fit_call import few_steps
 from autotune.script.interpose import Hooks, Wrappers
 from autotune.script.loop_watch import LoopWatch
+from autotune.script.made_variables import MadeVariables
 from autotune.script.sandbox import SideEffects
 from autotune.script.settings import Settings
 from autotune.space.configuration import Configuration
@@ -41,9 +43,7 @@ class LoopSession(TrainingSession):
         request: Of the trial.
         configuration: The values in force.
         settings: What is changed in the script.
-
-    Raises:
-        TrainingFailed: The script trains in batches of another size than the configuration's.
+        variables: That the script has made.
     """
 
     def __init__(
@@ -53,20 +53,15 @@ class LoopSession(TrainingSession):
         request: protocol.TrialRequest,
         configuration: Configuration,
         settings: Settings,
+        variables: MadeVariables,
     ) -> None:
         facts, dataset = request.script, watch.dataset
         assert facts is not None
-        self._watch, self._settings, self._is_dataset = watch, settings, isinstance(dataset, tf.data.Dataset)
+        self._watch, self._settings, self._variables = watch, settings, variables
+        self._is_dataset = isinstance(dataset, tf.data.Dataset)
         self._waited = self._measured = 0.0  # seconds that slices waited for input, and all of theirs
-        calls = batch_calls(dataset)[0] if self._is_dataset else []
-        if calls and "batch_size" in facts.sites and calls[0].used != configuration.batch_size:
-            raise failures.TrainingFailed(
-                Outcome.ERROR,
-                f"the script trains in batches of {calls[0].used} instead of {configuration.batch_size}: "
-                "it retries with another size itself",
-            )
-        size = watch.parts * calls[0].used if calls else examples or configuration.batch_size
-        size = 1 if facts.work_varies else size
+        used = batch_used(watch)
+        size = 1 if facts.work_varies else watch.parts * used if used else examples or configuration.batch_size
         began = time.monotonic()
         data = request.data or self._count_data(size, request.count_seconds)
         self._counting_seconds = time.monotonic() - began
@@ -121,10 +116,31 @@ class LoopSession(TrainingSession):
 
         return [gauge]
 
+    def save_state(self, file: Path) -> bool:
+        """See `TrainingSession`."""
+        return self._variables.save(file)
+
     def close(self, finish: protocol.Finish, clock: StepClock) -> dict[str, Any]:
         """See `TrainingSession`: it has waited for its input in the slices."""
         seen = self._measured and not self._watch.by_call  # where a call reads by itself, its wait is not seen
         return {"input_wait_fraction": min(1.0, self._waited / self._measured) if seen else None}
+
+
+def batch_used(watch: LoopWatch) -> int | None:
+    """Return the batch size of a loop's dataset; None where it reads none, or no call gives one."""
+    calls = batch_calls(watch.dataset)[0] if isinstance(watch.dataset, tf.data.Dataset) else []
+    return calls[0].used if calls else None
+
+
+def refuse_other_batch(watch: LoopWatch, facts: ScriptFacts, configuration: Configuration) -> None:
+    """Refuse a script that trains in batches of another size than the configuration's. Raises TrainingFailed."""
+    used = batch_used(watch)
+    if used is not None and "batch_size" in facts.sites and used != configuration.batch_size:
+        raise failures.TrainingFailed(
+            Outcome.ERROR,
+            f"the script trains in batches of {used} instead of {configuration.batch_size}: "
+            "it retries with another size itself",
+        )
 
 
 @dataclass(eq=False)
@@ -164,7 +180,42 @@ class TrialHooks(Hooks):
         leave(1)
 
 
-class LoopTraining(TrialHooks):
+class LoopHooks(TrialHooks):
+    """The hooks of a trial whose script trains by a loop of its own."""
+
+    def __post_init__(self) -> None:
+        """Make what watches the loop."""
+        super().__post_init__()
+        self._watch = LoopWatch(self.wrappers, self.facts)
+        self._variables = MadeVariables()
+        self._branches = bool(self.request.timing.save_state) or self.request.losses is not None
+
+    def imported(self, name: str) -> None:
+        """See `Hooks`."""
+        if name == "keras":
+            self._watch.install(sys.modules["tensorflow"], sys.modules["keras"])
+            if self._branches:
+                self._variables.watch()
+
+    def fit(self, model: Any, usual: Callable[..., Any], arguments: dict[str, Any], site: Site) -> Any:
+        """See `Hooks`: what is trained by `fit` is not what is tuned."""
+        return few_steps(model, usual, arguments, self.effects.without_writers(arguments["callbacks"]))
+
+    def _check(self) -> None:
+        """Check, after the first step, that the configuration is in force; hold the variables of the training."""
+        self.wrappers.settings.refuse_missing(self.facts)
+        self.effects.training_begins()
+        refuse_other_batch(self._watch, self.facts, self.configuration)
+        if self._branches:
+            self._variables.hold()
+
+    def _named(self, logs: Any) -> Any:
+        """Return the numbers that a step returned, with the loss by that name."""
+        loss = (self.reference.script or ScriptSettings()).loss
+        return {**logs, "loss": logs[loss]} if logs and loss in logs else logs
+
+
+class LoopTraining(LoopHooks):
     """Times the loop of a trial."""
 
     def __post_init__(self) -> None:
@@ -175,20 +226,11 @@ class LoopTraining(TrialHooks):
         self._gaps: Gaps | None = None  # between two long epochs, while they are measured
         self._last_step_at: float | None = None
         self._profiled_steps: Iterator[int] | None = None
-        self._watch = LoopWatch(self.wrappers, self.facts)
-
-    def imported(self, name: str) -> None:
-        """See `Hooks`."""
-        if name == "keras":
-            self._watch.install(sys.modules["tensorflow"], sys.modules["keras"])
-
-    def fit(self, model: Any, usual: Callable[..., Any], arguments: dict[str, Any], site: Site) -> Any:
-        """See `Hooks`: what is trained by `fit` is not what is tuned."""
-        return few_steps(model, usual, arguments, self.effects.without_writers(arguments["callbacks"]))
 
     def restarts(self) -> bool:
         """See `TrialHooks`."""
         self._restarted = True
+        self._variables.release()  # the script makes others, and begins anew
         self._watch.restarted()
         self._time_by_steps()
         if self._profiled_steps is not None:
@@ -264,12 +306,9 @@ class LoopTraining(TrialHooks):
             self._trial.clock.restarted(self._watch.read_at or time.perf_counter())
         self._restarted = False
         clock = self._trial.clock
-        loss = (self.reference.script or ScriptSettings()).loss
-        if logs and loss in logs:
-            logs = {**logs, "loss": logs[loss]}
         try:
             if self._gaps is None:
-                clock.call_ended(logs)
+                clock.call_ended(self._named(logs))
             else:
                 clock.progress.calls += 1
         except LongEpoch:
@@ -280,9 +319,9 @@ class LoopTraining(TrialHooks):
 
     def _begin(self, examples: int) -> TimedTrial:
         """Announce the training, after its first step."""
-        self.wrappers.settings.refuse_missing(self.facts)
-        self.effects.training_begins()
-        session = LoopSession(self._watch, examples, self.request, self.configuration, self.wrappers.settings)
+        self._check()
+        settings, variables = self.wrappers.settings, self._variables
+        session = LoopSession(self._watch, examples, self.request, self.configuration, settings, variables)
         known = self.request.timing.boundary
         if self.facts.workers > 1:  # they would have to end an epoch early together, so nothing counts between epochs
             known = Boundary(seconds=0.0, seconds_per_example=1.0)

@@ -18,7 +18,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
-from autotune.data.facts import Trains, WorkloadFacts, WorkloadReference
+from autotune.data.facts import WorkloadFacts, WorkloadReference
 from autotune.recipe.tf_private import runtime_starts
 from autotune.runtime import failures, protocol, supervisor
 from autotune.runtime.failures import locate_user_line
@@ -29,7 +29,7 @@ from autotune.script.execute import fork_to_ask, make_endless, note_process, sen
 from autotune.script.sandbox import SideEffects
 from autotune.script.settings import serve_script
 from autotune.script.survey import Survey
-from autotune.script.trial import prepare, run_users, send_no_losses, timing
+from autotune.script.trial import needs_fresh_weights, prepare, run_users, send_no_losses, timing
 from autotune.space.configuration import Configuration
 
 SHORTEST_SECONDS = 1.0  # of a start that is worth sharing
@@ -201,7 +201,7 @@ def _trial(
         facts, configuration = request.script, Configuration(request.configuration)
         assert facts is not None
         prepare(configuration, facts)
-        if request.losses is not None and facts.trains is Trains.LOOP:
+        if needs_fresh_weights(request, facts):
             send_no_losses(channel)
             leave(0)
         if facts.epochs_range is not None:

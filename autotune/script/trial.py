@@ -30,6 +30,7 @@ from autotune.script.dataset_trace import drops_remainder
 from autotune.script.execute import is_scripts_fork, note_process, run_as_main
 from autotune.script.fit_call import VALIDATION_HINT, FitCall, few_steps
 from autotune.script.long_run import changed_arguments
+from autotune.script.loop_branch import BranchedLoop
 from autotune.script.loop_trial import LoopTraining, OtherWorker, TrialHooks
 from autotune.script.settings import Settings
 from autotune.script.strategies import open_when_building, refuse_another_scope
@@ -58,15 +59,20 @@ def run(
     """Run one trial to its end. Returns only after losses; a script that does not train is an error."""
     facts = request.script
     assert facts is not None
-    if request.losses is not None and facts.trains is Trains.LOOP:
+    if needs_fresh_weights(request, facts):
         send_no_losses(channel)
         return
     with timing(request, channel, reference, configuration, os.getcwd()):
         run_users(reference, endless=facts.epochs_range)
 
 
+def needs_fresh_weights(request: protocol.TrialRequest, facts: ScriptFacts) -> bool:
+    """Return whether a custom loop is asked for losses from fresh weights, which cannot be made."""
+    return isinstance(request.losses, protocol.LossRuns) and facts.trains is Trains.LOOP
+
+
 def send_no_losses(channel: protocol.Channel) -> None:
-    """Answer for a custom loop: its weights cannot be made anew, so its losses cannot be compared."""
+    """Answer that there are none."""
     channel.send(protocol.LossCurves(curves=(), gpus=gauges.gpu_names()))
 
 
@@ -92,11 +98,13 @@ def timing(
 
     facts = request.script
     assert facts is not None
-    if request.losses is not None:
+    kind: type[TrialHooks] = LoopTraining if facts.trains is Trains.LOOP else FitTraining
+    if isinstance(request.losses, protocol.LoopBranch):
+        kind = BranchedLoop
+    elif request.losses is not None:
         single = {"steps_per_execution": 1, "persistent_iterator": False}
         configuration = configuration.replace(**{name: single[name] for name in single if name in configuration})
         keras.utils.set_random_seed(request.losses.seeds[0])  # each such trial builds the same weights
-    kind = LoopTraining if facts.trains is Trains.LOOP else FitTraining
     if facts.workers and strategies.start_workers(facts.workers, partial(_fail_without_worker, channel)):
         kind = OtherWorker
     training = kind(request, channel, configuration, facts, reference)
@@ -244,7 +252,7 @@ class FitTraining(TrialHooks):
             )
             self.channel.send(protocol.LossCurves(curves=found, gpus=gauges.gpu_names()))
             return
-        if request.losses is not None:
+        if isinstance(request.losses, protocol.LossRuns):
             curves = loss_curves(lambda: model, lambda: train.one_epoch, configuration, request.losses, examples)
             self.channel.send(protocol.LossCurves(curves=curves, gpus=gauges.gpu_names()))
             return

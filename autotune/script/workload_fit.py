@@ -12,7 +12,7 @@ from autotune.recipe import apply
 from autotune.recipe.apply import strategy_of
 from autotune.recipe.tf_private import inputs_of, keras, tf
 from autotune.runtime.failures import call_user, is_out_of_memory, make_strategy_error
-from autotune.runtime.protocol import BranchRuns, Channel, LossCurves, TrialRequest
+from autotune.runtime.protocol import BranchRuns, Channel, LossCurves, LossRuns, TrialRequest
 from autotune.script.workload import Workload, call_with_config
 from autotune.space.configuration import Configuration
 from autotune.space.knobs import KNOBS
@@ -27,11 +27,11 @@ LOOK_BATCHES, LOOK_SECONDS = 32, 1.0  # of a dataset that batches by itself: no 
 
 def run(request: TrialRequest, channel: Channel, workload: Workload, configuration: Configuration) -> None:
     """Run one trial of a workload to its end."""
-    if request.losses is not None:
-        single = configuration.replace(steps_per_execution=1, persistent_iterator=False)
-        if isinstance(request.losses, BranchRuns):
-            channel.send(LossCurves(curves=_branch(workload, single, request.losses), gpus=gauges.gpu_names()))
-            return
+    single = configuration.replace(steps_per_execution=1, persistent_iterator=False)
+    if isinstance(request.losses, BranchRuns):
+        channel.send(LossCurves(curves=_branch(workload, single, request.losses), gpus=gauges.gpu_names()))
+        return
+    if isinstance(request.losses, LossRuns):
         curves = loss_curves(
             lambda: compiled_model(workload, single),
             lambda: _pipeline(training_data(workload, single, examine=False), workload, single).dataset,

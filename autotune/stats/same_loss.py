@@ -19,7 +19,7 @@ from autotune.stats.intervals import CONFIDENCE, t_quantile
 
 FEWEST_SEEDS = 4  # two to choose the learning-rate rule by, and two to measure it on
 
-Curve = Sequence[tuple[int, float]]
+Curve = Sequence[tuple[float, float]]
 """Examples trained since the branch, and the loss on a fixed probe then, in order."""
 
 
@@ -63,11 +63,18 @@ def _reached(examples: np.ndarray, losses: np.ndarray, wanted: np.ndarray) -> np
 
 
 def log_ratios(branch: Branch) -> dict[Rule, list[float | None]]:
-    """Return `log_examples_ratio` of each seed whose trainings came to their end, for each rule that could be tried."""
-    probes = max(map(len, branch.baseline), default=0)
-    at = [round(branch.examples * (place + 1) / probes) for place in range(probes)]
+    """Return `log_examples_ratio` of each seed whose trainings came to their end, for each rule that could be tried.
 
-    def curve(losses: Sequence[float | None]) -> Curve | None:
+    The mean loss over a window stands for its middle, less half a step: a step's loss is that before its update.
+    """
+    probes = max(map(len, branch.baseline), default=0)
+
+    def places(side: int) -> list[float]:
+        own = branch.batch_sizes
+        before = 0.0 if own is None else branch.examples / probes / 2 + own[side] / 2
+        return [branch.examples * (place + 1) / probes - before for place in range(probes)]
+
+    def curve(losses: Sequence[float | None], at: Sequence[float]) -> Curve | None:
         finite = [loss for loss in losses if loss is not None]
         return [*zip(at, finite, strict=True)] if len(finite) == probes else None
 
@@ -76,12 +83,26 @@ def log_ratios(branch: Branch) -> dict[Rule, list[float | None]]:
     ended = [all(seed) for seed in zip(branch.baseline, *tried.values(), strict=True)]
     for rule, trainings in tried.items():
         pairs = [
-            (curve(own), curve(other))
+            (curve(own, places(0)), curve(other, places(1)))
             for own, other, is_whole in zip(branch.baseline, trainings, ended, strict=True)
             if is_whole
         ]
         found[rule] = [None if None in pair else log_examples_ratio(*pair) for pair in pairs]  # type: ignore[arg-type]
     return found
+
+
+def window_means(steps: Sequence[tuple[int, float]], examples: int, windows: int) -> list[float]:
+    """Return the means of a training's own losses over windows of equal numbers of examples.
+
+    Args:
+        steps: The examples of each step, and its loss.
+        examples: In all windows together; the steps have as many or more.
+        windows: Their number.
+    """
+    sizes, losses = np.array(steps, dtype=float).T
+    ends, sums = (np.concatenate([[0.0], np.cumsum(values)]) for values in (sizes, sizes * losses))
+    edges = np.linspace(0, examples, windows + 1)
+    return [float(mean) for mean in np.diff(np.interp(edges, ends, sums)) * windows / examples]
 
 
 def examples_needed(ratios: Mapping[Rule, Sequence[float | None]]) -> ExamplesNeeded | None:
@@ -202,9 +223,38 @@ def _jackknife_error(left_out: np.ndarray) -> float:
     return math.sqrt((count - 1) / count * float(np.sum((left_out - np.mean(left_out)) ** 2)))
 
 
-def best_batch_size(noise: float, *, fixed_seconds: float, seconds_per_example: float) -> float:
+TRUSTED = 1.0  # standard error of the noise scale's logarithm with which it counts as much as the usual value does
+MOST_BELOW, MOST_ABOVE = 8.0, 2.0  # factors by which the noise scale may move the usual value
+
+
+def expected_over_critical(batch_size: int, noise: NoiseScale | None) -> float:
+    """Return a batch size over the critical one, before batch sizes are compared by their losses.
+
+    The noise scale moves the usual value, the less the larger its error is, and within bounds: by a factor of 2 up,
+    because early in a training it is usually below the critical batch size (Merrill et al., 2025, arXiv:2505.23971),
+    and by one of 8 down, because it is that of plain SGD, whatever the optimizer is.
+    """
+    if noise is None or noise.at_least <= 0:
+        return USUAL_OVER_CRITICAL
+    if math.isinf(noise.error):  # the noise scale has only a lower bound
+        moved = min(0.0, math.log(batch_size / USUAL_OVER_CRITICAL) - math.log(noise.at_least))
+    else:
+        trust = TRUSTED**2 / (TRUSTED**2 + noise.error**2)
+        moved = trust * math.log(batch_size / noise.batch_size / USUAL_OVER_CRITICAL)
+    return USUAL_OVER_CRITICAL * math.exp(max(-math.log(MOST_BELOW), min(math.log(MOST_ABOVE), moved)))
+
+
+def best_batch_size(critical: float, step_seconds: Mapping[int, float]) -> float:
     """Return the batch size that reaches a loss soonest, where a step takes `fixed + per_example × batch` seconds.
 
     The time goes as (α + βB)(1 + B_c/B), which is least at √(α B_c / β).
+
+    Args:
+        critical: The critical batch size.
+        step_seconds: The times of steps by batch size, at least two; a common factor does not matter.
     """
-    return math.sqrt(fixed_seconds * noise / seconds_per_example)
+    sizes, seconds = np.array([*step_seconds.items()], float).T
+    per_example, fixed = np.polyfit(sizes, seconds, 1, w=1 / seconds)  # errors are relative
+    if per_example <= 0:
+        return math.inf
+    return math.sqrt(max(0.0, fixed) * critical / per_example)

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from autotune.data.record import Boundary, Outcome
+from autotune.data.record import Boundary, GradientNoise, Outcome
 from autotune.runtime.failures import TrainingFailed
 from autotune.runtime.protocol import Channel, FirstStep, Ready
 from autotune.stats.steady_state import (
@@ -79,6 +79,7 @@ class StepClock:
         longest_boundary_epoch_seconds: What lies between epochs that are longer than this is not measured.
         saves_state: Saves weights and optimizer; returns whether it did.
         save_after: Steps after which to do that, once; a warm training is saved in any case.
+        measures_noise: Measures the gradient's noise at the weights that were saved.
         gauges: What is measured in each slice.
         count_parameters: Counts the model's weights, after the first step.
         freeze: Stops the process; returns when the tuner lets it continue.
@@ -96,6 +97,7 @@ class StepClock:
         longest_boundary_epoch_seconds: float = math.inf,
         saves_state: Callable[[], bool] = lambda: False,
         save_after: float = math.inf,
+        measures_noise: Callable[[], GradientNoise | None] = lambda: None,
         gauges: Sequence[Gauge] = (),
         count_parameters: Callable[[], int] = lambda: 0,
         freeze: Callable[[], None] = freeze_own_group,
@@ -112,8 +114,12 @@ class StepClock:
         self._tuner = tuner
         self._count_parameters = count_parameters
         self._between = between_epochs
-        self._saves_state, self._save_after = saves_state, save_after
+        self._saves_state = saves_state
+        self._save_after: float | None = save_after  # None once that was done
         self._state_steps: int | None = None
+        self._measures_noise, self._noise_is_due = measures_noise, False
+        self._gradient_noise: GradientNoise | None = None
+        self._aside_seconds = 0.0  # that both took
         self._longest_boundary_epoch_seconds = longest_boundary_epoch_seconds
         self._epochs_before_restart = 0
         self._first_call_ended_at = math.inf
@@ -127,6 +133,8 @@ class StepClock:
         def timed(iterator: Any) -> Any:
             self.iterator = iterator
             self.slices.note_outside(self.now() - self._last_call_at)
+            if self._noise_is_due:  # at the end of an epoch there were no batches for it
+                self._do_aside(self._measure_noise)
             logs = train_function(iterator)
             self.call_ended(logs)
             return logs
@@ -176,8 +184,7 @@ class StepClock:
     def report_ready(self, **figures: Any) -> None:
         """Report that the training is warm, with the figures of this way of timing, and freeze it for the tuner."""
         warmup_seconds = self.now() - self._first_call_ended_at
-        self.progress.training.synchronise()
-        self._save_state()
+        self._do_aside(self._save_state, self._measure_noise)
         self._tuner.send(
             Ready(
                 warmup_seconds=warmup_seconds,
@@ -185,6 +192,8 @@ class StepClock:
                 call_seconds=self.warm_up.usual_call_seconds,
                 warmup_steps=self.progress.steps,
                 state_steps=self._state_steps,
+                gradient_noise=self._gradient_noise,
+                aside_seconds=self._aside_seconds,
                 **figures,
             )
         )
@@ -192,9 +201,30 @@ class StepClock:
 
     def _save_state(self) -> None:
         """Save weights and optimizer unless that was done."""
-        if self._save_after >= 0 and self._saves_state():
+        if self._save_after is not None and self._saves_state():
             self._state_steps = self.progress.steps
-        self._save_after = -1
+            self._noise_is_due = True
+        self._save_after = None
+
+    def _measure_noise(self) -> None:
+        """Measure the gradient's noise where the state was saved, unless that was done."""
+        if self._noise_is_due:
+            self._noise_is_due = False
+            self._gradient_noise = self._measures_noise()
+
+    def _do_aside(self, *acts: Callable[[], None]) -> None:
+        """Do what is no part of the training, once the devices have caught up: the warm-up's times leave it out."""
+        self.progress.training.synchronise()
+        began = self.now()
+        for act in acts:
+            act()
+        seconds = self.now() - began
+        self._aside_seconds += seconds
+        self._last_call_at += seconds
+        self._first_call_ended_at += seconds
+        self.warm_up.since += seconds
+        if isinstance(self._timing, _ByEpochs):
+            self._timing.leave_out(seconds)
 
     def call_ended(self, logs: Any) -> None:
         """Note that a call of the train function returned these numbers. Raises TrainingEnded at `Finish`."""
@@ -210,9 +240,9 @@ class StepClock:
             self._first_call_ended_at = now
             self.warm_up.compiling_seconds.append(seconds)
             self._tuner.send(FirstStep(loss=finite_loss(self.logs, step=1), parameters=self._count_parameters()))
-        if self.progress.steps >= self._save_after:
-            self._save_state()
         self._timing.call_ended(now, seconds)
+        if self._save_after is not None and self.progress.steps >= self._save_after:
+            self._do_aside(self._save_state)
         self._last_call_at = self.now()  # what was done here is no part of the next call
 
     def _exhausted_error(self) -> TrainingFailed:
@@ -242,6 +272,11 @@ class _ByEpochs:
         self._lap_began_at: float | None = None
         self._compiled = self._skips = False
         self._slice_epochs = 0
+
+    def leave_out(self, seconds: float) -> None:
+        """Leave so many seconds out of the lap in progress."""
+        if self._lap_began_at is not None:
+            self._lap_began_at += seconds
 
     def drop_lap(self) -> None:
         """Leave out the lap in progress, and the next one, which may trace and compile."""

@@ -7,6 +7,7 @@ trial of the run's Optuna study, which gets its result.
 from __future__ import annotations
 
 import itertools
+import math
 import random
 from collections.abc import Callable, Collection, Iterator, Sequence
 
@@ -17,6 +18,7 @@ from autotune.space.changes import Situation
 from autotune.space.configuration import Configuration, find_conflict
 from autotune.space.knobs import KNOBS, Knob
 from autotune.space.space_file import ResolvedSpace
+from autotune.stats.same_loss import best_batch_size
 from autotune.tuning.beliefs import Beliefs, Evidence, Features
 from autotune.tuning.expectations import Expectations, load_expectations
 from autotune.tuning.sampler import STARTUP_TRIALS, Sampler
@@ -28,6 +30,7 @@ CLEAR_GAIN = 0.04  # log speed-up from which on a change joins the combination
 CLEARLY = 0.45  # standard deviations of it that a joining change must gain: it is faster in two of three cases
 MOST_FAILURES = 0.15  # chance to fail of a change that joins
 MOST_MEMORY = 0.9  # of what a trial may take, if memory grew with the batch size: more joins no combination
+FAR = 4.0  # times the batch size that should reach a loss soonest: samples of larger ones come last
 LEAST_IMPROVEMENT = 0.02  # log speed-up to be expected of a change; for less, the sampler proposes
 
 Changes = dict[str, KnobValue]
@@ -98,7 +101,12 @@ class Proposals:
         for configuration in self._promising(best, beliefs, situation, evidence, passes_over):
             if is_new(configuration) and not passes_over(configuration):
                 return self._sampler.ask_for(configuration), configuration
-        return self._sample(tried, best, beliefs, is_new, passes_over, batch_size)
+        far = far_batch(evidence, self.space.baseline)
+
+        def is_far(configuration: Configuration) -> bool:
+            return configuration.batch_size > far
+
+        return self._sample(tried, best, beliefs, is_new, is_far, passes_over, batch_size)
 
     def _promising(
         self,
@@ -129,6 +137,7 @@ class Proposals:
         best: Configuration,
         beliefs: Beliefs,
         is_new: Callable[[Configuration], bool],
+        is_far: Callable[[Configuration], bool],
         passes_over: Callable[[Configuration], bool],
         batch_size: int | None,
     ) -> tuple[Trial, Configuration] | None:
@@ -144,12 +153,13 @@ class Proposals:
                 if wanted != configuration:
                     self._sampler.pass_over(asked)
                     asked = self._sampler.ask_for(wanted)
-            if is_new(wanted) and not beliefs.is_slower(wanted, best) and not passes_over(wanted):
+            useless = is_far(wanted) or beliefs.is_slower(wanted, best)
+            if is_new(wanted) and not useless and not passes_over(wanted):
                 return asked, wanted
             self._sampler.pass_over(asked)
         untried = False
         for must_act in (True, False):  # a change of a knob that should not act here comes last of all
-            for configuration in self._drawn(len(tried)):
+            for configuration in sorted(self._drawn(len(tried)), key=is_far):
                 if configuration in tried or (must_act and not is_new(configuration)):
                     continue
                 untried = True
@@ -175,6 +185,23 @@ class Proposals:
             every = [tuple(draw.choice(values) for values in choices.values()) for _ in range(MOST_DRAWN)]
         for values in every:
             yield self.space.configuration(dict(zip(choices, values, strict=True)))
+
+
+def far_batch(evidence: Evidence, baseline: Configuration) -> float:
+    """Return the batch size above which samples come last: far above the one that should reach a loss soonest.
+
+    A step takes a time that is linear in the batch size. It is fitted to configurations that differ in nothing else;
+    before there are two, nothing is far.
+    """
+    steps: dict[Configuration, dict[int, float]] = {}  # seconds by batch size, in those of an example of the baseline's
+    for known, ratio in evidence.ratios.items():
+        others = known.replace(batch_size=baseline.batch_size)
+        steps.setdefault(others, {})[known.batch_size] = known.batch_size * math.exp(-ratio)
+    most = max(steps.values(), key=len, default={})
+    if not evidence.over_critical or len(most) < 2 or baseline.update_size != baseline.batch_size:
+        return math.inf
+    critical = baseline.batch_size / evidence.over_critical
+    return FAR * max(baseline.batch_size, best_batch_size(critical, most))
 
 
 def combine(

@@ -17,11 +17,13 @@ from autotune.stats import numerics
 from autotune.stats.intervals import ProcessPrior, Spread, pooled_spread, process_prior
 from autotune.stats.same_loss import (
     NOT_REACHED,
-    USUAL_OVER_CRITICAL,
     ExamplesNeeded,
+    NoiseScale,
     examples_needed,
+    expected_over_critical,
     log_examples,
     log_ratios,
+    noise_scale,
     over_critical_of,
     same_loss_speedup,
 )
@@ -29,6 +31,7 @@ from autotune.tuning import costs
 from autotune.tuning.beliefs import Evidence
 from autotune.tuning.confirmation import LeaderTrials, claim_of
 from autotune.tuning.learning import branch_seconds, numerics_of
+from autotune.tuning.loop_learning import loop_branch_seconds
 from autotune.tuning.run import Run
 from autotune.tuning.state import Candidate, Leader
 from autotune.tuning.trial import Trial
@@ -54,6 +57,15 @@ def parity_checks(records: Iterable[TrialRecord]) -> dict[tuple[object, ...], Ch
         for check in record.checks
         if check.name == numerics.NAME
     }
+
+
+def noise_of(baseline: TrialRecord) -> NoiseScale | None:
+    """Return the noise scale of the baseline's gradient; None where it was not measured."""
+    for log in reversed(baseline.processes):
+        found = log.gradient_noise
+        if found is not None and len(found.squares) > 1:
+            return noise_scale(found.squares, found.products, found.examples)
+    return None
 
 
 class Knowledge:
@@ -165,7 +177,8 @@ class Knowledge:
         configuration = Configuration(record.configuration)
         if self._run.state_file is None or self.batch_ratio(configuration) == 1 or self.branch_of(configuration):
             return 0.0
-        return branch_seconds(self._run.records[0], record)
+        needed = branch_seconds if self._run.loop_optimizer is None else loop_branch_seconds
+        return needed(self._run.records[0], record)
 
     def evidence(self) -> Evidence:
         """Return what has been tried, as proposals take it."""
@@ -230,8 +243,8 @@ class Knowledge:
         return None
 
     def over_critical(self) -> float:
-        """Return the baseline's batch size over the critical one: by the latest comparison, or else as is usual."""
-        found = USUAL_OVER_CRITICAL
+        """Return the baseline's batch size over the critical one: by the latest comparison, else by its noise."""
+        found = expected_over_critical(self._run.baseline.update_size, noise_of(self._run.records[0]))
         for trial in self._run.trials.values():
             ratio = self.batch_ratio(trial.configuration)
             if trial.branch is not None and not trial.branch.not_measured and ratio > 1:

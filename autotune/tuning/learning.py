@@ -75,13 +75,7 @@ class Trainings:
         return (share * self.left() - start) / (count + 1)
 
     def curves(
-        self,
-        configuration: Configuration,
-        *,
-        recorded: int,
-        seeds: tuple[int, ...],
-        steps: int,
-        seconds: float,
+        self, configuration: Configuration, *, recorded: int, seeds: tuple[int, ...], steps: int, seconds: float
     ) -> Curves:
         """Return losses by step, for each seed; empty where there are none."""
         # Raises TrialFailed, DeviceUnavailable, Interrupted. Batches of the size `recorded` are recorded where they
@@ -93,7 +87,7 @@ class Trainings:
             most_steps=steps,
             seconds=seconds,
         )
-        return self._train(configuration, losses)
+        return self.train(configuration, losses)
 
     def branch_curves(self, configuration: Configuration, *, state: str, runs: Mapping[str, Any]) -> Curves:
         """Return the losses on the probe of trainings that branch from a state; `runs` are more of `BranchRuns`."""
@@ -108,14 +102,15 @@ class Trainings:
             seconds=max(1.0, FINISHING * self.left()),
             **runs,
         )
-        return self._train(configuration, made)
+        return self.train(configuration, made)
 
     def _folder(self, name: str) -> str:
         if self._scratch is None:  # a name that nothing of others can have
             self._scratch = Path(tempfile.mkdtemp(prefix="scratch-", dir=self.run.directory.path))
         return str((self._scratch / name).resolve())
 
-    def _train(self, configuration: Configuration, losses: protocol.Trainings) -> Curves:
+    def train(self, configuration: Configuration, losses: protocol.Trainings) -> Curves:
+        """Return the losses of these trainings. Raises TrialFailed, DeviceUnavailable, Interrupted."""
         if self.run.interrupted():
             raise Interrupted
         self._count += 1
@@ -183,6 +178,15 @@ class NotMeasured(Exception):
     """How a leader learns was not measured; the message is half a sentence."""
 
 
+def state_steps(run: Run) -> int:
+    """Return the steps after which the baseline's state was saved. Raises NotMeasured where it was not."""
+    processes = run.records[0].processes
+    steps = next((log.state_steps for log in reversed(processes) if log.state_steps is not None), None)
+    if run.state_file is None or steps is None or not run.state_file.exists():
+        raise NotMeasured("the state of the baseline's training could not be saved")
+    return steps
+
+
 def branch(trainings: Trainings, leader: TrialRecord) -> Branch:
     """Train the baseline and a leader with another batch size from the same state, for their losses on a probe.
 
@@ -191,10 +195,7 @@ def branch(trainings: Trainings, leader: TrialRecord) -> Branch:
         Interrupted: The user stops the run.
     """
     run, configuration = trainings.run, Configuration(leader.configuration)
-    baseline = run.records[0]
-    steps = next((log.state_steps for log in reversed(baseline.processes) if log.state_steps is not None), None)
-    if run.state_file is None or steps is None or not run.state_file.exists():
-        raise NotMeasured("the state of the baseline's training could not be saved")
+    steps = state_steps(run)
     seeds, examples = _branch_size(trainings, leader)
 
     def train(configuration: Configuration, scales: Sequence[float]) -> Curves:
@@ -222,7 +223,7 @@ def _branch_size(trainings: Trainings, leader: TrialRecord) -> tuple[int, int]:
     """Return how many seeds, and on how many examples each training trains, as the time allows. Raises NotMeasured."""
     baseline = trainings.run.records[0]
     seconds_per_example, starts = _branch_costs(baseline, leader)
-    most, least = _most_and_least(baseline, leader)
+    most, least = most_and_least(baseline, leader)
     for seeds in (BRANCH_SEEDS, FEWEST_BRANCH_SEEDS):
         held = int((trainings.left() - starts) / (seeds * seconds_per_example))
         if held >= least:
@@ -234,11 +235,11 @@ def _branch_size(trainings: Trainings, leader: TrialRecord) -> tuple[int, int]:
 def branch_seconds(baseline: TrialRecord, leader: TrialRecord) -> float:
     """Return what comparing the learning of two configurations takes at most."""
     seconds_per_example, starts = _branch_costs(baseline, leader)
-    most, _ = _most_and_least(baseline, leader)
+    most, _ = most_and_least(baseline, leader)
     return starts + BRANCH_SEEDS * most * seconds_per_example
 
 
-def _most_and_least(baseline: TrialRecord, leader: TrialRecord) -> tuple[int, int]:
+def most_and_least(baseline: TrialRecord, leader: TrialRecord) -> tuple[int, int]:
     """Return the examples of each training at most, and those of which it is a multiple.
 
     Then both have trained equally many at each probe, which is at least one update of either.

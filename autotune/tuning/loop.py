@@ -33,6 +33,7 @@ from autotune.tuning.events import Notice
 from autotune.tuning.knowledge import Knowledge, Learnt, parity_checks
 from autotune.tuning.leaders import Leaders
 from autotune.tuning.learning import NotMeasured, Trainings, branch, compare_numerics, numerics_of
+from autotune.tuning.loop_learning import branch_loop
 from autotune.tuning.policy import (
     Action,
     CompareLearning,
@@ -385,7 +386,8 @@ class Loop:
         ends = min(began + self._learning_seconds, self._options.searching - CLOSING_SECONDS)
         with Trainings(run, seat=run.executor.whole or seat.name, ends=ends, heading=heading) as trainings:
             try:
-                trial.branch = branch(trainings, run.records[number])
+                compare = branch if run.loop_optimizer is None else branch_loop
+                trial.branch = compare(trainings, run.records[number])
             except NotMeasured as why:
                 trial.branch = Branch(not_measured=str(why))
         spent = run.clock() - began

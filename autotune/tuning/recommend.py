@@ -294,11 +294,8 @@ def _list_unchecked(
     elif parity is not None and not parity.tells:
         missing.append(f"{NUMERICS_NOT_CHECKED} ({parity.detail})")
     if Configuration(winner.configuration).update_size != baseline.update_size:
-        missing.append(
-            "{} loss after equal numbers of examples at the recommended batch size".format(
-                "held-out" if measured else "training and held-out"
-            )
-        )
+        gap = "loss of a whole training at the recommended batch size"
+        missing.append(f"the held-out {gap}" if measured else f"the training and held-out {gap}")
     if watched is None:
         missing.append("minutes of uninterrupted training (`--soak 2m` adds them)")
     if winner.timed_by == "steps" and winner.examples_per_epoch is None:

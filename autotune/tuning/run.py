@@ -94,8 +94,9 @@ class Run:
     records: dict[int, TrialRecord] = field(default_factory=dict)  # every trial's record, by number
     trials: dict[int, Trial] = field(default_factory=dict)  # every trial, by number: those that run, too
     numbers: Iterator[int] = field(default_factory=itertools.count)
-    state_file: Path | None = None  # takes the baseline's weights and optimizer; None where nothing will need them
+    state_file: Path | None = None  # takes the state of the baseline's training; None where nothing will need it
     no_branches: str = ""  # why no training can branch from that state, in half a sentence
+    loop_optimizer: str | None = None  # of a script that trains by a loop of its own; None for `fit`
     spent_before: float = 0.0  # seconds of earlier invocations that do not count for the budget
     credentials: tuple[str, ...] = ()  # which no record may hold
     turn: Turn = field(default_factory=Turn)

@@ -25,10 +25,11 @@ from autotune.runtime.places import cut_cores, group_gpus, restrict_to_seat
 from autotune.runtime.ray import RayExecutor
 from autotune.script.loading import refuse_while_loading
 from autotune.space.space_file import ResolvedSpace, SearchSpace, find_search_space, shipped_names
-from autotune.stats.same_loss import USUAL_OVER_CRITICAL
+from autotune.stats.same_loss import expected_over_critical
 from autotune.tuning.earlier_runs import describe_leaders, find_leaders, starting_points, why_unused
 from autotune.tuning.ending import note_profiles, watch_winner
 from autotune.tuning.events import Notice, Observer, RunBegan, count_interruptions
+from autotune.tuning.knowledge import noise_of
 from autotune.tuning.loop import Loop
 from autotune.tuning.opening import (
     Invocation,
@@ -49,11 +50,13 @@ from autotune.tuning.resume import (
     refuse_another_question,
     resumption_notes,
 )
+from autotune.tuning.run import Run
 from autotune.tuning.sampler import Sampler
 from autotune.tuning.surroundings import samples_of, worth_notes
 from autotune.tuning.trial import now_utc
 
 DEFAULT_BUDGET_SECONDS = 600.0
+TELLING_ERROR = 0.5  # of the logarithm of a noise scale that the user is told of
 WAIT_ADVICE = "--wait starts this one when that has ended"
 
 
@@ -287,7 +290,7 @@ def tune_with(invocation: Invocation, written: SearchSpace | None) -> Recipe:
             name=opened.facts.name,
             seed=options.seed,
             several=run.several,
-            over_critical=USUAL_OVER_CRITICAL if run.objective == "time_to_loss" else 0.0,
+            over_critical=_over_critical(run),
         )
         found = Loop(
             run,
@@ -315,6 +318,18 @@ def tune_with(invocation: Invocation, written: SearchSpace | None) -> Recipe:
         if run.state_file is not None:
             run.state_file.unlink(missing_ok=True)
         return recipe
+
+
+def _over_critical(run: Run) -> float:
+    """Return the baseline's batch size over the critical one, as far as the baseline tells of it; tell the user."""
+    if run.objective != "time_to_loss":
+        return 0.0
+    noise = noise_of(run.records[0])
+    if run.state_file is not None and noise is not None and noise.error < TELLING_ERROR:
+        size = f"{float(f'{noise.batch_size:.2g}'):,.0f}"
+        text = f"the gradient's noise suggests a critical batch size near {size}, this early in the "
+        run.observe(Notice(text=f"{text}training: a batch as large needs twice the examples of a small one"))
+    return expected_over_critical(run.baseline.update_size, noise)
 
 
 def _note_leaders(record: RunRecord, invocation: Invocation, space: ResolvedSpace) -> RunRecord:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from real_trials import QUICK, REPOSITORY, WORKLOADS, Builder, Case, ScriptTrials, configuration
+from real_trials import PATIENCE_SECONDS, QUICK, REPOSITORY, WORKLOADS, Builder, Case, ScriptTrials, configuration
 
 from autotune.data.facts import ScriptSettings, WorkloadReference
 from autotune.runtime.local import LocalExecutor
@@ -56,7 +56,13 @@ def launch(cases: LocalExecutor, tmp_path: Path) -> Iterator[Callable[..., Case]
         log = folder / f"{case}.log"
         wanted = configuration(batch_size, **knobs)
         trials.append(
-            cases.launch(wanted, log=str(log), data=data, timing=replace(QUICK, save_state=save_state), losses=losses)
+            cases.launch(
+                wanted,
+                log=str(log),
+                data=data,
+                timing=replace(QUICK, save_state=save_state, noise_seconds=PATIENCE_SECONDS),
+                losses=losses,
+            )
         )
         return Case(trials[-1], log)
 

@@ -20,7 +20,7 @@ from autotune.data.facts import WorkloadFacts
 from autotune.runtime import protocol
 from autotune.runtime.executor import IN_SEARCH, TrialFailed, WarmUp
 from autotune.runtime.local import LocalExecutor
-from autotune.runtime.protocol import Data
+from autotune.runtime.protocol import Data, Trainings
 from autotune.runtime.trial_process import LOOK_SECONDS, AwakeClock, TrialProcess
 from autotune.space.configuration import Configuration, baseline_configuration
 from autotune.space.knobs import Device
@@ -141,10 +141,13 @@ class ScriptTrials:
         self.processes = processes
         self._log = str(log)
 
-    def launch(self, **changes: Any) -> TrialProcess:
+    def launch(self, *, losses: Trainings | None = None, save_state: str = "", **changes: Any) -> TrialProcess:
         """A trial of the script as it is, with some changes."""
         baseline = baseline_of(self.facts, "train.py", Device.CPU, silent)
-        return self.processes.launch(baseline.replace(**changes), log=self._log, data=None, timing=QUICK)
+        timing = dataclasses.replace(QUICK, save_state=save_state)
+        return self.processes.launch(
+            baseline.replace(**changes), log=self._log, data=None, timing=timing, losses=losses
+        )
 
 
 class Built:

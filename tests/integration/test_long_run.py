@@ -172,7 +172,12 @@ def recipe_of(facts: WorkloadFacts, folder: Path, **changes: object) -> Path:
         usual = dict(add_strategy_knobs(Configuration(usual)))
     workload = recorded.workload.model_copy(update={"name": "train", "script": facts.script, "args": ()})
     recipe = recorded.model_copy(
-        update={"baseline": usual, "configuration": {**usual, **changes}, "workload": workload, "learning_rate": None}
+        update={
+            "baseline": usual,
+            "configuration": {**usual, **changes},
+            "workload": workload,
+            "learning_rate_rule": None,
+        }
     )
     recipe.save(folder / "recipe.json")
     return folder / "recipe.json"
@@ -339,8 +344,8 @@ def test_a_loop_of_its_own_runs_by_its_recipe(surveyed, tmp_path):
     assert ended.returncode == 0, ended.stderr
     assert said(ended, "steps") == "steps 6 xla True"
     scaled = by_recipe(tmp_path, changed, "--scale-learning-rate", "sqrt")
-    assert scaled.returncode == 2
-    assert "does not reach a custom training loop" in scaled.stderr
+    assert "learning rate 0.01 → 0.0173205, as asked for, for batches of 48 instead of 16 (sqrt)" in scaled.stderr
+    assert "learning rate" not in by_recipe(tmp_path, changed).stderr
 
 
 def test_the_recipe_acts_at_each_execution_of_the_tuned_fit_and_nowhere_else(surveyed, tmp_path):

@@ -40,7 +40,7 @@ RECIPE = Recipe(
         stability=Stability(checks=(), not_checked=()),
         confirmation=Confirmation(processes=4, pairs=20, leaders=1, confidence=0.975, pairing="alternating", trials=()),
     ),
-    learning_rate=None,
+    learning_rate_rule=None,
     machine=fingerprint(),
     workload=RecipeWorkload(name="train", fingerprint="sha256:00"),
     created_by=CreatedBy(
