@@ -24,6 +24,8 @@ from autotune.data.options import OPTIONS, Options
 from autotune.front import cli
 from autotune.front.cli import app
 from autotune.machine.gpu import GpuReading
+from autotune.recipe.answers import Answer, LearningRateRule
+from autotune.recipe.recipe import Recipe
 from autotune.space.knobs import KNOBS
 from autotune.stats.deciding import ClaimResult, EndedBy, Verdict
 from autotune.tuning.events import RunBegan
@@ -167,6 +169,26 @@ def test_show_prints_a_recipe_by_its_file(capsys, finished):
     assert code == 0
     assert "recommended" in out
     assert "samples/s" in out
+
+
+def test_show_prints_both_answers_of_a_run_and_of_its_recipe(capsys, finished, tmp_path):
+    recipe, copy = Recipe.load(finished / "recipe.json"), tmp_path / "run"
+    shutil.copytree(finished, copy)
+    larger = Answer(
+        configuration={**recipe.baseline, "batch_size": 4096},
+        speedup=Interval(value=7.0, low=6.5, high=7.5),
+        throughput=recipe.evidence.throughput,
+        confirmed=True,
+        learning_rate_rule=LearningRateRule(batch_ratio=8.0, not_measured="no time was left for it"),
+    )
+    recipe = recipe.model_copy(update={"larger_batch": larger})
+    recipe.save(copy / "recipe.json")
+    for path in (copy, copy / "recipe.json"):
+        code, out, _ = run(capsys, "show", path)
+        assert code == 0
+        places = [out.index(f"{heading}: ") for heading in ("Same training", "Larger batch", "Recommended")]
+        assert places == sorted(places)
+        assert all(text in out for _, text in recipe.answers)
 
 
 def test_history_writes_what_it_says(capsys, finished, tmp_path):

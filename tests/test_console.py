@@ -22,6 +22,7 @@ from autotune.data.record import Looks, Outcome, Phase, Standing, TrialRecord
 from autotune.front import cli
 from autotune.front.closing import show_history, show_recipe, show_usage
 from autotune.front.console import Progress, duration, ratio, show_error, size, trial_line
+from autotune.recipe.answers import LearningRateRule
 from autotune.recipe.evidence import Watch
 from autotune.report.history import columns
 from autotune.stats.deciding import EndedBy, Verdict
@@ -212,17 +213,25 @@ def test_a_trial_that_never_settled_says_so():
     assert "steady speed" not in trial_line(failed, "", stamp="").plain
 
 
-@pytest.mark.parametrize(("settled", "shown"), [((True, False), True), ((True, None), False)])
-def test_a_history_has_the_settled_column_where_it_says_something(settled, shown):
+@pytest.mark.parametrize(
+    ("name", "values", "shown"),
+    [
+        ("settled", (True, False), True),
+        ("settled", (True, None), False),
+        ("same_loss_speedup", (None, 2.5), True),
+        ("same_loss_speedup", (None, None), False),
+    ],
+)
+def test_a_history_has_a_column_where_it_says_something(name, values, shown):
     frame = pd.DataFrame(
         {
-            name: pd.Series(settled if name == "settled" else [pd.NA] * 2, dtype=dtype)
-            for name, dtype in columns().items()
+            column: pd.Series(values if column == name else [pd.NA] * 2, dtype=dtype)
+            for column, dtype in columns().items()
         }
     )
     output = io.StringIO()
     show_history(frame, Console(file=output, width=200))
-    assert ("settled" in output.getvalue().splitlines()[0].split()) == shown
+    assert (name in output.getvalue().splitlines()[0].split()) == shown
 
 
 # -------------------------------------------------------------------------------------------------- recipes
@@ -266,6 +275,17 @@ def test_a_gain_comes_with_its_interval_and_the_lines_for_the_training_code(reci
     assert "Recipe.load" in text
     assert "recipe.fit_args(dataset)" in text
     assert "--resume" not in text
+
+
+def test_the_lines_for_the_training_code_scale_the_learning_rate_as_it_was_tested(recipes):
+    recipe = recipes[Verdict.FASTER]
+    rule = LearningRateRule(batch_ratio=4.0, rule="linear", factor=4.0)
+    lines = [line.strip() for line in shown(recipe.model_copy(update={"learning_rate_rule": rule})).splitlines()]
+    scaled = [place for place, line in enumerate(lines) if "recipe.learning_rate(1e-3)" in line]
+    assert [lines[place].endswith("its learning rate ×4 (linear) was tested") for place in scaled] == [True]
+    assert lines[scaled[0] + 1].startswith("model.compile(optimizer, ")
+    as_is = LearningRateRule(batch_ratio=4.0)
+    assert "recipe.learning_rate(" not in shown(recipe.model_copy(update={"learning_rate_rule": as_is}))
 
 
 def test_no_gain_says_what_is_excluded_and_to_keep_what_there_is(recipes):

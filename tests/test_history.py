@@ -20,7 +20,7 @@ from simulated_runs import a_record
 from autotune.data.errors import DamagedRunWarning, RecipeError, RunDirectoryError
 from autotune.data.facts import Gpu, Machine, describe_machine
 from autotune.data.figures import Interval
-from autotune.data.record import Looks, Outcome, Pair, Phase, Slice, StepSeconds, TrialRecord, reference_of
+from autotune.data.record import Branch, Looks, Outcome, Pair, Phase, Slice, StepSeconds, TrialRecord, reference_of
 from autotune.data.run_directory import RunDirectory, RunRecord, WorkloadRecord
 from autotune.front.closing import show_history
 from autotune.recipe.evidence import Confirmation, Evidence, PeakMemory, Stability
@@ -219,6 +219,20 @@ def test_every_trial_is_a_row_failed_and_pruned_included(run):
     assert frame["outcome"].tolist() == ["ok", "ok", "pruned", "oom", "ok"]
     assert frame.loc[2, "reason"] == "cannot win any more"
     assert frame.loc[2, "speedup"] == 0.5
+
+
+def test_how_a_leader_learns_has_columns_where_it_was_measured(tmp_path):
+    own = tuple(tuple(0.9**probe for probe in range(1, 9)) for _ in range(4))
+    slower = tuple(tuple(0.9 ** (probe / 1.5) for probe in range(1, 9)) for _ in range(4))
+    branch = Branch(after_steps=100, examples=8000, baseline=own, leader={"as is": ((),) * 4, "sqrt": slower})
+    leader = a_trial(5, Phase.CONFIRM, speedup=interval(3.0), branch=branch)
+    unknown = a_trial(6, Phase.CONFIRM, speedup=interval(3.0), branch=Branch(not_measured="no time"))
+    frame = load_history(a_run(tmp_path / "run-a", (*TRIALS, leader, unknown))).set_index("trial")
+    assert frame.loc[5, "examples_factor"] == pytest.approx(1.5, rel=0.01)
+    assert frame.loc[5, "same_loss_speedup"] == pytest.approx(2.0, rel=0.01)
+    assert frame.loc[5, "learning_rate_rule"] == "sqrt"
+    figures = ["examples_factor", "same_loss_speedup", "learning_rate_rule"]
+    assert frame.drop(index=5)[figures].isna().all(axis=None)
 
 
 def test_figures_stand_under_their_names(run):

@@ -5,7 +5,7 @@ from simulated_runs import BASELINE, Watcher, faster_by, quick_tune, simulated_t
 from test_loop import space
 
 from autotune.data.record import GradientNoise, Phase
-from autotune.recipe.advice import answers_in_words, verdict_in_words
+from autotune.recipe.advice import verdict_in_words
 from autotune.runtime.executor import TrialFailed
 from autotune.runtime.protocol import BranchRuns
 from autotune.stats.deciding import Verdict
@@ -36,7 +36,7 @@ def test_a_larger_batch_that_reaches_the_same_losses_sooner_is_recommended(tmp_p
     assert recipe.larger_batch.configuration == recipe.configuration
     assert recipe.same_training.configuration["batch_size"] == 32
     assert "sooner to the same losses" in verdict_in_words(recipe)
-    assert dict(answers_in_words(recipe))["Recommended"] == "larger batch"
+    assert dict(recipe.answers)["Recommended"] == "larger batch"
 
 
 def test_a_larger_batch_that_needs_too_many_examples_is_shown_and_not_recommended(tmp_path):
@@ -45,7 +45,7 @@ def test_a_larger_batch_that_needs_too_many_examples_is_shown_and_not_recommende
     assert recipe.learning_rate_rule is None
     assert recipe.evidence.speedup.low < 1.3 < recipe.evidence.speedup.high
     assert recipe.larger_batch.learning_rate_rule.same_loss.speedup.high < 1.0
-    answers = answers_in_words(recipe)
+    answers = recipe.answers
     assert [heading for heading, _ in answers] == ["Same training", "Larger batch", "", "Recommended"]
     assert "nothing about learning changes" in answers[0][1]
     assert answers[-1] == ("Recommended", "same training")
@@ -57,7 +57,7 @@ def test_where_only_a_larger_batch_is_faster_and_learns_too_slowly_nothing_is(tm
     assert (recipe.evidence.verdict, recipe.changes) == (Verdict.NO_SIGNIFICANT_GAIN, {})
     assert recipe.same_training is None
     assert recipe.larger_batch.speedup.low < 2.0 < recipe.larger_batch.speedup.high
-    assert answers_in_words(recipe)[0][1] == "nothing faster was shown than the baseline"
+    assert recipe.answers[0][1] == "nothing faster was shown than the baseline"
 
 
 def test_without_losses_of_the_branches_a_larger_batch_is_not_recommended(tmp_path):
@@ -76,7 +76,7 @@ def test_without_losses_of_the_branches_a_larger_batch_is_not_recommended(tmp_pa
     assert recipe.changes == {"jit_compile": True}
     why = recipe.larger_batch.learning_rate_rule.not_measured
     assert why == "the model reports no loss on held-out examples"
-    assert why in answers_in_words(recipe)[2][1]
+    assert why in recipe.answers[2][1]
     assert [why in event.text for event in watcher.of(Notice) if "learns" in event.text] == [True]
 
 

@@ -12,7 +12,7 @@ import pytest
 from simulated_runs import faster_by, on_disk, simulated_trials, tune_simulated
 
 from autotune.data.figures import Bottleneck, Ceilings, Operation, Profile
-from autotune.data.record import Outcome
+from autotune.data.record import Branch, Outcome
 from autotune.data.run_directory import RunDirectory
 from autotune.front.tune import tune
 from autotune.recipe.recipe import Recipe
@@ -178,6 +178,64 @@ def test_it_can_be_used_by_keyboard(run, tmp_path):
     said, heads = answer_of(document)
     assert said.startswith("trial ")
     assert set(heads) == {0}
+
+
+@pytest.fixture(scope="module")
+def learnt(tmp_path_factory):
+    """A whole run that has compared how a larger batch learns."""
+    trials = simulated_trials(faster_by(batch_size=2.0), noise=0.02, critical_batch=1e6)
+    with on_disk(tmp_path_factory.mktemp("learnt") / "run") as directory:
+        tune_simulated(trials, directory, space=SPACE, budget=400.0, objective="time_to_loss")
+    write_page(directory.path)
+    return directory.path
+
+
+def test_the_page_holds_both_answers_and_the_losses_of_both_batch_sizes(learnt):
+    data, recipe = page_data(RunDirectory(learnt)), Recipe.load(learnt / "recipe.json")
+    assert data["answer"]["answers"] == recipe.answers
+    assert dict(recipe.answers)["Recommended"] == "larger batch"
+    chart = data["learning"]["charts"][-1]
+    assert f"Batch {recipe.batch_size} beside 32" in chart["heading"]
+    chosen = [curve for curve in chart["curves"] if curve["role"] == "chosen"]
+    assert [len(curve["points"]) > 3 for curve in chosen] == [True]
+    factor = recipe.learning_rate_rule.same_loss.examples_factor
+    assert factor.shown() in chart["found"]
+
+
+@needs_browser
+def test_the_losses_are_drawn_with_their_spread_axes_and_legend(learnt, tmp_path):
+    script = tell(
+        "[[...document.querySelectorAll('.answers th')].map((each) => each.textContent),"
+        " document.querySelector('#learning ~ p').textContent,"
+        " ['path', 'polyline', 'circle'].map((name) => document.querySelectorAll(`#learning-chart-0 ${name}`).length),"
+        " document.getElementById('learning-chart-0').textContent,"
+        " document.querySelector('#learning ~ .keys').textContent]"
+    )
+    document, log = opened(learnt / "report.html", tmp_path, script)
+    headings, promised, (bands, lines, dots), labels, legend = answer_of(document)
+    curves = page_data(RunDirectory(learnt))["learning"]["charts"][0]["curves"]
+    assert headings == ["Same training", "Larger batch", "", "Recommended"]
+    assert "Not promised of the other batch size" in promised
+    assert (bands, lines) == (2, 4)
+    assert dots == sum(len(curve["points"]) for curve in curves if curve["role"] != "other")
+    assert "examples trained since the branch" in labels
+    assert "loss on a fixed probe" in labels
+    assert legend == "".join(curve["name"] for curve in curves)
+    assert "CONSOLE" not in log
+
+
+@needs_browser
+def test_losses_that_were_not_measured_are_said_with_the_reason(learnt, tmp_path):
+    directory = RunDirectory(shutil.copytree(learnt, tmp_path / "run"))
+    for record in read_trials(directory):
+        if record.branch is not None:
+            directory.write_trial(record.model_copy(update={"branch": Branch(not_measured=f"no loss {HOSTILE}")}))
+    write_page(directory.path)
+    script = tell("[document.querySelector('#learning ~ h3 + p').textContent, document.querySelectorAll('svg').length]")
+    document, _ = opened(directory.path / "report.html", tmp_path, script)
+    said, charts = answer_of(document)
+    assert said.startswith("Not measured: no loss &lt;/script&gt;")
+    assert charts == 2, "those of the search and of the knobs' effects"
 
 
 def test_what_others_wrote_stays_text(run):

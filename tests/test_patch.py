@@ -7,6 +7,7 @@ import pytest
 from autotune.data.errors import RecipeError
 from autotune.data.facts import ScriptFacts, Trains
 from autotune.front import cli
+from autotune.recipe.answers import LearningRateRule
 from autotune.recipe.recipe import Recipe
 from autotune.script.call_sites import calls_in
 from autotune.script.patch import script_diff
@@ -29,7 +30,7 @@ model.fit(batches(examples(), 16), epochs=3)
 ARRAYS = "from keras import Sequential\nmodel = Sequential()\nmodel.compile(\n    'sgd',\n)\nmodel.fit(x, y)\n"
 
 
-def recipe_of(file, baseline, batch_calls=("batch",), **changes):
+def recipe_of(file, baseline, batch_calls=("batch",), *, rule=None, **changes):
     """A recipe of a script whose calls are reached as far as it has them."""
     calls = {site.call: site for site, _ in calls_in(str(file), str(file.parent)).values()}
     knobs = {"batch_size": batch_calls, "num_parallel_calls": ("map",), "prefetch": ("prefetch",)}
@@ -38,21 +39,15 @@ def recipe_of(file, baseline, batch_calls=("batch",), **changes):
         trains=Trains.FIT,
         baseline=baseline,
         sites={knob: found for knob, found in sites.items() if found},
-        fit_site=calls["fit"],
-        compile_site=calls["compile"],
+        fit_site=calls.get("fit"),
+        compile_site=calls.get("compile"),
         batch_given_as=str(sites["batch_size"][0]) if sites["batch_size"] else "",
     )
     recorded = Recipe.load(RECORDED)
     usual = {**dict(recorded.baseline), **baseline}
     workload = recorded.workload.model_copy(update={"name": file.stem, "script": facts})
-    return recorded.model_copy(
-        update={
-            "baseline": usual,
-            "configuration": {**usual, **changes},
-            "workload": workload,
-            "learning_rate_rule": None,
-        }
-    )
+    changed = {"baseline": usual, "configuration": {**usual, **changes}, "learning_rate_rule": rule}
+    return recorded.model_copy(update={**changed, "workload": workload})
 
 
 def changed_lines(diff):
@@ -135,3 +130,101 @@ def test_the_command_prints_an_edit_that_patch_reads(tmp_path, monkeypatch, caps
     assert out.startswith("--- train.py\n+++ train.py\n")
     assert "+model.fit(x, y, batch_size=64)" in out
     assert "data_threads=3" in err
+
+
+# ------------------------------------------------------------------------------------------- the learning rate
+
+LINEAR = LearningRateRule(batch_ratio=8.0, rule="linear", factor=8.0)
+IMPORTS = "import keras\nfrom keras.optimizers import SGD\nfrom keras.optimizers import schedules\n"
+
+
+def rate_lines(tmp_path, source, rule=LINEAR):
+    """What the edit of a script of these lines changes, without its imports; and what it omits."""
+    file = tmp_path / "train.py"
+    file.write_text(f"{IMPORTS}{source}", encoding="utf-8")
+    calls_in.cache_clear()
+    diff, rest = script_diff(recipe_of(file, {"batch_size": 32}, rule=rule), file)
+    return *changed_lines(diff), rest
+
+
+@pytest.mark.parametrize(
+    ("source", "scaled"),
+    [
+        ("model.compile(keras.optimizers.Adam(1e-3), 'mse')", "model.compile(keras.optimizers.Adam(0.008), 'mse')"),
+        ("model.compile(optimizer=SGD(learning_rate=1))", "model.compile(optimizer=SGD(learning_rate=8))"),
+        ("model.compile(SGD(momentum=0.9, lr=0.01))", "model.compile(SGD(momentum=0.9, lr=0.08))"),
+        ("adam = keras.optimizers.AdamW(0.01)\nmodel.compile(adam)", "adam = keras.optimizers.AdamW(0.08)"),
+        ("RATE = 0.01\nmodel.compile(SGD(RATE))", "RATE = 0.08"),
+        ("def make():\n    return SGD(0.01)\nmodel.compile(make())", "    return SGD(0.08)"),
+        ("model.compile(LossScaleOptimizer(SGD(0.01)))", "model.compile(LossScaleOptimizer(SGD(0.08)))"),
+        (
+            "falls = schedules.ExponentialDecay(0.1, 9, 0.5)\nmodel.compile(SGD(falls))",
+            "falls = schedules.ExponentialDecay(0.8, 9, 0.5)",
+        ),
+        (
+            "model.compile(SGD(schedules.PolynomialDecay(0.1, 9, 0.01)))",
+            "model.compile(SGD(schedules.PolynomialDecay(0.8, 9, 0.08)))",
+        ),
+        (
+            "model.compile(SGD(schedules.CosineDecay(0.1, 9, warmup_target=0.2)))",
+            "model.compile(SGD(schedules.CosineDecay(0.8, 9, warmup_target=1.6)))",
+        ),
+    ],
+)
+def test_a_learning_rate_that_is_surely_a_number_is_scaled(tmp_path, source, scaled):
+    _, added, omitted = rate_lines(tmp_path, f"{source}\nmodel.fit(x)\n")
+    assert (added, omitted) == ([scaled], [])
+
+
+@pytest.mark.parametrize(
+    ("source", "where"),
+    [
+        ("model.compile('adam')", 'compile() in train.py, line 4, where optimizer="adam" has Keras\'s own rate'),
+        ("name = 'sgd'\nmodel.compile(name)", 'compile() in train.py, line 5, where optimizer="sgd" has'),
+        (
+            "model.compile(loss='mse')",
+            "compile() in train.py, line 4, where the optimizer and its rate are Keras's own",
+        ),
+        ("model.compile(SGD())", "SGD() in train.py, line 4, which has Keras's own rate"),
+        ("model.compile(SGD(args.rate))", "SGD() in train.py, line 4"),
+        ("model.compile(SGD(**settings))", "SGD() in train.py, line 4"),
+        ("model.compile(**settings)", "compile() in train.py, line 4"),
+        ("RATE = 0.1\nmodel.compile(SGD(RATE))\nother = SGD(RATE)", "SGD() in train.py, line 5"),
+        ("for rate in (0.1, 0.2):\n    model.compile(SGD(rate))", "SGD() in train.py, line 5"),
+        ("model.compile(SGD(0.1) if big else 'adam')", "compile() in train.py, line 4"),
+        ("def make(): return SGD(0.1)\nother = SGD(0.2)\nmodel.compile(make())", "compile() in train.py, line 6"),
+        ("model.compile(SGD(schedules.PolynomialDecay(0.1, 9)))", "PolynomialDecay() in train.py, line 4"),
+        ("model.compile(SGD(WarmUp(0.1)))", "WarmUp() in train.py, line 4"),
+        ("model.compile(SGD(0.1))\nmodel.optimizer.learning_rate = 0.2", "in train.py, line 5, which sets it"),
+        ("model.compile(SGD(0.1))\nmodel.optimizer.lr.assign(0.2)", "assign() in train.py, line 5, which sets it"),
+        ("model.compile(SGD(0.1))\nkeras.callbacks.LearningRateScheduler(f)", "in train.py, line 5, which sets it"),
+    ],
+)
+def test_a_learning_rate_that_is_not_surely_a_number_has_its_line_named(tmp_path, source, where):
+    removed, added, (omitted,) = rate_lines(tmp_path, f"{source}\nmodel.fit(x)\n")
+    assert (removed, added) == ([], [])
+    assert omitted.startswith("learning rate ×8 (linear), to be applied ")
+    assert where in omitted
+
+
+def test_a_custom_loop_has_the_rate_of_its_only_optimizer(tmp_path):
+    assert rate_lines(tmp_path, "optimizer = SGD(0.01)\n")[1:] == (["optimizer = SGD(0.08)"], [])
+    _, added, (omitted,) = rate_lines(tmp_path, "one, other = SGD(0.01), SGD(0.02)\n")
+    assert added == []
+    assert omitted.endswith("where the script makes its optimizer")
+
+
+def test_a_rule_that_leaves_the_learning_rate_edits_nothing(tmp_path):
+    as_is = LearningRateRule(batch_ratio=8.0)
+    assert rate_lines(tmp_path, "model.compile('adam')\nmodel.fit(x)\n", as_is) == ([], [], [])
+
+
+def test_the_command_names_the_line_of_the_learning_rate(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "train.py"
+    file.write_text("model.compile('adam')\nmodel.fit(x)\n", encoding="utf-8")
+    recipe_of(file, {"batch_size": 32}, rule=LINEAR).save(tmp_path / "recipe.json")
+    assert cli.main(["show", "recipe.json", "--diff", "train.py"]) == 0
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert 'learning rate ×8 (linear), to be applied at compile() in train.py, line 1, where optimizer="adam"' in err

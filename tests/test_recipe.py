@@ -15,17 +15,10 @@ from autotune.data.errors import ArgumentError, MachineMismatchError, RecipeErro
 from autotune.data.figures import Interval
 from autotune.recipe import apply, training_data
 from autotune.recipe import recipe as recipe_module
+from autotune.recipe.answers import Answer, LearningRateRule, SameLoss
 from autotune.recipe.apply import environment
 from autotune.recipe.evidence import FAILED_A_CHECK, BestCandidate
-from autotune.recipe.recipe import (
-    LONGEST_MESSAGE,
-    SCHEMA_FILE,
-    SCHEMA_VERSION,
-    Answer,
-    LearningRateRule,
-    MachineMismatchWarning,
-    Recipe,
-)
+from autotune.recipe.recipe import LONGEST_MESSAGE, SCHEMA_FILE, SCHEMA_VERSION, MachineMismatchWarning, Recipe
 from autotune.recipe.schema import recipe_schema, schema_text
 from autotune.space.knobs import KNOBS, Device, Domain, Stage, knobs_on
 from autotune.stats.deciding import Verdict
@@ -401,6 +394,38 @@ def test_either_answer_can_be_taken(recipe):
     assert neither.with_same_training().evidence.throughput == recipe.evidence.baseline_throughput
     with pytest.raises(RecipeError, match="tried no other batch size"):
         neither.with_larger_batch()
+
+
+def test_a_notebook_shows_both_answers_as_the_run_ends_with_them(recipe):
+    sooner = Interval(value=1.9, low=1.7, high=2.1)
+    found = SameLoss(
+        speedup=sooner,
+        examples_factor=Interval(value=1.1, low=1.0, high=1.2),
+        by_rule={"linear": 1.1},
+        examples=25_600,
+        after_steps=400,
+        seeds=8,
+    )
+    rule = LearningRateRule(batch_ratio=4.0, rule="linear", factor=4.0, same_loss=found)
+    rates = {"speedup": Interval(value=2.1, low=2.0, high=2.2), "throughput": recipe.evidence.throughput}
+    same = Answer(configuration={**recipe.baseline, "prefetch": 1}, **rates, confirmed=True)
+    larger = Answer(configuration=recipe.configuration, **rates, confirmed=True, learning_rate_rule=rule)
+    answers = {"same_training": same, "larger_batch": larger, "learning_rate_rule": rule}
+    workload = recipe.workload.model_copy(update={"name": "<b>digits"})
+    both = recipe.model_copy(update={**answers, "workload": workload})
+    assert both.answers == [
+        ("Same training", "×2.10 (2.00 to 2.20)   prefetch=1   nothing about learning changes"),
+        ("Larger batch", "×2.10 (2.00 to 2.20) in samples/s, batch 128, learning rate ×4 (linear)"),
+        ("", "the losses of the 25,600 examples after the first 400 steps are reached ×1.90 (1.70 to 2.10) sooner"),
+        ("Recommended", "larger batch"),
+    ]
+    shown = both._repr_html_()
+    assert "&lt;b&gt;digits: faster, ×1.90 (1.70 to 2.10) sooner to the same losses" in shown
+    places = [shown.index(f"<th>{heading}</th><td>{text}</td>") for heading, text in both.answers]
+    assert places == sorted(places)
+    alone = recipe.model_copy(update={"larger_batch": None})
+    assert alone.answers == []
+    assert "Recommended" not in alone._repr_html_()
 
 
 @pytest.mark.parametrize("value", [True, False, "LD_PRELOAD=/tmp/x.so", "0\nPATH=/tmp"])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, FiniteFloat, SerializerFunctionWrapHandler, model_serializer, model_validator
 
@@ -205,6 +205,15 @@ class Branch(Frozen):
     baseline: Many[Many[FiniteFloat | None]] = ()  # by seed and probe; None where a loss was not finite
     # The same by rule of the learning rate.
     leader: dict[Rule, Many[Many[FiniteFloat | None]]] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _has_equal_seeds(self) -> Self:
+        if len({len(trainings) for trainings in (self.baseline, *self.leader.values())}) > 1:
+            raise ValueError("its baseline and its leader were trained with different numbers of seeds")
+        probes, largest = max(map(len, self.baseline), default=0), max(self.batch_sizes or (1,))
+        if self.examples < largest * probes:
+            raise ValueError("it has too few examples between its probes")
+        return self
 
 
 class Standing(enum.StrEnum):

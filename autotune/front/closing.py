@@ -17,7 +17,8 @@ from autotune.data.printable import one_line, plural
 from autotune.data.record import TrialRecord
 from autotune.front.console import duration, note, ratio, say, size, table, terminal, trial_line
 from autotune.machine.doctor import Finding, Level, first_fix
-from autotune.recipe.advice import answers_in_words, usage, verdict_in_words
+from autotune.recipe.advice import usage, verdict_in_words
+from autotune.recipe.answers import NOT_PROMISED
 from autotune.space.configuration import Configuration, format_value
 from autotune.space.knobs import KNOBS, Numerics
 from autotune.stats.deciding import ClaimResult, Verdict
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from autotune.recipe.recipe import Recipe
     from autotune.tuning.verify import Verification
 _MEASURED = ("speedup", "throughput", "baseline_throughput", "peak_host_bytes")
+_LEARNT = ("same_loss_speedup", "learning_rate_rule")
 
 
 def show_recipe(recipe: Recipe, path: Path, console: RichConsole | None = None) -> None:
@@ -54,7 +56,7 @@ def show_recipe(recipe: Recipe, path: Path, console: RichConsole | None = None) 
     if evidence.break_even_samples:
         say(f"The longer compile time is earned back after {evidence.break_even_samples:,} samples.", console)
     if evidence.watch is not None:
-        say(_watch_in_words(evidence.watch, _unit(recipe)), console)
+        say(_watch_in_words(evidence.watch, recipe.unit), console)
     for check in evidence.stability.checks:
         if not check.passed:
             say(f"Failed: {check.name}: {check.detail}", console, style="red")
@@ -111,16 +113,12 @@ def _rows(recipe: Recipe) -> list[tuple[str, ...]]:
     )
     return [
         *((name, format_value(now[name]), format_value(value)) for name, value in recipe.changes.items()),
-        (f"{_unit(recipe)}/s", *throughputs),
+        (f"{recipe.unit}/s", *throughputs),
         *([("energy/sample", *map(_energy, energies))] if any(energies) else []),
         ("peak host memory", size(before.host), size(after.host)),
         *([("peak device memory", size(before.device), size(after.device))] if after.device is not None else []),
         ("compile time", *compiling),
     ]
-
-
-def _unit(recipe: Recipe) -> str:
-    return "samples" if recipe.workload.script is None else recipe.workload.script.unit
 
 
 def _energy(joules: float | None) -> str:
@@ -129,9 +127,8 @@ def _energy(joules: float | None) -> str:
 
 def _show_answers(recipe: Recipe, console: RichConsole) -> None:
     """Print both answers, of the same training and of another batch size, and which is recommended."""
-    answers = answers_in_words(recipe)
-    width = max((len(heading) for heading, _ in answers), default=0) + 3
-    for heading, text in answers:
+    width = max((len(heading) for heading, _ in recipe.answers), default=0) + 3
+    for heading, text in recipe.answers:
         say(f"{f'{heading}:' if heading else '':<{width}}{text}", console)
 
 
@@ -140,7 +137,7 @@ def _learning_in_words(recipe: Recipe) -> list[str]:
     rule, script = recipe.learning_rate_rule, recipe.workload.script
     if rule is None:
         return []
-    said = ["Not promised of the larger batch: final accuracy, other schedules, later training."]
+    said = [NOT_PROMISED]
     if rule.same_loss is None:
         size = Configuration(recipe.configuration).update_size
         said = [f"Compare the held-out loss of batch size {size} before a long training: {rule.not_measured}."]
@@ -234,13 +231,13 @@ def resume_command(tuned: str, directory: Path, to_repeat: Sequence[str] = (), *
 
 
 def show_diff(diff: str, rest: Sequence[str]) -> None:
-    """Print an edit of a script, as `patch` reads it; and the knobs that only `autotune run` sets."""
+    """Print an edit of a script, as `patch` reads it; and what it omits, which `autotune run` sets."""
     for line in diff.splitlines():
         terminal().print(Text(line), soft_wrap=True)
-    if not diff:
+    if not diff and not rest:
         say("The script itself needs no change.")
-    if rest:
-        note(f"this edit omits {', '.join(rest)}, which needs more than a constant; `autotune run` sets it")
+    for omitted in rest:
+        note(f"this edit omits {omitted}: `autotune run` sets it, and no constant of the script does")
 
 
 def show_verification(verification: Verification) -> None:
@@ -267,12 +264,13 @@ def show_trials(records: Sequence[TrialRecord], baseline: Configuration, console
 
 
 def show_history(frame: pandas.DataFrame, console: RichConsole | None = None) -> None:
-    """Print the main columns of a history, one trial a row; knobs, `settled` and places only where they differ."""
+    """Print the main columns of a history, one trial a row; others, such as knobs, only where they say something."""
     console = console or terminal()
     varied = [name for name in KNOBS if name in frame.columns and frame[name].nunique(dropna=False) > 1]
     unsettled = ["settled"] if "settled" in frame.columns and not frame["settled"].fillna(True).all() else []
     places = [name for name in ("seat", "host", "device") if name in frame.columns and frame[name].nunique() > 1]
-    columns = ["run", "trial", "phase", "outcome", *varied, *_MEASURED, *unsettled, *places, "reason"]
+    learnt = [name for name in _LEARNT if name in frame.columns and frame[name].notna().any()]
+    columns = ["run", "trial", "phase", "outcome", *varied, *_MEASURED, *learnt, *unsettled, *places, "reason"]
     say("  ".join(columns), console, style="bold")
     for row in _cells(frame, columns):
         say("  ".join(row), console)

@@ -8,13 +8,12 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from autotune.data.facts import ScriptFacts, Trains
+from autotune.data.facts import ScriptFacts
 from autotune.data.record import TrialRecord
+from autotune.recipe.answers import describe_factor
 from autotune.recipe.apply import environment
-from autotune.space.configuration import Configuration
 from autotune.stats.bottleneck import NOT_INSTALLED
 from autotune.stats.deciding import EndedBy, Verdict
-from autotune.stats.same_loss import NOT_REACHED
 
 if TYPE_CHECKING:
     from autotune.recipe.recipe import Recipe
@@ -74,46 +73,6 @@ def verdict_in_words(recipe: Recipe) -> str:
     return sentence
 
 
-def answers_in_words(recipe: Recipe) -> list[tuple[str, str]]:
-    """Return both answers and the recommendation as headings and text; empty where no other batch size is known."""
-    other = recipe.larger_batch
-    if other is None:
-        return []
-    baseline, same = Configuration(recipe.baseline), recipe.same_training
-    size = Configuration(other.configuration).update_size
-    heading = f"{'Larger' if size > baseline.update_size else 'Smaller'} batch"
-    unit = "samples" if recipe.workload.script is None else recipe.workload.script.unit
-    of_same = "nothing faster was shown than the baseline"
-    if same is not None:
-        changes = Configuration(same.configuration).describe(baseline)
-        of_same = f"{same.speedup.shown()}   {changes}   nothing about learning changes"
-    rule = other.learning_rate_rule
-    found = None if rule is None else rule.same_loss
-    shown = other.speedup.shown() if other.confirmed else f"×{other.speedup.value:.3g} (by the search only)"
-    of_other = f"{shown} in {unit}/s, batch {size}"
-    if rule is not None and found is not None:
-        rate = "as it is" if rule.rule == "as is" else f"×{rule.factor:.3g} ({rule.rule})"
-        script = recipe.workload.script
-        is_loop = script is not None and script.trains is Trains.LOOP  # its losses are those of its own steps
-        losses = "training losses" if is_loop else "losses"
-        how = (
-            f"the {losses} of the {found.examples:,} examples after the first {found.after_steps:,} steps are reached "
-            f"{found.speedup.shown()} sooner"
-        )
-        of_other = f"{of_other}, learning rate {rate}"
-    else:
-        how = f"how it learns was not measured: {'' if rule is None else rule.not_measured}"
-        if rule is not None and rule.not_measured == NOT_REACHED:
-            how = rule.not_measured
-    is_same = Configuration(recipe.configuration).update_size == baseline.update_size
-    return [
-        ("Same training", of_same),
-        (heading, of_other),
-        ("", how),
-        ("Recommended", "same training" if is_same else heading.lower()),
-    ]
-
-
 def _why_ended(recipe: Recipe) -> str:
     """Return why a run ended without an answer."""
     stopped = {EndedBy.INTERRUPTED: "the run was stopped", EndedBy.FAILED: "measuring could not continue"}
@@ -140,11 +99,16 @@ def usage(recipe: Recipe, path: Path, tuned: str) -> list[str]:
     scope = [] if recipe.configuration.get("strategy", "none") == "none" else ["with recipe.strategy().scope():"]
     indent = "    " if scope else ""
     makes = "dataset = make_dataset(recipe.dataset_config)    # as dataset(config) in the workload"
+    rule, scaled = recipe.learning_rate_rule, []
+    if rule is not None and not math.isclose(rule.factor, 1.0):
+        how = f"as yours: its learning rate {describe_factor(rule.rule, rule.factor)} was tested"
+        scaled = [f"{indent}optimizer = keras.optimizers.Adam(recipe.learning_rate(1e-3))    # {how}"]
     return [
         f"recipe = autotune.Recipe.load({literal})",
         f"recipe.apply()                                   # before {before}",
         *scope,
         *([f"{indent}model = make_model()"] if scope else []),
+        *scaled,
         f"{indent}model.compile({compiles})",
         *([makes] if recipe.workload.takes_config else []),
         "model.fit(**recipe.fit_args(dataset), epochs=…)",

@@ -15,15 +15,15 @@ from pydantic import Field, ValidationError, model_validator
 from pydantic_core import from_json
 
 from autotune.data.errors import ApplyError, MachineMismatchError, RecipeError
-from autotune.data.facts import Machine, ScriptFacts
+from autotune.data.facts import Machine, ScriptFacts, Trains
 from autotune.data.figures import Interval
 from autotune.data.files import read_at_most, write_atomically
-from autotune.data.models import Amount, Count, KnobValue, Many, Positive, first_mistake
+from autotune.data.models import Amount, Count, KnobValue, Many, first_mistake
 from autotune.data.printable import one_line
-from autotune.data.record import Rule
 from autotune.machine.fingerprint import fingerprint
 from autotune.machine.kind import kind_of
 from autotune.recipe import apply
+from autotune.recipe.answers import Answer, LearningRateRule, describe_answers
 from autotune.recipe.apply import TrainingPipeline
 from autotune.recipe.evidence import BestCandidate, Evidence, Knobs, Part
 from autotune.recipe.same_workload import first_difference
@@ -52,37 +52,6 @@ _one_line = functools.partial(one_line, longest=LONGEST_MESSAGE)
 
 class MachineMismatchWarning(UserWarning):
     """The recipe was measured on a machine that differs from this one in what can change speed."""
-
-
-class SameLoss(Part):
-    """How much sooner another batch size reaches the losses that the baseline reaches; not final accuracy."""
-
-    speedup: Interval = Field(description="The baseline's time over the recommendation's, to the same losses.")
-    examples_factor: Interval = Field(description="Examples that it needs, over the baseline's.")
-    by_rule: dict[str, Positive | None] = Field(description="That factor for each rule; null if it reaches no loss.")
-    examples: Count = Field(description="That each training trained on from where they branched.")
-    after_steps: Count = Field(description="Steps of the baseline before that.")
-    seeds: Count
-
-
-class LearningRateRule(Part):
-    """The learning rate of a configuration that trains other batches than the baseline."""
-
-    batch_ratio: Positive = Field(description="Recommended batch size over the baseline's.")
-    rule: Rule = Field("as is", description="That was tested best: `as is`, `sqrt` or `linear` in the ratio.")
-    factor: Positive = Field(1.0, description="Of the learning rate, by that rule.")
-    same_loss: SameLoss | None = Field(None, description="How it learns; null if that was not measured.")
-    not_measured: str = Field("", description="Why not.")
-
-
-class Answer(Part):
-    """The best configuration of one kind: of the same training, or of another batch size."""
-
-    configuration: Knobs
-    speedup: Interval = Field(description="Samples per second, over the baseline's.")
-    throughput: Interval = Field(description="Samples per second in a long training.")
-    confirmed: bool = Field(description="In fresh processes; else it is the search's figure: a hint, never a claim.")
-    learning_rate_rule: LearningRateRule | None = Field(None, description="Null where nothing about learning changes.")
 
 
 class RecipeWorkload(Part):
@@ -351,11 +320,17 @@ class Recipe(Part):
         rows = ""
         for name, value in self.changes.items():
             rows += f"<tr><td>{name}</td><td>{self.baseline.get(name)}</td><td>{value}</td></tr>"
-        gain = self.evidence.speedup.shown() if rows else "the baseline"
+        rule, gain = self.learning_rate_rule, self.evidence.speedup.shown() if rows else "the baseline"
+        if rule is not None and rule.same_loss is not None:
+            gain = f"{rule.same_loss.speedup.shown()} sooner to the same losses"
         verdict = self.evidence.verdict.value.replace("_", " ")
+        answers = "".join(
+            f"<tr><th>{html.escape(heading)}</th><td>{html.escape(text)}</td></tr>" for heading, text in self.answers
+        )
         return (
             f"<b>{html.escape(self.workload.name)}: {verdict}, {gain}</b>"
-            f"<table><tr><th>knob</th><th>baseline</th><th>recommended</th></tr>{rows}</table>"
+            + (f'<table style="white-space: pre-wrap; text-align: left">{answers}</table>' if answers else "")
+            + f"<table><tr><th>knob</th><th>baseline</th><th>recommended</th></tr>{rows}</table>"
         )
 
     def with_candidate(self) -> Self:
@@ -431,6 +406,25 @@ class Recipe(Part):
     def changes(self) -> Mapping[str, KnobValue]:
         """The knobs in which the configuration differs from the baseline."""
         return Configuration(self.configuration).differences(Configuration(self.baseline))
+
+    @property
+    def unit(self) -> str:
+        """The unit of speeds: `samples`, or `updates` of a loop whose work per update varies."""
+        return "samples" if self.workload.script is None else self.workload.script.unit
+
+    @property
+    def answers(self) -> list[tuple[str, str]]:
+        """Both answers and the recommendation as headings and text; empty where no other batch size is known."""
+        script = self.workload.script
+        is_loop = script is not None and script.trains is Trains.LOOP  # its losses are those of its own steps
+        return describe_answers(
+            self.same_training,
+            self.larger_batch,
+            baseline=Configuration(self.baseline),
+            recommended=Configuration(self.configuration),
+            unit=self.unit,
+            losses="training losses" if is_loop else "losses",
+        )
 
 
 class Book(Part):

@@ -22,6 +22,7 @@ from autotune.stats.deciding import Stop
 from autotune.stats.disturbance import gpu_figures
 from autotune.stats.intervals import overall_rate
 from autotune.stats.ratios import recorded_rate
+from autotune.stats.same_loss import examples_needed, log_ratios
 
 STRING, INTEGER, FLOAT, BOOLEAN = pd.StringDtype(), pd.Int64Dtype(), pd.Float64Dtype(), pd.BooleanDtype()
 TIME = pd.DatetimeTZDtype("us", "UTC")
@@ -55,7 +56,9 @@ _FIRST["phase"], _FIRST["outcome"] = (
     pd.CategoricalDtype([str(member) for member in kind]) for kind in (Phase, Outcome)
 )
 _FIGURES = (
-    typed(FLOAT, "throughput baseline_throughput speedup speedup_low speedup_high compile_seconds warmup_seconds")
+    typed(FLOAT, "throughput baseline_throughput speedup speedup_low speedup_high same_loss_speedup examples_factor")
+    | typed(STRING, "learning_rate_rule")
+    | typed(FLOAT, "compile_seconds warmup_seconds")
     | typed(INTEGER, "warmup_steps")
     | typed(BOOLEAN, "settled")
     | typed(FLOAT, "measured_seconds")
@@ -100,6 +103,10 @@ def load_history(*runs: str | Path) -> pd.DataFrame:
         A trial's speed-up is over `baseline_throughput`: the baseline's slices in turn with its own, which are slower
         than the baseline alone. Throughputs of two rows were measured at other times and tell less than speed-ups.
 
+        `examples_factor` is the examples that a leader with another batch size needs to the baseline's losses, over the
+        baseline's, with the learning rate scaled by `learning_rate_rule`. `same_loss_speedup` is its speed-up over that
+        factor: how much sooner it reaches those losses. They are NA where this was not measured with this trial.
+
     Raises:
         RunDirectoryError: Nothing was given, no run was found at a path, or a file there is damaged.
     """
@@ -137,6 +144,7 @@ def _row(record: TrialRecord, directory: RunDirectory, reference: TrialRecord) -
         "speedup": speedup.value if speedup else None,
         "speedup_low": speedup.low if speedup else None,
         "speedup_high": speedup.high if speedup else None,
+        **_learning(record),
         "bottleneck": limit.name if limit else None,
         "bottleneck_share": limit.share if limit else None,
         "ceiling_input": top.by_input if top else None,
@@ -145,6 +153,19 @@ def _row(record: TrialRecord, directory: RunDirectory, reference: TrialRecord) -
         "started_at": parse_utc(record.started_at, file),
         # One line, so that a row stays one line in CSV: some readers end a row at a bare carriage return.
         "reason": one_line(" ".join(record.reason.split())) or None,
+    }
+
+
+def _learning(record: TrialRecord) -> dict[str, object]:
+    """Return how a leader with another batch size learns; nothing where that was not measured with it."""
+    needed = None if record.branch is None else examples_needed(log_ratios(record.branch))
+    factor = None if needed is None else needed.log_ratio.ratio
+    if needed is None or factor is None:
+        return {}
+    return {
+        "same_loss_speedup": record.speedup.value / factor.value if record.speedup else None,
+        "examples_factor": factor.value,
+        "learning_rate_rule": needed.rule,
     }
 
 

@@ -19,9 +19,11 @@ from autotune.data.printable import one_line
 from autotune.data.record import Phase, TrialRecord, baseline_with_ceilings
 from autotune.data.run_directory import RunDirectory, RunRecord, left_out
 from autotune.recipe.advice import advice, usage, verdict_in_words
+from autotune.recipe.answers import NOT_PROMISED
 from autotune.recipe.recipe import Recipe
 from autotune.report.compare import chosen_trial
 from autotune.report.effects import effects_in
+from autotune.report.loss_charts import loss_charts
 from autotune.space.configuration import Configuration, baseline_of, format_value, read_trials
 from autotune.stats.disturbance import gpu_figures
 
@@ -81,6 +83,7 @@ def page_data(directory: RunDirectory) -> dict[str, Any]:
     baseline = read("baseline", lambda: baseline_of(directory, run, records), None)
     effects: list[dict[str, Any]] = read("effects of knobs", lambda: effects_in(directory, records), [])
     effects.sort(key=lambda row: -abs(math.log(row["effect"])))
+    charts: list[dict[str, Any]] = read("learning", lambda: loss_charts(records, baseline), [])
     chosen = None if recipe is None else chosen_trial(recipe, records)
     first = baseline_with_ceilings(records)
     sides = [record for record in (first, chosen) if record is not None]
@@ -98,6 +101,7 @@ def page_data(directory: RunDirectory) -> dict[str, Any]:
             for side, rate in zip(sides, _rates(recipe), strict=False)
         ],
         "trials": [_trial(record, baseline) for record in records],
+        "learning": {"charts": charts, "not_promised": NOT_PROMISED},
         "effects": effects,
         "profiles": [{"trial": side.trial, **side.profile.model_dump()} for side in sides if side.profile is not None],
         "machine": _machine(run),
@@ -115,7 +119,8 @@ def _rates(recipe: Recipe | None) -> list[dict[str, Any]]:
 def _answer(recipe: Recipe | None, run: RunRecord, file: Path) -> dict[str, Any]:
     """Return the verdict, what to change, and how to use it."""
     if recipe is None:
-        return {"verdict": "none", "headline": "This run has no recipe.", "changes": [], "use": [], "not_checked": []}
+        nothing: dict[str, Any] = dict.fromkeys(("answers", "changes", "use", "not_checked"), ())
+        return {"verdict": "none", "headline": "This run has no recipe.", **nothing}
     name = run.workload.reference if run.workload is not None else ""
     use = usage(recipe, file, name)
     if recipe.workload.script is not None:
@@ -123,6 +128,7 @@ def _answer(recipe: Recipe | None, run: RunRecord, file: Path) -> dict[str, Any]
     return {
         "verdict": recipe.evidence.verdict.value,
         "headline": verdict_in_words(recipe),
+        "answers": [(heading, one_line(text)) for heading, text in recipe.answers],
         "changes": [
             (knob, format_value(recipe.baseline[knob]), format_value(value)) for knob, value in recipe.changes.items()
         ],

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import ast
 import difflib
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from autotune.data.facts import ScriptFacts, Site
 from autotune.data.models import KnobValue
+from autotune.recipe.answers import describe_factor
 from autotune.recipe.recipe import Recipe
 from autotune.runtime.sources import own_files
 from autotune.script.call_sites import calls_in, shown
 from autotune.script.long_run import facts_in
+from autotune.script.rate_literals import RateLiterals, find_rate_literals
 from autotune.script.settings import ARGUMENTS, CALLS
 from autotune.space.configuration import format_value
 
@@ -37,20 +40,28 @@ class _Edit(NamedTuple):
 
 
 def script_diff(recipe: Recipe, script: Path) -> tuple[str, list[str]]:
-    """Return a unified diff of the script's own files, and the knobs that only `autotune run` can set.
+    """Return a unified diff of the script's own files, and what it omits: `NAME=value` of knobs, and the learning rate.
 
     Raises:
         RecipeError: The recipe is not of this script.
     """
     main = script.resolve()
     facts, directory = facts_in(recipe, main, str(script)), str(main.parent)
+    files = own_files(main, main.parent)
     changes = dict(recipe.changes)
     lines = {knob: _LINES[knob].format(value=changes[knob]) for knob in _LINES if knob in changes}
     reached = set(lines)
+    rule = recipe.learning_rate_rule
+    factor = 1.0 if rule is None else rule.factor
+    is_kept = math.isclose(factor, 1.0)
+    rates = RateLiterals() if is_kept else find_rate_literals(files, facts.compile_site, directory)
     diffs = []
-    for file in own_files(main, main.parent):
+    for file in files:
         source = file.read_bytes()
         edits = _inserted(source, lines) if file == main else []
+        edits += [
+            _replaced(source, rate.node, f"{factor * rate.value:.6g}") for rate in rates.numbers if rate.file == file
+        ]
         for site, call in calls_in(str(file), directory).values():
             wanted = _knobs_at(site, facts, changes)
             reached |= wanted.keys()
@@ -58,6 +69,8 @@ def script_diff(recipe: Recipe, script: Path) -> tuple[str, list[str]]:
         diffs.append(_diff(source, edits, shown(str(file), directory)))
     changes |= {name: value for name, value in recipe.configuration.items() if name == "global_batch"}
     rest = [f"{name}={format_value(value)}" for name, value in changes.items() if name not in reached]
+    if rule is not None and rates.elsewhere:
+        rest.append(f"learning rate {describe_factor(rule.rule, factor)}, to be applied {rates.elsewhere}")
     return "".join(diffs), rest
 
 
@@ -82,6 +95,11 @@ def _offset(source: bytes, line: int, column: int) -> int:
     return sum(map(len, source.splitlines(keepends=True)[: line - 1])) + column
 
 
+def _replaced(source: bytes, node: ast.expr, text: str) -> _Edit:
+    begin = _offset(source, node.lineno, node.col_offset)
+    return _Edit(begin, _offset(source, node.end_lineno or 0, node.end_col_offset or 0), text)
+
+
 def _arguments(source: bytes, node: ast.Call, wanted: Mapping[str, KnobValue]) -> list[_Edit]:
     """Return the edits that give a call these arguments: instead of what it has, or as further keywords."""
     edits, more = [], []
@@ -94,8 +112,7 @@ def _arguments(source: bytes, node: ast.Call, wanted: Mapping[str, KnobValue]) -
         if old is None:
             more.append(f"{keyword}={text}")
         else:
-            begin = _offset(source, old.lineno, old.col_offset)
-            edits.append(_Edit(begin, _offset(source, old.end_lineno or 0, old.end_col_offset or 0), text))
+            edits.append(_replaced(source, old, text))
     if more:
         end = len(source[: _offset(source, node.end_lineno or 0, node.end_col_offset or 0) - 1].rstrip())
         before = source[:end]

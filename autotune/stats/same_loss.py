@@ -21,6 +21,8 @@ FEWEST_SEEDS = 4  # two to choose the learning-rate rule by, and two to measure 
 
 Curve = Sequence[tuple[float, float]]
 """Examples trained since the branch, and the loss on a fixed probe then, in order."""
+Losses = Sequence[float | None]
+"""Of one training, by probe; None where a loss was not finite. Empty where the training was not ended."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,31 +64,43 @@ def _reached(examples: np.ndarray, losses: np.ndarray, wanted: np.ndarray) -> np
     return np.asarray(np.interp(-wanted, -losses[falls], examples[falls]))
 
 
-def log_ratios(branch: Branch) -> dict[Rule, list[float | None]]:
-    """Return `log_examples_ratio` of each seed whose trainings came to their end, for each rule that could be tried.
+def probe_examples(branch: Branch, *, of_leader: bool = False) -> list[float]:
+    """Return after how many examples since the branch each loss of a training stands.
 
     The mean loss over a window stands for its middle, less half a step: a step's loss is that before its update.
     """
     probes = max(map(len, branch.baseline), default=0)
+    sizes = branch.batch_sizes
+    before = 0.0 if sizes is None else branch.examples / probes / 2 + sizes[of_leader] / 2
+    return [branch.examples * (place + 1) / probes - before for place in range(probes)]
 
-    def places(side: int) -> list[float]:
-        own = branch.batch_sizes
-        before = 0.0 if own is None else branch.examples / probes / 2 + own[side] / 2
-        return [branch.examples * (place + 1) / probes - before for place in range(probes)]
 
-    def curve(losses: Sequence[float | None], at: Sequence[float]) -> Curve | None:
-        finite = [loss for loss in losses if loss is not None]
-        return [*zip(at, finite, strict=True)] if len(finite) == probes else None
+def whole_trainings(branch: Branch) -> tuple[list[Losses], dict[Rule, list[Losses]]]:
+    """Return the baseline's trainings, and the leader's by each rule that could be tried.
 
-    found: dict[Rule, list[float | None]] = {}
+    They are of the seeds with which all trainings came to their end.
+    """
     tried = {rule: trainings for rule, trainings in branch.leader.items() if any(trainings)}
     ended = [all(seed) for seed in zip(branch.baseline, *tried.values(), strict=True)]
-    for rule, trainings in tried.items():
-        pairs = [
-            (curve(own, places(0)), curve(other, places(1)))
-            for own, other, is_whole in zip(branch.baseline, trainings, ended, strict=True)
-            if is_whole
-        ]
+
+    def keep_whole(trainings: Sequence[Losses]) -> list[Losses]:
+        return [losses for losses, is_whole in zip(trainings, ended, strict=True) if is_whole]
+
+    return keep_whole(branch.baseline), {rule: keep_whole(trainings) for rule, trainings in tried.items()}
+
+
+def log_ratios(branch: Branch) -> dict[Rule, list[float | None]]:
+    """Return `log_examples_ratio` of each seed whose trainings came to their end, for each rule that could be tried."""
+    at, of_leader = probe_examples(branch), probe_examples(branch, of_leader=True)
+
+    def curve(losses: Losses, places: Sequence[float]) -> Curve | None:
+        finite = [loss for loss in losses if loss is not None]
+        return [*zip(places, finite, strict=True)] if len(finite) == len(places) else None
+
+    baseline, leader = whole_trainings(branch)
+    found: dict[Rule, list[float | None]] = {}
+    for rule, trainings in leader.items():
+        pairs = [(curve(own, at), curve(other, of_leader)) for own, other in zip(baseline, trainings, strict=True)]
         found[rule] = [None if None in pair else log_examples_ratio(*pair) for pair in pairs]  # type: ignore[arg-type]
     return found
 

@@ -6,8 +6,8 @@ import math
 import statistics
 from collections.abc import Sequence
 
+from autotune.recipe.answers import Answer, LearningRateRule, SameLoss
 from autotune.recipe.learning_rate import factor_of
-from autotune.recipe.recipe import Answer, LearningRateRule, SameLoss
 from autotune.space.configuration import Configuration
 from autotune.tuning.knowledge import Learnt
 from autotune.tuning.loop import SearchResult

@@ -130,6 +130,7 @@ while True:
 )
 HALVES_ARRAYS = HALVES.replace("model.fit(batches(size)", "model.fit(x, y, batch_size=size")
 CACHED = TRAIN.replace(".batch(size)", ".batch(size).cache('kept')")
+VALIDATED = TRAIN.replace("epochs=3", "epochs=3, validation_data=(x, y)")
 TWO_DEVICES = """\
 import tensorflow as tf
 tf.config.set_logical_device_configuration(
@@ -142,6 +143,7 @@ ALL = {
     "loop": LOOP,
     "each_epoch": EACH_EPOCH,
     "cached": CACHED,
+    "validated": VALIDATED,
     "after_another": AFTER_ANOTHER,
     "sequence": SEQUENCE,
     "halves": HALVES,
@@ -420,3 +422,18 @@ def test_a_model_that_changed_is_said_once_with_the_command_that_measures_again(
     told = run_with(3)
     assert told.count(f"the model: measured with 3 weights, here {weights}") == 1
     assert f"autotune verify {path} train.py --budget " in told
+
+
+def test_the_learning_benchmark_watches_a_script_by_itself_and_with_a_recipe(surveyed, tmp_path):
+    (tmp_path / "train.py").write_text(VALIDATED, encoding="utf-8")
+    watch = str(REPOSITORY / "benchmarks" / "held_out_losses.py")
+
+    def losses(recipe: str) -> list[float]:
+        ended = trained(tmp_path, [watch, recipe, "train.py"])
+        assert ended.returncode == 0, ended.stderr[-3000:]
+        return [loss for _, loss in json.loads(ended.stdout.splitlines()[-1])]
+
+    plain = losses("-")
+    assert len(plain) == 3
+    assert losses(str(recipe_of(surveyed["validated"], tmp_path))) == plain
+    assert losses(str(recipe_of(surveyed["validated"], tmp_path, batch_size=32))) != plain

@@ -5,7 +5,6 @@ from real_trials import PATIENCE_SECONDS
 from test_end_to_end import with_enough_time
 from test_scripts_tuned import autotune
 
-from autotune.recipe.advice import answers_in_words
 from autotune.recipe.recipe import Recipe
 from autotune.runtime.executor import TrialFailed
 from autotune.runtime.protocol import LoopBranch
@@ -156,7 +155,7 @@ def test_a_larger_batch_of_a_loop_is_compared_and_its_recipe_trains_with_the_tes
     assert set(rule.same_loss.by_rule) >= {"as is", "sqrt"}
     assert rule.same_loss.seeds >= 5
     assert 0.5 < rule.same_loss.examples_factor.value < 8
-    assert dict(answers_in_words(recipe))[""].startswith("the training losses of the ")
+    assert dict(recipe.answers)[""].startswith("the training losses of the ")
     run = autotune(tmp_path, "run", "run/recipe.json", "--larger-batch", "train.py")
     assert run.returncode == 0, run.stderr
     assert ("as tested, for batches of 256 instead of 32" in run.stderr) == (rule.rule != "as is")

@@ -1,0 +1,100 @@
+"""The two answers of a run: the fastest of the same training, and of another batch size with how it learns."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from autotune.data.figures import Interval
+from autotune.data.models import Count, Positive
+from autotune.data.record import Rule
+from autotune.recipe.evidence import Knobs, Part
+from autotune.space.configuration import Configuration
+from autotune.stats.same_loss import NOT_REACHED
+
+NOT_PROMISED = "Not promised of the other batch size: final accuracy, other schedules, later training."
+
+
+class SameLoss(Part):
+    """How much sooner another batch size reaches the losses that the baseline reaches; not final accuracy."""
+
+    speedup: Interval = Field(description="The baseline's time over the recommendation's, to the same losses.")
+    examples_factor: Interval = Field(description="Examples that it needs, over the baseline's.")
+    by_rule: dict[str, Positive | None] = Field(description="That factor for each rule; null if it reaches no loss.")
+    examples: Count = Field(description="That each training trained on from where they branched.")
+    after_steps: Count = Field(description="Steps of the baseline before that.")
+    seeds: Count
+
+
+class LearningRateRule(Part):
+    """The learning rate of a configuration that trains other batches than the baseline."""
+
+    batch_ratio: Positive = Field(description="Recommended batch size over the baseline's.")
+    rule: Rule = Field("as is", description="That was tested best: `as is`, `sqrt` or `linear` in the ratio.")
+    factor: Positive = Field(1.0, description="Of the learning rate, by that rule.")
+    same_loss: SameLoss | None = Field(None, description="How it learns; null if that was not measured.")
+    not_measured: str = Field("", description="Why not.")
+
+
+class Answer(Part):
+    """The best configuration of one kind: of the same training, or of another batch size."""
+
+    configuration: Knobs
+    speedup: Interval = Field(description="Samples per second, over the baseline's.")
+    throughput: Interval = Field(description="Samples per second in a long training.")
+    confirmed: bool = Field(description="In fresh processes; else it is the search's figure: a hint, never a claim.")
+    learning_rate_rule: LearningRateRule | None = Field(None, description="Null where nothing about learning changes.")
+
+
+def describe_answers(
+    same: Answer | None,
+    other: Answer | None,
+    *,
+    baseline: Configuration,
+    recommended: Configuration,
+    unit: str,
+    losses: str,
+) -> list[tuple[str, str]]:
+    """Return both answers and the recommendation as headings and text; empty where no other batch size is known.
+
+    Args:
+        same: The answer of the same training.
+        other: The answer of another batch size.
+        baseline: What both are compared with.
+        recommended: The recipe's configuration.
+        unit: Of speeds, such as `samples`.
+        losses: The word for the losses that are compared, such as `training losses`.
+    """
+    if other is None:
+        return []
+    size = Configuration(other.configuration).update_size
+    heading = f"{'Larger' if size > baseline.update_size else 'Smaller'} batch"
+    of_same = "nothing faster was shown than the baseline"
+    if same is not None:
+        changes = Configuration(same.configuration).describe(baseline)
+        of_same = f"{same.speedup.shown()}   {changes}   nothing about learning changes"
+    rule = other.learning_rate_rule
+    found = None if rule is None else rule.same_loss
+    shown = other.speedup.shown() if other.confirmed else f"×{other.speedup.value:.3g} (by the search only)"
+    of_other = f"{shown} in {unit}/s, batch {size}"
+    if rule is not None and found is not None:
+        how = (
+            f"the {losses} of the {found.examples:,} examples after the first {found.after_steps:,} steps are reached "
+            f"{found.speedup.shown()} sooner"
+        )
+        of_other = f"{of_other}, learning rate {describe_factor(rule.rule, rule.factor)}"
+    else:
+        how = f"how it learns was not measured: {'' if rule is None else rule.not_measured}"
+        if rule is not None and rule.not_measured == NOT_REACHED:
+            how = rule.not_measured
+    is_same = recommended.update_size == baseline.update_size
+    return [
+        ("Same training", of_same),
+        (heading, of_other),
+        ("", how),
+        ("Recommended", "same training" if is_same else heading.lower()),
+    ]
+
+
+def describe_factor(rule: Rule, factor: float) -> str:
+    """Return how a learning rate is scaled: `×8 (linear)`, or `as it is`."""
+    return "as it is" if rule == "as is" else f"×{factor:.3g} ({rule})"

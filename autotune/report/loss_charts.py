@@ -1,0 +1,82 @@
+"""The losses of trainings at two batch sizes, as the page draws them: means over seeds and their spread. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from autotune.data.printable import one_line, plural
+from autotune.data.record import TrialRecord
+from autotune.recipe.answers import describe_factor
+from autotune.recipe.learning_rate import factor_of
+from autotune.space.configuration import Configuration
+from autotune.stats.same_loss import FEWEST_SEEDS, Losses, examples_needed, log_ratios, probe_examples, whole_trainings
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """The losses of all seeds at a probe."""
+
+    examples: float  # trained since the branch
+    mean: float
+    low: float  # of the seed that is lowest there
+    high: float
+
+
+def average_losses(at: Sequence[float], trainings: Sequence[Losses]) -> list[Point]:
+    """Return a point for each probe; none for a probe at which the loss of a seed was not finite.
+
+    Args:
+        at: Examples trained by each probe.
+        trainings: The losses of each seed's training, by probe.
+    """
+    points = []
+    for place, examples in enumerate(at):
+        probed = [losses[place] for losses in trainings if place < len(losses)]
+        finite = [loss for loss in probed if loss is not None]
+        if finite and len(finite) == len(trainings):
+            mean = sum(loss / len(finite) for loss in finite)
+            points.append(Point(examples=examples, mean=mean, low=min(finite), high=max(finite)))
+    return points
+
+
+def loss_charts(records: Iterable[TrialRecord], baseline: Configuration | None) -> list[dict[str, Any]]:
+    """Return a chart for each leader whose learning was compared with the baseline's, or was to be.
+
+    A chart has a heading, what was found in a sentence, and curves; none where nothing was measured. The first curve is
+    the baseline's. The `chosen` one is of the learning-rate rule that needs fewest examples to the baseline's losses;
+    none is chosen where no rule reaches them with every seed.
+    """
+    if baseline is None:
+        return []
+    return [_chart(record, baseline) for record in records if record.branch is not None]
+
+
+def _chart(record: TrialRecord, baseline: Configuration) -> dict[str, Any]:
+    branch, size = record.branch, Configuration(record.configuration).update_size
+    assert branch is not None
+    heading = f"Batch {size} beside {baseline.update_size} (trial {record.trial})"
+    if branch.not_measured:
+        return {"heading": heading, "found": f"Not measured: {one_line(branch.not_measured)}.", "curves": []}
+    (own, by_rule), needed = whole_trainings(branch), examples_needed(log_ratios(branch))
+    at, of_leader = probe_examples(branch), probe_examples(branch, of_leader=True)
+    curves = [_curve(f"batch {baseline.update_size}, the baseline", "baseline", at, own)]
+    found = f"Batch {size} does not reach the losses of the baseline with every seed."
+    for rule, trainings in by_rule.items():
+        rate = describe_factor(rule, factor_of(rule, size / baseline.update_size))
+        is_chosen = needed is not None and needed.rule == rule
+        curves.append(
+            _curve(f"batch {size}, learning rate {rate}", "chosen" if is_chosen else "other", of_leader, trainings)
+        )
+        if needed is not None and is_chosen and (factor := needed.log_ratio.ratio) is not None:
+            found = f"With the learning rate {rate}, it needs {factor.shown()} the examples of the baseline."
+    if len(own) < FEWEST_SEEDS:
+        found = f"{plural(len(own), 'seed')} came to the end: too few to compare."
+    branched = f"Both branched from the baseline after {branch.after_steps:,} steps"
+    losses = "loss on a fixed probe" if branch.batch_sizes is None else "training loss"
+    return {"heading": heading, "found": f"{branched}. {found}", "losses": losses, "curves": curves if own else []}
+
+
+def _curve(name: str, role: str, at: Sequence[float], trainings: Sequence[Losses]) -> dict[str, Any]:
+    return {"name": name, "role": role, "points": [asdict(point) for point in average_losses(at, trainings)]}
