@@ -75,6 +75,13 @@ def test_what_the_batch_gives_now_decides(recipe, tmp_path, speed, expected):
     assert verification.instances >= 4
 
 
+@pytest.mark.parametrize(("speed", "expected"), [(1.5, ClaimResult.HOLDS), (1.0, ClaimResult.GONE)])
+def test_the_budget_that_a_recipe_names_suffices_for_a_yes_or_no(recipe, tmp_path, speed, expected):
+    seconds = recipe.evidence.verify_seconds
+    assert seconds % 10 == 0
+    assert found(recipe, tmp_path, speed=speed, budget=seconds).finding is expected
+
+
 def test_a_claim_takes_no_more_time_than_it_needs(recipe, tmp_path):
     verification = found(recipe, tmp_path, budget=2000.0)
     assert 8 <= verification.instances < 30
