@@ -243,6 +243,12 @@ def test_earlier_runs_and_a_book_are_taken_together(tmp_path, write):
     ]
 
 
+def test_steps_per_execution_that_divided_an_epoch_elsewhere_become_the_next_choice():
+    in_force = a_recipe(a_machine(H200), steps_per_execution=6)
+    assert [changes for _, changes in found_with(in_force)] == [{"steps_per_execution": 8}]
+    assert found_with(a_recipe(a_machine(H200), steps_per_execution=16)) == []
+
+
 def test_a_large_book_costs_few_candidates():
     machines = [a_machine(cores=cores) for cores in (4, 8, 16, 32, 64, 128)]
     sizes = (16, 64, 128, 256, 512, 32)

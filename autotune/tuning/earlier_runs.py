@@ -88,13 +88,16 @@ def describe_leaders(leaders: Sequence[EarlierLeader], space: ResolvedSpace) -> 
 
 def _move(changes: Mapping[str, KnobValue], space: ResolvedSpace) -> Configuration:
     """Return the baseline with those changes that the space allows."""
-    allowed = {
-        name: choice
-        for name, value in changes.items()
-        for choice in space.choices.get(name, ())
-        if format_value(choice) == format_value(value)
-    }
-    return space.configuration(allowed)
+    moved = {name: _choice_for(name, value, space.choices.get(name, ())) for name, value in changes.items()}
+    return space.configuration({name: choice for name, choice in moved.items() if choice is not None})
+
+
+def _choice_for(name: str, value: KnobValue, choices: Sequence[KnobValue]) -> KnobValue | None:
+    """Return the choice that a value stands for; None where the space has none."""
+    same = [choice for choice in choices if format_value(choice) == format_value(value)]
+    if name == "steps_per_execution" and not same:  # a recipe has what was in force: a divisor of an epoch's steps
+        same = sorted(choice for choice in choices if int(choice) >= int(value))[:1]
+    return next(iter(same), None)
 
 
 def _covers(earlier: RunRecord, space: ResolvedSpace) -> bool:
