@@ -97,7 +97,7 @@ def test_slow_calls_that_took_too_long_are_not_tried_with_another_pipeline(tmp_p
     def too_slow(configuration):
         return TrialFailed(Outcome.TIMEOUT, "too slow") if configuration.batch_size >= 256 else None
 
-    trials = simulated_trials(lambda configuration: 64.0, noise=0.02, failure=too_slow)
+    trials = simulated_trials(lambda each: 64.0 * (each.batch_size / 32) ** 0.7, noise=0.02, failure=too_slow)
     space = (
         SMALL_SPACE.replace("low = 16", "low = 32")
         + """

@@ -59,7 +59,8 @@ def verdict_in_words(recipe: Recipe) -> str:
         found = "no candidate could be measured"
         if evidence.excluded_gain is not None:  # rounded up: a smaller bound would claim too much
             percent = math.ceil(round(100 * evidence.excluded_gain, 6))
-            found = f"nothing tried can be more than {percent}% faster"
+            where = "" if recipe.larger_batch is None else " at your batch size"
+            found = f"nothing tried{where} can be more than {percent}% faster"
             if evidence.objective == "energy":
                 found = f"nothing tried can gain more than {percent}% in energy per sample"
         return f"No significant gain: {found} ({tried}). Keep your current settings."

@@ -79,7 +79,7 @@ def describe_answers(
     if rule is not None and found is not None:
         how = (
             f"the {losses} of the {found.examples:,} examples after the first {found.after_steps:,} steps are reached "
-            f"{found.speedup.shown()} sooner"
+            f"{how_soon(found.speedup)}"
         )
         of_other = f"{of_other}, learning rate {describe_factor(rule.rule, rule.factor)}"
     else:
@@ -93,6 +93,11 @@ def describe_answers(
         ("", how),
         ("Recommended", "same training" if is_same else heading.lower()),
     ]
+
+
+def how_soon(speedup: Interval) -> str:
+    """Return a same-loss speed-up in words."""
+    return f"{speedup.shown()} {'sooner' if speedup.value >= 1 else 'as soon'}"
 
 
 def describe_factor(rule: Rule, factor: float) -> str:

@@ -368,8 +368,16 @@ class Recipe(Part):
         return self._with(None, self.baseline)
 
     def with_same_training(self) -> Self:
-        """Return the recipe of the fastest configuration that changes nothing about learning; perhaps the baseline."""
-        return self._with(self.same_training, self.baseline)
+        """Return the recipe of the fastest configuration that changes nothing about learning; perhaps the baseline.
+
+        Raises:
+            RecipeError: The run looked for something else, whatever the batch size.
+        """
+        sizes = (Configuration(self.configuration).update_size, Configuration(self.baseline).update_size)
+        if self.evidence.objective != "time_to_loss" and sizes[0] != sizes[1]:
+            problem = f"the recipe's run looked for {self.evidence.objective} at any batch size"
+            raise RecipeError(problem, hint="Tune without --objective, or with --fixed-batch.")
+        return self if self.evidence.objective != "time_to_loss" else self._with(self.same_training, self.baseline)
 
     def with_larger_batch(self) -> Self:
         """Return the recipe of the best configuration with another batch size, recommended or not.

@@ -22,7 +22,7 @@ from autotune.stats.deciding import Stop
 from autotune.stats.disturbance import gpu_figures
 from autotune.stats.intervals import overall_rate
 from autotune.stats.ratios import recorded_rate
-from autotune.stats.same_loss import examples_needed, log_ratios
+from autotune.stats.same_loss import ExamplesNeeded, examples_needed
 
 STRING, INTEGER, FLOAT, BOOLEAN = pd.StringDtype(), pd.Int64Dtype(), pd.Float64Dtype(), pd.BooleanDtype()
 TIME = pd.DatetimeTZDtype("us", "UTC")
@@ -158,9 +158,9 @@ def _row(record: TrialRecord, directory: RunDirectory, reference: TrialRecord) -
 
 def _learning(record: TrialRecord) -> dict[str, object]:
     """Return how a leader with another batch size learns; nothing where that was not measured with it."""
-    needed = None if record.branch is None else examples_needed(log_ratios(record.branch))
-    factor = None if needed is None else needed.log_ratio.ratio
-    if needed is None or factor is None:
+    needed = None if record.branch is None or record.branch.not_measured else examples_needed(record.branch)
+    factor = needed.log_ratio.ratio if isinstance(needed, ExamplesNeeded) else None
+    if not isinstance(needed, ExamplesNeeded) or factor is None:
         return {}
     return {
         "same_loss_speedup": record.speedup.value / factor.value if record.speedup else None,

@@ -6,12 +6,19 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from autotune.data.printable import one_line, plural
+from autotune.data.printable import one_line
 from autotune.data.record import TrialRecord
 from autotune.recipe.answers import describe_factor
 from autotune.recipe.learning_rate import factor_of
 from autotune.space.configuration import Configuration
-from autotune.stats.same_loss import FEWEST_SEEDS, Losses, examples_needed, log_ratios, probe_examples, whole_trainings
+from autotune.stats.same_loss import (
+    NOT_REACHED,
+    ExamplesNeeded,
+    Losses,
+    examples_needed,
+    probe_examples,
+    whole_trainings,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,20 +66,18 @@ def _chart(record: TrialRecord, baseline: Configuration) -> dict[str, Any]:
     heading = f"Batch {size} beside {baseline.update_size} (trial {record.trial})"
     if branch.not_measured:
         return {"heading": heading, "found": f"Not measured: {one_line(branch.not_measured)}.", "curves": []}
-    (own, by_rule), needed = whole_trainings(branch), examples_needed(log_ratios(branch))
+    (own, by_rule), needed = whole_trainings(branch), examples_needed(branch)
     at, of_leader = probe_examples(branch), probe_examples(branch, of_leader=True)
     curves = [_curve(f"batch {baseline.update_size}, the baseline", "baseline", at, own)]
-    found = f"Batch {size} does not reach the losses of the baseline with every seed."
+    found = f"Batch {size}: {NOT_REACHED if isinstance(needed, ExamplesNeeded) else needed}."
     for rule, trainings in by_rule.items():
         rate = describe_factor(rule, factor_of(rule, size / baseline.update_size))
-        is_chosen = needed is not None and needed.rule == rule
+        is_chosen = isinstance(needed, ExamplesNeeded) and needed.rule == rule
         curves.append(
             _curve(f"batch {size}, learning rate {rate}", "chosen" if is_chosen else "other", of_leader, trainings)
         )
-        if needed is not None and is_chosen and (factor := needed.log_ratio.ratio) is not None:
+        if isinstance(needed, ExamplesNeeded) and is_chosen and (factor := needed.log_ratio.ratio) is not None:
             found = f"With the learning rate {rate}, it needs {factor.shown()} the examples of the baseline."
-    if len(own) < FEWEST_SEEDS:
-        found = f"{plural(len(own), 'seed')} came to the end: too few to compare."
     branched = f"Both branched from the baseline after {branch.after_steps:,} steps"
     losses = "loss on a fixed probe" if branch.batch_sizes is None else "training loss"
     return {"heading": heading, "found": f"{branched}. {found}", "losses": losses, "curves": curves if own else []}

@@ -75,6 +75,7 @@ def _branch(workload: Workload, configuration: Configuration, runs: BranchRuns) 
         return _pipeline(training_data(workload, recorded, examine=False), workload, recorded).dataset
 
     held_out = validation_data(workload, recorded, training_data(workload, recorded, examine=False))
+    keras.utils.set_random_seed(runs.seeds[0])  # for what draws a seed of its own: dropout, augmentation
     model = compiled_model(workload, configuration)
     return branch_losses(model, batches, held_out, runs, batch_size=configuration.batch_size)
 

@@ -5,6 +5,7 @@ A larger batch trains more samples per second and needs more of them. `same_loss
 
 from __future__ import annotations
 
+import functools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -18,9 +19,13 @@ from autotune.data.record import Branch, Rule
 from autotune.stats.intervals import CONFIDENCE, t_quantile
 
 FEWEST_SEEDS = 4  # two to choose the learning-rate rule by, and two to measure it on
+FEWEST_SHARED = 4  # probes of both curves together that lie within the other curve
+LARGEST_SHIFT = 2.5  # of the logarithm of examples
+SHIFTS = 101  # that are tried, evenly spread, before the best one is refined
+NOT_REACHED = "it does not reach the losses that the baseline reaches"
+HARDLY_FALLS = "the baseline's own losses hardly fall in so few examples"
+TOO_FEW_ENDED = "too few of its trainings came to their end in time"
 
-Curve = Sequence[tuple[float, float]]
-"""Examples trained since the branch, and the loss on a fixed probe then, in order."""
 Losses = Sequence[float | None]
 """Of one training, by probe; None where a loss was not finite. Empty where the training was not ended."""
 
@@ -32,36 +37,40 @@ class ExamplesNeeded:
     rule: Rule  # of the learning rate, with which that is so
     log_ratio: LogInterval  # over seeds; the logarithm of a factor
     degrees: float
+    by_rule: Mapping[Rule, float | None]  # the same for each rule; None where it does not reach the losses
 
 
-def monotone(curve: Curve) -> tuple[np.ndarray, np.ndarray]:
-    """Return examples and losses of a curve that never rises: the isotonic regression of its losses."""
+def log_examples_ratio(
+    examples: np.ndarray, losses: np.ndarray, larger_examples: np.ndarray, larger_losses: np.ndarray
+) -> float | None:
+    """Return ln(n₂/n₁) of two curves of losses, after n₁ and after n₂ examples.
+
+    It is the shift along the logarithm of examples with which each curve lies on the other one by least squares. Single
+    losses that are reached too early by chance would understate it. None where the second curve does not reach what the
+    first one begins with.
+    """
     from scipy import optimize
 
-    examples, losses = np.array(curve, dtype=float).T
-    return examples, np.asarray(optimize.isotonic_regression(losses, increasing=False).x)
-
-
-def log_examples_ratio(baseline: Curve, larger: Curve) -> float | None:
-    """Return the mean of ln(n₂/n₁) over the losses that both curves reach after n₁ and n₂ examples.
-
-    Both curves are of one seed and begin with the same weights. The losses are those of the baseline's probes, so equal
-    stretches of its training count equally. None where the larger batch reaches none of them after its first probe.
-    """
-    (at, losses), (larger_at, larger_losses) = monotone(baseline), monotone(larger)
-    first = min(losses[0], larger_losses[0])
-    wanted = np.unique(losses[(losses < first) & (losses >= larger_losses[-1])])
-    if not len(wanted):
+    at, larger_at = np.log(examples), np.log(larger_examples)
+    if larger_losses[-1] >= losses[0]:
         return None
-    ratios = np.log(_reached(larger_at, larger_losses, wanted) / _reached(at, losses, wanted))
-    return float(np.mean(ratios))
 
+    def misfit(shift: float) -> float:
+        """Return the mean square of the distances between the curves where they overlap."""
+        apart = []
+        for places, values, others, known in (
+            (at + shift, losses, larger_at, larger_losses),
+            (larger_at - shift, larger_losses, at, losses),
+        ):
+            inside = (places >= others[0]) & (places <= others[-1])
+            apart.append(np.interp(places[inside], others, known) - values[inside])
+        distances = np.concatenate(apart)
+        return math.inf if len(distances) < FEWEST_SHARED else float(np.mean(distances**2))
 
-def _reached(examples: np.ndarray, losses: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """Return after how many examples a curve that never rises first reaches these losses, between its probes too."""
-    # `interp` wants rising places; of a flat stretch it is to take the beginning, so later ones are left out.
-    falls = np.concatenate([[True], np.diff(losses) < 0])
-    return np.asarray(np.interp(-wanted, -losses[falls], examples[falls]))
+    shifts = np.linspace(-LARGEST_SHIFT, LARGEST_SHIFT, SHIFTS)
+    best = int(np.argmin([misfit(shift) for shift in shifts]))
+    bounds = shifts[max(0, best - 1)], shifts[min(SHIFTS - 1, best + 1)]
+    return float(optimize.minimize_scalar(misfit, bounds=bounds, method="bounded").x)
 
 
 def probe_examples(branch: Branch, *, of_leader: bool = False) -> list[float]:
@@ -89,22 +98,6 @@ def whole_trainings(branch: Branch) -> tuple[list[Losses], dict[Rule, list[Losse
     return keep_whole(branch.baseline), {rule: keep_whole(trainings) for rule, trainings in tried.items()}
 
 
-def log_ratios(branch: Branch) -> dict[Rule, list[float | None]]:
-    """Return `log_examples_ratio` of each seed whose trainings came to their end, for each rule that could be tried."""
-    at, of_leader = probe_examples(branch), probe_examples(branch, of_leader=True)
-
-    def curve(losses: Losses, places: Sequence[float]) -> Curve | None:
-        finite = [loss for loss in losses if loss is not None]
-        return [*zip(places, finite, strict=True)] if len(finite) == len(places) else None
-
-    baseline, leader = whole_trainings(branch)
-    found: dict[Rule, list[float | None]] = {}
-    for rule, trainings in leader.items():
-        pairs = [(curve(own, at), curve(other, of_leader)) for own, other in zip(baseline, trainings, strict=True)]
-        found[rule] = [None if None in pair else log_examples_ratio(*pair) for pair in pairs]  # type: ignore[arg-type]
-    return found
-
-
 def window_means(steps: Sequence[tuple[int, float]], examples: int, windows: int) -> list[float]:
     """Return the means of a training's own losses over windows of equal numbers of examples.
 
@@ -119,38 +112,77 @@ def window_means(steps: Sequence[tuple[int, float]], examples: int, windows: int
     return [float(mean) for mean in np.diff(np.interp(edges, ends, sums)) * windows / examples]
 
 
-def examples_needed(ratios: Mapping[Rule, Sequence[float | None]]) -> ExamplesNeeded | None:
-    """Return the examples needed with the best learning-rate rule, without rewarding the choice of it.
+def examples_needed(branch: Branch) -> ExamplesNeeded | str:
+    """Return the examples needed with the best learning-rate rule, or why that is not known, in half a sentence.
 
-    The rule is chosen on one half of the seeds and measured on the other, and the other way round.
-
-    Args:
-        ratios: For each rule, `log_examples_ratio` of each seed; the same seeds in the same order.
-
-    Returns:
-        None where no rule reaches the losses with every seed, or there are too few seeds.
+    The rule is chosen on one half of the seeds and measured on the other, and the other way round, so that choosing is
+    not rewarded. Where both halves choose the same one, all seeds measure it. The losses of seeds are averaged first,
+    which the ratio of noisy curves needs; a jackknife over seeds gives its error.
     """
-    able = {rule: [*map(float, values)] for rule, values in ratios.items() if None not in values}  # type: ignore[arg-type]
-    seeds = min((len(values) for values in able.values()), default=0)
+    baseline, leader = whole_trainings(branch)
+    places = tuple(probe_examples(branch)), tuple(probe_examples(branch, of_leader=True))
+    return _examples_needed(*places, _frozen(baseline), tuple((rule, _frozen(leader[rule])) for rule in leader))
+
+
+def _frozen(trainings: Sequence[Losses]) -> tuple[tuple[float | None, ...], ...]:
+    return tuple(map(tuple, trainings))
+
+
+@functools.lru_cache(maxsize=16)  # a run asks again at each of its decisions
+def _examples_needed(
+    at: tuple[float, ...],
+    of_leader: tuple[float, ...],
+    baseline: tuple[Losses, ...],
+    leader: tuple[tuple[Rule, tuple[Losses, ...]], ...],
+) -> ExamplesNeeded | str:
+    seeds = len(baseline)
     if seeds < FEWEST_SEEDS:
-        return None
-    halves = [range(0, seeds, 2), range(1, seeds, 2)]
-    measured = []
-    for choosing, measuring in (halves, halves[::-1]):
-        means = {rule: statistics.fmean(values[seed] for seed in choosing) for rule, values in able.items()}
-        chosen = min(means, key=means.__getitem__)
-        measured += [able[chosen][seed] for seed in measuring]
-    mean, degrees = statistics.fmean(measured), seeds - 1
-    margin = t_quantile(CONFIDENCE, degrees) * statistics.stdev(measured) / math.sqrt(seeds)
+        return TOO_FEW_ENDED
+    own = np.array(baseline, float)
+    falls = own[:, 0] - own[:, -1]
+    error = float(np.std(falls, ddof=1)) / math.sqrt(seeds)
+    if not np.mean(falls) > t_quantile(CONFIDENCE, seeds - 1) * error:  # or it is no number
+        return HARDLY_FALLS
+    known = {rule: np.array(trainings, float) for rule, trainings in leader}
+    finite = {rule: losses for rule, losses in known.items() if np.isfinite(losses).all()}
+
+    def ratio(rule: Rule, among: Sequence[int]) -> float | None:
+        before, after = (losses[list(among)].mean(axis=0) for losses in (own, finite[rule]))
+        return log_examples_ratio(np.array(at), before, np.array(of_leader), after)
+
+    def best(among: Sequence[int]) -> Rule | None:
+        found = {rule: value for rule in finite if (value := ratio(rule, among)) is not None}
+        return min(found, key=found.__getitem__, default=None)
+
+    everyone, halves = range(seeds), (range(0, seeds, 2), range(1, seeds, 2))
+    rule, chosen = best(everyone), [best(half) for half in halves]
+    if rule is None or None in chosen:
+        return NOT_REACHED
+    if set(chosen) == {rule}:
+        measured = [ratio(rule, everyone)]
+    else:
+        measured = [ratio(other, half) for other, half in zip(chosen, halves[::-1], strict=True) if other is not None]
+    left_out = [ratio(rule, [seed for seed in everyone if seed != left]) for left in everyone]
+    if None in measured or None in left_out:
+        return NOT_REACHED
+    mean = statistics.fmean(value for value in measured if value is not None)
+    deviation = statistics.pstdev([value for value in left_out if value is not None])
+    margin = t_quantile(CONFIDENCE, seeds - 1) * math.sqrt(seeds - 1) * deviation
     return ExamplesNeeded(
-        rule=min(able, key=lambda rule: statistics.fmean(able[rule])),
+        rule=rule,
         log_ratio=LogInterval(value=mean, low=mean - margin, high=mean + margin, count=seeds),
-        degrees=degrees,
+        degrees=seeds - 1,
+        by_rule={rule: ratio(rule, everyone) if rule in finite else None for rule, _ in leader},
     )
 
 
 def same_loss_speedup(
-    throughput: LogInterval, needed: ExamplesNeeded, *, degrees: float, confidence: float = CONFIDENCE
+    throughput: LogInterval,
+    needed: ExamplesNeeded,
+    *,
+    degrees: float,
+    confidence: float = CONFIDENCE,
+    level: float = CONFIDENCE,
 ) -> LogInterval:
     """Return the logarithm of the baseline's time over the larger batch's to reach the same losses.
 
@@ -158,7 +190,8 @@ def same_loss_speedup(
         throughput: The logarithm of the ratio of samples per second.
         needed: The examples needed.
         degrees: The degrees of freedom of `throughput`.
-        confidence: The level of its interval. The level of the result is 95%.
+        confidence: The level of its interval.
+        level: The level of the result.
     """
     parts = [(throughput, degrees, confidence), (needed.log_ratio, needed.degrees, CONFIDENCE)]
     variances = [(part.half_width / t_quantile(level, own)) ** 2 for part, own, level in parts]
@@ -166,11 +199,10 @@ def same_loss_speedup(
     if not variance:
         return LogInterval(value=value, low=value, high=value, count=needed.log_ratio.count)
     welch = variance**2 / sum(own**2 / part[1] for own, part in zip(variances, parts, strict=True))
-    margin = t_quantile(CONFIDENCE, welch) * math.sqrt(variance)
+    margin = t_quantile(level, welch) * math.sqrt(variance)
     return LogInterval(value=value, low=value - margin, high=value + margin, count=needed.log_ratio.count)
 
 
-NOT_REACHED = "it does not reach the losses that the baseline reaches"
 USUAL_OVER_CRITICAL = 0.16  # with it four times the batch need 1.4 times the examples
 
 

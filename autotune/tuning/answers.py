@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-import statistics
-from collections.abc import Sequence
 
 from autotune.recipe.answers import Answer, LearningRateRule, SameLoss
 from autotune.recipe.learning_rate import factor_of
 from autotune.space.configuration import Configuration
-from autotune.tuning.knowledge import Learnt
+from autotune.tuning.knowledge import LearningResult
 from autotune.tuning.loop import SearchResult
 from autotune.tuning.run import Run
 from autotune.tuning.state import Leader
@@ -44,15 +42,17 @@ def likely_larger_batch(found: SearchResult, run: Run) -> Answer | None:
         speedup=record.speedup,
         throughput=record.throughput,
         confirmed=False,
-        learning_rate_rule=LearningRateRule(batch_ratio=best.batch_ratio, not_measured=_why_not_learnt(run)),
+        learning_rate_rule=LearningRateRule(batch_ratio=best.batch_ratio, not_measured=_why_not_result(run)),
     )
 
 
-def _why_not_learnt(run: Run) -> str:
+def _why_not_result(run: Run) -> str:
     """Return why nothing is known of how a batch size learns, in half a sentence."""
     if run.objective != "time_to_loss":
         return f"the objective is {run.objective}"
-    return run.no_branches or "no time was left for it"
+    saved = any(log.state_steps is not None for log in run.records[0].processes)
+    unsaved = "" if saved else "the state of the baseline's training could not be saved"
+    return run.no_branches or unsaved or "no time was left for it"
 
 
 def learning_of(leader: Leader, found: SearchResult, run: Run) -> LearningRateRule | None:
@@ -61,28 +61,22 @@ def learning_of(leader: Leader, found: SearchResult, run: Run) -> LearningRateRu
     ratio = confirmation.trial.configuration.update_size / run.baseline.update_size
     if ratio == 1:
         return None
-    learnt = found.learning.get(leader.number)
-    if learnt is None or not isinstance(learnt, Learnt):
-        return LearningRateRule(batch_ratio=ratio, not_measured=learnt or _why_not_learnt(run))
-    needed = learnt.needed
-    if learnt.sooner.ratio is None or needed.log_ratio.ratio is None:
+    result = found.learning.get(leader.number)
+    if result is None or not isinstance(result, LearningResult):
+        return LearningRateRule(batch_ratio=ratio, not_measured=result or _why_not_result(run))
+    needed = result.needed
+    if result.speedup.ratio is None or needed.log_ratio.ratio is None:
         return LearningRateRule(batch_ratio=ratio, not_measured="its losses vary too much from seed to seed")
     return LearningRateRule(
         batch_ratio=ratio,
         rule=needed.rule,
         factor=factor_of(needed.rule, ratio),
         same_loss=SameLoss(
-            speedup=learnt.sooner.ratio,
+            speedup=result.speedup.ratio,
             examples_factor=needed.log_ratio.ratio,
-            by_rule={rule: _factor(values) for rule, values in learnt.ratios.items()},
-            examples=learnt.branch.examples,
-            after_steps=learnt.branch.after_steps,
+            by_rule={rule: None if of is None else math.exp(of) for rule, of in needed.by_rule.items()},
+            examples=result.branch.examples,
+            after_steps=result.branch.after_steps,
             seeds=needed.log_ratio.count,
         ),
     )
-
-
-def _factor(ratios: Sequence[float | None]) -> float | None:
-    """Return the mean factor of examples; None where a seed reaches none of the losses."""
-    known = [ratio for ratio in ratios if ratio is not None]
-    return math.exp(statistics.fmean(known)) if known and len(known) == len(ratios) else None

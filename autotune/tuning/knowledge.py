@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 from autotune.data.figures import Check, LogInterval
 from autotune.data.models import KnobValue
-from autotune.data.record import Branch, Outcome, Pairing, Phase, Rule, Standing, TrialRecord
+from autotune.data.record import Branch, Outcome, Pairing, Phase, Standing, TrialRecord
 from autotune.space.configuration import Configuration
 from autotune.space.space_file import ResolvedSpace
 from autotune.stats import numerics
@@ -22,7 +22,6 @@ from autotune.stats.same_loss import (
     examples_needed,
     expected_over_critical,
     log_examples,
-    log_ratios,
     noise_scale,
     over_critical_of,
     same_loss_speedup,
@@ -40,13 +39,12 @@ FEW_DEGREES = 8  # of the slices of other trials, that tell how noisy the machin
 
 
 @dataclass(frozen=True, kw_only=True)
-class Learnt:
+class LearningResult:
     """How a leader with another batch size learns, beside the baseline."""
 
     branch: Branch
-    ratios: Mapping[Rule, Sequence[float | None]]  # logarithms of the factor of examples needed, by seed
     needed: ExamplesNeeded
-    sooner: LogInterval  # the logarithm of the same-loss speed-up, at 95%
+    speedup: LogInterval  # the logarithm of the same-loss speed-up, at the level that the leader's error leaves
 
 
 def parity_checks(records: Iterable[TrialRecord]) -> dict[tuple[object, ...], Check]:
@@ -175,7 +173,7 @@ class Knowledge:
     def _learning_seconds(self, record: TrialRecord) -> float:
         """Return what comparing a candidate's learning with the baseline's takes; 0 where it need not or cannot be."""
         configuration = Configuration(record.configuration)
-        if self._run.state_file is None or self.batch_ratio(configuration) == 1 or self.branch_of(configuration):
+        if not self.can_branch or self.batch_ratio(configuration) == 1 or self.branch_of(configuration):
             return 0.0
         needed = branch_seconds if self._run.loop_optimizer is None else loop_branch_seconds
         return needed(self._run.records[0], record)
@@ -231,6 +229,12 @@ class Knowledge:
 
     # ------------------------------------------------------------------------------------------- learning
 
+    @property
+    def can_branch(self) -> bool:
+        """Whether other trainings can begin with the state of the baseline's."""
+        saved = any(log.state_steps is not None for log in self._run.records[0].processes)
+        return self._run.state_file is not None and saved
+
     def branch_of(self, configuration: Configuration) -> Branch | None:
         """Return how a configuration was seen to learn, by itself or by one of the same batch size and numerics."""
         for trial in self._run.trials.values():
@@ -248,24 +252,28 @@ class Knowledge:
         for trial in self._run.trials.values():
             ratio = self.batch_ratio(trial.configuration)
             if trial.branch is not None and not trial.branch.not_measured and ratio > 1:
-                needed = examples_needed(log_ratios(trial.branch))
-                found = math.inf if needed is None else over_critical_of(needed.log_ratio.value, ratio)
+                needed = examples_needed(trial.branch)
+                if isinstance(needed, ExamplesNeeded):
+                    found = over_critical_of(needed.log_ratio.value, ratio)
+                elif needed == NOT_REACHED:
+                    found = math.inf
         return found
 
-    def learnt(self, leader: LeaderTrials) -> Learnt | str | None:
+    def learning_result(self, leader: LeaderTrials) -> LearningResult | str | None:
         """Return how a leader with another batch size learns, or why that is not known; None before it is looked at."""
-        branch, claim = self.branch_of(leader.trial.configuration), self.claim(leader)
-        if branch is None or claim is None or self.batch_ratio(leader.trial.configuration) == 1:
+        configuration = leader.trial.configuration
+        branch = None if self.batch_ratio(configuration) == 1 else self.branch_of(configuration)
+        if branch is None or branch.not_measured:
+            return None if branch is None else branch.not_measured
+        if (claim := self.claim(leader)) is None:
             return None
-        if branch.not_measured:
-            return branch.not_measured
-        ratios = log_ratios(branch)
-        needed = examples_needed(ratios)
-        if needed is None:
-            return NOT_REACHED
+        needed = examples_needed(branch)
+        if not isinstance(needed, ExamplesNeeded):
+            return needed
         degrees = self.process_prior(without=leader.looks.candidate).degrees + len(leader.measured) - 1
-        sooner = same_loss_speedup(claim, needed, degrees=degrees, confidence=leader.looks.confidence)
-        return Learnt(branch=branch, ratios=ratios, needed=needed, sooner=sooner)
+        levels = {"confidence": leader.looks.confidence, "level": 1 - leader.looks.error}
+        speedup = same_loss_speedup(claim, needed, degrees=degrees, **levels)
+        return LearningResult(branch=branch, needed=needed, speedup=speedup)
 
     # ------------------------------------------------------------------------------------------- the leaders
 
@@ -305,7 +313,7 @@ class Knowledge:
             least *= statistics.fmean(taken) / expected
             expected = statistics.fmean(taken)
         ratio = self.batch_ratio(leader.trial.configuration)
-        branch, learnt = self.branch_of(leader.trial.configuration), self.learnt(leader)
+        branch, result = self.branch_of(leader.trial.configuration), self.learning_result(leader)
         return Leader(
             number=leader.trial.number,
             candidate=leader.looks.candidate,
@@ -315,8 +323,8 @@ class Knowledge:
             pair_seconds=expected,
             least_pair_seconds=least,
             batch_ratio=ratio,
-            unlearned=ratio != 1 and self._run.state_file is not None and branch is None,
-            sooner=learnt.sooner if isinstance(learnt, Learnt) else None,
+            unlearned=ratio != 1 and self.can_branch and branch is None,
+            same_loss=result.speedup if isinstance(result, LearningResult) else None,
         )
 
     def beside_leader(self, leader: LeaderTrials) -> list[TrialRecord]:

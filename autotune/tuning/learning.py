@@ -209,6 +209,7 @@ def branch(trainings: Trainings, leader: TrialRecord) -> Branch:
     try:
         before, after = train(run.baseline, [1.0]), train(configuration, list(factors.values()))
     except TrialFailed as failure:
+        _refuse_lost(failure, run)
         raise NotMeasured(failure.reason) from failure
     by_rule = {rule: after[place * seeds : (place + 1) * seeds] for place, rule in enumerate(factors)}
     return Branch(

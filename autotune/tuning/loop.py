@@ -20,6 +20,7 @@ from autotune.data.errors import MeasuringStoppedError, NoStableConfigurationErr
 from autotune.data.figures import Check
 from autotune.data.options import Options
 from autotune.data.record import Branch, Outcome, Pairing, Phase
+from autotune.recipe.answers import how_soon
 from autotune.runtime.executor import SeatLost
 from autotune.space.changes import Situation
 from autotune.space.configuration import Configuration, find_conflict
@@ -30,7 +31,7 @@ from autotune.tuning import costs
 from autotune.tuning.candidates import Proposals
 from autotune.tuning.confirmation import FreshPairs, LeaderTrials
 from autotune.tuning.events import Notice
-from autotune.tuning.knowledge import Knowledge, Learnt, parity_checks
+from autotune.tuning.knowledge import Knowledge, LearningResult, parity_checks
 from autotune.tuning.leaders import Leaders
 from autotune.tuning.learning import NotMeasured, Trainings, branch, compare_numerics, numerics_of
 from autotune.tuning.loop_learning import branch_loop
@@ -71,7 +72,7 @@ class SearchResult:
     ended_by: EndedBy
     confirmations: Mapping[int, LeaderTrials]  # of all leaders, by the numbers of their trials
     checks: Mapping[int, tuple[Check, ...]]
-    learning: Mapping[int, Learnt | str | None]  # see `Knowledge.learnt`
+    learning: Mapping[int, LearningResult | str | None]  # see `Knowledge.learning_result`
 
 
 class Loop:
@@ -112,8 +113,10 @@ class Loop:
         pairs = FreshPairs(run, deadline, timeout=timeout)
         self._leaders = Leaders(run, knowledge, pairs, limits=limits, min_gain=options.min_gain)
         self._check_seconds = CHECK_SHARE * options.budget
-        spent = sum(record.branch.seconds for record in run.records.values() if record.branch is not None)
-        self._learning_seconds = max(0.0, LEARNING_SHARE * options.budget - spent)
+        self._learning_seconds = LEARNING_SHARE * options.budget
+        for trial in run.trials.values():
+            if trial.branch is not None and trial.branch.not_measured:
+                trial.branch = None  # an earlier invocation had no time for it, or lost its device
         self._durations: list[float] = []
         self._looks_since = 0
         self._time_is_up = False
@@ -170,7 +173,7 @@ class Loop:
             state = self.state()
         leaders = {leader.trial.number: leader for leader in self._knowledge.leaders()}
         checks = {number: leader.trial.checks for number, leader in leaders.items()}
-        learning = {number: self._knowledge.learnt(leader) for number, leader in leaders.items()}
+        learning = {number: self._knowledge.learning_result(leader) for number, leader in leaders.items()}
         return SearchResult(state=state, ended_by=by, confirmations=leaders, checks=checks, learning=learning)
 
     def _do(self, action: Action, seat: Seat) -> None:
@@ -234,7 +237,7 @@ class Loop:
             or not (self._proposals.exhausted or self._proposals.nothing_fits or limit),
             exhausted=self._proposals.exhausted,
             check_seconds=self._check_seconds,
-            learning_seconds=0.0 if run.state_file is None else self._learning_seconds,
+            learning_seconds=self._learning_seconds if knowledge.can_branch else 0.0,
             over_critical=knowledge.over_critical(),
             prior=knowledge.process_prior(),
             looks_since=self._looks_since,
@@ -394,19 +397,19 @@ class Loop:
         trial.branch = trial.branch.model_copy(update={"seconds": spent})
         run.keep(run.records[number].model_copy(update={"branch": trial.branch}), announce=False)
         self._learning_seconds = max(0.0, self._learning_seconds - spent)
-        run.observe(Notice(text=self._learnt_in_words(number)))
+        run.observe(Notice(text=self._learning_in_words(number)))
 
-    def _learnt_in_words(self, number: int) -> str:
+    def _learning_in_words(self, number: int) -> str:
         """Say how much sooner a leader reaches the same losses, or why that is not known."""
         leader = self._knowledge.leader(number)
-        size, learnt = leader.trial.configuration.update_size, self._knowledge.learnt(leader)
-        if learnt == NOT_REACHED:
+        size, result = leader.trial.configuration.update_size, self._knowledge.learning_result(leader)
+        if result == NOT_REACHED:
             return f"batch size {size} does not reach the losses that the baseline reaches"
-        if not isinstance(learnt, Learnt):
-            return f"how batch size {size} learns was not measured: {learnt}"
-        sooner = learnt.sooner.ratio
-        speedup = "much sooner or later" if sooner is None else f"{sooner.shown()} sooner"
-        return f"batch size {size} reaches the same losses {speedup} (learning rate {learnt.needed.rule})"
+        if not isinstance(result, LearningResult):
+            return f"how batch size {size} learns was not measured: {result}"
+        sooner = result.speedup.ratio
+        speedup = "much sooner or later" if sooner is None else how_soon(sooner)
+        return f"batch size {size} reaches the same losses {speedup} (learning rate {result.needed.rule})"
 
     def _compare_losses(self, trial: Trial, seat: Seat) -> None:
         """See whether a leader learns as float32 without XLA does."""

@@ -54,9 +54,10 @@ def recommend(*, found: SearchResult, watched: Watch | None, run: Run, record: R
     """Make the recipe: of the champion, or of the baseline if nothing was confirmed to be faster."""
     assert record.workload is not None and record.search_space is not None
     workload = record.workload
-    champion = found.state.recommended
+    champion, same, larger = found.state.recommended, found.state.same_training, found.state.larger_batch
     if watched is not None and (watched.failure or not all(check.passed for check in watched.checks)):
-        champion = None
+        failed, champion = champion, None
+        same, larger = (None if leader is failed else leader for leader in (same, larger))
     configuration = run.baseline
     if champion is not None:
         configuration = found.confirmations[champion.number].trial.configuration
@@ -69,8 +70,8 @@ def recommend(*, found: SearchResult, watched: Watch | None, run: Run, record: R
         ),
         candidate=None if champion is not None else _best_candidate(found, watched, run, options.min_gain),
         learning_rate_rule=rule,
-        same_training=None if run.objective != "time_to_loss" else answer_of(found.state.same_training, found, run),
-        larger_batch=answer_of(found.state.larger_batch, found, run) or likely_larger_batch(found, run),
+        same_training=None if run.objective != "time_to_loss" else answer_of(same, found, run),
+        larger_batch=answer_of(larger, found, run) or likely_larger_batch(found, run),
         machine=record.machine,
         workload=RecipeWorkload(
             name=workload.name,
@@ -209,22 +210,23 @@ def _rounded_budget(seconds: float) -> float:
 
 def _closest_leader(found: SearchResult) -> Leader | None:
     """Return the leader with the highest claim, which is not recommended."""
-    leaders = [leader for leader in found.state.leaders if leader.ratio is not None]
+    leaders = [leader for leader in found.state.leaders if leader.ratio is not None and leader.is_same_training]
     return max(leaders, key=lambda leader: leader.ratio.value if leader.ratio else 0.0, default=None)
 
 
 def _best_candidate(found: SearchResult, watched: Watch | None, run: Run, min_gain: float) -> BestCandidate | None:
     """Return the best candidate that is not recommended, and why it is not."""
     state = found.state
-    leader = state.champion or state.open
-    tried = [candidate for candidate in state.candidates if candidate.measured]
+    leader = state.recommended or next((known for known in state.opened if known.is_same_training), None)
+    tried = [candidate for candidate in state.candidates if candidate.measured and candidate.is_same_training]
+    contenders = [candidate for candidate in state.contenders if candidate.is_same_training]
     broken = {known.candidate for known in state.leaders if known.standing is Standing.UNSTABLE}
     stable = [candidate for candidate in tried if not candidate.unstable and candidate.number not in broken]
     tried = stable or tried
     if leader is not None:
         best = state.candidate(leader.candidate)
-    elif state.contenders or tried:
-        best = state.contenders[0] if state.contenders else max(tried, key=lambda candidate: candidate.ratio)
+    elif contenders or tried:
+        best = contenders[0] if contenders else max(tried, key=lambda candidate: candidate.ratio)
         leader = state.standing.get(best.number)
     else:
         return None
@@ -240,14 +242,15 @@ def _why_not(
     best: Candidate, leader: Leader | None, found: SearchResult, watched: Watch | None, run: Run, min_gain: float
 ) -> str:
     state = found.state
-    if state.champion is not None and watched is not None:
+    if state.recommended is not None and watched is not None:
         failed = watched.failure or "; ".join(check.detail for check in watched.checks if not check.passed)
         return f"it failed while it was watched: {failed}"
     if leader is not None and leader.standing is Standing.UNSTABLE:
         return f"{FAILED_A_CHECK}: {first_line(run.records[leader.number].reason)}"
     if best.unstable:
         return f"{FAILED_A_CHECK}: {first_line(run.records[best.number].reason)}"
-    if state.open is not None or state.contenders:
+    opened, waiting = state.opened, state.contenders
+    if any(known.is_same_training for known in opened) or any(known.is_same_training for known in waiting):
         if leader is None or not leader.processes:
             return "the run ended before it was measured in fresh processes"
         if broken := [check for check in found.checks.get(leader.number, ()) if not check.passed]:

@@ -149,7 +149,7 @@ class Seat:
             trial=trial,
             seat=self.name,
             start_timeout=timeout,
-            save_state="" if run.state_file is None or run.state_file.exists() else str(run.state_file),
+            save_state="" if run.state_file is None or _is_saved(run) else str(run.state_file),
         )
         self._live, self._before, self.is_open = baseline, len(trial.slices), True
         if earlier is not None:
@@ -369,9 +369,15 @@ class Seat:
         """Take what is in force for a candidate's configuration. Raises SameInForce."""
         resolved = trial.configuration.replace(**{"jit_compile": started.jit_compile, **started.in_force})
         in_force = reset_idle(resolved, self._run.baseline)
-        if in_force != trial.configuration and limits.known(in_force):
-            raise SameInForce(in_force)
+        is_known = in_force != trial.configuration and limits.known(in_force)
         trial.configuration = in_force
+        if is_known:
+            raise SameInForce(in_force)
+
+
+def _is_saved(run: Run) -> bool:
+    """Return whether the state of the baseline's training is there; a run that was killed may have left a part."""
+    return run.state_file is not None and run.state_file.exists() and 0 in run.records
 
 
 def _variables(configuration: Configuration) -> tuple[tuple[str, str], ...]:

@@ -74,7 +74,7 @@ class Leader:
     least_pair_seconds: float = 1.0  # what one takes that has few slices, because the time is short
     batch_ratio: float = 1.0  # as a candidate's
     unlearned: bool = False  # it trains other batches than the baseline, and its learning was not compared yet
-    sooner: LogInterval | None = None  # the same-loss speed-up at 95%; None where it was not measured
+    same_loss: LogInterval | None = None  # the logarithm of the same-loss speed-up; None where it was not measured
 
     @property
     def standing(self) -> Standing:
@@ -136,7 +136,7 @@ class State:
     def larger_batch(self) -> Leader | None:
         """The confirmed leader with another batch size that reaches the same losses soonest, as far as is known."""
         others = [leader for leader in self.champions.values() if not leader.is_same_training]
-        return max(others, key=lambda leader: (leader.sooner is not None, self.worth(leader)), default=None)
+        return max(others, key=lambda leader: (leader.same_loss is not None, self.worth(leader)), default=None)
 
     @cached_property
     def recommended(self) -> Leader | None:
@@ -146,15 +146,17 @@ class State:
         than the same training. Known numerics come before speed.
         """
         same, larger = self.same_training, self.larger_batch
-        if larger is None or larger.sooner is None or larger.sooner.low <= 0:
+        if larger is None or larger.same_loss is None or larger.same_loss.low <= 0:
+            return same
+        if larger.same_loss.value < math.log1p(self.min_gain):
             return same
         if same is None or same.ratio is None:
             return larger
         known, larger_known = (self.has_known_numerics(self.candidate(leader.candidate)) for leader in (same, larger))
         if known != larger_known:
             return same if known else larger
-        lead = larger.sooner.value - same.ratio.value
-        return larger if lead > math.hypot(larger.sooner.half_width, same.ratio.half_width) else same
+        lead = larger.same_loss.value - same.ratio.value
+        return larger if lead > math.hypot(larger.same_loss.half_width, same.ratio.half_width) else same
 
     @cached_property
     def champion(self) -> Leader | None:
@@ -170,8 +172,8 @@ class State:
 
     def worth(self, leader: Leader) -> float:
         """Return the logarithm of a confirmed leader's speed-up to the same loss: measured, or as it should be."""
-        if leader.sooner is not None:
-            return leader.sooner.value
+        if leader.same_loss is not None:
+            return leader.same_loss.value
         return (0.0 if leader.ratio is None else leader.ratio.value) - self.more_examples(leader.batch_ratio)
 
     @cached_property

@@ -50,13 +50,11 @@ from autotune.tuning.resume import (
     refuse_another_question,
     resumption_notes,
 )
-from autotune.tuning.run import Run
 from autotune.tuning.sampler import Sampler
 from autotune.tuning.surroundings import samples_of, worth_notes
 from autotune.tuning.trial import now_utc
 
 DEFAULT_BUDGET_SECONDS = 600.0
-TELLING_ERROR = 0.5  # of the logarithm of a noise scale that the user is told of
 WAIT_ADVICE = "--wait starts this one when that has ended"
 
 
@@ -268,68 +266,61 @@ def _name_of(reference: WorkloadReference) -> str:
 
 def tune_with(invocation: Invocation, written: SearchSpace | None) -> Recipe:
     """Tune on real, simulated or recorded trials: open, search, recommend. Raises as `autotune.tune` does."""
-    directory, options, earlier = invocation.directory, invocation.options, invocation.earlier
+    directory = invocation.directory
     stopping = f"stopping; the measurements are in {directory.path}, and --resume continues the run"
     with directory.report_removal(), count_interruptions(invocation.observe, stopping) as interruptions:
         opened = open_run(invocation, interruptions)
         interruptions.answerable = True
-        run = opened.run
-        _tell_worth(opened, invocation)
-        written, space = choose_space(written, opened, options)
-        if earlier is not None:
-            refuse_another_question(earlier, baseline=run.baseline, choices=space.choices)
-            opened.seat.keep_baseline()
-        record = _note_leaders(complete_run_record(opened, invocation, written.source, space), invocation, space)
-        directory.write_run(record)
-        if run.state_file is not None and "batch_size" not in space.choices:
-            run.state_file.unlink(missing_ok=True)
-            run.state_file = None
-        sampler = Sampler(
-            space,
-            file=directory.study_file,
-            name=opened.facts.name,
-            seed=options.seed,
-            several=run.several,
-            over_critical=_over_critical(run),
-        )
-        found = Loop(
-            run,
-            opened.seat,
-            opened.deadline,
-            space=space,
-            sampler=sampler,
-            options=options,
-            limits=opened.limits,
-            units=opened.machine.units,
-            import_seconds=opened.import_seconds,
-            first=starting_points(record.leaders, space),
-        ).run()
-        opened.seat.end_baseline()
-        note_profiles(run)
-        sampler.write_again(run.records.values(), seconds=options.budget - run.clock())
-        recipe = recommend(
-            found=found,
-            watched=watch_winner(found, opened, invocation),
-            run=run,
-            record=record,
-            options=options.recorded,
-        )
-        recipe.save(directory.recipe_file)
-        if run.state_file is not None:
-            run.state_file.unlink(missing_ok=True)
-        return recipe
+        try:
+            return _tune_opened(opened, invocation, written)
+        finally:
+            if opened.run.state_file is not None:
+                opened.run.state_file.unlink(missing_ok=True)
 
 
-def _over_critical(run: Run) -> float:
-    """Return the baseline's batch size over the critical one, as far as the baseline tells of it; tell the user."""
-    if run.objective != "time_to_loss":
-        return 0.0
-    noise = noise_of(run.records[0])
-    if run.state_file is not None and noise is not None and noise.error < TELLING_ERROR:
-        size = f"{float(f'{noise.batch_size:.2g}'):,.0f}"
-        text = f"the gradient's noise suggests a critical batch size near {size}, this early in the "
-        run.observe(Notice(text=f"{text}training: a batch as large needs twice the examples of a small one"))
-    return expected_over_critical(run.baseline.update_size, noise)
+def _tune_opened(opened: Opened, invocation: Invocation, written: SearchSpace | None) -> Recipe:
+    """Search and recommend, once the baseline has started."""
+    directory, options, earlier, run = invocation.directory, invocation.options, invocation.earlier, opened.run
+    _tell_worth(opened, invocation)
+    written, space = choose_space(written, opened, options)
+    if earlier is not None:
+        refuse_another_question(earlier, baseline=run.baseline, choices=space.choices)
+        opened.seat.keep_baseline()
+    record = _note_leaders(complete_run_record(opened, invocation, written.source, space), invocation, space)
+    directory.write_run(record)
+    if run.state_file is not None and "batch_size" not in space.choices:
+        run.state_file.unlink(missing_ok=True)
+        run.state_file = None
+    sampler = Sampler(
+        space,
+        file=directory.study_file,
+        name=opened.facts.name,
+        seed=options.seed,
+        several=run.several,
+        over_critical=expected_over_critical(run.baseline.update_size, noise_of(run.records[0]))
+        if run.objective == "time_to_loss"
+        else 0.0,
+    )
+    found = Loop(
+        run,
+        opened.seat,
+        opened.deadline,
+        space=space,
+        sampler=sampler,
+        options=options,
+        limits=opened.limits,
+        units=opened.machine.units,
+        import_seconds=opened.import_seconds,
+        first=starting_points(record.leaders, space),
+    ).run()
+    opened.seat.end_baseline()
+    note_profiles(run)
+    sampler.write_again(run.records.values(), seconds=options.budget - run.clock())
+    recipe = recommend(
+        found=found, watched=watch_winner(found, opened, invocation), run=run, record=record, options=options.recorded
+    )
+    recipe.save(directory.recipe_file)
+    return recipe
 
 
 def _note_leaders(record: RunRecord, invocation: Invocation, space: ResolvedSpace) -> RunRecord:

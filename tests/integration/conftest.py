@@ -55,12 +55,13 @@ def launch(cases: LocalExecutor, tmp_path: Path) -> Iterator[Callable[..., Case]
         folder.mkdir()
         log = folder / f"{case}.log"
         wanted = configuration(batch_size, **knobs)
+        state = str(folder / save_state) if save_state else ""  # a trial can write beside its log
         trials.append(
             cases.launch(
                 wanted,
                 log=str(log),
                 data=data,
-                timing=replace(QUICK, save_state=save_state, noise_seconds=PATIENCE_SECONDS),
+                timing=replace(QUICK, save_state=state, noise_seconds=PATIENCE_SECONDS),
                 losses=losses,
             )
         )

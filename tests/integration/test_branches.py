@@ -16,13 +16,15 @@ PROBES, EXAMPLES = 4, 256
 def branches(launch, tmp_path):
     """The losses of trainings from the state that the case's baseline saved, by scale and seed."""
 
+    states = {}
+
     def train(case, batch_size=32, *, of=None, seeds=(0, 1), scales=(1.0,), **knobs):
-        state = tmp_path / f"{of or case}.npz"
-        if not state.exists():
-            warm = launch(of or case, 32, save_state=str(state)).warm_up()
-            assert warm.ready.state_steps > 0
+        if (name := of or case) not in states:
+            baseline = launch(name, 32, save_state="state.npz")
+            assert baseline.warm_up().ready.state_steps > 0
+            states[name] = baseline.log.with_name("state.npz")
         runs = BranchRuns(
-            state=str(state),
+            state=str(states[name]),
             folder=str(tmp_path / f"{case}-batches"),
             recorded_batch_size=32,
             seeds=seeds,
@@ -60,4 +62,4 @@ def test_the_learning_rate_is_scaled_also_that_of_a_schedule(branches, case):
 
 def test_the_state_of_another_model_is_refused(branches):
     with pytest.raises(TrialFailed, match="do not fit the model"):
-        branches("stalls", of="learns")
+        branches("standing", of="learns")

@@ -67,8 +67,8 @@ def test_a_training_that_cannot_be_measured_says_why_and_goes_on(found, case, wh
     assert calls == 10
 
 
-def test_a_trial_that_saves_its_state_tells_of_its_gradients(launch, tmp_path):
-    ready = launch("learns", 32, save_state=str(tmp_path / "state.npz"), steps_per_execution=4).warm_up().ready
+def test_a_trial_that_saves_its_state_tells_of_its_gradients(launch):
+    ready = launch("learns", 32, save_state="state.npz", steps_per_execution=4).warm_up().ready
     assert ready.gradient_noise.not_measured == ""
     assert len(ready.gradient_noise.squares) == 32
     assert launch("learns", 32).warm_up().ready.gradient_noise is None

@@ -2,7 +2,6 @@
 
 import pytest
 from real_trials import PATIENCE_SECONDS
-from test_end_to_end import with_enough_time
 from test_scripts_tuned import autotune
 
 from autotune.recipe.recipe import Recipe
@@ -144,18 +143,23 @@ def test_updates_are_scaled_and_the_script_keeps_its_own_learning_rate(run_code)
 
 @pytest.mark.slow
 def test_a_larger_batch_of_a_loop_is_compared_and_its_recipe_trains_with_the_tested_learning_rate(tmp_path):
-    (tmp_path / "train.py").write_text(LOOP.replace("range(100)", "range(2)"), encoding="utf-8")
+    source = LOOP.replace("range(100)", "range(2)").replace("CosineDecay(1e-3", "CosineDecay(2e-4")  # still learns fast
+    (tmp_path / "train.py").write_text(source, encoding="utf-8")
     (tmp_path / "space.toml").write_text(SPACE, encoding="utf-8")
-    tune = ("tune", "train.py", "--space", "space.toml", "--out", "run", "--budget")
-    tuned = with_enough_time(lambda budget: autotune(tmp_path, *tune, f"{budget}s"), 240)
-    assert tuned.returncode == 0, tuned.stdout + tuned.stderr
-    recipe = Recipe.load(tmp_path / "run" / "recipe.json")
-    rule = recipe.larger_batch.learning_rate_rule
+    for budget in (240, 720, 2160):  # of a machine that is busy, a quarter of the budget may not hold all starts
+        tune = ("tune", "train.py", "--space", "space.toml", "--out", f"run-{budget}", "--budget", f"{budget}s")
+        tuned = autotune(tmp_path, *tune)
+        assert tuned.returncode == 0, tuned.stdout + tuned.stderr
+        path = tmp_path / f"run-{budget}" / "recipe.json"
+        recipe = Recipe.load(path)
+        rule = recipe.larger_batch.learning_rate_rule
+        if not rule.not_measured.startswith("it takes about"):
+            break
     assert rule.same_loss is not None, tuned.stdout
     assert set(rule.same_loss.by_rule) >= {"as is", "sqrt"}
     assert rule.same_loss.seeds >= 5
     assert 0.5 < rule.same_loss.examples_factor.value < 8
     assert dict(recipe.answers)[""].startswith("the training losses of the ")
-    run = autotune(tmp_path, "run", "run/recipe.json", "--larger-batch", "train.py")
+    run = autotune(tmp_path, "run", str(path), "--larger-batch", "train.py")
     assert run.returncode == 0, run.stderr
     assert ("as tested, for batches of 256 instead of 32" in run.stderr) == (rule.rule != "as is")
