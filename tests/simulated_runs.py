@@ -189,6 +189,7 @@ def tune_simulated(
     earlier=None,
     spent_before=0.0,
     results=None,
+    book=None,
     **options,
 ):
     """One whole run on simulated trials and their clock; returns its recipe."""
@@ -200,13 +201,24 @@ def tune_simulated(
         earlier=earlier,
         spent_before=spent_before,
         results=results,
+        book=book,
         **{"budget": 300.0, **options},
     )
     return tune_with(invocation, SearchSpace.parse(space, source="test.toml"))
 
 
 def an_invocation(
-    trials, directory, /, *, machine=MACHINE, observe=silent, earlier=None, spent_before=0.0, results=None, **options
+    trials,
+    directory,
+    /,
+    *,
+    machine=MACHINE,
+    observe=silent,
+    earlier=None,
+    spent_before=0.0,
+    results=None,
+    book=None,
+    **options,
 ):
     """What an invocation on simulated trials works with; samples per second count unless another objective is given."""
     return Invocation(
@@ -221,6 +233,7 @@ def an_invocation(
         earlier=earlier,
         spent_before=spent_before,
         results=results,
+        book=book,
     )
 
 

@@ -72,6 +72,12 @@ WRONG = {
     "a batch beyond all": (["space", "quick", "--batch-size", "9999999"], "--batch-size: batch_size cannot be"),
     "an unknown search space": (["tune", EXAMPLE, "--space", "qick"], "Did you mean 'quick'?"),
     "a missing recipe": (["show", "nowhere.json"], "cannot read the recipe nowhere.json"),
+    "a missing book to begin with": (
+        ["tune", EXAMPLE, "--book", "nowhere.json"],
+        "cannot read the recipe nowhere.json",
+    ),
+    "a missing recipe to merge": (["merge", "nowhere.json", "-o", "b.json"], "cannot read the recipe nowhere.json"),
+    "a book without a place": (["merge", "nowhere.json"], "--out"),
     "a missing recipe to verify": (["verify", "nowhere.json", EXAMPLE], "cannot read the recipe nowhere.json"),
     "a verification that takes forever": (
         ["verify", "nowhere.json", EXAMPLE, "--budget", "soon"],

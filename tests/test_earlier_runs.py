@@ -1,4 +1,4 @@
-"""A run begins with the leaders of earlier runs of the same workload: which runs are the same, and which leaders."""
+"""A run begins with the leaders of earlier runs of the same workload, and of a recipe book."""
 
 import os
 from itertools import count
@@ -20,110 +20,24 @@ from simulated_runs import (
     space_of,
     tune_simulated,
 )
+from test_book import a_recipe
+from test_kind import H200, a_machine
+from test_same_workload import a_script, a_workload
 
-from autotune.data.facts import Gpu, ScriptFacts, Site, Trains
+from autotune.data.facts import Gpu
+from autotune.data.figures import Interval
 from autotune.data.record import Looks, Outcome, Phase, Standing
-from autotune.data.run_directory import EarlierLeader, RunDirectory, RunRecord, SearchSpaceRecord, WorkloadRecord
-from autotune.recipe.recipe import Recipe
+from autotune.data.run_directory import EarlierLeader, RunDirectory, RunRecord, SearchSpaceRecord
+from autotune.recipe.recipe import Answer, Book, Recipe
 from autotune.space.configuration import Configuration, read_trials
 from autotune.stats.deciding import EndedBy, Verdict
 from autotune.tuning import earlier_runs
-from autotune.tuning.earlier_runs import describe_leaders, find_leaders, is_same_workload, starting_points
+from autotune.tuning.earlier_runs import describe_leaders, find_leaders, starting_points, why_unused
 from autotune.tuning.events import Notice
 
-ELEMENT = (
-    "(TensorSpec(shape=({}, 64), dtype=tf.float32, name=None), TensorSpec(shape=({},), dtype=tf.int64, name=None))"
-)
 SPACE = space_of()
 FAST, FASTER = BASELINE.replace(jit_compile=True), BASELINE.replace(batch_size=256, jit_compile=True)
 WIDE, MANY_STEPS = BASELINE.replace(batch_size=128), BASELINE.replace(steps_per_execution=8)
-
-# ------------------------------------------------------------------------------------------ the same workload
-
-
-def a_site(call, order=0, *, line=10, file="train.py", function="main"):
-    """A call in a script."""
-    return Site(file=file, function=function, call=call, order=order, line=line)
-
-
-def a_script(**fields):
-    """The facts of a script that batches and maps its dataset, and trains by `fit`."""
-    sites = {"batch_size": (a_site("batch"),), "num_parallel_calls": (a_site("map"), a_site("map", 1))}
-    usual = {"fit_site": a_site("fit"), "compile_site": a_site("compile"), "sites": sites}
-    return ScriptFacts(**{"trains": Trains.FIT, "baseline": {"batch_size": 32}, **usual, **fields})
-
-
-def a_workload(script=None, **fields):
-    """A workload whose baseline has started."""
-    usual = {"name": "train", "reference": "train.py", "fingerprint": "sha256:00", "batch_size": BATCH_SIZE}
-    shape = {"element": ELEMENT.format(None, None), "batch_ranks": (2, 1), "parameters": 85002, "device": "cpu"}
-    return WorkloadRecord(**{**usual, **shape, "script": script, **fields})
-
-
-MOVED = a_script(
-    fit_site=a_site("fit", line=80),
-    sites={"num_parallel_calls": (a_site("map", line=3), a_site("map", 1, line=4)), "batch_size": (a_site("batch"),)},
-)
-RENAMED = a_script(
-    fit_site=a_site("fit", file="experiment.py"),
-    compile_site=a_site("compile", file="experiment.py"),
-    sites={
-        knob: tuple(site.model_copy(update={"file": "experiment.py"}) for site in sites)
-        for knob, sites in a_script().sites.items()
-    },
-)
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        a_workload(MOVED, fingerprint="sha256:01"),
-        a_workload(RENAMED, name="experiment"),
-        a_workload(a_script(), batch_size=64, examples=10),
-        a_workload(a_script(sites={**a_script().sites, "cache": (a_site("map"),)})),
-    ],
-    ids=["moved lines", "renamed script", "another batch size", "a knob of another run"],
-)
-def test_a_small_edit_makes_no_other_workload(other):
-    assert is_same_workload(a_workload(a_script()), other)
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        a_workload(a_script(), parameters=85003),
-        a_workload(a_script(), element=ELEMENT.replace("64", "65").format(None, None)),
-        a_workload(a_script(fit_site=a_site("fit", 1))),
-        a_workload(a_script(compile_site=a_site("compile", function="build"))),
-        a_workload(a_script(trains=Trains.LOOP)),
-        a_workload(a_script(step_function=a_site("step"))),
-        a_workload(a_script(sites={"batch_size": (a_site("batch"),)})),
-        a_workload(a_script(sites={**a_script().sites, "batch_size": (a_site("batch", file="data.py"),)})),
-        a_workload(),
-        a_workload(a_script(), element=None),
-        a_workload(a_script(), parameters=None),
-    ],
-)
-def test_another_model_training_or_pipeline_is_another_workload(other):
-    assert not is_same_workload(a_workload(a_script()), other)
-
-
-def test_a_batch_of_fixed_size_has_the_same_shape_at_another_batch_size():
-    dropping = {"drop_remainder": True}
-    mine = a_workload(a_script(), element=ELEMENT.format(32, 32), **dropping)
-    assert is_same_workload(mine, a_workload(a_script(), element=ELEMENT.format(64, 64), **dropping))
-
-
-def test_a_workload_in_code_is_known_by_its_name_and_shape():
-    assert is_same_workload(a_workload(), a_workload(reference="/elsewhere/train.py:workload"))
-    assert not is_same_workload(a_workload(), a_workload(name="other"))
-    assert not is_same_workload(a_workload(), a_workload(batched=True))
-
-
-def test_what_never_started_is_no_workload_that_could_be_known_again():
-    unknown = a_workload(a_script(), element=None, parameters=None)
-    assert not is_same_workload(unknown, unknown)
-
 
 # ------------------------------------------------------------------------------------------ its leaders
 
@@ -281,6 +195,84 @@ def test_one_line_names_the_runs_and_the_configurations():
     assert describe_leaders(leaders[:1], SPACE).startswith("starting from the leader of digits/one: batch_size=256")
 
 
+# ------------------------------------------------------------------------------------------ a recipe book
+
+THROUGHPUT = {"objective": "throughput"}
+GPU_RECIPE = a_recipe(a_machine(H200), batch_size=256, evidence=THROUGHPUT)
+OLD_RECIPE = a_recipe(a_machine(tensorflow="2.18.0"), jit_compile=True, evidence=THROUGHPUT)
+
+
+def found_with(*recipes, results=None, space=SPACE, **fields):
+    """The leaders of a new run with a book of these recipes: where they are from, and the changes."""
+    run = a_run(**{"arguments": THROUGHPUT, **fields})
+    leaders = find_leaders(results, run, space, Book(recipes=recipes))
+    assert not any(leader.led_over for leader in leaders if leader.run.startswith("the recipe"))
+    return [(leader.run, leader.changes) for leader in leaders]
+
+
+def test_a_book_gives_its_configurations_those_of_the_nearest_machine_first():
+    assert found_with(GPU_RECIPE, OLD_RECIPE) == [
+        ("the recipe of simulated × 2 cores, TensorFlow 2.18, Keras 3", {"jit_compile": True}),
+        ("the recipe of NVIDIA H200, TensorFlow 2.21, Keras 3", {"batch_size": 256}),
+    ]
+    on_gpu = {"machine": a_machine(H200, tensorflow="2.20.0"), "workload": a_workload(a_script(), device="gpu")}
+    assert [changes for _, changes in found_with(GPU_RECIPE, OLD_RECIPE, **on_gpu)] == [
+        {"batch_size": 256},
+        {"jit_compile": True},
+    ]
+
+
+def test_both_answers_of_a_recipe_are_taken_if_they_are_confirmed():
+    one = Interval(value=1.2, low=1.1, high=1.3)
+    answers = {
+        "same_training": Answer(configuration=dict(MANY_STEPS), speedup=one, throughput=one, confirmed=True),
+        "larger_batch": Answer(configuration=dict(WIDE), speedup=one, throughput=one, confirmed=False),
+    }
+    assert [changes for _, changes in found_with(OLD_RECIPE.model_copy(update=answers))] == [
+        {"jit_compile": True},
+        {"steps_per_execution": 8},
+    ]
+
+
+def test_earlier_runs_and_a_book_are_taken_together(tmp_path, write):
+    write("one", {FAST: 1.5, WIDE: 1.4, MANY_STEPS: 1.3}, confirmed=[FAST], arguments=THROUGHPUT)
+    assert found_with(GPU_RECIPE, OLD_RECIPE, results=tmp_path) == [
+        ("one", {"jit_compile": True}),
+        ("one", {"batch_size": 128}),
+        ("the recipe of NVIDIA H200, TensorFlow 2.21, Keras 3", {"batch_size": 256}),
+    ]
+
+
+def test_steps_per_execution_that_divided_an_epoch_elsewhere_become_the_next_choice():
+    in_force = a_recipe(a_machine(H200), steps_per_execution=6)
+    assert [changes for _, changes in found_with(in_force)] == [{"steps_per_execution": 8}]
+    assert found_with(a_recipe(a_machine(H200), steps_per_execution=16)) == []
+
+
+def test_a_large_book_costs_few_candidates():
+    machines = [a_machine(cores=cores) for cores in (4, 8, 16, 32, 64, 128)]
+    sizes = (16, 64, 128, 256, 512, 32)
+    steps = [8 if size == 32 else 1 for size in sizes]
+    recipes = [
+        a_recipe(machine, batch_size=size, steps_per_execution=step, evidence=THROUGHPUT)
+        for machine, size, step in zip(machines, sizes, steps, strict=True)
+    ]
+    assert [changes["batch_size"] for _, changes in found_with(*recipes[::-1])] == [16, 64, 128, 256]
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"workload": a_workload(a_script(), parameters=7)}, "it is of another training: their models have"),
+        ({"arguments": {"objective": "energy"}}, "its objective is throughput"),
+    ],
+)
+def test_a_book_of_another_training_is_left_alone_and_why(fields, why):
+    assert found_with(GPU_RECIPE, OLD_RECIPE, **fields) == []
+    assert why_unused(Book(recipes=(GPU_RECIPE,)), a_run(**{"arguments": THROUGHPUT, **fields})).startswith(why)
+    assert why_unused(Book(recipes=(GPU_RECIPE,)), a_run(arguments=THROUGHPUT)) == ""
+
+
 # ------------------------------------------------------------------------------------------ whole runs
 
 SPEED = faster_by(jit_compile=1.5, batch_size=1.1)
@@ -360,3 +352,25 @@ def test_a_resumed_run_keeps_the_leaders_that_it_began_with(tmp_path):
     tried = [each.configuration for each in read_trials(RunDirectory(tmp_path / "two")) if each.phase is Phase.SEARCH]
     assert tried == [dict(configuration) for configuration in starting_points(before, SPACE)]
     assert Recipe.load(tmp_path / "two" / "recipe.json") == recipe
+
+
+def test_a_run_begins_with_the_configurations_of_a_book_and_says_so(tmp_path):
+    first, *_ = tuned(tmp_path, "one", simulated_trials(SPEED, **QUIET), results=None)
+    elsewhere = first.model_copy(update={"machine": a_machine(cores=8)})
+    watcher, book = Watcher(), Book(recipes=(elsewhere,))
+    trials = simulated_trials(SPEED, **QUIET)
+    second, tried, _ = tuned(tmp_path, "two", trials, watcher=watcher, results=None, book=book)
+    name = "the recipe of simulated × 8 cores, TensorFlow 2.21, Keras 3"
+    assert tried[0].configuration == first.configuration
+    assert second.created_by.started_from == (name,)
+    assert any(event.text.startswith(f"starting from the leader of {name}: ") for event in watcher.of(Notice))
+
+
+def test_a_book_that_cannot_be_used_is_named(tmp_path):
+    first, *_ = tuned(tmp_path, "one", simulated_trials(SPEED, **QUIET), results=None)
+    other = first.model_copy(update={"workload": first.workload.model_copy(update={"name": "other"})})
+    watcher, options = Watcher(), {"book": Book(recipes=(other,)), "budget": 20.0}
+    recipe, *_ = tuned(tmp_path, "two", simulated_trials(SPEED, **QUIET), watcher=watcher, results=None, **options)
+    assert recipe.created_by.started_from == ()
+    (notice,) = [event.text for event in watcher.of(Notice) if "not used" in event.text]
+    assert notice.endswith("is not used: it is of another training: one is other, the other simulated")

@@ -35,6 +35,7 @@ from autotune.data.options import Options, seconds_of
         ("isolation", "fork"),
         ("pairing", ""),
         ("space", 5),
+        ("book", 5),
     ],
 )
 def test_what_cannot_be_used_is_named(name, value):

@@ -13,7 +13,7 @@ from test_recommendation import run_that_is
 
 from autotune.data.errors import ArgumentError, MachineMismatchError, RecipeError, RunDirectoryError
 from autotune.data.figures import Interval
-from autotune.recipe import apply
+from autotune.recipe import apply, training_data
 from autotune.recipe import recipe as recipe_module
 from autotune.recipe.answers import Answer, LearningRateRule, SameLoss
 from autotune.recipe.apply import environment
@@ -261,7 +261,7 @@ def test_a_message_stays_one_short_line(recipe, text):
 
 
 def test_the_shipped_schema_is_the_models():
-    assert SCHEMA_FILE.read_text(encoding="utf-8") == schema_text()
+    assert SCHEMA_FILE.read_text(encoding="utf-8") == schema_text(recipe_schema())
 
 
 def test_the_schema_says_what_it_is():
@@ -334,16 +334,28 @@ def test_a_machine_of_the_file_cannot_steer_a_terminal(recipe, applied):
 
 def test_another_machine_is_warned_of(recipe, applied, monkeypatch):
     monkeypatch.setattr(recipe_module, "fingerprint", lambda: MACHINE.model_copy(update={"cores": 64}))
-    with pytest.warns(MachineMismatchWarning, match="cores: measured on 2, here 64"):
+    with pytest.warns(
+        MachineMismatchWarning, match="device: measured on simulated × 2 cores, here simulated × 64 cores"
+    ):
         recipe.apply()
     assert applied == ["import", "build"]
-    with pytest.raises(MachineMismatchError, match="cores"):
+    with pytest.raises(MachineMismatchError, match="64 cores"):
         recipe.apply(on_mismatch="error")
     recipe.apply(on_mismatch="ignore")
     assert applied.count("import") == 1, "the same recipe twice is once"
 
 
-@pytest.mark.parametrize("word", ["eror", "", None])
+def test_what_has_changed_on_a_machine_of_this_kind_is_warned_of(recipe, applied, monkeypatch):
+    newer = {**MACHINE.packages, "tensorflow": "2.21.3"}
+    monkeypatch.setattr(recipe_module, "fingerprint", lambda: MACHINE.model_copy(update={"packages": newer}))
+    with pytest.warns(
+        MachineMismatchWarning, match=r"TensorFlow: measured on 2\.21\.0, here 2\.21\.3.*autotune verify"
+    ):
+        recipe.apply(on_mismatch="error")
+    recipe.with_baseline().apply()  # which claims nothing
+
+
+@pytest.mark.parametrize("word", ["eror", "", None, "baseline"])
 def test_a_misspelt_wish_is_no_silence(recipe, applied, word):
     with pytest.raises(ArgumentError, match="on_mismatch="):
         recipe.apply(on_mismatch=word)
@@ -485,8 +497,8 @@ def test_arrays_of_a_script_lose_a_smaller_last_batch_where_it_did(monkeypatch):
     monkeypatch.setattr(apply, "keras_batches", lambda parts, **options: batches)
     monkeypatch.setattr(apply, "as_dataset", lambda arrays: arrays)
     arrays = list(range(20))
-    assert recipe_module._shuffled_batches(arrays, 8, drop=True) == "2 batches"
-    assert recipe_module._shuffled_batches(arrays, 8, drop=False) is batches
+    assert training_data.shuffle_batches(arrays, 8, drop=True) == "2 batches"
+    assert training_data.shuffle_batches(arrays, 8, drop=False) is batches
 
 
 def test_a_recipe_is_three_lines_in_a_session(recipe):

@@ -40,7 +40,7 @@ def run(recipe, *options):
     return subprocess.run(command, cwd=recipe.parent, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("options", [(), ("--on-mismatch", "warn")])
+@pytest.mark.parametrize("options", [(), ("--on-mismatch", "nearest")])
 def test_another_machine_is_warned_of_and_trains(recipe, options):
     ended = run(recipe, *options)
     assert (ended.returncode, ended.stdout) == (0, "ran\n")

@@ -17,12 +17,15 @@ from autotune.data.errors import ArgumentError, NoStableConfigurationError, Reci
 from autotune.data.figures import LogInterval
 from autotune.data.options import MEMORY_MARGIN, MIN_GAIN
 from autotune.data.record import Outcome, Phase
+from autotune.recipe import recipe as recipe_module
+from autotune.recipe.book import save_book
+from autotune.recipe.recipe import Book
 from autotune.runtime.executor import TrialFailed
 from autotune.runtime.local import LocalExecutor
 from autotune.script.workload import Workload
 from autotune.stats.deciding import ClaimResult, judge_claim
 from autotune.tuning import verify as verify_module
-from autotune.tuning.events import Notice, TrialBegan, TrialEnded, TrialMeasured
+from autotune.tuning.events import Notice, TrialBegan, TrialEnded, TrialMeasured, silent
 from autotune.tuning.verify import Verification, verify, verify_with
 
 SPACE = """
@@ -70,6 +73,13 @@ def test_what_the_batch_gives_now_decides(recipe, tmp_path, speed, expected):
     assert verification.claimed.value == recipe.evidence.speedup.value
     assert verification.measured.low <= speed * 1.05
     assert verification.instances >= 4
+
+
+@pytest.mark.parametrize(("speed", "expected"), [(1.5, ClaimResult.HOLDS), (1.0, ClaimResult.GONE)])
+def test_the_budget_that_a_recipe_names_suffices_for_a_yes_or_no(recipe, tmp_path, speed, expected):
+    seconds = recipe.evidence.verify_seconds
+    assert seconds % 10 == 0
+    assert found(recipe, tmp_path, speed=speed, budget=seconds).finding is expected
 
 
 def test_a_claim_takes_no_more_time_than_it_needs(recipe, tmp_path):
@@ -399,11 +409,11 @@ def verify_simulated(recipe, monkeypatch, tmp_path):
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     monkeypatch.setattr(verify_module, "fingerprint", lambda: MACHINE)
 
-    def verified(made=recipe, **settings):
+    def verified(made=recipe, observe=silent, **settings):
         trials = simulated_trials(faster_by(batch_size=1.5), **{"noise": 0.03, **settings})
         monkeypatch.setattr(verify_module, "LocalExecutor", lambda *_, **__: contextlib.nullcontext(trials))
         monkeypatch.setattr(verify_module, "time", SimpleNamespace(monotonic=trials.clock))
-        return verify(made, str(tmp_path / "train.py"))
+        return verify(made, str(tmp_path / "train.py"), observe=observe)
 
     return verified, temporary
 
@@ -486,3 +496,14 @@ def test_a_recipes_workload_is_loaded_with_its_arguments(recipe, tmp_path, monke
     told = " ".join(each.text for each in watcher.events if isinstance(each, Notice))
     assert ("the file's arguments are" in told) == bool(made_for)
     assert ("tuned with --width 512" in told) == (given is not None)
+
+
+def test_of_a_book_the_recipe_of_this_machine_is_verified_and_named(verify_simulated, recipe, tmp_path, monkeypatch):
+    verified, _ = verify_simulated
+    monkeypatch.setattr(recipe_module, "fingerprint", lambda: MACHINE)
+    elsewhere = recipe.model_copy(update={"machine": MACHINE.model_copy(update={"cores": 64})})
+    save_book(Book(recipes=(elsewhere.with_baseline(), recipe)), tmp_path / "train.book.json")
+    watcher = Watcher()
+    assert verified(tmp_path / "train.book.json", observe=watcher).claimed == recipe.evidence.speedup
+    (text,) = [event.text for event in watcher.of(Notice) if "book" in event.text]
+    assert text.startswith(f"recipe 2 of 2 in {tmp_path}/train.book.json was measured on this kind of machine")

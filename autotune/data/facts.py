@@ -218,9 +218,8 @@ class Machine(Frozen, strict=True):
     def differences(self, other: Machine) -> tuple[str, ...]:
         """Return what can make `other` faster or slower, such as `GPU: measured on NVIDIA H200, here none`."""
         gpus = gpu_names(self.gpus), gpu_names(other.gpus)
-        counts = [Counter(gpu.name for gpu in machine.gpus) for machine in (self, other)]
-        if self.gpus and counts[0].keys() == counts[1].keys() and counts[0] <= counts[1]:
-            gpus = gpus[0], gpus[0]  # a seat had a part of cards of one kind
+        if has_cards_of(self, other):
+            gpus = gpus[0], gpus[0]
         pairs: list[tuple[str, str | None, str | None]] = [
             ("CPU", self.cpu, other.cpu),
             ("cores", str(self.cores), str(other.cores)),
@@ -242,10 +241,22 @@ class Machine(Frozen, strict=True):
         )
 
 
+def has_cards_of(part: Machine, whole: Machine) -> bool:
+    """Return whether a machine has no other cards than another, and no more of them: a seat has a part of a host's."""
+    counts = [Counter(gpu.name for gpu in machine.gpus) for machine in (part, whole)]
+    return bool(part.gpus) and counts[0].keys() == counts[1].keys() and counts[0] <= counts[1]
+
+
 def gpu_names(gpus: tuple[Gpu, ...]) -> str:
     """Return `2 × NVIDIA H200, NVIDIA L4`; empty for none."""
     counts = Counter(gpu.name for gpu in gpus)
     return ", ".join(f"{count} × {name}" if count > 1 else name for name, count in counts.items())
+
+
+def describe_machine(machine: Machine) -> str:
+    """Return `Intel Xeon × 8 cores, 2 × NVIDIA H200`: processor, cores and GPUs in words."""
+    cores = f"{machine.cores} core{'' if machine.cores == 1 else 's'}"
+    return ", ".join(filter(None, [f"{machine.cpu} × {cores}", gpu_names(machine.gpus)]))
 
 
 def _sizes(measured: int, here: int) -> tuple[str, str]:

@@ -24,6 +24,7 @@ from autotune.data.printable import with_article
 Objective = Literal["time_to_loss", "throughput", "energy"]
 MIN_GAIN = 0.02  # smallest gain worth a recommendation, as a share
 MEMORY_MARGIN = 0.10  # share of the memory limit that must stay free at the peak
+VERIFY_SECONDS = 100.0  # of `autotune verify`, where no other budget is given
 LONGEST_ARGS = 25_000  # characters in total: Linux takes 128 KiB for one argument of a process
 _REQUIRED: Any = dataclasses.MISSING
 
@@ -75,6 +76,9 @@ class Options:
         "at once.",
     )
     max_batch: int | None = option(None, "The largest batch size to try.", (1, 1 << 20))
+    book: str | None = option(
+        None, "A recipe book, or a recipe, from other machines: its configurations are the first candidates."
+    )
     fresh: bool = option(
         False, "Ignore earlier runs of the same workload; otherwise their leaders are the first candidates."
     )
@@ -259,7 +263,7 @@ def take_options(function: Function, *, as_text: bool = False) -> Function:
         hint, default = _HINTS[name], _FIELDS[name].default
         if declared.is_duration:
             hint, default = str | None if as_text else float | str | None, None
-        elif name == "space" and not as_text:
+        elif name in ("space", "book") and not as_text:
             hint = str | Path | None
         offered.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint))
     signature = inspect.signature(function)

@@ -82,9 +82,9 @@ class SearchSpaceRecord(Frozen):
 
 
 class EarlierLeader(Frozen):
-    """A leader of an earlier run of the same workload, which this run tries first."""
+    """A leader of an earlier run or a recipe of the same workload, which this run tries first."""
 
-    run: Text  # its directory, from the results directory
+    run: Text  # its directory, from the results directory; or `the recipe of …` a kind of machine
     changes: dict[str, Value]  # from the baseline
     led_over: Count = 0  # candidates that it was confirmed ahead of, on this kind of machine; 0 where it was not
 

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import App, Parameter
 
 from autotune.data.errors import TuningInterruptedError
-from autotune.data.options import MEMORY_MARGIN, take_options
+from autotune.data.options import MEMORY_MARGIN, VERIFY_SECONDS, take_options
 from autotune.machine.doctor import Level, diagnose, first_fix
+from autotune.recipe.selection import OnMismatch
 
 if TYPE_CHECKING:
     from autotune.script.long_run import PreparedRun
@@ -114,7 +115,7 @@ def demo(*, budget: str = "3m", json: bool = False) -> int:
     return tune(copy_example(), budget=budget, json=json)
 
 
-@app.command(usage="Usage: autotune run RECIPE [OPTIONS] [SCRIPT [ARGS]]")
+@app.command(usage="Usage: autotune run RECIPE|BOOK [OPTIONS] [SCRIPT [ARGS]]")
 def run(
     recipe: Path,
     script: str | None = None,
@@ -124,7 +125,7 @@ def run(
     skip_missing: bool = False,
     scale_learning_rate: Literal["sqrt", "linear"] | None = None,
     keep_learning_rate: bool = False,
-    on_mismatch: Literal["warn", "error", "ignore"] = "warn",
+    on_mismatch: OnMismatch | None = None,
     candidate: bool = False,
     same_training: bool = False,
     larger_batch: bool = False,
@@ -135,7 +136,7 @@ def run(
     Its exit code, signals and standard input are the script's own.
 
     Args:
-        recipe: A recipe.json of this script.
+        recipe: A recipe.json of this script; or a book, whose recipe of this kind of machine is taken.
         script: The script, such as train.py or -m package.train. What follows it are its own arguments. When left out,
             the script and the arguments that the recipe was tuned with; `-- ARGS` replaces the arguments.
         args: The file's own arguments.
@@ -143,7 +144,9 @@ def run(
         scale_learning_rate: Multiply the learning rate by the ratio of the batch sizes (linear), or by its root (sqrt),
             in place of the rule that was tested.
         keep_learning_rate: Leave the learning rate as the script has it.
-        on_mismatch: What to do if this machine differs from the recipe's.
+        on_mismatch: What to do if no recipe was measured on this kind of machine. error: stop. nearest: warn, and train
+            with the nearest. baseline: warn, and train as the script has it. ignore: train with the nearest. When left
+            out, nearest for a recipe and baseline for a book.
         candidate: Train with the best candidate of an undecided run, which is not confirmed to be faster.
         same_training: Train with the fastest configuration that changes nothing about learning.
         larger_batch: Train with the best configuration of another batch size, although it is not recommended.
@@ -176,22 +179,22 @@ def run(
 
 def _run_to_json(prepared: PreparedRun, recipe: Path, script: str) -> int:
     """Run a script, end standard output with a document about it, and return the script's exit code."""
-    code, guard = prepared(), prepared.long_run.guard
-    speeds = {"throughput": guard.throughput, "claimed": guard.claimed}
+    code, run = prepared(), prepared.long_run
+    speeds = {name: None if run is None else getattr(run.guard, name) for name in ("throughput", "claimed")}
     with contextlib.suppress(OSError, ValueError):  # the script may have closed it
         sys.stdout.write("\n")  # it may have ended within a line
         print_json("run", on_one_line=True, recipe_file=str(recipe), script=script, exit_code=code, **speeds)
     return code
 
 
-@app.command(usage="Usage: autotune verify RECIPE SCRIPT|WORKLOAD [OPTIONS] [-- ARGS]")
+@app.command(usage="Usage: autotune verify RECIPE|BOOK SCRIPT|WORKLOAD [OPTIONS] [-- ARGS]")
 def verify(
     recipe: Path,
     workload: str,
     /,
     *,
     args: Annotated[list[str] | None, Parameter(parse=False)] = None,
-    budget: str = "100s",
+    budget: str = f"{VERIFY_SECONDS:.0f}s",
     seed: int = 0,
     isolation: Literal["template", "spawn"] = "template",
     memory_margin: float = MEMORY_MARGIN,
@@ -207,7 +210,7 @@ def verify(
     baseline itself fails; 4 internal error; 130 interrupted.
 
     Args:
-        recipe: A recipe.json.
+        recipe: A recipe.json; or a book, whose recipe of this kind of machine is taken, or else the nearest.
         workload: path/to/file.py[:name] or package.module[:name], as for `autotune tune`. The file gets what follows
             `--` as its own arguments; those of the recipe when left out.
         args: The file's own arguments.
@@ -239,6 +242,33 @@ def verify(
     else:
         show_verification(verification)
     return 0 if verification.finding is ClaimResult.HOLDS else 1
+
+
+@app.command
+@app.command(usage="Usage: autotune merge RECIPE|BOOK|FOLDER... -o BOOK")
+def merge(
+    recipes: Annotated[list[Path], Parameter(allow_leading_hyphen=False)],
+    /,
+    *,
+    out: Annotated[Path, Parameter(name=["--out", "-o"])],
+) -> None:
+    """Make one book of the recipes of a training on several kinds of machine.
+
+    Of the recipes of one kind of machine (devices, TensorFlow's minor version, Keras) the newest is kept.
+
+    Args:
+        recipes: Recipes, books, run directories, or folders, of which each .json file is read.
+        out: The book's file, such as train.book.json. An older book is replaced.
+    """
+    from autotune.front.books import show_book
+    from autotune.front.console import note
+    from autotune.recipe.book import merge_recipes, save_book
+
+    merged = merge_recipes(recipes)
+    save_book(merged.book, out)
+    for text in merged.notes:
+        note(text)
+    show_book(merged.book, out)
 
 
 @app.command

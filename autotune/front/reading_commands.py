@@ -19,19 +19,20 @@ if TYPE_CHECKING:
 
 @app.command
 def show(path: Path | None = None, /, *, diff: Path | None = None, json: bool = False) -> None:
-    """Show a recipe, or a run: its trials and its recipe.
+    """Show a recipe, a book, or a run: its trials and its recipe.
 
     Args:
-        path: A recipe.json, or a run directory; the newest run below results/ when left out.
+        path: A recipe.json, a book, or a run directory; the newest run below results/ when left out.
         diff: A script: print the edit of it that makes the recipe permanent, and nothing else.
         json: Print recipe and trials as JSON (docs/json.md).
     """
     from autotune.data.run_directory import RunDirectory
+    from autotune.front.books import show_book
     from autotune.front.closing import show_diff, show_recipe, show_usage
-    from autotune.front.console import say
+    from autotune.front.console import note, say
     from autotune.front.defaults import run_or_newest
     from autotune.front.tables import show_history
-    from autotune.recipe.recipe import Recipe
+    from autotune.recipe.recipe import Recipe, choose_recipe, load_recipes
     from autotune.tuning.resume import to_repeat
 
     if json and diff is not None:
@@ -42,22 +43,28 @@ def show(path: Path | None = None, /, *, diff: Path | None = None, json: bool = 
     if diff is not None:
         from autotune.script.patch import script_diff
 
-        return show_diff(*script_diff(Recipe.load(file), diff))
+        chosen, selection = choose_recipe(load_recipes(file), "ignore", source=str(file))
+        if selection.text:
+            note(selection.text)
+        return show_diff(*script_diff(chosen, diff))
     run, trials = None, None
     if is_run:
         from autotune.report.history import load_history
 
         run, trials = RunDirectory(path).read_run(), load_history(path, every_column=True)
-    recipe = None if is_run and not file.exists() else Recipe.load(file)
+    recipe = None if is_run and not file.exists() else load_recipes(file)
     if json:
         from autotune.report.history import rows_of
 
         places = {"run": str(path) if is_run else None, "recipe_file": None if recipe is None else str(file)}
-        return print_json("show", **places, recipe=recipe, trials=[] if trials is None else rows_of(trials))
+        document = {"recipe": None, "book": None} | {"recipe" if isinstance(recipe, Recipe) else "book": recipe}
+        return print_json("show", **places, **document, trials=[] if trials is None else rows_of(trials))
     if trials is not None:
         show_history(trials)
     if recipe is None:
         return say("No recipe: the run has not ended, or it was cut off.")
+    if not isinstance(recipe, Recipe):
+        return show_book(recipe, file)
     show_recipe(recipe, file)
     if recipe.evidence.go_on_seconds is not None and run is not None and run.workload is not None:
         show_usage(recipe, file, tuned=run.workload.reference, to_repeat=to_repeat(path))
@@ -244,8 +251,7 @@ def space(
     show_space(written.source, resolved)
 
 
-for position, name in enumerate(
-    ("doctor", "demo", "tune", "run", "show", "report", "verify", "history", "compare", "dashboard", "knobs", "space")
-):
-    app[name].sort_key = position  # the order of use, in which `--help` lists them
+IN_ORDER = "doctor demo tune run show report verify merge history compare dashboard knobs space"  # of use, for `--help`
+for position, name in enumerate(IN_ORDER.split()):
+    app[name].sort_key = position
 app.register_install_completion_command(help="Install completion for bash, zsh or fish.")

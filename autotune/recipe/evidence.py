@@ -138,4 +138,7 @@ class Evidence(Part):
         None, description="The smallest gain, as a share, that an undecided run could have shown; else null."
     )
     go_on_seconds: Amount | None = Field(None, description="A budget that may settle an undecided run; else null.")
+    verify_seconds: Amount | None = Field(
+        None, description="A budget in which `autotune verify` can judge the claim; null without a claim."
+    )
     watch: Watch | None = None

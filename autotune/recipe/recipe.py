@@ -10,9 +10,10 @@ import shlex
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import Field, ValidationError, model_validator
+from pydantic_core import from_json
 
 from autotune.data.credentials import masked_names
 from autotune.data.errors import ApplyError, ArgumentError, MachineMismatchError, RecipeError
@@ -20,19 +21,33 @@ from autotune.data.facts import Machine, ScriptFacts, Trains
 from autotune.data.figures import Interval
 from autotune.data.files import read_at_most, write_atomically
 from autotune.data.models import Amount, Count, KnobValue, Many, first_mistake
-from autotune.data.printable import one_line, with_article
+from autotune.data.printable import one_line
 from autotune.machine.fingerprint import fingerprint
+from autotune.machine.kind import kind_of
 from autotune.recipe import apply
 from autotune.recipe.answers import Answer, LearningRateRule, describe_answers
+from autotune.recipe.apply import TrainingPipeline
 from autotune.recipe.evidence import BestCandidate, Evidence, Knobs, Part
+from autotune.recipe.same_workload import first_difference
+from autotune.recipe.selection import (
+    OnMismatch,
+    Selection,
+    check_wish,
+    describe_changes,
+    describe_mismatch,
+    select_recipe,
+)
 from autotune.recipe.tf_private import keras, tf
+from autotune.recipe.training_data import make_pipeline
 from autotune.space.configuration import Configuration, DatasetConfig
 from autotune.stats.deciding import Verdict
 
 SCHEMA_VERSION = 1
 SCHEMA_FILE = Path(__file__).with_name("recipe.schema.json")
-LARGEST_FILE_BYTES = 1 << 20
+LARGEST_FILE_BYTES = 4 << 20  # of a book; a recipe has some 10 kB
+MOST_RECIPES = 100  # of a book
 _DAMAGED = "The file is damaged, or was not written by `autotune tune`."
+_DAMAGED_BOOK = "Merge the recipes again: autotune merge RECIPE… -o BOOK"
 LONGEST_MESSAGE = 300
 _one_line = functools.partial(one_line, longest=LONGEST_MESSAGE)
 
@@ -51,7 +66,9 @@ class RecipeWorkload(Part):
     drop_remainder: bool = Field(False, description="A smaller last batch is dropped.")
     takes_config: bool = Field(False, description="Its dataset() is given `Recipe.dataset_config`.")
     examples: Count | None = Field(None, description="Per epoch; null when endless or unknown.")
+    element: str | None = Field(None, description="What a batch is, in words.")
     batch_ranks: Many[Count | None] | None = Field(None, description="Axes of each tensor of a batch; null if unknown.")
+    parameters: Count | None = Field(None, description="The model's weights, as a count.")
     script: ScriptFacts | None = Field(None, description="How a script trains, and where the knobs reach it.")
     settings: Many[str] = Field((), description="`NAME=value` of what acts on speed and is no knob, in all trials.")
     train_samples: Count | None = Field(None, description="Of the long training; null when not known.")
@@ -78,7 +95,7 @@ class CreatedBy(Part):
     seed: int
     budget_seconds: Amount
     spent_seconds: Amount
-    started_from: Many[str] = Field((), description="Earlier runs whose leaders were tried first.")
+    started_from: Many[str] = Field((), description="Earlier runs and recipes whose configurations were tried first.")
 
 
 class Recipe(Part):
@@ -114,21 +131,31 @@ class Recipe(Part):
         return self
 
     @classmethod
-    def load(cls, path: str | Path) -> Self:
-        """Read a recipe.
+    def load(cls, path: str | Path, *, on_mismatch: OnMismatch | None = None) -> Recipe:
+        """Read a recipe; of a book, the one that was measured on this kind of machine.
+
+        Args:
+            path: A recipe, or a book of recipes.
+            on_mismatch: What to do where none was measured on this kind of machine. `error`: raise. `nearest`: warn,
+                and return the nearest. `baseline`: warn, and return one whose configuration is the baseline. `ignore`:
+                return the nearest. When left out, a book has `baseline`, and a recipe is returned as it is.
 
         Raises:
+            ArgumentError: `on_mismatch` is none of the four.
             RecipeError: The file is missing, damaged, or written by a newer version.
+            MachineMismatchError: With `on_mismatch="error"`.
         """
-        hint = "Give the path of a recipe.json, as printed by `autotune tune`."
-        try:
-            text = read_at_most(Path(path), LARGEST_FILE_BYTES)
-        except (OSError, ValueError) as error:  # ValueError: a null character in the path
-            reason = error.strerror if isinstance(error, OSError) else str(error)
-            raise RecipeError(f"cannot read the recipe {_one_line(path)}: {reason}", hint=hint) from error
-        if len(text) > LARGEST_FILE_BYTES:
-            raise RecipeError(f"{path}: larger than {LARGEST_FILE_BYTES} bytes, so not a recipe", hint=hint)
-        return cls.parse(text, source=str(path))
+        loaded = load_recipes(path)
+        if isinstance(loaded, Recipe) and on_mismatch is None:
+            return loaded
+        recipe, selection = choose_recipe(loaded, on_mismatch, source=str(path))
+        if selection.text and not selection.fits and on_mismatch != "ignore":
+            warnings.warn(selection.text, MachineMismatchWarning, stacklevel=2)
+        elif selection.text:
+            from autotune.recipe.guard import say
+
+            say(selection.text)
+        return recipe
 
     @classmethod
     def parse(cls, text: str | bytes, *, source: str) -> Self:
@@ -141,19 +168,7 @@ class Recipe(Part):
         Raises:
             RecipeError: It is damaged, or written by a newer version.
         """
-        content = text.encode(errors="backslashreplace") if isinstance(text, str) else text
-        try:
-            recipe = cls.model_validate_json(content.removeprefix(codecs.BOM_UTF8))
-        except ValidationError as error:
-            where, mistake = first_mistake(error)
-            if where == "schema_version":
-                problem = f"{source}: this autotune reads recipes of schema_version {SCHEMA_VERSION} only"
-                raise RecipeError(problem, hint="Install the autotune that wrote it, or a later one.") from error
-            problem = _one_line(f"{where or 'the file'}: {mistake.removeprefix('Value error, ')}")
-            raise RecipeError(f"{source}: not a recipe: {problem}", hint=_DAMAGED) from error
-        if "schema_version" not in recipe.model_fields_set:
-            raise RecipeError(f"{source}: not a recipe: schema_version is missing", hint=_DAMAGED)
-        return recipe
+        return _parse(cls, text, source=source, noun="recipe", hint=_DAMAGED)
 
     def to_json(self) -> str:
         """Return the text of the recipe's file."""
@@ -167,22 +182,36 @@ class Recipe(Part):
         """
         write_atomically(Path(path), self.to_json())
 
-    def apply(self, *, on_mismatch: Literal["warn", "error", "ignore"] = "warn") -> None:
+    def apply(self, *, on_mismatch: Literal["nearest", "error", "ignore"] = "nearest") -> None:
         """Set threads, precision and the like. Call it before the first tensor, dataset or model is made.
 
         It does what the trial processes did, and turns on memory growth on every GPU, as they did.
 
         Args:
-            on_mismatch: What to do where this machine differs from the recipe's in what can change speed.
+            on_mismatch: What to do where the recipe changes something, and was measured on another kind of machine.
+                `nearest`: warn. `error`: raise. `ignore`: nothing.
 
         Raises:
             ApplyError: Too late: TensorFlow's runtime has started, or a knob cannot act any more.
             ArgumentError: `on_mismatch` is none of the three.
             MachineMismatchError: With `on_mismatch="error"`.
         """
-        for text in mismatches(self.machine, on_mismatch):
-            warnings.warn(text, MachineMismatchWarning, stacklevel=2)
+        check_wish(on_mismatch, ("nearest", "error", "ignore"))
+        if self.changes and on_mismatch != "ignore":
+            self._compare_machines(fingerprint(), is_error=on_mismatch == "error")
         apply.apply_in_training(self.configuration)
+
+    def _compare_machines(self, here: Machine, *, is_error: bool) -> None:
+        """Warn of a machine of another kind than the recipe's, and of what has changed in one of the same kind."""
+        mismatch, hint = describe_mismatch(self.machine, here), "Tune again here, or pass on_mismatch='ignore'."
+        if mismatch and is_error:
+            raise MachineMismatchError(mismatch, hint=hint)
+        changes = self.machine.differences(here)
+        if mismatch:
+            warnings.warn(f"{mismatch}. {hint}", MachineMismatchWarning, stacklevel=3)
+        elif changes:
+            said = describe_changes(changes, "autotune verify RECIPE SCRIPT")
+            warnings.warn(said, MachineMismatchWarning, stacklevel=3)
 
     def guard(self, *, log: str | Path | None = None) -> Any:
         """Return a Keras callback that compares the throughput with the claim, and warns once where it is slow.
@@ -258,7 +287,7 @@ class Recipe(Part):
             ApplyError: The dataset is batched and the workload's was not, or the other way round. Or as `compile_args`.
         """
         ending = Configuration(self.configuration).replace(persistent_iterator=False)
-        return _training_pipeline(self, dataset, ending, drop_remainder).dataset
+        return self._pipeline(dataset, ending, drop_remainder).dataset
 
     def fit_args(
         self, dataset: tf.data.Dataset, *, drop_remainder: bool | None = None, steps_per_execution: int | None = None
@@ -282,7 +311,7 @@ class Recipe(Part):
         configuration = Configuration(self.configuration)
         if steps_per_execution is not None:
             configuration = configuration.replace(steps_per_execution=steps_per_execution)
-        training = _training_pipeline(self, dataset, configuration, drop_remainder, shuffle=True)
+        training = self._pipeline(dataset, configuration, drop_remainder, shuffle=True)
         compiled, divides = configuration["steps_per_execution"], training.in_force["steps_per_execution"]
         if compiled != divides:
             raise ApplyError(
@@ -291,6 +320,12 @@ class Recipe(Part):
                 f"recipe.fit_args(dataset, steps_per_execution={divides}).",
             )
         return training.fit_args
+
+    def _pipeline(
+        self, dataset: Any, configuration: Configuration, drop_remainder: bool | None, *, shuffle: bool = False
+    ) -> TrainingPipeline:
+        apply.refuse_overridden(self.configuration)
+        return make_pipeline(dataset, configuration, self.workload, drop_remainder=drop_remainder, shuffle=shuffle)
 
     def __repr__(self) -> str:
         """Return three lines: what was found, what it changes, and where it was measured."""
@@ -350,6 +385,10 @@ class Recipe(Part):
                 "evidence": evidence.model_copy(update={"throughput": throughput, "speedup": faster}),
             }
         )
+
+    def with_baseline(self) -> Self:
+        """Return the recipe of the baseline: it trains as the workload does by itself."""
+        return self._with(None, self.baseline)
 
     def with_same_training(self) -> Self:
         """Return the recipe of the fastest configuration that changes nothing about learning; perhaps the baseline.
@@ -419,71 +458,95 @@ class Recipe(Part):
         )
 
 
-def mismatches(machine: Machine, on_mismatch: str) -> list[str]:
-    """Return warnings about a machine that differs from the recipe's; see `Recipe.apply`."""
-    if on_mismatch not in ("warn", "error", "ignore"):
-        raise ArgumentError(f"on_mismatch={on_mismatch!r}", hint="It is 'warn', 'error' or 'ignore'.")
-    differences = [] if on_mismatch == "ignore" else machine.differences(fingerprint())
-    if not differences:
-        return []
-    problem = "the recipe was measured on another machine: " + "; ".join(map(_one_line, differences))
-    hint = "Tune again here, or pass on_mismatch='ignore'."
-    if on_mismatch == "error":
-        raise MachineMismatchError(problem, hint=hint)
-    return [f"{problem}. {hint}"]
+class Book(Part):
+    """Recipes of one training, each of another kind of machine."""
+
+    schema_version: Annotated[int, Field(ge=SCHEMA_VERSION, le=SCHEMA_VERSION)] = SCHEMA_VERSION
+    recipes: Many[Recipe] = Field(min_length=1, max_length=MOST_RECIPES)
+
+    @model_validator(mode="after")
+    def _one_training_one_recipe_per_kind(self) -> Self:
+        known: dict[object, int] = {}
+        for number, recipe in enumerate(self.recipes, start=1):
+            difference = "" if number == 1 else first_difference(self.recipes[0].workload, recipe.workload)
+            if difference:
+                raise ValueError(f"recipes 1 and {number} are of unlike trainings: {difference}")
+            kind = kind_of(recipe.machine)
+            if kind in known:
+                raise ValueError(f"recipes {known[kind]} and {number} are both of {kind}")
+            known[kind] = number
+        return self
+
+    def to_json(self) -> str:
+        """Return the text of the book's file."""
+        return self.model_dump_json(indent=2) + "\n"
 
 
-def _training_pipeline(
-    recipe: Recipe,
-    dataset: tf.data.Dataset,
-    configuration: Configuration,
-    drop_remainder: bool | None,
-    *,
-    shuffle: bool = False,
-) -> apply.TrainingPipeline:
-    """Return the batches of a dataset. Refuse batches of batches, and single examples instead of batches.
+def load_recipes(path: str | Path) -> Recipe | Book:
+    """Read a recipe or a book of recipes.
 
-    `shuffle` acts on arrays with the recipe of a script.
+    Raises:
+        RecipeError: The file is missing, damaged, or written by a newer version.
     """
-    apply.refuse_overridden(recipe.configuration)
-    workload, given = recipe.workload, dataset
-    dataset = apply.as_dataset(given)
-    if not hasattr(dataset, "element_spec"):
-        raise ApplyError(
-            f"the recipe was given {with_article(type(given).__name__)}, expected a tf.data.Dataset or arrays",
-            hint="Set its batch size by recipe.batch_size, and its other knobs by recipe.configuration.",
-        )
-    batched, drop = workload.batched, workload.drop_remainder if drop_remainder is None else drop_remainder
-    if workload.script is not None:  # its batches were measured, and code may hand over single examples as well
-        batched = _extra_axes(dataset, workload)[:1] == [0]
-        if shuffle and dataset is not given:
-            dataset, batched = _shuffled_batches(given, configuration.batch_size, drop=drop), True
-    pipeline = apply.training_pipeline(dataset, configuration, batched=batched, drop_remainder=drop)
-    excess = set(_extra_axes(pipeline.dataset, workload))
-    if excess == {1} and not workload.batched and apply.looks_batched(dataset):
-        raise ApplyError(
-            "the recipe was given a dataset that is batched already",
-            hint="Pass single examples, without .batch(): the recipe batches them.",
-        )
-    if excess == {-1} and batched:
-        raise ApplyError(
-            "the recipe was given single examples, and the tuned workload did its own batching",
-            hint="Batch the dataset first, by recipe.dataset_config.batch_size.",
-        )
-    return pipeline
+    hint = "Give the path of a recipe.json, as printed by `autotune tune`."
+    try:
+        text = read_at_most(Path(path), LARGEST_FILE_BYTES)
+    except (OSError, ValueError) as error:  # ValueError: a null character in the path
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise RecipeError(f"cannot read the recipe {_one_line(path)}: {reason}", hint=hint) from error
+    if len(text) > LARGEST_FILE_BYTES:
+        raise RecipeError(f"{path}: larger than {LARGEST_FILE_BYTES} bytes, so not a recipe", hint=hint)
+    if _has_recipes(text):
+        return _parse(Book, text, source=str(path), noun="recipe book", hint=_DAMAGED_BOOK)
+    return Recipe.parse(text, source=str(path))
 
 
-def _extra_axes(dataset: tf.data.Dataset, workload: RecipeWorkload) -> list[int | None]:
-    """Return how many axes each tensor of an element has beyond those of the workload's batches; None: unknown."""
-    pairs = zip(apply.batch_ranks(dataset), workload.batch_ranks or (), strict=False)
-    return [None if rank is None or known is None else rank - known for rank, known in pairs]
+def _has_recipes(text: bytes) -> bool:
+    """Return whether a file is a book: a JSON object with `recipes`, damaged or not."""
+    try:
+        document = from_json(text)
+    except ValueError:
+        return False
+    return isinstance(document, dict) and "recipes" in document
 
 
-def _shuffled_batches(arrays: Any, batch_size: int, *, drop: bool) -> tf.data.Dataset:
-    """Return the batches that `fit` makes of arrays: it shuffles them anew in each epoch."""
-    x, y, weights = (*(arrays if isinstance(arrays, tuple) else (arrays,)), None, None)[:3]
-    batches = apply.keras_batches(
-        (x, y, weights), counted=False, batch_size=batch_size, shuffle=True, class_weight=None
+def choose_recipe(loaded: Recipe | Book, on_mismatch: OnMismatch | None, *, source: str) -> tuple[Recipe, Selection]:
+    """Return the recipe that a training takes on this machine, and why; see `Recipe.load`.
+
+    Raises:
+        ArgumentError: `on_mismatch` is none of its words.
+        MachineMismatchError: With `on_mismatch="error"`.
+    """
+    is_book = isinstance(loaded, Book)
+    recipes = loaded.recipes if isinstance(loaded, Book) else (loaded,)
+    wish: OnMismatch = "baseline" if is_book else "nearest"
+    selection = select_recipe(
+        [recipe.machine for recipe in recipes],
+        fingerprint(),
+        wish if on_mismatch is None else on_mismatch,
+        source=source,
+        is_book=is_book,
     )
-    full = len(apply.as_dataset(arrays)) // batch_size
-    return batches.take(full) if drop else batches
+    recipe = recipes[selection.position]
+    return recipe.with_baseline() if selection.takes_baseline else recipe, selection
+
+
+Model = TypeVar("Model", bound=Part)
+
+
+def _parse(model: type[Model], text: str | bytes, *, source: str, noun: str, hint: str) -> Model:
+    """Read a file's model. Raises `RecipeError` with the first mistake."""
+    content = text.encode(errors="backslashreplace") if isinstance(text, str) else text
+    try:
+        read = model.model_validate_json(content.removeprefix(codecs.BOM_UTF8))
+    except ValidationError as error:
+        where, mistake = first_mistake(error)
+        if where == "schema_version":
+            problem = f"{source}: this autotune reads {noun}s of schema_version {SCHEMA_VERSION} only"
+            raise RecipeError(problem, hint="Install the autotune that wrote it, or a later one.") from error
+        problem = _one_line(f"{where or 'the file'}: {mistake.removeprefix('Value error, ')}")
+        raise RecipeError(f"{source}: not a {noun}: {problem}", hint=hint) from error
+    versioned: tuple[Part, ...] = (read, *read.recipes) if isinstance(read, Book) else (read,)
+    if any("schema_version" not in part.model_fields_set for part in versioned):
+        raise RecipeError(f"{source}: not a {noun}: schema_version is missing", hint=hint)
+    return read

@@ -7,15 +7,16 @@ import os
 import sys
 import traceback
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from autotune.data.errors import ArgumentError, AutotuneError, RecipeError
 from autotune.data.facts import ScriptFacts, Site, Trains, WorkloadReference
 from autotune.data.options import check_args
 from autotune.data.record import Rule
+from autotune.machine.fingerprint import fingerprint
 from autotune.recipe import apply
 from autotune.recipe.answers import describe_doubts
 from autotune.recipe.guard import LOG, Guard, guard_callback, say
@@ -28,13 +29,16 @@ from autotune.script.loading import parse_reference
 from autotune.script.loop_watch import LoopWatch
 from autotune.script.sandbox import listed_callbacks
 from autotune.script.settings import Settings
+from autotune.script.staleness import Staleness, verify_command
 from autotune.script.strategies import open_when_building, refuse_another_scope
 from autotune.space.configuration import Configuration
 from autotune.space.knobs import KNOBS, Stage
 from autotune.training.fit import set_compiled, set_steps
+from autotune.training.gauges import Weights, count_parameters
 
 if TYPE_CHECKING:
     from autotune.recipe.recipe import Recipe
+    from autotune.recipe.selection import OnMismatch
 
 _OF_DATASET = ("persistent_iterator", "per_replica_buffer_size")  # they act on the data of `fit`
 
@@ -64,6 +68,7 @@ class LongRun(Hooks):
         skip_missing: Continue without a knob whose call sites are gone.
         scale: Scales the learning rate to the batch size by this rule; None takes the one that the recipe has tested.
         keep_learning_rate: Leave the learning rate as the script has it.
+        stale: Says what has changed since the recipe was measured; None for nobody.
 
     Raises:
         RecipeError: The recipe is of a `Workload`.
@@ -78,6 +83,7 @@ class LongRun(Hooks):
         skip_missing: bool = False,
         scale: Rule | None = None,
         keep_learning_rate: bool = False,
+        stale: Staleness | None = None,
     ) -> None:
         self._facts = facts_in(recipe)
         self._loop = self._facts.trains is Trains.LOOP
@@ -85,7 +91,7 @@ class LongRun(Hooks):
         self._is_tested = scale is None and tested is not None and tested.same_loss is not None
         if scale is None and tested is not None and tested.same_loss is not None and not keep_learning_rate:
             scale = tested.rule
-        self._skip_missing, self._scale = skip_missing, scale
+        self._skip_missing, self._scale, self._stale = skip_missing, scale, stale
         self._configuration = Configuration(recipe.configuration)
         self._settings = Settings.of(self._configuration, self._facts)
         self._wrappers = Wrappers(self._settings, self, directory)
@@ -138,6 +144,8 @@ class LongRun(Hooks):
         if not self._checked_missing:
             self._checked_missing = True
             self._refuse_missing()
+            if self._loop:
+                self._warn_of_changes(self._watch.trained_weights())
             if (factor := self._factor_of_loop()) != 1.0:
                 before, after = self._batch_sizes_of_loop()
                 shown = (_show_scaled(optimizer, factor) for optimizer in self._watch.optimizers.values())
@@ -173,12 +181,24 @@ class LongRun(Hooks):
             say("jit_compile=true is not in force: Keras turns XLA off for this model")
         factor = self._factor_of_fit(call)
         watch = guard_callback(self._guard, call.batch_used or self._configuration.batch_size)
-        callbacks = [*listed_callbacks(arguments["callbacks"]), watch]
+        callbacks = [*listed_callbacks(arguments["callbacks"]), watch, *self._watch_for_changes(model)]
         with self._scaled_by(factor, model):
             return usual(model, **(arguments | changed | {"callbacks": callbacks}))
 
     def _scaled_by(self, factor: float, model: Any) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext() if self._trainings is None else self._trainings.scaled(model, factor)
+
+    def _watch_for_changes(self, model: Any) -> list[Any]:
+        """Say what has changed since the recipe was measured; return a callback if the first step builds the model."""
+        if model.built:
+            self._warn_of_changes(model.weights)
+            return []
+        late = sys.modules["keras"].callbacks.LambdaCallback
+        return [late(on_epoch_end=lambda epoch, logs: self._warn_of_changes(model.weights))]
+
+    def _warn_of_changes(self, weights: Sequence[Any]) -> None:
+        if self._stale is not None:
+            self._stale.warn(count_parameters(Weights(weights, weights)) or None)
 
     def _warn_of_other_batch(self, given: int | None) -> None:
         """Warn once that the script gives the tuned `fit` a second batch size, which is used."""
@@ -264,7 +284,7 @@ class PreparedRun:
     """A script that is ready to run with a recipe's values: calling it runs it, and returns its exit code."""
 
     reference: WorkloadReference
-    long_run: LongRun
+    long_run: LongRun | None = None  # none where it trains as the script has it
 
     def __call__(self) -> int:
         """Run the script."""
@@ -279,7 +299,7 @@ def prepare_run(
     skip_missing: bool = False,
     scale: Rule | None = None,
     keep_learning_rate: bool = False,
-    on_mismatch: Literal["warn", "error", "ignore"] = "warn",
+    on_mismatch: OnMismatch | None = None,
     candidate: bool = False,
     same_training: bool = False,
     larger_batch: bool = False,
@@ -287,7 +307,7 @@ def prepare_run(
     """Check that a recipe and a script belong together; return what runs it.
 
     With `candidate` it trains with the candidate of an undecided run; with `same_training` or `larger_batch` with that
-    answer of the recipe, recommended or not.
+    answer of the recipe, recommended or not. `on_mismatch` is that of `Recipe.load`.
 
     Raises:
         ArgumentError: More than one of `candidate`, `same_training` and `larger_batch` is given, or `scale` with
@@ -296,9 +316,8 @@ def prepare_run(
         WorkloadError: There is no such script.
         MachineMismatchError: With `on_mismatch="error"`.
     """
-    from autotune.recipe.recipe import Recipe, mismatches
+    from autotune.recipe.recipe import choose_recipe, load_recipes
 
-    recipe = Recipe.load(recipe_path)
     if candidate + same_training + larger_batch > 1:
         raise ArgumentError(
             "--candidate, --same-training and --larger-batch exclude one another", hint="Give one of them, or none."
@@ -307,18 +326,14 @@ def prepare_run(
         raise ArgumentError(
             "--scale-learning-rate and --keep-learning-rate exclude one another", hint="Give one of them, or none."
         )
-    if same_training:
-        recipe = recipe.with_same_training()
-    elif larger_batch:
-        recipe = recipe.with_larger_batch()
-        if recipe.larger_batch is not None and (doubts := describe_doubts(recipe.larger_batch)):
-            say(doubts)
-    elif candidate:
-        recipe = recipe.with_candidate()
-        changes = Configuration(recipe.configuration).describe(relative_to=Configuration(recipe.baseline))
-        say(f"training with the candidate {changes}, {recipe.evidence.speedup.shown()}, which is not confirmed")
+    recipe, selection = choose_recipe(load_recipes(recipe_path), on_mismatch, source=str(recipe_path))
+    if not selection.takes_baseline:
+        recipe = _answer_of(recipe, candidate=candidate, same_training=same_training, larger_batch=larger_batch)
     reference = parse_reference(script).model_copy(update={"args": check_args(args)})
     facts_in(recipe, file_of(reference), script)
+    if selection.takes_baseline:
+        say(selection.text)
+        return PreparedRun(reference)
     run = LongRun(
         recipe,
         recipe_path,
@@ -326,18 +341,39 @@ def prepare_run(
         skip_missing=skip_missing,
         scale=scale,
         keep_learning_rate=keep_learning_rate,
+        stale=Staleness(
+            recipe,
+            verify_command(recipe, recipe_path, script),
+            here=fingerprint() if selection.fits and on_mismatch != "ignore" else None,
+        ),
     )
-    for text in mismatches(recipe.machine, on_mismatch):
-        say(text)
+    if selection.text:
+        say(selection.text)
     run.install()
     return PreparedRun(reference, run)
 
 
-def _run(reference: WorkloadReference, run: LongRun) -> int:
+def _answer_of(recipe: Recipe, *, candidate: bool, same_training: bool, larger_batch: bool) -> Recipe:
+    """Return the recipe of the answer that was asked for; see `prepare_run`."""
+    if same_training:
+        return recipe.with_same_training()
+    if larger_batch:
+        recipe = recipe.with_larger_batch()
+        if recipe.larger_batch is not None and (doubts := describe_doubts(recipe.larger_batch)):
+            say(doubts)
+    elif candidate:
+        recipe = recipe.with_candidate()
+        changes = Configuration(recipe.configuration).describe(relative_to=Configuration(recipe.baseline))
+        say(f"training with the candidate {changes}, {recipe.evidence.speedup.shown()}, which is not confirmed")
+    return recipe
+
+
+def _run(reference: WorkloadReference, run: LongRun | None = None) -> int:
     """Run the script as Python does: show its exceptions, and return its exit code."""
     try:
         run_as_main(reference)
-        run.ended()
+        if run is not None:
+            run.ended()
     except AutotuneError as error:
         say(str(error))
         return error.exit_code

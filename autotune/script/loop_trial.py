@@ -98,8 +98,7 @@ class LoopSession(TrainingSession):
 
     def weights(self) -> Weights:
         """Return what the optimizers update."""
-        optimizers = list(self._watch.optimizers.values())
-        variables = [v for optimizer in optimizers for v in getattr(optimizer, "_trainable_variables", ())]
+        variables = self._watch.trained_weights()
         return Weights(variables, variables)
 
     def gauges(self) -> list[Gauge]:

@@ -126,6 +126,11 @@ class LoopWatch:
             restore()
         self._restore = []
 
+    def trained_weights(self) -> list[Any]:
+        """Return what the optimizers update."""
+        optimizers = list(self.optimizers.values())
+        return [v for optimizer in optimizers for v in getattr(optimizer, "_trainable_variables", ())]
+
     def explicit(self, dataset: Any) -> Iterator[Any]:
         """Yield the elements of a dataset, each of which is a step because the script says so: see `autotune.steps`."""
         origin = getattr(dataset, _ORIGIN, _Origin(dataset))

@@ -1,4 +1,4 @@
-"""Find earlier runs of the same workload, and the leaders that a new run tries first.
+"""Find what is known of a workload from earlier runs and a recipe book: the leaders that a new run tries first.
 
 Only configurations are taken over, no measurements. The files may come from other people: reading them executes
 nothing, and a damaged run is skipped.
@@ -7,79 +7,55 @@ nothing, and a damaged run is skipped.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 from autotune.data.errors import RecipeError, RunDirectoryError
-from autotune.data.facts import ScriptFacts, Site
+from autotune.data.facts import Machine
 from autotune.data.models import KnobValue
 from autotune.data.printable import one_line
 from autotune.data.record import Outcome, Phase, Standing, TrialRecord
-from autotune.data.run_directory import EarlierLeader, RunDirectory, RunRecord, WorkloadRecord
+from autotune.data.run_directory import EarlierLeader, RunDirectory, RunRecord
 from autotune.data.runs_on_disk import newest_runs
-from autotune.recipe.recipe import Recipe
+from autotune.machine.kind import find_nearest, kind_of
+from autotune.recipe.recipe import Book, Recipe
+from autotune.recipe.same_workload import first_difference, is_same_workload
 from autotune.space.configuration import Configuration, baseline_of, format_value, read_trials
 from autotune.space.space_file import ResolvedSpace
 from autotune.stats.deciding import Verdict
 
 MOST_RUNS = 50  # the newest, whose run.json is read
 MOST_READ = 6  # runs of the same workload whose trials are read
-MOST_LEADERS = 2
+MOST_LEADERS = 2  # of earlier runs
+MOST_OF_BOOK = 4
 NOT_FASTER = (Verdict.NO_SIGNIFICANT_GAIN, Verdict.UNSTABLE)  # of runs that have no leaders of the same training
 JUDGED = (Standing.CONFIRMED, Standing.NOT_SHOWN, Standing.UNSTABLE)  # whose estimates in the search count no more
-_FIRST_AXIS = re.compile(r"shape=\((None|\d+)")  # of a tensor of the batch: the batch size, where it is fixed
 
 
-def is_same_workload(workload: WorkloadRecord, other: WorkloadRecord) -> bool:
-    """Return whether both train a model of the same size on data of the same shape, from the same call sites.
-
-    Moved lines, another learning rate or batch size, or a renamed script make no other workload.
-    """
-    mine = _identity(workload)
-    return mine is not None and mine == _identity(other)
-
-
-def _identity(workload: WorkloadRecord) -> tuple[object, ...] | None:
-    """Return what stays the same while a workload is edited elsewhere; None if its baseline has not started."""
-    if workload.element is None or workload.parameters is None:
-        return None
-    element = _FIRST_AXIS.sub("shape=(batch", workload.element)
-    shape = (workload.parameters, element, workload.batch_ranks, workload.drop_remainder)
-    if workload.script is None:
-        return (workload.name, workload.batched, workload.takes_config, *shape)
-    return (*_call_sites(workload.script, f"{workload.name}.py"), *shape)
-
-
-def _call_sites(script: ScriptFacts, own_file: str) -> tuple[object, ...]:
-    """Return how a script trains, and the calls that lead to the training; its own file under no name."""
-
-    def key(site: Site | None) -> tuple[str, str, str, int] | None:
-        return None if site is None else ("" if site.file == own_file else site.file, *site.key[1:])
-
-    pipeline = sorted((knob, *(key(site) for site in sites)) for knob, sites in script.sites.items() if knob != "cache")
-    return (script.trains, key(script.fit_site), key(script.compile_site), key(script.step_function), tuple(pipeline))
-
-
-def find_leaders(results: Path, run: RunRecord, space: ResolvedSpace) -> tuple[EarlierLeader, ...]:
+def find_leaders(
+    results: Path | None, run: RunRecord, space: ResolvedSpace, book: Book | None = None
+) -> tuple[EarlierLeader, ...]:
     """Return the leaders that a new run tries first, the most promising first.
 
     Leaders found on this kind of machine come before those of the same device, and these before others. Confirmed ones
-    come before estimates, those of newer runs before those of older ones.
+    come before estimates, those of newer runs before those of older ones, and those of runs before a book's.
 
     Args:
-        results: The directory below which runs are looked for.
+        results: The directory below which runs are looked for; None for none.
         run: The new run, whose baseline has started.
         space: The new run's search space.
+        book: Recipes of other machines; None for none.
     """
     found = [
         leader if _covers(earlier, space) else replace(leader, led_over=0)
-        for kinship, directory, earlier in _same_runs(results, run)[:MOST_READ]
-        for leader in _leaders_of(directory, earlier, kinship)
+        for kinship, directory, earlier in ([] if results is None else _same_runs(results, run)[:MOST_READ])
+        for leader in _leaders_of(directory, earlier, kinship, name=str(directory.path.relative_to(results or ".")))
     ]
+    found += [] if book is None else _leaders_in(book, run)
     chosen: dict[Configuration, EarlierLeader] = {}
+    room = {False: MOST_LEADERS, True: MOST_OF_BOOK}
     for leader in sorted(found, key=lambda leader: (leader.kinship, -leader.estimate)):
         configuration = _move(leader.changes, space)
         changes = configuration.differences(space.baseline)
@@ -87,10 +63,10 @@ def find_leaders(results: Path, run: RunRecord, space: ResolvedSpace) -> tuple[E
         led_over = leader.led_over if is_known else 0
         if known := chosen.get(configuration):
             chosen[configuration] = known.model_copy(update={"led_over": max(known.led_over, led_over)})
-        elif changes:
-            name = str(leader.run.relative_to(results))
-            chosen[configuration] = EarlierLeader(run=name, changes=changes, led_over=led_over)
-    return tuple(chosen.values())[:MOST_LEADERS]
+        elif changes and room[leader.of_book]:
+            room[leader.of_book] -= 1
+            chosen[configuration] = EarlierLeader(run=leader.run, changes=changes, led_over=led_over)
+    return tuple(chosen.values())
 
 
 def starting_points(leaders: Sequence[EarlierLeader], space: ResolvedSpace) -> dict[Configuration, int]:
@@ -99,7 +75,7 @@ def starting_points(leaders: Sequence[EarlierLeader], space: ResolvedSpace) -> d
 
 
 def describe_leaders(leaders: Sequence[EarlierLeader], space: ResolvedSpace) -> str:
-    """Say which leaders of which runs are tried first."""
+    """Say which leaders of which runs and recipes are tried first."""
     runs = " and ".join(dict.fromkeys(leader.run for leader in leaders))
     shown = "; ".join(configuration.describe(space.baseline) for configuration in starting_points(leaders, space))
     which = "leaders" if len(leaders) > 1 else "leader"
@@ -108,13 +84,16 @@ def describe_leaders(leaders: Sequence[EarlierLeader], space: ResolvedSpace) -> 
 
 def _move(changes: Mapping[str, KnobValue], space: ResolvedSpace) -> Configuration:
     """Return the baseline with those changes that the space allows."""
-    allowed = {
-        name: choice
-        for name, value in changes.items()
-        for choice in space.choices.get(name, ())
-        if format_value(choice) == format_value(value)
-    }
-    return space.configuration(allowed)
+    moved = {name: _choice_for(name, value, space.choices.get(name, ())) for name, value in changes.items()}
+    return space.configuration({name: choice for name, choice in moved.items() if choice is not None})
+
+
+def _choice_for(name: str, value: KnobValue, choices: Sequence[KnobValue]) -> KnobValue | None:
+    """Return the choice that a value stands for; None where the space has none."""
+    same = [choice for choice in choices if format_value(choice) == format_value(value)]
+    if name == "steps_per_execution" and not same:  # a recipe has what was in force: a divisor of an epoch's steps
+        same = sorted(choice for choice in choices if int(choice) >= int(value))[:1]
+    return next(iter(same), None)
 
 
 def _covers(earlier: RunRecord, space: ResolvedSpace) -> bool:
@@ -138,10 +117,9 @@ def _same_runs(results: Path, run: RunRecord) -> list[tuple[int, RunDirectory, R
             continue
         if run.workload is None or earlier.workload is None or not is_same_workload(run.workload, earlier.workload):
             continue
-        if earlier.arguments.get("objective") != run.arguments.get("objective"):
+        if _objective_of(earlier) != _objective_of(run):
             continue
-        is_same_device = earlier.workload.device == run.workload.device
-        kinship = 0 if not earlier.machine.differences(run.machine) else 1 if is_same_device else 2
+        kinship = _kinship(earlier.machine, run.machine, same_device=earlier.workload.device == run.workload.device)
         same.append((kinship, directory, earlier))
     return sorted(same, key=lambda found: found[0])
 
@@ -151,16 +129,17 @@ def _same_runs(results: Path, run: RunRecord) -> list[tuple[int, RunDirectory, R
 
 @dataclass(frozen=True, kw_only=True)
 class _Leader:
-    """A configuration that was faster than the baseline of an earlier run."""
+    """A configuration that was faster than the baseline of an earlier run, or of a recipe."""
 
-    run: Path
-    kinship: int  # of that run's machine: 0 for this one's kind, 1 for another with the same device, 2 for others
+    run: str  # where it was found, for messages
+    kinship: int  # of that machine: 0 for this one's kind, 1 for another with the same device, 2 for others
     changes: dict[str, KnobValue]  # from that run's baseline
     estimate: float = math.inf  # the lower bound of its speed-up in the search; infinite where it was confirmed
     led_over: int = 0  # see `EarlierLeader`
+    of_book: bool = False
 
 
-def _leaders_of(directory: RunDirectory, run: RunRecord, kinship: int) -> list[_Leader]:
+def _leaders_of(directory: RunDirectory, run: RunRecord, kinship: int, *, name: str) -> list[_Leader]:
     """Return the leaders of a run: those that were confirmed, the recommended one first, and those that look faster."""
     try:
         records = list(read_trials(directory, []))
@@ -181,7 +160,7 @@ def _leaders_of(directory: RunDirectory, run: RunRecord, kinship: int) -> list[_
     confirmed = [record for record in records if record.looks and record.looks[-1].standing is Standing.CONFIRMED]
     confirmed.sort(key=lambda record: record.ended_at_seconds or 0.0, reverse=True)  # the last has beaten the others
 
-    leader = partial(_Leader, run=directory.path, kinship=kinship)
+    leader = partial(_Leader, run=name, kinship=kinship)
     leaders = [
         leader(changes=_changes(by_number.get(record.looks[-1].candidate, record), baseline)) for record in confirmed
     ]
@@ -207,3 +186,56 @@ def _verdict_of(directory: RunDirectory) -> Verdict | None:
         return Recipe.load(directory.recipe_file).evidence.verdict
     except RecipeError:
         return None
+
+
+def _objective_of(run: RunRecord) -> object:
+    return run.arguments.get("objective", "throughput")
+
+
+def _kinship(measured: Machine, here: Machine, *, same_device: bool) -> int:
+    """Return how near a machine is to this one; see `_Leader`."""
+    return 0 if not measured.differences(here) else 1 if same_device else 2
+
+
+# ------------------------------------------------------------------------------------------ a recipe book
+
+
+def why_unused(book: Book, run: RunRecord) -> str:
+    """Return why a run can take nothing over from a book, in half a sentence; empty where it can."""
+    assert run.workload is not None
+    if difference := first_difference(book.recipes[0].workload, run.workload):
+        return f"it is of another training: {difference}"
+    if not any(recipe.evidence.objective == _objective_of(run) for recipe in book.recipes):
+        return f"its objective is {book.recipes[0].evidence.objective}"
+    return ""
+
+
+def _leaders_in(book: Book, run: RunRecord) -> list[_Leader]:
+    """Return the confirmed configurations of a book's recipes, the nearest kind of machine first."""
+    if why_unused(book, run):
+        return []
+    nearest = find_nearest([recipe.machine for recipe in book.recipes], run.machine)
+    recipes = [book.recipes[index] for index in nearest]
+    return [
+        _leader_of(recipe, knobs, run)
+        for recipe in recipes
+        if recipe.evidence.objective == _objective_of(run)
+        for knobs in _confirmed_in(recipe)
+    ]
+
+
+def _confirmed_in(recipe: Recipe) -> list[Mapping[str, KnobValue]]:
+    """Return the configurations of a recipe that are confirmed to be faster, the recommended one first."""
+    answers = [answer for answer in (recipe.same_training, recipe.larger_batch) if answer is not None]
+    return [recipe.configuration, *(answer.configuration for answer in answers if answer.confirmed)]
+
+
+def _leader_of(recipe: Recipe, knobs: Mapping[str, KnobValue], run: RunRecord) -> _Leader:
+    assert run.workload is not None
+    is_same_device = bool(recipe.machine.gpus) == (run.workload.device == "gpu")
+    return _Leader(
+        run=f"the recipe of {kind_of(recipe.machine)}",
+        kinship=_kinship(recipe.machine, run.machine, same_device=is_same_device),
+        changes=Configuration(knobs).differences(Configuration(recipe.baseline)),
+        of_book=True,
+    )

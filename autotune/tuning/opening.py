@@ -20,6 +20,7 @@ from autotune.data.printable import with_article
 from autotune.data.run_directory import CREATED, SCRATCH, RunDirectory, RunRecord, SearchSpaceRecord, WorkloadRecord
 from autotune.machine.fingerprint import memory_limit_bytes
 from autotune.machine.gpu import lowest_capability, missing_xla_flags
+from autotune.recipe.recipe import Book
 from autotune.runtime.created_files import remove_created
 from autotune.runtime.executor import Clock, Executor, SeatLost, WarmUp
 from autotune.script.loading import parse_reference, reference_of
@@ -113,6 +114,7 @@ class Invocation:
     observe: Observer
     earlier: Earlier | None = None  # what an earlier invocation left; None for a new run
     results: Path | None = None  # the directory below which earlier runs are looked for; None for none
+    book: Book | None = None  # recipes from other machines
     spent_before: float = 0.0  # seconds of earlier invocations that do not count for the budget
 
     @property

@@ -46,7 +46,8 @@ STEADY_NOT_CHECKED = {
     None: "the steady state (the {}'s warm-up had too few steps to tell)",
 }
 ROUND_TO_SECONDS, MARGIN = 10, 1.5  # of the budget that is named to go on with
-LEAST_GO_ON_SECONDS = 60.0
+LEAST_BUDGET_SECONDS = 60.0
+FEWEST_VERIFYING = 4  # processes a side, with which `verify` can judge a claim
 
 
 def recommend(*, found: SearchResult, watched: Watch | None, run: Run, record: RunRecord, options: Options) -> Recipe:
@@ -80,7 +81,9 @@ def recommend(*, found: SearchResult, watched: Watch | None, run: Run, record: R
             drop_remainder=workload.drop_remainder,
             takes_config=workload.takes_config,
             examples=workload.examples,
+            element=workload.element,
             batch_ranks=workload.batch_ranks,
+            parameters=workload.parameters,
             script=workload.script,
             settings=workload.settings,
             train_samples=options.train_samples or samples_of(workload.script, workload.examples),
@@ -159,6 +162,7 @@ def _evidence(
         confirmation=_confirmation(found, champion or _closest_leader(found), run),
         smallest_gain_shown=math.expm1(policy.smallest_gain_shown(state)) if is_undecided else None,
         go_on_seconds=_go_on_seconds(found) if is_undecided else None,
+        verify_seconds=None if champion is None else _verify_seconds(champion),
         watch=watched,
     )
 
@@ -189,7 +193,16 @@ def _advice(recommended: TrialRecord | None, run: Run, workload: WorkloadRecord)
 def _go_on_seconds(found: SearchResult) -> float:
     """Return a budget with which an undecided run can be settled."""
     wanted = MARGIN * policy.seconds_to_settle(found.state) + found.state.first_pair_seconds
-    return math.ceil(max(LEAST_GO_ON_SECONDS, wanted) / ROUND_TO_SECONDS) * float(ROUND_TO_SECONDS)
+    return _rounded_budget(wanted)
+
+
+def _verify_seconds(champion: Leader) -> float:
+    """Return a budget in which `verify` measures as many fresh pairs as the claim rests on, after its start."""
+    return _rounded_budget(MARGIN * (max(champion.processes, FEWEST_VERIFYING) + 1) * champion.pair_seconds)
+
+
+def _rounded_budget(seconds: float) -> float:
+    return math.ceil(max(LEAST_BUDGET_SECONDS, seconds) / ROUND_TO_SECONDS) * float(ROUND_TO_SECONDS)
 
 
 # ----------------------------------------------------------------------------------------- what came closest

@@ -19,6 +19,7 @@ from autotune.data.runs_on_disk import RESULTS
 from autotune.machine.fingerprint import fingerprint, require_linux
 from autotune.machine.gpu import visible_gpus
 from autotune.machine.other_runs import announce_run, local_devices
+from autotune.recipe.book import read_book
 from autotune.recipe.recipe import Recipe
 from autotune.runtime.local import LocalExecutor
 from autotune.runtime.places import cut_cores, group_gpus, restrict_to_seat
@@ -26,7 +27,7 @@ from autotune.runtime.ray import RayExecutor
 from autotune.script.loading import refuse_while_loading
 from autotune.space.space_file import ResolvedSpace, SearchSpace, find_search_space, shipped_names
 from autotune.stats.same_loss import expected_over_critical
-from autotune.tuning.earlier_runs import describe_leaders, find_leaders, starting_points
+from autotune.tuning.earlier_runs import describe_leaders, find_leaders, starting_points, why_unused
 from autotune.tuning.ending import note_profiles, watch_winner
 from autotune.tuning.events import Notice, Observer, RunBegan, count_interruptions
 from autotune.tuning.knowledge import noise_of
@@ -140,6 +141,7 @@ def run_tuning(request: Request, observe: Observer, *, wait: bool = False) -> Re
     """Lock the run directory and the devices, start what runs trials, and tune. Raises as `autotune.tune` does."""
     options, directory, earlier = request.options, request.directory, request.earlier
     written = _read_search_space(directory, options, resumed=earlier is not None)
+    book = None if options.book is None or earlier is not None else read_book(options.book)
     places = _cut_places(options)
 
     def say(text: str) -> None:
@@ -183,6 +185,7 @@ def run_tuning(request: Request, observe: Observer, *, wait: bool = False) -> Re
                 earlier=earlier,
                 spent_before=request.spent_before,
                 results=None if options.fresh else request.results,
+                book=book,
             )
             return tune_with(invocation, written)
 
@@ -323,10 +326,13 @@ def _tune_opened(opened: Opened, invocation: Invocation, written: SearchSpace | 
 
 
 def _note_leaders(record: RunRecord, invocation: Invocation, space: ResolvedSpace) -> RunRecord:
-    """Return the record with the leaders of earlier runs; a resumed run has those that it began with."""
-    if invocation.results is None:
+    """Return the record with the leaders of earlier runs and of a book; a resumed run has those that it began with."""
+    book = invocation.book
+    if invocation.results is None and book is None:
         return record
-    leaders = find_leaders(invocation.results, record, space)
+    if book is not None and (why := why_unused(book, record)):
+        invocation.observe(Notice(text=f"{invocation.options.book} is not used: {why}"))
+    leaders = find_leaders(invocation.results, record, space, book)
     if leaders:
         invocation.observe(Notice(text=describe_leaders(leaders, space)))
     return record.model_copy(update={"leaders": leaders})

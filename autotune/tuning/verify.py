@@ -17,14 +17,14 @@ from autotune.data.credentials import mask_arguments
 from autotune.data.errors import NoStableConfigurationError, RecipeError, TrialProcessError, TuningInterruptedError
 from autotune.data.facts import Trains, WorkloadFacts, WorkloadReference
 from autotune.data.figures import Interval, LogInterval
-from autotune.data.options import MEMORY_MARGIN, MIN_GAIN, Options, seconds_of
+from autotune.data.options import MEMORY_MARGIN, MIN_GAIN, VERIFY_SECONDS, Options, seconds_of
 from autotune.data.printable import first_line
 from autotune.data.record import Outcome, Pairing, Phase, TrialRecord
 from autotune.data.run_directory import RunDirectory
 from autotune.machine.fingerprint import fingerprint, require_linux
 from autotune.machine.gpu import visible_gpus
 from autotune.machine.other_runs import announce_run, local_devices
-from autotune.recipe.recipe import Recipe
+from autotune.recipe.recipe import Recipe, choose_recipe, load_recipes
 from autotune.runtime.executor import TrialFailed
 from autotune.runtime.local import LocalExecutor
 from autotune.script.loading import refuse_while_loading
@@ -41,7 +41,7 @@ from autotune.tuning.rules import Limits, checks_of
 from autotune.tuning.run import CLOSING_SECONDS, Interrupted, TimeIsUp
 from autotune.tuning.trial import now_utc
 
-DEFAULT_BUDGET = "100s"
+DEFAULT_BUDGET = f"{VERIFY_SECONDS:.0f}s"
 FEWEST_PROCESSES, MOST_PROCESSES = 4, 16  # a side: fewer tell next to nothing, more are not measured
 LARGER = 2.0  # a budget that is advised where this one was too small: so many times as much
 
@@ -79,7 +79,8 @@ def verify(
     """Measure a recipe against its baseline again, on this machine, and say whether its claim holds.
 
     Args:
-        recipe: The recipe, or the path of one.
+        recipe: The recipe; or the path of one, or of a book, whose recipe of this kind of machine is taken, or else the
+            nearest.
         workload: What is trained, as for `autotune.tune`.
         args: `sys.argv[1:]` of the workload's file; those it was tuned with when None.
         budget: Wall-clock time for everything, in seconds or as text.
@@ -97,7 +98,7 @@ def verify(
         NoStableConfigurationError: The baseline itself fails.
         TuningInterruptedError: Interrupted before two fresh processes a side were measured.
     """
-    loaded = recipe if isinstance(recipe, Recipe) else Recipe.load(Path(recipe))
+    loaded = recipe if isinstance(recipe, Recipe) else _load(Path(recipe), observe)
     options = _options_of(
         loaded, budget=seconds_of("budget", budget), seed=seed, isolation=isolation, memory_margin=memory_margin
     )
@@ -167,6 +168,14 @@ def measure_in_passing(
         directory.release()
         if str(folder) not in reported:  # else the user was shown a log in it
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _load(path: Path, observe: Observer) -> Recipe:
+    """Read a recipe, or the one of a book that is the nearest to this machine, and say which."""
+    recipe, selection = choose_recipe(load_recipes(path), "ignore", source=str(path))
+    if selection.text:
+        observe(Notice(text=selection.text))
+    return recipe
 
 
 def _options_of(recipe: Recipe, **given: Any) -> Options:

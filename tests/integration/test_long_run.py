@@ -466,6 +466,31 @@ def test_a_cache_in_a_file_does_not_mix_batch_sizes(surveyed, tmp_path):
     assert said(trained(tmp_path, ["train.py"]), "steps").startswith("steps 18 ")
 
 
+@pytest.mark.parametrize(
+    ("name", "source", "weights"),
+    [("train", TRAIN, 19), ("train", TRAIN.replace("keras.Input((4,)), ", ""), 19), ("loop", LOOP, 5)],
+    ids=["built", "built by its first step", "loop"],
+)
+def test_a_model_that_changed_is_said_once_with_the_command_that_measures_again(
+    surveyed, tmp_path, name, source, weights
+):
+    (tmp_path / "train.py").write_text(source, encoding="utf-8")
+    path = recipe_of(surveyed[name], tmp_path, batch_size=48)
+    recipe = Recipe.load(path)
+
+    def run_with(parameters: int) -> str:
+        workload = recipe.workload.model_copy(update={"parameters": parameters})
+        recipe.model_copy(update={"workload": workload}).save(path)
+        ended = by_recipe(tmp_path, path)
+        assert ended.returncode == 0, ended.stderr
+        return ended.stderr
+
+    assert "changed since" not in run_with(weights)
+    told = run_with(3)
+    assert told.count(f"the model: measured with 3 weights, here {weights}") == 1
+    assert f"autotune verify {path} train.py --budget " in told
+
+
 def test_the_learning_benchmark_watches_a_script_by_itself_and_with_a_recipe(surveyed, tmp_path):
     (tmp_path / "train.py").write_text(VALIDATED, encoding="utf-8")
     watch = str(REPOSITORY / "benchmarks" / "held_out_losses.py")
