@@ -244,7 +244,6 @@ def verify(
     return 0 if verification.finding is ClaimResult.HOLDS else 1
 
 
-@app.command
 @app.command(usage="Usage: autotune merge RECIPE|BOOK|FOLDER... -o BOOK")
 def merge(
     recipes: Annotated[list[Path], Parameter(allow_leading_hyphen=False)],
