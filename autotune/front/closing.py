@@ -14,6 +14,7 @@ from autotune.data.printable import one_line
 from autotune.front.console import duration, note, ratio, say, size, table, terminal
 from autotune.recipe.advice import usage, verdict_in_words
 from autotune.recipe.answers import NOT_PROMISED
+from autotune.recipe.waterfall import EXPLANATION, waterfall
 from autotune.space.configuration import Configuration, format_value
 from autotune.space.knobs import KNOBS
 from autotune.stats.deciding import ClaimResult, Verdict
@@ -41,6 +42,7 @@ def show_recipe(recipe: Recipe, path: Path, console: RichConsole | None = None) 
     console.print("", table(headings, rows, show_edge=False), "", sep="\n")
     for sentence in _learning_in_words(recipe):
         say(sentence, console)
+    _show_waterfall(recipe, console)
     if evidence.break_even_samples:
         say(f"The longer compile time is earned back after {evidence.break_even_samples:,} samples.", console)
     if evidence.watch is not None:
@@ -135,6 +137,13 @@ def _learning_in_words(recipe: Recipe) -> list[str]:
             "scale its steps."
         )
     return said + [f"{change}." for change in (() if script is None else script.batch_notes)]
+
+
+def _show_waterfall(recipe: Recipe, console: RichConsole) -> None:
+    """Print what each change gives, where some were left out of the recommended configuration."""
+    if steps := waterfall(recipe):
+        console.print(table(("change", "gives"), [(step.name, step.gain.shown()) for step in steps], show_edge=False))
+        say(EXPLANATION, console)
 
 
 def _watch_in_words(watch: Watch, unit: str) -> str:

@@ -260,12 +260,14 @@ def trial_line(record: TrialRecord, changes: str, *, stamp: str, unit: str = "sa
         shown = speed(record.speedup)
         if record.speedup is None and not record.pairs and record.throughput is not None:
             shown = f"{rate(record.throughput.value)} {unit}/s"
+        if record.ablation is not None:
+            shown = f"gives {speed(record.ablation.gain)}"
         text.append(f"{shown:<18}", style="green" if record.speedup and record.speedup.low > 1 else "")
     elif record.outcome is Outcome.PRUNED:
         text.append(f"{speed(record.speedup):<18}", style="dim")
     else:
         text.append(f"{record.outcome:<18}", style="red")
-    text.append(f"  {one_line(changes)}")
+    text.append(f"  {one_line(changes if record.ablation is None else record.ablation.knob)}")
     for looks in record.looks[-1:] if record.outcome.measured else ():
         processes = len({pair.instance for pair in record.pairs})
         shown = f"{processes} fresh process{'' if processes == 1 else 'es'} a side"

@@ -85,6 +85,8 @@ def _rate(trial: dict[str, Any]) -> str | None:
 def _changes(trial: dict[str, Any]) -> str:
     """Return what a trial changes, how that learns, and why it failed."""
     said = str(trial["changes"])
+    if trial["gain"] is not None:
+        said += f" (without {trial['left_out']}, which gives ×{trial['gain']:.2f})"
     if trial["same_loss_speedup"] is not None:
         rule = trial["learning_rate_rule"]
         said += f" (same losses ×{trial['same_loss_speedup']:.2f} sooner, learning rate {rule})"

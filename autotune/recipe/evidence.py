@@ -99,6 +99,14 @@ class BestCandidate(Part):
         return self.estimate.value > 1 and not self.reason.startswith(FAILED_A_CHECK)
 
 
+class Contribution(Part):
+    """What one change of the recommended configuration gives, by leaving it out."""
+
+    knob: str
+    gain: Interval = Field(description="The speed with the change over the speed without it; not part of the claim.")
+    trial: Count = Field(description="Its number in the run's history.")
+
+
 class Watch(Part):
     """A long look at the recommended configuration: one process trained without a pause (`--soak`)."""
 
@@ -140,5 +148,8 @@ class Evidence(Part):
     go_on_seconds: Amount | None = Field(None, description="A budget that may settle an undecided run; else null.")
     verify_seconds: Amount | None = Field(
         None, description="A budget in which `autotune verify` can judge the claim; null without a claim."
+    )
+    contributions: Many[Contribution] = Field(
+        (), description="What single changes give, as far as the time allowed; they claim nothing."
     )
     watch: Watch | None = None

@@ -16,6 +16,7 @@ from autotune.recipe.evidence import (
     NUMERICS_NOT_CHECKED,
     BestCandidate,
     Confirmation,
+    Contribution,
     Evidence,
     PeakMemory,
     Stability,
@@ -163,7 +164,18 @@ def _evidence(
         smallest_gain_shown=math.expm1(policy.smallest_gain_shown(state)) if is_undecided else None,
         go_on_seconds=_go_on_seconds(found) if is_undecided else None,
         verify_seconds=None if champion is None else _verify_seconds(champion),
+        contributions=() if champion is None else _contributions(champion, run),
         watch=watched,
+    )
+
+
+def _contributions(champion: Leader, run: Run) -> tuple[Contribution, ...]:
+    """Return what the changes of the recommended configuration give, as far as they were left out of it."""
+    trials = [(trial, run.records[trial].ablation) for trial in sorted(run.records)]
+    return tuple(
+        Contribution(knob=ablation.knob, gain=ablation.gain, trial=trial)
+        for trial, ablation in trials
+        if ablation is not None and ablation.leader == champion.number and ablation.gain is not None
     )
 
 
