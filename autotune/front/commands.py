@@ -65,12 +65,13 @@ def tune(
         wait: Wait until earlier runs on the same devices of this machine have ended. The budget begins then.
         json: Print the result as JSON (docs/json.md); progress goes to standard error.
     """
-    from autotune.front.closing import resume_command, show_recipe, show_usage
+    from autotune.data.run_options import to_repeat
+    from autotune.front.closing import show_recipe, show_usage
     from autotune.front.console import Progress, messages, terminal
     from autotune.front.tune import tune as tune_workload
     from autotune.recipe.advice import usage
+    from autotune.recipe.next_steps import resume_command
     from autotune.stats.deciding import EndedBy
-    from autotune.tuning.resume import to_repeat
 
     with Progress(messages() if json else terminal()) as progress:
         try:

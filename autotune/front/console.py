@@ -23,7 +23,7 @@ from rich.text import Text
 
 from autotune.data.errors import AutotuneError
 from autotune.data.figures import Interval
-from autotune.data.printable import first_line, one_line
+from autotune.data.printable import duration, first_line, one_line
 from autotune.data.record import Outcome, Phase, Standing, TrialRecord
 from autotune.stats.disturbance import CAUSES
 from autotune.tuning.events import Began, Event, Notice, PairMeasured, RunBegan, TrialBegan, TrialEnded, TrialMeasured
@@ -111,12 +111,6 @@ def size(count: int | None) -> str:
     if count is None:
         return "–"
     return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
-
-
-def duration(seconds: float) -> str:
-    """Return seconds as on a clock: `1:05`."""
-    hours, rest = divmod(max(0, round(seconds)), 3600)
-    return f"{hours}:{rest // 60:02d}:{rest % 60:02d}" if hours else f"{rest // 60}:{rest % 60:02d}"
 
 
 def rate(value: float) -> str:

@@ -27,13 +27,13 @@ def show(path: Path | None = None, /, *, diff: Path | None = None, json: bool = 
         json: Print recipe and trials as JSON (docs/json.md).
     """
     from autotune.data.run_directory import RunDirectory
+    from autotune.data.run_options import to_repeat
     from autotune.front.books import show_book
     from autotune.front.closing import show_diff, show_recipe, show_usage
     from autotune.front.console import note, say
     from autotune.front.defaults import run_or_newest
     from autotune.front.tables import show_history
     from autotune.recipe.recipe import Recipe, choose_recipe, load_recipes
-    from autotune.tuning.resume import to_repeat
 
     if json and diff is not None:
         raise ArgumentError("--json and --diff were both given", hint="Give one of them.")

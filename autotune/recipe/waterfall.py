@@ -11,8 +11,8 @@ from autotune.recipe.recipe import Recipe
 from autotune.space.configuration import format_value
 
 EXPLANATION = (
-    "Each change was left out of the recommended configuration once. These figures are no part of the claim. Changes act "
-    "together, so what they give alone does not multiply to the whole."
+    "Each change was left out of the recommended configuration once. These figures are no part of the claim. Changes "
+    "act together, so single gains do not multiply to the whole."
 )
 TOGETHER = "acting together"
 
