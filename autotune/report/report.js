@@ -164,8 +164,8 @@ function paintSearch(width, points) {
   const ratio = (tick) => "×" + Number(tick.toPrecision(3));
   const children = axes(frame, x, timeTicks(last, Math.max(2, Math.floor(width / 90))), clock, y, ratioTicks(low, high, 7), ratio);
   children.push(text(frame.right, height - 6, "time of the run", "end"));
-  const steps = [...bestSoFar(trials), [last, 0]];
-  steps[steps.length - 1][1] = steps[steps.length - 2][1];
+  const steps = bestSoFar(trials);
+  steps.push([last, steps.at(-1)[1]]);
   children.push(svg("polyline", { points: steps.map(([at, value]) => `${x(at)},${within(value)}`).join(" "), class: "best line", "stroke-width": 2.5 }));
   for (const trial of trials) {
     const at = x(trial.at), middle = within(trial.value), isClaim = trial.kind === "confirmation";
