@@ -264,7 +264,8 @@ def test_losses_that_were_not_measured_are_said_with_the_reason(learnt, tmp_path
             directory.write_trial(record.model_copy(update={"branch": Branch(not_measured=f"no loss {HOSTILE}")}))
     write_page(directory.path)
     script = tell(
-        "[document.querySelector('#learning ~ h3 + p').textContent, document.querySelectorAll('[id^=learning-chart]').length]"
+        "[document.querySelector('#learning ~ h3 + p').textContent,"
+        " document.querySelectorAll('[id^=learning-chart]').length]"
     )
     document, _ = opened(directory.path / "report.html", tmp_path, script)
     said, charts = answer_of(document)
