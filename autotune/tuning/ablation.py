@@ -84,7 +84,8 @@ def leave_out(
     reference = run.new_trial(Phase.ABLATION, whole)
     trial = run.new_trial(Phase.ABLATION, without_change(whole, knob, run.baseline))
     trial.others = spread
-    outcome, reason, log_tail, ended = Outcome.OK, "", "", None
+    outcome, reason, log_tail = Outcome.OK, "", ""
+    ended: Interrupted | SeatLost | None = None
     try:
         _compare(run, leader, reference, trial, knob, seat=seat, deadline=deadline, limits=limits)
     except (Interrupted, SeatLost) as why:
