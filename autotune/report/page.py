@@ -142,9 +142,11 @@ def _reference_of(run: RunRecord) -> str:
 
 def _rates(recipe: Recipe | None, sides: Sequence[TrialRecord]) -> list[Interval | None]:
     """Return the throughputs of baseline and recommendation in the claim; without a claim the records' own stand."""
-    if recipe is None or not recipe.changes:
+    evidence = None if recipe is None or not recipe.changes else recipe.evidence
+    if evidence is None:
         return [side.throughput for side in sides]
-    return [recipe.evidence.baseline_throughput, recipe.evidence.throughput][: len(sides)]
+    claimed: list[Interval | None] = [evidence.baseline_throughput, evidence.throughput]
+    return claimed[: len(sides)]
 
 
 # ----------------------------------------------------------------------------------------------- the answer
@@ -164,8 +166,8 @@ def _answer(recipe: Recipe, run: RunRecord, directory: RunDirectory) -> dict[str
     steps = next_steps(recipe, file, reference, to_repeat(directory.path))
     if recipe.workload.script is not None and recipe.changes:
         steps.append(("To make it permanent:", [f"autotune show {shlex.quote(str(file))} --diff {name}"]))
-    is_open = recipe.candidate is not None and recipe.evidence.verdict is not Verdict.FASTER
-    candidate = describe_candidate(recipe.candidate, Configuration(recipe.baseline)) if is_open else ""
+    best = recipe.candidate
+    candidate = "" if best is None else describe_candidate(best, Configuration(recipe.baseline))
     return {
         "verdict": recipe.evidence.verdict.value,
         "word": _WORDS[recipe.evidence.verdict],

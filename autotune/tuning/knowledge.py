@@ -302,6 +302,11 @@ class Knowledge:
             in_search=run.records[looks.candidate],
         )
 
+    def ablations_took(self) -> float:
+        """Return the seconds that trials which left a change out have taken."""
+        records = self._run.records.values()
+        return math.fsum(record.seconds for record in records if record.phase is Phase.ABLATION)
+
     def leader(self, number: int) -> LeaderTrials:
         """Return the leader whose processes are this trial's."""
         return self.leader_trials(self._run.trials[number])

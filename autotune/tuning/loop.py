@@ -121,7 +121,6 @@ class Loop:
         for trial in run.trials.values():
             if trial.branch is not None and trial.branch.not_measured:
                 trial.branch = None  # an earlier invocation had no time for it, or lost its device
-        self._ablations_took = 0.0
         self._durations: list[float] = []
         self._looks_since = 0
         self._time_is_up = False
@@ -245,7 +244,7 @@ class Loop:
             exhausted=self._proposals.exhausted,
             check_seconds=self._check_seconds,
             learning_seconds=self._learning_seconds if knowledge.can_branch else 0.0,
-            ablation_seconds=max(0.0, ABLATION_SHARE * run.clock() - self._ablations_took),
+            ablation_seconds=max(0.0, ABLATION_SHARE * run.now() - knowledge.ablations_took()),
             over_critical=knowledge.over_critical(),
             prior=knowledge.process_prior(),
             looks_since=self._looks_since,
@@ -421,21 +420,18 @@ class Loop:
 
     def _leave_out(self, number: int, knob: str, seat: Seat) -> None:
         """Measure what one change of a leader gives, by leaving it out."""
-        run, began, knowledge = self._run, self._run.clock(), self._knowledge
+        run, knowledge = self._run, self._knowledge
         seat.end_baseline(examine=False)
-        try:
-            leave_out(
-                run,
-                knowledge.leader(number),
-                knob,
-                seat=run.executor.whole or seat.name,
-                deadline=self._deadline,
-                limits=self._trial_limits,
-                spread=knowledge.spread(),
-                prior=knowledge.process_prior(),
-            )
-        finally:
-            self._ablations_took += run.clock() - began
+        leave_out(
+            run,
+            knowledge.leader(number),
+            knob,
+            seat=run.executor.whole or seat.name,
+            deadline=self._deadline,
+            limits=self._trial_limits,
+            spread=knowledge.spread(),
+            prior=knowledge.process_prior(),
+        )
 
     def _compare_losses(self, trial: Trial, seat: Seat) -> None:
         """See whether a leader learns as float32 without XLA does."""
