@@ -114,7 +114,7 @@ def page_data(directory: RunDirectory) -> dict[str, Any]:
     return {
         "title": one_line(run.workload.name if run.workload else run.run),
         "run": one_line(run.run),
-        "started": one_line(run.started_at),
+        "started": f"{one_line(run.started_at)[:16].replace('T', ' ')} UTC",
         "tuned": _reference_of(run),
         "ratio": "samples per joule" if run.arguments.get("objective") == "energy" else "speed-up",
         "unit": "samples" if script is None else script.unit,
