@@ -83,7 +83,7 @@ def searched(directory):
     return {
         each.trial: each
         for each in read_trials(directory)
-        if each.phase is not Phase.CONFIRM and each.outcome is not Outcome.INTERRUPTED
+        if each.phase in (Phase.BASELINE, Phase.SEARCH) and each.outcome is not Outcome.INTERRUPTED
     }
 
 
