@@ -166,7 +166,9 @@ def _answer(recipe: Recipe, run: RunRecord, directory: RunDirectory) -> dict[str
     steps = next_steps(recipe, file, reference, to_repeat(directory.path))
     if recipe.workload.script is not None and recipe.changes:
         steps.append(("To make it permanent:", [f"autotune show {shlex.quote(str(file))} --diff {name}"]))
-    best = recipe.candidate
+    best, caveats = recipe.candidate, learning_caveats(recipe)
+    if not caveats and recipe.larger_batch is not None:
+        caveats = [NOT_PROMISED]
     candidate = "" if best is None else describe_candidate(best, Configuration(recipe.baseline))
     return {
         "verdict": recipe.evidence.verdict.value,
@@ -175,7 +177,7 @@ def _answer(recipe: Recipe, run: RunRecord, directory: RunDirectory) -> dict[str
         "headline": one_line(verdict_in_words(recipe)),
         "candidate": one_line(candidate),
         "answers": [(heading, one_line(text)) for heading, text in recipe.answers],
-        "caveats": [one_line(caveat) for caveat in learning_caveats(recipe)],
+        "caveats": [one_line(caveat) for caveat in caveats],
         "changes": [
             (knob, format_value(recipe.baseline[knob]), format_value(value)) for knob, value in recipe.changes.items()
         ],

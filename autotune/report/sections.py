@@ -100,7 +100,9 @@ def _answer(answer: Figures, figure: tuple[str, str, str] | None) -> Element:
     for heading, text in answer["answers"]:
         first, *rest = text.split("   ")  # what the terminal sets in columns
         answers += [element("dt", heading)] if heading else []
-        answers.append(element("dd", element("strong", first) if heading else first, " ".join(["", *rest])))
+        answers.append(
+            element("dd", element("strong", first) if heading else first, "".join(f" · {part}" for part in rest))
+        )
     beside: list[Child] = [element("p", answer["headline"], class_="headline")]
     if answer["candidate"]:
         beside.append(element("p", element("strong", "Best candidate: "), f"{answer['candidate']}.", id="candidate"))
