@@ -4,6 +4,7 @@ const tip = document.getElementById("tip");
 const SVG = "http://www.w3.org/2000/svg";
 const LABEL = 7;  // pixels of a character of a label, at most
 const NARROW = 560;  // pixels below which labels stand above their bars
+const PAPER = 680;  // pixels of a printed page
 
 function svg(name, attributes, ...children) {
   const node = document.createElementNS(SVG, name);
@@ -54,8 +55,7 @@ function plot(name, label, paint) {
   const host = document.getElementById(name);
   if (!host) return;
   let width = 0, points = [], chosen = -1;
-  const draw = () => {
-    const now = Math.round(host.clientWidth);
+  const draw = (now) => {
     if (!now || now === width) return;
     width = now;
     points = [];
@@ -89,8 +89,11 @@ function plot(name, label, paint) {
   });
   host.addEventListener("pointerleave", hide);
   host.addEventListener("blur", hide);
-  new ResizeObserver(draw).observe(host);
-  draw();
+  const fit = () => draw(Math.round(host.clientWidth));
+  new ResizeObserver(fit).observe(host);
+  addEventListener("beforeprint", () => draw(PAPER));
+  addEventListener("afterprint", fit);
+  fit();
 }
 /* The lines and labels of both axes, inside of a frame. */
 function axes(frame, x, xTicks, xLabel, y, yTicks, yLabel) {
