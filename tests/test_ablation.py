@@ -274,3 +274,15 @@ def test_what_was_not_left_out_is_named(recipe):
     assert steps[-1].name == "steps_per_execution (not left out), acting together"
     assert waterfall(recipe_with(recipe, 3.0)) == ()
     assert waterfall(recipe_with(recipe, 3.0, batch_size=1.5)) == (), "a change that the recipe does not make"
+
+
+def test_a_change_that_another_one_brings_about_is_not_left_out_alone(tmp_path):
+    def in_force(configuration):
+        return {"prefetch": 2 if configuration["steps_per_execution"] == 8 else 0}
+
+    trials = simulated_trials(SPEED, noise=0.01, start_seconds=0.3, in_force=in_force)
+    recipe, left_out, _ = run(tmp_path, trials)
+    assert recipe.changes == {"jit_compile": True, "steps_per_execution": 8, "prefetch": 2}
+    assert left_out.keys() == {"jit_compile", "steps_per_execution"}
+    assert left_out["steps_per_execution"].configuration == dict(BASELINE.replace(jit_compile=True))
+    assert waterfall(recipe)[-1].name == "prefetch (not left out), acting together"

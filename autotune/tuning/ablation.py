@@ -39,7 +39,7 @@ def unmeasured_changes(
 
     Args:
         leader: Its trial in the confirmation.
-        configuration: The leader's.
+        configuration: The leader's, as it was asked for: what other changes bring about cannot be left out alone.
         baseline: What it differs from.
         records: The run's.
     """
@@ -82,7 +82,7 @@ def leave_out(
     # Raises Interrupted, and SeatLost where there are several seats.
     whole = leader.trial.configuration
     reference = run.new_trial(Phase.ABLATION, whole)
-    trial = run.new_trial(Phase.ABLATION, without_change(whole, knob, run.baseline))
+    trial = run.new_trial(Phase.ABLATION, without_change(leader.asked, knob, run.baseline))
     trial.others = spread
     outcome, reason, log_tail = Outcome.OK, "", ""
     ended: Interrupted | SeatLost | None = None

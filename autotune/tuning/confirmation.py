@@ -42,6 +42,11 @@ class LeaderTrials:
     in_search: TrialRecord
 
     @property
+    def asked(self) -> Configuration:
+        """Its configuration as it was asked for, before its first process told what is in force."""
+        return Configuration(self.in_search.asked or self.in_search.configuration)
+
+    @property
     def failure(self) -> TrialFailed | None:
         """The failure because of which it cannot be recommended; None without one."""
         return self.trial.failure

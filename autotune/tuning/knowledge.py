@@ -331,9 +331,7 @@ class Knowledge:
             pair_seconds=expected,
             least_pair_seconds=least,
             batch_ratio=ratio,
-            unmeasured_changes=unmeasured_changes(
-                number, configuration, self._run.baseline, self._run.records.values()
-            ),
+            unmeasured_changes=unmeasured_changes(number, leader.asked, self._run.baseline, self._run.records.values()),
             ablation_seconds=starts + self._measured_seconds,
             unlearned=ratio != 1 and self.can_branch and branch is None,
             same_loss=result.speedup if isinstance(result, LearningResult) else None,
