@@ -208,9 +208,10 @@ function paintBars(rows, width, points) {
   });
   return [height, children];
 }
+const kindOf = (low, high) => low > 1 ? "gain" : high < 1 ? "loss" : "unclear";
 if (data.waterfall.length) {
   const rows = data.waterfall.map((step) => ({ name: step.name, from: step.begins_at, value: step.ends_at, low: step.begins_at * step.gain.low,
-    high: step.begins_at * step.gain.high, kind: step.gain.low === step.gain.high ? "rest" : step.gain.value >= 1 ? "gain" : "loss", note: factor(step.gain.value),
+    high: step.begins_at * step.gain.high, kind: step.gain.low === step.gain.high ? "rest" : kindOf(step.gain.low, step.gain.high), note: factor(step.gain.value),
     tip: `${step.name}: ${shown(step.gain)}` }));
   const all = rows[rows.length - 1].value;
   rows.push({ name: "all changes", from: 1, value: all, low: all, high: all, kind: "candidate", note: factor(all), tip: `all changes: ${factor(all)}` });
@@ -218,7 +219,7 @@ if (data.waterfall.length) {
 }
 if (data.effects.length) {
   const rows = data.effects.map((row) => ({ name: `${row.knob}: ${row.before} → ${row.after}`, value: row.effect, low: row.low, high: row.high,
-    kind: row.low > 1 ? "gain" : row.high < 1 ? "loss" : "unclear", note: factor(row.effect),
+    kind: kindOf(row.low, row.high), note: factor(row.effect),
     tip: `${row.knob} from ${row.before} to ${row.after}: ${shown({ value: row.effect, low: row.low, high: row.high })}, ${row.pairs} pair${row.pairs === 1 ? "" : "s"} of trials` }));
   plot("effects-chart", "Effect of each knob", (width, points) => paintBars(rows, width, points));
 }
