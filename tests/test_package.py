@@ -1,15 +1,16 @@
 """The package as a whole: its public names, its weight, its README."""
 
-import importlib.metadata
 import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
 import autotune
+from autotune.version import DISTRIBUTION
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -46,8 +47,9 @@ def test_an_unknown_name_is_an_attribute_error():
         autotune.recipe_of  # noqa: B018
 
 
-def test_the_version_is_the_distributions():
-    assert autotune.__version__ == importlib.metadata.version("autotune")
+def test_name_and_version_are_the_distributions():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert (DISTRIBUTION, autotune.__version__) == (project["name"], project["version"])
 
 
 @pytest.mark.parametrize("name", ["Workload", "Recipe", "tune"])
