@@ -5,14 +5,12 @@ import re
 import subprocess
 import sys
 import tomllib
-from pathlib import Path
 
 import pytest
+from documents import PAGES, ROOT
 
 import autotune
 from autotune.version import DISTRIBUTION
-
-ROOT = Path(__file__).resolve().parent.parent
 
 
 def test_the_public_names_are_these():
@@ -73,8 +71,8 @@ def test_trial_processes_import_no_optuna_and_no_pandas():
     assert done.returncode == 0, done.stderr
 
 
-def test_every_file_and_command_that_the_readme_names_exists():
-    for page in (ROOT / "README.md", ROOT / "docs" / "architecture.md", ROOT / "results" / "README.md"):
+def test_every_file_that_a_page_links_to_exists():
+    for page in (*PAGES.values(), ROOT / "results" / "README.md"):
         for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name}: {target}"
 
