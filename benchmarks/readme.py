@@ -102,7 +102,15 @@ def run_lines(run: Path) -> tuple[list[Text], list[Text]]:
 
 
 def _recording_console() -> Console:
-    return Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True, highlight=False)
+    return Console(
+        record=True,
+        width=COLUMNS,
+        file=io.StringIO(),
+        force_terminal=True,
+        color_system="truecolor",
+        no_color=False,
+        highlight=False,
+    )
 
 
 def _take_lines(console: Console) -> list[Text]:
