@@ -160,14 +160,14 @@ def read_answers(folder: Path) -> list[Answers]:
 
 
 def answers_of(name: str, recipe: Recipe) -> Answers:
-    """Return the answers of a recipe; a larger batch counts only by the losses that it was compared on."""
+    """Return the answers of a recipe; a larger batch counts if it surely reaches the same losses sooner."""
     same, larger = recipe.same_training, recipe.larger_batch
     rule = None if larger is None else larger.learning_rate_rule
     same_loss = None if rule is None else rule.same_loss
     return Answers(
         name=name,
-        same=None if same is None or not same.confirmed else same.speedup,
-        larger=None if same_loss is None else same_loss.speedup,
+        same=same.speedup if same is not None and same.confirmed else None,
+        larger=same_loss.speedup if same_loss is not None and same_loss.speedup.low > 1 else None,
     )
 
 

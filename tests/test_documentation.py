@@ -71,7 +71,7 @@ def run_block(page):
 def test_the_search_space_is_read_as_printed(tmp_path):
     (block,) = code_blocks("search_space.md", "toml")
     (tmp_path / "space.toml").write_text(block, encoding="utf-8")
-    assert set(find_search_space(str(tmp_path / "space.toml")).knobs) == {"batch_size", "precision"}
+    assert set(find_search_space(str(tmp_path / "space.toml")).ranges) == {"batch_size", "precision"}
 
 
 def test_the_readme_quotes_the_recorded_run():
