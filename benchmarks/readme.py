@@ -9,6 +9,7 @@ With `--record`, command one runs first, and its run replaces the recorded one.
 """
 
 import argparse
+import contextlib
 import io
 import re
 import shutil
@@ -21,30 +22,33 @@ from pathlib import Path
 from xml.sax.saxutils import escape
 
 from rich.console import Console
-from rich.terminal_theme import DEFAULT_TERMINAL_THEME, SVG_EXPORT_THEME, TerminalTheme
+from rich.terminal_theme import SVG_EXPORT_THEME, TerminalTheme
 from rich.text import Text
 
 from autotune.data.figures import Interval
 from autotune.data.files import write_atomically
 from autotune.data.run_directory import RunDirectory
-from autotune.front.closing import show_recipe, show_usage
-from autotune.front.console import Progress
 from autotune.recipe.recipe import Recipe
 from autotune.report.page import write_page
-from autotune.space.configuration import Configuration, baseline_of, read_trials
-from autotune.tuning.events import RunBegan, TrialEnded
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPT, BUDGET = "examples/train_digits.py", "3m"
 COMMAND = f"autotune tune {SCRIPT} --budget {BUDGET}"
 RUN = ROOT / "results" / "train_digits_command_one"
-SHOWN_RUN = Path("results/train_digits/…")
+OUTPUT = "terminal.txt"
 LEARNING = ROOT / "results" / "learning"
 """Recipes of the scripts in `benchmarks/learning`, one file each."""
 PICTURES = ROOT / "docs" / "pictures"
-COLUMNS = 116
-FIRST_TRIALS = 4
-"""Trials that the picture of the terminal begins with."""
+COLUMNS = 122
+FIRST_LINES = 8
+"""Lines of the output that the picture of the terminal begins with."""
+STYLES = {
+    r"^\$ .*|^Recommended: .*": "bold",
+    r"^Faster: .*": "bold green",
+    r"(?<=  )×[\d.]+( \(uncertain\))?(?=  )": "green",
+    r"(?<=\d  )note: .*": "yellow",
+}
+"""As `autotune tune` colours its lines."""
 ELIDED = "  …"
 PAGE_SIZE = 1280, 900
 CHROMIUM_FLAGS = "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"
@@ -67,8 +71,14 @@ class Theme:
     flags: tuple[str, ...] = ()
 
 
+ON_LIGHT = [(36, 41, 47), (207, 34, 46), (17, 99, 41), (125, 78, 0), (9, 105, 218), (130, 80, 223), (27, 124, 131)]
+"""The terminal's colours, in the order of ANSI."""
 THEMES = {
-    "light": Theme(terminal=DEFAULT_TERMINAL_THEME, text="#1f2328", bars=("#8a93a0", "#0969da", "#b8721b")),
+    "light": Theme(
+        terminal=TerminalTheme((246, 248, 250), (31, 35, 40), [*ON_LIGHT, (110, 119, 129)]),
+        text="#1f2328",
+        bars=("#8a93a0", "#0969da", "#b8721b"),
+    ),
     "dark": Theme(
         terminal=SVG_EXPORT_THEME,
         text="#e6edf3",
@@ -81,63 +91,37 @@ THEMES = {
 # ---------------------------------------------------------------------------------------------- the terminal
 
 
-def run_lines(run: Path) -> tuple[list[Text], list[Text]]:
-    """Return what a recorded run prints: the lines of its trials, and those of its end."""
-    directory, now = RunDirectory(run), [0.0]
-    records = list(read_trials(directory))
-    recipe, recorded = Recipe.load(directory.recipe_file), directory.read_run()
-    baseline = baseline_of(directory, recorded, records)
-    console = _recording_console()
-    progress = Progress(console, clock=lambda: now[0])
-    progress(RunBegan(directory=SHOWN_RUN, workload=recipe.workload.name, budget=recipe.created_by.budget_seconds))
-    for record in sorted(records, key=lambda record: record.ended_at_seconds or 0.0):
-        now[0] = record.ended_at_seconds or 0.0
-        changes = Configuration(record.configuration).describe(baseline)
-        progress(TrialEnded(record=record, changes=changes, unit=recipe.unit))
-    trials = _take_lines(console)
-    path = SHOWN_RUN / "recipe.json"
-    show_recipe(recipe, path, console)
-    show_usage(recipe, path, tuned=SCRIPT, console=console)
-    return trials, _take_lines(console)
+def read_output(run: Path) -> list[str]:
+    """Return the lines that a recorded run has printed."""
+    return (run / OUTPUT).read_text(encoding="utf-8").splitlines()
 
 
-def _recording_console() -> Console:
-    return Console(
-        record=True,
-        width=COLUMNS,
-        file=io.StringIO(),
-        force_terminal=True,
-        color_system="truecolor",
-        no_color=False,
-        highlight=False,
-    )
+def quoted_end(output: Sequence[str]) -> list[str]:
+    """Return what the README quotes of a run's output: the verdict, both answers, and how to use them."""
+    end = [line for line in output[find_line(output, "Faster:") :] if line]
+    return [*end[: find_line(end, "Baseline:")], ELIDED, *end[find_line(end, "To train with it:") :]]
 
 
-def _take_lines(console: Console) -> list[Text]:
-    return list(Text.from_ansi(console.export_text(styles=True)).split("\n", allow_blank=True))
+def shown_lines(output: Sequence[str]) -> list[str]:
+    """Return what the picture of the terminal shows: the command, first lines, confirmed trials, and the answers."""
+    end = output[find_line(output, "Faster:") : find_line(output, "Baseline:")]
+    later = [line for line in output[FIRST_LINES:] if "  (confirmed after" in line or "reaches the same losses" in line]
+    return [f"$ {COMMAND}", *output[:FIRST_LINES], ELIDED, *later, "", *end, ""]
 
 
-def quoted_end(end: Sequence[Text]) -> list[Text]:
-    """Return the lines of a run's end that the README quotes: the verdict, both answers, and how to use them."""
-    lines = [line for line in end if line.plain.strip()]
-    answers = next(place for place, line in enumerate(lines) if line.plain.startswith("Baseline:"))
-    usage = next(place for place, line in enumerate(lines) if line.plain.startswith("To train with it:"))
-    return [*lines[:answers], Text(ELIDED), *lines[usage:]]
+def find_line(lines: Sequence[str], start: str) -> int:
+    """Return the place of the first line that begins so."""
+    return next(place for place, line in enumerate(lines) if line.startswith(start))
 
 
-def terminal_lines(run: Path) -> list[Text]:
-    """Return what the picture of the terminal shows: the command, first trials, confirmed ones, and the answers."""
-    trials, end = run_lines(run)
-    first = 1 + FIRST_TRIALS
-    claims = [line for line in trials[first:] if "  (confirmed after" in line.plain]
-    return [Text(f"$ {COMMAND}", style="bold"), *trials[:first], Text(ELIDED), *claims, Text(), *quoted_end(end)]
-
-
-def terminal_picture(lines: Sequence[Text], theme: Theme) -> str:
+def terminal_picture(lines: Sequence[str], theme: Theme) -> str:
     """Return lines of a terminal as SVG, which loads no font."""
-    console = _recording_console()
+    console = Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True, highlight=False)
     for line in lines:
-        console.print(line, no_wrap=True, overflow="ellipsis")
+        text = Text(line)
+        for pattern, style in STYLES.items():
+            text.highlight_regex(pattern, style)
+        console.print(text, no_wrap=True, overflow="ellipsis")
     picture = console.export_svg(title="autotune", theme=theme.terminal, unique_id="terminal")
     return re.sub(r"@font-face \{.*?\}\s*", "", picture, flags=re.DOTALL)
 
@@ -233,11 +217,12 @@ def photograph_page(run: Path, file: Path, theme: Theme) -> None:
     chromium = shutil.which("chromium") or shutil.which("chromium-browser")
     if chromium is None:
         raise SystemExit("readme.py: Chromium is not installed (Debian: chromium)")
-    with tempfile.TemporaryDirectory() as scratch:
-        copy = shutil.copytree(run, Path(scratch) / "run")
+    with tempfile.TemporaryDirectory() as scratch, contextlib.chdir(scratch):  # the page shows the run's path
+        copy = Path("results", Path(SCRIPT).stem, RunDirectory(run).read_run().run)
+        page = write_page(shutil.copytree(run, copy)).absolute()
         width, height = PAGE_SIZE
         flags = (*CHROMIUM_FLAGS, f"--user-data-dir={scratch}/profile", f"--window-size={width},{height}")
-        command = [chromium, *flags, *theme.flags, f"--screenshot={file}", write_page(copy).as_uri()]
+        command = [chromium, *flags, *theme.flags, f"--screenshot={file}", page.as_uri()]
         subprocess.run(command, check=True, capture_output=True, timeout=120)
 
 
@@ -245,16 +230,20 @@ def photograph_page(run: Path, file: Path, theme: Theme) -> None:
 
 
 def record_run() -> None:
-    """Run command one, and keep its run without logs, and without the place of this checkout."""
+    """Run command one away from this checkout, and keep its run and output, without logs."""
     with tempfile.TemporaryDirectory() as scratch:
-        run = Path(scratch) / "run"
-        command = [sys.executable, "-m", "autotune", *COMMAND.split()[1:], "--out", str(run)]
-        subprocess.run(command, cwd=ROOT, check=True)
+        copy = Path(scratch) / SCRIPT
+        copy.parent.mkdir()
+        shutil.copy(ROOT / SCRIPT, copy)
+        command = [sys.executable, "-m", "autotune", *COMMAND.split()[1:]]
+        printed = subprocess.run(command, cwd=scratch, check=True, stdout=subprocess.PIPE, text=True).stdout
+        run = Path(scratch, "results", copy.stem, "latest").resolve()
         shutil.rmtree(RUN, ignore_errors=True)
         for file in [run / "run.json", run / "recipe.json", *sorted(run.glob("trials/*/result.json"))]:
             kept = RUN / file.relative_to(run)
             kept.parent.mkdir(parents=True, exist_ok=True)
-            kept.write_text(file.read_text(encoding="utf-8").replace(str(ROOT), "/autotune"), encoding="utf-8")
+            kept.write_text(file.read_text(encoding="utf-8").replace(scratch, ""), encoding="utf-8")
+        (RUN / OUTPUT).write_text(printed, encoding="utf-8")
 
 
 def main() -> None:
@@ -264,13 +253,12 @@ def main() -> None:
     if parser.parse_args().record:
         record_run()
     PICTURES.mkdir(exist_ok=True)
-    shown, trainings = terminal_lines(RUN), read_answers(LEARNING)
+    output, trainings = read_output(RUN), read_answers(LEARNING)
     for name, theme in THEMES.items():
-        write_atomically(PICTURES / f"terminal-{name}.svg", terminal_picture(shown, theme))
+        write_atomically(PICTURES / f"terminal-{name}.svg", terminal_picture(shown_lines(output), theme))
         write_atomically(PICTURES / f"speed-ups-{name}.svg", bars_picture(trainings, theme))
         photograph_page(RUN, PICTURES / f"page-{name}.png", theme)
-    for line in quoted_end(run_lines(RUN)[1]):
-        print(line.plain)
+    print("\n".join(quoted_end(output)))
 
 
 if __name__ == "__main__":
