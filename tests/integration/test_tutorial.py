@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 
@@ -11,16 +10,18 @@ from documents import ROOT, code_blocks
 
 from autotune.recipe.recipe import Recipe
 
-STEPS = "\nimport json\nprint(json.dumps([int(model.optimizer.iterations), recipe.batch_size]))\n"
+STEPS = "\nimport json\nprint(json.dumps([int(model.optimizer.iterations), int(model.steps_per_execution)]))\n"
 
 
 def test_the_workload_guides_code_runs_as_printed(run_code, tmp_path):
     workload, training = code_blocks("workloads.md", "python")
     (tmp_path / "job.py").write_text(workload, encoding="utf-8")
-    shutil.copy(ROOT / "results" / "digits_mlp_command_one" / "recipe.json", tmp_path)
+    recorded = Recipe.load(ROOT / "results" / "digits_mlp_command_one" / "recipe.json")
+    changes = {"batch_size": 64, "steps_per_execution": 5}
+    recipe = recorded.model_copy(update={"configuration": {**recorded.configuration, **changes}})
+    recipe.save(tmp_path / "recipe.json")
     printed = run_code(training + STEPS, PYTHONWARNINGS="ignore").stdout
-    steps, batch_size = json.loads(printed.splitlines()[-1])
-    assert steps == 3 * (960 // batch_size)
+    assert json.loads(printed.splitlines()[-1]) == [3 * 960 // 64, 5]
 
 
 @pytest.mark.slow
