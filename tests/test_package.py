@@ -10,6 +10,7 @@ import pytest
 from documents import PAGES, ROOT
 
 import autotune
+from autotune.front import cli
 from autotune.version import DISTRIBUTION
 
 
@@ -48,6 +49,11 @@ def test_an_unknown_name_is_an_attribute_error():
 def test_name_and_version_are_the_distributions():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert (DISTRIBUTION, autotune.__version__) == (project["name"], project["version"])
+
+
+def test_the_command_names_itself_its_version_and_its_distribution(capsys):
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out == f"autotune {autotune.__version__} (distribution {DISTRIBUTION})\n"
 
 
 @pytest.mark.parametrize("name", ["Workload", "Recipe", "tune"])
