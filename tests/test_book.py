@@ -133,7 +133,7 @@ def test_the_newest_recipe_of_a_kind_of_machine_counts(folder, order):
     assert merged.book.recipes == (newer,)
     (text,) = merged.notes
     assert text == (
-        f"{folder}/cpu.json is left out: {folder}/new.json has a newer recipe of simulated × 2 cores, TensorFlow 2.21, "
+        f"{folder}/cpu.json is left out: {folder}/new.json has a newer recipe for simulated × 2 cores, TensorFlow 2.21, "
         "Keras 3"
     )
 

@@ -20,7 +20,7 @@ from autotune.recipe.tf_private import computing_layers, finite_steps, keras, tf
 from autotune.runtime.failures import TrainingFailed
 from autotune.runtime.protocol import Channel, Finish, TrialRequest
 from autotune.space.configuration import Configuration
-from autotune.space.variables import without_caches
+from autotune.space.variables import caches_in
 from autotune.training.boundary import kept_call_seconds, mean_seconds, measure_between_epochs, take_over
 from autotune.training.branch import save_state
 from autotune.training.clock import LongEpoch, StepClock
@@ -81,7 +81,8 @@ class FitSession(TrainingSession):
     """A training by `fit`, which never ends by itself."""
 
     def __init__(self, request: TrialRequest, configuration: Configuration, parts: Parts) -> None:
-        os.environ.update(without_caches(os.environ))  # a script's own line may have named one since the import
+        # A script may have named a cache of its own since the import.
+        os.environ.update(caches_in(request.timing.compiled, os.environ))
         filled = [fill_caches(parts.dataset, "dataset"), fill_caches(parts.validation, "validation")]
         began = time.monotonic()
         data = count_data(
