@@ -75,17 +75,18 @@ def merge_recipes(paths: Sequence[Path]) -> Merged:
 
 
 def save_book(book: Book, path: Path) -> None:
-    """Write a book, in the place of an older book or recipe only.
+    """Write a book. It may replace an older book or recipe, of whose machines it has recipes too.
 
     Raises:
-        ArgumentError: The path holds another file, or the book would be too large to be read.
+        ArgumentError: The path holds another file, or recipes that would be lost. Or the book is too large to be read.
         RunDirectoryError: It cannot be written.
     """
     if os.path.isfile(path):
         try:
-            load_recipes(path)
+            older = read_book(path)
         except RecipeError as error:
             raise ArgumentError(f"{path} exists and is no recipe book", hint="Give -o another path.") from error
+        _refuse_loss(older, book, path)
     text = book.to_json()
     if len(text.encode()) > LARGEST_FILE_BYTES:
         raise ArgumentError(
@@ -93,6 +94,19 @@ def save_book(book: Book, path: Path) -> None:
             hint="Merge fewer recipes.",
         )
     write_atomically(path, text, hint="Give -o a path that you may write to.")
+
+
+def _refuse_loss(older: Book, book: Book, path: Path) -> None:
+    """Raise ArgumentError where a book lacks a machine or training of the one that it replaces."""
+    kept = {kind_of(recipe.machine) for recipe in book.recipes}
+    lost = [kind_of(recipe.machine) for recipe in older.recipes if kind_of(recipe.machine) not in kept]
+    if first_difference(older.recipes[0].workload, book.recipes[0].workload):
+        raise ArgumentError(f"{path} is of another training, and would be lost", hint="Give -o another path.")
+    if lost:
+        raise ArgumentError(
+            f"{path} has a recipe for {lost[0]}, which would be lost",
+            hint=f"Merge it as well: autotune merge {path} RECIPE… -o {path}",
+        )
 
 
 def _rank(entry: _Found) -> tuple[bool, str]:
