@@ -107,10 +107,11 @@ def show_comparison(frame: pandas.DataFrame, console: RichConsole | None = None)
     for row in rows:
         if row["differs"]:
             say(f"{row['run']} cannot be compared with the first run: {row['differs']}", console, style="yellow")
-    for workload, shared in {row["workload"]: row["on_all_machines"] for row in rows}.items():
-        if shared is not None:
-            say(f"Carries over to all machines of {workload}: {shared or 'nothing'}", console)
-    for row in rows:
+    comparable = [row for row in rows if row["on_all_machines"] is not None]
+    shared_by_workload = {row["workload"]: row["on_all_machines"] for row in comparable}
+    for workload, shared in shared_by_workload.items():
+        say(f"Carries over to all machines of {workload}: {shared or 'nothing'}", console)
+    for row in comparable:
         if row["on_some_machines"]:
             say(f"Does not carry over from {row['run']}: {row['on_some_machines']}", console)
     for row in rows if len(rows) > 1 else ():
