@@ -134,8 +134,8 @@ def test_the_newest_recipe_of_a_kind_of_machine_counts(folder, order):
     assert merged.book.recipes == (newer,)
     (text,) = merged.notes
     assert text == (
-        f"{folder}/cpu.json is left out: {folder}/new.json has a newer recipe for simulated × 2 cores, TensorFlow 2.21, "
-        "Keras 3"
+        f"{folder}/cpu.json is left out: {folder}/new.json has a newer recipe for simulated × 2 cores, "
+        "TensorFlow 2.21, Keras 3"
     )
 
 
@@ -168,7 +168,7 @@ def test_only_a_book_is_written_over(folder):
 
 def test_no_machine_of_an_older_book_is_lost(folder, book):
     only = merge_recipes([folder / "cpu.json"]).book
-    with pytest.raises(ArgumentError, match="has a recipe for NVIDIA H200, TensorFlow 2.21, Keras 3, which would be lost"):
+    with pytest.raises(ArgumentError, match=r"has a recipe for NVIDIA H200, .* which would be lost"):
         save_book(only, book)
     other = Book(recipes=(a_recipe(workload=a_workload(parameters=7)),))
     with pytest.raises(ArgumentError, match=r"cpu\.json is of another training, and would be lost"):
@@ -176,7 +176,7 @@ def test_no_machine_of_an_older_book_is_lost(folder, book):
     assert len(read_book(book).recipes) == 3
 
 
-.mark.parametrize("order", [1, -1])
+@pytest.mark.parametrize("order", [1, -1])
 def test_an_undecided_recipe_replaces_no_answer(folder, order):
     later = "2026-11-21T07:00:00.000+00:00"
     a_recipe(created_at=later, evidence={"verdict": Verdict.UNDECIDED}).save(folder / "new.json")

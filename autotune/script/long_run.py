@@ -19,7 +19,6 @@ from autotune.data.record import Rule
 from autotune.machine.fingerprint import fingerprint
 from autotune.recipe import apply
 from autotune.recipe.answers import describe_doubts
-from autotune.recipe.compiled import load_compiled
 from autotune.recipe.guard import LOG, Guard, guard_callback, say
 from autotune.recipe.learning_rate import ScaledTrainings, factor_of, scale_updates
 from autotune.runtime.sources import directory_of, file_of
@@ -362,6 +361,8 @@ def prepare_run(
 
 def _load_compiled(recipe: Recipe, path: Path) -> Path | None:
     """Return a folder with what was compiled for a recipe, None without one; say what is done with it."""
+    from autotune.recipe.compiled import load_compiled
+
     loaded = load_compiled(recipe, path.parent, fingerprint())
     if loaded.text:
         say(loaded.text)
