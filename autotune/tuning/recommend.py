@@ -152,8 +152,8 @@ def _evidence(
         joules_per_sample=gpu_figures(chosen)["joules_per_sample"],
         baseline_joules_per_sample=gpu_figures(reference)["joules_per_sample"],
         input_wait_fraction=chosen.input_wait_fraction,
-        baseline_limited_by=searched.bottleneck and searched.bottleneck.name,
-        limited_by=chosen.bottleneck and chosen.bottleneck.name,
+        baseline_limited_by=None if searched.bottleneck is None else searched.bottleneck.name,
+        limited_by=None if chosen.bottleneck is None else chosen.bottleneck.name,
         advice=_advice(None if champion is None else chosen, run, workload),
         stability=Stability(
             checks=tuple(check for check in checks if check.tells),
