@@ -98,29 +98,31 @@ def keep_compiled(recipe: Recipe, run: Path) -> str:
     Returns:
         Why it is not kept, in a sentence; empty where it is, or there is nothing.
     """
-    kept, trials = run / COMPILED, recipe.evidence.confirmation.trials
-    found = _folders(run / "trials" / f"{trials[-1]:04d}") if recipe.changes and trials else []
     try:
-        for folder in found[-1:]:
-            files = _read_files(folder)
-            if not files:
-                break
-            key = _user_key(make=True)
-            if key is None:
-                return f"compilations are not kept: no private file can be written in {_state_directory()}"
-            shutil.rmtree(kept, ignore_errors=True)
-            folder.rename(kept)
-            seal = _seal(recipe, files, key)
-            write_atomically(kept / SEAL, seal.model_dump_json(indent=2) + "\n")
-            return ""
-    except (OSError, RunDirectoryError, ValueError) as error:
-        shutil.rmtree(kept, ignore_errors=True)
+        return _keep_last(recipe, run, run / COMPILED)
+    except (OSError, RunDirectoryError) as error:
+        shutil.rmtree(run / COMPILED, ignore_errors=True)
         return one_line(f"compilations are not kept: {error}", longest=300)
     finally:
         for folder in run.glob(f"trials/*/{COMPILED}-*"):
             shutil.rmtree(folder, ignore_errors=True)
-    if os.path.lexists(kept) and not (recipe.changes and _is_of(recipe, kept)):
-        shutil.rmtree(kept, ignore_errors=True)
+
+
+def _keep_last(recipe: Recipe, run: Path, kept: Path) -> str:
+    """Do as `keep_compiled`, and leave the folders of the trials. Raises OSError, RunDirectoryError."""
+    trials = recipe.evidence.confirmation.trials
+    folders = _folders(run / "trials" / f"{trials[-1]:04d}") if recipe.changes and trials else []
+    files = _read_files(folders[-1]) if folders else {}
+    if not files and recipe.changes and _is_of(recipe, kept):
+        return ""
+    shutil.rmtree(kept, ignore_errors=True)
+    if not files:
+        return ""
+    key = _user_key(make=True)
+    if key is None:
+        return f"compilations are not kept: no private file can be written in {_state_directory()}"
+    folders[-1].rename(kept)
+    write_atomically(kept / SEAL, _seal(recipe, files, key).model_dump_json(indent=2) + "\n")
     return ""
 
 
