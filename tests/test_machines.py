@@ -57,9 +57,9 @@ def test_a_row_shows_how_the_bottleneck_moves():
 def test_recipes_of_a_book_are_compared_in_pandas(book):
     frame = compare(book)
     assert list(frame["recommended"]) == [
-        "steps_per_execution=8 jit_compile=true",
+        "jit_compile=true steps_per_execution=8",
         "batch_size=256 jit_compile=true",
-        "batch_size=256 steps_per_execution=8 jit_compile=true",
+        "batch_size=256 jit_compile=true steps_per_execution=8",
         "baseline",
     ]
     assert list(frame["on_all_machines"][:3]) == ["jit_compile=true"] * 3

@@ -21,6 +21,7 @@ from autotune.recipe import apply
 from autotune.recipe.answers import describe_doubts
 from autotune.recipe.guard import LOG, Guard, guard_callback, say
 from autotune.recipe.learning_rate import ScaledTrainings, factor_of, scale_updates
+from autotune.recipe.tf_private import name_functions_alike
 from autotune.runtime.sources import directory_of, file_of
 from autotune.script.execute import run_as_main
 from autotune.script.fit_call import FitCall
@@ -186,12 +187,23 @@ class LongRun(Hooks):
             say("jit_compile=true is not in force: Keras turns XLA off for this model")
         factor = self._factor_of_fit(call)
         watch = guard_callback(self._guard, call.batch_used or self._configuration.batch_size)
-        callbacks = [*listed_callbacks(arguments["callbacks"]), watch, *self._watch_for_changes(model)]
+        callbacks = [*listed_callbacks(arguments["callbacks"]), *self._find_compiled(model), watch]
+        callbacks += self._watch_for_changes(model)
         with self._scaled_by(factor, model):
             return usual(model, **(arguments | changed | {"callbacks": callbacks}))
 
     def _scaled_by(self, factor: float, model: Any) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext() if self._trainings is None else self._trainings.scaled(model, factor)
+
+    def _find_compiled(self, model: Any) -> list[Any]:
+        """Return a callback by which TensorFlow finds what was compiled; none where there is nothing."""
+        if self._compiled is None:
+            return []
+
+        def begin(logs: Any) -> None:
+            model.train_function = name_functions_alike(model.train_function)
+
+        return [sys.modules["keras"].callbacks.LambdaCallback(on_train_begin=begin)]
 
     def _watch_for_changes(self, model: Any) -> list[Any]:
         """Say what has changed since the recipe was measured; return a callback if the first step builds the model."""

@@ -16,7 +16,7 @@ from autotune.data.errors import ApplyError
 from autotune.data.figures import Ceilings
 from autotune.data.record import GradientNoise, Outcome
 from autotune.recipe import apply
-from autotune.recipe.tf_private import computing_layers, finite_steps, keras, tf
+from autotune.recipe.tf_private import computing_layers, finite_steps, keras, name_functions_alike, tf
 from autotune.runtime.failures import TrainingFailed
 from autotune.runtime.protocol import Channel, Finish, TrialRequest
 from autotune.space.configuration import Configuration
@@ -120,6 +120,7 @@ class FitSession(TrainingSession):
         if parts.epochs and training.steps_per_epoch:
             self.planned_steps = parts.epochs * training.steps_per_epoch
         self._configuration = configuration
+        self._keeps_compilations = bool(request.timing.compiled)
         self._upcoming = UpcomingBatches(training.steps_per_call)
         self._retracing = Retracing(Path(request.log), xla=bool(model.jit_compile) and not model.run_eagerly)
 
@@ -160,6 +161,8 @@ class FitSession(TrainingSession):
         arguments = {"epochs": EPOCHS, "verbose": 0, "shuffle": False, **parts.fit_args, "callbacks": callbacks}
         model.make_train_function()
         usual = model.train_function
+        if self._keeps_compilations:
+            usual = name_functions_alike(usual)
         timed = clock.wrap(self._upcoming.wrap(self._retracing.wrap(usual)))
         model.train_function = timed
         early = TrainingFailed(Outcome.ERROR, "model.fit returned before it was asked to")
