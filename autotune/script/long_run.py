@@ -21,7 +21,7 @@ from autotune.recipe import apply
 from autotune.recipe.answers import describe_doubts
 from autotune.recipe.guard import LOG, Guard, guard_callback, say
 from autotune.recipe.learning_rate import ScaledTrainings, factor_of, scale_updates
-from autotune.recipe.tf_private import name_functions_alike
+from autotune.recipe.tf_private import with_names_alike
 from autotune.runtime.sources import directory_of, file_of
 from autotune.script.execute import run_as_main
 from autotune.script.fit_call import FitCall
@@ -99,7 +99,7 @@ class LongRun(Hooks):
         self._configuration = Configuration(recipe.configuration)
         self._settings = Settings.of(self._configuration, self._facts)
         self._wrappers = Wrappers(self._settings, self, directory)
-        self._watch = LoopWatch(self._wrappers, self._facts)
+        self._watch = LoopWatch(self._wrappers, self._facts, finds_compiled=compiled is not None)
         log = path.resolve().parent / LOG
         own = not os.path.lexists(log) or (log.is_file() and not log.is_symlink())  # the folder may be another user's
         log_file = log if own and os.access(log.parent, os.W_OK) else None
@@ -201,7 +201,7 @@ class LongRun(Hooks):
             return []
 
         def begin(logs: Any) -> None:
-            model.train_function = name_functions_alike(model.train_function)
+            model.train_function = with_names_alike(model.train_function)
 
         return [sys.modules["keras"].callbacks.LambdaCallback(on_train_begin=begin)]
 

@@ -16,7 +16,7 @@ from autotune.data.errors import ApplyError
 from autotune.data.figures import Ceilings
 from autotune.data.record import GradientNoise, Outcome
 from autotune.recipe import apply
-from autotune.recipe.tf_private import computing_layers, finite_steps, keras, name_functions_alike, tf
+from autotune.recipe.tf_private import computing_layers, finite_steps, keras, tf, with_names_alike
 from autotune.runtime.failures import TrainingFailed
 from autotune.runtime.protocol import Channel, Finish, TrialRequest
 from autotune.space.configuration import Configuration
@@ -162,7 +162,7 @@ class FitSession(TrainingSession):
         model.make_train_function()
         usual = model.train_function
         if self._keeps_compilations:
-            usual = name_functions_alike(usual)
+            usual = with_names_alike(usual)
         timed = clock.wrap(self._upcoming.wrap(self._retracing.wrap(usual)))
         model.train_function = timed
         early = TrainingFailed(Outcome.ERROR, "model.fit returned before it was asked to")
