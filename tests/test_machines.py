@@ -30,11 +30,13 @@ def book(tmp_path):
 
 def test_what_all_machines_with_a_recommendation_have_carries_over():
     assert describe_transfer([ON_CPU, ON_GPU, ON_L4, NOTHING]) == [
-        "Carries over to all 3 machines: jit_compile=true",
+        "Carries over to each of the 3 machines with a recommendation: jit_compile=true",
         "Does not carry over: steps_per_execution=8 (only simulated × 2 cores, and NVIDIA L4); batch_size=256 (only "
         "NVIDIA H200, and NVIDIA L4)",
     ]
-    assert describe_transfer([ON_GPU, a_recipe(steps_per_execution=8)])[0].endswith("all 2 machines: nothing")
+    assert describe_transfer([ON_GPU, a_recipe(steps_per_execution=8)])[0].endswith(
+        "the 2 machines with a recommendation: nothing"
+    )
 
 
 def test_machines_with_the_same_device_are_told_apart_by_their_versions():
@@ -83,7 +85,7 @@ def test_a_time_that_is_none_is_missing(tmp_path):
 def test_the_command_compares_a_book(book, capsys):
     assert cli.main(["compare", str(book)]) == 0
     printed = capsys.readouterr().out
-    assert "Carries over to all machines of train: jit_compile=true\n" in printed
+    assert "Carries over to each machine with a recommendation for train: jit_compile=true\n" in printed
     assert "Does not carry over from by hand: batch_size=256\n" in printed
 
 
@@ -95,7 +97,7 @@ def test_the_page_of_a_book_has_every_machine(book, capsys):
     assert "<title>train on 4 kinds of machine</title>" in text
     for cell in ("NVIDIA H200, TensorFlow 2.21, Keras 3", "no significant gain", "launch → memory bandwidth"):
         assert f"<td>{cell}</td>" in text
-    assert "<p>Carries over to all 3 machines: jit_compile=true</p>" in text
+    assert "<p>Carries over to each of the 3 machines with a recommendation: jit_compile=true</p>" in text
     assert write_book_page(book) == page, "it is written anew"
 
 

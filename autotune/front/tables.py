@@ -110,7 +110,7 @@ def show_comparison(frame: pandas.DataFrame, console: RichConsole | None = None)
     comparable = [row for row in rows if row["on_all_machines"] is not None]
     shared_by_workload = {row["workload"]: row["on_all_machines"] for row in comparable}
     for workload, shared in shared_by_workload.items():
-        say(f"Carries over to all machines of {workload}: {shared or 'nothing'}", console)
+        say(f"Carries over to each machine with a recommendation for {workload}: {shared or 'nothing'}", console)
     for row in comparable:
         if row["on_some_machines"]:
             say(f"Does not carry over from {row['run']}: {row['on_some_machines']}", console)

@@ -59,8 +59,9 @@ def describe_transfer(recipes: Sequence[Recipe]) -> list[str]:
         for change in changes_of(recipe):
             if change not in shared:
                 own.setdefault(change, []).append(kind.device if are_devices_unlike else str(kind))
-    lines = [f"Carries over to all {len(recommending)} machines: {' '.join(shared) or 'nothing'}"]
+    where = f"each of the {len(recommending)} machines with a recommendation"
+    lines = [f"Carries over to {where}: {' '.join(shared) or 'nothing'}"]
     if own:
-        places = "; ".join(f"{change} (only {', and '.join(where)})" for change, where in own.items())
+        places = "; ".join(f"{change} (only {', and '.join(devices)})" for change, devices in own.items())
         lines.append(f"Does not carry over: {places}")
     return lines
