@@ -152,8 +152,19 @@ def test_unlike_trainings_are_refused_by_call_site(folder):
 
 
 def test_a_folder_without_recipes_is_named(tmp_path):
-    with pytest.raises(ArgumentError, match=r"holds no \.json files"):
+    with pytest.raises(ArgumentError, match=r"holds no \.json files and no runs"):
         merge_recipes([tmp_path])
+
+
+def test_the_runs_of_a_folder_are_merged(folder, tmp_path):
+    for name, recipe in {"one": ON_CPU, "two": ON_GPU}.items():
+        (run := tmp_path / "results" / name).mkdir(parents=True)
+        recipe.save(run / "recipe.json")
+    (tmp_path / "results" / "latest").symlink_to("two")
+    assert merge_recipes([tmp_path / "results"]) == (Book(recipes=(ON_CPU, ON_GPU)), [])
+    (tmp_path / "results" / "run.json").write_text("{}")
+    with pytest.raises(ArgumentError, match="it has not ended"):
+        merge_recipes([tmp_path / "results"])
 
 
 def test_only_a_book_is_written_over(folder):

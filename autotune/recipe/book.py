@@ -11,6 +11,7 @@ from typing import NamedTuple
 from autotune.data.errors import ArgumentError, RecipeError
 from autotune.data.files import write_atomically
 from autotune.data.printable import one_line
+from autotune.data.run_directory import LATEST
 from autotune.machine.kind import Kind, kind_of
 from autotune.recipe.recipe import LARGEST_FILE_BYTES, MOST_RECIPES, Book, Recipe, load_recipes
 from autotune.recipe.same_workload import first_difference
@@ -125,9 +126,14 @@ def _files_of(path: Path) -> list[Path]:
         return [path]
     if os.path.isfile(path / "recipe.json"):
         return [path / "recipe.json"]
-    files = sorted(islice(path.glob("*.json"), MOST_FILES + 1))
-    if not files or len(files) > MOST_FILES:
-        raise ArgumentError(
-            f"{path} holds {'too many' if files else 'no'} .json files", hint="Give the recipes themselves."
-        )
-    return files
+    if os.path.isfile(path / "run.json"):
+        hint = f"Continue it: autotune tune … --resume {path}"
+        raise ArgumentError(f"{path} is a run without a recipe: it has not ended", hint=hint)
+    runs = (file for file in path.glob("*/recipe.json") if file.parent.name != LATEST)  # a link to one of the others
+    for found in (path.glob("*.json"), runs):
+        files = sorted(islice(found, MOST_FILES + 1))
+        if len(files) > MOST_FILES:
+            raise ArgumentError(f"{path} holds too many recipes", hint="Give the recipes themselves.")
+        if files:
+            return files
+    raise ArgumentError(f"{path} holds no .json files and no runs", hint="Give the recipes themselves.")
