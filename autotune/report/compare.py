@@ -16,7 +16,7 @@ from autotune.data.errors import RunDirectoryError
 from autotune.data.facts import Machine
 from autotune.data.models import KnobValue
 from autotune.data.printable import one_line
-from autotune.data.record import Outcome, Phase, TrialRecord, baseline_trial
+from autotune.data.record import Outcome, Phase, TrialRecord, baseline_with_ceilings
 from autotune.data.run_directory import RunDirectory, parse_utc
 from autotune.data.runs_on_disk import Paths, find_runs
 from autotune.recipe.book import read_book
@@ -103,7 +103,7 @@ def _entry_of_run(directory: RunDirectory) -> _Entry:
         key=lambda trial: trial.speedup.value if trial.speedup else 0.0,
         default=None,
     )
-    beside = baseline_trial(trials)
+    beside = baseline_with_ceilings(trials)
     recipe = Recipe.load(directory.recipe_file) if os.path.exists(directory.recipe_file) else None
     chosen = None if recipe is None else chosen_trial(recipe, trials)
     row: dict[str, object] = {
