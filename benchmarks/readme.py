@@ -242,7 +242,7 @@ def record_run() -> None:
         for file in [run / "run.json", run / "recipe.json", *sorted(run.glob("trials/*/result.json"))]:
             kept = RUN / file.relative_to(run)
             kept.parent.mkdir(parents=True, exist_ok=True)
-            kept.write_text(file.read_text(encoding="utf-8").replace(scratch, ""), encoding="utf-8")
+            kept.write_text(file.read_text(encoding="utf-8").replace(scratch, "/autotune"), encoding="utf-8")
         (RUN / OUTPUT).write_text(printed, encoding="utf-8")
 
 
