@@ -40,7 +40,7 @@ SCRATCH = "script-scratch"  # files of a script's trials, such as those of cache
 CREATED = "created.txt"  # what a script's trials have made
 SPACE = "space.toml"  # a copy of the search-space file that was given
 LATEST = "latest"  # a link to the run of a workload that was started or continued last
-_OWN_NAME = re.compile(r"\d{8}-\d{6}-[0-9a-f]{6}")
+OWN_NAME = re.compile(r"\d{8}-\d{6}-[0-9a-f]{6}")
 SCRATCH_FOLDERS = (SCRATCH, "scratch-*")
 LAYERS = "layers"  # in the directory of logs: what contained trials have written. A run that was killed leaves them
 OWN_FILES = (
@@ -269,7 +269,7 @@ class RunDirectory:
     def link_latest(self) -> None:
         """Point `latest`, beside this directory, to it; only where autotune itself has named the directory."""
         latest = self.path.parent / LATEST
-        if not _OWN_NAME.fullmatch(self.path.name) or (os.path.lexists(latest) and not latest.is_symlink()):
+        if not OWN_NAME.fullmatch(self.path.name) or (os.path.lexists(latest) and not latest.is_symlink()):
             return
         temporary = latest.with_name(f".{LATEST}.{secrets.token_hex(8)}")
         try:

@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 
 from autotune.data.errors import DamagedRunWarning, RunDirectoryError
-from autotune.data.run_directory import RunDirectory
+from autotune.data.run_directory import LATEST, OWN_NAME, RunDirectory
 
 RESULTS = "results"  # below the current directory, where runs are written and looked for
 MOST_ENTRIES = 20_000  # of the results directory and its directories, which may hold anything
@@ -75,6 +75,17 @@ def newest_runs(results: Path, *, most: int) -> list[RunDirectory]:
             if entry.is_dir(follow_symlinks=False):
                 found.append(((Path(entry.path) / "run.json").lstat().st_mtime, Path(entry.path)))
     return [RunDirectory(folder) for _, folder in heapq.nlargest(most, found)]
+
+
+def follow_latest(path: Path) -> Path:
+    """Return the run that a link `latest` leads to; any other path as it is.
+
+    A command that is printed must name the run itself, because the link moves on with the next run.
+    """
+    with contextlib.suppress(OSError, ValueError):
+        if path.name == LATEST and OWN_NAME.fullmatch(target := os.readlink(path)):
+            return path.with_name(target)
+    return path
 
 
 def newest_run() -> Path:

@@ -18,7 +18,7 @@ from rich.text import Text
 from autotune.data.figures import Interval
 from autotune.data.printable import one_line, plural
 from autotune.data.record import Outcome
-from autotune.front.console import print_table, rate, say, table, terminal
+from autotune.front.console import print_table, rate, ratio, say, table, terminal
 from autotune.machine.doctor import Finding, Level, first_fix
 from autotune.space.configuration import format_value
 from autotune.space.knobs import KNOBS, Numerics
@@ -167,14 +167,22 @@ def show_findings(findings: Sequence[Finding]) -> None:
 
 def show_self_test(tested: SelfTest) -> None:
     """Print what a self-test found, and what that means."""
-    same = "no difference, as it should be" if tested.holds_one else "a difference where there is none"
-    found = "it is found" if tested.finds_delay else "it is missed"
+    from autotune.tuning.self_test import Judgement
+
     terminal().print()
-    say(f"A against A: {tested.same.shown()}: {same}", style="green" if tested.holds_one else "bold red")
-    text = f"A planted delay of ×{tested.planted:.2f}: {tested.found.shown()}: {found}"
-    say(text, style="green" if tested.finds_delay else "bold red")
-    gains = ", ".join(f"{math.ceil(100 * gain)}% in {minutes} minutes" for minutes, gain in tested.gains.items())
-    processes = "{} and {} fresh processes a side".format(*tested.instances)
-    say(f"From {processes}. The smallest gain that a run of such a training can show here: {gains}.")
-    if not (tested.holds_one and tested.finds_delay):
-        say("Other programs may disturb it, and one test in ten fails by chance: repeat it, for longer.")
+    for name, side, holds, wrong in (
+        ("A against A", tested.same, "no difference, as it should be", "a difference where there is none"),
+        (f"A planted delay of ×{tested.delayed.true:.2f}", tested.delayed, "it is found", "another size is found"),
+    ):
+        said, style = {
+            Judgement.HOLDS: (holds, "green"),
+            Judgement.CANNOT_TELL: ("too uncertain to tell", "yellow"),
+            Judgement.WRONG: (wrong, "bold red"),
+        }[side.judgement]
+        processes = f"{side.processes} fresh process{'' if side.processes == 1 else 'es'} a side"
+        say(f"{name}: {ratio(side.measured)} from {processes}: {said}", style=style)
+    if tested.gains:
+        gains = ", ".join(f"{math.ceil(100 * gain)}% in {minutes} minutes" for minutes, gain in tested.gains.items())
+        say(f"The smallest gain that a run of such a training can show here: {gains}.")
+    if tested.advice:
+        say(tested.advice)
