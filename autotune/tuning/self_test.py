@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from autotune.data.errors import BudgetError
 from autotune.data.figures import Interval, LogInterval
 from autotune.data.options import Options
 from autotune.data.printable import first_line
@@ -67,11 +68,15 @@ def run_self_test(budget: float, *, observe: Observer = silent) -> SelfTest:
     """Measure A against A and a planted delay on this machine, for so many seconds.
 
     Raises:
+        BudgetError: The time is too short for the baseline.
         NoStableConfigurationError: TensorFlow cannot train here.
     """
     options = Options(budget=budget, fixed_batch=True)
     reference = reference_to(f"{self_test_workload.__name__}:workload")
-    return measure_in_passing(reference, options, observe, self_test_with, reason_of=lambda _: "")
+    try:
+        return measure_in_passing(reference, options, observe, self_test_with, reason_of=lambda _: "")
+    except BudgetError as error:
+        raise BudgetError(error.message, hint=f"Give {_longer(budget)}.", detail=error.detail) from error
 
 
 def self_test_with(invocation: Invocation) -> SelfTest:
@@ -117,10 +122,14 @@ def _judge_trials(
     if Judgement.CANNOT_TELL in (side.judgement for side in found):
         why = "" if failure is None else f" (one of its trainings failed: {first_line(failure.reason)})"
         calm = "" if quiet else f" while nothing else runs: other programs took {others_share:.0%} of the processors"
-        advice = f"Repeat it with --self-test {math.ceil(2 * budget / 10) * 10}s{calm}{why}."
+        advice = f"Repeat it with {_longer(budget)}{calm}{why}."
     return SelfTest(
         same=found[0], delayed=found[1], others_share=others_share, gains=_smallest_gains(trials), advice=advice
     )
+
+
+def _longer(budget: float) -> str:
+    return f"--self-test {math.ceil(2 * budget / 10) * 10}s"
 
 
 def planted_ratio(pairs: Sequence[Pair], delay: float) -> float | None:
