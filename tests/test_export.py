@@ -165,6 +165,7 @@ def test_tensorboard_gets_a_session_for_each_trial_without_tensorflow(run):
         assert ended.status == api_pb2.STATUS_SUCCESS
 
 
+@pytest.mark.filterwarnings("default")  # MLflow's own use of deprecated functions
 def test_mlflow_gets_a_run_for_each_trial_once(run, tmp_path, monkeypatch):
     mlflow = pytest.importorskip("mlflow")
     monkeypatch.chdir(tmp_path)
@@ -185,6 +186,7 @@ def test_mlflow_gets_a_run_for_each_trial_once(run, tmp_path, monkeypatch):
         assert (one.info.status, one.info.run_name) == ("FINISHED", f"one/{trial.name}")
 
 
+@pytest.mark.filterwarnings("default")
 def test_wandb_gets_a_run_for_each_trial(run, tmp_path, monkeypatch):
     pytest.importorskip("wandb")
     monkeypatch.chdir(tmp_path)

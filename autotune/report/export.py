@@ -163,12 +163,12 @@ def _export_to_wandb(run: TrackedRun) -> str:
 
 
 def _export_to_tensorboard(run: TrackedRun) -> str:
-    from tensorboard.plugins.hparams import api
+    from tensorboard.plugins.hparams import summary_v2 as api  # `api` itself imports TensorFlow
 
     folder = run.directory / FOLDER
     shown = {trial.name: {**trial.parameters, **{tag: trial.tags[tag] for tag in _SHOWN_TAGS}} for trial in run.trials}
-    values = {name: {row.get(name) for row in shown.values()} - {None} for name in (*KNOBS, *_SHOWN_TAGS)}
-    varied = [api.HParam(name, api.Discrete(sorted(found))) for name, found in values.items() if len(found) > 1]
+    values = {name: {row[name] for row in shown.values() if name in row} for name in (*KNOBS, *_SHOWN_TAGS)}
+    varied = [api.HParam(name, api.Discrete(list(found))) for name, found in values.items() if len(found) > 1]
     metrics = [api.Metric(name) for name in _SHOWN_METRICS if any(name in trial.metrics for trial in run.trials)]
     began = min((trial.began for trial in run.trials), default=0.0)
     _write_events(folder, [(began, api.hparams_config_pb(varied, metrics, time_created_secs=began))])
@@ -189,10 +189,13 @@ def _scalars_of(trial: TrackedTrial) -> Any:
 
 def _end_of(trial: TrackedTrial) -> Any:
     """Return how a trial ended as a TensorBoard summary."""
-    from tensorboard.plugins.hparams import api_pb2, summary
+    from tensorboard.compat.proto import summary_pb2
+    from tensorboard.plugins.hparams import api_pb2, metadata, plugin_data_pb2
 
     status = api_pb2.STATUS_SUCCESS if trial.succeeded else api_pb2.STATUS_FAILURE
-    return summary.session_end_pb(status, trial.ended)
+    ended = plugin_data_pb2.SessionEndInfo(status=status, end_time_secs=trial.ended)
+    about = metadata.create_summary_metadata(plugin_data_pb2.HParamsPluginData(session_end_info=ended))
+    return summary_pb2.Summary(value=[summary_pb2.Summary.Value(tag=metadata.SESSION_END_INFO_TAG, metadata=about)])
 
 
 def _write_events(folder: Path, summaries: Sequence[tuple[float, Any]]) -> None:
