@@ -571,6 +571,8 @@ def test_the_options_of_the_function_and_the_command_are_those_that_are_declared
         ("tune train.py --epochs 5", "autotune tune train.py -- --epochs 5"),
         ("tune train.py --epochs=5 --budget 2m", "autotune tune train.py --budget 2m -- --epochs=5"),
         ("tune train.py data.root=/d", "autotune tune train.py -- data.root=/d"),
+        ("tune train.py --shift -1 --budget 2m", "autotune tune train.py --budget 2m -- --shift -1"),
+        ("tune --epochs 5 train.py", "autotune tune train.py -- --epochs 5"),
         ("tune -m package.train --lr 1 -- --epochs 5", "autotune tune -m package.train -- --lr 1 --epochs 5"),
         ("verify recipe.json train.py --epochs 5", "autotune verify recipe.json train.py -- --epochs 5"),
     ],
