@@ -74,8 +74,8 @@ def show_error(error: AutotuneError) -> None:
 
 
 def table(headings: Iterable[str], rows: Iterable[Sequence[str | Text]], *, show_edge: bool = True) -> Table:
-    """Return a table whose cells are folded where they do not fit, except the names of runs and knobs."""
-    columns = (Column(heading, overflow="fold", no_wrap=heading in ("run", "knob")) for heading in headings)
+    """Return a table whose cells are folded where they do not fit, except a run's name."""
+    columns = (Column(heading, overflow="fold", no_wrap=heading == "run") for heading in headings)
     made = Table(*columns, box=box.SIMPLE_HEAD, show_edge=show_edge)
     for row in rows:
         made.add_row(*row)

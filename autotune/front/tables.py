@@ -34,7 +34,7 @@ _NUMBERS = ("no.", "samples/s")
 _PLACES = ("seat", "host", "device")
 _OF_RUNS = ("workload", "machine", "trials", "failed", "limited by")
 _GAP = 3  # columns of a terminal between those of a table
-_LEAST_CHANGES = 20  # columns in which a configuration's changes can be read
+_LEAST_LAST = 20  # columns in which the last column of a table can be read
 
 
 def show_history(frame: pandas.DataFrame, console: RichConsole | None = None) -> None:
@@ -48,10 +48,7 @@ def show_history(frame: pandas.DataFrame, console: RichConsole | None = None) ->
         varied.append("settled")
     for run, trials in groupby(rows, key=itemgetter("run")):
         names = ("no.", "phase", "speed-up", "samples/s", *varied, "changes")
-        columns = [
-            Column(name, justify="right" if name in _NUMBERS else "left", overflow="fold", no_wrap=name in names[:4])
-            for name in names
-        ]
+        columns = [Column(name, justify="right" if name in _NUMBERS else "left", overflow="fold") for name in names]
         shown = Table(*columns, box=None, pad_edge=False, padding=(0, 2, 0, 0))
         workload = ""
         for trial in trials:
@@ -107,7 +104,8 @@ def show_comparison(frame: pandas.DataFrame, console: RichConsole | None = None)
     for name in ("workload", "machine"):
         if name not in varied:
             say(f"{name}: {shown[0][name]}", console)
-    _print_compared(("run", *varied, "claim", "recommended"), shown, console)
+    headings = ("run", *varied, "claim", "recommended")
+    _print_rows(headings, [[cells[name] for name in headings] for cells in shown], console)
     for row in rows:
         if row["differs"]:
             say(f"{row['run']} cannot be compared with the first run: {row['differs']}", console, style="yellow")
@@ -116,16 +114,16 @@ def show_comparison(frame: pandas.DataFrame, console: RichConsole | None = None)
             say(f"Fastest recipe of {row['workload']} on {row['machine']}: {row['run']}", console)
 
 
-def _print_compared(headings: Sequence[str], shown: Sequence[dict[str, str]], console: RichConsole) -> None:
-    """Print runs as rows; where a terminal is too narrow for all but the last column, as a block for each run."""
-    widths = [max(len(name), *(len(cells[name]) for cells in shown)) + _GAP for name in headings[:-1]]
-    if not console.is_terminal or sum(widths) + _LEAST_CHANGES <= console.width:
-        return print_table(table(headings, [_texts([cells[name] for name in headings]) for cells in shown]), console)
-    for cells in shown:
-        say(f"run {cells['run']}", console, style="bold")
+def _print_rows(headings: Sequence[str], rows: Sequence[Sequence[str]], console: RichConsole) -> None:
+    """Print a table; where a terminal is too narrow for all but its last column, print a block for each row."""
+    widths = [max(map(len, column)) + _GAP for column in zip(headings, *rows, strict=True)]
+    if not console.is_terminal or sum(widths[:-1]) + _LEAST_LAST <= console.width:
+        return print_table(table(headings, [_texts(row) for row in rows]), console)
+    for row in rows:
+        say(f"{headings[0]} {row[0]}", console, style="bold")
         block = Table.grid(Column(no_wrap=True), Column(overflow="fold"), padding=(0, 2))
-        for name in headings[1:]:
-            block.add_row(f"  {name}", Text(one_line(cells[name])))
+        for name, cell in zip(headings[1:], _texts(row[1:]), strict=True):
+            block.add_row(f"  {name}", cell)
         console.print(block)
     return None
 
@@ -157,8 +155,7 @@ def show_knobs() -> None:
         )
         for knob in KNOBS.values()
     ]
-    headings = ("knob", "what", "values", "default", "stage", "numerics", "where")
-    terminal().print(table(headings, rows))
+    _print_rows(("knob", "what", "values", "default", "stage", "numerics", "where"), rows, terminal())
 
 
 def show_space(source: str, space: ResolvedSpace) -> None:
