@@ -21,6 +21,7 @@ from weakref import WeakSet, WeakValueDictionary
 from autotune.data.facts import ScriptFacts, Site
 from autotune.recipe import apply
 from autotune.recipe.tf_private import loop_classes, name_of_strategy, updates_of, workers_of
+from autotune.runtime.sources import is_installed
 from autotune.script.call_sites import shown, users_frame
 from autotune.script.dataset_trace import batch_calls
 from autotune.script.interpose import Wrappers, around, owner_of
@@ -167,7 +168,7 @@ class LoopWatch:
         if self._calls:
             self._iterating.add(self._calls[-1][0])
         frame: FrameType | None = users_frame() if self._wrappers.active and not self._calls else None
-        while frame is not None and "site-packages" in frame.f_code.co_filename:  # a progress bar's
+        while frame is not None and is_installed(frame.f_code.co_filename):  # a progress bar's
             frame = frame.f_back
         if frame is None:
             return usual(dataset)

@@ -125,13 +125,11 @@ class Run:
 
     def announce(self, trial: Trial) -> None:
         """Tell the observer that the trial runs now."""
+        configuration = trial.configuration
+        # until a resumed run's baseline has started again, only its record says what is in force
+        shown = self.baseline if trial.phase is Phase.BASELINE else configuration
         self.observe(
-            TrialBegan(
-                trial=trial.number,
-                phase=trial.phase,
-                configuration=trial.configuration,
-                changes=self.changes(trial.configuration),
-            )
+            TrialBegan(trial=trial.number, phase=trial.phase, configuration=configuration, changes=self.changes(shown))
         )
 
     def log_of(self, trial: Trial) -> str:
