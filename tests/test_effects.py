@@ -153,6 +153,15 @@ def test_pairs_of_trials_count_by_their_precision(tmp_path):
     assert rows["batch_size"]["pairs"] == 2
 
 
+def test_runs_of_one_id_are_told_apart_by_their_paths_in_all_tables(run, tmp_path):
+    here, there = (shutil.copytree(run.path, tmp_path / name / "run") for name in ("here", "there"))
+    frame = load_history(here, there)
+    names = [f"{run.name} ({path})" for path in (here, there)]
+    assert list(frame["run"].unique()) == names
+    assert list(compare(here, there)["run"]) == names
+    assert set(knob_effects(here, there)["run"]) == set(load_slices(here, there)["run"]) == set(names)
+
+
 def test_all_tables_name_a_run_alike_whatever_its_directory_is_called(run, tmp_path):
     copy = shutil.copytree(run.path, tmp_path / "renamed")
     history = load_history(copy)

@@ -124,6 +124,7 @@ class RunDirectory:
         self.space_file = self.path / SPACE
         self._lock = filelock.FileLock(self.path / ".lock", blocking=False)
         self._is_self_contained = False
+        self.label = ""  # of the run among those that were found with it, see `find_runs`
 
     @property
     def name(self) -> str:

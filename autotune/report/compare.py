@@ -70,7 +70,7 @@ def _row(directory: RunDirectory, run: RunRecord, first: RunRecord) -> dict[str,
     )
     beside = baseline_trial(trials)
     return {
-        "run": one_line(run.run),
+        "run": directory.label,
         "workload": one_line(run.workload.name) if run.workload else None,
         "machine": run.machine.describe(),
         "machine_id": run.machine.id,
