@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.data.credentials import mask_text
-from autotune.data.errors import ArgumentError, AutotuneError
+from autotune.data.errors import ArgumentError, AutotuneError, RunDirectoryError
 from autotune.data.files import write_atomically
 from autotune.data.options import Tracker
 from autotune.data.printable import first_line
@@ -209,8 +209,12 @@ def _write_events(folder: Path, summaries: Sequence[tuple[float, Any]]) -> None:
     records.write(event_pb2.Event(wall_time=summaries[0][0], file_version="brain.Event:2").SerializeToString())
     for moment, summary in summaries:
         records.write(event_pb2.Event(wall_time=moment, step=0, summary=summary).SerializeToString())
-    folder.mkdir(exist_ok=True)
-    write_atomically(folder / EVENTS, written.getvalue())
+    hint = "Make the run directory writable, or export a copy of it."
+    try:
+        folder.mkdir(exist_ok=True)
+    except OSError as error:
+        raise RunDirectoryError(f"cannot write to {folder}: {error.strerror}", hint=hint) from error
+    write_atomically(folder / EVENTS, written.getvalue(), hint=hint)
 
 
 _EXPORTS: dict[Tracker, Callable[[TrackedRun], str]] = {
