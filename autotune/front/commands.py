@@ -265,7 +265,7 @@ def merge(
     Of the recipes of one kind of machine (devices, TensorFlow's minor version, Keras) the newest is kept.
 
     Args:
-        recipes: Recipes, books, run directories, or folders, of which each .json file is read.
+        recipes: Recipes, books, run directories, or folders, of which each .json file is read, or else each run.
         out: The book's file, such as train.book.json. An older book is replaced.
     """
     from autotune.front.books import show_book

@@ -116,16 +116,19 @@ def _write_files(frame: pandas.DataFrame, noun: str, csv: Path | None, parquet: 
 def report(run: Path | None = None, /) -> None:
     """Write a run's page, report.html: the answer, the search, what each knob did, where time goes, every trial.
 
-    A run that is unfinished or damaged has one, too: it says what is missing.
+    A run that is unfinished or damaged has one, too: it says what is missing. The page of a book shows the training on
+    every machine: claim, recommended configuration, bottleneck, and what carries over.
 
     Args:
-        run: A run directory; the newest below results/ when left out.
+        run: A run directory, the newest below results/ when left out; or a book, whose page is written beside it.
     """
     from autotune.front.console import say
     from autotune.front.defaults import run_or_newest
+    from autotune.report.book_page import write_book_page
     from autotune.report.page import write_page
 
-    say(write_page(run_or_newest(run)))
+    path = run_or_newest(run)
+    say(write_book_page(path) if os.path.isfile(path) else write_page(path))
 
 
 @app.command
@@ -186,10 +189,10 @@ def compare(
     parquet: Path | None = None,
     json: bool = False,
 ) -> None:
-    """Show runs side by side: what each found, and whether they may be compared.
+    """Show runs side by side: what each found, whether they may be compared, and what carries over between machines.
 
     Args:
-        runs: Run directories, or a directory that holds some, such as results/.
+        runs: Run directories, or a directory that holds some, such as results/; recipes and books.
         csv: Write the table, with all its columns, to this CSV file.
         parquet: Write it to this Parquet file.
         json: Print it as JSON (docs/json.md).

@@ -109,6 +109,13 @@ def show_comparison(frame: pandas.DataFrame, console: RichConsole | None = None)
     for row in rows:
         if row["differs"]:
             say(f"{row['run']} cannot be compared with the first run: {row['differs']}", console, style="yellow")
+    comparable = [row for row in rows if row["on_all_machines"] is not None]
+    shared_by_workload = {row["workload"]: row["on_all_machines"] for row in comparable}
+    for workload, shared in shared_by_workload.items():
+        say(f"Carries over to each machine with a recommendation for {workload}: {shared or 'nothing'}", console)
+    for row in comparable:
+        if row["on_some_machines"]:
+            say(f"Does not carry over from {row['run']}: {row['on_some_machines']}", console)
     for row in rows if len(rows) > 1 else ():
         if row["use"]:
             say(f"Fastest recipe of {row['workload']} on {row['machine']}: {row['run']}", console)

@@ -131,6 +131,8 @@ class Evidence(Part):
     joules_per_sample: Amount | None = Field(None, description="Energy of the GPUs; null if they do not report it.")
     baseline_joules_per_sample: Amount | None = None
     input_wait_fraction: Amount | None = Field(description="Share of the step spent waiting for input.")
+    baseline_limited_by: str | None = Field(None, description="The baseline's bottleneck; null if not known.")
+    limited_by: str | None = Field(None, description="The bottleneck of the recommended configuration.")
     advice: Many[str] = Field((), description="What limits the training: three sentences at most.")
     stability: Stability
     confirmation: Confirmation

@@ -95,6 +95,7 @@ class Run:
     trials: dict[int, Trial] = field(default_factory=dict)  # every trial, by number: those that run, too
     numbers: Iterator[int] = field(default_factory=itertools.count)
     state_file: Path | None = None  # takes the state of the baseline's training; None where nothing will need it
+    keeps_compilations: bool = False  # the confirming processes of leaders keep what XLA compiles
     no_branches: str = ""  # why no training can branch from that state, in half a sentence
     loop_optimizer: str | None = None  # of a script that trains by a loop of its own; None for `fit`
     spent_before: float = 0.0  # seconds of earlier invocations that do not count for the budget
