@@ -900,7 +900,7 @@ def test_the_best_rows_begin_with_those_that_were_confirmed(tmp_path):
     assert frame[frame.duplicate]["trial"].tolist() == [1, 3, 4]
     assert frame[frame.confirmed]["trial"].tolist() == [5]
     assert frame.loc[1, "configuration_id"] == frame.loc[5, "configuration_id"] != frame.loc[2, "configuration_id"]
-    best = frame[~frame.duplicate].sort_values(["confirmed", "speedup"], ascending=False)  # as in the README
+    best = frame[~frame.duplicate].sort_values(["confirmed", "speedup"], ascending=False)  # as in docs/history.md
     assert best["trial"].tolist()[:2] == [5, 2]
 
 

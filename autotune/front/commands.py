@@ -16,6 +16,7 @@ from autotune.data.errors import TuningInterruptedError
 from autotune.data.options import MEMORY_MARGIN, VERIFY_SECONDS, Tracker, take_options
 from autotune.machine.doctor import Level, diagnose, first_fix
 from autotune.recipe.selection import OnMismatch
+from autotune.version import DISTRIBUTION, __version__
 
 if TYPE_CHECKING:
     from autotune.script.long_run import PreparedRun
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 app = App(
     name="autotune",
     help="Finds the fastest stable way to run a TensorFlow training on this machine.",
+    version=f"autotune {__version__} (distribution {DISTRIBUTION})",
     help_epilogue="With --debug, an error shows its traceback.",
     version_flags=["--version"],
     result_action="return_value",

@@ -168,7 +168,7 @@ def dashboard(run: Path | None = None, /, *, port: int = 8080) -> None:
     if not directory.study_file.exists():
         raise RunDirectoryError(f"{run} has no study.db", hint="It is written with the first trial of the search.")
     if importlib.util.find_spec("optuna_dashboard") is None:
-        raise ArgumentError("optuna-dashboard is not installed", hint="Run pip install 'autotune[dashboard]'.")
+        raise ArgumentError("optuna-dashboard is not installed", hint="Run pip install optuna-dashboard.")
     import optuna_dashboard
 
     from autotune.report.effects import open_study_file

@@ -191,7 +191,7 @@ def require_tensorflow() -> None:
         if importlib.util.find_spec(module) is None:
             raise WorkloadError(
                 f"{name} is not installed in {sys.prefix}",
-                hint="Run pip install 'autotune[examples]', or install your own build of TensorFlow there.",
+                hint="Run pip install 'tensorflow>=2.18,<2.22', or install your own build there.",
             )
 
 
