@@ -571,6 +571,8 @@ def test_the_options_of_the_function_and_the_command_are_those_that_are_declared
         ("tune train.py --epochs 5", "autotune tune train.py -- --epochs 5"),
         ("tune train.py --epochs=5 --budget 2m", "autotune tune train.py --budget 2m -- --epochs=5"),
         ("tune train.py data.root=/d", "autotune tune train.py -- data.root=/d"),
+        ("tune train.py --shift -1 --budget 2m", "autotune tune train.py --budget 2m -- --shift -1"),
+        ("tune --epochs 5 train.py", "autotune tune train.py -- --epochs 5"),
         ("tune -m package.train --lr 1 -- --epochs 5", "autotune tune -m package.train -- --lr 1 --epochs 5"),
         ("verify recipe.json train.py --epochs 5", "autotune verify recipe.json train.py -- --epochs 5"),
     ],
@@ -626,6 +628,11 @@ def test_without_an_argument_the_newest_run_is_taken(capsys, three_runs, command
     assert code == 0
     assert err == f"the newest run is {three_runs}\n"
     assert str(three_runs) in out
+    newer = three_runs.rename(three_runs.with_name("20261120-191001-1a2b3c"))
+    newer.with_name("latest").symlink_to(newer.name)
+    code, out, _ = run(capsys, command, newer.with_name("latest"))
+    assert code == 0
+    assert (str(newer) in out, "latest" in out) == (True, False), "commands name the run, and not what leads to it now"
     shutil.rmtree("results")
     code, _, err = run(capsys, command)
     assert code == 2
@@ -702,6 +709,11 @@ def test_the_demo_tunes_a_copy_of_its_example_wherever_one_is(capsys, tuned_with
         run(capsys, "demo", "--budget", "1m")
     assert tuned_with == [("train_digits.py", "1m")] * 2
     assert Path("train_digits.py").read_text() == (ROOT / "examples" / "train_digits.py").read_text()
+    Path("train_digits.py").unlink()
+    Path("train_digits.py").symlink_to(tmp_path / "elsewhere.py")
+    assert run(capsys, "demo")[0] == 2
+    assert not Path("elsewhere.py").exists()
+    Path("train_digits.py").unlink()
     Path("train_digits.py").write_text("mine")
     code, _, err = run(capsys, "demo")
     assert (code, len(tuned_with)) == (2, 2)

@@ -130,6 +130,20 @@ def test_a_run_ends_standard_output_with_a_line_of_its_own(capfd, monkeypatch):
     assert (document.exit_code, document.throughput, document.claimed) == (7, 900.0, 1000.0)
 
 
+def test_a_script_that_leaves_no_standard_output_keeps_its_exit_code(capfd, monkeypatch):
+    def run_script(reference, long_run):
+        monkeypatch.setitem(sys.modules, "pandas", None)
+        monkeypatch.delitem(sys.modules, "autotune.front.documents")
+        return 7
+
+    monkeypatch.setattr("autotune.script.long_run._run", run_script)
+    monkeypatch.setattr("autotune.script.long_run.prepare_run", lambda *_, **__: PreparedRun(None))
+    assert cli.main(["run", "--json", "recipe.json", "train.py"]) == 7
+    out, err = capfd.readouterr()
+    assert out.strip() == ""
+    assert "no JSON was printed: ModuleNotFoundError" in err
+
+
 def test_the_module_prints_the_schema():
     done = subprocess.run(
         [sys.executable, "-m", "autotune.front.documents"], capture_output=True, text=True, check=True, cwd=DOCS.parent

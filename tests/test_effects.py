@@ -104,16 +104,22 @@ def test_the_study_agrees_with_the_history_row_by_row(run):
         assert sorted(told[f"params_{knob}"]) == sorted([*ours[knob], history[knob][0]])
 
 
-def test_the_notebook_runs_on_the_recorded_run(monkeypatch):
+def test_the_notebook_runs_on_the_recorded_runs_and_holds_its_outputs(monkeypatch):
+    matplotlib = pytest.importorskip("matplotlib")
+    matplotlib.use("Agg")
+    monkeypatch.setattr("matplotlib.pyplot.show", lambda: matplotlib.pyplot.close("all"))
     examples = Path(__file__).parents[1] / "examples"
     notebook = json.loads((examples / "compare_runs.ipynb").read_text(encoding="utf-8"))
     monkeypatch.chdir(examples)
     scope: dict[str, object] = {}
+    kinds = set()
     for cell in notebook["cells"]:
         if cell["cell_type"] == "code":
             exec("".join(cell["source"]), scope)
-    assert "<table>" in scope["recipe"]._repr_html_()
-    assert len(scope["trials"]) > 10
+            kinds |= {kind for output in cell["outputs"] for kind in output.get("data", {"error": ""})}
+            assert cell["outputs"]
+    assert kinds == {"text/plain", "text/html", "image/png"}
+    assert set(scope["trials"]["on"]) == set(scope["RUNS"])
 
 
 def test_runs_are_compared_in_a_table(run, tmp_path):
@@ -145,6 +151,15 @@ def test_pairs_of_trials_count_by_their_precision(tmp_path):
     assert rows["batch_size"]["effect"] == pytest.approx(math.exp(mean), rel=1e-6)
     assert rows["batch_size"]["high"] == pytest.approx(math.exp(mean + 1.96 / math.sqrt(sum(weights))), rel=1e-6)
     assert rows["batch_size"]["pairs"] == 2
+
+
+def test_runs_of_one_id_are_told_apart_by_their_paths_in_all_tables(run, tmp_path):
+    here, there = (shutil.copytree(run.path, tmp_path / name / "run") for name in ("here", "there"))
+    frame = load_history(here, there)
+    names = [f"{run.name} ({path})" for path in (here, there)]
+    assert list(frame["run"].unique()) == names
+    assert list(compare(here, there)["run"]) == names
+    assert set(knob_effects(here, there)["run"]) == set(load_slices(here, there)["run"]) == set(names)
 
 
 def test_all_tables_name_a_run_alike_whatever_its_directory_is_called(run, tmp_path):

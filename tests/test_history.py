@@ -923,6 +923,20 @@ def test_a_history_fits_a_terminal_of_80_columns_and_is_aligned(tmp_path):
     assert "seat" not in "".join(lines)
 
 
+def test_a_comparison_that_is_too_wide_for_a_terminal_is_a_block_for_each_run(tmp_path):
+    other = MACHINE.model_copy(update={"cpu": "A processor with a long name, as vendors give them"})
+    runs = [
+        a_run(tmp_path / name, recipe=a_recipe(), **fields)
+        for name, fields in (("20261120-191001-1a2b3c", {}), ("20261120-201001-4d5e6f", {"machine": other}))
+    ]
+    lines = terminal_lines(show_comparison, compare(runs))
+    blocks = [line.rstrip() for line in lines if line.startswith(("run ", "  machine", "  recommended"))]
+    assert blocks[0::3] == [f"run {path.name}" for path in runs]
+    assert blocks[1] == "  machine      Xeon × 2 cores"
+    assert blocks[4].startswith("  machine      A processor with a long name")
+    assert all(line.startswith("  recommended  batch_size=") for line in blocks[2::3])
+
+
 def test_a_comparison_shows_what_differs_and_says_once_what_is_the_same(tmp_path):
     runs = [
         a_run(tmp_path / name, recipe=a_recipe(speedup=(value, value - 0.1, value + 0.1)))

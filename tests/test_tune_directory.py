@@ -4,6 +4,7 @@ import pytest
 
 from autotune.data.errors import BudgetError, RunDirectoryError, WorkloadError
 from autotune.data.run_directory import RunDirectory
+from autotune.data.runs_on_disk import follow_latest
 
 
 def fail_with(error, path, *, trials=0):
@@ -101,6 +102,17 @@ def test_the_latest_link_leads_to_the_run_that_was_begun_last(tmp_path):
     assert latest.resolve() == first.path
     for directory in (first, second):
         directory.release()
+
+
+def test_the_latest_link_is_followed_to_the_run_itself_and_no_other_link_is(tmp_path):
+    run = tmp_path / "20261120-191001-1a2b3c"
+    latest = tmp_path / "latest"
+    latest.symlink_to(run.name)
+    assert follow_latest(latest) == run
+    latest.unlink()
+    latest.symlink_to("/etc")
+    assert follow_latest(latest) == latest
+    assert follow_latest(run) == run
 
 
 def test_no_link_is_made_beside_a_directory_that_the_user_named_or_over_a_file_of_the_users(tmp_path):

@@ -22,6 +22,7 @@ from autotune.data.errors import ArgumentError
 from autotune.data.printable import with_article
 
 Objective = Literal["time_to_loss", "throughput", "energy"]
+Tracker = Literal["mlflow", "wandb", "tensorboard"]
 MIN_GAIN = 0.02  # smallest gain worth a recommendation, as a share
 MEMORY_MARGIN = 0.10  # share of the memory limit that must stay free at the peak
 VERIFY_SECONDS = 100.0  # of `autotune verify`, where no other budget is given

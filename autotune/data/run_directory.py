@@ -42,7 +42,7 @@ CREATED = "created.txt"  # what a script's trials have made
 SPACE = "space.toml"  # a copy of the search-space file that was given
 COMPILED = "compiled"  # what XLA compiled for the recipe, see `recipe.compiled`
 LATEST = "latest"  # a link to the run of a workload that was started or continued last
-_OWN_NAME = re.compile(r"\d{8}-\d{6}-[0-9a-f]{6}")
+OWN_NAME = re.compile(r"\d{8}-\d{6}-[0-9a-f]{6}")
 SCRATCH_FOLDERS = (SCRATCH, "scratch-*")
 LAYERS = "layers"  # in the directory of logs: what contained trials have written. A run that was killed leaves them
 OWN_FILES = (
@@ -127,6 +127,7 @@ class RunDirectory:
         self.space_file = self.path / SPACE
         self._lock = filelock.FileLock(self.path / ".lock", blocking=False)
         self._is_self_contained = False
+        self.label = ""  # of the run among those that were found with it, see `find_runs`
 
     @property
     def name(self) -> str:
@@ -272,7 +273,7 @@ class RunDirectory:
     def link_latest(self) -> None:
         """Point `latest`, beside this directory, to it; only where autotune itself has named the directory."""
         latest = self.path.parent / LATEST
-        if not _OWN_NAME.fullmatch(self.path.name) or (os.path.lexists(latest) and not latest.is_symlink()):
+        if not OWN_NAME.fullmatch(self.path.name) or (os.path.lexists(latest) and not latest.is_symlink()):
             return
         temporary = latest.with_name(f".{LATEST}.{secrets.token_hex(8)}")
         try:

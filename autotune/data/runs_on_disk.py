@@ -6,12 +6,14 @@ import contextlib
 import heapq
 import os
 import warnings
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 
 from autotune.data.errors import DamagedRunWarning, RunDirectoryError
-from autotune.data.run_directory import RunDirectory
+from autotune.data.printable import one_line
+from autotune.data.run_directory import LATEST, OWN_NAME, RunDirectory
 
 RESULTS = "results"  # below the current directory, where runs are written and looked for
 MOST_ENTRIES = 20_000  # of the results directory and its directories, which may hold anything
@@ -21,6 +23,8 @@ Paths = str | Path | Iterable[str | Path]
 
 def find_runs(*paths: Paths) -> tuple[RunDirectory, ...]:
     """Return the runs at or below `paths`, once each: in the order of the arguments, those below one by path.
+
+    The label of each is its run's id; with its path, where several runs have that id.
 
     Warns of a run below a path that cannot be read, and leaves it out. Raises RunDirectoryError if nothing was given,
     or if a path holds no run that can be read.
@@ -34,7 +38,7 @@ def find_runs(*paths: Paths) -> tuple[RunDirectory, ...]:
         for folder in _directories_at(Path(path)):
             directory = RunDirectory(folder)
             try:
-                directory.read_run()
+                directory.label = one_line(directory.read_run().run)
             except RunDirectoryError as problem:
                 problems.append(problem)
             else:
@@ -45,6 +49,10 @@ def find_runs(*paths: Paths) -> tuple[RunDirectory, ...]:
             warnings.warn(f"{error.message}: this run is omitted", DamagedRunWarning, stacklevel=3)
         for directory in readable:
             found.setdefault(directory.path.resolve(), directory)
+    ids = Counter(directory.label for directory in found.values())
+    for directory in found.values():
+        if ids[directory.label] > 1:
+            directory.label += f" ({one_line(directory.path)})"
     return tuple(found.values())
 
 
@@ -75,6 +83,17 @@ def newest_runs(results: Path, *, most: int) -> list[RunDirectory]:
             if entry.is_dir(follow_symlinks=False):
                 found.append(((Path(entry.path) / "run.json").lstat().st_mtime, Path(entry.path)))
     return [RunDirectory(folder) for _, folder in heapq.nlargest(most, found)]
+
+
+def follow_latest(path: Path) -> Path:
+    """Return the run that a link `latest` leads to; any other path as it is.
+
+    A command that is printed must name the run itself, because the link moves on with the next run.
+    """
+    with contextlib.suppress(OSError, ValueError):
+        if path.name == LATEST and OWN_NAME.fullmatch(target := os.readlink(path)):
+            return path.with_name(target)
+    return path
 
 
 def newest_run() -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shlex
 import signal
 import sys
@@ -102,8 +103,10 @@ def _next_step(error: CycloptsError, own: list[str], rest: list[str]) -> str:
     if own[:1] not in (["tune"], ["verify"]) or not places:
         return "See `autotune --help` and `autotune COMMAND --help`."
     first, end = places[0], places[0] + 1
-    while end < len(own) and not own[end].startswith("-"):
+    while end < len(own) and (not own[end].startswith("-") or re.fullmatch(r"-[\d.]\S*", own[end])):
         end += 1
+    if own[0] == "tune" and end == len(own) > first + 1 and all(token.startswith("-") for token in own[1:first]):
+        end -= 1  # the last word is the script
     words = shlex.join(["autotune", *own[:first], *own[end:], "--", *own[first:end], *rest[1:]])
     return f"Options of the script come after `--`: {words}"
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import App, Parameter
 
 from autotune.data.errors import TuningInterruptedError
-from autotune.data.options import MEMORY_MARGIN, VERIFY_SECONDS, take_options
+from autotune.data.options import MEMORY_MARGIN, VERIFY_SECONDS, Tracker, take_options
 from autotune.machine.doctor import Level, diagnose, first_fix
 from autotune.recipe.selection import OnMismatch
 from autotune.version import DISTRIBUTION, __version__
@@ -50,6 +50,7 @@ def tune(
     out: str | None = None,
     resume: str | None = None,
     wait: bool = False,
+    log_to: Tracker | None = None,
     json: bool = False,
     **options: Any,
 ) -> int:
@@ -65,6 +66,7 @@ def tune(
         resume: The directory of a run, ended or stopped: it continues with all that was measured. A budget given with
             it is the time to continue for.
         wait: Wait until earlier runs on the same devices of this machine have ended. The budget begins then.
+        log_to: Export the trials to this tracker once the run has ended, as `autotune export` does.
         json: Print the result as JSON (docs/json.md); progress goes to standard error.
     """
     from autotune.data.run_options import to_repeat
@@ -77,7 +79,9 @@ def tune(
 
     with Progress(messages() if json else terminal()) as progress:
         try:
-            recipe = tune_workload(workload, args=args, out=out, resume=resume, wait=wait, observe=progress, **options)
+            recipe = tune_workload(
+                workload, args=args, out=out, resume=resume, wait=wait, log_to=log_to, observe=progress, **options
+            )
         except KeyboardInterrupt as interrupt:
             hint = "Nothing was measured yet."
             if progress.directory and progress.directory.exists():
@@ -182,11 +186,16 @@ def run(
 
 def _run_to_json(prepared: PreparedRun, recipe: Path, script: str) -> int:
     """Run a script, end standard output with a document about it, and return the script's exit code."""
+    from autotune.front.console import note
+
     code, run = prepared(), prepared.long_run
     speeds = {name: None if run is None else getattr(run.guard, name) for name in ("throughput", "claimed")}
-    with contextlib.suppress(OSError, ValueError):  # the script may have closed it
+    try:
         sys.stdout.write("\n")  # it may have ended within a line
         print_json("run", on_one_line=True, recipe_file=str(recipe), script=script, exit_code=code, **speeds)
+    except Exception as error:  # the script may have closed standard output, or left Python unable to import
+        with contextlib.suppress(Exception):
+            note(f"no JSON was printed: {type(error).__name__}: {error}")
     return code
 
 
@@ -277,7 +286,8 @@ def merge(
 def doctor(*, self_test: str | None = None, json: bool = False) -> int:
     """Say what keeps TensorFlow from this machine's devices, or makes it slow here, and what to do first.
 
-    The exit code is 1 if something stops TensorFlow from using a device that is there, or the self-test fails.
+    The exit code is 1 if something stops TensorFlow from using a device that is there, or if the self-test finds that
+    autotune is wrong on a quiet machine.
 
     Args:
         self_test: For so long, such as 60s, also measure what is known: a training against itself, and against the same
@@ -302,5 +312,5 @@ def doctor(*, self_test: str | None = None, json: bool = False) -> int:
         print_json("doctor", findings=findings, first=first_fix(findings) or None, self_test=tested)
     elif tested is not None:
         show_self_test(tested)
-    fails = tested is not None and not (tested.holds_one and tested.finds_delay)
+    fails = tested is not None and tested.fails
     return 1 if fails or any(finding.level is Level.STOPS for finding in findings) else 0

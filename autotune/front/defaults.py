@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from pathlib import Path
 
 from autotune.data.errors import ArgumentError, RunDirectoryError
 from autotune.data.files import shipped_directory, write_atomically
 from autotune.data.run_directory import RunDirectory
-from autotune.data.runs_on_disk import newest_run
+from autotune.data.runs_on_disk import follow_latest, newest_run
 from autotune.front.console import note
 from autotune.recipe.recipe import choose_recipe, load_recipes
 
@@ -18,7 +19,7 @@ EXAMPLE = "train_digits.py"
 def run_or_newest(run: Path | None) -> Path:
     """Return the run directory that was given; else the newest one, and say which that is."""
     if run is not None:
-        return run
+        return follow_latest(run)
     newest = newest_run()
     note(f"the newest run is {newest}")
     return newest
@@ -54,7 +55,7 @@ def copy_example() -> str:
     if importlib.util.find_spec("sklearn") is None:
         raise ArgumentError("the demo trains on scikit-learn's digits", hint="Run pip install scikit-learn.")
     source, copy = shipped_directory("examples") / EXAMPLE, Path(EXAMPLE)
-    if not copy.exists():
+    if not os.path.lexists(copy):  # nothing is written through a link that leads nowhere yet
         write_atomically(copy, source.read_bytes(), hint="Change to a directory that you may write to.")
     elif not copy.is_file() or copy.read_bytes() != source.read_bytes():
         raise ArgumentError(f"{EXAMPLE} is here already, and is not the demo's", hint="Change to another directory.")

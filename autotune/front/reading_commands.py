@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from autotune.data.errors import ArgumentError, RunDirectoryError
+from autotune.data.options import Tracker
 from autotune.data.printable import plural
 from autotune.front.commands import app, print_json
 
@@ -128,6 +129,25 @@ def report(run: Path | None = None, /) -> None:
 
     path = run_or_newest(run)
     say(write_book_page(path) if os.path.isfile(path) else write_page(path))
+
+
+@app.command
+def export(run: Path | None = None, /, *, log_to: Tracker) -> None:
+    """Export a run to an experiment tracker: each trial becomes one of the tracker's own runs.
+
+    Exporting a run again updates its trials.
+
+    Args:
+        run: A run directory; the newest below results/ when left out.
+        log_to: The tracker, whose package must be installed and whose own settings say where it writes. TensorBoard's
+            files go to the run directory.
+    """
+    from autotune.front.console import say
+    from autotune.front.defaults import run_or_newest
+    from autotune.report.export import check_installed, export_run
+
+    check_installed(log_to)
+    say(export_run(run_or_newest(run), log_to))
 
 
 @app.command
@@ -254,7 +274,8 @@ def space(
     show_space(written.source, resolved)
 
 
-IN_ORDER = "doctor demo tune run show report verify merge history compare dashboard knobs space"  # of use, for `--help`
+# The order of use, for `--help`.
+IN_ORDER = "doctor demo tune run show report verify merge history compare export dashboard knobs space"
 for position, name in enumerate(IN_ORDER.split()):
     app[name].sort_key = position
 app.register_install_completion_command(help="Install completion for bash, zsh or fish.")

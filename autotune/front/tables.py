@@ -18,7 +18,7 @@ from rich.text import Text
 from autotune.data.figures import Interval
 from autotune.data.printable import one_line, plural
 from autotune.data.record import Outcome
-from autotune.front.console import print_table, rate, say, table, terminal
+from autotune.front.console import print_table, rate, ratio, say, table, terminal
 from autotune.machine.doctor import Finding, Level, first_fix
 from autotune.space.configuration import format_value
 from autotune.space.knobs import KNOBS, Numerics
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 _NUMBERS = ("no.", "samples/s")
 _PLACES = ("seat", "host", "device")
 _OF_RUNS = ("workload", "machine", "trials", "failed", "limited by")
+_GAP = 3  # columns of a terminal between those of a table
+_LEAST_LAST = 20  # columns in which the last column of a table can be read
 
 
 def show_history(frame: pandas.DataFrame, console: RichConsole | None = None) -> None:
@@ -105,7 +107,7 @@ def show_comparison(frame: pandas.DataFrame, console: RichConsole | None = None)
         if name not in varied:
             say(f"{name}: {shown[0][name]}", console)
     headings = ("run", *varied, "claim", "recommended")
-    print_table(table(headings, [_texts([cells[name] for name in headings]) for cells in shown]), console)
+    _print_rows(headings, [[cells[name] for name in headings] for cells in shown], console)
     for row in rows:
         if row["differs"]:
             say(f"{row['run']} cannot be compared with the first run: {row['differs']}", console, style="yellow")
@@ -119,6 +121,20 @@ def show_comparison(frame: pandas.DataFrame, console: RichConsole | None = None)
     for row in rows if len(rows) > 1 else ():
         if row["use"]:
             say(f"Fastest recipe of {row['workload']} on {row['machine']}: {row['run']}", console)
+
+
+def _print_rows(headings: Sequence[str], rows: Sequence[Sequence[str]], console: RichConsole) -> None:
+    """Print a table; where a terminal is too narrow for all but its last column, print a block for each row."""
+    widths = [max(map(len, column)) + _GAP for column in zip(headings, *rows, strict=True)]
+    if not console.is_terminal or sum(widths[:-1]) + _LEAST_LAST <= console.width:
+        return print_table(table(headings, [_texts(row) for row in rows]), console)
+    for row in rows:
+        say(f"{headings[0]} {row[0]}", console, style="bold")
+        block = Table.grid(Column(no_wrap=True), Column(overflow="fold"), padding=(0, 2))
+        for name, cell in zip(headings[1:], _texts(row[1:]), strict=True):
+            block.add_row(f"  {name}", cell)
+        console.print(block)
+    return None
 
 
 def _compared(row: dict[str, Any]) -> dict[str, str]:
@@ -148,8 +164,7 @@ def show_knobs() -> None:
         )
         for knob in KNOBS.values()
     ]
-    headings = ("knob", "what", "values", "default", "stage", "numerics", "where")
-    terminal().print(table(headings, rows))
+    _print_rows(("knob", "what", "values", "default", "stage", "numerics", "where"), rows, terminal())
 
 
 def show_space(source: str, space: ResolvedSpace) -> None:
@@ -176,14 +191,22 @@ def show_findings(findings: Sequence[Finding]) -> None:
 
 def show_self_test(tested: SelfTest) -> None:
     """Print what a self-test found, and what that means."""
-    same = "no difference, as it should be" if tested.holds_one else "a difference where there is none"
-    found = "it is found" if tested.finds_delay else "it is missed"
+    from autotune.tuning.self_test import Judgement
+
     terminal().print()
-    say(f"A against A: {tested.same.shown()}: {same}", style="green" if tested.holds_one else "bold red")
-    text = f"A planted delay of ×{tested.planted:.2f}: {tested.found.shown()}: {found}"
-    say(text, style="green" if tested.finds_delay else "bold red")
-    gains = ", ".join(f"{math.ceil(100 * gain)}% in {minutes} minutes" for minutes, gain in tested.gains.items())
-    processes = "{} and {} fresh processes a side".format(*tested.instances)
-    say(f"From {processes}. The smallest gain that a run of such a training can show here: {gains}.")
-    if not (tested.holds_one and tested.finds_delay):
-        say("Other programs may disturb it, and one test in ten fails by chance: repeat it, for longer.")
+    for name, side, holds, wrong in (
+        ("A against A", tested.same, "no difference, as it should be", "a difference where there is none"),
+        (f"A planted delay of ×{tested.delayed.true:.2f}", tested.delayed, "it is found", "another size is found"),
+    ):
+        said, style = {
+            Judgement.HOLDS: (holds, "green"),
+            Judgement.CANNOT_TELL: ("too uncertain to tell", "yellow"),
+            Judgement.WRONG: (wrong, "bold red"),
+        }[side.judgement]
+        processes = f"{side.processes} fresh process{'' if side.processes == 1 else 'es'} a side"
+        say(f"{name}: {ratio(side.measured)} from {processes}: {said}", style=style)
+    if tested.gains:
+        gains = ", ".join(f"{math.ceil(100 * gain)}% in {minutes} minutes" for minutes, gain in tested.gains.items())
+        say(f"The smallest gain that a run of such a training can show here: {gains}.")
+    if tested.advice:
+        say(tested.advice)

@@ -39,7 +39,7 @@ from autotune.recipe.selection import (
 )
 from autotune.recipe.tf_private import keras, tf
 from autotune.recipe.training_data import make_pipeline
-from autotune.space.configuration import Configuration, DatasetConfig
+from autotune.space.configuration import Configuration, DatasetConfig, format_value
 from autotune.stats.deciding import Verdict
 
 SCHEMA_VERSION = 1
@@ -342,7 +342,8 @@ class Recipe(Part):
         """Return the recipe as notebooks show it."""
         rows = ""
         for name, value in self.changes.items():
-            rows += f"<tr><td>{name}</td><td>{self.baseline.get(name)}</td><td>{value}</td></tr>"
+            cells = (name, format_value(self.baseline[name]), format_value(value))
+            rows += f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in cells)}</tr>"
         rule, gain = self.learning_rate_rule, self.evidence.speedup.shown() if rows else "the baseline"
         if rule is not None and rule.same_loss is not None:
             gain = f"{rule.same_loss.speedup.shown()} sooner to the same losses"
@@ -353,7 +354,7 @@ class Recipe(Part):
         return (
             f"<b>{html.escape(self.workload.name)}: {verdict}, {gain}</b>"
             + (f'<table style="white-space: pre-wrap; text-align: left">{answers}</table>' if answers else "")
-            + f"<table><tr><th>knob</th><th>baseline</th><th>recommended</th></tr>{rows}</table>"
+            + (f"<table><tr><th>knob</th><th>baseline</th><th>recommended</th></tr>{rows}</table>" if rows else "")
         )
 
     def with_candidate(self) -> Self:

@@ -107,7 +107,7 @@ def _entry_of_run(directory: RunDirectory) -> _Entry:
     recipe = Recipe.load(directory.recipe_file) if os.path.exists(directory.recipe_file) else None
     chosen = None if recipe is None else chosen_trial(recipe, trials)
     row: dict[str, object] = {
-        "run": one_line(run.run),
+        "run": directory.label,
         "workload": one_line(run.workload.name) if run.workload else None,
         "machine": run.machine.describe(),
         "machine_id": run.machine.id,

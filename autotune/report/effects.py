@@ -16,7 +16,6 @@ import pandas as pd
 
 from autotune.data.figures import Interval
 from autotune.data.models import KnobValue
-from autotune.data.printable import one_line
 from autotune.data.record import Outcome, Pair, Phase, Slice, TrialRecord
 from autotune.data.run_directory import RunDirectory
 from autotune.data.runs_on_disk import Paths, find_runs
@@ -43,7 +42,7 @@ def knob_effects(*runs: Paths) -> pd.DataFrame:
         speed-ups (Optuna's PED-ANOVA); NA where there are too few trials.
     """
     found = [
-        {"run": _run_id(directory), **effect}
+        {"run": directory.label, **effect}
         for directory in find_runs(*runs)
         for effect in effects_in(directory, read_trials(directory))
     ]
@@ -72,7 +71,7 @@ def load_slices(*runs: Paths) -> pd.DataFrame:
     """
     rows: list[dict[str, object]] = []
     for directory in find_runs(*runs):
-        run = _run_id(directory)
+        run = directory.label
         for record in read_trials(directory):
             sides: list[tuple[str, Pair | None, Slice]] = [("alone", None, measured) for measured in record.slices]
             for pair in record.pairs:
@@ -93,18 +92,17 @@ def load_ops(*runs: Paths) -> pd.DataFrame:
         `self_seconds` are of all profiled steps, `share` is of all operations' or kernels' self time.
     """
     rows = [
-        {"run": run, "trial": record.trial, "operation": operation.name, **operation.model_dump(exclude={"name"})}
+        {
+            "run": directory.label,
+            "trial": record.trial,
+            "operation": operation.name,
+            **operation.model_dump(exclude={"name"}),
+        }
         for directory in find_runs(*runs)
-        for run in [_run_id(directory)]
         for record in read_trials(directory)
         for operation in (() if record.profile is None else (*record.profile.operations, *record.profile.kernels))
     ]
     return table(rows, _OPERATIONS)
-
-
-def _run_id(directory: RunDirectory) -> str:
-    """Return the run's id as all tables have it."""
-    return one_line(directory.read_run().run)
 
 
 def _measured(directory: RunDirectory, records: Iterable[TrialRecord]) -> list[tuple[Configuration, Interval]]:

@@ -143,7 +143,7 @@ def load_history(*runs: Paths, every_column: bool = False) -> pd.DataFrame:
         records = sorted(read_trials(directory), key=lambda record: record.trial)
         baseline, duplicates = baseline_of(directory, run, records), _find_duplicates(records)
         of_run = {
-            "run": one_line(run.run),
+            "run": directory.label,
             "machine": run.machine.id,
             "workload": one_line(run.workload.name) if run.workload else None,
             "objective": one_line(run.arguments.get("objective", "throughput")),

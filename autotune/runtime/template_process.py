@@ -69,7 +69,7 @@ class Template:
                 stdout=output,
                 stderr=output,
                 pass_fds=(theirs.fileno(),),
-                env={**os.environ, **_import_path(), **variables, supervisor.FAMILY_VARIABLE: self._family},
+                env={**os.environ, **import_path(), **variables, supervisor.FAMILY_VARIABLE: self._family},
                 start_new_session=True,
             )
         self.pid = self._process.pid  # the supervisor's, which lives as long as anything below it
@@ -193,8 +193,8 @@ def _no_memory(reason: str, log_tail: str) -> TrialFailed:
     return TrialFailed(Outcome.OOM, reason, hint=hint, log_tail=log_tail)
 
 
-def _import_path() -> dict[str, str]:
-    """Return the variable with which the template imports this same autotune."""
+def import_path() -> dict[str, str]:
+    """Return the variable with which another process imports this same autotune."""
     root = str(Path(__file__).resolve().parents[2])
     if root in sysconfig.get_paths().values():
         return {}  # it is found there anyway, and must not come before the standard library

@@ -92,7 +92,7 @@ def recommend(*, found: SearchResult, watched: Watch | None, run: Run, record: R
         created_by=CreatedBy(
             autotune=__version__,
             created_at=now_utc(),
-            run=run.directory.name,
+            run=record.run,
             search_space=record.search_space.source,
             trials=len(run.records),
             seed=options.seed,

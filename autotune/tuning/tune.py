@@ -15,7 +15,7 @@ from autotune.data.files import write_atomically
 from autotune.data.options import Options, read_options
 from autotune.data.record import Place
 from autotune.data.run_directory import RunDirectory, RunRecord, new_run_directory
-from autotune.data.runs_on_disk import RESULTS
+from autotune.data.runs_on_disk import RESULTS, follow_latest
 from autotune.machine.fingerprint import fingerprint, require_linux
 from autotune.machine.gpu import visible_gpus
 from autotune.machine.other_runs import announce_run, local_devices
@@ -95,7 +95,7 @@ def read_request(
         if out is not None:
             raise ArgumentError("out and resume were both given", hint="A resumed run stays in its directory.")
         given["args"] = () if args is None else reference.args
-        return _read_resumption(RunDirectory(Path(resume)), reference, given, budget, began=began)
+        return _read_resumption(RunDirectory(follow_latest(Path(resume))), reference, given, budget, began=began)
     chosen = Options(
         budget=DEFAULT_BUDGET_SECONDS if budget is None else budget,
         keeps_budget=budget is not None,

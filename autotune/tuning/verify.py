@@ -32,7 +32,7 @@ from autotune.script.workload import Workload
 from autotune.space.configuration import Configuration
 from autotune.space.knobs import STRATEGY_KNOBS
 from autotune.stats.deciding import ClaimResult, judge_claim
-from autotune.stats.intervals import process_prior
+from autotune.stats.intervals import CONFIDENCE, process_prior
 from autotune.tuning import costs
 from autotune.tuning.confirmation import BASELINE_FAILURES, FreshPairs, LeaderTrials, SlicePlan, claim_of
 from autotune.tuning.events import Notice, Observer, count_interruptions, silent
@@ -346,14 +346,14 @@ def _make_search_record(recipe: Recipe, opened: Opened) -> TrialRecord:
     )
 
 
-def measured_claim(leader: LeaderTrials, opened: Opened) -> LogInterval | None:
+def measured_claim(leader: LeaderTrials, opened: Opened, *, confidence: float = CONFIDENCE) -> LogInterval | None:
     """Return the logarithm of the speed-up over processes; None before the second."""
     instances = leader.instances
     if not instances:
         return None
     prior = process_prior([[values] for values in instances], rounds=min(map(len, instances)))
     apart = opened.run.executor.needs_different_template(leader.trial.configuration, opened.run.baseline)
-    return claim_of(instances, prior=prior, apart=apart)
+    return claim_of(instances, prior=prior, apart=apart, confidence=confidence)
 
 
 def _find_failure(confirmation: LeaderTrials, limits: Limits) -> str | None:

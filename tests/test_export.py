@@ -1,0 +1,205 @@
+"""Exports to trackers: trials as a tracker's own runs, by the real packages where these are installed."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+from simulated_runs import faster_by, on_disk, simulated_trials, tune_simulated
+
+import autotune
+from autotune.data.errors import RunDirectoryError
+from autotune.data.run_directory import RunDirectory
+from autotune.front import cli
+from autotune.report.export import EVENTS, FOLDER, export_run, read_tracked_run
+from autotune.report.history import load_history
+from autotune.tuning.events import Notice
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """The directory of a run that found something faster, and had failures."""
+    path = tmp_path_factory.mktemp("runs") / "one"
+    trials = simulated_trials(faster_by(batch_size=2.0), noise=0.02)
+    with on_disk(path) as directory:
+        tune_simulated(trials, directory, budget=120.0)
+    return path
+
+
+@pytest.fixture
+def run(finished, tmp_path):
+    """A copy of it."""
+    return shutil.copytree(finished, tmp_path / "run")
+
+
+def test_knobs_are_parameters_figures_metrics_and_words_tags(run):
+    trials = read_tracked_run(run).trials
+    rows = load_history(run, every_column=True)
+    assert [trial.name for trial in trials] == [f"{number:04d}" for number in rows["trial"]]
+    for trial, (_, row) in zip(trials, rows.iterrows(), strict=True):
+        assert trial.parameters["batch_size"] == row["batch_size"]
+        assert type(trial.parameters["jit_compile"]) is bool
+        assert trial.metrics["throughput"] == row["throughput"]
+        assert trial.tags["changes"] == row["changes"]
+        assert trial.ended - trial.began == pytest.approx(row["seconds"], abs=1e-3)
+    assert "speedup" not in trials[0].metrics, "what was not measured is left out"
+
+
+def test_a_failed_trial_is_a_failed_run(run):
+    file = run / "trials" / "0001" / "result.json"
+    record = json.loads(file.read_text())
+    file.write_text(json.dumps(record | {"outcome": "oom", "reason": "out of memory", "pairs": []}))
+    failed = read_tracked_run(run).trials[1]
+    assert not failed.succeeded
+    assert (failed.tags["outcome"], failed.tags["reason"]) == ("oom", "out of memory")
+
+
+def test_names_have_no_character_that_a_tracker_refuses(run):
+    record = json.loads((run / "run.json").read_text())
+    record["run"], record["workload"]["name"] = "it's/mine?", "a b:c"
+    (run / "run.json").write_text(json.dumps(record))
+    tracked = read_tracked_run(run)
+    assert (tracked.id, tracked.experiment) == ("it_s_mine_", "autotune-a_b_c")
+
+
+def test_a_package_that_is_missing_is_named_before_anything_runs(capsys, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("autotune.front.tune.read_request", lambda *_, **__: pytest.fail("the run began"))
+    for words in (["tune", "train.py"], ["export", "nowhere"]):
+        assert cli.main([*words, "--log-to", "wandb"]) == 2
+        assert capsys.readouterr().err == "autotune: wandb is not installed\nRun pip install wandb.\n"
+
+
+FAULTS = {
+    "raise ValueError('no key: https://me:verysecretword@host/')": "wandb did not take the trials: ValueError: no key",
+    "raise SystemExit(3)": "wandb ended its process",
+    "import os, signal; os.kill(os.getpid(), signal.SIGKILL)": "wandb ended its process",
+    "input()": "wandb did not take the trials: EOFError",
+}
+
+
+@pytest.fixture
+def tuned_by(run, tmp_path, monkeypatch):
+    """`tuned_by(source)`: the last notice of a tuning that is exported to a `wandb` package of that source."""
+
+    def tune(source):
+        (tmp_path / "wandb.py").write_text(source)
+        monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+        monkeypatch.setattr("autotune.report.export.check_installed", lambda tracker: None)
+        request = SimpleNamespace(directory=RunDirectory(run))
+        monkeypatch.setattr("autotune.front.tune.read_request", lambda *_, **__: request)
+        monkeypatch.setattr("autotune.front.tune.run_tuning", lambda *_, **__: "the recipe")
+        events = []
+        assert autotune.tune("train.py", log_to="wandb", observe=events.append) == "the recipe"
+        assert isinstance(events[-1], Notice)
+        return events[-1].text
+
+    return tune
+
+
+@pytest.mark.parametrize("source", FAULTS)
+def test_a_tracker_that_fails_is_a_note_with_the_command_that_tries_again(tuned_by, run, source):
+    told = tuned_by(source)
+    assert told.startswith(f"the trials are not exported: {FAULTS[source]}")
+    assert "verysecretword" not in told
+    assert told.endswith(f"to try again: autotune export {run} --log-to wandb")
+
+
+def test_a_tracker_that_hangs_is_ended(tuned_by, monkeypatch):
+    monkeypatch.setattr("autotune.front.tune.EXPORT_SECONDS", 0.1)
+    assert "wandb took over 0 s" in tuned_by("import signal; signal.pause()")
+
+
+def test_a_tracker_has_the_environment_of_the_shell(tuned_by, monkeypatch):
+    monkeypatch.setenv("WANDB_MODE", "online")
+    told = tuned_by("import os; raise RuntimeError(os.environ['WANDB_MODE'])")
+    assert "RuntimeError: online" in told
+
+
+def events_of(folder):
+    """The events of a folder's file, which has no other."""
+    from tensorboard.compat.proto import event_pb2
+    from tensorboard.compat.tensorflow_stub import errors
+    from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import PyRecordReader_New
+
+    assert [path.name for path in folder.iterdir() if path.is_file()] == [EVENTS]
+    reader, events = PyRecordReader_New(str(folder / EVENTS)), []
+    while True:
+        try:
+            reader.GetNext()
+        except errors.OutOfRangeError:
+            return events
+        events.append(event_pb2.Event.FromString(reader.record()))
+
+
+def test_tensorboard_gets_a_session_for_each_trial_without_tensorflow(run):
+    pytest.importorskip("tensorboard")
+    from tensorboard.plugins.hparams import api_pb2, metadata
+
+    code = (
+        "import sys; from autotune.front.cli import main; code = main(); sys.exit(code or 'tensorflow' in sys.modules)"
+    )
+    for _ in range(2):  # the second replaces the first
+        command = [sys.executable, "-c", code, "export", str(run), "--log-to", "tensorboard"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout == f"tensorboard --logdir {run / FOLDER}\n"
+    tracked = read_tracked_run(run)
+    _, config = events_of(run / FOLDER)
+    experiment = metadata.parse_experiment_plugin_data(config.summary.value[0].metadata.plugin_data.content)
+    assert {info.name.tag for info in experiment.metric_infos} >= {"speedup", "throughput"}
+    hparams = {info.name: info for info in experiment.hparam_infos}
+    assert hparams["batch_size"].type == api_pb2.DATA_TYPE_FLOAT64
+    assert "onednn" not in hparams, "a knob that no trial varied is no column"
+    for trial in tracked.trials:
+        _, start, scalars, end = (event.summary for event in events_of(run / FOLDER / trial.name))
+        session = metadata.parse_session_start_info_plugin_data(start.value[0].metadata.plugin_data.content)
+        assert session.hparams["batch_size"].number_value == trial.parameters["batch_size"]
+        assert session.hparams["phase"].string_value == trial.tags["phase"]
+        figures = {value.tag: value.simple_value for value in scalars.value}
+        assert figures == pytest.approx(trial.metrics, rel=1e-6)
+        ended = metadata.parse_session_end_info_plugin_data(end.value[0].metadata.plugin_data.content)
+        assert ended.status == api_pb2.STATUS_SUCCESS
+
+
+@pytest.mark.filterwarnings("default")  # MLflow's own use of deprecated functions
+def test_mlflow_gets_a_run_for_each_trial_once(run, tmp_path, monkeypatch):
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
+    for _ in range(2):
+        told = export_run(run, "mlflow")
+    assert told == f"experiment autotune-simulated at sqlite:///{tmp_path / 'mlflow.db'}"
+    client = mlflow.MlflowClient()
+    experiment = client.get_experiment_by_name("autotune-simulated").experiment_id
+    logged = {one.data.tags["autotune.trial"]: one for one in client.search_runs([experiment])}
+    trials = read_tracked_run(run).trials
+    assert sorted(logged) == [trial.name for trial in trials]
+    for trial in trials:
+        one = logged[trial.name]
+        assert one.data.metrics == pytest.approx(trial.metrics)
+        assert one.data.params == {name: str(value) for name, value in trial.parameters.items()}
+        assert one.data.tags["changes"] == trial.tags["changes"]
+        assert (one.info.status, one.info.run_name) == ("FINISHED", f"one/{trial.name}")
+
+
+@pytest.mark.filterwarnings("default")
+def test_wandb_gets_a_run_for_each_trial(run, tmp_path, monkeypatch):
+    pytest.importorskip("wandb")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    told = export_run(run, "wandb")
+    assert told == "project autotune-simulated, group one"
+    kept = sorted(path.name.rpartition("-")[2] for path in (tmp_path / "wandb").glob("offline-run-*"))
+    assert kept == [trial.name for trial in read_tracked_run(run).trials]
+
+
+def test_a_run_directory_that_cannot_be_written_is_one_sentence(run):
+    pytest.importorskip("tensorboard")
+    (run / FOLDER).write_text("in the way")
+    with pytest.raises(RunDirectoryError) as caught:
+        export_run(run, "tensorboard")
+    assert caught.value.message == f"cannot write to {run / FOLDER}: File exists"
