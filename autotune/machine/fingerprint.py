@@ -18,7 +18,7 @@ from autotune.data.facts import Machine
 from autotune.machine.gpu import lowest_capability, read_gpus
 from autotune.machine.units import units_of_gpu, units_of_processor
 
-PACKAGES = ("autotune", "tensorflow", "keras", "numpy", "optuna")
+PACKAGES = ("autotune", "tensorflow", "keras", "tf_keras", "numpy", "optuna")
 CGROUP_ROOT = Path("/sys/fs/cgroup")
 PROC_ROOT = Path("/proc")
 
