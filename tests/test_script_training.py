@@ -183,11 +183,14 @@ def steps(monkeypatch):
     classes = SimpleNamespace(datasets=(Dataset,), iterators=(Iterator,), function=Unused, strategy=Unused)
     monkeypatch.setattr(loop_watch, "loop_classes", lambda tf: classes)
     tf = SimpleNamespace(nest=SimpleNamespace(flatten=lambda element, expand_composites: [element]))
-    keras = SimpleNamespace(optimizers=SimpleNamespace(Optimizer=Optimizer), Model=Model)
+    keras = SimpleNamespace(__name__="keras", optimizers=SimpleNamespace(Optimizer=Optimizer), Model=Model)
     monkeypatch.setitem(sys.modules, "tensorflow", tf)
+    monkeypatch.setitem(sys.modules, "keras", keras)
     hooks = Steps()
     wrappers = Wrappers(Settings(), hooks, "/")
-    LoopWatch(wrappers, ScriptFacts(trains=Trains.LOOP, baseline={})).install(tf, keras)
+    watch = LoopWatch(wrappers, ScriptFacts(trains=Trains.LOOP, baseline={}))
+    watch.install(tf)
+    watch.install_keras(keras)
     return hooks.seen
 
 

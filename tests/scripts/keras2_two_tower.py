@@ -4,8 +4,8 @@ import os
 
 os.environ["TF_USE_LEGACY_KERAS"] = "1"
 
-import numpy as np  # noqa: E402
-import tensorflow as tf  # noqa: E402
+import numpy as np
+import tensorflow as tf
 
 USERS, MOVIES, DIM = 400, 300, 32
 
