@@ -252,6 +252,8 @@ def _batch_notes(
 def _schedule_of(optimizer: Any) -> str | None:
     """Return the name of an optimizer's learning-rate schedule; None without one."""
     schedule = getattr(optimizer, "_learning_rate", None)
+    if schedule is None:  # a legacy optimizer of Keras 2
+        schedule = getattr(optimizer, "_hyper", {}).get("learning_rate")
     return type(schedule).__name__ if callable(schedule) and hasattr(schedule, "get_config") else None
 
 
