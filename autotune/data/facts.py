@@ -31,7 +31,7 @@ class KerasVersion(enum.StrEnum):
         return self.value.partition(" ")[0]
 
     @property
-    def title(self) -> str:
+    def label(self) -> str:
         """Its name in sentences."""
         return "Keras 3" if self is KerasVersion.KERAS_3 else "Keras 2 (tf_keras)"
 

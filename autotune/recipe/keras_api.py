@@ -428,4 +428,4 @@ def refuse_other_keras(value: Any, tuned: KerasVersion) -> None:
     hint = "Tune again with the Keras that the training uses now."
     if tuned is KerasVersion.KERAS_2:
         hint = f"Import tf_keras, or set TF_USE_LEGACY_KERAS=1 if the training uses tf.keras. {hint}"
-    raise ApplyError(f"the recipe was tuned with {tuned.title}, and the training uses {used.title}", hint=hint)
+    raise ApplyError(f"the recipe was tuned with {tuned.label}, and the training uses {used.label}", hint=hint)

@@ -68,7 +68,7 @@ def first_difference(workload: KnownWorkload, other: KnownWorkload) -> str:
 def _differences(workload: KnownWorkload, other: KnownWorkload) -> Iterator[str]:
     """Yield each difference in half a sentence."""
     if workload.keras is not other.keras:
-        yield f"one trains with {workload.keras.title}, the other with {other.keras.title}"
+        yield f"one trains with {workload.keras.label}, the other with {other.keras.label}"
     if workload.script is not None and other.script is not None:
         yield from _script_differences(workload, other, workload.script, other.script)
     elif (workload.script is None) != (other.script is None):

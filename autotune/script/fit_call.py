@@ -62,7 +62,7 @@ def settle_steps(call: FitCall, usual: Callable[..., Any], callbacks: list[Any])
         model.stop_training = has_settled or time.perf_counter() - began > SETTLE_SECONDS
 
     watch = keras.callbacks.LambdaCallback(on_train_batch_end=look)
-    usual(model, **(call.arguments | {"epochs": MANY_EPOCHS, "callbacks": [*callbacks, watch], "verbose": 0}))
+    usual(model, **{**call.arguments, "epochs": MANY_EPOCHS, "callbacks": [*callbacks, watch], "verbose": 0})
     api.set_steps(model, api.steps_per_execution(model))
 
 

@@ -189,7 +189,7 @@ def load(reference: WorkloadReference) -> Workload:
 def require_tensorflow() -> None:
     """Raise WorkloadError where TensorFlow or the Keras in use is not installed."""
     version = keras_in_use()
-    for module, name in (("tensorflow", "TensorFlow"), (version.package, version.title)):
+    for module, name in (("tensorflow", "TensorFlow"), (version.package, version.label)):
         if importlib.util.find_spec(module) is None:
             hint = "Run pip install 'autotune[examples]', or install your own build of TensorFlow there."
             if version is KerasVersion.KERAS_2 and module == version.package:

@@ -64,7 +64,8 @@ def share_start(
     _stop_monitor_of_progress_bars()
     start.stop_before([*starts, *_changed_calls(tf)])
     for package in KERAS_PACKAGES:
-        after_import(package, lambda keras: (effects.install_keras(keras), start.stop_before_building(keras)))
+        after_import(package, effects.install_keras)
+        after_import(package, start.stop_before_building)
     with contextlib.suppress(Exception), start.role:
         run_users(reference, adjustable=True)
     if os.getpid() != start.process:  # a fork has ended its role by itself

@@ -180,7 +180,7 @@ def _compiled(workload: Workload, configuration: Configuration) -> keras.Model:
     used, made = keras_in_use(), keras_of(model)
     if made is not None and made is not used:
         raise WorkloadError(
-            f"model() returned {with_article(type(model).__name__)} of {made.title}, expected a model of {used.title}",
+            f"model() returned {with_article(type(model).__name__)} of {made.label}, expected a model of {used.label}",
             hint="Import the same Keras in the workload's file; with TF_USE_LEGACY_KERAS=1 tf.keras is Keras 2.",
         )
     if not isinstance(model, keras.Model):

@@ -297,7 +297,7 @@ def _compare_workloads(recipe: Recipe, facts: WorkloadFacts, invocation: Invocat
         invocation.observe(Notice(text=f"{text}; it was tuned with {tuned}"))
     if facts.keras is not made_for.keras:
         raise RecipeError(
-            f"{reference} trains with {facts.keras.title}, but the recipe was tuned with {made_for.keras.title}",
+            f"{reference} trains with {facts.keras.label}, but the recipe was tuned with {made_for.keras.label}",
             hint="Import the other Keras, or run `autotune tune` again.",
         )
     if facts.fingerprint == made_for.fingerprint:
