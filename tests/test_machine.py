@@ -194,6 +194,7 @@ def test_versions_of_missing_and_damaged_packages_are_left_out(monkeypatch):
     assert fingerprint.fingerprint().packages == {
         "autotune": "1.0+autotune",
         "tensorflow": "1.0+tensorflow",
+        "tf_keras": "1.0+tf_keras",
         "numpy": "1.0+numpy",
     }
 

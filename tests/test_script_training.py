@@ -40,7 +40,7 @@ class Batches:
 
 @pytest.mark.parametrize(("batches", "honours"), [({}, True), ({"ignores": True}, False), ({"fails": True}, False)])
 def test_a_py_dataset_keeps_its_batch_size_when_it_is_probed(monkeypatch, batches, honours):
-    monkeypatch.setitem(sys.modules, "keras", SimpleNamespace(tree=SimpleNamespace(flatten=list)))
+    monkeypatch.setitem(sys.modules, "tensorflow", SimpleNamespace(nest=SimpleNamespace(flatten=list)))
     data = Batches(**batches)
     assert honours_batch_size(data) is honours
     assert data.batch_size == 2

@@ -666,7 +666,7 @@ def test_experiment_trackers_are_off_in_trials_whatever_the_shell_says(monkeypat
     monkeypatch.setattr(os, "environ", {"WANDB_MODE": "online", "MLFLOW_TRACKING_URI": "http://server"})
     monkeypatch.setattr(containment, "is_active", lambda: True)
     settings = ScriptSettings(created=str(tmp_path / "created.txt"))
-    SideEffects(WorkloadReference(file="/train.py", script=settings), print).install(None, None)
+    SideEffects(WorkloadReference(file="/train.py", script=settings), print).install(None)
     assert os.environ["WANDB_MODE"] == "disabled"
     assert os.environ["NEPTUNE_MODE"] == "debug"
     assert os.environ["MLFLOW_TRACKING_URI"] == f"file:{tmp_path / SCRATCH}/mlflow"

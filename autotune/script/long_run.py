@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autotune.data.errors import ArgumentError, AutotuneError, RecipeError
+from autotune.data.errors import ApplyError, ArgumentError, AutotuneError, RecipeError
 from autotune.data.facts import ScriptFacts, Site, Trains, WorkloadReference
 from autotune.data.options import check_args
 from autotune.data.record import Rule
@@ -146,9 +146,17 @@ class LongRun(Hooks):
         """Refuse a loop that updates its weights with the other Keras: nothing of the recipe acts there."""
         if not self._loop:
             return
+
+        def refuse(_: Any, optimizer: Any, *__: Any, **___: Any) -> None:
+            try:
+                refuse_other_keras(optimizer, self._keras)
+            except ApplyError as error:  # a function that is being traced would hide its kind
+                say(str(error))
+                raise SystemExit(error.exit_code) from error
+
         api = api_of(module)
         for base in api.optimizer_bases():
-            around(base, api.update_method, lambda _, optimizer, *__, **___: refuse_other_keras(optimizer, self._keras))
+            around(base, api.update_method, refuse)
 
     def ended(self) -> None:
         """Note that the script is over."""
