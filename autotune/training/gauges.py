@@ -106,7 +106,7 @@ def check_finite_weights(weights: Weights, *, step: int) -> None:
     floating = [weight for weight in weights.variables if tf.as_dtype(weight.dtype).is_floating]
     ruined = [_is_ruined(tf.convert_to_tensor(weight), is_trained=id(weight) in trained) for weight in floating]
     for weight in itertools.compress(floating, ruined):
-        name = getattr(weight, "path", weight.name)
+        name = weight.path if hasattr(weight, "path") else weight.name  # in Keras 2
         raise TrainingFailed(Outcome.NONFINITE, f"the weight {name} is not finite after {plural(step, 'step')}")
 
 
