@@ -26,7 +26,7 @@ class KerasApi(abc.ABC):
     update_method: ClassVar[str]  # of an optimizer
     metric_variable_method: ClassVar[str]  # by which a metric makes its variables
     rereads_arrays: ClassVar[bool]  # `fit` makes a new iterator over arrays for each epoch
-    ends_epochs_early: ClassVar[bool]  # with several steps per execution, where data has unknown cardinality
+    counts_steps: ClassVar[bool]  # several steps per execution need data of known cardinality
 
     @property
     def module(self) -> Any:
@@ -151,7 +151,7 @@ class Keras3(KerasApi):
     update_method = "apply"
     metric_variable_method = "add_variable"
     rereads_arrays = True
-    ends_epochs_early = False
+    counts_steps = False
 
     def optimizer_bases(self) -> tuple[Any, ...]:
         """See `KerasApi`."""
@@ -257,7 +257,7 @@ class Keras2(KerasApi):
     update_method = "apply_gradients"
     metric_variable_method = "add_weight"
     rereads_arrays = False
-    ends_epochs_early = True
+    counts_steps = True
 
     def __init__(self) -> None:
         self._trained: weakref.WeakKeyDictionary[Any, dict[int, Any]] | None = None  # by optimizer

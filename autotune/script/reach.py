@@ -42,8 +42,8 @@ _OWN_SCOPE = (
 )
 _GIVE_DATASET = "pass a tf.data.Dataset to fit to tune this"
 _UNCOUNTED = (
-    "with several steps per execution, Keras 2 leaves out the last ones of a dataset of unknown cardinality; apply "
-    "tf.data.experimental.assert_cardinality(N) to it to tune this"
+    "Keras 2 takes several steps per execution only with data of known cardinality; apply "
+    "tf.data.experimental.assert_cardinality(N) to the dataset to tune this"
 )
 _ARRAYS = f"Keras batches arrays itself, and prefetches them; {_GIVE_DATASET}"
 _NO_MAP = "no map() or interleave() of the script's feeds the training"
@@ -335,8 +335,12 @@ def _not_reached_by_fit(call: FitCall, dataset: Any) -> dict[str, str]:
         reasons["persistent_iterator"] = "fit is given steps_per_epoch, and keeps its iterator already"
     elif call.kind == "arrays" and not keras_api().rereads_arrays:
         reasons["persistent_iterator"] = "Keras 2 reads arrays by one iterator already"
-    ends_by_data = call.kind == "dataset" and not call.arguments["steps_per_epoch"]
-    if keras_api().ends_epochs_early and ends_by_data and int(dataset.cardinality()) < 0:
+    given = call.arguments
+    ends = (given["x"], given["steps_per_epoch"]), (given["validation_data"], given["validation_steps"])
+    is_counted = all(
+        steps or not isinstance(data, tf.data.Dataset) or int(data.cardinality()) >= 0 for data, steps in ends
+    )
+    if keras_api().counts_steps and not is_counted:
         reasons["steps_per_execution"] = _UNCOUNTED
     strategy = call.model.distribute_strategy
     if strategy is not tf.distribute.get_strategy() or tf.distribute.has_strategy():

@@ -89,7 +89,7 @@ def test_a_survey_tells_the_keras_and_the_scripts_own_values(surveyed):
     reasons = {name: facts.script.not_reached for name, facts in surveyed.items()}
     assert "one iterator" in reasons["arrays"]["persistent_iterator"]
     assert "persistent_iterator" not in reasons["dataset"]
-    assert "unknown cardinality" in reasons["uncounted"]["steps_per_execution"]
+    assert "known cardinality" in reasons["uncounted"]["steps_per_execution"]
     assert "steps_per_execution" not in reasons["dataset"]
     assert {surveyed[name].script.optimizer for name in surveyed} == {"SGD"}
 
