@@ -101,6 +101,8 @@ class FitSession(TrainingSession):
             endless = apply.training_pipeline(
                 parts.dataset.repeat(), configuration, batched=parts.batched, drop_remainder=parts.drop_remainder
             )
+            if keras_api().counts_steps:
+                endless = replace(endless, steps_per_epoch=EPOCHS)  # of an epoch that does not end
             parts = replace(parts, validation=None, train=endless)
         if parts.validation is not None and data.validation_uncounted:
             callbacks = [*parts.fit_args.get("callbacks", ()), _validation_limit(parts)]

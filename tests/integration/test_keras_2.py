@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from real_trials import PATIENCE_SECONDS
+from real_trials import PATIENCE_SECONDS, QUICK, configuration
 from test_long_run import ARRAYS, LOOP, TRAIN, by_recipe, numbers_of, recipe_of, said, trained
 
 from autotune.data.facts import KerasVersion, WorkloadFacts
@@ -236,3 +236,36 @@ for kind in (tf_keras.optimizers.Adam, tf_keras.optimizers.legacy.Adam):
 
 def test_loss_scales_and_variables_of_both_kinds_of_optimizers_are_known(run_code):
     run_code(OTHERS)
+
+
+WORKLOAD = """
+import autotune
+import tensorflow as tf
+import tf_keras
+
+
+def model():
+    return tf_keras.Sequential([tf_keras.layers.Dense(8, input_shape=(4,)), tf_keras.layers.Dense(1)])
+
+
+def dataset():
+    return tf.data.Dataset.from_tensors((tf.ones(4), tf.ones(1))).repeat()
+
+
+workload = autotune.Workload(
+    model=model, dataset=dataset, compile=lambda: {"optimizer": "sgd", "loss": "mse"}, batch_size=16
+)
+"""
+
+
+@pytest.mark.slow
+def test_a_workload_of_keras_2_trains_on_endless_data(processes_of, tmp_path):
+    processes = processes_of(WORKLOAD)
+    assert processes.open().keras is KerasVersion.KERAS_2
+    for knobs in ({}, {"steps_per_execution": 4, "precision": "mixed_bfloat16", "jit_compile": True}):
+        trial = processes.launch(configuration(16, **knobs), log=str(tmp_path / "trial.log"), data=None, timing=QUICK)
+        warm = trial.warm_up(PATIENCE_SECONDS)
+        assert warm.started.jit_compile is bool(knobs)
+        assert warm.started.examples is None
+        assert trial.measure(0.2, PATIENCE_SECONDS).steps > 0
+        trial.kill()
