@@ -1,20 +1,28 @@
-"""How often a run claims a gain where there is none: all configurations are as fast as the baseline.
+"""How often a run claims a gain where there is none.
 
     python benchmarks/false_wins.py [--quick] [--json FILE] [--replays N]
 
 Prints one table. Whole runs of the loop are replayed on recorded slices of equal sides: of a quiet machine, of one on
 which another process burned a core on and off, of one with heavy tails, and with candidates that are more restless than
 the baseline. Leaders change, claims are looked at after every pair, and some runs go on.
+
+First all configurations are as fast as the baseline, and the runs are by samples per second. Then larger batches are
+faster by just as much as they need more examples, and the runs are by the time to the same losses, which are noisy.
 """
 
-from figures import Figure, parser, report, share
-from recorded import CONDITIONS, DEFAULT, Recording, replay
+import math
 
+from figures import Figure, parser, report, share
+from recorded import CONDITIONS, DEFAULT, Recording, replay, replay_batches
+
+from autotune.data.figures import Interval
+from autotune.recipe.recipe import Recipe
 from autotune.stats.deciding import Verdict
 
 MOST_FALSE = 0.05
 """Share of runs that may claim a gain."""
-BUDGETS = (60.0, 120.0, 300.0)
+LEAST_COVERAGE = 0.93
+BUDGETS, BATCHES_BUDGET = (60.0, 120.0, 300.0), 300.0
 REPLAYS, REPLAYS_QUICK = 200, 10
 
 
@@ -28,7 +36,21 @@ def figures(recording: Recording, replays: int) -> dict[str, Figure]:
             name = f"{condition}, {budget:.0f} s"
             found[f"{name}: claims a gain"] = share(verdicts.count(Verdict.FASTER), replays, {"max": MOST_FALSE})
             found[f"{name}: excludes gains"] = share(verdicts.count(Verdict.NO_SIGNIFICANT_GAIN), replays)
+        recipes = [replay_batches(recording, machine, budget=BATCHES_BUDGET, seed=seed) for seed in range(replays)]
+        name = f"{condition}, larger batches are no sooner, {BATCHES_BUDGET:.0f} s"
+        larger = sum(recipe.learning_rate_rule is not None for recipe in recipes)
+        found[f"{name}: recommends one"] = share(larger, replays, {"max": MOST_FALSE})
+        sooner = [speedup for recipe in recipes if (speedup := same_loss_speedup(recipe)) is not None]
+        held = sum(speedup.low <= math.exp(-machine.lost(recording)) <= speedup.high for speedup in sooner)
+        if sooner:
+            found[f"{name}: measured intervals that hold"] = share(held, len(sooner), {"min": LEAST_COVERAGE})
     return found
+
+
+def same_loss_speedup(recipe: Recipe) -> Interval | None:
+    """How much sooner another batch size reaches the same losses, where that was measured."""
+    rule = None if recipe.larger_batch is None else recipe.larger_batch.learning_rate_rule
+    return None if rule is None or rule.same_loss is None else rule.same_loss.speedup
 
 
 def main() -> None:

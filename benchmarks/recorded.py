@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.recipe.recipe import Recipe
-from autotune.runtime.protocol import Trainings, TrialTiming
+from autotune.runtime.protocol import BranchRuns, LossCurves, Trainings, TrialTiming
 from autotune.space.configuration import Configuration
 from autotune.stats.deciding import Verdict
 from autotune.stats.intervals import Measured
@@ -29,6 +29,10 @@ from simulated import SimulatedTrial, SimulatedTrials
 from simulated_runs import BASELINE, FACTS, DirectoryWithoutStudy, go_on, on_disk, tune_simulated
 
 DEFAULT = Path(__file__).resolve().parent / "data" / "recorded_slices.json"
+CRITICAL_BATCH = 64.0
+"""Of the machine on which no batch size is sooner."""
+LOSS_NOISE = 0.001
+"""Of a loss: about a tenth of its fall in a branch."""
 RESUMED = 2
 """Every so many-th run that is undecided goes on with as much time again."""
 
@@ -169,6 +173,13 @@ class RecordedTrial(SimulatedTrial):
     usual: float
     played = 0
 
+    def _branch(self, runs: BranchRuns, deadline: float) -> LossCurves:
+        curves, draw = super()._branch(runs, deadline), self._trials.random
+        noisy = tuple(
+            tuple(loss and loss * math.exp(draw.gauss(0.0, LOSS_NOISE)) for loss in curve) for curve in curves.curves
+        )
+        return curves.model_copy(update={"curves": noisy})
+
     def _noise(self) -> float:
         place, self.played = self.played, self.played + 1
         own = self.shock + self.restless * self.own.own(place)
@@ -183,6 +194,7 @@ class RecordedTrials(SimulatedTrials):
         condition: How the machine is.
         samples_per_second: The true speed of each configuration.
         seed: Of what is drawn.
+        critical_batch: The batch size that needs twice the examples of a very small one.
     """
 
     def __init__(
@@ -192,6 +204,7 @@ class RecordedTrials(SimulatedTrials):
         samples_per_second: Callable[[Configuration], float],
         *,
         seed: int,
+        critical_batch: float = math.inf,
     ) -> None:
         super().__init__(
             facts=FACTS,
@@ -200,6 +213,7 @@ class RecordedTrials(SimulatedTrials):
             import_seconds=recording.import_seconds,
             seed=seed,
             examples=None,
+            critical_batch=critical_batch,
         )
         self._pool, self._condition = recording.pools[condition.pool], condition
         self._usual = statistics.fmean(
@@ -238,18 +252,38 @@ def planted(gain: float) -> Callable[[Configuration], float]:
     return samples_per_second
 
 
+def no_sooner(configuration: Configuration) -> float:
+    """Larger batches are faster by just as much as they need more examples; nothing else changes anything."""
+    needed, usual = (1 + side.batch_size / CRITICAL_BATCH for side in (configuration, BASELINE))
+    return float(4000.0 * needed / usual)
+
+
 def replay(recording: Recording, condition: Condition, *, gain: float, budget: float, seed: int) -> Recipe:
-    """One whole run; some of those that are undecided go on with as much time again."""
+    """One whole run by samples per second; some of those that are undecided go on with as much time again."""
+    return _replay(
+        lambda which: RecordedTrials(recording, condition, planted(gain), seed=2 * seed + which),
+        objective="throughput",
+        budget=budget,
+        seed=seed,
+    )
+
+
+def replay_batches(recording: Recording, condition: Condition, *, budget: float, seed: int) -> Recipe:
+    """One whole run by the time to the same losses, which no batch size reaches sooner."""
 
     def trials(which: int) -> RecordedTrials:
-        return RecordedTrials(recording, condition, planted(gain), seed=2 * seed + which)
+        return RecordedTrials(recording, condition, no_sooner, seed=2 * seed + which, critical_batch=CRITICAL_BATCH)
 
+    return _replay(trials, objective="time_to_loss", budget=budget, seed=seed)
+
+
+def _replay(trials: Callable[[int], RecordedTrials], *, objective: str, budget: float, seed: int) -> Recipe:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "run"
         with on_disk(path, DirectoryWithoutStudy) as directory:
-            recipe: Recipe = tune_simulated(trials(0), directory, budget=budget, seed=seed)
+            recipe: Recipe = tune_simulated(trials(0), directory, budget=budget, seed=seed, objective=objective)
         if recipe.evidence.verdict is Verdict.UNDECIDED and seed % RESUMED == 0:
-            recipe = go_on(trials(1), path, budget=budget)
+            recipe = go_on(trials(1), path, budget=budget, objective=objective)
         return recipe
 
 

@@ -14,6 +14,7 @@ from autotune.data.errors import ArgumentError, MachineMismatchError, RecipeErro
 from autotune.data.figures import Interval
 from autotune.front import cli
 from autotune.machine.fingerprint import fingerprint
+from autotune.recipe import book as book_module
 from autotune.recipe import recipe as recipe_module
 from autotune.recipe.book import merge_recipes, read_book, save_book
 from autotune.recipe.evidence import Confirmation, Evidence, PeakMemory, Stability
@@ -133,8 +134,8 @@ def test_the_newest_recipe_of_a_kind_of_machine_counts(folder, order):
     assert merged.book.recipes == (newer,)
     (text,) = merged.notes
     assert text == (
-        f"{folder}/cpu.json is left out: {folder}/new.json has a newer recipe of simulated × 2 cores, TensorFlow 2.21, "
-        "Keras 3"
+        f"{folder}/cpu.json is left out: {folder}/new.json has a newer recipe for simulated × 2 cores, "
+        "TensorFlow 2.21, Keras 3"
     )
 
 
@@ -151,18 +152,55 @@ def test_unlike_trainings_are_refused_by_call_site(folder):
 
 
 def test_a_folder_without_recipes_is_named(tmp_path):
-    with pytest.raises(ArgumentError, match=r"holds no \.json files"):
+    with pytest.raises(ArgumentError, match=r"holds no \.json files and no runs"):
         merge_recipes([tmp_path])
 
 
+def test_the_runs_of_a_folder_are_merged(folder, tmp_path):
+    for name, recipe in {"one": ON_CPU, "two": ON_GPU}.items():
+        (run := tmp_path / "results" / name).mkdir(parents=True)
+        recipe.save(run / "recipe.json")
+    (tmp_path / "results" / "latest").symlink_to("two")
+    assert merge_recipes([tmp_path / "results"]) == (Book(recipes=(ON_CPU, ON_GPU)), [])
+    (tmp_path / "results" / "run.json").write_text("{}")
+    with pytest.raises(ArgumentError, match="it has not ended"):
+        merge_recipes([tmp_path / "results"])
+
+
 def test_only_a_book_is_written_over(folder):
-    merged = merge_recipes([folder / "cpu.json"])
+    merged = merge_recipes([folder / "cpu.json", folder / "gpu.json"])
     save_book(merged.book, folder / "gpu.json")
     assert read_book(folder / "gpu.json") == merged.book
     (folder / "train.py").write_text("import keras\n")
     with pytest.raises(ArgumentError, match=r"train\.py exists and is no recipe book"):
         save_book(merged.book, folder / "train.py")
     assert (folder / "train.py").read_text() == "import keras\n"
+
+
+def test_no_machine_of_an_older_book_is_lost(folder, book):
+    only = merge_recipes([folder / "cpu.json"]).book
+    with pytest.raises(ArgumentError, match=r"has a recipe for NVIDIA H200, .* which would be lost"):
+        save_book(only, book)
+    other = Book(recipes=(a_recipe(workload=a_workload(parameters=7)),))
+    with pytest.raises(ArgumentError, match=r"cpu\.json is of another training, and would be lost"):
+        save_book(other, folder / "cpu.json")
+    assert len(read_book(book).recipes) == 3
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_an_undecided_recipe_replaces_no_answer(folder, order):
+    later = "2026-11-21T07:00:00.000+00:00"
+    a_recipe(created_at=later, evidence={"verdict": Verdict.UNDECIDED}).save(folder / "new.json")
+    merged = merge_recipes([folder / "cpu.json", folder / "new.json"][::order])
+    assert merged.book.recipes == (ON_CPU,)
+    assert merged.notes[0].startswith(f"{folder}/new.json is left out: {folder}/cpu.json has an answer for simulated")
+
+
+def test_a_book_that_could_not_be_read_is_not_written(folder, monkeypatch):
+    monkeypatch.setattr(book_module, "LARGEST_FILE_BYTES", 1 << 10)
+    with pytest.raises(ArgumentError, match="Merge fewer recipes"):
+        save_book(Book(recipes=(ON_CPU, ON_GPU)), folder / "train.book.json")
+    assert not (folder / "train.book.json").exists()
 
 
 # ------------------------------------------------------------------------------------------- damaged books

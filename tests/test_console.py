@@ -19,12 +19,12 @@ from test_recommendation import run_that_is
 import autotune
 from autotune.data.errors import RecipeError, WorkloadError
 from autotune.data.figures import Check, Interval
-from autotune.data.printable import one_line
+from autotune.data.printable import duration, one_line
 from autotune.data.record import Looks, Outcome, Phase, Standing, TrialRecord
 from autotune.data.run_directory import RunDirectory
 from autotune.front import cli
 from autotune.front.closing import show_recipe, show_usage
-from autotune.front.console import Progress, duration, ratio, show_error, size, trial_line
+from autotune.front.console import Progress, ratio, show_error, size, trial_line
 from autotune.front.tables import show_history
 from autotune.recipe.answers import LearningRateRule
 from autotune.recipe.evidence import Watch

@@ -214,6 +214,15 @@ def test_what_is_read_below_a_root(tmp_path, seen_below):
     assert seen.shm_bytes is None
 
 
+def test_libraries_on_the_search_path_are_found(tmp_path, seen_below, monkeypatch):
+    (tmp_path / "libcublas.so.12").write_bytes(b"")
+    (tmp_path / "libcudnn.so.9").symlink_to("gone")
+    monkeypatch.setenv("LD_LIBRARY_PATH", f":{tmp_path}:{tmp_path / 'nowhere'}")
+    libraries = seen_below(tmp_path).libraries
+    assert "libcublas.so.12" in libraries
+    assert "libcudnn.so.9" not in libraries
+
+
 @pytest.mark.parametrize(
     "files",
     [{"cpu.max": "150000 100000"}, {"cpu__cpu.cfs_quota_us": "150000", "cpu__cpu.cfs_period_us": "100000"}],

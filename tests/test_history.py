@@ -401,12 +401,18 @@ def test_no_run_at_all_is_an_error(call):
 @pytest.mark.parametrize("call", [load_history, compare])
 def test_a_path_that_holds_no_run_is_an_error_that_names_it(call, tmp_path):
     (tmp_path / "empty").mkdir()
-    (tmp_path / "file").write_text("")
     missing = message_of(call, tmp_path / "missing")
     assert missing == f"{tmp_path}/missing is not a run directory: No such file or directory"
-    assert message_of(call, tmp_path / "file") == f"{tmp_path}/file is not a run directory: Not a directory"
     empty = message_of(call, tmp_path / "empty")
     assert empty == f"{tmp_path}/empty is not a run directory: there is no run.json in it or below it"
+
+
+def test_a_file_is_no_run_and_is_compared_only_if_it_is_a_recipe(tmp_path):
+    (tmp_path / "file").write_text("")
+    said = message_of(load_history, tmp_path / "file")
+    assert said == f"{tmp_path}/file is not a run directory: Not a directory"
+    with pytest.raises(RecipeError, match="not a recipe"):
+        compare(tmp_path / "file")
 
 
 @pytest.mark.parametrize("call", [load_history, compare])
@@ -894,7 +900,7 @@ def test_the_best_rows_begin_with_those_that_were_confirmed(tmp_path):
     assert frame[frame.duplicate]["trial"].tolist() == [1, 3, 4]
     assert frame[frame.confirmed]["trial"].tolist() == [5]
     assert frame.loc[1, "configuration_id"] == frame.loc[5, "configuration_id"] != frame.loc[2, "configuration_id"]
-    best = frame[~frame.duplicate].sort_values(["confirmed", "speedup"], ascending=False)  # as in the README
+    best = frame[~frame.duplicate].sort_values(["confirmed", "speedup"], ascending=False)  # as in docs/history.md
     assert best["trial"].tolist()[:2] == [5, 2]
 
 

@@ -20,7 +20,7 @@ from test_loop import space
 
 from autotune.data.record import GradientNoise, Outcome, Phase
 from autotune.recipe.advice import verdict_in_words
-from autotune.recipe.evidence import Watch
+from autotune.recipe.evidence import BestCandidate, Watch
 from autotune.runtime.executor import IN_SEARCH, TrialFailed
 from autotune.runtime.protocol import BranchRuns
 from autotune.stats.deciding import Verdict
@@ -75,7 +75,11 @@ def test_where_only_a_larger_batch_is_faster_and_learns_too_slowly_nothing_is(tm
     assert (recipe.evidence.verdict, recipe.changes) == (Verdict.NO_SIGNIFICANT_GAIN, {})
     assert recipe.same_training is None
     assert recipe.larger_batch.speedup.low < 2.0 < recipe.larger_batch.speedup.high
-    assert recipe.answers[0][1] == "nothing faster was shown than the baseline"
+    assert recipe.answers[0][1] == "the baseline: nothing faster was shown"
+    best = {"speedup": None, "search_speedup": 1.71, "reason": "the run ended before it was confirmed"}
+    for changes, words in ({"jit_compile": True}, "jit_compile=true"), ({"batch_size": 64}, "nothing faster was shown"):
+        closest = BestCandidate(configuration=recipe.baseline | changes, **best)
+        assert words in recipe.model_copy(update={"candidate": closest}).answers[0][1]
 
 
 def test_without_losses_of_the_branches_a_larger_batch_is_not_recommended(tmp_path):

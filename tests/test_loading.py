@@ -349,7 +349,7 @@ def test_a_missing_tensorflow_is_said_with_how_to_install_it(tmp_path, monkeypat
     monkeypatch.setitem(sys.modules, module, None)
     error = find_conflict(load, reference_to(write(tmp_path / "train.py", "raise RuntimeError('was run')")))
     assert error.message == f"{name} is not installed in {sys.prefix}"
-    assert "pip install 'autotune[examples]'" in error.hint
+    assert "pip install 'tensorflow" in error.hint
     assert "your own build" in error.hint
 
 

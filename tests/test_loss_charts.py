@@ -47,11 +47,11 @@ def test_a_chart_has_the_baseline_the_chosen_rule_and_the_others():
         baseline=trainings(), leader={"as is": trainings(3.0), "sqrt": trainings(1.2), "linear": trainings(2.0)}
     )
     assert chart["heading"] == "Batch 128 beside 32 (trial 7)"
-    assert [(curve["name"], curve["role"]) for curve in chart["curves"]] == [
+    assert [(curve["name"], curve["kind"]) for curve in chart["curves"]] == [
         ("batch 32, the baseline", "baseline"),
-        ("batch 128, learning rate as it is", "other"),
+        ("batch 128, learning rate as it is", "other0"),
         ("batch 128, learning rate ×2 (sqrt)", "chosen"),
-        ("batch 128, learning rate ×4 (linear)", "other"),
+        ("batch 128, learning rate ×4 (linear)", "other1"),
     ]
     first = chart["curves"][0]["points"][0]
     assert first == pytest.approx({"examples": 1000, "mean": 0.8 * 1.015, "low": 0.8, "high": 0.8 * 1.03})
@@ -64,14 +64,14 @@ def test_a_chart_has_the_baseline_the_chosen_rule_and_the_others():
 def test_only_seeds_whose_trainings_all_ended_are_drawn():
     own, other = trainings(seeds=5), (*trainings(seeds=4), ())
     chart = chart_of(baseline=own, leader={"linear": other, "sqrt": ((),) * 5})
-    assert [curve["role"] for curve in chart["curves"]] == ["baseline", "chosen"]
+    assert [curve["kind"] for curve in chart["curves"]] == ["baseline", "chosen"]
     assert chart["curves"][0]["points"][0]["high"] == pytest.approx(0.8 * 1.03)
 
 
 def test_what_could_not_be_compared_is_said():
     never = chart_of(baseline=trainings(), leader={"linear": tuple((9.0,) * len(PROBES) for _ in range(4))})
     assert never["found"].endswith("Batch 128: it does not reach the losses that the baseline reaches.")
-    assert [curve["role"] for curve in never["curves"]] == ["baseline", "other"]
+    assert [curve["kind"] for curve in never["curves"]] == ["baseline", "other0"]
     few = chart_of(baseline=trainings(seeds=2), leader={"linear": trainings(seeds=2)})
     assert few["found"].endswith("Batch 128: too few of its trainings came to their end in time.")
     reason = chart_of(not_measured="the model reports no loss")

@@ -20,6 +20,7 @@ from autotune.data.facts import Gpu, Machine
 from autotune.machine import fingerprint
 from autotune.machine.gpu import GpuReading
 from autotune.machine.units import units_for, units_of_gpu
+from autotune.version import __version__
 
 GIB = 1 << 30
 H200 = Gpu(name="NVIDIA H200", memory_bytes=150754820096, compute_capability="9.0")
@@ -192,7 +193,7 @@ def test_versions_of_missing_and_damaged_packages_are_left_out(monkeypatch):
 
     monkeypatch.setattr(metadata, "version", version)
     assert fingerprint.fingerprint().packages == {
-        "autotune": "1.0+autotune",
+        "autotune": __version__,
         "tensorflow": "1.0+tensorflow",
         "tf_keras": "1.0+tf_keras",
         "numpy": "1.0+numpy",

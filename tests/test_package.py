@@ -1,17 +1,17 @@
 """The package as a whole: its public names, its weight, its README."""
 
-import importlib.metadata
 import os
 import re
 import subprocess
 import sys
-from pathlib import Path
+import tomllib
 
 import pytest
+from documents import PAGES, ROOT
 
 import autotune
-
-ROOT = Path(__file__).resolve().parent.parent
+from autotune.front import cli
+from autotune.version import DISTRIBUTION
 
 
 def test_the_public_names_are_these():
@@ -46,8 +46,14 @@ def test_an_unknown_name_is_an_attribute_error():
         autotune.recipe_of  # noqa: B018
 
 
-def test_the_version_is_the_distributions():
-    assert autotune.__version__ == importlib.metadata.version("autotune")
+def test_name_and_version_are_the_distributions():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert (DISTRIBUTION, autotune.__version__) == (project["name"], project["version"])
+
+
+def test_the_command_names_itself_its_version_and_its_distribution(capsys):
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out == f"autotune {autotune.__version__} (distribution {DISTRIBUTION})\n"
 
 
 @pytest.mark.parametrize("name", ["Workload", "Recipe", "tune"])
@@ -71,8 +77,8 @@ def test_trial_processes_import_no_optuna_and_no_pandas():
     assert done.returncode == 0, done.stderr
 
 
-def test_every_file_and_command_that_the_readme_names_exists():
-    for page in (ROOT / "README.md", ROOT / "docs" / "architecture.md", ROOT / "results" / "README.md"):
+def test_every_file_that_a_page_links_to_exists():
+    for page in (*PAGES.values(), ROOT / "results" / "README.md"):
         for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name}: {target}"
 

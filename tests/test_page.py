@@ -1,23 +1,27 @@
 """A run's page in a real browser: what it shows, that it works, and that it loads nothing."""
 
+import html
 import json
 import os
 import re
 import shutil
 import subprocess
+from html.parser import HTMLParser
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from simulated_runs import faster_by, on_disk, simulated_trials, tune_simulated
+from simulated_runs import BASELINE, faster_by, on_disk, simulated_trials, tune_simulated
 
+from autotune.data.facts import GpuUse
 from autotune.data.figures import Bottleneck, Ceilings, Operation, Profile
 from autotune.data.record import Branch, Outcome
 from autotune.data.run_directory import RunDirectory
 from autotune.front.tune import tune
+from autotune.recipe.answers import NOT_PROMISED
 from autotune.recipe.recipe import Recipe
 from autotune.report.page import LONGEST_LOG, page_data, write_page
-from autotune.space.configuration import read_trials
+from autotune.space.configuration import Configuration, read_trials
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 FLAGS = (
@@ -68,9 +72,26 @@ def run(tmp_path_factory):
 
 def opened(page: Path, tmp_path: Path, script: str = "", *flags: str) -> tuple[str, str]:
     """The page's document once it is drawn and a script of the test's has run in it; and what the browser logged."""
-    text = page.read_text(encoding="utf-8")
+    return displayed(with_script(page, script), tmp_path, *flags)
+
+
+def opened_in_frame(page: Path, tmp_path: Path, script: str, width: int) -> tuple[str, str]:
+    """The same on a screen of this width: windows of the browser are never as narrow as a phone."""
+    told = "document.getElementById('told')"
+    text = with_script(page, f"{script}parent.document.body.append({told});")
+    frame = f'<!doctype html><body><iframe width="{width}" height="900" srcdoc="{html.escape(text)}"></iframe></body>'
+    return displayed(frame, tmp_path)
+
+
+def with_script(page: Path, script: str) -> str:
+    """A page with a script at its end."""
+    return page.read_text(encoding="utf-8").replace("</body>", f"<script>{script}</script></body>")
+
+
+def displayed(text: str, tmp_path: Path, *flags: str) -> tuple[str, str]:
+    """A document once the browser has drawn it, and what the browser logged."""
     shown = tmp_path / "shown.html"
-    shown.write_text(text.replace("</body>", f"<script>{script}</script></body>"), encoding="utf-8")
+    shown.write_text(text, encoding="utf-8")
     command = [str(CHROMIUM), *FLAGS, f"--user-data-dir={tmp_path / 'profile'}", *flags, shown.as_uri()]
     ended = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
     return ended.stdout, ended.stderr
@@ -99,8 +120,10 @@ def test_it_is_drawn_without_errors_and_loads_nothing(run, tmp_path):
     )
     document, log = opened(run / "report.html", tmp_path, script)
     headings, trials, effects, requests, title = answer_of(document)
+    changes = ["What each change gives"] if page_data(RunDirectory(run))["waterfall"] else []
     assert headings == [
         "Before and after",
+        *changes,
         "The search",
         "What each knob did",
         "Where time goes",
@@ -119,8 +142,8 @@ def test_it_is_drawn_without_errors_and_loads_nothing(run, tmp_path):
 def test_the_table_sorts_and_filters(run, tmp_path):
     script = """
       const texts = (nodes) => [...nodes].map((each) => each.textContent);
-      const column = (index) => texts(document.querySelectorAll(`#trial-rows td:nth-child(${index})`));
-      const click = (index) => document.querySelectorAll("#trials ~ .wide th button")[index].click();
+      const column = (index) => texts(document.querySelectorAll(`#trial-rows tr:not([hidden]) td:nth-child(${index})`));
+      const click = (index) => document.querySelectorAll("#trial-table th button")[index].click();
       const seen = {};
       click(3); seen.down = column(4);
       click(3); seen.up = column(4);
@@ -130,7 +153,8 @@ def test_the_table_sorts_and_filters(run, tmp_path):
       document.getElementById("outcome").value = "";
       document.getElementById("filter").value = "batch_size=256";
       document.getElementById("filter").dispatchEvent(new Event("input"));
-      seen.filtered = texts(document.querySelectorAll("#trial-rows tr"));
+      seen.filtered = texts(document.querySelectorAll("#trial-rows tr:not([hidden])"));
+      seen.count = document.getElementById("count").textContent;
     """
     document, _ = opened(run / "report.html", tmp_path, script + tell("seen"))
     seen = answer_of(document)
@@ -144,6 +168,7 @@ def test_the_table_sorts_and_filters(run, tmp_path):
     assert seen["oom"] == ["oom"]
     assert seen["filtered"]
     assert all("batch_size=256" in each for each in seen["filtered"])
+    assert seen["count"].startswith(f"{len(seen['filtered'])} of ")
 
 
 @needs_browser
@@ -168,16 +193,23 @@ def test_it_fits_wide_and_narrow_windows_in_both_themes(run, tmp_path, width, th
 @needs_browser
 def test_it_can_be_used_by_keyboard(run, tmp_path):
     script = """
-      const dot = document.querySelector("#search-chart circle");
-      dot.focus();
-      const heads = [...document.querySelectorAll("#trials ~ .wide th button")].map((each) => each.tabIndex);
+      const chart = document.getElementById("search-chart"), said = [];
+      const press = (key) => {
+        chart.dispatchEvent(new KeyboardEvent("keydown", { key }));
+        said.push(document.getElementById("tip").textContent);
+      };
+      chart.focus();
+      press("ArrowRight"); press("ArrowRight"); press("ArrowLeft");
+      const heads = [...document.querySelectorAll("#trial-table th button")].map((each) => each.tabIndex);
     """
-    document, _ = opened(
-        run / "report.html", tmp_path, script + tell("[document.getElementById('tip').textContent, heads]")
-    )
-    said, heads = answer_of(document)
-    assert said.startswith("trial ")
+    script += tell("[said, heads, chart.tabIndex, document.activeElement === chart]")
+    document, _ = opened(run / "report.html", tmp_path, script)
+    (first, second, again), heads, *reached = answer_of(document)
+    assert first.startswith("trial ")
+    assert second.startswith("trial ")
+    assert first == again != second
     assert set(heads) == {0}
+    assert reached == [0, True]
 
 
 @pytest.fixture(scope="module")
@@ -196,7 +228,7 @@ def test_the_page_holds_both_answers_and_the_losses_of_both_batch_sizes(learnt):
     assert dict(recipe.answers)["Recommended"] == "larger batch"
     chart = data["learning"]["charts"][-1]
     assert f"Batch {recipe.batch_size} beside 32" in chart["heading"]
-    chosen = [curve for curve in chart["curves"] if curve["role"] == "chosen"]
+    chosen = [curve for curve in chart["curves"] if curve["kind"] == "chosen"]
     assert [len(curve["points"]) > 3 for curve in chosen] == [True]
     factor = recipe.learning_rate_rule.same_loss.examples_factor
     assert factor.shown() in chart["found"]
@@ -205,8 +237,8 @@ def test_the_page_holds_both_answers_and_the_losses_of_both_batch_sizes(learnt):
 @needs_browser
 def test_the_losses_are_drawn_with_their_spread_axes_and_legend(learnt, tmp_path):
     script = tell(
-        "[[...document.querySelectorAll('.answers th')].map((each) => each.textContent),"
-        " document.querySelector('#learning ~ p').textContent,"
+        "[[...document.querySelectorAll('.answers dt')].map((each) => each.textContent),"
+        " document.querySelector('.caveat').textContent,"
         " ['path', 'polyline', 'circle'].map((name) => document.querySelectorAll(`#learning-chart-0 ${name}`).length),"
         " document.getElementById('learning-chart-0').textContent,"
         " document.querySelector('#learning ~ .keys').textContent]"
@@ -214,10 +246,10 @@ def test_the_losses_are_drawn_with_their_spread_axes_and_legend(learnt, tmp_path
     document, log = opened(learnt / "report.html", tmp_path, script)
     headings, promised, (bands, lines, dots), labels, legend = answer_of(document)
     curves = page_data(RunDirectory(learnt))["learning"]["charts"][0]["curves"]
-    assert headings == ["Same training", "Larger batch", "", "Recommended"]
+    assert headings == ["Same training", "Larger batch", "Recommended"]
     assert "Not promised of the other batch size" in promised
     assert (bands, lines) == (2, 4)
-    assert dots == sum(len(curve["points"]) for curve in curves if curve["role"] != "other")
+    assert dots == sum(len(curve["points"]) for curve in curves if not curve["kind"].startswith("other"))
     assert "examples trained since the branch" in labels
     assert "loss on a fixed probe" in labels
     assert legend == "".join(curve["name"] for curve in curves)
@@ -231,16 +263,20 @@ def test_losses_that_were_not_measured_are_said_with_the_reason(learnt, tmp_path
         if record.branch is not None:
             directory.write_trial(record.model_copy(update={"branch": Branch(not_measured=f"no loss {HOSTILE}")}))
     write_page(directory.path)
-    script = tell("[document.querySelector('#learning ~ h3 + p').textContent, document.querySelectorAll('svg').length]")
+    script = tell(
+        "[document.querySelector('#learning ~ h3 + p').textContent,"
+        " document.querySelectorAll('[id^=learning-chart]').length]"
+    )
     document, _ = opened(directory.path / "report.html", tmp_path, script)
     said, charts = answer_of(document)
     assert said.startswith("Not measured: no loss &lt;/script&gt;")
-    assert charts == 2, "those of the search and of the knobs' effects"
+    assert charts == 0
 
 
 def test_what_others_wrote_stays_text(run):
     page = (run / "report.html").read_text(encoding="utf-8")
-    assert page.count("</script>") == 1
+    assert page.count("</script>") == 2
+    assert "&lt;/script&gt;&lt;script&gt;" in page
     assert "<img" not in page
     (failed,) = [each for each in page_data(RunDirectory(run))["trials"] if each["outcome"] == "oom"]
     assert len(failed["log"]) == LONGEST_LOG
@@ -266,14 +302,15 @@ def test_the_page_holds_the_advice_and_the_ceilings(run):
     data = page_data(RunDirectory(run))
     assert "the pipeline alone reaches 400 samples/s" in data["advice"][0]
     assert data["sides"][0]["ceilings"]["by_compute"] == 1080.0
+    assert data["sides"][0]["joules_per_sample"] is None
     assert len(data["sides"]) == 2
     assert data["answer"]["verdict"] == "faster"
 
 
 def test_before_and_after_are_of_the_claim(run):
     evidence = Recipe.load(run / "recipe.json").evidence
-    shown = [side["throughput"]["value"] for side in page_data(RunDirectory(run))["sides"]]
-    assert shown == [evidence.baseline_throughput.value, evidence.throughput.value]
+    shown = [side["throughput"] for side in page_data(RunDirectory(run))["sides"]]
+    assert shown == [evidence.baseline_throughput, evidence.throughput]
 
 
 def test_the_page_is_written_once_the_tuning_has_ended(run, tmp_path, monkeypatch):
@@ -291,3 +328,144 @@ def test_the_page_is_written_once_the_tuning_has_ended(run, tmp_path, monkeypatc
     (ended / "report.html").mkdir()
     assert tune("train.py", observe=notices.append) == "the recipe"
     assert notices[0].text.startswith("report.html was not written: ")
+
+
+# ------------------------------------------------------------------------------------------------ its contents
+
+
+class Words(HTMLParser):
+    """The text of a page as a reader without scripts has it."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.skipped, self.text = False, ""
+        self.feed(page)
+
+    def handle_starttag(self, tag, attrs):
+        """Leave out scripts and styles."""
+        self.skipped = tag in ("script", "style")
+
+    def handle_endtag(self, tag):
+        """What follows is text again."""
+        self.skipped = False
+
+    def handle_data(self, data):
+        """Keep the text."""
+        self.text += "" if self.skipped else data
+
+
+def words(path):
+    """The text of a run's page, written anew."""
+    return Words(write_page(path).read_text(encoding="utf-8")).text
+
+
+def test_text_and_tables_need_no_script(learnt):
+    text, recipe = words(learnt), Recipe.load(learnt / "recipe.json")
+    same_loss = recipe.learning_rate_rule.same_loss.speedup
+    assert f"×{same_loss.value:.2f}" in text
+    assert "sooner to the same losses" in text
+    assert NOT_PROMISED in text
+    assert "autotune tune" in text or "recipe.apply()" in text
+    for trial in page_data(RunDirectory(learnt))["trials"]:
+        assert trial["changes"] in text
+
+
+def test_a_page_without_profiles_says_once_how_to_take_them(learnt):
+    assert words(learnt).count("No profile was taken.") == 1
+    assert "--profile finalists" in words(learnt)
+
+
+@pytest.fixture(scope="module")
+def undecided(tmp_path_factory):
+    """A run whose time was too short."""
+    trials = simulated_trials(faster_by(batch_size=1.3), noise=0.1)
+    with on_disk(tmp_path_factory.mktemp("undecided") / "run") as directory:
+        recipe = tune_simulated(trials, directory, space=SPACE, budget=25.0)
+    assert recipe.evidence.verdict == "undecided"
+    assert recipe.candidate is not None
+    return directory.path
+
+
+def test_an_undecided_run_shows_its_best_candidate_and_the_command_that_goes_on(undecided):
+    text, recipe = words(undecided), Recipe.load(undecided / "recipe.json")
+    assert "Undecided" in text
+    assert f"Best candidate: {Configuration(recipe.candidate.configuration).describe(BASELINE)}" in text
+    assert f"--resume {undecided} --budget" in text
+
+
+def test_an_unfinished_run_shows_the_command_that_goes_on(undecided, tmp_path):
+    cut = shutil.copytree(undecided, tmp_path / "cut")
+    (cut / "recipe.json").unlink()
+    assert f"--resume {cut}" in words(cut)
+
+
+def test_energy_and_telemetry_are_shown_where_there_are_figures(undecided, tmp_path):
+    names = ("joules/sample", "power", "highest GPU temperature", "GPU clock, of the highest")
+    assert not [name for name in names if name in words(undecided)]
+    directory = RunDirectory(shutil.copytree(undecided, tmp_path / "run"))
+    first = next(read_trials(directory))
+    card = GpuUse(joules=200.0, celsius=51, sm_mhz=1500, most_sm_mhz=2000)
+    slices = tuple(timed.model_copy(update={"gpus": (card,)}) for timed in first.slices)
+    directory.write_trial(first.model_copy(update={"slices": slices}))
+    assert [name for name in names if name in words(directory.path)] == list(names)
+    assert "75%" in words(directory.path)
+
+
+@pytest.fixture(scope="module")
+def explained(tmp_path_factory):
+    """A run that has left changes out of its recommendation."""
+    trials = simulated_trials(faster_by(batch_size=1.5, steps_per_execution=1.4), noise=0.02)
+    with on_disk(tmp_path_factory.mktemp("explained") / "run") as directory:
+        tune_simulated(trials, directory, space=SPACE, budget=600.0, keeps_budget=False)
+    write_page(directory.path)
+    return directory.path
+
+
+@needs_browser
+def test_the_waterfall_has_a_bar_for_each_change_and_one_for_all(explained, tmp_path):
+    steps = page_data(RunDirectory(explained))["waterfall"]
+    assert {step.name.split("=")[0] for step in steps} >= {"batch_size", "steps_per_execution"}
+    script = tell(
+        "[document.querySelectorAll('#waterfall-chart rect').length,"
+        " document.getElementById('waterfall-chart').textContent, document.querySelector('#changes').textContent]"
+    )
+    document, log = opened(explained / "report.html", tmp_path, script)
+    bars, labels, heading = answer_of(document)
+    assert bars == len(steps) + 1
+    assert all(step.name in labels for step in steps)
+    assert heading == "What each change gives"
+    assert "CONSOLE" not in log
+
+
+@needs_browser
+@pytest.mark.parametrize("page", ["run", "learnt", "explained"])
+def test_on_a_phone_labels_can_be_read_and_rows_are_cards(page, tmp_path, request):
+    script = tell(
+        "[innerWidth, document.documentElement.scrollWidth,"
+        " [...document.querySelectorAll('svg text')].map((each) => each.getBoundingClientRect())"
+        "   .filter((box) => box.height < 11 || box.left < -1 || box.right > innerWidth + 1).length,"
+        " getComputedStyle(document.querySelector('#trial-rows tr')).display]"
+    )
+    path = request.getfixturevalue(page) / "report.html"
+    document, _ = opened_in_frame(path, tmp_path, script, 390)
+    width, taken, unreadable, display = answer_of(document)
+    assert width == 390
+    assert taken <= width
+    assert unreadable == 0
+    assert display == "block"
+
+
+@needs_browser
+def test_a_thousand_trials_are_drawn(run, tmp_path):
+    directory = RunDirectory(shutil.copytree(run, tmp_path / "run"))
+    known = next(record for record in read_trials(directory) if record.speedup is not None)
+    for number in range(100, 1100):
+        directory.prepare_trial(number)
+        directory.write_trial(known.model_copy(update={"trial": number, "ended_at_seconds": float(number)}))
+    script = tell(
+        "[document.querySelectorAll('#search-chart circle').length, document.querySelectorAll('#trial-rows tr').length]"
+    )
+    document, log = opened(write_page(directory.path), tmp_path, script)
+    dots, rows = answer_of(document)
+    assert min(dots, rows) >= 1000
+    assert "CONSOLE" not in log

@@ -83,7 +83,7 @@ def searched(directory):
     return {
         each.trial: each
         for each in read_trials(directory)
-        if each.phase is not Phase.CONFIRM and each.outcome is not Outcome.INTERRUPTED
+        if each.phase in (Phase.BASELINE, Phase.SEARCH) and each.outcome is not Outcome.INTERRUPTED
     }
 
 
@@ -121,6 +121,17 @@ def test_the_baseline_is_added_to(tmp_path):
     assert after.slices[: len(before.slices)] == before.slices
     assert len(after.slices) > len(before.slices)
     assert after.instances > before.instances
+
+
+def test_the_baseline_is_announced_as_such_whatever_keras_chose(tmp_path):
+    def machine():
+        return trials(in_force=lambda configuration: {"jit_compile": True})
+
+    stop_at(tmp_path, 2, on=machine())
+    watcher = Watcher()
+    go_on(machine(), tmp_path, budget=600.0, observe=watcher)
+    announced = [event for event in watcher.of(TrialBegan) if event.phase is Phase.BASELINE]
+    assert [event.changes for event in announced] == ["baseline"]
 
 
 def test_the_study_knows_all_of_it(tmp_path):

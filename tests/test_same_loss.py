@@ -40,6 +40,17 @@ def test_the_examples_needed_are_found(needs):
     assert log_examples_ratio(PROBES, curve(), PROBES, curve(needs)) == pytest.approx(math.log(needs), abs=0.01)
 
 
+@pytest.mark.parametrize("needs", [1.5, 4.0, 6.0, 8.0])
+@pytest.mark.parametrize(
+    "loss",
+    [lambda n: 2.3 - n / 40_000, lambda n: 0.3 + 2 * np.exp(-n / 6000), lambda n: 0.2 + 2 * (1 + n / 2000) ** -0.5],
+    ids=["evenly", "exponential", "power"],
+)
+def test_many_times_the_examples_are_found_however_losses_fall(loss, needs):
+    found = log_examples_ratio(PROBES, loss(PROBES), PROBES, loss(PROBES / needs))
+    assert found == pytest.approx(math.log(needs), abs=0.03)
+
+
 @pytest.mark.parametrize("over_critical", [0.0, 0.01, 0.16, 3.0, math.inf])
 def test_the_critical_batch_size_follows_from_the_examples_needed(over_critical):
     assert over_critical_of(log_examples(4.0, over_critical), 4.0) == pytest.approx(over_critical)

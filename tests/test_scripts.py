@@ -12,6 +12,7 @@ import tempfile
 import textwrap
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -387,16 +388,23 @@ def test_the_ranges_around_a_line_are_found_the_innermost_first(tmp_path):
     assert enclosing_ranges(str(file), 1, str(tmp_path)) == []
 
 
-def test_a_call_through_pythons_own_wrappers_is_the_users():
+@pytest.mark.parametrize(
+    "packages",
+    ["/lib/site-packages", "/usr/local/lib/python3.12/dist-packages", "/opt/modules/tf"],
+    ids=os.path.basename,
+)
+def test_a_call_through_packages_and_pythons_own_wrappers_is_the_users(packages, monkeypatch):
+    module = SimpleNamespace(__path__=["/opt/modules/tf/tensorflow"])
+    monkeypatch.setitem(sys.modules, "tensorflow", module)
     source = "def called(*_):\n    return users_frame()\n"
     library = {"users_frame": users_frame}
-    exec(compile(source, "/lib/site-packages/tensorflow/ops.py", "exec"), library)
+    exec(compile(source, f"{packages}/tensorflow/ops.py", "exec"), library)
 
     @contextlib.contextmanager
     def managed():
         yield library["called"]()
 
-    managed.__wrapped__.__code__ = managed.__wrapped__.__code__.replace(co_filename="/lib/site-packages/keras/a.py")
+    managed.__wrapped__.__code__ = managed.__wrapped__.__code__.replace(co_filename=f"{packages}/keras/a.py")
     here = sys._getframe()
     assert library["called"]() is here
     assert functools.singledispatch(library["called"])(1) is here

@@ -226,12 +226,12 @@ def test_everything_is_written_and_told(tmp_path):
     frame = load_history(directory.path)
     assert list(frame["trial"]) == numbers
     assert list(frame["outcome"]) == [str(each.outcome) for each in records]
-    assert set(frame["phase"]) == {"baseline", "search", "confirm"}
+    assert set(frame["phase"]) == {"baseline", "search", "confirm", "ablation"}
     assert {each.trial for each in watcher.of(TrialBegan)} == set(numbers)
     assert {each.record.trial for each in watcher.of(TrialEnded)} <= set(numbers)
     study = optuna.load_study(study_name="simulated", storage=f"sqlite:///{directory.study_file}")
     told = {trial.user_attrs["trial"] for trial in study.trials}
-    assert told == {each.trial for each in records if each.phase is not Phase.CONFIRM}
+    assert told == {each.trial for each in records if each.phase in (Phase.BASELINE, Phase.SEARCH)}
     assert {trial.state.name for trial in study.trials} <= {"COMPLETE", "PRUNED"}
     assert sum(each.instances for each in records) == sum(each.timed for each in trials.launched)
     assert trials.alive == []

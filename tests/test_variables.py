@@ -10,8 +10,10 @@ from autotune.space.space_file import SearchSpace
 from autotune.space.variables import (
     NOT_READ,
     REFUSED,
+    caches_in,
     environment_notes,
     flag_value,
+    loading_from,
     parse_flags,
     set_flag,
     without_caches,
@@ -84,6 +86,28 @@ def test_caches_of_compilations_are_taken_out_and_said():
     assert without_caches(variables) == {"XLA_FLAGS": "--xla_dump_to=/d", "TF_XLA_FLAGS": ""}
     assert [line.partition(" ")[0] for line in environment_notes(variables, "2.21.0")] == ["XLA_FLAGS", "TF_XLA_FLAGS"]
     assert without_caches({"XLA_FLAGS": "--xla_dump_to=/d"}) == {}
+
+
+def test_a_process_keeps_its_compilations_in_a_folder_of_its_own():
+    users = {"XLA_FLAGS": "--xla_dump_to=/d --xla_gpu_load_autotune_results_from=/f"}
+    assert caches_in("/a run/c", users) == {
+        "XLA_FLAGS": '--xla_dump_to=/d --xla_gpu_dump_autotune_results_to="/a run/c/autotuned.txt"',
+        "TF_XLA_FLAGS": '--tf_xla_persistent_cache_directory="/a run/c"',
+    }
+    assert caches_in("", users) == {"XLA_FLAGS": "--xla_dump_to=/d"}
+
+
+def test_compilations_are_loaded_beside_the_users_flags_and_not_in_the_place_of_the_users_caches(tmp_path):
+    programs = {"TF_XLA_FLAGS": f"--tf_xla_persistent_cache_directory={tmp_path}"}
+    assert loading_from(str(tmp_path), {}) == programs
+    (tmp_path / "autotuned.txt").touch()
+    read = f"--xla_gpu_load_autotune_results_from={tmp_path}/autotuned.txt"
+    assert loading_from(str(tmp_path), {"XLA_FLAGS": "--xla_dump_to=/d"}) == {
+        "XLA_FLAGS": f"--xla_dump_to=/d {read}",
+        **programs,
+    }
+    users = {"TF_XLA_FLAGS": "--tf_xla_persistent_cache_directory=/own"}
+    assert loading_from(str(tmp_path), users) == {"XLA_FLAGS": read}
 
 
 def test_a_pipe_that_a_variable_names_is_left_to_xla(tmp_path):

@@ -272,12 +272,6 @@ def gpu_names(gpus: tuple[Gpu, ...]) -> str:
     return ", ".join(f"{count} × {name}" if count > 1 else name for name, count in counts.items())
 
 
-def describe_machine(machine: Machine) -> str:
-    """Return `Intel Xeon × 8 cores, 2 × NVIDIA H200`: processor, cores and GPUs in words."""
-    cores = f"{machine.cores} core{'' if machine.cores == 1 else 's'}"
-    return ", ".join(filter(None, [f"{machine.cpu} × {cores}", gpu_names(machine.gpus)]))
-
-
 def _sizes(measured: int, here: int) -> tuple[str, str]:
     """Return both sizes in GiB; the same text twice when they differ by no more than the tolerance."""
     if abs(here - measured) <= MEMORY_TOLERANCE * measured:

@@ -42,6 +42,12 @@ def time_in_words(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 7170 else f"{seconds / 3600:,.1f} hours"
 
 
+def duration(seconds: float) -> str:
+    """Return seconds as on a clock: `1:05`."""
+    hours, rest = divmod(max(0, round(seconds)), 3600)
+    return f"{hours}:{rest // 60:02d}:{rest % 60:02d}" if hours else f"{rest // 60}:{rest % 60:02d}"
+
+
 def first_line(text: str) -> str:
     """Return the first line of a text; empty if there is none."""
     return next(iter(text.splitlines()), "")

@@ -54,6 +54,7 @@ class Phase(enum.StrEnum):
     BASELINE = "baseline"
     SEARCH = "search"
     CONFIRM = "confirm"  # fresh processes of a leader and the baseline, for the claim
+    ABLATION = "ablation"  # a confirmed leader without one of its changes, beside that leader
     SOAK = "soak"  # a watch over the winner at the end of a run
 
 
@@ -249,6 +250,15 @@ class Looks(Frozen):
         return 1 - LOOK_SHARE * self.error
 
 
+class Ablation(Frozen):
+    """A change that a trial leaves out of a confirmed leader, to see what the change gives; never a claim."""
+
+    knob: str
+    leader: Number  # the leader's trial in its confirmation
+    reference: Number  # the trial of the leader's process that the slices stand beside
+    gain: Interval | None = None  # the leader's speed over the speed without the change; None where that failed
+
+
 class TrialRecord(Frozen):
     """All that is kept of one trial."""
 
@@ -286,6 +296,7 @@ class TrialRecord(Frozen):
     looks: Many[Looks] = ()  # of a leader's confirmation; the last ones are in force
     checks: Many[Check] = ()  # a leader's stability checks at the last look, and its losses compared
     branch: Branch | None = None  # of a leader with another batch size: how it learns beside the baseline
+    ablation: Ablation | None = None  # of a trial that leaves a change out; it has no speed-up over the baseline
     processes: Many[ProcessLog] = ()  # those that became warm, in order; the figures below follow from them
     stopped_by: Literal["narrow", "cannot_win", "behind", "ahead", "time"] | None = None
     throughput: Interval | None = None  # of a long training, epoch boundaries included
@@ -328,8 +339,10 @@ def baseline_with_ceilings(records: Sequence[TrialRecord]) -> TrialRecord | None
 
 
 def reference_of(record: TrialRecord, records: Sequence[TrialRecord]) -> TrialRecord:
-    """Return the record of the baseline measured with a trial; the baseline's own trial if that is lost."""
+    """Return the record of the baseline, or leader, measured with a trial; the baseline's own trial if that is lost."""
     baseline = baseline_trial(records) or record
+    if (left_out := record.ablation) is not None:
+        return next((known for known in records if known.trial == left_out.reference), baseline)
     if record.phase is not Phase.CONFIRM:
         return baseline
     references = [

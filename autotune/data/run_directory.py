@@ -6,6 +6,7 @@
       trials/0007/  result.json  log.txt
       logs/         of the templates, and of the processes that trained for their losses
       recipe.json   written last
+      compiled/     what XLA compiled for the recipe on a GPU
     results/<file or variable>/latest → the run that was started or continued last
 
 Version history of run.json: 1, the first.
@@ -39,12 +40,14 @@ LARGEST_FILE_BYTES = 32 << 20  # more than a trial's 20,000 pairs of slices
 SCRATCH = "script-scratch"  # files of a script's trials, such as those of caches; removed at the end
 CREATED = "created.txt"  # what a script's trials have made
 SPACE = "space.toml"  # a copy of the search-space file that was given
+COMPILED = "compiled"  # what XLA compiled for the recipe, see `recipe.compiled`
 LATEST = "latest"  # a link to the run of a workload that was started or continued last
 _OWN_NAME = re.compile(r"\d{8}-\d{6}-[0-9a-f]{6}")
 SCRATCH_FOLDERS = (SCRATCH, "scratch-*")
 LAYERS = "layers"  # in the directory of logs: what contained trials have written. A run that was killed leaves them
 OWN_FILES = (
     *("run.json", "study.db", "study.db-journal", "recipe.json", SPACE, CREATED, "report.html", ".lock"),
+    f"{COMPILED}/*",
     *("trials/[0-9]*/result.json", "trials/[0-9]*/log.txt", "logs/template-*.log", "logs/losses-*.log"),
 )
 """Files that a run writes, and removes when it is refused. Other files in its directory belong to others."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,17 +9,18 @@ from typing import TYPE_CHECKING
 from rich.console import Console as RichConsole
 from rich.text import Text
 
-from autotune.data.printable import one_line
-from autotune.front.console import duration, note, ratio, say, size, table, terminal
-from autotune.recipe.advice import usage, verdict_in_words
-from autotune.recipe.answers import NOT_PROMISED
+from autotune.data.printable import duration
+from autotune.front.console import note, ratio, say, size, table, terminal
+from autotune.recipe.advice import describe_candidate, learning_caveats, verdict_in_words
+from autotune.recipe.next_steps import next_steps
+from autotune.recipe.waterfall import EXPLANATION, waterfall
 from autotune.space.configuration import Configuration, format_value
 from autotune.space.knobs import KNOBS
 from autotune.stats.deciding import ClaimResult, Verdict
 from autotune.stats.stability import THROTTLING
 
 if TYPE_CHECKING:
-    from autotune.recipe.evidence import BestCandidate, Watch
+    from autotune.recipe.evidence import Watch
     from autotune.recipe.recipe import Recipe
     from autotune.tuning.verify import Verification
 
@@ -33,14 +33,15 @@ def show_recipe(recipe: Recipe, path: Path, console: RichConsole | None = None) 
     console.print()
     say(verdict_in_words(recipe), console, style="bold green" if faster else "bold")
     if recipe.candidate is not None and not faster:
-        say(_candidate_in_words(recipe.candidate, Configuration(recipe.baseline)), console)
+        say(f"Best candidate: {describe_candidate(recipe.candidate, Configuration(recipe.baseline))}.", console)
     _show_answers(recipe, console)
     say(f"Baseline: {_baseline_in_words(recipe)}.", console)
     headings = ("", "baseline", "recommended") if recipe.changes else ("", "baseline")
     rows = [row[: len(headings)] for row in _rows(recipe)]
     console.print("", table(headings, rows, show_edge=False), "", sep="\n")
-    for sentence in _learning_in_words(recipe):
+    for sentence in learning_caveats(recipe):
         say(sentence, console)
+    _show_waterfall(recipe, console)
     if evidence.break_even_samples:
         say(f"The longer compile time is earned back after {evidence.break_even_samples:,} samples.", console)
     if evidence.watch is not None:
@@ -59,15 +60,6 @@ def show_recipe(recipe: Recipe, path: Path, console: RichConsole | None = None) 
     if saving := _saving_in_words(recipe):
         say(saving, console)
     say(f"Recipe: {path}", console)
-
-
-def _candidate_in_words(best: BestCandidate, baseline: Configuration) -> str:
-    speedup = ""
-    if best.speedup is not None:
-        speedup = f"{ratio(best.speedup)}; "
-    elif best.search_speedup is not None:
-        speedup = f"×{best.search_speedup:.2f} (search only); "
-    return f"Best candidate: {Configuration(best.configuration).describe(baseline)}: {speedup}{best.reason}."
 
 
 def _baseline_in_words(recipe: Recipe) -> str:
@@ -120,21 +112,13 @@ def _show_answers(recipe: Recipe, console: RichConsole) -> None:
         say(f"{f'{heading}:' if heading else '':<{width}}{text}", console)
 
 
-def _learning_in_words(recipe: Recipe) -> list[str]:
-    """Return what is not promised of the recommended batch size, and what the script must change for it."""
-    rule, script = recipe.learning_rate_rule, recipe.workload.script
-    if rule is None:
-        return []
-    said = [NOT_PROMISED]
-    if rule.same_loss is None:
-        size = Configuration(recipe.configuration).update_size
-        said = [f"Compare the held-out loss of batch size {size} before a long training: {rule.not_measured}."]
-    if script is not None and script.schedule is not None:
-        said.append(
-            f"The learning rate follows a {script.schedule} in steps, and the number of steps per epoch changes: "
-            "scale its steps."
+def _show_waterfall(recipe: Recipe, console: RichConsole) -> None:
+    """Print what each change gives, where some were left out of the recommended configuration."""
+    if steps := waterfall(recipe):
+        console.print(
+            table(("change", "gives"), [(Text(step.name), step.gain.shown()) for step in steps], show_edge=False)
         )
-    return said + [f"{change}." for change in (() if script is None else script.batch_notes)]
+        say(EXPLANATION, console)
 
 
 def _watch_in_words(watch: Watch, unit: str) -> str:
@@ -168,54 +152,12 @@ def show_usage(
 ) -> None:
     """Print the lines that training code needs, or the command that continues the run. `tuned`: the workload."""
     console = console or terminal()
-    script, seconds = recipe.workload.script, recipe.evidence.go_on_seconds
-    is_baseline = not recipe.changes and "global_batch" not in recipe.baseline
-    if seconds is not None:
-        command = resume_command(tuned, path.parent, to_repeat, seconds=seconds)
-        lines = [f"To continue for about {duration(seconds)} with everything measured so far:", f"    {command}"]
-        if recipe.candidate is not None and recipe.candidate.may_be_faster:
-            command = usage(recipe, path, tuned)[0]
-            if script is not None:
-                command = command.replace("autotune run", "autotune run --candidate", 1)
-            else:
-                command = f"{command}.with_candidate()"
-            lines += ["To train with the best candidate, which is not confirmed:", f"    {command}"]
-    elif is_baseline and script is not None:
-        lines = ["The recipe is the baseline: run the script as it is."]
-    elif is_baseline:
-        lines = [
-            "The recipe is the baseline. Training code that trains like it needs no change.",
-            "This does not cover NumPy arrays passed to fit, or a tf.distribute strategy: they were not measured.",
-        ]
-    else:
-        heading = "To train with it:" if script is not None else "In your training code:"
-        lines = ["", heading, *(f"    {line}" for line in usage(recipe, path, tuned))]
-    lines += _other_answer(recipe, path, tuned)
-    for line in lines:
-        say(line, console)
-
-
-def _other_answer(recipe: Recipe, path: Path, tuned: str) -> list[str]:
-    """Return the lines that take the answer that is not recommended, where there is one."""
-    larger, sizes = (
-        recipe.larger_batch,
-        [Configuration(of).update_size for of in (recipe.configuration, recipe.baseline)],
-    )
-    if larger is None or (sizes[0] == sizes[1] and not larger.confirmed):
-        return []
-    other = "larger-batch" if sizes[0] == sizes[1] else "same-training"
-    if recipe.workload.script is not None:
-        command = usage(recipe, path, tuned)[0].replace("autotune run", f"autotune run --{other}", 1)
-    else:
-        command = f"{usage(recipe, path, tuned)[0]}.with_{other.replace('-', '_')}()"
-    return [f"To take the {other.replace('-', ' ')} instead:", f"    {command}"]
-
-
-def resume_command(tuned: str, directory: Path, to_repeat: Sequence[str] = (), *, seconds: float | None = None) -> str:
-    """Return the shell command that continues a run: for so many seconds, or for the rest of its own budget."""
-    words = ["autotune", "tune", tuned, "--resume", str(directory)]
-    words += [] if seconds is None else ["--budget", f"{seconds:.0f}s"]
-    return one_line(shlex.join([*words, *to_repeat]))
+    if recipe.changes:
+        say("", console)
+    for heading, lines in next_steps(recipe, path, tuned, to_repeat):
+        say(heading, console)
+        for line in lines:
+            say(f"    {line}", console)
 
 
 def show_diff(diff: str, rest: Sequence[str]) -> None:

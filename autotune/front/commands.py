@@ -16,6 +16,7 @@ from autotune.data.errors import TuningInterruptedError
 from autotune.data.options import MEMORY_MARGIN, VERIFY_SECONDS, take_options
 from autotune.machine.doctor import Level, diagnose, first_fix
 from autotune.recipe.selection import OnMismatch
+from autotune.version import DISTRIBUTION, __version__
 
 if TYPE_CHECKING:
     from autotune.script.long_run import PreparedRun
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 app = App(
     name="autotune",
     help="Finds the fastest stable way to run a TensorFlow training on this machine.",
+    version=f"autotune {__version__} (distribution {DISTRIBUTION})",
     help_epilogue="With --debug, an error shows its traceback.",
     version_flags=["--version"],
     result_action="return_value",
@@ -65,12 +67,13 @@ def tune(
         wait: Wait until earlier runs on the same devices of this machine have ended. The budget begins then.
         json: Print the result as JSON (docs/json.md); progress goes to standard error.
     """
-    from autotune.front.closing import resume_command, show_recipe, show_usage
+    from autotune.data.run_options import to_repeat
+    from autotune.front.closing import show_recipe, show_usage
     from autotune.front.console import Progress, messages, terminal
     from autotune.front.tune import tune as tune_workload
     from autotune.recipe.advice import usage
+    from autotune.recipe.next_steps import resume_command
     from autotune.stats.deciding import EndedBy
-    from autotune.tuning.resume import to_repeat
 
     with Progress(messages() if json else terminal()) as progress:
         try:
@@ -256,7 +259,7 @@ def merge(
     Of the recipes of one kind of machine (devices, TensorFlow's minor version, Keras) the newest is kept.
 
     Args:
-        recipes: Recipes, books, run directories, or folders, of which each .json file is read.
+        recipes: Recipes, books, run directories, or folders, of which each .json file is read, or else each run.
         out: The book's file, such as train.book.json. An older book is replaced.
     """
     from autotune.front.books import show_book

@@ -23,7 +23,7 @@ from rich.text import Text
 
 from autotune.data.errors import AutotuneError
 from autotune.data.figures import Interval
-from autotune.data.printable import first_line, one_line
+from autotune.data.printable import duration, first_line, one_line
 from autotune.data.record import Outcome, Phase, Standing, TrialRecord
 from autotune.stats.disturbance import CAUSES
 from autotune.tuning.events import Began, Event, Notice, PairMeasured, RunBegan, TrialBegan, TrialEnded, TrialMeasured
@@ -111,12 +111,6 @@ def size(count: int | None) -> str:
     if count is None:
         return "–"
     return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
-
-
-def duration(seconds: float) -> str:
-    """Return seconds as on a clock: `1:05`."""
-    hours, rest = divmod(max(0, round(seconds)), 3600)
-    return f"{hours}:{rest // 60:02d}:{rest % 60:02d}" if hours else f"{rest // 60}:{rest % 60:02d}"
 
 
 def rate(value: float) -> str:
@@ -260,12 +254,14 @@ def trial_line(record: TrialRecord, changes: str, *, stamp: str, unit: str = "sa
         shown = speed(record.speedup)
         if record.speedup is None and not record.pairs and record.throughput is not None:
             shown = f"{rate(record.throughput.value)} {unit}/s"
+        if record.ablation is not None:
+            shown = f"gives {speed(record.ablation.gain)}"
         text.append(f"{shown:<18}", style="green" if record.speedup and record.speedup.low > 1 else "")
     elif record.outcome is Outcome.PRUNED:
         text.append(f"{speed(record.speedup):<18}", style="dim")
     else:
         text.append(f"{record.outcome:<18}", style="red")
-    text.append(f"  {one_line(changes)}")
+    text.append(f"  {one_line(changes if record.ablation is None else record.ablation.knob)}")
     for looks in record.looks[-1:] if record.outcome.measured else ():
         processes = len({pair.instance for pair in record.pairs})
         shown = f"{processes} fresh process{'' if processes == 1 else 'es'} a side"

@@ -10,7 +10,7 @@ from autotune.data.files import shipped_directory, write_atomically
 from autotune.data.run_directory import RunDirectory
 from autotune.data.runs_on_disk import newest_run
 from autotune.front.console import note
-from autotune.recipe.recipe import Recipe
+from autotune.recipe.recipe import choose_recipe, load_recipes
 
 EXAMPLE = "train_digits.py"
 
@@ -31,7 +31,7 @@ def script_of(recipe_file: Path, args: list[str] | None) -> tuple[str, list[str]
         ArgumentError: No `run.json` beside the recipe names the script, or the recipe masks one of the arguments.
         RecipeError: The recipe cannot be read.
     """
-    recipe = Recipe.load(recipe_file)
+    recipe, _ = choose_recipe(load_recipes(recipe_file), "ignore", source=str(recipe_file))
     try:
         workload = RunDirectory(recipe_file.parent).read_run().workload
     except RunDirectoryError:

@@ -53,7 +53,7 @@ def look(root: Path = Path("/")) -> MachineState:
         import_error=problem,
         keras=installed_version("keras"),
         tf_keras=installed_version("tf_keras"),
-        libraries=tuple(sorted({*_of_cache(_ldconfig()), *_of_wheels()})),
+        libraries=tuple(sorted({*_of_cache(_ldconfig()), *_of_wheels(), *_of_search_path()})),
         pci_nvidia="0x10de" in vendors,
         driver=driver,
         cards=cards,
@@ -133,6 +133,12 @@ def _of_wheels() -> set[str]:
     """Return the libraries of NVIDIA's wheels, where TensorFlow looks, too."""
     found = Path(sysconfig.get_paths()["purelib"]).glob("nvidia/*/lib/lib*.so.*")
     return {library.name for library in found}
+
+
+def _of_search_path() -> set[str]:
+    """Return the libraries of the folders in `LD_LIBRARY_PATH`, as clusters set it; a dangling link is none."""
+    folders = filter(None, os.environ.get("LD_LIBRARY_PATH", "").split(":"))
+    return {library.name for folder in folders for library in Path(folder).glob("lib*.so.*") if library.exists()}
 
 
 def _disk() -> float | None:

@@ -27,13 +27,13 @@ def show(path: Path | None = None, /, *, diff: Path | None = None, json: bool = 
         json: Print recipe and trials as JSON (docs/json.md).
     """
     from autotune.data.run_directory import RunDirectory
+    from autotune.data.run_options import to_repeat
     from autotune.front.books import show_book
     from autotune.front.closing import show_diff, show_recipe, show_usage
     from autotune.front.console import note, say
     from autotune.front.defaults import run_or_newest
     from autotune.front.tables import show_history
     from autotune.recipe.recipe import Recipe, choose_recipe, load_recipes
-    from autotune.tuning.resume import to_repeat
 
     if json and diff is not None:
         raise ArgumentError("--json and --diff were both given", hint="Give one of them.")
@@ -115,16 +115,19 @@ def _write_files(frame: pandas.DataFrame, noun: str, csv: Path | None, parquet: 
 def report(run: Path | None = None, /) -> None:
     """Write a run's page, report.html: the answer, the search, what each knob did, where time goes, every trial.
 
-    A run that is unfinished or damaged has one, too: it says what is missing.
+    A run that is unfinished or damaged has one, too: it says what is missing. The page of a book shows the training on
+    every machine: claim, recommended configuration, bottleneck, and what carries over.
 
     Args:
-        run: A run directory; the newest below results/ when left out.
+        run: A run directory, the newest below results/ when left out; or a book, whose page is written beside it.
     """
     from autotune.front.console import say
     from autotune.front.defaults import run_or_newest
+    from autotune.report.book_page import write_book_page
     from autotune.report.page import write_page
 
-    say(write_page(run_or_newest(run)))
+    path = run_or_newest(run)
+    say(write_book_page(path) if os.path.isfile(path) else write_page(path))
 
 
 @app.command
@@ -145,7 +148,7 @@ def dashboard(run: Path | None = None, /, *, port: int = 8080) -> None:
     if not directory.study_file.exists():
         raise RunDirectoryError(f"{run} has no study.db", hint="It is written with the first trial of the search.")
     if importlib.util.find_spec("optuna_dashboard") is None:
-        raise ArgumentError("optuna-dashboard is not installed", hint="Run pip install 'autotune[dashboard]'.")
+        raise ArgumentError("optuna-dashboard is not installed", hint="Run pip install optuna-dashboard.")
     import optuna_dashboard
 
     from autotune.report.effects import open_study_file
@@ -166,10 +169,10 @@ def compare(
     parquet: Path | None = None,
     json: bool = False,
 ) -> None:
-    """Show runs side by side: what each found, and whether they may be compared.
+    """Show runs side by side: what each found, whether they may be compared, and what carries over between machines.
 
     Args:
-        runs: Run directories, or a directory that holds some, such as results/.
+        runs: Run directories, or a directory that holds some, such as results/; recipes and books.
         csv: Write the table, with all its columns, to this CSV file.
         parquet: Write it to this Parquet file.
         json: Print it as JSON (docs/json.md).

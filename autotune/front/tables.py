@@ -85,6 +85,8 @@ def _rate(trial: dict[str, Any]) -> str | None:
 def _changes(trial: dict[str, Any]) -> str:
     """Return what a trial changes, how that learns, and why it failed."""
     said = str(trial["changes"])
+    if trial["gain"] is not None:
+        said += f" (without {trial['left_out']}, which gives ×{trial['gain']:.2f})"
     if trial["same_loss_speedup"] is not None:
         rule = trial["learning_rate_rule"]
         said += f" (same losses ×{trial['same_loss_speedup']:.2f} sooner, learning rate {rule})"
@@ -107,6 +109,13 @@ def show_comparison(frame: pandas.DataFrame, console: RichConsole | None = None)
     for row in rows:
         if row["differs"]:
             say(f"{row['run']} cannot be compared with the first run: {row['differs']}", console, style="yellow")
+    comparable = [row for row in rows if row["on_all_machines"] is not None]
+    shared_by_workload = {row["workload"]: row["on_all_machines"] for row in comparable}
+    for workload, shared in shared_by_workload.items():
+        say(f"Carries over to each machine with a recommendation for {workload}: {shared or 'nothing'}", console)
+    for row in comparable:
+        if row["on_some_machines"]:
+            say(f"Does not carry over from {row['run']}: {row['on_some_machines']}", console)
     for row in rows if len(rows) > 1 else ():
         if row["use"]:
             say(f"Fastest recipe of {row['workload']} on {row['machine']}: {row['run']}", console)

@@ -17,8 +17,9 @@ from autotune.data.errors import InputError
 from autotune.data.facts import Machine
 from autotune.machine.gpu import lowest_capability, read_gpus
 from autotune.machine.units import units_of_gpu, units_of_processor
+from autotune.version import __version__
 
-PACKAGES = ("autotune", "tensorflow", "keras", "tf_keras", "numpy", "optuna")
+PACKAGES = ("tensorflow", "keras", "tf_keras", "numpy", "optuna")
 CGROUP_ROOT = Path("/sys/fs/cgroup")
 PROC_ROOT = Path("/proc")
 
@@ -42,7 +43,8 @@ def fingerprint() -> Machine:
         memory_bytes=memory_limit_bytes(),
         platform=f"{platform.system()} {platform.machine()}",
         python=platform.python_version(),
-        packages={name: version for name in PACKAGES if (version := installed_version(name))},
+        packages={"autotune": __version__}
+        | {name: version for name in PACKAGES if (version := installed_version(name))},
         gpus=gpus,
         driver=driver,
         cuda=cuda,

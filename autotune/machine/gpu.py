@@ -20,7 +20,7 @@ import psutil
 
 from autotune.data.facts import GPU_MODES, Gpu, GpuUse
 from autotune.space.knobs import KNOBS
-from autotune.space.variables import XLA, parse_flags
+from autotune.space.variables import NO_CACHES, TF_XLA, XLA, parse_flags
 
 T = TypeVar("T")
 
@@ -300,9 +300,9 @@ def open_meters(indices: Collection[int]) -> list[GpuMeter]:
     return [GpuMeter(nvml, device, handles[device.gpu]) for index, device in enumerate(devices) if index in indices]
 
 
-def _try_flags(text: str) -> tuple[int, str]:
+def _try_flags(xla: str, tf_xla: str = "") -> tuple[int, str]:
     """Compile in a process with these flags, which sees no GPU; return its exit status and what it wrote."""
-    variables = {**os.environ, XLA: text, "CUDA_VISIBLE_DEVICES": ""}
+    variables = {**os.environ, XLA: xla, TF_XLA: tf_xla, "CUDA_VISIBLE_DEVICES": ""}
     command = [sys.executable, "-c", _COMPILE]
     try:
         ended = subprocess.run(
@@ -318,13 +318,10 @@ def missing_xla_flags(names: Iterable[str], try_flags: Callable[[str], tuple[int
 
     An unknown flag ends the process that first compiles. One process is tried with all of them.
     """
-    wanted = [name for name in names if name in KNOBS and KNOBS[name].variable == XLA]
+    wanted = _flags_among(names)
     if not wanted:
         return {}
-    variables: dict[str, str] = {}
-    for name in wanted:
-        KNOBS[name].set(variables, KNOBS[name].default)
-    status, output = try_flags(variables[XLA])
+    status, output = try_flags(_usual_flags(wanted))
     if status == 0:
         return {}
     # As xla/parse_flags_from_env.cc says it.
@@ -333,6 +330,25 @@ def missing_xla_flags(names: Iterable[str], try_flags: Callable[[str], tuple[int
     if unknown:
         return dict.fromkeys(unknown, "the installed TensorFlow has no such flag of XLA")
     return dict.fromkeys(wanted, "autotune could not find out which flags of XLA the installed TensorFlow has")
+
+
+def can_keep_compilations(
+    names: Iterable[str] = (), try_flags: Callable[[str, str], tuple[int, str]] = _try_flags
+) -> bool:
+    """Return whether the installed TensorFlow has the flags that keep compilations, and those of these knobs."""
+    return try_flags(f"{_usual_flags(_flags_among(names))} {NO_CACHES[XLA]}".strip(), NO_CACHES[TF_XLA])[0] == 0
+
+
+def _flags_among(names: Iterable[str]) -> list[str]:
+    return [name for name in names if name in KNOBS and KNOBS[name].variable == XLA]
+
+
+def _usual_flags(names: Iterable[str]) -> str:
+    """Return the flags of these knobs, with their defaults."""
+    variables: dict[str, str] = {}
+    for name in names:
+        KNOBS[name].set(variables, KNOBS[name].default)
+    return variables.get(XLA, "")
 
 
 def is_gpu_file(path: str) -> bool:

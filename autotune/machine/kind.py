@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from autotune.data.facts import Machine, describe_machine, gpu_names, has_cards_of
+from autotune.data.facts import Machine, gpu_names, has_cards_of
 
 
 class Kind(NamedTuple):
@@ -24,7 +24,7 @@ class Kind(NamedTuple):
 
 def kind_of(machine: Machine) -> Kind:
     """Return the kind of a machine."""
-    device = gpu_names(machine.gpus) or describe_machine(machine)
+    device = gpu_names(machine.gpus) or machine.describe()
     return Kind(device, _version(machine, "tensorflow", parts=2), _version(machine, "keras", parts=1))
 
 

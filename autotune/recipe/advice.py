@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING
 
 from autotune.data.facts import ScriptFacts
 from autotune.data.record import TrialRecord
-from autotune.recipe.answers import describe_factor
+from autotune.recipe.answers import NOT_PROMISED, describe_factor
 from autotune.recipe.apply import environment
+from autotune.space.configuration import Configuration
 from autotune.stats.bottleneck import NOT_INSTALLED
 from autotune.stats.deciding import EndedBy, Verdict
 
 if TYPE_CHECKING:
+    from autotune.recipe.evidence import BestCandidate
     from autotune.recipe.recipe import Recipe
 
 UNUSED_SHARE, CLOSING_SECONDS = 0.05, 2.0  # that may be left of a budget that has ended
@@ -83,6 +85,33 @@ def _why_ended(recipe: Recipe) -> str:
     if budget - spent <= max(UNUSED_SHARE * budget, CLOSING_SECONDS):
         return "the budget ended"
     return f"the remaining {budget - spent:.0f} s were too short for another trial"
+
+
+def describe_candidate(best: BestCandidate, baseline: Configuration) -> str:
+    """Return the best candidate, how much faster it looks, and why it is not recommended."""
+    speedup = ""
+    if best.speedup is not None:
+        speedup = f"{best.speedup.shown()}; "
+    elif best.search_speedup is not None:
+        speedup = f"×{best.search_speedup:.2f} (search only); "
+    return f"{Configuration(best.configuration).describe(baseline)}: {speedup}{best.reason}"
+
+
+def learning_caveats(recipe: Recipe) -> list[str]:
+    """Return what is not promised of the recommended batch size, and what the script must change for it."""
+    rule, script = recipe.learning_rate_rule, recipe.workload.script
+    if rule is None:
+        return []
+    said = [NOT_PROMISED]
+    if rule.same_loss is None:
+        size = Configuration(recipe.configuration).update_size
+        said = [f"Compare the held-out loss of batch size {size} before a long training: {rule.not_measured}."]
+    if script is not None and script.schedule is not None:
+        said.append(
+            f"The learning rate follows a {script.schedule} in steps, and the number of steps per epoch changes: "
+            "scale its steps."
+        )
+    return said + [f"{change}." for change in (() if script is None else script.batch_notes)]
 
 
 def usage(recipe: Recipe, path: Path, tuned: str) -> list[str]:

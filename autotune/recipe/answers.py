@@ -7,10 +7,11 @@ from pydantic import Field
 from autotune.data.figures import Interval
 from autotune.data.models import Count, Positive
 from autotune.data.record import Rule
-from autotune.recipe.evidence import Knobs, Part
+from autotune.recipe.evidence import BestCandidate, Knobs, Part
 from autotune.space.configuration import Configuration
 from autotune.stats.same_loss import NOT_REACHED
 
+NOTHING_SHOWN = "the baseline: nothing faster was shown"
 NOT_PROMISED = "Not promised of the other batch size: final accuracy, other schedules, later training."
 
 
@@ -49,6 +50,7 @@ def describe_answers(
     same: Answer | None,
     other: Answer | None,
     *,
+    closest: BestCandidate | None,
     baseline: Configuration,
     recommended: Configuration,
     unit: str,
@@ -59,6 +61,7 @@ def describe_answers(
     Args:
         same: The answer of the same training.
         other: The answer of another batch size.
+        closest: What came closest where nothing is recommended.
         baseline: What both are compared with.
         recommended: The recipe's configuration.
         unit: Of speeds, such as `samples`.
@@ -68,10 +71,6 @@ def describe_answers(
         return []
     size = Configuration(other.configuration).update_size
     heading = f"{'Larger' if size > baseline.update_size else 'Smaller'} batch"
-    of_same = "nothing faster was shown than the baseline"
-    if same is not None:
-        changes = Configuration(same.configuration).describe(baseline)
-        of_same = f"{same.speedup.shown()}   {changes}   nothing about learning changes"
     rule = other.learning_rate_rule
     found = None if rule is None else rule.same_loss
     shown = other.speedup.shown() if other.confirmed else f"×{other.speedup.value:.3g} (by the search only)"
@@ -86,11 +85,25 @@ def describe_answers(
         how = _describe_unmeasured(rule)
     is_same = recommended.update_size == baseline.update_size
     return [
-        ("Same training", of_same),
+        ("Same training", _describe_same(same, closest, baseline)),
         (heading, of_other),
         ("", how),
         ("Recommended", "same training" if is_same else heading.lower()),
     ]
+
+
+def _describe_same(same: Answer | None, closest: BestCandidate | None, baseline: Configuration) -> str:
+    """Return the answer of the same training in words."""
+    if same is not None:
+        changes = Configuration(same.configuration).describe(baseline)
+        return f"{same.speedup.shown()}   {changes}   nothing about learning changes"
+    if closest is None or not closest.may_be_faster:
+        return NOTHING_SHOWN
+    candidate = Configuration(closest.configuration)
+    if candidate.update_size != baseline.update_size:
+        return NOTHING_SHOWN
+    best = f"×{closest.estimate.value:.3g} {candidate.describe(baseline)}"
+    return f"the baseline; nothing faster is confirmed, and the best so far is {best}"
 
 
 def how_soon(speedup: Interval) -> str:

@@ -11,9 +11,11 @@ from typing import NamedTuple
 from autotune.data.errors import ArgumentError, RecipeError
 from autotune.data.files import write_atomically
 from autotune.data.printable import one_line
+from autotune.data.run_directory import LATEST
 from autotune.machine.kind import Kind, kind_of
-from autotune.recipe.recipe import MOST_RECIPES, Book, Recipe, load_recipes
+from autotune.recipe.recipe import LARGEST_FILE_BYTES, MOST_RECIPES, Book, Recipe, load_recipes
 from autotune.recipe.same_workload import first_difference
+from autotune.stats.deciding import Verdict
 
 MOST_FILES = 1000  # of a folder
 
@@ -39,7 +41,9 @@ def read_book(path: str | Path) -> Book:
 
 
 def merge_recipes(paths: Sequence[Path]) -> Merged:
-    """Make one book of recipes and books, in the order given. Of the recipes of one kind of machine the newest counts.
+    """Make one book of recipes and books, in the order given.
+
+    Of the recipes of one kind of machine the newest counts, an undecided one only where no other is decided.
 
     Args:
         paths: Recipes, books, run directories, and folders, of which each `.json` file counts.
@@ -61,28 +65,55 @@ def merge_recipes(paths: Sequence[Path]) -> Merged:
         before = newest.setdefault(kind, entry)
         if before is entry:
             continue
-        older, newer = sorted((before, entry), key=lambda known: known.recipe.created_by.created_at)
-        newest[kind] = newer
-        if older.recipe != newer.recipe:
-            notes.append(one_line(f"{older.file} is left out: {newer.file} has a newer recipe of {kind}"))
+        dropped, kept = sorted((before, entry), key=_rank)
+        newest[kind] = kept
+        if dropped.recipe != kept.recipe:
+            why = "an answer" if _rank(dropped)[0] < _rank(kept)[0] else "a newer recipe"
+            notes.append(one_line(f"{dropped.file} is left out: {kept.file} has {why} for {kind}"))
     if len(newest) > MOST_RECIPES:
         raise ArgumentError(f"these are recipes of {len(newest)} kinds of machine", hint=f"A book has {MOST_RECIPES}.")
     return Merged(Book(recipes=tuple(entry.recipe for entry in newest.values())), notes)
 
 
 def save_book(book: Book, path: Path) -> None:
-    """Write a book, in the place of an older book or recipe only.
+    """Write a book. It may replace an older book or recipe, of whose machines it has recipes too.
 
     Raises:
-        ArgumentError: The path holds another file.
+        ArgumentError: The path holds another file, or recipes that would be lost. Or the book is too large to be read.
         RunDirectoryError: It cannot be written.
     """
     if os.path.isfile(path):
         try:
-            load_recipes(path)
+            older = read_book(path)
         except RecipeError as error:
             raise ArgumentError(f"{path} exists and is no recipe book", hint="Give -o another path.") from error
-    write_atomically(path, book.to_json(), hint="Give -o a path that you may write to.")
+        _refuse_loss(older, book, path)
+    text = book.to_json()
+    if len(text.encode()) > LARGEST_FILE_BYTES:
+        raise ArgumentError(
+            f"the book would have {len(text.encode()) >> 20} MiB, and {LARGEST_FILE_BYTES >> 20} MiB can be read",
+            hint="Merge fewer recipes.",
+        )
+    write_atomically(path, text, hint="Give -o a path that you may write to.")
+
+
+def _refuse_loss(older: Book, book: Book, path: Path) -> None:
+    """Raise ArgumentError where a book lacks a machine or training of the one that it replaces."""
+    kept = {kind_of(recipe.machine) for recipe in book.recipes}
+    lost = [kind_of(recipe.machine) for recipe in older.recipes if kind_of(recipe.machine) not in kept]
+    if first_difference(older.recipes[0].workload, book.recipes[0].workload):
+        raise ArgumentError(f"{path} is of another training, and would be lost", hint="Give -o another path.")
+    if lost:
+        raise ArgumentError(
+            f"{path} has a recipe for {lost[0]}, which would be lost",
+            hint=f"Merge it as well: autotune merge {path} RECIPE… -o {path}",
+        )
+
+
+def _rank(entry: _Found) -> tuple[bool, str]:
+    """Return by what the recipes of one kind of machine are ordered: an answer before none, then the newer one."""
+    recipe = entry.recipe
+    return recipe.evidence.verdict is not Verdict.UNDECIDED, recipe.created_by.created_at
 
 
 def _difference(first: _Found, other: _Found) -> str:
@@ -95,9 +126,14 @@ def _files_of(path: Path) -> list[Path]:
         return [path]
     if os.path.isfile(path / "recipe.json"):
         return [path / "recipe.json"]
-    files = sorted(islice(path.glob("*.json"), MOST_FILES + 1))
-    if not files or len(files) > MOST_FILES:
-        raise ArgumentError(
-            f"{path} holds {'too many' if files else 'no'} .json files", hint="Give the recipes themselves."
-        )
-    return files
+    if os.path.isfile(path / "run.json"):
+        hint = f"Continue it: autotune tune … --resume {path}"
+        raise ArgumentError(f"{path} is a run without a recipe: it has not ended", hint=hint)
+    runs = (file for file in path.glob("*/recipe.json") if file.parent.name != LATEST)  # a link to one of the others
+    for found in (path.glob("*.json"), runs):
+        files = sorted(islice(found, MOST_FILES + 1))
+        if len(files) > MOST_FILES:
+            raise ArgumentError(f"{path} holds too many recipes", hint="Give the recipes themselves.")
+        if files:
+            return files
+    raise ArgumentError(f"{path} holds no .json files and no runs", hint="Give the recipes themselves.")

@@ -99,6 +99,14 @@ class BestCandidate(Part):
         return self.estimate.value > 1 and not self.reason.startswith(FAILED_A_CHECK)
 
 
+class Contribution(Part):
+    """What one change of the recommended configuration gives, by leaving it out."""
+
+    knob: str
+    gain: Interval = Field(description="The speed with the change over the speed without it; not part of the claim.")
+    trial: Count = Field(description="Its number in the run's history.")
+
+
 class Watch(Part):
     """A long look at the recommended configuration: one process trained without a pause (`--soak`)."""
 
@@ -131,6 +139,8 @@ class Evidence(Part):
     joules_per_sample: Amount | None = Field(None, description="Energy of the GPUs; null if they do not report it.")
     baseline_joules_per_sample: Amount | None = None
     input_wait_fraction: Amount | None = Field(description="Share of the step spent waiting for input.")
+    baseline_limited_by: str | None = Field(None, description="The baseline's bottleneck; null if not known.")
+    limited_by: str | None = Field(None, description="The bottleneck of the recommended configuration.")
     advice: Many[str] = Field((), description="What limits the training: three sentences at most.")
     stability: Stability
     confirmation: Confirmation
@@ -140,5 +150,8 @@ class Evidence(Part):
     go_on_seconds: Amount | None = Field(None, description="A budget that may settle an undecided run; else null.")
     verify_seconds: Amount | None = Field(
         None, description="A budget in which `autotune verify` can judge the claim; null without a claim."
+    )
+    contributions: Many[Contribution] = Field(
+        (), description="What single changes give, as far as the time allowed; they claim nothing."
     )
     watch: Watch | None = None

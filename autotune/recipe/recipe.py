@@ -459,6 +459,7 @@ class Recipe(Part):
         return describe_answers(
             self.same_training,
             self.larger_batch,
+            closest=self.candidate,
             baseline=Configuration(self.baseline),
             recommended=Configuration(self.configuration),
             unit=self.unit,

@@ -155,3 +155,34 @@ def runtime_starts() -> list[tuple[type, str]]:
         say_missing("Context.ensure_initialized", "each trial runs the script from its first line")
         return []
     return starts
+
+
+FIRST_NUMBER = 1 << 20  # of those that TensorFlow counts: more than a script makes before it trains
+
+
+def name_next_functions_alike() -> None:
+    """Have the functions that are traced next get the same names in every process.
+
+    TensorFlow numbers functions and tensors alike, and looks compiled programs up by a function's name.
+    """
+    try:
+        from tensorflow.python.framework.ops import uid
+    except ImportError:
+        say_missing("ops.uid", "compiled programs are not found again")
+        return
+    while uid() < FIRST_NUMBER:
+        pass
+
+
+def with_names_alike(train_function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return a train function whose first call traces functions of the same names in every process."""
+    is_first = True
+
+    def call(iterator: Any) -> Any:
+        nonlocal is_first
+        if is_first:
+            is_first = False
+            name_next_functions_alike()
+        return train_function(iterator)
+
+    return call

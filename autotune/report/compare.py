@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import NamedTuple
 
 import pandas as pd
 
+from autotune.data.errors import RunDirectoryError
+from autotune.data.facts import Machine
+from autotune.data.models import KnobValue
 from autotune.data.printable import one_line
-from autotune.data.record import Outcome, Phase, TrialRecord, baseline_trial
-from autotune.data.run_directory import RunDirectory, RunRecord, parse_utc
+from autotune.data.record import Outcome, Phase, TrialRecord, baseline_with_ceilings
+from autotune.data.run_directory import RunDirectory, parse_utc
 from autotune.data.runs_on_disk import Paths, find_runs
+from autotune.recipe.book import read_book
 from autotune.recipe.recipe import Recipe
 from autotune.report.history import BOOLEAN, FLOAT, INTEGER, STRING, TIME, table, typed
+from autotune.report.machines import changes_of, shared_changes
 from autotune.space.configuration import Configuration, baseline_of, read_trials, trial_configuration
 
 # Outcomes that say nothing against the configuration: nothing ran, or the user ended it.
@@ -22,7 +32,7 @@ COLUMNS = (
     | typed(TIME, "started_at")
     | typed(STRING, "verdict")
     | typed(FLOAT, "claim low high throughput")
-    | typed(STRING, "recommended limited_by then_by differs")
+    | typed(STRING, "recommended on_all_machines on_some_machines limited_by then_by differs")
     | typed(BOOLEAN, "use")
     | typed(STRING, "machine_id")
     | typed(INTEGER, "trials failed")
@@ -30,36 +40,61 @@ COLUMNS = (
 )
 
 
+class _Measured(NamedTuple):
+    """What must agree where speeds are compared; None is what is not known."""
+
+    machine: Machine
+    objective: object
+    workload: str | None
+    fingerprint: str | None
+    baseline: Mapping[str, KnobValue] | None
+
+
+class _Entry(NamedTuple):
+    """A row of the table, with its recipe."""
+
+    row: dict[str, object]
+    measured: _Measured
+    recipe: Recipe | None
+
+
 def compare(*runs: Paths) -> pd.DataFrame:
     """Set runs side by side: what each found on which machine, and which recipe to use where.
 
     Args:
-        runs: Run directories, or directories that hold some at any depth, such as `results`; also as one list.
+        runs: Run directories, or directories that hold some at any depth, such as `results`; recipes and books. Also as
+            one list.
 
     Returns:
-        A row for each run, in the order of the arguments, those found below one by path. `trials` ended in any way;
-        `failed` ran and failed. `best` is the trial that looks best in the search, where the luckiest one does. `claim`
-        is the speed-up over the run's own baseline, with its interval `low` to `high`; `throughput` is the recommended
-        configuration's, in samples per second, as the claim has it; `limited_by` is the baseline's bottleneck and
-        `then_by` the recommendation's. `differs` says why a run's speeds may not be set against the first run's. `use`
-        is true for the run whose recipe is the fastest of its workload on its kind of machine. Configurations are told
-        by their changes to the run's baseline; what a run without a recipe lacks is NA.
+        A row for each run, in the order of the arguments, those found below one by path; then a row for each recipe of
+        the files. `trials` ended in any way; `failed` ran and failed. `best` is the trial that looks best in the
+        search, where the luckiest one does. `claim` is the speed-up over the run's own baseline, with its interval
+        `low` to `high`; `throughput` is the recommended configuration's, in samples per second, as the claim has it;
+        `limited_by` is the baseline's bottleneck and `then_by` the recommendation's. `differs` says why a run's speeds
+        may not be set against the first run's. `use` is true for the run whose recipe is the fastest of its workload on
+        its kind of machine. Configurations are told by their changes to the run's baseline. `on_all_machines` are the
+        changes that each kind of machine has of those that recommend any for the workload, and `on_some_machines` the
+        run's other ones; NA if fewer than two kinds do. What a run without a recipe lacks is NA.
 
     Raises:
         RunDirectoryError: Nothing was given, no run was found at a path, or a file there is damaged.
-        RecipeError: A run's recipe cannot be read: to take it for missing would hide a verdict.
+        RecipeError: A recipe cannot be read: to take it for missing would hide a verdict.
     """
-    directories = find_runs(*runs)
-    records = [directory.read_run() for directory in directories]
-    rows = [_row(directory, record, records[0]) for directory, record in zip(directories, records, strict=True)]
-    frame = table(rows, COLUMNS)
+    paths = [path for given in runs for path in ([given] if isinstance(given, str | os.PathLike) else given)]
+    files = [Path(path) for path in paths if os.path.isfile(path)]
+    folders = [path for path in paths if not os.path.isfile(path)]
+    entries = [_entry_of_run(directory) for directory in (find_runs(folders) if folders or not files else ())]
+    entries += [_entry_of_recipe(recipe) for file in files for recipe in read_book(file).recipes]
+    rows = [entry.row | {"differs": _differences(entries[0].measured, entry.measured)} for entry in entries]
+    frame = table([row | transfer for row, transfer in zip(rows, _transfers(entries), strict=True)], COLUMNS)
     known = frame[frame["throughput"].notna()]
     fastest = known.groupby(["workload", "machine_id"], dropna=False)["throughput"].idxmax()
     return frame.assign(use=pd.Series(frame.index.isin(fastest), dtype=BOOLEAN))
 
 
-def _row(directory: RunDirectory, run: RunRecord, first: RunRecord) -> dict[str, object]:
+def _entry_of_run(directory: RunDirectory) -> _Entry:
     """Return how one run ended."""
+    run = directory.read_run()
     trials = sorted(read_trials(directory), key=lambda record: record.trial)
     baseline = baseline_of(directory, run, trials)
     searched = [trial for trial in trials if trial.outcome is Outcome.OK and trial.phase is Phase.SEARCH]
@@ -68,8 +103,10 @@ def _row(directory: RunDirectory, run: RunRecord, first: RunRecord) -> dict[str,
         key=lambda trial: trial.speedup.value if trial.speedup else 0.0,
         default=None,
     )
-    beside = baseline_trial(trials)
-    return {
+    beside = baseline_with_ceilings(trials)
+    recipe = Recipe.load(directory.recipe_file) if os.path.exists(directory.recipe_file) else None
+    chosen = None if recipe is None else chosen_trial(recipe, trials)
+    row: dict[str, object] = {
         "run": one_line(run.run),
         "workload": one_line(run.workload.name) if run.workload else None,
         "machine": run.machine.describe(),
@@ -78,16 +115,64 @@ def _row(directory: RunDirectory, run: RunRecord, first: RunRecord) -> dict[str,
         "trials": len(trials),
         "failed": sum(trial.outcome not in _NO_FAILURE for trial in trials),
         "best": trial_configuration(directory, best).describe(baseline) if best else None,
-        "differs": "" if run is first else _differences(first, run),
         "limited_by": beside.bottleneck.name if beside is not None and beside.bottleneck is not None else None,
-        **(_recipe_columns(directory, trials) if os.path.exists(directory.recipe_file) else {}),
+        "then_by": chosen.bottleneck.name if chosen is not None and chosen.bottleneck is not None else None,
+        **({} if recipe is None else _recipe_columns(recipe)),
     }
+    measured = _Measured(
+        machine=run.machine,
+        objective=run.arguments.get("objective", "throughput"),
+        workload=None if run.workload is None else run.workload.name,
+        fingerprint=None if run.workload is None else run.workload.fingerprint,
+        baseline=run.baseline,
+    )
+    return _Entry(row, measured, recipe)
 
 
-def _recipe_columns(directory: RunDirectory, trials: Sequence[TrialRecord]) -> dict[str, object]:
-    """Return what a run's recipe claims and recommends."""
-    recipe = Recipe.load(directory.recipe_file)
-    chosen, evidence = chosen_trial(recipe, trials), recipe.evidence
+def _entry_of_recipe(recipe: Recipe) -> _Entry:
+    """Return what a recipe in a file or book says of its run."""
+    created, workload = recipe.created_by, recipe.workload
+    started_at: datetime | None = None
+    with contextlib.suppress(RunDirectoryError):
+        started_at = parse_utc(created.created_at, Path(created.run))
+    row: dict[str, object] = {
+        "run": one_line(created.run),
+        "workload": one_line(workload.name),
+        "machine": one_line(recipe.machine.describe()),
+        "machine_id": recipe.machine.id,
+        "started_at": started_at,
+        "trials": created.trials,
+        "limited_by": recipe.evidence.baseline_limited_by,
+        "then_by": recipe.evidence.limited_by if recipe.changes else None,
+        **_recipe_columns(recipe),
+    }
+    measured = _Measured(
+        recipe.machine, recipe.evidence.objective, workload.name, workload.fingerprint, recipe.baseline
+    )
+    return _Entry(row, measured, recipe)
+
+
+def _transfers(entries: Sequence[_Entry]) -> list[dict[str, object]]:
+    """Return for each entry which of its changes all kinds of machine recommend for its workload, and which some do."""
+    by_workload: dict[str | None, list[Recipe]] = defaultdict(list)
+    for entry in entries:
+        if entry.recipe is not None:
+            by_workload[entry.measured.workload].append(entry.recipe)
+    shared = {workload: shared_changes(recipes) for workload, recipes in by_workload.items()}
+    columns: list[dict[str, object]] = []
+    for entry in entries:
+        everywhere = shared.get(entry.measured.workload)
+        if entry.recipe is None or not entry.recipe.changes or everywhere is None:
+            columns.append({})
+            continue
+        own = [change for change in changes_of(entry.recipe) if change not in everywhere]
+        columns.append({"on_all_machines": " ".join(everywhere), "on_some_machines": " ".join(own)})
+    return columns
+
+
+def _recipe_columns(recipe: Recipe) -> dict[str, object]:
+    """Return what a recipe claims and recommends."""
+    evidence = recipe.evidence
     return {
         "verdict": str(evidence.verdict),
         "claim": evidence.speedup.value,
@@ -95,23 +180,23 @@ def _recipe_columns(directory: RunDirectory, trials: Sequence[TrialRecord]) -> d
         "high": evidence.speedup.high,
         "throughput": evidence.throughput.value,
         "recommended": Configuration(recipe.configuration).describe(Configuration(recipe.baseline)),
-        "then_by": chosen.bottleneck.name if chosen is not None and chosen.bottleneck is not None else None,
     }
 
 
-def _differences(first: RunRecord, other: RunRecord) -> str:
+def _differences(first: _Measured, other: _Measured) -> str:
     """Say why the speeds of `other` may not be set against those of `first`; empty where they may."""
+    if other is first:
+        return ""
     reasons = []
     if lines := first.machine.differences(other.machine):
         reasons.append(f"another machine ({'; '.join(lines)})")
-    objectives = [run.arguments.get("objective", "throughput") for run in (first, other)]
-    if objectives[0] != objectives[1]:
-        reasons.append(f"another objective ({objectives[1]}, not {objectives[0]})")
+    if first.objective != other.objective:
+        reasons.append(f"another objective ({other.objective}, not {first.objective})")
     if first.workload is None or other.workload is None:
         reasons.append("the workload of one of the runs is not known")
-    elif first.workload.name != other.workload.name:
-        reasons.append(f"another workload ({other.workload.name}, not {first.workload.name})")
-    elif first.workload.fingerprint != other.workload.fingerprint:
+    elif first.workload != other.workload:
+        reasons.append(f"another workload ({other.workload}, not {first.workload})")
+    elif first.fingerprint != other.fingerprint:
         reasons.append("the workload's code has changed")
     # A speed-up says nothing without what it is relative to. A run that ended early has no baseline.
     elif first.baseline and other.baseline and first.baseline != other.baseline:

@@ -69,7 +69,8 @@ _OF_GPU = typed(
 )
 _FIGURES = (
     typed(FLOAT, "throughput baseline_throughput speedup speedup_low speedup_high same_loss_speedup examples_factor")
-    | typed(STRING, "learning_rate_rule")
+    | typed(STRING, "learning_rate_rule left_out")
+    | typed(FLOAT, "gain gain_low gain_high")
     | typed(FLOAT, "compile_seconds warmup_seconds")
     | typed(INTEGER, "warmup_steps")
     | typed(BOOLEAN, "settled")
@@ -128,6 +129,10 @@ def load_history(*runs: Paths, every_column: bool = False) -> pd.DataFrame:
         `examples_factor` is the examples that a leader with another batch size needs to the baseline's losses, over the
         baseline's, with the learning rate scaled by `learning_rate_rule`. `same_loss_speedup` is its speed-up over that
         factor: how much sooner it reaches those losses. They are NA where this was not measured with this trial.
+
+        Trials of the phase `ablation` are a confirmed leader without its change of the knob `left_out`, and that leader
+        itself beside them. `gain` is what the change gives: the leader's speed over the speed without it. They have no
+        `speedup`, and claim nothing.
 
     Raises:
         RunDirectoryError: Nothing was given, no run was found at a path, or a file there is damaged.
@@ -190,6 +195,7 @@ def _row(
         "speedup_low": speedup.low if speedup else None,
         "speedup_high": speedup.high if speedup else None,
         **_learning(record),
+        **_gain(record),
         "bottleneck": limit.name if limit else None,
         "bottleneck_share": limit.share if limit else None,
         "ceiling_input": top.by_input if top else None,
@@ -212,6 +218,15 @@ def _learning(record: TrialRecord) -> dict[str, object]:
         "examples_factor": factor.value,
         "learning_rate_rule": needed.rule,
     }
+
+
+def _gain(record: TrialRecord) -> dict[str, object]:
+    """Return the change that a trial leaves out of a leader, and what it gives; nothing for other trials."""
+    if record.ablation is None:
+        return {}
+    gain = record.ablation.gain
+    figures = {} if gain is None else {"gain": gain.value, "gain_low": gain.low, "gain_high": gain.high}
+    return {"left_out": record.ablation.knob, **figures}
 
 
 def rows_of(frame: pd.DataFrame) -> list[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -19,6 +20,8 @@ from autotune.stats.same_loss import (
     probe_examples,
     whole_trainings,
 )
+
+MOST_COLOURS = 3  # of the rules that are not chosen
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +55,7 @@ def loss_charts(records: Iterable[TrialRecord], baseline: Configuration | None) 
     """Return a chart for each leader whose learning was compared with the baseline's, or was to be.
 
     A chart has a heading, what was found in a sentence, and curves; none where nothing was measured. The first curve is
-    the baseline's. The `chosen` one is of the learning-rate rule that needs fewest examples to the baseline's losses;
+    the baseline's. The `chosen` kind is of the learning-rate rule that needs fewest examples to the baseline's losses;
     none is chosen where no rule reaches them with every seed.
     """
     if baseline is None:
@@ -69,13 +72,13 @@ def _chart(record: TrialRecord, baseline: Configuration) -> dict[str, Any]:
     (own, by_rule), needed = whole_trainings(branch), examples_needed(branch)
     at, of_leader = probe_examples(branch), probe_examples(branch, of_leader=True)
     curves = [_curve(f"batch {baseline.update_size}, the baseline", "baseline", at, own)]
+    others = itertools.count()
     found = f"Batch {size}: {NOT_REACHED if isinstance(needed, ExamplesNeeded) else needed}."
     for rule, trainings in by_rule.items():
         rate = describe_factor(rule, factor_of(rule, size / baseline.update_size))
         is_chosen = isinstance(needed, ExamplesNeeded) and needed.rule == rule
-        curves.append(
-            _curve(f"batch {size}, learning rate {rate}", "chosen" if is_chosen else "other", of_leader, trainings)
-        )
+        kind = "chosen" if is_chosen else f"other{min(next(others), MOST_COLOURS - 1)}"
+        curves.append(_curve(f"batch {size}, learning rate {rate}", kind, of_leader, trainings))
         if isinstance(needed, ExamplesNeeded) and is_chosen and (factor := needed.log_ratio.ratio) is not None:
             found = f"With the learning rate {rate}, it needs {factor.shown()} the examples of the baseline."
     branched = f"Both branched from the baseline after {branch.after_steps:,} steps"
@@ -83,5 +86,5 @@ def _chart(record: TrialRecord, baseline: Configuration) -> dict[str, Any]:
     return {"heading": heading, "found": f"{branched}. {found}", "losses": losses, "curves": curves if own else []}
 
 
-def _curve(name: str, role: str, at: Sequence[float], trainings: Sequence[Losses]) -> dict[str, Any]:
-    return {"name": name, "role": role, "points": [asdict(point) for point in average_losses(at, trainings)]}
+def _curve(name: str, kind: str, at: Sequence[float], trainings: Sequence[Losses]) -> dict[str, Any]:
+    return {"name": name, "kind": kind, "points": [asdict(point) for point in average_losses(at, trainings)]}

@@ -145,6 +145,7 @@ class Executor(abc.ABC):
         elastic: There may be more seats after a `refresh`.
         whole: The name of a further seat that has what all others share, as all cores of a host. A recipe speaks of it,
             so confirmations run on it while the others rest. None where each seat is a whole.
+        keeps_files: Its trials leave files in the run directory.
         machine: What the first seat runs on; None for the driver's own machine.
         started_by_import: What importing the workload started that no fork survives. Known once it is open; None where
             there is no such thing.
@@ -152,6 +153,7 @@ class Executor(abc.ABC):
     """
 
     elastic = False
+    keeps_files = False
 
     def __init__(self, isolation: Isolation = "template", seats: tuple[str, ...] = ()) -> None:
         self.seats = seats

@@ -21,6 +21,7 @@ from autotune.data.record import Outcome
 from autotune.recipe.keras_api import KERAS_PACKAGES, api_of
 from autotune.runtime.logs import gpu_fault_hint, is_memory_error, read_tail
 from autotune.runtime.protocol import Failed
+from autotune.runtime.sources import is_installed
 
 ARGS_HINT = (
     "Give the file its own arguments after `--`, as in `autotune tune train.py -- --epochs 90`, or put what ends it "
@@ -87,12 +88,12 @@ def select_user_frames(stack: Iterable[traceback.FrameSummary]) -> list[tracebac
     """Return the frames of a stack that are the user's own."""
     installed = (sysconfig.get_paths()[key] for key in ("stdlib", "purelib", "platlib"))
     foreign = (str(Path(__file__).resolve().parents[1]) + os.sep, "<frozen", *installed)
-    # A virtual environment may take its packages from another one's folder.
-    inside = ("__autograph_generated", f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
     return [
         frame
         for frame in stack
-        if not frame.filename.startswith(foreign) and not any(part in frame.filename for part in inside)
+        if not frame.filename.startswith(foreign)
+        and "__autograph_generated" not in frame.filename
+        and not is_installed(frame.filename)  # a virtual environment may take packages from another one's folder
     ]
 
 

@@ -19,6 +19,7 @@ from autotune.data.record import Outcome
 from autotune.runtime import containment, protocol, supervisor
 from autotune.runtime.forkability import ForkState
 from autotune.runtime.waiting import WaitingProcess, lead_group, write_to_log
+from autotune.space.variables import caches_in
 
 
 def fork() -> int:
@@ -122,6 +123,7 @@ class ForkServer:
             try:
                 containment.renew([os.path.dirname(request.log), *recorded])
                 state.restore()
+                os.environ.update(caches_in(request.timing.compiled, os.environ))  # before XLA first compiles
             except OSError as error:
                 reason = f"its files cannot be isolated: {error}"
                 channel.send(protocol.Failed(outcome=Outcome.ERROR, reason=reason))

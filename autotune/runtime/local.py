@@ -143,6 +143,8 @@ def unshare_start(facts: WorkloadFacts) -> WorkloadFacts:
 class LocalExecutor(Executor):
     """Real trials of one workload on this host; see `executor.Executor`."""
 
+    keeps_files = True
+
     def __init__(
         self,
         reference: WorkloadReference,

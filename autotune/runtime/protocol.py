@@ -108,6 +108,7 @@ class TrialTiming:
     longest_boundary_epoch_seconds: Positive | None = None  # that of longer epochs is not measured; None for no limit
     save_state: str = ""  # file that takes the state of the training; empty for none
     noise_seconds: FiniteFloat = 0.0  # that measuring the gradient's noise may take then
+    compiled: str = ""  # folder that takes what XLA compiles; empty for none
 
 
 class TrialRequest(Frozen):

@@ -387,7 +387,7 @@ def connect(address: str | None, *, seats: int | None, directory: str | None, le
         import ray
     except ImportError as error:
         raise ArgumentError(
-            f"--executor ray needs Ray, which cannot be imported: {error}", hint="pip install 'autotune[ray]'"
+            f"--executor ray needs Ray, which cannot be imported: {error}", hint="Run pip install 'ray>=2.50'."
         ) from error
     options: dict[str, Any] = {"address": address or "local"}  # without one, Ray joins any that runs here
     if not address:

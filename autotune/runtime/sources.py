@@ -68,13 +68,26 @@ def _imported_names(file: Path) -> set[str]:
     return names
 
 
+def is_installed(file: str) -> bool:
+    """Return whether a file is of an installed package, and so not the user's.
+
+    Containers have packages in dist-packages, clusters in folders of PYTHONPATH: TensorFlow's neighbors are packages.
+    """
+    if any(f"{os.sep}{folder}{os.sep}" in file for folder in ("site-packages", "dist-packages")):
+        return True
+    for folder in getattr(sys.modules.get("tensorflow"), "__path__", ()):
+        if file.startswith(os.path.dirname(folder) + os.sep):
+            return True
+    return False
+
+
 def installed_packages(files: Sequence[Path]) -> list[str]:
     """Return the top-level names of the installed packages that these files import, without Python's own."""
     names = {name.partition(".")[0] for file in files for name in _imported_names(file)}
     found = []
     for name in sorted(names - set(sys.stdlib_module_names)):
         spec = importlib.util.find_spec(name)
-        if spec is not None and "site-packages" in str(spec.origin or spec.submodule_search_locations):
+        if spec is not None and is_installed(str(spec.origin or spec.submodule_search_locations)):
             found.append(name)
     return found
 

@@ -13,7 +13,7 @@ from types import FrameType
 from typing import NamedTuple
 
 from autotune.data.facts import Site
-from autotune.runtime.sources import parse_source
+from autotune.runtime.sources import is_installed, parse_source
 
 _OWN = str(Path(__file__).resolve().parents[1]) + os.sep
 _LIBRARIES = {"tensorflow", "keras", "tf_keras", "wrapt", "absl"}
@@ -34,7 +34,7 @@ def running_frames() -> list[FrameType]:
     frame = users_frame()
     while frame is not None:
         file = frame.f_code.co_filename
-        if not _is_library(file) and "site-packages" not in file:  # such as a progress bar's
+        if not _is_library(file) and not is_installed(file):  # such as a progress bar's
             found.append(frame)
         if frame.f_code.co_name == "<module>" and frame.f_globals.get("__name__") == "__main__":
             break
@@ -47,7 +47,7 @@ def _is_library(file: str) -> bool:
     if file.startswith((_OWN, "<frozen")) or file == "<string>":
         return True
     *folders, name = file.split(os.sep)
-    return name in ("contextlib.py", "functools.py") or ("site-packages" in file and not _LIBRARIES.isdisjoint(folders))
+    return name in ("contextlib.py", "functools.py") or (is_installed(file) and not _LIBRARIES.isdisjoint(folders))
 
 
 def site_of(frame: FrameType, directory: str) -> Site:

@@ -191,7 +191,7 @@ def require_tensorflow() -> None:
     version = keras_in_use()
     for module, name in (("tensorflow", "TensorFlow"), (version.package, version.label)):
         if importlib.util.find_spec(module) is None:
-            hint = "Run pip install 'autotune[examples]', or install your own build of TensorFlow there."
+            hint = "Run pip install 'tensorflow>=2.18,<2.22', or install your own build there."
             if version is KerasVersion.KERAS_2 and module == version.package:
                 hint = "Run pip install tf_keras, of the same minor version as TensorFlow."
             raise WorkloadError(f"{name} is not installed in {sys.prefix}", hint=hint)

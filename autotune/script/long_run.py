@@ -22,7 +22,7 @@ from autotune.recipe.answers import describe_doubts
 from autotune.recipe.guard import LOG, Guard, guard_callback, say
 from autotune.recipe.keras_api import api_of, keras_api, refuse_other_keras
 from autotune.recipe.learning_rate import ScaledTrainings, factor_of, scale_updates
-from autotune.recipe.tf_private import keras
+from autotune.recipe.tf_private import keras, with_names_alike
 from autotune.runtime.sources import directory_of, file_of
 from autotune.script.execute import run_as_main
 from autotune.script.fit_call import LOADING, FitCall
@@ -36,6 +36,7 @@ from autotune.script.strategies import open_when_building, refuse_another_scope
 from autotune.space.configuration import Configuration
 from autotune.space.keras_in_use import use_keras
 from autotune.space.knobs import KNOBS, Stage
+from autotune.space.variables import loading_from
 from autotune.training.fit import set_compiled
 from autotune.training.gauges import Weights, count_parameters
 
@@ -72,6 +73,7 @@ class LongRun(Hooks):
         scale: Scales the learning rate to the batch size by this rule; None takes the one that the recipe has tested.
         keep_learning_rate: Leave the learning rate as the script has it.
         stale: Says what has changed since the recipe was measured; None for nobody.
+        compiled: A folder with what XLA compiled when the recipe was measured; None for none.
 
     Raises:
         RecipeError: The recipe is of a `Workload`.
@@ -87,6 +89,7 @@ class LongRun(Hooks):
         scale: Rule | None = None,
         keep_learning_rate: bool = False,
         stale: Staleness | None = None,
+        compiled: Path | None = None,
     ) -> None:
         self._facts, self._keras = facts_in(recipe), recipe.workload.keras
         use_keras(self._keras)
@@ -95,11 +98,11 @@ class LongRun(Hooks):
         self._is_tested = scale is None and tested is not None and tested.same_loss is not None
         if scale is None and tested is not None and tested.same_loss is not None and not keep_learning_rate:
             scale = tested.rule
-        self._skip_missing, self._scale, self._stale = skip_missing, scale, stale
+        self._skip_missing, self._scale, self._stale, self._compiled = skip_missing, scale, stale, compiled
         self._configuration = Configuration(recipe.configuration)
         self._settings = Settings.of(self._configuration, self._facts)
         self._wrappers = Wrappers(self._settings, self, directory)
-        self._watch = LoopWatch(self._wrappers, self._facts)
+        self._watch = LoopWatch(self._wrappers, self._facts, finds_compiled=compiled is not None)
         log = path.resolve().parent / LOG
         own = not os.path.lexists(log) or (log.is_file() and not log.is_symlink())  # the folder may be another user's
         log_file = log if own and os.access(log.parent, os.W_OK) else None
@@ -119,6 +122,8 @@ class LongRun(Hooks):
         """Set what acts before TensorFlow is imported, and wrap it, now or once it is."""
         apply.apply_before_import(self._settings.changes)
         os.environ.update(apply.environment(self._settings.changes, Stage.START))
+        if self._compiled is not None:
+            os.environ.update(loading_from(str(self._compiled), os.environ))
         self._wrappers.install()
 
     def imported(self, name: str) -> None:
@@ -206,12 +211,23 @@ class LongRun(Hooks):
             say("jit_compile=true is not in force: Keras turns XLA off for this model")
         factor = self._factor_of_fit(call)
         watch = guard_callback(self._guard, call.batch_used or self._configuration.batch_size)
-        callbacks = [*listed_callbacks(arguments["callbacks"]), watch, *self._watch_for_changes(model)]
+        callbacks = [*listed_callbacks(arguments["callbacks"]), *self._find_compiled(model), watch]
+        callbacks += self._watch_for_changes(model)
         with self._scaled_by(factor, model):
             return usual(model, **(arguments | changed | {"callbacks": callbacks}))
 
     def _scaled_by(self, factor: float, model: Any) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext() if self._trainings is None else self._trainings.scaled(model, factor)
+
+    def _find_compiled(self, model: Any) -> list[Any]:
+        """Return a callback by which TensorFlow finds what was compiled; none where there is nothing."""
+        if self._compiled is None:
+            return []
+
+        def begin(logs: Any) -> None:
+            model.train_function = with_names_alike(model.train_function)
+
+        return [keras.callbacks.LambdaCallback(on_train_begin=begin)]
 
     def _watch_for_changes(self, model: Any) -> list[Any]:
         """Say what has changed since the recipe was measured; return a callback if the first step builds the model."""
@@ -370,11 +386,22 @@ def prepare_run(
             verify_command(recipe, recipe_path, script),
             here=fingerprint() if selection.fits and on_mismatch != "ignore" else None,
         ),
+        compiled=_load_compiled(recipe, recipe_path),
     )
     if selection.text:
         say(selection.text)
     run.install()
     return PreparedRun(reference, run)
+
+
+def _load_compiled(recipe: Recipe, path: Path) -> Path | None:
+    """Return a folder with what was compiled for a recipe, None without one; say what is done with it."""
+    from autotune.recipe.compiled import load_compiled
+
+    loaded = load_compiled(recipe, path.parent, fingerprint())
+    if loaded.text:
+        say(loaded.text)
+    return loaded.folder
 
 
 def _answer_of(recipe: Recipe, *, candidate: bool, same_training: bool, larger_batch: bool) -> Recipe:
@@ -428,4 +455,6 @@ def activate() -> None:
     path = os.environ.get("AUTOTUNE_RECIPE")
     if path:
         directory = Path(sys._getframe(1).f_code.co_filename).resolve().parent
-        LongRun(Recipe.load(path), Path(path), str(directory)).install()
+        recipe = Recipe.load(path)
+        compiled = _load_compiled(recipe, Path(path))
+        LongRun(recipe, Path(path), str(directory), compiled=compiled).install()

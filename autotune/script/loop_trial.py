@@ -187,7 +187,7 @@ class LoopHooks(TrialHooks):
     def __post_init__(self) -> None:
         """Make what watches the loop."""
         super().__post_init__()
-        self._watch = LoopWatch(self.wrappers, self.facts)
+        self._watch = LoopWatch(self.wrappers, self.facts, finds_compiled=bool(self.request.timing.compiled))
         self._variables = MadeVariables()
         self._branches = bool(self.request.timing.save_state) or self.request.losses is not None
 

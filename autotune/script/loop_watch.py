@@ -21,7 +21,8 @@ from weakref import WeakSet, WeakValueDictionary
 from autotune.data.facts import ScriptFacts, Site
 from autotune.recipe import apply
 from autotune.recipe.keras_api import api_of, keras_api
-from autotune.recipe.tf_private import loop_classes, name_of_strategy, workers_of
+from autotune.recipe.tf_private import loop_classes, name_next_functions_alike, name_of_strategy, workers_of
+from autotune.runtime.sources import is_installed
 from autotune.script.call_sites import shown, users_frame
 from autotune.script.dataset_trace import batch_calls
 from autotune.script.interpose import Wrappers, around, owner_of
@@ -50,6 +51,7 @@ class LoopWatch:
     Args:
         wrappers: Say when it is the script that calls, and whose hooks take the steps.
         facts: Of the script, where they are known: which function XLA compiles.
+        finds_compiled: TensorFlow must find what XLA compiled for that function, now or in another process.
 
     Attributes:
         dataset: What the training reads; None where it reads no dataset.
@@ -66,9 +68,10 @@ class LoopWatch:
         work: The number of calls of layers and functions before each update, where no dataset is read.
     """
 
-    def __init__(self, wrappers: Wrappers, facts: ScriptFacts | None = None) -> None:
+    def __init__(self, wrappers: Wrappers, facts: ScriptFacts | None = None, *, finds_compiled: bool = False) -> None:
         self._wrappers, self._hooks = wrappers, wrappers.hooks
         self._jit_compile = wrappers.settings.changes.get("jit_compile")
+        self._finds_compiled = finds_compiled
         self._compiled = None if facts is None or self._jit_compile is None else facts.step_function
         self.dataset: Any = None
         self.place: tuple[str, int] | None = None
@@ -175,7 +178,7 @@ class LoopWatch:
         if self._calls:
             self._iterating.add(self._calls[-1][0])
         frame: FrameType | None = users_frame() if self._wrappers.active and not self._calls else None
-        while frame is not None and "site-packages" in frame.f_code.co_filename:  # a progress bar's
+        while frame is not None and is_installed(frame.f_code.co_filename):  # a progress bar's
             frame = frame.f_back
         if frame is None:
             return usual(dataset)
@@ -252,6 +255,8 @@ class LoopWatch:
             function._autotune_seen = True
             if _site_of(function, self._wrappers.directory).key == self._compiled.key:
                 function._jit_compile = bool(self._jit_compile)
+                if self._finds_compiled:
+                    name_next_functions_alike()
         outermost = not self._calls
         self._forward_calls += outermost
         self._calls.append((function, arguments))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Mapping, MutableMapping
 from pathlib import Path
@@ -29,11 +30,13 @@ NOT_READ = (
 )
 """Variables that guides recommend, and that no library of TensorFlow 2.21 contains."""
 
-_CACHES = {
-    XLA: ("xla_gpu_per_fusion_autotune_cache_dir", "xla_gpu_load_autotune_results_from"),
-    TF_XLA: ("tf_xla_persistent_cache_directory",),
-}
+_WRITTEN, _READ = "xla_gpu_dump_autotune_results_to", "xla_gpu_load_autotune_results_from"
+_PROGRAMS = "tf_xla_persistent_cache_directory"  # read and written
+_CACHES = {XLA: ("xla_gpu_per_fusion_autotune_cache_dir", _WRITTEN, _READ), TF_XLA: (_PROGRAMS,)}
 """Flags by which one process reuses what another has compiled or autotuned."""
+NO_CACHES = {XLA: f"--{_WRITTEN}= --{_READ}=", TF_XLA: f"--{_PROGRAMS}="}
+"""The flags by which compilations are carried, naming no file: a TensorFlow that accepts them has them."""
+_AUTOTUNED = "autotuned.txt"  # in a folder of compilations; XLA writes text to a name that ends so
 
 
 def parse_flags(variables: Mapping[str, str], variable: str) -> dict[str, str]:
@@ -71,6 +74,35 @@ def without_caches(variables: Mapping[str, str]) -> dict[str, str]:
         if flags.keys() & set(caches):
             changed[variable] = " ".join(text for flag, text in flags.items() if flag not in caches)
     return changed
+
+
+def caches_in(folder: str, variables: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that name caches, changed so that XLA keeps what it compiles in this folder.
+
+    Without a folder, no cache is named: each process must autotune for itself.
+    """
+    changed = without_caches(variables)
+    if folder:
+        kept = {**variables, **changed}
+        set_flag(kept, XLA, _WRITTEN, _quoted(os.path.join(folder, _AUTOTUNED)))
+        set_flag(kept, TF_XLA, _PROGRAMS, _quoted(folder))
+        changed = {XLA: kept[XLA], TF_XLA: kept[TF_XLA]}
+    return changed
+
+
+def loading_from(folder: str, variables: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that change so that XLA loads what a folder holds. A cache of the user's own stays."""
+    changed, named = dict(variables), without_caches(variables)
+    autotuned = os.path.join(folder, _AUTOTUNED)
+    if XLA not in named and os.path.exists(autotuned):
+        set_flag(changed, XLA, _READ, _quoted(autotuned))
+    if TF_XLA not in named:
+        set_flag(changed, TF_XLA, _PROGRAMS, _quoted(folder))
+    return {name: text for name, text in changed.items() if variables.get(name) != text}
+
+
+def _quoted(path: str) -> str:
+    return f'"{path}"' if re.search(r"\s", path) else path
 
 
 def environment_notes(variables: Mapping[str, str], tensorflow: str) -> Iterator[str]:

@@ -17,11 +17,11 @@ from autotune.data.figures import Ceilings
 from autotune.data.record import GradientNoise, Outcome
 from autotune.recipe import apply
 from autotune.recipe.keras_api import keras_api
-from autotune.recipe.tf_private import computing_layers, keras, tf
+from autotune.recipe.tf_private import computing_layers, keras, tf, with_names_alike
 from autotune.runtime.failures import TrainingFailed
 from autotune.runtime.protocol import Channel, Finish, TrialRequest
 from autotune.space.configuration import Configuration
-from autotune.space.variables import without_caches
+from autotune.space.variables import caches_in
 from autotune.training.boundary import kept_call_seconds, mean_seconds, measure_between_epochs, take_over
 from autotune.training.branch import save_state
 from autotune.training.clock import LongEpoch, StepClock
@@ -82,7 +82,8 @@ class FitSession(TrainingSession):
     """A training by `fit`, which never ends by itself."""
 
     def __init__(self, request: TrialRequest, configuration: Configuration, parts: Parts) -> None:
-        os.environ.update(without_caches(os.environ))  # a script's own line may have named one since the import
+        # A script may have named a cache of its own since the import.
+        os.environ.update(caches_in(request.timing.compiled, os.environ))
         filled = [fill_caches(parts.dataset, "dataset"), fill_caches(parts.validation, "validation")]
         began = time.monotonic()
         data = count_data(
@@ -122,6 +123,7 @@ class FitSession(TrainingSession):
         if parts.epochs and training.steps_per_epoch:
             self.planned_steps = parts.epochs * training.steps_per_epoch
         self._configuration = configuration
+        self._keeps_compilations = bool(request.timing.compiled)
         self._upcoming = UpcomingBatches(training.steps_per_call)
         self._retracing = Retracing(Path(request.log), xla=bool(model.jit_compile) and not model.run_eagerly)
 
@@ -162,6 +164,8 @@ class FitSession(TrainingSession):
         arguments = {"epochs": EPOCHS, "verbose": 0, "shuffle": False, **parts.fit_args, "callbacks": callbacks}
         model.make_train_function()
         usual = model.train_function
+        if self._keeps_compilations:
+            usual = with_names_alike(usual)
         timed = clock.wrap(self._upcoming.wrap(self._retracing.wrap(usual)))
         model.train_function = timed
         early = TrainingFailed(Outcome.ERROR, "model.fit returned before it was asked to")

@@ -13,6 +13,7 @@ from typing import ClassVar, Protocol
 
 from autotune.data.errors import BudgetError, MeasuringStoppedError, NoStableConfigurationError, WorkloadError
 from autotune.data.record import Boundary, Outcome, Pairing, Slice
+from autotune.recipe.compiled import open_folder
 from autotune.runtime.executor import IN_SEARCH, LiveTrial, SeatLost, TrialFailed, WarmUp
 from autotune.runtime.protocol import Started
 from autotune.tuning.costs import taken_seconds
@@ -39,6 +40,7 @@ class MeasuredProcess:
         boundary: The cost between two epochs, where it is known; None to have the process measure it.
         slice_patience: Seconds to wait for a slice beyond three times its length.
         save_state: A file that takes weights and optimizer once it is warm; empty for none.
+        keeps_compilations: Keep what XLA compiles, in a folder of each start.
         generous: How many times the usual length a wait must last before a timeout is the trial's fault.
         on_started: Called with the first report of the process; the process ends if this raises.
     """
@@ -52,6 +54,7 @@ class MeasuredProcess:
     boundary: Boundary | None = None
     slice_patience: float = PATIENCE_SECONDS
     save_state: str = ""
+    keeps_compilations: bool = False
     generous: float = GENEROUS
     on_started: Callable[[Started], None] = lambda started: None
     live: LiveTrial | None = field(default=None, init=False)
@@ -94,6 +97,7 @@ class MeasuredProcess:
                             longest_boundary_epoch_seconds=run.budget,
                             save_state=self.save_state,
                             noise_seconds=NOISE_SHARE * (run.budget or 0.0) if self.save_state else 0.0,
+                            compiled=self._folder_of_compilations(),
                         ),
                     )
                     trial.instances += 1
@@ -107,6 +111,12 @@ class MeasuredProcess:
         finally:
             trial.seconds += run.clock() - began
         self.live, self.boundary = live, warm.ready.boundary or self.boundary
+
+    def _folder_of_compilations(self) -> str:
+        """Return a new folder for what XLA compiles in the next process: no two processes share one."""
+        if not self.keeps_compilations:
+            return ""
+        return open_folder(self.run.directory.trial_directory(self.trial.number), self.trial.instances)
 
     def _note_started(self, started: Started) -> None:
         with self.run.turn:

@@ -13,6 +13,7 @@ from functools import cached_property
 
 from autotune.data.figures import LogInterval
 from autotune.data.record import Boundary, Looks, Outcome, Pairing, TrialRecord
+from autotune.recipe.compiled import drop_older_folders
 from autotune.runtime.executor import DeviceUnavailable, SeatLost, TrialFailed
 from autotune.space.configuration import Configuration
 from autotune.stats.intervals import CONFIDENCE, ProcessPrior, claim_interval
@@ -40,6 +41,11 @@ class LeaderTrials:
     trial: Trial  # of the leader's
     champion: Trial | None  # of those of the leader confirmed before
     in_search: TrialRecord
+
+    @property
+    def asked(self) -> Configuration:
+        """Its configuration as it was asked for, before its first process told what is in force."""
+        return Configuration(self.in_search.asked or self.in_search.configuration)
 
     @property
     def failure(self) -> TrialFailed | None:
@@ -229,6 +235,8 @@ class FreshPairs:
         finally:
             known = {process.trial.configuration: process.boundary for process in processes}
             self._boundaries |= {configuration: found for configuration, found in known.items() if found is not None}
+        if run.keeps_compilations:
+            drop_older_folders(run.directory.trial_directory(leader.trial.number))
         leader.trial.instance_seconds.append(run.clock() - began)
         run.measured(leader.trial)
 
@@ -243,6 +251,7 @@ class FreshPairs:
             seat=seat,
             start_timeout=(self._timeout + SLICE_PATIENCE_SECONDS) * (1.0 if boundary else WITH_BOUNDARY),
             boundary=boundary,
+            keeps_compilations=run.keeps_compilations and trial is leader.trial,
         )
 
     def _known_boundary(self, trial: Trial, leader: LeaderTrials) -> Boundary | None:

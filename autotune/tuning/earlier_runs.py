@@ -30,6 +30,7 @@ MOST_RUNS = 50  # the newest, whose run.json is read
 MOST_READ = 6  # runs of the same workload whose trials are read
 MOST_LEADERS = 2  # of earlier runs
 MOST_OF_BOOK = 4
+_OF_BOOK = "the recipe of "  # before a kind of machine: the name of a leader that is from a book
 NOT_FASTER = (Verdict.NO_SIGNIFICANT_GAIN, Verdict.UNSTABLE)  # of runs that have no leaders of the same training
 JUDGED = (Standing.CONFIRMED, Standing.NOT_SHOWN, Standing.UNSTABLE)  # whose estimates in the search count no more
 
@@ -79,7 +80,8 @@ def describe_leaders(leaders: Sequence[EarlierLeader], space: ResolvedSpace) -> 
     runs = " and ".join(dict.fromkeys(leader.run for leader in leaders))
     shown = "; ".join(configuration.describe(space.baseline) for configuration in starting_points(leaders, space))
     which = "leaders" if len(leaders) > 1 else "leader"
-    return one_line(f"starting from the {which} of {runs}: {shown}. --fresh ignores earlier runs")
+    ignoring = "" if all(leader.run.startswith(_OF_BOOK) for leader in leaders) else ". --fresh ignores earlier runs"
+    return one_line(f"starting from the {which} of {runs}: {shown}{ignoring}")
 
 
 def _move(changes: Mapping[str, KnobValue], space: ResolvedSpace) -> Configuration:
@@ -234,7 +236,7 @@ def _leader_of(recipe: Recipe, knobs: Mapping[str, KnobValue], run: RunRecord) -
     assert run.workload is not None
     is_same_device = bool(recipe.machine.gpus) == (run.workload.device == "gpu")
     return _Leader(
-        run=f"the recipe of {kind_of(recipe.machine)}",
+        run=f"{_OF_BOOK}{kind_of(recipe.machine)}",
         kinship=_kinship(recipe.machine, run.machine, same_device=is_same_device),
         changes=Configuration(knobs).differences(Configuration(recipe.baseline)),
         of_book=True,

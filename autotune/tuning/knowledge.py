@@ -27,6 +27,7 @@ from autotune.stats.same_loss import (
     same_loss_speedup,
 )
 from autotune.tuning import costs
+from autotune.tuning.ablation import unmeasured_changes
 from autotune.tuning.beliefs import Evidence
 from autotune.tuning.confirmation import LeaderTrials, claim_of
 from autotune.tuning.learning import branch_seconds, numerics_of
@@ -301,6 +302,11 @@ class Knowledge:
             in_search=run.records[looks.candidate],
         )
 
+    def ablations_took(self) -> float:
+        """Return the seconds that trials which left a change out have taken."""
+        records = self._run.records.values()
+        return math.fsum(record.seconds for record in records if record.phase is Phase.ABLATION)
+
     def leader(self, number: int) -> LeaderTrials:
         """Return the leader whose processes are this trial's."""
         return self.leader_trials(self._run.trials[number])
@@ -312,10 +318,12 @@ class Knowledge:
         if taken := leader.trial.instance_seconds:
             least *= statistics.fmean(taken) / expected
             expected = statistics.fmean(taken)
-        ratio = self.batch_ratio(leader.trial.configuration)
-        branch, result = self.branch_of(leader.trial.configuration), self.learning_result(leader)
+        number, configuration = leader.trial.number, leader.trial.configuration
+        ratio = self.batch_ratio(configuration)
+        branch, result = self.branch_of(configuration), self.learning_result(leader)
+        starts = sum(map(costs.start_seconds, (self._run.records[0], leader.in_search)))
         return Leader(
-            number=leader.trial.number,
+            number=number,
             candidate=leader.looks.candidate,
             looks=leader.looks,
             processes=len(leader.measured),
@@ -323,6 +331,8 @@ class Knowledge:
             pair_seconds=expected,
             least_pair_seconds=least,
             batch_ratio=ratio,
+            unmeasured_changes=unmeasured_changes(number, leader.asked, self._run.baseline, self._run.records.values()),
+            ablation_seconds=starts + self._measured_seconds,
             unlearned=ratio != 1 and self.can_branch and branch is None,
             same_loss=result.speedup if isinstance(result, LearningResult) else None,
         )

@@ -28,6 +28,7 @@ from autotune.space.space_file import ResolvedSpace
 from autotune.stats.deciding import EndedBy
 from autotune.stats.same_loss import NOT_REACHED
 from autotune.tuning import costs
+from autotune.tuning.ablation import leave_out
 from autotune.tuning.candidates import Proposals
 from autotune.tuning.confirmation import FreshPairs, LeaderTrials
 from autotune.tuning.events import Notice
@@ -43,6 +44,7 @@ from autotune.tuning.policy import (
     End,
     FreshPair,
     GiveUp,
+    LeaveOut,
     LookAgain,
     TryAnother,
     Wait,
@@ -60,6 +62,7 @@ from autotune.tuning.trial import Trial
 
 CHECK_SHARE = 0.1  # of the budget: what comparing losses may take, all together
 LEARNING_SHARE = 0.25  # the same for comparing how leaders with another batch size learn
+ABLATION_SHARE = 0.2  # of the time spent so far: what leaving changes out of the recommended configuration may take
 CATCH_UP_SHARE = 0.05  # of the time that is left: what writing an earlier invocation's trials to the study may take
 LATEST_CANDIDATES = 5  # what another candidate takes is the median of so many
 
@@ -104,6 +107,7 @@ class Loop:
         self._proposals = Proposals(space, sampler, first=list(first))
         self._seats = Seats(run, deadline, seat, bracketed=seat.bracketed, all_at_once=options.all_seats)
         self._lost: list[Configuration] = []  # whose seat was lost: they are run again
+        self._deadline = deadline
         self._exclusive = ExclusiveResources(run)
         self._problem = ""  # why another candidate would fail as well
         self._knowledge = knowledge = Knowledge(run, seat.baseline.trial, measured_seconds=measured, led_over=first)
@@ -148,7 +152,7 @@ class Loop:
         """Return whether no other seat may work meanwhile."""
         executor = self._run.executor
         if executor.whole is not None:
-            return isinstance(action, (FreshPair, CompareLosses, CompareLearning))
+            return isinstance(action, (FreshPair, CompareLosses, CompareLearning, LeaveOut))
         hosts = [executor.place(seat).host for seat in executor.seats]
         if not isinstance(action, FreshPair) or len(set(hosts)) == len(hosts):
             return False
@@ -196,6 +200,8 @@ class Loop:
                     seat.end_baseline(examine=False)
                     name = self._run.executor.whole or seat.name
                     self._leaders.measure_pair(number, seat=name, left=self.state().left)
+                case LeaveOut(leader=number, knob=knob):
+                    self._leave_out(number, knob, seat)
                 case GiveUp(leader=number):
                     self._leaders.give_up(number)
         except Interrupted:
@@ -238,6 +244,7 @@ class Loop:
             exhausted=self._proposals.exhausted,
             check_seconds=self._check_seconds,
             learning_seconds=self._learning_seconds if knowledge.can_branch else 0.0,
+            ablation_seconds=max(0.0, ABLATION_SHARE * run.now() - knowledge.ablations_took()),
             over_critical=knowledge.over_critical(),
             prior=knowledge.process_prior(),
             looks_since=self._looks_since,
@@ -410,6 +417,21 @@ class Loop:
         sooner = result.speedup.ratio
         speedup = "much sooner or later" if sooner is None else how_soon(sooner)
         return f"batch size {size} reaches the same losses {speedup} (learning rate {result.needed.rule})"
+
+    def _leave_out(self, number: int, knob: str, seat: Seat) -> None:
+        """Measure what one change of a leader gives, by leaving it out."""
+        run, knowledge = self._run, self._knowledge
+        seat.end_baseline(examine=False)
+        leave_out(
+            run,
+            knowledge.leader(number),
+            knob,
+            seat=run.executor.whole or seat.name,
+            deadline=self._deadline,
+            limits=self._trial_limits,
+            spread=knowledge.spread(),
+            prior=knowledge.process_prior(),
+        )
 
     def _compare_losses(self, trial: Trial, seat: Seat) -> None:
         """See whether a leader learns as float32 without XLA does."""

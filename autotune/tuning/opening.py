@@ -7,7 +7,7 @@ import itertools
 import os
 import random
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -19,7 +19,7 @@ from autotune.data.options import Options, check_args
 from autotune.data.printable import with_article
 from autotune.data.run_directory import CREATED, SCRATCH, RunDirectory, RunRecord, SearchSpaceRecord, WorkloadRecord
 from autotune.machine.fingerprint import memory_limit_bytes
-from autotune.machine.gpu import lowest_capability, missing_xla_flags
+from autotune.machine.gpu import can_keep_compilations, lowest_capability, missing_xla_flags
 from autotune.recipe.recipe import Book
 from autotune.runtime.created_files import remove_created
 from autotune.runtime.executor import Clock, Executor, SeatLost, WarmUp
@@ -416,9 +416,8 @@ def choose_space(written: SearchSpace | None, opened: Opened, options: Options) 
         fixed |= opened.facts.script.not_reached
 
     def resolve(space: SearchSpace) -> ResolvedSpace:
-        if opened.device is Device.GPU and (missing := missing_xla_flags(space.ranges.keys() - fixed.keys())):
-            opened.run.observe(Notice(text=f"not varied: {', '.join(sorted(missing))}: {min(missing.values())}"))
-            fixed.update(missing)
+        if opened.device is Device.GPU:
+            fixed.update(_ask_for_flags(opened.run, space.ranges.keys() - fixed.keys()))
         return space.resolve(
             baseline=opened.run.baseline,
             device=opened.device,
@@ -439,6 +438,16 @@ def choose_space(written: SearchSpace | None, opened: Opened, options: Options) 
         written = find_search_space(WIDER_SPACE)
         resolved = resolve(written)
     return written, resolved
+
+
+def _ask_for_flags(run: Run, names: Collection[str]) -> dict[str, str]:
+    """Return the knobs whose flag the installed TensorFlow lacks, and why; note whether compilations can be kept."""
+    has_all = run.executor.keeps_files and can_keep_compilations(names)  # one process, asked for everything
+    missing = {} if has_all else missing_xla_flags(names)
+    run.keeps_compilations = has_all or (run.executor.keeps_files and can_keep_compilations())
+    if missing:
+        run.observe(Notice(text=f"not varied: {', '.join(sorted(missing))}: {min(missing.values())}"))
+    return missing
 
 
 def _default_space(opened: Opened, *, thorough: bool) -> SearchSpace:

@@ -77,6 +77,14 @@ class FreshPair:
 
 
 @dataclass(frozen=True)
+class LeaveOut:
+    """Measure a confirmed leader without one of its changes."""
+
+    leader: int
+    knob: str
+
+
+@dataclass(frozen=True)
 class GiveUp:
     """Leave an open leader that the time will hardly show to be faster."""
 
@@ -95,7 +103,7 @@ class End:
     by: EndedBy
 
 
-Action = TryAnother | LookAgain | CompareLosses | CompareLearning | Confirm | FreshPair | GiveUp | Wait | End
+Action = TryAnother | LookAgain | CompareLosses | CompareLearning | Confirm | FreshPair | LeaveOut | GiveUp | Wait | End
 
 
 def next_action(state: State) -> Action:
@@ -121,9 +129,12 @@ def _next_action(state: State) -> Action:
         if leader.unlearned and leader.number not in state.busy and state.learning_seconds > 0:
             return CompareLearning(leader.number)
     if is_settled(state):
-        return _narrow(state) or End(EndedBy.SETTLED if state.more_candidates else EndedBy.EXHAUSTED)
+        ended = End(EndedBy.SETTLED if state.more_candidates else EndedBy.EXHAUSTED)
+        return _narrow(state) or _leave_change_out(state) or ended
     if state.contenders:
         return _for_leader(state, state.contenders[0])
+    if _is_tired(state) and (ablation := _leave_change_out(state)):
+        return ablation  # without a budget that is to be used, the run would end here
     if _holds_another(state, reserve=_reserve(state)):
         return TryAnother()
     if state.champion is None:
@@ -137,7 +148,7 @@ def _next_action(state: State) -> Action:
     for leader in state.inconclusive if state.champion is None else ():
         if state.left >= leader.least_pair_seconds:
             return Confirm(leader.candidate)
-    return End(EndedBy.BUDGET)
+    return _leave_change_out(state) or End(EndedBy.BUDGET)
 
 
 def _narrow(state: State) -> FreshPair | None:
@@ -149,6 +160,16 @@ def _narrow(state: State) -> FreshPair | None:
         if is_wide and state.left >= leader.least_pair_seconds:
             return FreshPair(leader.number)
     return None
+
+
+def _leave_change_out(state: State) -> LeaveOut | None:
+    """Return a change to leave out of the recommended configuration, where the time for that holds it."""
+    leader = state.recommended
+    if leader is None or leader.number in state.busy or not leader.unmeasured_changes:
+        return None
+    is_unused = state.keeps_budget and not state.more_candidates  # nothing else can use the time that is left
+    seconds = state.left if is_unused else min(state.left, state.ablation_seconds)
+    return LeaveOut(leader.number, leader.unmeasured_changes[0]) if seconds >= leader.ablation_seconds else None
 
 
 def _is_hopeless(state: State, leader: Leader) -> bool:

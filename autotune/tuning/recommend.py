@@ -16,6 +16,7 @@ from autotune.recipe.evidence import (
     NUMERICS_NOT_CHECKED,
     BestCandidate,
     Confirmation,
+    Contribution,
     Evidence,
     PeakMemory,
     Stability,
@@ -153,6 +154,8 @@ def _evidence(
         joules_per_sample=gpu_figures(chosen)["joules_per_sample"],
         baseline_joules_per_sample=gpu_figures(reference)["joules_per_sample"],
         input_wait_fraction=chosen.input_wait_fraction,
+        baseline_limited_by=None if (limit := _known_baseline(run).bottleneck) is None else limit.name,
+        limited_by=None if chosen.bottleneck is None else chosen.bottleneck.name,
         advice=_advice(None if champion is None else chosen, run, workload),
         stability=Stability(
             checks=tuple(check for check in checks if check.tells),
@@ -164,7 +167,18 @@ def _evidence(
         smallest_gain_shown=math.expm1(policy.smallest_gain_shown(state)) if is_undecided else None,
         go_on_seconds=_go_on_seconds(found) if is_undecided else None,
         verify_seconds=None if champion is None else _verify_seconds(champion),
+        contributions=() if champion is None else _contributions(champion, run),
         watch=watched,
+    )
+
+
+def _contributions(champion: Leader, run: Run) -> tuple[Contribution, ...]:
+    """Return what the changes of the recommended configuration give, as far as they were left out of it."""
+    trials = [(trial, run.records[trial].ablation) for trial in sorted(run.records)]
+    return tuple(
+        Contribution(knob=ablation.knob, gain=ablation.gain, trial=trial)
+        for trial, ablation in trials
+        if ablation is not None and ablation.leader == champion.number and ablation.gain is not None
     )
 
 
@@ -186,9 +200,13 @@ def _excluded_gain(found: SearchResult) -> float | None:
 def _advice(recommended: TrialRecord | None, run: Run, workload: WorkloadRecord) -> tuple[str, ...]:
     """Return what limits the training, in sentences."""
     unreached = {*run.not_reached, *(() if workload.takes_config else ("num_parallel_calls",))}
-    baseline = baseline_with_ceilings([run.records[number] for number in sorted(run.records)]) or run.records[0]
     spread = _spread(recommended or run.records[0], run)
-    return tuple(advice(baseline, recommended, workload.script, spread, unreached))
+    return tuple(advice(_known_baseline(run), recommended, workload.script, spread, unreached))
+
+
+def _known_baseline(run: Run) -> TrialRecord:
+    """Return the baseline's record by which its bottleneck is judged."""
+    return baseline_with_ceilings([run.records[number] for number in sorted(run.records)]) or run.records[0]
 
 
 def _go_on_seconds(found: SearchResult) -> float:

@@ -9,23 +9,20 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
 
 from autotune.data.credentials import masked_names
-from autotune.data.errors import AutotuneError, RunDirectoryError
+from autotune.data.errors import RunDirectoryError
 from autotune.data.facts import Machine
 from autotune.data.models import KnobValue
 from autotune.data.options import Objective, Options
 from autotune.data.printable import plural
 from autotune.data.record import Outcome, TrialRecord, reference_of
 from autotune.data.run_directory import CREATED, Resumption, RunDirectory, RunRecord, left_out
+from autotune.data.run_options import START_ANEW, options_of
 from autotune.runtime.created_files import read_created
 from autotune.space.configuration import Configuration, read_trials
 from autotune.tuning.trial import Trial, now_utc
-
-_START_ANEW = "Start a new run with another --out."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,31 +56,13 @@ class Earlier:
         return list(trials.values())
 
 
-def options_of(run: RunRecord) -> Options:
-    """Return a run's options. Raises RunDirectoryError."""
-    known = {field.name for field in fields(Options)}
-    given: dict[str, Any] = {name: value for name, value in run.arguments.items() if name in known}
-    try:
-        return Options(**given)
-    except (AutotuneError, TypeError) as error:
-        raise RunDirectoryError(f"{run.run}: run.json: arguments: {error}", hint=_START_ANEW) from error
-
-
-def to_repeat(path: Path) -> list[str]:
-    """Return the words that the command which resumes a run needs again; see `Options.to_repeat`."""
-    try:
-        return options_of(RunDirectory(path).read_run()).to_repeat
-    except RunDirectoryError:
-        return []  # the command that is shown says what is wrong
-
-
 def read_earlier(directory: RunDirectory) -> Earlier:
     """Read the run to continue. Raises RunDirectoryError."""
     run, problems = directory.read_run(), list[RunDirectoryError]()
     records = {record.trial: record for record in read_trials(directory, problems)}
     damaged = directory.trial_numbers("result.json") - records.keys()
     if 0 in damaged:
-        raise RunDirectoryError(f"the baseline's record cannot be read: {problems[0].message}", hint=_START_ANEW)
+        raise RunDirectoryError(f"the baseline's record cannot be read: {problems[0].message}", hint=START_ANEW)
     usable = {
         number: record
         for number, record in records.items()
@@ -139,7 +118,7 @@ def refuse_another_machine(earlier: Earlier, machine: Machine) -> None:
     differences = earlier.run.machine.differences(machine)
     if differences:
         raise RunDirectoryError(
-            f"{earlier.run.run} was begun on another machine: {'; '.join(differences)}", hint=_START_ANEW
+            f"{earlier.run.run} was begun on another machine: {'; '.join(differences)}", hint=START_ANEW
         )
 
 
@@ -148,7 +127,7 @@ def refuse_another_workload(earlier: Earlier, *, fingerprint: str) -> None:
     run = earlier.run
     if run.workload is not None and run.workload.fingerprint != fingerprint:
         raise RunDirectoryError(
-            f"{run.run} cannot be resumed: the workload's file changed since it began", hint=_START_ANEW
+            f"{run.run} cannot be resumed: the workload's file changed since it began", hint=START_ANEW
         )
 
 
@@ -165,5 +144,5 @@ def refuse_another_question(
         changed.append("the search space")
     if changed:
         raise RunDirectoryError(
-            f"{run.run} cannot be resumed: {' and '.join(changed)} changed since it began", hint=_START_ANEW
+            f"{run.run} cannot be resumed: {' and '.join(changed)} changed since it began", hint=START_ANEW
         )

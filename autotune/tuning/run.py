@@ -95,6 +95,7 @@ class Run:
     trials: dict[int, Trial] = field(default_factory=dict)  # every trial, by number: those that run, too
     numbers: Iterator[int] = field(default_factory=itertools.count)
     state_file: Path | None = None  # takes the state of the baseline's training; None where nothing will need it
+    keeps_compilations: bool = False  # the confirming processes of leaders keep what XLA compiles
     no_branches: str = ""  # why no training can branch from that state, in half a sentence
     loop_optimizer: str | None = None  # of a script that trains by a loop of its own; None for `fit`
     spent_before: float = 0.0  # seconds of earlier invocations that do not count for the budget
@@ -125,13 +126,11 @@ class Run:
 
     def announce(self, trial: Trial) -> None:
         """Tell the observer that the trial runs now."""
+        configuration = trial.configuration
+        # until a resumed run's baseline has started again, only its record says what is in force
+        shown = self.baseline if trial.phase is Phase.BASELINE else configuration
         self.observe(
-            TrialBegan(
-                trial=trial.number,
-                phase=trial.phase,
-                configuration=trial.configuration,
-                changes=self.changes(trial.configuration),
-            )
+            TrialBegan(trial=trial.number, phase=trial.phase, configuration=configuration, changes=self.changes(shown))
         )
 
     def log_of(self, trial: Trial) -> str:

@@ -73,6 +73,8 @@ class Leader:
     pair_seconds: float = 1.0  # what the next fresh pair takes
     least_pair_seconds: float = 1.0  # what one takes that has few slices, because the time is short
     batch_ratio: float = 1.0  # as a candidate's
+    unmeasured_changes: tuple[str, ...] = ()  # that may be left out of it to see what they give, and were not yet
+    ablation_seconds: float = 1.0  # what leaving one of them out takes
     unlearned: bool = False  # it trains other batches than the baseline, and its learning was not compared yet
     same_loss: LogInterval | None = None  # the logarithm of the same-loss speed-up; None where it was not measured
 
@@ -103,6 +105,7 @@ class State:
     exhausted: bool = False  # whether the search space has no other one
     check_seconds: float = 0.0  # what is left of the time for comparing losses
     learning_seconds: float = 0.0  # the same for comparing how leaders with another batch size learn
+    ablation_seconds: float = 0.0  # the same for leaving changes out of what is recommended
     over_critical: float = USUAL_OVER_CRITICAL  # the baseline's batch size over the critical one, as far as is known
     prior: ProcessPrior = USUAL_PRIOR  # how far a fresh pair of processes may lie from its mean
     looks_since: int = 0  # looks again since the last new candidate

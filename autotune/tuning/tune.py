@@ -20,6 +20,7 @@ from autotune.machine.fingerprint import fingerprint, require_linux
 from autotune.machine.gpu import visible_gpus
 from autotune.machine.other_runs import announce_run, local_devices
 from autotune.recipe.book import read_book
+from autotune.recipe.compiled import keep_compiled
 from autotune.recipe.recipe import Recipe
 from autotune.runtime.local import LocalExecutor
 from autotune.runtime.places import cut_cores, group_gpus, restrict_to_seat
@@ -322,6 +323,8 @@ def _tune_opened(opened: Opened, invocation: Invocation, written: SearchSpace | 
         found=found, watched=watch_winner(found, opened, invocation), run=run, record=record, options=options.recorded
     )
     recipe.save(directory.recipe_file)
+    if why := keep_compiled(recipe, directory.path):
+        run.observe(Notice(text=why))
     return recipe
 
 

@@ -1,18 +1,16 @@
 """docs/recipe_in_code.md: each of its code blocks runs as printed, with the recipe of the script that it shows."""
 
 import json
-import re
 
 import pytest
-from real_trials import REPOSITORY, survey_all
+from documents import code_blocks
+from real_trials import survey_all
 from test_long_run import recipe_of
 
 from autotune.data.facts import WorkloadFacts
 from autotune.recipe.recipe import Recipe
 
-SCRIPT, *PROGRAMS = re.findall(
-    r"```python\n(.*?)```", (REPOSITORY / "docs" / "recipe_in_code.md").read_text(encoding="utf-8"), re.S
-)
+SCRIPT, *PROGRAMS = code_blocks("recipe_in_code.md", "python")
 COUNTS = """
 trained = globals().get("optimizer") or model.optimizer
 steps = int(trained.iterations), keras.config.dtype_policy().name

@@ -1,0 +1,35 @@
+"""Build HTML from elements: text is always text, whoever wrote it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from xml.etree.ElementTree import Element, tostring
+
+Child = Element | str | None
+
+
+def element(tag: str, *children: Child, **attributes: str | None) -> Element:
+    """Return an element.
+
+    Args:
+        tag: Its name.
+        children: Elements and text, in order; None is left out.
+        attributes: By name; None is left out. `class_` is `class`, and `data_label` is `data-label`.
+    """
+    given = {name.rstrip("_").replace("_", "-"): value for name, value in attributes.items() if value is not None}
+    made, last = Element(tag, given), None
+    for child in children:
+        if isinstance(child, Element):
+            made.append(child)
+            last = child
+        elif child is not None and last is None:
+            made.text = (made.text or "") + child
+        elif child is not None and last is not None:
+            last.tail = (last.tail or "") + child
+    return made
+
+
+def to_html(elements: Iterable[Element]) -> str:
+    """Return the elements as HTML, with all text escaped."""
+    text = "\n".join(tostring(made, encoding="unicode", method="html") for made in elements)
+    return text.encode("utf-8", "backslashreplace").decode()

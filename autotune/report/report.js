@@ -1,0 +1,264 @@
+"use strict";
+const data = JSON.parse(document.getElementById("data").textContent);
+const tip = document.getElementById("tip");
+const SVG = "http://www.w3.org/2000/svg";
+const LABEL = 7;  // pixels of a character of a label, at most
+const NARROW = 560;  // pixels below which labels stand above their bars
+const PAPER = 680;  // pixels of a printed page
+
+function svg(name, attributes, ...children) {
+  const node = document.createElementNS(SVG, name);
+  for (const [key, value] of Object.entries(attributes))
+    if (key === "text") node.textContent = value; else if (value !== null) node.setAttribute(key, value);
+  node.append(...children);
+  return node;
+}
+const line = (x1, y1, x2, y2, kind, width) => svg("line", { x1, y1, x2, y2, class: kind, "stroke-width": width || 1 });
+const text = (x, y, label, anchor, kind) => svg("text", { x, y, text: label, "text-anchor": anchor || "start", class: kind || null });
+const number = (value, digits) => value.toLocaleString("en", { maximumFractionDigits: digits, minimumFractionDigits: digits });
+const factor = (value) => "×" + (value >= 100 ? number(value, 0) : value >= 10 ? number(value, 1) : number(value, 2));
+const shown = (figure) => factor(figure.value) + (figure.low < figure.high ? ` (${number(figure.low, 2)} to ${number(figure.high, 2)})` : "");
+const clamp = (value, low, high) => Math.max(low, Math.min(high, value));
+
+// ------------------------------------------------------------------------------------------ scales and ticks
+
+/* Round ticks of a linear axis. */
+function linearTicks(low, high, most) {
+  const rough = (high - low) / most, power = 10 ** Math.floor(Math.log10(rough));
+  const step = power * [1, 2, 5, 10].find((times) => times * power >= rough * 0.999), first = Math.ceil(low / step - 1e-9);
+  return Array.from({ length: most + 1 }, (_, index) => Number(((first + index) * step).toPrecision(12))).filter((tick) => tick <= high);
+}
+/* Round ticks of a logarithmic axis: 1, 2 and 5 of each power of ten, powers alone where that is too many. */
+function ratioTicks(low, high, most) {
+  if (high / low < 4) return linearTicks(low, high, most).filter((tick) => tick > 0);
+  const powers = Array.from({ length: 25 }, (_, index) => 10 ** (index - 12));
+  const inside = (ticks) => ticks.map((tick) => Number(tick.toPrecision(6))).filter((tick) => tick >= low && tick <= high);
+  const all = inside(powers.flatMap((power) => [power, 2 * power, 5 * power]));
+  return all.length <= most + 2 ? all : inside(powers);
+}
+function timeTicks(last, most) {
+  const steps = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 43200];
+  const step = steps.find((each) => last / each <= most) || 86400;
+  return Array.from({ length: Math.floor(last / step) + 1 }, (_, index) => index * step);
+}
+const clock = (seconds) => (seconds >= 3600 ? `${Math.floor(seconds / 3600)}:${String(Math.floor(seconds % 3600 / 60)).padStart(2, "0")}`
+  : Math.floor(seconds / 60)) + ":" + String(Math.floor(seconds % 60)).padStart(2, "0");
+const linear = (low, high, from, to) => (value) => from + (to - from) * (value - low) / (high - low);
+const logarithmic = (low, high, from, to) => (value) => linear(Math.log(low), Math.log(high), from, to)(Math.log(Math.max(value, 1e-12)));
+
+// ------------------------------------------------------------------------------------------------- a chart
+
+/* Draw a chart at the width that it has, so that labels keep their size on a phone, and again where that changes.
+   `paint(width, points)` returns the children of the drawing and its height, and adds points that the pointer and the
+   arrow keys find: { x, y, tip }. */
+function plot(name, label, paint) {
+  const host = document.getElementById(name);
+  if (!host) return;
+  let width = 0, points = [], chosen = -1;
+  const draw = (now) => {
+    if (!now || now === width) return;
+    width = now;
+    points = [];
+    const [height, children] = paint(width, points);
+    host.replaceChildren(svg("svg", { viewBox: `0 0 ${width} ${height}`, width, height }, ...children));
+  };
+  const hide = () => { tip.style.display = "none"; };
+  const show = (index) => {
+    const box = host.getBoundingClientRect(), point = points[index];
+    chosen = index;
+    tip.textContent = point.tip;
+    tip.style.display = "block";
+    tip.style.left = clamp(box.left + point.x + 12, 4, Math.max(4, innerWidth - tip.offsetWidth - 8)) + "px";
+    tip.style.top = clamp(box.top + point.y + 12, 4, Math.max(4, innerHeight - tip.offsetHeight - 8)) + "px";
+  };
+  host.tabIndex = 0;
+  host.setAttribute("role", "img");
+  host.setAttribute("aria-label", `${label}. Arrow keys go from point to point.`);
+  host.addEventListener("pointermove", (event) => {
+    const box = host.getBoundingClientRect();
+    const apart = points.map((point) => Math.hypot(point.x - event.clientX + box.left, point.y - event.clientY + box.top));
+    const nearest = apart.indexOf(Math.min(...apart));
+    if (nearest >= 0 && apart[nearest] < 30) show(nearest); else hide();
+  });
+  host.addEventListener("keydown", (event) => {
+    const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
+    if (event.key === "Escape") hide();
+    if (!step || !points.length) return;
+    event.preventDefault();
+    show(clamp(chosen + step, 0, points.length - 1));
+  });
+  host.addEventListener("pointerleave", hide);
+  host.addEventListener("blur", hide);
+  const fit = () => draw(Math.round(host.clientWidth));
+  new ResizeObserver(fit).observe(host);
+  addEventListener("beforeprint", () => draw(PAPER));
+  addEventListener("afterprint", fit);
+  fit();
+}
+/* The lines and labels of both axes, inside of a frame. */
+function axes(frame, x, xTicks, xLabel, y, yTicks, yLabel) {
+  const { left, right, top, bottom } = frame;
+  return [
+    ...yTicks.flatMap((tick) => [line(left, y(tick), right, y(tick), "axis"), text(left - 7, y(tick) + 4, yLabel(tick), "end")]),
+    ...xTicks.map((tick) => text(x(tick), bottom + 17, xLabel(tick), x(tick) > right - 24 ? "end" : "middle")),
+  ];
+}
+
+// ---------------------------------------------------------------------------------- losses of batch sizes
+
+const loss = (value) => value !== 0 && (Math.abs(value) >= 1e6 || Math.abs(value) < 1e-4) ? value.toExponential(2)
+  : value.toLocaleString("en", { maximumSignificantDigits: 4 });
+function paintLosses(drawn, name, width, points) {
+  const height = width < NARROW ? 300 : 330, isMain = (curve) => !curve.kind.startsWith("other");
+  const curves = drawn.curves.filter((curve) => curve.points.length), all = curves.flatMap((curve) => curve.points);
+  if (!all.length) return [0, []];
+  const main = curves.some(isMain) ? curves.filter(isMain).flatMap((curve) => curve.points) : all;
+  const [least, most] = [Math.min(...main.map((point) => point.low)), Math.max(...main.map((point) => point.high))];
+  const span = most - least || Math.abs(most) || 1;  // of a rule whose losses lie far off, only a part is shown
+  const low = Math.min(least, Math.max(least - span, Math.min(...all.map((point) => point.mean)))) - 0.04 * span;
+  const high = Math.max(most, Math.min(most + span, Math.max(...all.map((point) => point.mean)))) + 0.04 * span;
+  const last = Math.max(...all.map((point) => point.examples));
+  const yTicks = linearTicks(low, high, 6), left = 14 + LABEL * Math.max(...yTicks.map((tick) => loss(tick).length));
+  const frame = { left, right: width - 10, top: 26, bottom: height - 44 };
+  const x = linear(0, last, frame.left, frame.right), y = linear(low, high, frame.bottom, frame.top);
+  const inside = svg("g", { "clip-path": `url(#${name}-clip)` }), dots = svg("g", {});
+  for (const curve of curves) {
+    if (isMain(curve)) {
+      const around = [...curve.points.map((point) => [point.examples, point.high]), ...curve.points.map((point) => [point.examples, point.low]).reverse()];
+      inside.append(svg("path", { d: "M" + around.map(([examples, value]) => `${x(examples)},${y(value)}`).join("L") + "Z", class: `${curve.kind} band` }));
+    }
+    inside.append(svg("polyline", { points: curve.points.map((point) => `${x(point.examples)},${y(point.mean)}`).join(" "), class: `${curve.kind} line`,
+      "stroke-width": isMain(curve) ? 2 : 1, "stroke-dasharray": isMain(curve) ? null : "5 4" }));
+    for (const point of isMain(curve) ? curve.points : []) {
+      dots.append(svg("circle", { cx: x(point.examples), cy: y(point.mean), r: 3.5, class: `${curve.kind} fill` }));
+      points.push({ x: x(point.examples), y: y(point.mean), tip: `${curve.name}, after ${number(point.examples, 0)} examples: loss ${loss(point.mean)} (${loss(point.low)} to ${loss(point.high)})` });
+    }
+  }
+  const clip = svg("clipPath", { id: `${name}-clip` }, svg("rect", { x: frame.left, y: frame.top, width: frame.right - frame.left, height: frame.bottom - frame.top }));
+  const xTicks = linearTicks(0, last, Math.max(2, Math.floor((frame.right - frame.left) / 90)));
+  return [height, [...axes(frame, x, xTicks, (tick) => number(tick, 0), y, yTicks, loss), text(4, 13, drawn.losses),
+    text(frame.right, height - 8, "examples trained since the branch", "end"), clip, inside, dots]];
+}
+data.learning.charts.forEach((drawn, index) => {
+  const name = `learning-chart-${index}`;
+  plot(name, `${drawn.heading}: losses by examples trained`, (width, points) => paintLosses(drawn, name, width, points));
+});
+
+// --------------------------------------------------------------------------------------------- the search
+
+function bestSoFar(trials) {
+  let best = 1;
+  const steps = [[0, 1]];
+  for (const trial of trials.filter((each) => each.kind === "candidate").sort((a, b) => a.at - b.at)) {
+    steps.push([trial.at, best]);
+    best = Math.max(best, trial.value);
+    steps.push([trial.at, best]);
+  }
+  return steps;
+}
+function paintSearch(width, points) {
+  const trials = [...data.search].sort((a, b) => a.at - b.at), height = width < NARROW ? 300 : 340;
+  const last = Math.max(1, ...trials.map((trial) => trial.at));
+  const low = Math.max(0.02, 0.92 * Math.min(1, ...trials.map((trial) => Math.max(trial.low, trial.value / 3))));
+  const high = 1.08 * Math.max(1.1, ...trials.map((trial) => Math.min(trial.high, 3 * trial.value)));
+  const frame = { left: 46, right: width - 10, top: 12, bottom: height - 42 };
+  const x = linear(0, last, frame.left, frame.right), y = logarithmic(low, high, frame.bottom, frame.top);
+  const within = (value) => clamp(y(value), frame.top, frame.bottom);
+  const ratio = (tick) => "×" + Number(tick.toPrecision(3));
+  const children = axes(frame, x, timeTicks(last, Math.max(2, Math.floor(width / 90))), clock, y, ratioTicks(low, high, 7), ratio);
+  children.push(text(frame.right, height - 6, "time of the run", "end"));
+  const steps = bestSoFar(trials);
+  steps.push([last, steps.at(-1)[1]]);
+  children.push(svg("polyline", { points: steps.map(([at, value]) => `${x(at)},${within(value)}`).join(" "), class: "best line", "stroke-width": 2.5 }));
+  for (const trial of trials) {
+    const at = x(trial.at), middle = within(trial.value), isClaim = trial.kind === "confirmation";
+    const bounds = line(at, within(trial.low), at, within(trial.high), `${trial.kind} line`);
+    bounds.setAttribute("stroke-opacity", 0.55);
+    children.push(bounds, isClaim ? svg("path", { d: `M${at},${middle - 7}l7,7l-7,7l-7,-7Z`, class: "confirmation fill" })
+      : svg("circle", { cx: at, cy: middle, r: 4, class: `${trial.kind} fill` }));
+    points.push({ x: at, y: middle, tip: trial.tip });
+  }
+  return [height, children];
+}
+if (data.search.length) plot("search-chart", "Speed-up of every trial over time", paintSearch);
+
+// ------------------------------------------------------------------------------- bars: changes and knobs
+
+/* Rows of a logarithmic axis: { name, value, low, high, kind, tip, from }. A row with `from` is a bar from there to its
+   value, others are a dot; both have their interval. */
+function paintBars(rows, width, points) {
+  const isNarrow = width < NARROW, size = isNarrow ? 46 : 28;
+  const longest = Math.max(...rows.map((row) => row.name.length)), right = width - 62;
+  const left = isNarrow ? 8 : Math.min(LABEL * longest + 12, 0.45 * width), room = Math.floor((isNarrow ? width - 10 : left - 8) / LABEL);
+  const low = Math.min(1, ...rows.map((row) => Math.max(row.low, row.value / 3)), ...rows.map((row) => row.from || 1)) / 1.04;
+  const high = Math.max(1, ...rows.map((row) => Math.min(row.high, 3 * row.value)), ...rows.map((row) => row.from || 1)) * 1.04;
+  const x = logarithmic(low, high, left, right), within = (value) => clamp(x(value), left, right), height = size * rows.length + 26;
+  const children = ratioTicks(low, high, isNarrow ? 4 : 8).flatMap((tick) => [line(x(tick), 0, x(tick), height - 24, "axis"),
+    text(x(tick), height - 8, "×" + Number(tick.toPrecision(3)), "middle")]);
+  rows.forEach((row, index) => {
+    const top = size * index, y = top + (isNarrow ? 32 : 15);
+    const name = row.name.length > room ? row.name.slice(0, Math.max(1, room - 1)) + "…" : row.name;
+    children.push(text(isNarrow ? 2 : 0, isNarrow ? top + 15 : y + 4, name, "start", "name"));
+    if (row.from === undefined) children.push(svg("circle", { cx: within(row.value), cy: y, r: 5, class: `${row.kind} fill` }));
+    else children.push(svg("rect", { x: Math.min(x(row.from), x(row.value)), y: y - 7, width: Math.max(2, Math.abs(x(row.value) - x(row.from))), height: 14, rx: 2,
+      class: `${row.kind} fill` }));
+    if (row.low < row.high) children.push(line(within(row.low), y, within(row.high), y, row.from === undefined ? `${row.kind} line` : "bound", 2));
+    children.push(text(width - 2, y + 4, row.note, "end", "name"));
+    points.push({ x: within(row.value), y, tip: row.tip });
+  });
+  return [height, children];
+}
+const kindOf = (low, high) => low > 1 ? "gain" : high < 1 ? "loss" : "unclear";
+if (data.waterfall.length) {
+  const rows = data.waterfall.map((step) => ({ name: step.name, from: step.begins_at, value: step.ends_at, low: step.begins_at * step.gain.low,
+    high: step.begins_at * step.gain.high, kind: step.gain.low === step.gain.high ? "rest" : kindOf(step.gain.low, step.gain.high), note: factor(step.gain.value),
+    tip: `${step.name}: ${shown(step.gain)}` }));
+  const all = rows[rows.length - 1].value;
+  rows.push({ name: "all changes", from: 1, value: all, low: all, high: all, kind: "candidate", note: factor(all), tip: `all changes: ${factor(all)}` });
+  plot("waterfall-chart", "What each change gives", (width, points) => paintBars(rows, width, points));
+}
+if (data.effects.length) {
+  const rows = data.effects.map((row) => ({ name: `${row.knob}: ${row.before} → ${row.after}`, value: row.effect, low: row.low, high: row.high,
+    kind: kindOf(row.low, row.high), note: factor(row.effect),
+    tip: `${row.knob} from ${row.before} to ${row.after}: ${shown({ value: row.effect, low: row.low, high: row.high })}, ${row.pairs} pair${row.pairs === 1 ? "" : "s"} of trials` }));
+  plot("effects-chart", "Effect of each knob", (width, points) => paintBars(rows, width, points));
+}
+
+// ---------------------------------------------------------------------------------------- the table of trials
+
+function sortAndFilter() {
+  const body = document.getElementById("trial-rows");
+  if (!body) return;
+  const rows = [...body.rows], heads = [...document.querySelectorAll("#trial-table thead th")];
+  const filter = document.getElementById("filter"), outcome = document.getElementById("outcome"), count = document.getElementById("count");
+  const words = new Map(rows.map((row) => [row, row.textContent.toLowerCase()]));
+  const value = (row, place) => {
+    const cell = row.cells[place];
+    if (!heads[place].classList.contains("number")) return cell.textContent;
+    return cell.dataset.value === undefined ? null : Number(cell.dataset.value);
+  };
+  const select = () => {
+    const wanted = filter.value.toLowerCase();
+    for (const row of rows) row.hidden = (outcome.value !== "" && row.dataset.outcome !== outcome.value) || !words.get(row).includes(wanted);
+    const shownRows = rows.filter((row) => !row.hidden).length;
+    count.textContent = shownRows === rows.length ? "" : `${shownRows} of ${rows.length} trials`;
+  };
+  const sort = (place, isDown) => {
+    const numbered = rows.map((row) => [row, value(row, place), Number(row.cells[0].dataset.value)]);
+    numbered.sort(([, a, first], [, b, second]) => {
+      if (a === b) return first - second;
+      if (a === null || b === null) return a === null ? 1 : -1;  // what was not measured comes last
+      return (a < b ? -1 : 1) * (isDown ? -1 : 1);
+    });
+    heads.forEach((head, index) => head.setAttribute("aria-sort", index !== place ? "none" : isDown ? "descending" : "ascending"));
+    body.append(...numbered.map(([row]) => row));
+  };
+  heads.forEach((head, place) => head.querySelector("button").addEventListener("click", () => {
+    const before = head.getAttribute("aria-sort");
+    sort(place, before === "ascending" || (before !== "descending" && place > 0 && head.classList.contains("number")));
+  }));
+  filter.addEventListener("input", select);
+  outcome.addEventListener("change", select);
+  filter.closest(".tools").hidden = false;
+}
+sortAndFilter();

@@ -1,0 +1,288 @@
+"""What each change of the recommended configuration gives, by leaving it out; whole runs on simulated trials."""
+
+import math
+
+import pytest
+from simulated_runs import (
+    BASELINE,
+    DirectoryWithoutStudy,
+    Watcher,
+    a_candidate,
+    a_leader,
+    a_record,
+    a_state,
+    faster_by,
+    go_on,
+    on_disk,
+    quick_tune,
+    simulated_trials,
+    tune_simulated,
+)
+
+from autotune.data.figures import Interval
+from autotune.data.record import Ablation, Outcome, Phase, Standing, reference_of
+from autotune.recipe.evidence import Contribution
+from autotune.recipe.waterfall import waterfall
+from autotune.report.history import load_history
+from autotune.runtime.executor import TrialFailed
+from autotune.space.configuration import read_trials
+from autotune.stats.deciding import EndedBy, Verdict
+from autotune.tuning.ablation import unmeasured_changes, without_change
+from autotune.tuning.events import TrialBegan
+from autotune.tuning.policy import End, LeaveOut, TryAnother, next_action
+
+SPEED = faster_by(jit_compile=1.5, steps_per_execution=1.3)
+SPACE = """
+schema_version = 1
+[knobs.jit_compile]
+kind = "categorical"
+choices = [false, true]
+[knobs.steps_per_execution]
+kind = "categorical"
+choices = [1, 8]
+"""
+BOTH = BASELINE.replace(jit_compile=True, steps_per_execution=8)
+
+
+def ablations(records):
+    """The trials that left a change out, by knob."""
+    return {record.ablation.knob: record for record in records if record.ablation is not None}
+
+
+def run(tmp_path, trials, **options):
+    """The recipe of a run that ends by itself, and its trials that left a change out."""
+    recipe, directory = quick_tune(trials, tmp_path, **{"space": SPACE, "budget": 600.0, **options})
+    assert trials.alive == []
+    return recipe, ablations(directory.trials.values()), list(directory.trials.values())
+
+
+# ------------------------------------------------------------------------------------------------- whole runs
+
+
+@pytest.mark.parametrize("keeps_budget", [False, True])
+def test_each_change_gives_what_leaving_it_out_costs(tmp_path, keeps_budget):
+    recipe, left_out, _ = run(
+        tmp_path, simulated_trials(SPEED, noise=0.01, start_seconds=0.3), keeps_budget=keeps_budget
+    )
+    assert recipe.changes == {"jit_compile": True, "steps_per_execution": 8}
+    gains = {known.knob: known.gain for known in recipe.evidence.contributions}
+    assert gains["jit_compile"].low < 1.5 < gains["jit_compile"].high < 1.8
+    assert gains["steps_per_execution"].low < 1.3 < gains["steps_per_execution"].high < 1.6
+    assert left_out["jit_compile"].configuration == dict(BASELINE.replace(steps_per_execution=8))
+    assert {record.speedup for record in left_out.values()} == {None}, "it is beside the leader, not the baseline"
+
+
+def test_it_comes_after_the_answer_and_changes_nothing_of_it(tmp_path):
+    watcher = Watcher()
+    recipe, left_out, records = run(
+        tmp_path, simulated_trials(SPEED, noise=0.01, start_seconds=0.3), keeps_budget=False, observe=watcher
+    )
+    phases = [event.phase for event in watcher.of(TrialBegan)]
+    first = phases.index(Phase.ABLATION)
+    assert set(phases[first:]) == {Phase.ABLATION}
+    assert Phase.CONFIRM in phases[:first]
+    (leader,) = {record.ablation.leader for record in left_out.values()}
+    assert recipe.evidence.confirmation.trials[-1] == leader
+    assert recipe.evidence.ended_by in (EndedBy.SETTLED, EndedBy.EXHAUSTED)
+    taken = [record for record in records if record.phase is Phase.ABLATION]
+    before = max(record.ended_at_seconds for record in records if record.phase is not Phase.ABLATION)
+    assert max(record.ended_at_seconds for record in taken) < 1.6 * before
+
+
+def test_a_budget_that_is_used_up_is_kept(tmp_path):
+    trials = simulated_trials(SPEED, noise=0.02)
+    run(tmp_path, trials, budget=60.0)
+    assert trials.clock() <= 66.0
+
+
+def test_a_single_change_is_not_left_out(tmp_path):
+    one_knob = SPACE[: SPACE.index("[knobs.steps_per_execution]")]
+    recipe, left_out, _ = run(tmp_path, simulated_trials(SPEED, noise=0.01), space=one_knob)
+    assert recipe.changes.keys() == {"jit_compile"}
+    assert (left_out, recipe.evidence.contributions) == ({}, ())
+
+
+@pytest.mark.parametrize("outcome", [Outcome.CRASHED, Outcome.OOM, Outcome.TIMEOUT], ids=str)
+def test_a_failure_without_a_change_is_data(tmp_path, outcome):
+    watcher = Watcher()
+
+    def fails(configuration):
+        began = watcher.of(TrialBegan)
+        is_late = bool(began) and began[-1].phase is Phase.ABLATION
+        return TrialFailed(outcome, "late") if is_late and not configuration["jit_compile"] else None
+
+    trials = simulated_trials(SPEED, noise=0.01, start_seconds=0.3, failure=fails)
+    recipe, left_out, _ = run(tmp_path, trials, observe=watcher)
+    assert recipe.evidence.verdict is Verdict.FASTER
+    assert left_out["jit_compile"].outcome is outcome
+    assert [known.knob for known in recipe.evidence.contributions] == ["steps_per_execution"]
+
+
+def test_a_recommended_configuration_that_fails_now_takes_back_nothing(tmp_path):
+    watcher = Watcher()
+
+    def fails(configuration):
+        began = watcher.of(TrialBegan)
+        is_late = bool(began) and began[-1].phase is Phase.ABLATION
+        return TrialFailed(Outcome.CRASHED, "gone") if is_late and configuration == BOTH else None
+
+    recipe, left_out, _ = run(
+        tmp_path,
+        simulated_trials(SPEED, noise=0.01, start_seconds=0.3, failure=fails),
+        keeps_budget=False,
+        observe=watcher,
+    )
+    assert recipe.evidence.verdict is Verdict.FASTER
+    assert recipe.evidence.contributions == ()
+    assert {record.outcome for record in left_out.values()} == {Outcome.INTERRUPTED}
+    assert "the recommended configuration failed beside it: gone" in left_out["jit_compile"].reason
+
+
+def test_a_resumed_run_leaves_out_what_it_had_not(tmp_path):
+    path = tmp_path / "run"
+    stopped = []
+    watcher = Watcher(lambda event: stopped.append(event) if is_second(event, watcher) else None)
+    trials = simulated_trials(SPEED, noise=0.01, start_seconds=0.3)
+    with on_disk(path, DirectoryWithoutStudy) as directory, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("autotune.tuning.run.Run.interrupted", lambda self: bool(stopped))
+        tune_simulated(trials, directory, space=SPACE, budget=600.0, keeps_budget=False, observe=watcher)
+    known = [record for record in ablations(read_trials(directory)).values() if record.outcome.measured]
+    assert len(known) == 1
+    recipe = go_on(
+        simulated_trials(SPEED, noise=0.01, start_seconds=0.3), path, space=SPACE, budget=600.0, keeps_budget=False
+    )
+    assert {each.knob for each in recipe.evidence.contributions} == {"jit_compile", "steps_per_execution"}
+    (first,) = (each for each in recipe.evidence.contributions if each.trial == known[0].trial)
+    assert first.gain == known[0].ablation.gain
+
+
+def is_second(event, watcher):
+    """Whether the second ablation begins: each has two trials."""
+    is_ablation = isinstance(event, TrialBegan) and event.phase is Phase.ABLATION
+    return is_ablation and sum(each.phase is Phase.ABLATION for each in watcher.of(TrialBegan)) > 2
+
+
+def test_the_history_has_the_knob_and_its_gain(tmp_path):
+    with on_disk(tmp_path / "run", DirectoryWithoutStudy) as directory:
+        tune_simulated(
+            simulated_trials(SPEED, noise=0.01, start_seconds=0.3),
+            directory,
+            space=SPACE,
+            budget=600.0,
+            keeps_budget=False,
+        )
+    frame = load_history(tmp_path)
+    rows = frame[frame.left_out.notna()].set_index("left_out")
+    assert set(rows.index) == {"jit_compile", "steps_per_execution"}
+    assert rows.gain["jit_compile"] == pytest.approx(1.5, rel=0.1)
+    assert (rows.gain_low < rows.gain).all()
+    assert rows.speedup.isna().all()
+    assert not rows.confirmed.any()
+
+
+# -------------------------------------------------------------------------------------------------- decisions
+
+
+LEADER = a_leader(
+    9,
+    standing=Standing.CONFIRMED,
+    low=0.4,
+    high=0.55,
+    processes=12,
+    unmeasured_changes=("jit_compile",),
+    ablation_seconds=10.0,
+)
+TIRED = (a_candidate(9, 0.5, processes=2), *(a_candidate(number, -0.5) for number in range(10, 19)))
+
+
+def test_a_run_without_a_budget_leaves_changes_out_before_it_ends():
+    state = {"leaders": (LEADER,), "keeps_budget": False}
+    assert next_action(a_state(*TIRED, **state, ablation_seconds=10.0)) == LeaveOut(90, "jit_compile")
+    assert next_action(a_state(*TIRED, **state, ablation_seconds=9.0)) == End(EndedBy.SETTLED)
+    assert next_action(a_state(*TIRED, **state, ablation_seconds=10.0, left=9.0)) == End(EndedBy.SETTLED)
+
+
+def test_a_budget_is_searched_with_until_nothing_gets_faster():
+    state = {"leaders": (LEADER,), "ablation_seconds": 10.0}
+    assert next_action(a_state(*TIRED, **state)) == LeaveOut(90, "jit_compile")
+    assert next_action(a_state(*TIRED[:3], **state)) == TryAnother()
+    assert next_action(a_state(*TIRED, leaders=(LEADER,), ablation_seconds=9.0)) == TryAnother()
+
+
+def test_time_that_nothing_else_can_use_is_not_limited():
+    unused = a_state(*TIRED[:3], leaders=(LEADER,), more_candidates=False)
+    assert next_action(unused) == LeaveOut(90, "jit_compile")
+
+
+def test_changes_are_left_out_once_and_only_where_the_rest_can_run():
+    done = a_record(
+        BASELINE, phase=Phase.ABLATION, ablation=Ablation(knob="jit_compile", leader=5, reference=6), trial=7
+    )
+    assert unmeasured_changes(5, BOTH, BASELINE, []) == ("jit_compile", "steps_per_execution")
+    assert unmeasured_changes(5, BOTH, BASELINE, [done]) == ("steps_per_execution",)
+    assert unmeasured_changes(8, BOTH, BASELINE, [done]) == ("jit_compile", "steps_per_execution")
+    assert unmeasured_changes(5, BASELINE.replace(jit_compile=True), BASELINE, []) == ()
+    assert without_change(BOTH, "jit_compile", BASELINE) == BASELINE.replace(steps_per_execution=8)
+
+
+def test_its_slices_stand_beside_the_leaders():
+    reference = a_record(BOTH, phase=Phase.ABLATION, trial=6)
+    left_out = Ablation(knob="jit_compile", leader=5, reference=6)
+    record = a_record(BASELINE, phase=Phase.ABLATION, ablation=left_out, trial=7)
+    baseline = a_record(trial=0, phase=Phase.BASELINE)
+    assert reference_of(record, [baseline, reference, record]) == reference
+    assert reference_of(record, [baseline, record]) == baseline
+
+
+# -------------------------------------------------------------------------------------------------- waterfall
+
+
+def recipe_with(recipe, total, **gains):
+    """A recipe whose whole gain and single gains are these."""
+    contributions = tuple(
+        Contribution(knob=knob, gain=Interval(value=gain, low=gain * 0.9, high=gain * 1.1), trial=9)
+        for knob, gain in gains.items()
+    )
+    speedup = Interval(value=total, low=total * 0.9, high=total * 1.1)
+    evidence = recipe.evidence.model_copy(update={"contributions": contributions, "speedup": speedup})
+    return recipe.model_copy(update={"configuration": dict(BOTH), "baseline": dict(BASELINE), "evidence": evidence})
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory):
+    """A recipe of a run."""
+    return quick_tune(
+        simulated_trials(SPEED, noise=0.01, start_seconds=0.3), tmp_path_factory.mktemp("run"), space=SPACE
+    )[0]
+
+
+def test_the_steps_of_a_waterfall_lead_from_one_to_the_whole(recipe):
+    steps = waterfall(recipe_with(recipe, 3.0, jit_compile=1.25, steps_per_execution=2.0))
+    assert [step.name for step in steps] == ["steps_per_execution=8", "jit_compile=true", "acting together"]
+    assert [step.begins_at for step in steps] == [1.0, 2.0, 2.5]
+    assert steps[-1].gain.value == pytest.approx(1.2)
+    assert math.isclose(steps[-1].ends_at, 3.0)
+
+
+def test_changes_that_explain_the_whole_leave_no_step_for_the_rest(recipe):
+    steps = waterfall(recipe_with(recipe, 3.0, jit_compile=1.5, steps_per_execution=2.0))
+    assert len(steps) == 2
+
+
+def test_what_was_not_left_out_is_named(recipe):
+    steps = waterfall(recipe_with(recipe, 3.0, jit_compile=1.5))
+    assert steps[-1].name == "steps_per_execution (not left out), acting together"
+    assert waterfall(recipe_with(recipe, 3.0)) == ()
+    assert waterfall(recipe_with(recipe, 3.0, batch_size=1.5)) == (), "a change that the recipe does not make"
+
+
+def test_a_change_that_another_one_brings_about_is_not_left_out_alone(tmp_path):
+    def in_force(configuration):
+        return {"prefetch": 2 if configuration["steps_per_execution"] == 8 else 0}
+
+    trials = simulated_trials(SPEED, noise=0.01, start_seconds=0.3, in_force=in_force)
+    recipe, left_out, _ = run(tmp_path, trials)
+    assert recipe.changes == {"jit_compile": True, "steps_per_execution": 8, "prefetch": 2}
+    assert left_out.keys() == {"jit_compile", "steps_per_execution"}
+    assert left_out["steps_per_execution"].configuration == dict(BASELINE.replace(jit_compile=True))
+    assert waterfall(recipe)[-1].name == "prefetch (not left out), acting together"

@@ -1,0 +1,250 @@
+"""What XLA compiled for a winner: it is kept beside the recipe, and loaded only where this user's run has made it."""
+
+import json
+import os
+import shutil
+
+import pytest
+from simulated_runs import BASELINE, MACHINE, on_disk, simulated_trials, tune_simulated
+from test_book import a_recipe
+from test_gpu_knobs import A100
+from test_kind import H200, a_machine
+
+from autotune.data.record import Phase
+from autotune.machine.gpu import can_keep_compilations
+from autotune.recipe import compiled
+from autotune.recipe.compiled import drop_older_folders, keep_compiled, load_compiled, open_folder
+from autotune.recipe.evidence import Confirmation
+from autotune.runtime.executor import IN_SEARCH
+from autotune.tuning import opening
+
+HERE = a_machine(H200, driver="580.1")
+FILES = {"autotuned.txt": b"results { }", "xla__1.pb": b"\x0a\x01machine code"}
+
+
+def recipe_of_trial(number=5, machine=HERE, **changes):
+    """A recipe whose claim is from this trial."""
+    confirmed = Confirmation(
+        processes=2, pairs=9, leaders=1, confidence=0.97, pairing="alternating", trials=(4, number)
+    )
+    return a_recipe(machine, evidence={"confirmation": confirmed}, **changes)
+
+
+RECIPE = recipe_of_trial()
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path, monkeypatch):
+    """A home directory of the test's own."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+
+def compile_in(run, trial, process, files=FILES):
+    """Do as a process of a trial that compiles."""
+    (folder := run / "trials" / f"{trial:04d}").mkdir(parents=True, exist_ok=True)
+    opened = open_folder(folder, process)
+    for name, content in files.items():
+        with open(os.path.join(opened, name), "wb") as stream:
+            stream.write(content)
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run that keeps what trial 5, the winner, compiled in its second process."""
+    compile_in(tmp_path / "run", 5, 0, {"old.pb": b"old"})
+    compile_in(tmp_path / "run", 5, 1)
+    compile_in(tmp_path / "run", 3, 0, {"other.pb": b"other"})
+    assert keep_compiled(RECIPE, tmp_path / "run") == ""
+    return tmp_path / "run"
+
+
+def test_the_winners_last_process_is_kept_and_nothing_else(run):
+    assert sorted(path.name for path in (run / "compiled").iterdir()) == ["autotuned.txt", "seal.json", "xla__1.pb"]
+    assert list(run.glob("trials/*/*")) == []
+
+
+def test_it_is_loaded_as_a_private_copy(run):
+    loaded = load_compiled(RECIPE, run, HERE)
+    assert {path.name: path.read_bytes() for path in loaded.folder.iterdir()} == FILES
+    assert loaded.folder.stat().st_mode & 0o077 == 0
+    assert f"({run}/compiled)" in loaded.text
+    compiled._remove_copy(loaded.folder, os.getpid() + 1)
+    assert loaded.folder.exists(), "a fork that ends removes nothing"
+    compiled._remove_copy(loaded.folder, os.getpid())
+    assert not loaded.folder.exists()
+
+
+def test_the_key_can_be_read_by_its_owner_alone(run, tmp_path):
+    assert (tmp_path / "state" / "autotune" / "key").stat().st_mode & 0o777 == 0o600
+    assert os.listdir(tmp_path / "state" / "autotune") == ["key"]
+
+
+def change_seal(kept, old, new):
+    """Edit the seal's text."""
+    text = (kept / "seal.json").read_text()
+    assert old in text
+    (kept / "seal.json").write_text(text.replace(old, new))
+
+
+def change_mac(kept):
+    """Put another code into the seal."""
+    seal = json.loads((kept / "seal.json").read_text())
+    (kept / "seal.json").write_text(json.dumps({**seal, "mac": "0" * 64}))
+
+
+SPOILED = {
+    "another program": lambda kept: (kept / "xla__1.pb").write_bytes(b"\x0a\x01malicious co"),
+    "a program more": lambda kept: (kept / "xla__2.pb").write_bytes(b"malicious"),
+    "a program less": lambda kept: (kept / "xla__1.pb").unlink(),
+    "a renamed program": lambda kept: (kept / "xla__1.pb").rename(kept / "xla__2.pb"),
+    "another seal": lambda kept: change_mac(kept),
+    "a seal without meaning": lambda kept: (kept / "seal.json").write_text("{}"),
+    "no seal": lambda kept: (kept / "seal.json").unlink(),
+    "a link": lambda kept: (kept / "more").symlink_to("/etc/passwd"),
+    "a pipe": lambda kept: os.mkfifo(kept / "more"),
+    "a file": lambda kept: (shutil.rmtree(kept), kept.write_text("")),
+    "another user's key": lambda kept: (kept.parents[1] / "state" / "autotune" / "key").write_bytes(b"k" * 32),
+    "no key": lambda kept: (kept.parents[1] / "state" / "autotune" / "key").unlink(),
+    "a key that others read": lambda kept: (kept.parents[1] / "state" / "autotune" / "key").chmod(0o644),
+}
+
+
+@pytest.mark.parametrize("how", SPOILED)
+def test_what_this_users_run_has_not_made_as_it_is_is_not_loaded_and_that_is_said(run, how):
+    SPOILED[how](run / "compiled")
+    loaded = load_compiled(RECIPE, run, HERE)
+    assert loaded.folder is None
+    assert loaded.text.startswith(f"{run}/compiled is not used: ")
+    assert loaded.text.isprintable()
+
+
+def test_a_copied_run_is_loaded_by_the_same_user(run, tmp_path):
+    shutil.copytree(run, tmp_path / "copy")
+    assert load_compiled(RECIPE, tmp_path / "copy", HERE).folder is not None
+
+
+@pytest.mark.parametrize(
+    "here",
+    [
+        a_machine(H200, driver="570.9"),
+        a_machine(H200, driver="580.1", tensorflow="2.21.1"),
+        a_machine(H200, driver="580.1", cpu="other"),
+        a_machine(driver="580.1"),
+    ],
+    ids=["driver", "TensorFlow", "processor", "no GPU"],
+)
+def test_another_machine_compiles_anew(run, here):
+    assert load_compiled(RECIPE, run, here) == compiled.Loaded()
+
+
+def test_another_configuration_compiles_anew(run):
+    assert load_compiled(recipe_of_trial(steps_per_execution=8), run, HERE) == compiled.Loaded()
+    assert load_compiled(RECIPE.with_baseline(), run, HERE) == compiled.Loaded()
+
+
+def test_a_recipe_without_compilations_says_nothing(tmp_path):
+    assert load_compiled(RECIPE, tmp_path, HERE) == compiled.Loaded()
+
+
+def test_a_seal_for_another_machine_cannot_be_forged(run):
+    change_seal(run / "compiled", '"580.1"', '"570.9"')
+    assert "is not used" in load_compiled(RECIPE, run, a_machine(H200, driver="570.9")).text
+
+
+@pytest.mark.parametrize(("name", "limit"), [("MOST_BYTES", 20), ("MOST_FILES", 1)])
+def test_too_much_is_not_kept_and_that_is_said(tmp_path, monkeypatch, name, limit):
+    monkeypatch.setattr(compiled, name, limit)
+    compile_in(tmp_path, 5, 0)
+    assert keep_compiled(RECIPE, tmp_path).startswith("compilations are not kept: ")
+    assert list(tmp_path.glob("**/compiled*")) == []
+
+
+def test_nothing_is_kept_without_a_private_key(tmp_path):
+    (tmp_path / "state").write_text("")
+    compile_in(tmp_path, 5, 0)
+    assert f"no private file can be written in {tmp_path}/state/autotune" in keep_compiled(RECIPE, tmp_path)
+    assert list(tmp_path.glob("**/compiled*")) == []
+
+
+def test_a_run_that_is_resumed_without_another_process_keeps_what_it_has(run):
+    assert keep_compiled(RECIPE, run) == ""
+    assert load_compiled(RECIPE, run, HERE).folder is not None
+
+
+@pytest.mark.parametrize("recipe", [recipe_of_trial(7, steps_per_execution=8), RECIPE.with_baseline()])
+def test_what_is_of_another_recipe_is_removed(run, recipe):
+    assert keep_compiled(recipe, run) == ""
+    assert not (run / "compiled").exists()
+
+
+def test_no_two_processes_share_a_folder(tmp_path):
+    compile_in(tmp_path, 5, 0)
+    compile_in(tmp_path, 5, 11)
+    again = open_folder(tmp_path / "trials" / "0005", 11)
+    assert os.listdir(again) == []
+    drop_older_folders(tmp_path / "trials" / "0005")
+    assert os.listdir(tmp_path / "trials" / "0005") == ["compiled-11"]
+
+
+# ---------------------------------------------------------------------------------------------- in a run
+
+SPACE = """
+schema_version = 1
+[knobs.cublaslt]
+kind = "categorical"
+choices = [false, true]
+"""
+
+
+def run_on_gpu(directory, *, keeps_files=True, has_flags=True, monkeypatch):
+    """Tune on a simulated GPU whose processes compile; return the recipe, and what was launched: phase and folder."""
+    trials = simulated_trials(
+        lambda configuration: 6400.0 if configuration.get("cublaslt") else 4000.0, noise=0.02, gpus=("NVIDIA A100",)
+    )
+    trials.keeps_files = keeps_files
+    monkeypatch.setattr(opening, "can_keep_compilations", lambda names=(): has_flags)
+    launch, launched = trials.launch, []
+
+    def launch_and_compile(configuration, *, log, timing=IN_SEARCH, **how):
+        if timing.compiled:
+            assert os.listdir(timing.compiled) == []
+            with open(os.path.join(timing.compiled, "xla.pb"), "w") as stream:
+                stream.write(f"{len(launched)}")
+        launched.append((log, timing.compiled))
+        return launch(configuration, log=log, timing=timing, **how)
+
+    trials.launch = launch_and_compile
+    recipe = tune_simulated(trials, directory, space=SPACE, machine=MACHINE.model_copy(update={"gpus": (A100,)}))
+    return recipe, launched
+
+
+def test_the_confirming_processes_of_a_leader_keep_what_they_compile(tmp_path, monkeypatch):
+    with on_disk(tmp_path / "run") as directory:
+        recipe, launched = run_on_gpu(directory, monkeypatch=monkeypatch)
+        winner = recipe.evidence.confirmation.trials[-1]
+        folders = [folder for _, folder in launched if folder]
+        assert len(set(folders)) == len(folders) >= 2
+        records = {record.trial: record for record in directory.read_trials(check=lambda record, file: None)}
+    assert {os.path.basename(os.path.dirname(folder)) for folder in folders} == {f"{winner:04d}"}
+    assert records[winner].phase is Phase.CONFIRM
+    last = max(number for number, (_, folder) in enumerate(launched) if folder)
+    assert (tmp_path / "run" / "compiled" / "xla.pb").read_text() == f"{last}"
+    assert recipe.configuration != dict(BASELINE)
+
+
+@pytest.mark.parametrize("lacks", [{"keeps_files": False}, {"has_flags": False}])
+def test_nothing_is_kept_on_other_hosts_or_without_the_flags(tmp_path, monkeypatch, lacks):
+    monkeypatch.setattr(opening, "missing_xla_flags", lambda names: {})
+    with on_disk(tmp_path / "run") as directory:
+        _, launched = run_on_gpu(directory, monkeypatch=monkeypatch, **lacks)
+    assert {folder for _, folder in launched} == {""}
+
+
+def test_one_process_is_asked_for_all_flags():
+    asked = []
+    names = ["batch_size", "xla_gpu_enable_cublaslt"]
+    assert can_keep_compilations(names, lambda xla, tf_xla: asked.append((xla, tf_xla)) or (0, ""))
+    ((xla, tf_xla),) = asked
+    assert "--xla_gpu_enable_cublaslt=false --xla_gpu_dump_autotune_results_to=" in xla
+    assert tf_xla == "--tf_xla_persistent_cache_directory="
+    assert not can_keep_compilations(names, lambda xla, tf_xla: (-6, "Unknown flag"))
