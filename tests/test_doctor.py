@@ -76,6 +76,18 @@ BROKEN = {
     "old processor": (machine_with(cpu_flags=frozenset({"sse4_2", "avx"})), "SLOWS", "no AVX2", "newer"),
     "slow disk": (machine_with(disk_bytes_per_second=2e7), "SLOWS", "20 MB/s", "local disk"),
     "restless": (machine_with(jitter=0.2), "SLOWS", "noisy", "--budget 12m"),
+    "no tf_keras": (
+        machine_with(keras="3.15.1", environment={"TF_USE_LEGACY_KERAS": "1"}),
+        "STOPS",
+        "tf.keras Keras 2, and tf_keras is not installed",
+        "tf_keras==2.21.*",
+    ),
+    "old tf_keras": (
+        machine_with(keras="3.15.1", tf_keras="2.18.0"),
+        "SLOWS",
+        "tf_keras 2.18.0 is made for another TensorFlow than 2.21.0",
+        "tf_keras==2.21.*",
+    ),
 }
 
 
@@ -113,6 +125,23 @@ def test_a_healthy_machine_has_facts_only():
     assert "compute capability 9.0; has tensor cores, bfloat16 and TF32, fp8" in told
     assert "AMX-BF16, computes in bfloat16" in told
     assert "wants CUDA 12.5.1 and cuDNN 9" in told
+
+
+@pytest.mark.parametrize(
+    ("environment", "text"),
+    [
+        ({}, "tf.keras and `import keras` give Keras 3 (3.15.1); `import tf_keras` gives Keras 2 (2.21.0)"),
+        (
+            {"TF_USE_LEGACY_KERAS": "True"},
+            "tf.keras is Keras 2 (2.21.0), because TF_USE_LEGACY_KERAS is set; `import keras` gives Keras 3 (3.15.1)",
+        ),
+    ],
+)
+def test_it_is_said_which_keras_a_script_gets(environment, text):
+    seen = machine_with(keras="3.15.1", tf_keras="2.21.0", environment=environment)
+    (found,) = [found for found in diagnose(seen) if "tf_keras" in found.text or "LEGACY" in found.text]
+    assert found.text == text
+    assert found.level is Level.FACT
 
 
 def test_it_is_said_whether_trials_are_contained():

@@ -344,7 +344,7 @@ def test_a_file_that_gives_no_workload_is_answered_with_why(tmp_path, source, me
         assert error.detail.splitlines()[-1].startswith("SyntaxError: ")
 
 
-@pytest.mark.parametrize(("module", "name"), [("tensorflow", "TensorFlow"), ("keras", "Keras")])
+@pytest.mark.parametrize(("module", "name"), [("tensorflow", "TensorFlow"), ("keras", "Keras 3")])
 def test_a_missing_tensorflow_is_said_with_how_to_install_it(tmp_path, monkeypatch, module, name):
     monkeypatch.setitem(sys.modules, module, None)
     error = find_conflict(load, reference_to(write(tmp_path / "train.py", "raise RuntimeError('was run')")))

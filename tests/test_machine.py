@@ -195,6 +195,7 @@ def test_versions_of_missing_and_damaged_packages_are_left_out(monkeypatch):
     assert fingerprint.fingerprint().packages == {
         "autotune": __version__,
         "tensorflow": "1.0+tensorflow",
+        "tf_keras": "1.0+tf_keras",
         "numpy": "1.0+numpy",
     }
 

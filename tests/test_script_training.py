@@ -40,7 +40,7 @@ class Batches:
 
 @pytest.mark.parametrize(("batches", "honours"), [({}, True), ({"ignores": True}, False), ({"fails": True}, False)])
 def test_a_py_dataset_keeps_its_batch_size_when_it_is_probed(monkeypatch, batches, honours):
-    monkeypatch.setitem(sys.modules, "keras", SimpleNamespace(tree=SimpleNamespace(flatten=list)))
+    monkeypatch.setitem(sys.modules, "tensorflow", SimpleNamespace(nest=SimpleNamespace(flatten=list)))
     data = Batches(**batches)
     assert honours_batch_size(data) is honours
     assert data.batch_size == 2
@@ -183,11 +183,14 @@ def steps(monkeypatch):
     classes = SimpleNamespace(datasets=(Dataset,), iterators=(Iterator,), function=Unused, strategy=Unused)
     monkeypatch.setattr(loop_watch, "loop_classes", lambda tf: classes)
     tf = SimpleNamespace(nest=SimpleNamespace(flatten=lambda element, expand_composites: [element]))
-    keras = SimpleNamespace(optimizers=SimpleNamespace(Optimizer=Optimizer), Model=Model)
+    keras = SimpleNamespace(__name__="keras", optimizers=SimpleNamespace(Optimizer=Optimizer), Model=Model)
     monkeypatch.setitem(sys.modules, "tensorflow", tf)
+    monkeypatch.setitem(sys.modules, "keras", keras)
     hooks = Steps()
     wrappers = Wrappers(Settings(), hooks, "/")
-    LoopWatch(wrappers, ScriptFacts(trains=Trains.LOOP, baseline={})).install(tf, keras)
+    watch = LoopWatch(wrappers, ScriptFacts(trains=Trains.LOOP, baseline={}))
+    watch.install(tf)
+    watch.install_keras(keras)
     return hooks.seen
 
 

@@ -17,12 +17,18 @@ from types import SimpleNamespace
 import pytest
 
 from autotune.data.errors import ApplyError, ConfigurationError
-from autotune.data.facts import ScriptFacts, ScriptSettings, Site, Trains, WorkloadReference
+from autotune.data.facts import KerasVersion, ScriptFacts, ScriptSettings, Site, Trains, WorkloadReference
 from autotune.data.options import Options
 from autotune.data.run_directory import CREATED, SCRATCH, RunDirectory
 from autotune.runtime import containment
 from autotune.runtime.created_files import CreatedFiles, identity_of, remove_created
-from autotune.runtime.sources import binds_workload, fingerprint_of_script, installed_packages, own_files
+from autotune.runtime.sources import (
+    binds_workload,
+    fingerprint_of_script,
+    installed_packages,
+    keras_of_sources,
+    own_files,
+)
 from autotune.script import children, sandbox
 from autotune.script import settings as script_settings
 from autotune.script.call_sites import (
@@ -668,7 +674,7 @@ def test_experiment_trackers_are_off_in_trials_whatever_the_shell_says(monkeypat
     monkeypatch.setattr(os, "environ", {"WANDB_MODE": "online", "MLFLOW_TRACKING_URI": "http://server"})
     monkeypatch.setattr(containment, "is_active", lambda: True)
     settings = ScriptSettings(created=str(tmp_path / "created.txt"))
-    SideEffects(WorkloadReference(file="/train.py", script=settings), print).install(None, None)
+    SideEffects(WorkloadReference(file="/train.py", script=settings), print).install(None)
     assert os.environ["WANDB_MODE"] == "disabled"
     assert os.environ["NEPTUNE_MODE"] == "debug"
     assert os.environ["MLFLOW_TRACKING_URI"] == f"file:{tmp_path / SCRATCH}/mlflow"
@@ -734,3 +740,25 @@ def test_a_damaged_list_removes_nothing(tmp_path):
     listed.write_text(f"{tmp_path}/kept.txt\n[]\n7\n{json.dumps([str(tmp_path / 'kept.txt'), 1, 2])}\n")
     remove_created(listed, [str(tmp_path)])
     assert files_below(tmp_path) == ["kept.txt"]
+
+
+# ------------------------------------------------------------------------------------------ which Keras it imports
+
+
+@pytest.mark.parametrize(
+    ("source", "legacy", "version"),
+    [
+        ("import keras\n", "", KerasVersion.KERAS_3),
+        ("import tensorflow as tf\n", "", KerasVersion.KERAS_3),
+        ("import tensorflow as tf\n", "1", KerasVersion.KERAS_2),
+        ("from tensorflow.keras import layers\n", "True", KerasVersion.KERAS_2),
+        ("import tensorflow as tf\n", "yes", KerasVersion.KERAS_3),
+        ("import keras\n", "1", KerasVersion.KERAS_3),
+        ("import tf_keras as keras\n", "", KerasVersion.KERAS_2),
+        ("import keras\nimport network\n", "", KerasVersion.KERAS_2),
+    ],
+)
+def test_the_keras_of_a_script_is_what_its_files_import(tmp_path, source, legacy, version):
+    files = [written(tmp_path, "train.py", source), written(tmp_path, "network.py", "from tf_keras import layers\n")]
+    found = own_files(files[0], tmp_path)
+    assert keras_of_sources(found, {"TF_USE_LEGACY_KERAS": legacy}) is version

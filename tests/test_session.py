@@ -18,6 +18,7 @@ from autotune.training.session import TimedTrial, TrainingSession
 
 NUMPY = SimpleNamespace(
     as_dtype=lambda dtype: SimpleNamespace(is_floating=np.issubdtype(dtype, np.floating)),
+    convert_to_tensor=lambda variable: variable.value,
     reduce_any=np.any,
     TensorShape=lambda shape: SimpleNamespace(num_elements=lambda: math.prod(shape)),
     math=SimpleNamespace(is_nan=np.isnan, is_inf=np.isinf),

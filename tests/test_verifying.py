@@ -486,7 +486,8 @@ def test_a_recipes_workload_is_loaded_with_its_arguments(recipe, tmp_path, monke
 
     def compare(invocation, recipe, **_):
         seen.append(invocation.reference.args)
-        facts = SimpleNamespace(fingerprint=recipe.workload.fingerprint, name=recipe.workload.name)
+        known = recipe.workload
+        facts = SimpleNamespace(fingerprint=known.fingerprint, name=known.name, keras=known.keras)
         verify_module._compare_workloads(recipe, facts, invocation, may_be_imported=False)
         return Verification(finding=ClaimResult.HOLDS, claimed=None, measured=None, instances=0, reason="")
 

@@ -19,6 +19,23 @@ GPU_MODES = ("ecc", "persistence", "mig")
 MEMORY_TOLERANCE = 0.1  # the share by which memory of the same size may differ
 
 
+class KerasVersion(enum.StrEnum):
+    """The Keras that a training uses: its package and its major version."""
+
+    KERAS_3 = "keras 3"
+    KERAS_2 = "tf_keras 2"
+
+    @property
+    def package(self) -> str:
+        """The package that a script imports."""
+        return self.value.partition(" ")[0]
+
+    @property
+    def label(self) -> str:
+        """Its name in sentences."""
+        return "Keras 3" if self is KerasVersion.KERAS_3 else "Keras 2 (tf_keras)"
+
+
 class Trains(enum.StrEnum):
     """The kind of training loop in a script."""
 
@@ -78,6 +95,7 @@ class ScriptFacts(Frozen):
     step_function: Site | None = None  # of a loop: the function that XLA is asked to compile
     workers: Count = 0  # processes on this host that TF_CONFIG names for a strategy of several; 0 without
     work_varies: bool = False  # of a loop: the work per update of the weights varies, as after episodes
+    tunes_steps: bool = False  # Keras tunes its steps per execution; the baseline has those on which it settled
     epochs_range: Site | None = None  # of a loop: the `range()` of its epochs, which is infinite in trials
 
     @property
@@ -136,6 +154,7 @@ class WorkloadFacts(BaseModel, frozen=True, extra="forbid"):
     validates: bool
     fingerprint: str  # `sha256:…` over the module's source and the name
     in_force: dict[str, Any] = {}  # knobs that act before a model is built, once the module was imported
+    keras: KerasVersion = KerasVersion.KERAS_3  # that it trains with
     script: ScriptFacts | None = None  # of a script as it is
     uncontained: str = ""  # why the kernel does not keep out what trials write; empty where it does, or need not
 

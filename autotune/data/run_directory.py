@@ -30,7 +30,7 @@ import filelock
 from pydantic import AfterValidator, FiniteFloat, ValidationError
 
 from autotune.data.errors import AutotuneError, DamagedRunWarning, InputError, RunDirectoryError
-from autotune.data.facts import Machine, ScriptFacts
+from autotune.data.facts import KerasVersion, Machine, ScriptFacts
 from autotune.data.files import TEMPORARY, is_utf8, read_at_most, write_atomically
 from autotune.data.models import Amount, Count, Frozen, Many, Number, Value, first_mistake
 from autotune.data.printable import short
@@ -72,6 +72,7 @@ class WorkloadRecord(Frozen):
     batch_ranks: Many[int | None] | None = None  # axes of each tensor of a batch; None where that varies
     parameters: Count | None = None  # the model's weights, as a count
     device: Literal["cpu", "gpu"] | None = None
+    keras: KerasVersion = KerasVersion.KERAS_3  # that it trains with
     script: ScriptFacts | None = None  # of a script as it is
     settings: Many[str] = ()  # that act on speed and are no knobs, as `NAME=value`: in force in all trials
 

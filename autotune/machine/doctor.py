@@ -12,6 +12,7 @@ from pydantic import Field
 from autotune.data.models import Frozen, Many
 from autotune.data.printable import plural
 from autotune.machine.units import units_of_gpu, units_of_processor
+from autotune.space.keras_in_use import LEGACY_VARIABLE, uses_legacy_keras
 from autotune.space.variables import NOT_READ
 
 OLDEST_DRIVERS = {"11": 450, "12": 525, "13": 580}
@@ -49,6 +50,8 @@ class MachineState(Frozen):
     tensorflow: str | None = None  # the installed version
     built_with: dict[str, str] | None = None  # CUDA and cuDNN that it wants; None: built without CUDA
     import_error: str = ""  # why it cannot be imported
+    keras: str | None = None  # the installed version of Keras 3
+    tf_keras: str | None = None  # ... and of Keras 2
     libraries: Many[str] = ()  # that the loader finds, by file name
     pci_nvidia: bool = False  # an NVIDIA device is on the bus
     driver: str | None = None
@@ -91,7 +94,7 @@ def _fact(text: str, fix: str = "") -> Finding:
 def diagnose(state: MachineState) -> list[Finding]:
     """Return all findings, what stops TensorFlow first."""
     order = list(Level)
-    rules = (_check_software, _check_driver, _check_cards, _check_host, _check_surroundings)
+    rules = (_check_software, _check_keras, _check_driver, _check_cards, _check_host, _check_surroundings)
     return sorted((finding for rule in rules for finding in rule(state)), key=lambda found: order.index(found.level))
 
 
@@ -126,6 +129,25 @@ def _check_software(state: MachineState) -> Iterator[Finding]:
         found = f"; there is {others[0]}, of another version" if others else ""
         fix = "pip install 'tensorflow[and-cuda]' installs matching libraries."
         yield _stops(f"the loader does not find {name}{found}", fix)
+
+
+def _check_keras(state: MachineState) -> Iterator[Finding]:
+    """Say which Keras a script gets, and why."""
+    minor, legacy = ".".join((state.tensorflow or "").split(".")[:2]), uses_legacy_keras(state.environment)
+    fix = f"pip install 'tf_keras=={minor}.*'"
+    if not state.tensorflow or (state.keras is None and state.tf_keras is None and not legacy):
+        return
+    if state.tf_keras is not None and not state.tf_keras.startswith(f"{minor}."):
+        yield _slows(f"tf_keras {state.tf_keras} is made for another TensorFlow than {state.tensorflow}", fix)
+    keras_3, keras_2 = f"Keras 3 ({state.keras})", f"Keras 2 ({state.tf_keras})"
+    if legacy and state.tf_keras is None:
+        problem = f"{LEGACY_VARIABLE} makes tf.keras Keras 2, and tf_keras is not installed"
+        yield _stops(problem, f"{fix}, or unset the variable to use Keras 3.")
+    elif legacy:
+        yield _fact(f"tf.keras is {keras_2}, because {LEGACY_VARIABLE} is set; `import keras` gives {keras_3}")
+    else:
+        other = "" if state.tf_keras is None else f"; `import tf_keras` gives {keras_2}"
+        yield _fact(f"tf.keras and `import keras` give {keras_3}{other}")
 
 
 def _check_driver(state: MachineState) -> Iterator[Finding]:

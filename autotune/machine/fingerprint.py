@@ -19,7 +19,7 @@ from autotune.machine.gpu import lowest_capability, read_gpus
 from autotune.machine.units import units_of_gpu, units_of_processor
 from autotune.version import __version__
 
-PACKAGES = ("tensorflow", "keras", "numpy", "optuna")
+PACKAGES = ("tensorflow", "keras", "tf_keras", "numpy", "optuna")
 CGROUP_ROOT = Path("/sys/fs/cgroup")
 PROC_ROOT = Path("/proc")
 

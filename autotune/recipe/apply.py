@@ -12,8 +12,10 @@ from typing import Any
 
 from autotune.data.errors import ApplyError
 from autotune.data.models import KnobValue
-from autotune.recipe.tf_private import data_adapter, keras, tf
+from autotune.recipe.keras_api import keras_api
+from autotune.recipe.tf_private import keras, tf
 from autotune.space.configuration import Configuration, find_conflict
+from autotune.space.keras_in_use import keras_in_use
 from autotune.space.knobs import KNOBS, Knob, Stage
 
 _layer_before_fork = ""
@@ -156,8 +158,9 @@ def refuse_overridden(configuration: Mapping[str, KnobValue]) -> None:
 
 def _too_late(setting: str) -> ApplyError:
     kinds: list[type] = [tf.data.Dataset, tf.Variable, tf.Tensor]
-    if "keras" in sys.modules:
-        kinds = [keras.layers.Layer, keras.optimizers.Optimizer, keras.metrics.Metric, keras.Variable, *kinds]
+    if keras_in_use().package in sys.modules:
+        variables = [keras.Variable] if hasattr(keras, "Variable") else []  # Keras 2 has TensorFlow's
+        kinds = [keras.layers.Layer, *keras_api().optimizer_bases(), keras.metrics.Metric, *variables, *kinds]
     made = f", and {name} was made before" if (name := _first_of(*kinds)) else ""
     return ApplyError(
         f"{setting} cannot act any more: TensorFlow's runtime has started{made}",
@@ -167,7 +170,10 @@ def _too_late(setting: str) -> ApplyError:
 
 def compile_arguments(configuration: Mapping[str, KnobValue]) -> dict[str, KnobValue]:
     """Return the keyword arguments of `model.compile` that the configuration stands for."""
-    return {knob.name: value for knob, value in _knobs_of(configuration, Stage.COMPILE)}
+    arguments = {knob.name: value for knob, value in _knobs_of(configuration, Stage.COMPILE)}
+    if "jit_compile" in arguments:
+        arguments["jit_compile"] = keras_api().jit_compile(arguments["jit_compile"])
+    return arguments
 
 
 def accumulate(optimizer: Any, configuration: Mapping[str, KnobValue]) -> None:
@@ -178,8 +184,8 @@ def accumulate(optimizer: Any, configuration: Mapping[str, KnobValue]) -> None:
     optimizer = getattr(optimizer, "inner_optimizer", optimizer)  # below the loss scale of float16
     if not hasattr(optimizer, "gradient_accumulation_steps"):
         raise ApplyError(
-            "gradients cannot be accumulated: the model is not compiled with one optimizer of Keras",
-            hint="Compile it with one, or omit --global-batch: a custom training step applies them itself.",
+            "gradients cannot be accumulated: the model is not compiled with one optimizer of Keras 3",
+            hint="Compile it with one, or omit --global-batch: Keras 2 and custom training steps do not accumulate.",
         )
     wanted = steps if steps > 1 else None
     if optimizer.gradient_accumulation_steps == wanted:
@@ -252,14 +258,25 @@ def _ending(batches: tf.data.Dataset, configuration: Configuration) -> TrainingP
     return TrainingPipeline(batches, None, configuration, lambda steps: _ending(batches.take(steps), configuration))
 
 
-def pipeline_in_steps(dataset: tf.data.Dataset, configuration: Configuration, steps: int) -> TrainingPipeline:
-    """Return batches of which an epoch takes so many, as a script says by `steps_per_epoch`."""
-    divisor = largest_divisor(steps, int(configuration.get("steps_per_execution", 1)))
-    changes = {"persistent_iterator": False, "steps_per_execution": divisor}
+def pipeline_in_steps(
+    dataset: tf.data.Dataset, configuration: Configuration, steps: int, *, whole_calls: bool = True
+) -> TrainingPipeline:
+    """Return batches of which an epoch takes so many, as a script says by `steps_per_epoch`.
+
+    With `whole_calls`, the steps per execution are lowered to a divisor of them.
+    """
+    per_call = min(steps, int(configuration.get("steps_per_execution", 1)))
+    changes = {
+        "persistent_iterator": False,
+        "steps_per_execution": largest_divisor(steps, per_call) if whole_calls else per_call,
+    }
     configuration = configuration.replace(**{name: value for name, value in changes.items() if name in configuration})
     batches = pipeline(dataset, configuration, batched=True)
     return TrainingPipeline(
-        batches, steps, configuration, lambda fewer: pipeline_in_steps(dataset, configuration, fewer)
+        batches,
+        steps,
+        configuration,
+        lambda fewer: pipeline_in_steps(dataset, configuration, fewer, whole_calls=whole_calls),
     )
 
 
@@ -345,10 +362,19 @@ def _shapes(dataset: tf.data.Dataset) -> list[Any]:
     return [getattr(spec, "shape", None) for spec in tf.nest.flatten(dataset.element_spec)]
 
 
-def keras_batches(parts: tuple[Any, Any, Any], *, counted: bool = True, **arguments: Any) -> tf.data.Dataset:
-    """Return the batches that Keras makes of data that is no dataset. `counted`: they know their number."""
-    adapter = data_adapter(*parts, steps_per_epoch=None, **arguments)
-    dataset, batches = adapter.get_tf_dataset(), adapter.num_batches
+def keras_batches(
+    parts: tuple[Any, Any, Any],
+    *,
+    batch_size: int | None = None,
+    shuffle: Any = False,
+    class_weight: Any = None,
+    epochs: int = 1,
+    counted: bool = True,
+) -> tf.data.Dataset:
+    """Return the batches that Keras makes of data; see `KerasApi.batches`. `counted`: they know their number."""
+    dataset, batches = keras_api().batches(
+        parts, batch_size=batch_size, shuffle=shuffle, class_weight=class_weight, epochs=epochs
+    )
     if not counted or not batches:
         return dataset
     return dataset.apply(tf.data.experimental.assert_cardinality(batches))

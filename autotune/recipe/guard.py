@@ -20,6 +20,9 @@ from autotune.data.printable import printable
 from autotune.machine.fingerprint import fingerprint
 from autotune.machine.telemetry import Counters, between, read_counters
 from autotune.recipe.evidence import Evidence
+from autotune.recipe.keras_api import keras_api, refuse_other_keras
+from autotune.recipe.tf_private import keras
+from autotune.space.keras_in_use import keras_in_use
 
 LOG = "long_run.jsonl"
 CHECK_SECONDS = 1.0  # between readings of the clock
@@ -189,12 +192,16 @@ class Guard:
 
 def guard_callback(guard: Guard, batch_size: int) -> Any:
     """Return the guard as a callback of `fit`. It sees training and epochs begin and end, and no batch."""
-    import keras
+    tuned = keras_in_use()
 
     class Watch(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ships no types
+        def set_model(self, model: Any) -> None:
+            refuse_other_keras(model, tuned)
+            super().set_model(model)
+
         def on_train_begin(self, logs: Any = None) -> None:
             self._usual = self.model.train_function
-            examples = batch_size * int(self.model.steps_per_execution)
+            examples = batch_size * keras_api().steps_per_execution(self.model)
             self.model.train_function = guard.wrap(self._usual, examples_per_call=examples)
 
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:

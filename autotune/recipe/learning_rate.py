@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
 import math
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from autotune.data.record import Rule
-from autotune.recipe.tf_private import keras, tf
+from autotune.recipe.keras_api import keras_api
+from autotune.recipe.tf_private import tf
 
 RULES: tuple[Rule, ...] = ("as is", "sqrt", "linear")
 
@@ -37,35 +37,38 @@ def scale_updates(factor: Callable[[], Any]) -> None:
     Args:
         factor: Asked whenever an update is made or traced. Returns a number, or a variable that each update reads.
     """
-    owner = keras.optimizers.Optimizer
-    usual_rate, usual_apply = inspect.getattr_static(owner, "learning_rate"), owner.apply
-    depth = 0  # of calls of `apply`, one inside another
+    depth = 0  # of updates, one inside another
 
-    def rate_of(optimizer: Any) -> Any:
-        rate, wanted = usual_rate.fget(optimizer), factor() if depth else 1.0
+    def scale(rate: Any) -> Any:
+        wanted = factor() if depth else 1.0
         if isinstance(wanted, float) and wanted == 1.0:
             return rate
         rate = tf.convert_to_tensor(rate)
         return rate * tf.cast(wanted, rate.dtype)
 
-    @functools.wraps(usual_apply)
-    def apply(optimizer: Any, *arguments: Any, **named: Any) -> Any:
-        nonlocal depth
-        depth += 1
-        try:
-            return usual_apply(optimizer, *arguments, **named)
-        finally:
-            depth -= 1
+    def count_depth(usual: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(usual)
+        def update(*arguments: Any, **named: Any) -> Any:
+            nonlocal depth
+            depth += 1
+            try:
+                return usual(*arguments, **named)
+            finally:
+                depth -= 1
 
-    owner.learning_rate, owner.apply = property(rate_of, usual_rate.fset), apply
+        return update
+
+    api = keras_api()
+    api.scale_rates(scale)
+    for owner in api.optimizer_bases():
+        setattr(owner, api.update_method, count_depth(getattr(owner, api.update_method)))
 
 
 def make_factor(strategy: Any) -> Any:
     """Return a variable for `scale_updates`, on the devices where a strategy of TensorFlow has learning rates."""
     with strategy.scope():
-        return keras.Variable(
-            1.0, dtype="float32", trainable=False, aggregation="only_first_replica", name="scale_of_updates"
-        )
+        aggregation = tf.VariableAggregation.ONLY_FIRST_REPLICA
+        return tf.Variable(1.0, trainable=False, aggregation=aggregation, name="scale_of_updates")
 
 
 class ScaledTrainings:

@@ -17,7 +17,7 @@ from pydantic_core import from_json
 
 from autotune.data.credentials import masked_names
 from autotune.data.errors import ApplyError, ArgumentError, MachineMismatchError, RecipeError
-from autotune.data.facts import Machine, ScriptFacts, Trains
+from autotune.data.facts import KerasVersion, Machine, ScriptFacts, Trains
 from autotune.data.figures import Interval
 from autotune.data.files import read_at_most, write_atomically
 from autotune.data.models import Amount, Count, KnobValue, Many, first_mistake
@@ -28,6 +28,7 @@ from autotune.recipe import apply
 from autotune.recipe.answers import Answer, LearningRateRule, describe_answers
 from autotune.recipe.apply import TrainingPipeline
 from autotune.recipe.evidence import BestCandidate, Evidence, Knobs, Part
+from autotune.recipe.keras_api import refuse_other_keras
 from autotune.recipe.same_workload import first_difference
 from autotune.recipe.selection import (
     OnMismatch,
@@ -40,6 +41,7 @@ from autotune.recipe.selection import (
 from autotune.recipe.tf_private import keras, tf
 from autotune.recipe.training_data import make_pipeline
 from autotune.space.configuration import Configuration, DatasetConfig, format_value
+from autotune.space.keras_in_use import use_keras
 from autotune.stats.deciding import Verdict
 
 SCHEMA_VERSION = 1
@@ -69,6 +71,7 @@ class RecipeWorkload(Part):
     element: str | None = Field(None, description="What a batch is, in words.")
     batch_ranks: Many[Count | None] | None = Field(None, description="Axes of each tensor of a batch; null if unknown.")
     parameters: Count | None = Field(None, description="The model's weights, as a count.")
+    keras: KerasVersion = Field(KerasVersion.KERAS_3, description="The package and the major version of Keras.")
     script: ScriptFacts | None = Field(None, description="How a script trains, and where the knobs reach it.")
     settings: Many[str] = Field((), description="`NAME=value` of what acts on speed and is no knob, in all trials.")
     train_samples: Count | None = Field(None, description="Of the long training; null when not known.")
@@ -197,6 +200,7 @@ class Recipe(Part):
             MachineMismatchError: With `on_mismatch="error"`.
         """
         check_wish(on_mismatch, ("nearest", "error", "ignore"))
+        use_keras(self.workload.keras)
         if self.changes and on_mismatch != "ignore":
             self._compare_machines(fingerprint(), is_error=on_mismatch == "error")
         apply.apply_in_training(self.configuration)
@@ -221,6 +225,7 @@ class Recipe(Part):
         """
         from autotune.recipe.guard import Guard, guard_callback
 
+        use_keras(self.workload.keras)
         guard = Guard(self.evidence, self.machine, log=None if log is None else Path(log))
         return guard_callback(guard, self.batch_size)
 
@@ -233,11 +238,14 @@ class Recipe(Part):
 
         Raises:
             ApplyError: Something that `apply()` set has changed since, such as the dtype policy. Or the optimizer is
-                missing, or was built before.
+                missing, was built before, or is of another Keras than the recipe.
         """
+        use_keras(self.workload.keras)
         apply.refuse_overridden(self.configuration)
         arguments: dict[str, Any] = apply.compile_arguments(self.configuration)
         if optimizer is not None:
+            if not isinstance(optimizer, str):
+                refuse_other_keras(optimizer, self.workload.keras)
             arguments["optimizer"] = keras.optimizers.get(optimizer)
             apply.accumulate(arguments["optimizer"], self.configuration)
         elif Configuration(self.configuration).update_size > self.batch_size:

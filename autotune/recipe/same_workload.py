@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from typing import Protocol
 
-from autotune.data.facts import ScriptFacts, Site
+from autotune.data.facts import KerasVersion, ScriptFacts, Site
 
 _FIRST_AXIS = re.compile(r"shape=\((None|\d+)")  # of a tensor of the batch: the batch size, where it is fixed
 _Key = tuple[str, str, str, int]
@@ -47,6 +47,10 @@ class KnownWorkload(Protocol):
         """See `WorkloadRecord`."""
 
     @property
+    def keras(self) -> KerasVersion:
+        """See `WorkloadRecord`."""
+
+    @property
     def script(self) -> ScriptFacts | None:
         """See `WorkloadRecord`."""
 
@@ -63,6 +67,8 @@ def first_difference(workload: KnownWorkload, other: KnownWorkload) -> str:
 
 def _differences(workload: KnownWorkload, other: KnownWorkload) -> Iterator[str]:
     """Yield each difference in half a sentence."""
+    if workload.keras is not other.keras:
+        yield f"one trains with {workload.keras.label}, the other with {other.keras.label}"
     if workload.script is not None and other.script is not None:
         yield from _script_differences(workload, other, workload.script, other.script)
     elif (workload.script is None) != (other.script is None):

@@ -1,4 +1,4 @@
-"""Private names of TensorFlow and Keras, which another version may lack.
+"""Private names of TensorFlow, which another version may lack, and both packages as this process uses them.
 
 A missing name is logged once, in the trial's log, and the trial continues without it.
 """
@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from autotune.machine.gpu import has_gpu_files
+from autotune.space.keras_in_use import keras_module
 
 if TYPE_CHECKING:
     import keras
@@ -20,18 +21,19 @@ if TYPE_CHECKING:
 else:
 
     class _Lazy:
-        def __init__(self, name: str) -> None:
-            self._name = name
+        def __init__(self, find: Callable[[], Any]) -> None:
+            self._find = find
 
         def __getattr__(self, name: str) -> Any:
-            return getattr(importlib.import_module(self._name), name)
+            return getattr(self._find(), name)
 
-    keras, tf = _Lazy("keras"), _Lazy("tensorflow")
+    keras, tf = _Lazy(keras_module), _Lazy(lambda: importlib.import_module("tensorflow"))
 __all__ = ["keras", "tf"]
 
 
 @functools.cache
-def _say_missing(name: str, consequence: str) -> None:
+def say_missing(name: str, consequence: str) -> None:
+    """Log that these versions have no such name."""
     versions = f"TensorFlow {tf.__version__} and Keras {keras.__version__}"
     logging.getLogger("autotune").warning("autotune: %s have no %s: %s", versions, name, consequence)
 
@@ -44,23 +46,9 @@ def tracing_seconds() -> Callable[[], float] | None:
         cell = tracing_compilation._graph_building_time_counter.get_cell()
         cell.value()
     except (ImportError, AttributeError):
-        _say_missing("_graph_building_time_counter", "retracing is not watched")
+        say_missing("_graph_building_time_counter", "retracing is not watched")
         return None
     return lambda: float(cell.value())
-
-
-def finite_steps(optimizer: Any) -> Callable[[], int] | None:
-    """Return a reader of the steps of a `LossScaleOptimizer` that had finite gradients; None for other optimizers.
-
-    `iterations` would not do: where gradients are accumulated, it counts once in several steps.
-    """
-    if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        return None
-    counter = getattr(optimizer.inner_optimizer, "_iterations", None)
-    if counter is None:
-        _say_missing("Optimizer._iterations", "steps that a loss scale skips are not counted")
-        return None
-    return lambda: int(counter)
 
 
 def inputs_of(dataset: tf.data.Dataset) -> list[tf.data.Dataset]:
@@ -68,7 +56,7 @@ def inputs_of(dataset: tf.data.Dataset) -> list[tf.data.Dataset]:
     try:
         return list(dataset._inputs())
     except AttributeError:
-        _say_missing("Dataset._inputs", "caches are not filled, shuffle buffers are not found")
+        say_missing("Dataset._inputs", "caches are not filled, shuffle buffers are not found")
         return []
 
 
@@ -76,7 +64,7 @@ def attribute_of(dataset: tf.data.Dataset, name: str) -> Any:
     """Return an argument of a dataset (`_buffer_size`, `_count`, `_filename`) as a Python value; None if unknown."""
     value = getattr(dataset, name, None)
     if value is None:
-        _say_missing(f"{type(dataset).__name__}.{name}", "the pipeline is trained on as it is")
+        say_missing(f"{type(dataset).__name__}.{name}", "the pipeline is trained on as it is")
         return None
     value = value.numpy() if hasattr(value, "numpy") else value
     return value.decode() if isinstance(value, bytes) else value
@@ -84,26 +72,11 @@ def attribute_of(dataset: tf.data.Dataset, name: str) -> Any:
 
 def computing_layers(layer: keras.Layer) -> Iterator[keras.Layer]:
     """Yield the layers that compute something: not inputs, and not Keras's own models, which only call their layers."""
-    only_calls = isinstance(layer, keras.Model) and type(layer).call.__module__.startswith("keras.")
+    only_calls = isinstance(layer, keras.Model) and type(layer).call.__module__.startswith(("keras.", "tf_keras."))
     if not only_calls and not isinstance(layer, keras.layers.InputLayer):
         yield layer
     for inner in getattr(layer, "layers", ()):
         yield from computing_layers(inner)
-
-
-def data_adapter(x: Any, y: Any, sample_weight: Any, **arguments: Any) -> Any:
-    """Return the adapter that Keras reads the data of `fit` by. It has `get_tf_dataset()` and `num_batches`."""
-    from keras.src.trainers.epoch_iterator import EpochIterator
-
-    return EpochIterator(x=x, y=y, sample_weight=sample_weight, **arguments).data_adapter
-
-
-def split_off(arrays: tuple[Any, Any, Any], share: float) -> tuple[tuple[Any, Any, Any], Any]:
-    """Split arrays as `fit` does: into what is trained on, and the share that is validated on."""
-    from keras.src.trainers.data_adapters import array_slicing
-
-    whole, held_out = array_slicing.train_validation_split(arrays, validation_split=share)
-    return whole, held_out
 
 
 def operations_of_map(dataset: tf.data.Dataset) -> set[str] | None:
@@ -111,7 +84,7 @@ def operations_of_map(dataset: tf.data.Dataset) -> set[str] | None:
     try:
         graph = dataset._map_func.function.graph.as_graph_def()
     except AttributeError:
-        _say_missing("Dataset._map_func", "no map is known to be deterministic")
+        say_missing("Dataset._map_func", "no map is known to be deterministic")
         return None
     nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
     return {node.op for node in nodes}
@@ -137,7 +110,7 @@ def keep_collectives() -> None:
         CollectiveAllReduceStrategy._collective_key_base += 1_000  # no keys of the last one
         context().enable_collective_ops = lambda _: None
     except (ImportError, AttributeError):
-        _say_missing("CollectiveAllReduceStrategy._collective_key_base", "a training that starts again may fail")
+        say_missing("CollectiveAllReduceStrategy._collective_key_base", "a training that starts again may fail")
 
 
 def name_of_strategy(strategy: tf.distribute.Strategy) -> str:
@@ -146,22 +119,12 @@ def name_of_strategy(strategy: tf.distribute.Strategy) -> str:
     return "MultiWorkerMirroredStrategy" if own.startswith(("CollectiveAllReduce", "_CollectiveAllReduce")) else own
 
 
-def updates_of(optimizer: Any) -> int:
-    """Return how often an optimizer of Keras has updated weights so far, also while a function is traced."""
-    counted = getattr(optimizer, "_iterations", None)
-    if counted is None:
-        _say_missing("Optimizer._iterations", "a call that is given an iterator counts as one step")
-        return 0
-    with tf.init_scope():
-        return int(counted.value.numpy())
-
-
 def let_mirrored_variables_be_numbers() -> None:
     """Have `float()` and `int()` read a strategy's variable, such as a learning rate, as they read any other."""
     try:
         from tensorflow.python.distribute.values import DistributedVariable
     except ImportError:
-        _say_missing("DistributedVariable", "a script that reads a weight as a number fails under a strategy")
+        say_missing("DistributedVariable", "a script that reads a weight as a number fails under a strategy")
         return
     for kind in (float, int):
         setattr(DistributedVariable, f"__{kind.__name__}__", lambda variable, kind=kind: kind(variable.numpy()))
@@ -189,7 +152,7 @@ def runtime_starts() -> list[tuple[type, str]]:
         if has_gpu_files():  # listing devices starts CUDA
             starts.append((Context, Context._initialize_physical_devices.__name__))
     except (ImportError, AttributeError):
-        _say_missing("Context.ensure_initialized", "each trial runs the script from its first line")
+        say_missing("Context.ensure_initialized", "each trial runs the script from its first line")
         return []
     return starts
 
@@ -205,7 +168,7 @@ def name_next_functions_alike() -> None:
     try:
         from tensorflow.python.framework.ops import uid
     except ImportError:
-        _say_missing("ops.uid", "compiled programs are not found again")
+        say_missing("ops.uid", "compiled programs are not found again")
         return
     while uid() < FIRST_NUMBER:
         pass

@@ -18,6 +18,7 @@ from typing import Any
 from autotune.data.errors import ApplyError, AutotuneError, WorkloadError
 from autotune.data.printable import printable
 from autotune.data.record import Outcome
+from autotune.recipe.keras_api import KERAS_PACKAGES, api_of
 from autotune.runtime.logs import gpu_fault_hint, is_memory_error, read_tail
 from autotune.runtime.protocol import Failed
 from autotune.runtime.sources import is_installed
@@ -158,18 +159,13 @@ def refuse_training(where: str, hint: str) -> Iterator[None]:
     undo = contextlib.ExitStack()
 
     def wrap(keras: ModuleType) -> None:
-        trains = (keras.Model, "fit"), (keras.Model, "train_on_batch"), (keras.optimizers.Optimizer, "apply")
-        for owner, name in trains:
+        for owner, name in api_of(keras).training_calls():
             inherited = name not in vars(owner)
             undo.callback(*((delattr, owner, name) if inherited else (setattr, owner, name, vars(owner)[name])))
             setattr(owner, name, refuse)
 
-    if "keras" in sys.modules:
-        wrap(sys.modules["keras"])
-    else:
-        finder = ImportHook("keras", wrap)
-        sys.meta_path.insert(0, finder)
-        undo.callback(sys.meta_path.remove, finder)
+    for package in KERAS_PACKAGES:
+        undo.callback(after_import(package, wrap))
     try:
         yield
     finally:
@@ -181,7 +177,7 @@ def refuse_training(where: str, hint: str) -> Iterator[None]:
 class ImportHook(MetaPathFinder):
     """Calls a function with a module right after it is imported."""
 
-    def __init__(self, name: str, then: Callable[[ModuleType], None]) -> None:
+    def __init__(self, name: str, then: Callable[[ModuleType], object]) -> None:
         self._name, self._then = name, then
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
@@ -196,6 +192,16 @@ class ImportHook(MetaPathFinder):
 
             spec.loader.exec_module = exec_module  # type: ignore[method-assign]  # of this one loader
         return spec
+
+
+def after_import(name: str, act: Callable[[ModuleType], object]) -> Callable[[], None]:
+    """Act on a module, now if it is imported and otherwise right after that; return what ends the waiting."""
+    if name in sys.modules:
+        act(sys.modules[name])
+        return lambda: None
+    hook = ImportHook(name, act)
+    sys.meta_path.insert(0, hook)
+    return lambda: sys.meta_path.remove(hook)
 
 
 # --------------------------------------------------------------------------------------------- what is reported

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from autotune.data.errors import NoStableConfigurationError, WorkloadError
-from autotune.data.facts import ScriptFacts, WorkloadFacts, WorkloadReference
+from autotune.data.facts import KerasVersion, ScriptFacts, WorkloadFacts, WorkloadReference
 from autotune.data.record import Place
 from autotune.data.run_directory import LAYERS
 from autotune.recipe.apply import environment
@@ -32,12 +32,14 @@ class _Templates:
         self.layers = logs.resolve() / LAYERS
         self.isolation: Isolation = "template"  # the first template imports the workload
         self.script: ScriptFacts | None = None
+        self.keras = KerasVersion.KERAS_3
         self._fingerprint: str | None = None
         self._count = 0
 
     def note(self, facts: WorkloadFacts, isolation: Isolation) -> None:
         """Note what the first template found, for those that follow."""
         self._fingerprint, self.script, self.isolation = facts.fingerprint, facts.script, isolation
+        self.keras = facts.keras
 
     def start(self, variables: Mapping[str, str]) -> Template:
         """Start a template."""
@@ -89,7 +91,13 @@ class LocalSeat:
         scaled = scale_threads(configuration, self.place)
         asked = {name: configuration[name] for name in scaled.differences(configuration)}
         request = TrialRequest(
-            configuration=dict(scaled), log=log, data=data, timing=timing, losses=losses, script=self._start.script
+            configuration=dict(scaled),
+            log=log,
+            data=data,
+            timing=timing,
+            losses=losses,
+            keras=self._start.keras,
+            script=self._start.script,
         )
 
         def fork(template: Template) -> TrialProcess:

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, FiniteFloat, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
-from autotune.data.facts import ScriptFacts, WorkloadFacts
+from autotune.data.facts import KerasVersion, ScriptFacts, WorkloadFacts
 from autotune.data.figures import Ceilings
 from autotune.data.models import Amount, Count, Frozen, Many, Number, Positive, Value, first_mistake
 from autotune.data.printable import LONGEST_MESSAGE, one_line
@@ -121,6 +121,7 @@ class TrialRequest(Frozen):
     count_seconds: FiniteFloat = 5.0  # how long each count may take
     timing: TrialTiming
     losses: Trainings | None = None  # run these trainings, and time nothing
+    keras: KerasVersion = KerasVersion.KERAS_3  # that the workload trains with
     script: ScriptFacts | None = None  # of a script that is tuned as it is
 
 

@@ -8,11 +8,12 @@ import importlib.util
 import itertools
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from autotune.data.errors import WorkloadError
-from autotune.data.facts import WorkloadReference
+from autotune.data.facts import KerasVersion, WorkloadReference
+from autotune.space.keras_in_use import uses_legacy_keras
 
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda, ast.comprehension)
 """What binds names of its own."""
@@ -141,3 +142,15 @@ def fingerprint_of(file: str | None, name: str) -> str:
     """Return a hash of a file, where there is one, and a name in it. Raises `OSError` if it cannot be read."""
     content = Path(file).read_bytes() if file else b""
     return f"sha256:{hashlib.sha256(content + bytes(1) + name.encode()).hexdigest()}"
+
+
+def keras_of_sources(files: Sequence[Path], variables: Mapping[str, str]) -> KerasVersion:
+    """Return the Keras that source files import, or that `tf.keras` is with these environment variables.
+
+    A package that the files import may train with the other one.
+    """
+    names = {name.partition(".")[0] for file in files for name in _imported_names(file)}
+    if KerasVersion.KERAS_2.package in names:
+        return KerasVersion.KERAS_2
+    is_legacy = uses_legacy_keras(variables) and KerasVersion.KERAS_3.package not in names
+    return KerasVersion.KERAS_2 if is_legacy else KerasVersion.KERAS_3

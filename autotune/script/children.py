@@ -9,14 +9,14 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
-from autotune.runtime.failures import ImportHook, locate_user_line
+from autotune.recipe.keras_api import KERAS_PACKAGES, api_of
+from autotune.runtime.failures import after_import, locate_user_line
 
 _VARIABLE = "AUTOTUNE_SURVEY"  # the survey's process, its pipe, and whether an import already ends it
 _FOLDER = str(Path(__file__).with_name("child_site"))
@@ -81,8 +81,10 @@ def watch_imports() -> None:
     """Watch a fresh interpreter that is about to import TensorFlow or Keras."""
     if os.environ[_VARIABLE].endswith("import"):
         answer_for_parent({})
-    sys.meta_path.insert(0, ImportHook("keras", _refuse_all_training))
+    for package in KERAS_PACKAGES:
+        after_import(package, _refuse_all_training)
 
 
 def _refuse_all_training(keras: ModuleType) -> None:
-    keras.Model.fit = keras.Model.train_on_batch = keras.optimizers.Optimizer.apply = refuse_training
+    for owner, name in api_of(keras).training_calls():
+        setattr(owner, name, refuse_training)

@@ -5,24 +5,30 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from autotune.data.facts import KerasVersion
+from autotune.data.models import KnobValue
 from autotune.recipe import apply
 from autotune.recipe.apply import keras_batches
-from autotune.recipe.tf_private import split_off
+from autotune.recipe.keras_api import keras_api
+from autotune.recipe.tf_private import keras
 from autotune.script.dataset_trace import batch_calls, calls_for, examples_of, mean_batch
 from autotune.script.settings import Settings
 from autotune.space.configuration import Configuration
 from autotune.space.knobs import KNOBS, Stage
 
 if TYPE_CHECKING:
-    import keras
     import tensorflow as tf
 
 DEFAULT_BATCH = 32  # Keras's, for arrays
 VALIDATION_HINT = "Give fit() validation_steps, or validation data that ends, such as dataset.take(N)."
+LOADING = ("workers", "use_multiprocessing", "max_queue_size")
+MANY_EPOCHS = 1 << 30  # that one iterator reads arrays for
+SETTLE_SECONDS, SETTLE_INTERVAL_SECONDS = 30.0, 0.2  # for `compile(steps_per_execution="auto")`
 FEW_STEPS = 3  # of each `fit` that is not tuned
 
 
@@ -40,6 +46,26 @@ def few_steps(model: keras.Model, usual: Callable[..., Any], arguments: dict[str
     return usual(model, **(arguments | few))
 
 
+def settle_steps(call: FitCall, usual: Callable[..., Any], callbacks: list[Any]) -> None:
+    """Train until Keras has settled on its steps per execution, or for `SETTLE_SECONDS`, and leave it there.
+
+    Keras measures ten times before each change. Here it measures more often than in a long training.
+    """
+    model, api = call.model, keras_api()
+    tuner, began, seen = model._steps_per_execution_tuner, time.perf_counter(), [0]
+    tuner.interval = SETTLE_INTERVAL_SECONDS
+
+    def look(*_: Any) -> None:
+        changes = tuner.spe_measurement_count // tuner.change_spe_interval
+        seen.extend([api.steps_per_execution(model)] * (changes + 1 - len(seen)))
+        has_settled = len(seen) > 2 and seen[-1] == seen[-2]
+        model.stop_training = has_settled or time.perf_counter() - began > SETTLE_SECONDS
+
+    watch = keras.callbacks.LambdaCallback(on_train_batch_end=look)
+    usual(model, **{**call.arguments, "epochs": MANY_EPOCHS, "callbacks": [*callbacks, watch], "verbose": 0})
+    api.set_steps(model, api.steps_per_execution(model))
+
+
 @dataclass(frozen=True, kw_only=True)
 class FitCall:
     """A call of `fit`, with its arguments by name."""
@@ -51,7 +77,6 @@ class FitCall:
     @property
     def kind(self) -> str:
         """The kind of its data: `arrays`, `dataset`, `distributed`, `py_dataset`, or `generator`."""
-        import keras
         import tensorflow as tf
 
         x = self.arguments["x"]
@@ -59,22 +84,38 @@ class FitCall:
             return "dataset"
         if isinstance(x, tf.distribute.DistributedDataset):
             return "distributed"
-        if isinstance(x, keras.utils.PyDataset):
+        if isinstance(x, keras_api().sequence_class()):  # in Keras 2 a `Sequence`
             return "py_dataset"
         return "generator" if hasattr(x, "__next__") else "arrays"
 
     @property
     def has_workers(self) -> bool:
         """True if workers make the batches of a `PyDataset`."""
-        x = self.arguments["x"]
-        return self.kind == "py_dataset" and (x.workers > 1 or x.use_multiprocessing)
+        loading = self.loading
+        return bool(loading) and (int(loading["workers"]) > 1 or bool(loading["use_multiprocessing"]))
+
+    @property
+    def loading(self) -> dict[str, KnobValue]:
+        """The script's own `workers`, `use_multiprocessing` and `max_queue_size`; empty without a `PyDataset`."""
+        return keras_api().loading(self.arguments["x"], self.arguments) if self.kind == "py_dataset" else {}
+
+    @property
+    def changed_loading(self) -> dict[str, KnobValue]:
+        """Those of them that the settings change."""
+        return {name: self.settings.changes[name] for name in self.loading if name in self.settings.changes}
+
+    @property
+    def loading_arguments(self) -> dict[str, KnobValue]:
+        """The same as arguments of `fit`, which Keras 2 takes; empty in Keras 3."""
+        own = {name: self.arguments[name] for name in LOADING if name in self.arguments}
+        return own | self.changed_loading if own else {}
 
     @property
     def batch_size(self) -> int | None:
         """The script's own; None where it does not show."""
         x, kind = self.arguments["x"], self.kind
         if kind == "arrays":
-            return int(self.arguments["batch_size"] or DEFAULT_BATCH)
+            return int(self.arguments["batch_size"] or self._batch_of_steps or DEFAULT_BATCH)
         if kind == "py_dataset":
             size = _py_dataset_batch_size(x)
             set_here = "batch_size" in self.settings.first and size == self.settings.changes.get("batch_size")
@@ -93,6 +134,14 @@ class FitCall:
         return int(self.settings.value_once("batch_size", given))
 
     @property
+    def steps_per_execution(self) -> int:
+        """The script's own; where Keras changes them as it trains, those on which it settled in the survey."""
+        own = self.settings.own.get("steps_per_execution")
+        if own is not None and keras_api().tunes_steps(self.model):
+            return int(own)
+        return keras_api().steps_per_execution(self.model)
+
+    @property
     def epochs(self) -> int:
         """Epochs that the script asks for."""
         return int(self.arguments["epochs"]) - int(self.arguments["initial_epoch"])
@@ -103,7 +152,7 @@ class FitCall:
         whole = (arguments["x"], arguments["y"], arguments["sample_weight"])
         share, held_out = arguments["validation_split"], arguments["validation_data"]
         if share and held_out is None:
-            return split_off(whole, share)
+            return keras_api().split_off(whole, share)
         return whole, held_out
 
     @functools.cached_property
@@ -119,15 +168,14 @@ class FitCall:
         if kind == "py_dataset":
             if "batch_size" in self.settings.changes and self.batch_used is not None:
                 x.batch_size = self.batch_used
-            for knob in ("workers", "use_multiprocessing", "max_queue_size"):
-                if knob in self.settings.changes:
-                    setattr(x, knob, self.settings.changes[knob])
+            keras_api().set_loading(x, self.changed_loading)
         dataset = keras_batches(
             (x, y, weights),
             counted=kind != "arrays",
             batch_size=self.batch_used,
             shuffle=self.arguments["shuffle"],
             class_weight=self.arguments["class_weight"],
+            epochs=MANY_EPOCHS if kind == "arrays" else 1,
         )
         return dataset, dataset if kind == "arrays" else x
 
@@ -170,23 +218,40 @@ class FitCall:
         """The script's `steps_per_epoch`, for batches of the size in use; None where the data ends an epoch."""
         given = self.arguments["steps_per_epoch"]
         if not given:
-            return None
+            return self._steps_of_arrays
         size, used = self.batch_size, self.batch_used
         return int(given) if not size or not used else max(1, round(int(given) * size / used))
 
+    @property
+    def _steps_of_arrays(self) -> int | None:
+        """The steps of an epoch of arrays, where one iterator reads them in all epochs; None elsewhere."""
+        if self.kind != "arrays" or keras_api().rereads_arrays or self.arguments["steps_per_epoch"]:
+            return None
+        return math.ceil(self._length_of_arrays / int(self.batch_used or DEFAULT_BATCH))
+
+    @property
+    def _batch_of_steps(self) -> int | None:
+        """The batch size of Keras 2 for arrays with `steps_per_epoch` alone; None elsewhere."""
+        steps = self.arguments["steps_per_epoch"]
+        return None if keras_api().rereads_arrays or not steps else math.ceil(self._length_of_arrays / int(steps))
+
+    @property
+    def _length_of_arrays(self) -> int:
+        import tensorflow as tf
+
+        return int(tf.nest.flatten(self.with_arrays()[0][0])[0].shape[0])
+
     def examples(self, dataset: tf.data.Dataset) -> int | None:
         """Return the examples of an epoch of these batches; None where they must be counted."""
-        import keras
-
         used, steps = self.batch_used, self.steps_per_epoch
         if used is None and steps is not None:  # a generator's batches are taken to be as long as its first
             used = int(self.settings.own.get("batch_size", 0)) or None
         if used is None or self.kind == "distributed":
             return None
+        if self.kind == "arrays" and not self.arguments["steps_per_epoch"]:
+            return self._length_of_arrays
         if steps is not None:
             return round(steps * mean_batch(dataset, used))
-        if self.kind == "arrays":
-            return int(keras.tree.flatten(self.with_arrays()[0][0])[0].shape[0])
         return examples_of(dataset, used)
 
     def pipeline(self, dataset: tf.data.Dataset, source: Any, configuration: Configuration) -> apply.TrainingPipeline:
@@ -210,7 +275,8 @@ class FitCall:
         if steps is None:
             train = apply.training_pipeline(dataset, acting, batched=True)
         else:
-            train = apply.pipeline_in_steps(dataset, acting, steps)
+            is_whole = keras_api().version is KerasVersion.KERAS_3  # Keras 2 ends an epoch by a shorter call
+            train = apply.pipeline_in_steps(dataset, acting, steps, whole_calls=is_whole)
         in_force = train.in_force.replace(prefetch=configuration["prefetch"])
         return dataclasses.replace(train, in_force=in_force, source=source if own else None)
 
@@ -223,7 +289,7 @@ def _py_dataset_batch_size(x: Any) -> int | None:
 
 def honours_batch_size(x: Any) -> bool:
     """Return whether a `PyDataset` yields batches of another size once its attribute `batch_size` is changed."""
-    import keras
+    import tensorflow as tf
 
     size = _py_dataset_batch_size(x)
     if size is None or len(x) < 3:
@@ -231,7 +297,7 @@ def honours_batch_size(x: Any) -> bool:
     batches = len(x)
     try:
         x.batch_size = 2 * size
-        first = keras.tree.flatten(x[0])[0]
+        first = tf.nest.flatten(x[0])[0]
         return len(first) == 2 * size and len(x) in (batches // 2, math.ceil(batches / 2))
     except Exception:  # the user's class may raise anything for another size
         return False

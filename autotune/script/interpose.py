@@ -18,10 +18,12 @@ from types import ModuleType
 from typing import Any
 
 from autotune.data.facts import Site
-from autotune.runtime.failures import ImportHook
+from autotune.recipe.keras_api import KERAS_PACKAGES, keras_api
+from autotune.runtime.failures import after_import
 from autotune.script.call_sites import site_of, users_frame
 from autotune.script.dataset_trace import DatasetCall, batch_calls, tag
 from autotune.script.settings import ARGUMENTS, CALLS, Settings, serve_script
+from autotune.space.keras_in_use import keras_of
 
 _LAYERS_THAT_ADAPT = ("TextVectorization", "Normalization", "StringLookup", "IntegerLookup", "Discretization")
 
@@ -30,7 +32,7 @@ class Hooks:
     """Hooks called when a script trains, and in each step of a custom loop. By default they do nothing."""
 
     def imported(self, name: str) -> None:
-        """Note that `tensorflow` or `keras` was imported and wrapped."""
+        """Note that `tensorflow`, `keras` or `tf_keras` was imported and wrapped."""
 
     def fit(self, model: Any, usual: Callable[..., Any], arguments: dict[str, Any], site: Site) -> Any:
         """Run instead of `model.fit` with these arguments, at this site."""
@@ -73,11 +75,9 @@ class Wrappers:
     def install(self) -> None:
         """Wrap TensorFlow and Keras now where they are imported, otherwise as soon as they are."""
         serve_script(settings=self.settings)
-        for name, wrap in (("tensorflow", self._wrap_tensorflow), ("keras", self._wrap_keras)):
-            if name in sys.modules:
-                wrap(sys.modules[name])
-            else:
-                sys.meta_path.insert(0, ImportHook(name, wrap))
+        after_import("tensorflow", self._wrap_tensorflow)
+        for package in KERAS_PACKAGES:
+            after_import(package, self._wrap_keras)
 
     @property
     def active(self) -> bool:
@@ -118,9 +118,10 @@ class Wrappers:
 
     def _wrap_keras(self, keras: ModuleType) -> None:
         """Wrap `fit`, `compile` and the dtype policy; make the wrappers inert in what trains or reads by itself."""
-        policy = keras.config.set_dtype_policy
-        self._at_site(keras.config, "set_dtype_policy", functools.partial(self._set_knob, "precision"))
-        replace_everywhere(policy, keras.config.set_dtype_policy)
+        precision = keras.mixed_precision
+        policy = precision.set_global_policy  # also `keras.config.set_dtype_policy`
+        self._at_site(precision, "set_global_policy", functools.partial(self._set_knob, "precision"))
+        replace_everywhere(policy, precision.set_global_policy, below=(keras.__name__,))
         self._at_site(owner_of(keras.Model, "compile"), "compile", self._compile)
         self._at_site(owner_of(keras.Model, "fit"), "fit", self._fit)
         for name in ("evaluate", "predict"):
@@ -128,7 +129,7 @@ class Wrappers:
         for kind in (getattr(keras.layers, name, None) for name in _LAYERS_THAT_ADAPT):
             if kind is not None and "adapt" in vars(kind):
                 around(kind, "adapt", self._call_inertly)
-        self.hooks.imported("keras")
+        self.hooks.imported(keras.__name__)
 
     def _at_site(self, owner: Any, name: str, act: Callable[..., Any]) -> None:
         """Replace the script's own calls of a function by `act(usual, site, arguments)`."""
@@ -194,8 +195,9 @@ class Wrappers:
     def _compile(self, usual: Callable[..., Any], site: Site, bound: BoundArguments) -> Any:
         bound.apply_defaults()
         self.compiled_at = site
-        self.jit_compile = bound.arguments.get("jit_compile", self.jit_compile)
         if "jit_compile" in bound.arguments:
+            api = keras_api(keras_of(bound.args[0]))
+            self.jit_compile = api.jit_compile(bound.arguments["jit_compile"])
             bound.arguments["jit_compile"] = self.settings.value("jit_compile", self.jit_compile)
         return usual(*bound.args, **bound.kwargs)
 
@@ -235,7 +237,7 @@ def around(owner: Any, name: str, act: Callable[..., Any]) -> Callable[[], None]
     return functools.partial(delattr, owner, name) if own is None else functools.partial(setattr, owner, name, own)
 
 
-def replace_everywhere(original: Any, replacement: Any, *, below: tuple[str, ...] = ("keras",)) -> None:
+def replace_everywhere(original: Any, replacement: Any, *, below: tuple[str, ...]) -> None:
     """Replace a function in every loaded module of these packages that has it."""
     for name, module in list(sys.modules.items()):
         if not name.startswith(below) or not isinstance(module, ModuleType):

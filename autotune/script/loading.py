@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from autotune.data.errors import WorkloadError
-from autotune.data.facts import ScriptSettings, WorkloadFacts, WorkloadReference
+from autotune.data.facts import KerasVersion, ScriptSettings, WorkloadFacts, WorkloadReference
 from autotune.data.files import is_utf8, read_at_most
 from autotune.data.options import check_args
 from autotune.data.printable import with_article
@@ -24,16 +24,17 @@ from autotune.runtime.failures import (
     summarize_error,
 )
 from autotune.runtime.logs import is_memory_error
-from autotune.runtime.sources import binds_workload, fingerprint_of
+from autotune.runtime.sources import binds_workload, directory_of, fingerprint_of, own_files
 from autotune.script.workload import Workload, takes_config
+from autotune.space.keras_in_use import keras_in_use
 from autotune.space.knobs import did_you_mean
 
 LONGEST_NAME = 255  # bytes of a file's name on Linux: a run's directory is named after the workload
 MODULE_NAME = "__mp_main__"  # as `multiprocessing` calls a program's file in the processes that it spawns
 # fmt: off
-NEEDED_PACKAGES = (  # that `import tensorflow` and `import keras` load by name
+NEEDED_PACKAGES = (  # that TensorFlow and both Keras load by name
     "absl", "gast", "google", "h5py", "keras", "numpy", "optree", "packaging", "pandas", "requests", "rich", "scipy",
-    "six", "tensorflow", "termcolor", "wrapt",
+    "six", "tensorflow", "termcolor", "tf_keras", "wrapt",
 )
 # fmt: on
 
@@ -186,13 +187,14 @@ def load(reference: WorkloadReference) -> Workload:
 
 
 def require_tensorflow() -> None:
-    """Raise WorkloadError where TensorFlow or Keras is not installed."""
-    for module, name in (("tensorflow", "TensorFlow"), ("keras", "Keras")):
+    """Raise WorkloadError where TensorFlow or the Keras in use is not installed."""
+    version = keras_in_use()
+    for module, name in (("tensorflow", "TensorFlow"), (version.package, version.label)):
         if importlib.util.find_spec(module) is None:
-            raise WorkloadError(
-                f"{name} is not installed in {sys.prefix}",
-                hint="Run pip install 'tensorflow>=2.18,<2.22', or install your own build there.",
-            )
+            hint = "Run pip install 'tensorflow>=2.18,<2.22', or install your own build there."
+            if version is KerasVersion.KERAS_2 and module == version.package:
+                hint = "Run pip install tf_keras, of the same minor version as TensorFlow."
+            raise WorkloadError(f"{name} is not installed in {sys.prefix}", hint=hint)
 
 
 def _import(reference: WorkloadReference) -> ModuleType:
@@ -229,11 +231,21 @@ def _import_error(reference: WorkloadReference, error: BaseException) -> Workloa
     return WorkloadError(f"{action} raised {summarize_error(error)}", hint=hint, detail=format_user_traceback(error))
 
 
+def _source_of(reference: WorkloadReference) -> str | None:
+    return reference.file or getattr(sys.modules.get(reference.module or ""), "__file__", None)
+
+
+def source_files(reference: WorkloadReference) -> list[Path]:
+    """Return the file of a workload that was imported, and the modules of its own that it imports."""
+    file = _source_of(reference)
+    return [] if file is None else own_files(Path(file), Path(directory_of(reference)))
+
+
 def facts_of(
     workload: Workload, reference: WorkloadReference, in_force: Mapping[str, Any] | None = None
 ) -> WorkloadFacts:
     """Return the facts of a workload that need no TensorFlow; for `in_force` see `WorkloadFacts`."""
-    file = reference.file or getattr(sys.modules.get(reference.module or ""), "__file__", None)
+    file = _source_of(reference)
     stem = Path(file).stem if file else reference.module or "workload"
     if file and stem in ("__init__", "__main__"):
         stem = Path(file).resolve().parent.name
@@ -248,4 +260,5 @@ def facts_of(
         validates=workload.validation is not None,
         fingerprint=fingerprint_of(file, reference.name),
         in_force=dict(in_force or {}),
+        keras=keras_in_use(),
     )

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autotune.data.errors import ArgumentError, AutotuneError, RecipeError
+from autotune.data.errors import ApplyError, ArgumentError, AutotuneError, RecipeError
 from autotune.data.facts import ScriptFacts, Site, Trains, WorkloadReference
 from autotune.data.options import check_args
 from autotune.data.record import Rule
@@ -20,12 +20,13 @@ from autotune.machine.fingerprint import fingerprint
 from autotune.recipe import apply
 from autotune.recipe.answers import describe_doubts
 from autotune.recipe.guard import LOG, Guard, guard_callback, say
+from autotune.recipe.keras_api import api_of, keras_api, refuse_other_keras
 from autotune.recipe.learning_rate import ScaledTrainings, factor_of, scale_updates
-from autotune.recipe.tf_private import with_names_alike
+from autotune.recipe.tf_private import keras, with_names_alike
 from autotune.runtime.sources import directory_of, file_of
 from autotune.script.execute import run_as_main
-from autotune.script.fit_call import FitCall
-from autotune.script.interpose import Hooks, Wrappers
+from autotune.script.fit_call import LOADING, FitCall
+from autotune.script.interpose import Hooks, Wrappers, around
 from autotune.script.loading import parse_reference
 from autotune.script.loop_watch import LoopWatch
 from autotune.script.sandbox import listed_callbacks
@@ -33,9 +34,10 @@ from autotune.script.settings import Settings
 from autotune.script.staleness import Staleness, verify_command
 from autotune.script.strategies import open_when_building, refuse_another_scope
 from autotune.space.configuration import Configuration
+from autotune.space.keras_in_use import use_keras
 from autotune.space.knobs import KNOBS, Stage
 from autotune.space.variables import loading_from
-from autotune.training.fit import set_compiled, set_steps
+from autotune.training.fit import set_compiled
 from autotune.training.gauges import Weights, count_parameters
 
 if TYPE_CHECKING:
@@ -89,7 +91,8 @@ class LongRun(Hooks):
         stale: Staleness | None = None,
         compiled: Path | None = None,
     ) -> None:
-        self._facts = facts_in(recipe)
+        self._facts, self._keras = facts_in(recipe), recipe.workload.keras
+        use_keras(self._keras)
         self._loop = self._facts.trains is Trains.LOOP
         tested = recipe.learning_rate_rule
         self._is_tested = scale is None and tested is not None and tested.same_loss is not None
@@ -125,6 +128,9 @@ class LongRun(Hooks):
 
     def imported(self, name: str) -> None:
         """See `Hooks`: set what acts right after an import."""
+        if name not in ("tensorflow", self._keras.package):
+            self._refuse_loop_of(sys.modules[name])
+            return
         tf, stage = sys.modules["tensorflow"], Stage.RUNTIME if name == "tensorflow" else Stage.BUILD
         for knob, value in self._settings.changes.items():
             if KNOBS[knob].stage is stage:
@@ -134,11 +140,28 @@ class LongRun(Hooks):
         if self._loop:
             if self._scale is not None:
                 scale_updates(self._factor_of_loop)
-            self._watch.install(tf, sys.modules["keras"])  # outside, so that steps see the script's own rate
+            self._watch.install(tf)  # outside, so that steps see the script's own rate
+            self._watch.install_keras(sys.modules[name])
         else:
             if self._scale is not None:
                 self._trainings = ScaledTrainings()
-            open_when_building(sys.modules["keras"], self._configuration)
+            open_when_building(self._configuration)
+
+    def _refuse_loop_of(self, module: Any) -> None:
+        """Refuse a loop that updates its weights with the other Keras: nothing of the recipe acts there."""
+        if not self._loop:
+            return
+
+        def refuse(_: Any, optimizer: Any, *__: Any, **___: Any) -> None:
+            try:
+                refuse_other_keras(optimizer, self._keras)
+            except ApplyError as error:  # a function that is being traced would hide its kind
+                say(str(error))
+                raise SystemExit(error.exit_code) from error
+
+        api = api_of(module)
+        for base in api.optimizer_bases():
+            around(base, api.update_method, refuse)
 
     def ended(self) -> None:
         """Note that the script is over."""
@@ -177,6 +200,7 @@ class LongRun(Hooks):
         if self._loop or tuned is None or site.key != tuned.key:
             with self._scaled_by(1.0, model):  # it may train within a callback of the tuned one
                 return usual(model, **arguments)
+        refuse_other_keras(model, self._keras)
         self._refuse_missing()
         refuse_another_scope(model, self._configuration)
         call = FitCall(model=model, arguments=arguments, settings=self._settings)
@@ -203,15 +227,14 @@ class LongRun(Hooks):
         def begin(logs: Any) -> None:
             model.train_function = with_names_alike(model.train_function)
 
-        return [sys.modules["keras"].callbacks.LambdaCallback(on_train_begin=begin)]
+        return [keras.callbacks.LambdaCallback(on_train_begin=begin)]
 
     def _watch_for_changes(self, model: Any) -> list[Any]:
         """Say what has changed since the recipe was measured; return a callback if the first step builds the model."""
         if model.built:
             self._warn_of_changes(model.weights)
             return []
-        late = sys.modules["keras"].callbacks.LambdaCallback
-        return [late(on_epoch_end=lambda epoch, logs: self._warn_of_changes(model.weights))]
+        return [keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: self._warn_of_changes(model.weights))]
 
     def _warn_of_changes(self, weights: Sequence[Any]) -> None:
         if self._stale is not None:
@@ -281,14 +304,14 @@ def changed_arguments(call: FitCall, configuration: Configuration, facts: Script
     acting = {name for name in changes if KNOBS[name].stage is Stage.OPTIONS or name in _OF_DATASET}
     if call.kind != "dataset" or "prefetch" not in facts.sites:
         acting |= changes.keys() & {"prefetch"}
-    of_data = {*acting, "batch_size", "workers", "use_multiprocessing", "max_queue_size"}
+    of_data = {*acting, "batch_size", *LOADING}
     if (call.kind == "arrays" and not acting) or not changes.keys() & of_data:
-        set_steps(call.model, int(call.settings.value("steps_per_execution", call.model.steps_per_execution)))
+        keras_api().set_steps(call.model, int(call.settings.value("steps_per_execution", call.steps_per_execution)))
         return {"batch_size": call.batch_used} if "batch_size" in changes else {}
     dataset, source = call.training_dataset
     train = call.pipeline(dataset, source, configuration)
     set_compiled(call.model, train.in_force)
-    changed: dict[str, Any] = {**train.fit_args}
+    changed: dict[str, Any] = {**train.fit_args, **call.loading_arguments}
     if call.kind == "arrays":
         changed |= {"y": None, "sample_weight": None, "class_weight": None, "batch_size": None, "shuffle": False}
         changed |= {"validation_split": 0.0, "validation_data": call.with_arrays()[1]}

@@ -12,6 +12,7 @@ from autotune.runtime import protocol
 from autotune.runtime.failures import TrainingFailed
 from autotune.runtime.fork_server import leave
 from autotune.script.loop_trial import LoopHooks
+from autotune.space.keras_in_use import keras_in_use
 from autotune.stats.same_loss import window_means
 from autotune.training import gauges
 from autotune.training.slices import finite_loss
@@ -36,7 +37,7 @@ class BranchedLoop(LoopHooks):
 
     def imported(self, name: str) -> None:
         """See `Hooks`."""
-        if name == "keras":
+        if name == keras_in_use().package:
             scale_updates(lambda: self._training.scale)
         super().imported(name)
 

@@ -25,6 +25,7 @@ from autotune.script.made_variables import MadeVariables
 from autotune.script.sandbox import SideEffects
 from autotune.script.settings import Settings
 from autotune.space.configuration import Configuration
+from autotune.space.keras_in_use import keras_in_use
 from autotune.training.boundary import CALLS_PER_EPOCH, Gaps
 from autotune.training.clock import LongEpoch, StepClock
 from autotune.training.gauges import Gauge, Weights
@@ -192,8 +193,9 @@ class LoopHooks(TrialHooks):
 
     def imported(self, name: str) -> None:
         """See `Hooks`."""
-        if name == "keras":
-            self._watch.install(sys.modules["tensorflow"], sys.modules["keras"])
+        if name == keras_in_use().package:
+            self._watch.install(sys.modules["tensorflow"])
+            self._watch.install_keras(sys.modules[name])
             if self._branches:
                 self._variables.watch()
 

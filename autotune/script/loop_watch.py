@@ -20,13 +20,15 @@ from weakref import WeakSet, WeakValueDictionary
 
 from autotune.data.facts import ScriptFacts, Site
 from autotune.recipe import apply
-from autotune.recipe.tf_private import loop_classes, name_next_functions_alike, name_of_strategy, updates_of, workers_of
+from autotune.recipe.keras_api import api_of, keras_api
+from autotune.recipe.tf_private import loop_classes, name_next_functions_alike, name_of_strategy, workers_of
 from autotune.runtime.sources import is_installed
 from autotune.script.call_sites import shown, users_frame
 from autotune.script.dataset_trace import batch_calls
 from autotune.script.interpose import Wrappers, around, owner_of
 from autotune.script.settings import serve_script
 from autotune.space.configuration import Configuration
+from autotune.space.keras_in_use import keras_of
 from autotune.space.knobs import KNOBS, Stage
 from autotune.training.pipeline import batch_length
 
@@ -98,30 +100,36 @@ class LoopWatch:
         self._counter: tuple[Any, int] | None = None  # an optimizer, and its updates before the first call
         self._restore: list[Callable[[], None]] = []  # what undoes `install`
 
-    def install(self, tf: ModuleType, keras: ModuleType, *, layers: bool = False) -> None:
-        """Watch iterators, functions, optimizers and `train_on_batch`.
-
-        Args:
-            tf: The module.
-            keras: The module.
-            layers: Take the batch of the last layer call for a step's, where no call that updates weights has one.
-        """
+    def install(self, tf: ModuleType) -> None:
+        """Watch iterators, functions and strategies."""
         classes, act_on = loop_classes(tf), self._wrappers.around
         distributing = ("experimental_distribute_dataset", "distribute_datasets_from_function")
         self._restore = [
             *(around(kind, "__iter__", self._iterate) for kind in classes.datasets),
             *(act_on(kind, "__next__", self._next) for kind in classes.iterators),
             act_on(classes.function, "__call__", self._call),
-            act_on(owner_of(keras.optimizers.Optimizer, "apply"), "apply", self._apply),
-            act_on(owner_of(keras.Model, "train_on_batch"), "train_on_batch", self._train_on_batch),
             around(classes.strategy, "run", self._run),
             *(around(classes.strategy, name, self._distribute) for name in distributing),
         ]
         serve_script(watch=self)
+
+    def install_keras(self, keras: ModuleType, *, layers: bool = False) -> None:
+        """Watch optimizers and `train_on_batch` of a Keras.
+
+        Args:
+            keras: The module.
+            layers: Take the batch of the last layer call for a step's, where no call that updates weights has one.
+        """
+        api, act_on = api_of(keras), self._wrappers.around
+        api.watch_trained_variables()
+        for base in api.optimizer_bases():
+            owner = owner_of(base, api.update_method)
+            self._restore.append(act_on(owner, api.update_method, self._apply))
+        methods: list[tuple[Any, str, Callable[..., Any]]] = [(keras.Model, "train_on_batch", self._train_on_batch)]
         if layers:
-            self._restore.append(act_on(keras.layers.Layer, "__call__", self._call_layer))
-            for name in ("predict", "predict_on_batch"):
-                self._restore.append(act_on(owner_of(keras.Model, name), name, self._predict))
+            methods.append((keras.layers.Layer, "__call__", self._call_layer))
+            methods += [(keras.Model, name, self._predict) for name in ("predict", "predict_on_batch")]
+        self._restore += [act_on(owner_of(kind, name), name, act) for kind, name, act in methods]
 
     def uninstall(self) -> None:
         """Watch nothing any more."""
@@ -132,7 +140,7 @@ class LoopWatch:
     def trained_weights(self) -> list[Any]:
         """Return what the optimizers update."""
         optimizers = list(self.optimizers.values())
-        return [v for optimizer in optimizers for v in getattr(optimizer, "_trainable_variables", ())]
+        return [variable for optimizer in optimizers for variable in keras_api().trained_by(optimizer)]
 
     def explicit(self, dataset: Any) -> Iterator[Any]:
         """Yield the elements of a dataset, each of which is a step because the script says so: see `autotune.steps`."""
@@ -294,7 +302,7 @@ class LoopWatch:
             self._hooks.loops_inside(_site_of(self._calls[0][0], self._wrappers.directory))
         self._updating.update(function for function, _ in self._calls)
         if self._counter is None:
-            self._counter = optimizer, updates_of(optimizer)
+            self._counter = optimizer, keras_api(keras_of(optimizer)).updates_of(optimizer)
         if self.step_function is not None or self._in_strategy:
             return
         for function, arguments in self._calls:  # XLA compiles no function of datasets or iterators
@@ -349,7 +357,8 @@ class LoopWatch:
         with self._wrappers.inert():
             batch = calls[0].used if calls else batch_length(self.dataset)
         optimizer, before = self._counter or (None, 0)
-        self._read_inside = self.parts * batch * max(1, updates_of(optimizer) - before)
+        updates = keras_api(keras_of(optimizer)).updates_of(optimizer) - before
+        self._read_inside = self.parts * batch * max(1, updates)
 
 
 def _with_knobs(wrappers: Wrappers, dataset: Any) -> Any:

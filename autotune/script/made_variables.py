@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 
 from autotune.data.record import Outcome
+from autotune.recipe.keras_api import keras_api
 from autotune.recipe.tf_private import keras, tf
 from autotune.runtime.failures import TrainingFailed
-from autotune.script.interpose import around, owner_of
+from autotune.script.interpose import around
 from autotune.training.branch import LARGEST_STATE_BYTES, write_state
 
 _HALF_PRECISION = ("bfloat16", "float16")  # a file of arrays has no such type
@@ -33,13 +34,16 @@ class MadeVariables:
     def watch(self) -> None:
         """Note every variable that is made from now on."""
         around(type(tf.Variable), "__call__", self._make)
-        around(owner_of(keras.metrics.Metric, "add_variable"), "add_variable", self._leave_out)
-        for kind in (keras.random.SeedGenerator, tf.random.Generator):
-            around(kind, "__init__", self._leave_out)
+        method = keras_api().metric_variable_method
+        around(keras.metrics.Metric, method, self._leave_out)
+        around(tf.random.Generator, "__init__", self._leave_out)
+        if hasattr(keras, "random"):  # Keras 2 draws by TensorFlow's generators
+            around(keras.random.SeedGenerator, "__init__", self._leave_out)
 
     def _make(self, usual: Callable[..., Any], kind: type, *arguments: Any, **named: Any) -> Any:
         made = usual(kind, *arguments, **named)
-        if kind is tf.Variable and not self._inside_left_out:  # other kinds are made inside such a call
+        # Other kinds are made inside such a call. Keras 2 makes its weights by that of version 1.
+        if kind in (tf.Variable, tf.compat.v1.Variable) and not self._inside_left_out:
             self._made.append(weakref.ref(made))
         return made
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from autotune.data.facts import ScriptFacts, Site
+from autotune.data.facts import KerasVersion, ScriptFacts, Site
 from autotune.data.models import KnobValue
 from autotune.recipe.answers import describe_factor
 from autotune.recipe.recipe import Recipe
@@ -28,7 +28,8 @@ _LINES = {
     "onednn": 'os.environ["TF_ENABLE_ONEDNN_OPTS"] = "{value:d}"',
 }
 """Lines that set a knob, before anything of TensorFlow's is created; `onednn` before it is imported."""
-_IMPORTS = {"tf": "import tensorflow as tf", "keras": "import keras"}
+_KERAS_2_PRECISION = 'tf_keras.mixed_precision.set_global_policy("{value}")'
+_IMPORTS = {"tf": "import tensorflow as tf", "keras": "import keras", "tf_keras": "import tf_keras"}
 
 
 class _Edit(NamedTuple):
@@ -50,6 +51,8 @@ def script_diff(recipe: Recipe, script: Path) -> tuple[str, list[str]]:
     files = own_files(main, main.parent)
     changes = dict(recipe.changes)
     lines = {knob: _LINES[knob].format(value=changes[knob]) for knob in _LINES if knob in changes}
+    if "precision" in lines and recipe.workload.keras is KerasVersion.KERAS_2:
+        lines["precision"] = _KERAS_2_PRECISION.format(value=changes["precision"])
     reached = set(lines)
     rule = recipe.learning_rate_rule
     factor = 1.0 if rule is None else rule.factor

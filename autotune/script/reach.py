@@ -14,6 +14,7 @@ from autotune.data.errors import WorkloadError
 from autotune.data.facts import NO_XLA, ScriptFacts, Site, Trains, WorkloadFacts, WorkloadReference
 from autotune.data.models import KnobValue
 from autotune.recipe import apply
+from autotune.recipe.keras_api import keras_api
 from autotune.recipe.tf_private import inputs_of, name_of_strategy, sums_by_collectives
 from autotune.runtime.sources import directory_of, file_of, fingerprint_of_script, own_files
 from autotune.script.batch_constants import find_batch_constant, find_summed_loss
@@ -27,6 +28,7 @@ from autotune.script.sandbox import SideEffects
 from autotune.script.settings import as_knob, given_values
 from autotune.script.work import count_of_loop, held_steps, is_batched, is_endless, loss_names, notes_on_batches
 from autotune.space.configuration import ONE_STEP
+from autotune.space.keras_in_use import keras_in_use
 from autotune.space.knobs import AS_WRITTEN, KNOBS, STRATEGY_KNOBS, Device, Stage
 from autotune.training.pipeline import batch_length
 
@@ -39,6 +41,10 @@ _OWN_SCOPE = (
     "optimizer, strategy.experimental_distribute_dataset(dataset), and strategy.run(step, args=(batch,))"
 )
 _GIVE_DATASET = "pass a tf.data.Dataset to fit to tune this"
+_UNCOUNTED = (
+    "Keras 2 takes several steps per execution only with data of known cardinality; apply "
+    "tf.data.experimental.assert_cardinality(N) to the dataset to tune this"
+)
 _ARRAYS = f"Keras batches arrays itself, and prefetches them; {_GIVE_DATASET}"
 _NO_MAP = "no map() or interleave() of the script's feeds the training"
 _NO_DATASET = "the training reads no tf.data.Dataset"
@@ -77,8 +83,13 @@ class ScriptContext:
         return own_files(file_of(self.reference), Path(self.directory))
 
 
-def facts_of_fit(call: FitCall, number: int, site: Site, context: ScriptContext) -> WorkloadFacts:
-    """Return the facts of the script's fit of that number. Raises `WorkloadError` where it cannot be tuned."""
+def facts_of_fit(
+    call: FitCall, number: int, site: Site, context: ScriptContext, *, tunes_steps: bool = False
+) -> WorkloadFacts:
+    """Return the facts of the script's fit of that number. Raises `WorkloadError` where it cannot be tuned.
+
+    `tunes_steps`: Keras has changed its steps per execution itself, and has settled.
+    """
     arguments = call.arguments
     if call.kind == "generator" and not arguments["steps_per_epoch"]:
         raise WorkloadError(
@@ -89,12 +100,9 @@ def facts_of_fit(call: FitCall, number: int, site: Site, context: ScriptContext)
         raise WorkloadError(f"{site}: validation_data is infinite, so validation never ends", hint=VALIDATION_HINT)
     dataset, _ = call.training_dataset
     given = runtime_knobs()
-    given["jit_compile"] = context.wrappers.jit_compile
-    given["steps_per_execution"] = int(call.model.steps_per_execution)
-    if call.kind == "py_dataset":
-        x = arguments["x"]
-        given |= {"workers": int(x.workers), "max_queue_size": int(x.max_queue_size)}
-        given["use_multiprocessing"] = bool(x.use_multiprocessing)
+    given["jit_compile"] = keras_api().jit_compile(context.wrappers.jit_compile)
+    given["steps_per_execution"] = call.steps_per_execution
+    given |= call.loading
     batch_size, optimizer = call.batch_size or batch_length(dataset), getattr(call.model, "optimizer", None)
     reasons = _not_reached_by_fit(call, dataset)
     if why := held_steps(arguments["callbacks"], context.directory):
@@ -119,6 +127,7 @@ def facts_of_fit(call: FitCall, number: int, site: Site, context: ScriptContext)
         epochs=call.epochs,
         optimizers=() if optimizer is None else (optimizer,),
         callbacks=arguments["callbacks"],
+        tunes_steps=tunes_steps,
     )
 
 
@@ -219,6 +228,7 @@ def _facts(
         dataset_takes_config="num_parallel_calls" in sites,
         validates=validates,
         fingerprint=fingerprint_of_script(context.reference),
+        keras=keras_in_use(),
         script=script,
     )
 
@@ -242,6 +252,8 @@ def _batch_notes(
 def _schedule_of(optimizer: Any) -> str | None:
     """Return the name of an optimizer's learning-rate schedule; None without one."""
     schedule = getattr(optimizer, "_learning_rate", None)
+    if schedule is None:  # a legacy optimizer of Keras 2
+        schedule = getattr(optimizer, "_hyper", {}).get("learning_rate")
     return type(schedule).__name__ if callable(schedule) and hasattr(schedule, "get_config") else None
 
 
@@ -321,6 +333,15 @@ def _not_reached_by_fit(call: FitCall, dataset: Any) -> dict[str, str]:
         )
     if call.arguments["steps_per_epoch"]:
         reasons["persistent_iterator"] = "fit is given steps_per_epoch, and keeps its iterator already"
+    elif call.kind == "arrays" and not keras_api().rereads_arrays:
+        reasons["persistent_iterator"] = "Keras 2 reads arrays by one iterator already"
+    given = call.arguments
+    ends = (given["x"], given["steps_per_epoch"]), (given["validation_data"], given["validation_steps"])
+    is_counted = all(
+        steps or not isinstance(data, tf.data.Dataset) or int(data.cardinality()) >= 0 for data, steps in ends
+    )
+    if keras_api().counts_steps and not is_counted:
+        reasons["steps_per_execution"] = _UNCOUNTED
     strategy = call.model.distribute_strategy
     if strategy is not tf.distribute.get_strategy() or tf.distribute.has_strategy():
         reasons |= dict.fromkeys(_XLA, NO_XLA)
@@ -345,7 +366,7 @@ def _batch_size_not_reached(call: FitCall, dataset: Any) -> str:
             return "the data is endless and fit has no steps_per_epoch, so something else ends the training"
         return why
     if call.kind == "py_dataset" and not honours_batch_size(call.arguments["x"]):
-        return "the PyDataset ignores its batch_size attribute"
+        return "the PyDataset or Sequence ignores its batch_size attribute"
     return _DATA[call.kind] if call.kind in ("generator", "distributed") else ""
 
 

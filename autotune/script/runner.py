@@ -8,22 +8,24 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from autotune.data.errors import WorkloadError
-from autotune.data.facts import WorkloadFacts, WorkloadReference
+from autotune.data.facts import KerasVersion, WorkloadFacts, WorkloadReference
 from autotune.recipe import apply
 from autotune.runtime import failures, protocol
-from autotune.runtime.sources import file_of, refuse_broken
+from autotune.runtime.sources import directory_of, file_of, keras_of_sources, own_files, refuse_broken
 from autotune.runtime.waiting import WaitingProcess
 from autotune.script import trial as script_trial
 from autotune.script import workload_fit
 from autotune.script.execute import discover, import_packages
-from autotune.script.loading import facts_of, load, require_tensorflow
+from autotune.script.loading import facts_of, load, require_tensorflow, source_files
 from autotune.script.shared_start import share_start
 from autotune.script.survey import survey as survey_script
 from autotune.script.workload import Workload
 from autotune.space.configuration import Configuration
+from autotune.space.keras_in_use import keras_in_use, keras_module, use_keras
 from autotune.training.gauges import enable_compile_logging
 
 __all__ = ["describe_workload", "enable_compile_logging", "import_workload", "run", "share_start"]
@@ -59,6 +61,7 @@ def _apply(
     reference: WorkloadReference,
 ) -> Workload | WorkloadReference:
     """Put the configuration in force, and return the workload, imported now where the template has not."""
+    use_keras(request.keras)
     if request.script is not None:
         os.environ.update(request.script.variables)
         script_trial.prepare(configuration, request.script)
@@ -87,21 +90,22 @@ def import_workload(reference: WorkloadReference) -> tuple[Workload | None, dict
     packages: list[str] = []
     if reference.script is None:
         workload = load(reference)  # first: it may set what TensorFlow reads while it is imported
+        files = source_files(reference)
     else:
         variables, packages = discover(reference)
         os.environ.update(variables)
         refuse_broken(file_of(reference))
-        require_tensorflow()
-    _require_backend(os.environ.get("KERAS_BACKEND") or "tensorflow")  # before what that would need
-    if reference.script is not None and os.environ.get("TF_USE_LEGACY_KERAS", "").lower() in ("1", "true"):
-        raise WorkloadError(
-            f"{reference.shown} runs with TF_USE_LEGACY_KERAS, which is Keras 2",
-            hint="Leave the variable out, so that tf.keras is Keras 3: Keras 2 cannot be tuned.",
-        )
-    import keras  # so that no trial has to
+        files = own_files(file_of(reference), Path(directory_of(reference)))
+    use_keras(keras_of_sources(files, os.environ))
+    require_tensorflow()
+    is_keras_3 = keras_in_use() is KerasVersion.KERAS_3
+    if is_keras_3:
+        _require_backend(os.environ.get("KERAS_BACKEND") or "tensorflow")  # before what that would need
+    keras = keras_module()  # so that no trial has to
     import tensorflow as tf  # noqa: F401
 
-    _require_backend(keras.backend.backend())  # a file of settings may name another
+    if is_keras_3:
+        _require_backend(keras.backend.backend())  # a file of settings may name another
     import_packages(packages)
     return workload, variables
 

@@ -21,6 +21,7 @@ from typing import Any
 from autotune.data.errors import WorkloadError
 from autotune.data.facts import ScriptSettings, WorkloadReference
 from autotune.data.run_directory import SCRATCH
+from autotune.recipe.keras_api import KERAS_PACKAGES
 from autotune.runtime import containment
 from autotune.runtime.created_files import CreatedFiles
 from autotune.runtime.failures import locate_user_line, select_user_frames
@@ -100,24 +101,36 @@ class SideEffects:
         self._allow_writes = settings.allow_writes
         self._watch = WriteWatch(CreatedFiles(listed), self.scratch, self._leave_out, refuse)
 
-    def install(self, tf: Any, keras: Any) -> None:
-        """Turn off uploads and, where the kernel does not contain this process, saves and other writes."""
+    def install(self, tf: Any) -> None:
+        """Turn off uploads and, where the kernel does not contain this process, saves and other writes.
+
+        Keras's own saves stay until `install_keras`.
+        """
         disable_trackers(self.scratch)
         if containment.is_active():
             return
         checkpoints = ((tf.train.Checkpoint, "save"), (tf.train.Checkpoint, "write"))
-        models = ((keras.Model, name) for name in ("save", "save_weights", "export"))
-        for owner, name in (*models, *checkpoints, (tf.train.CheckpointManager, "save")):
+        for owner, name in (*checkpoints, (tf.train.CheckpointManager, "save")):
             setattr(owner, name, self._do_nothing(f"{owner.__name__}.{name}"))
-        saving = (getattr(keras.saving, name, None) for name in ("save_model", "save_weights"))
-        packages = ("keras", "tensorflow._api", "tensorflow.saved_model")
-        for function in (*filter(None, saving), tf.saved_model.save):
-            replace_everywhere(function, self._do_nothing(function.__name__), below=packages)
+        self._replace(tf.saved_model.save)
         for module in (tf.summary, tf.compat.v2.summary):
             module.create_file_writer = self._do_nothing("tf.summary", tf.summary.create_noop_writer)
         if not self._allow_writes:
             self._watch.install_tensorflow(tf)
             self._watch.install()
+
+    def install_keras(self, keras: Any) -> None:
+        """Turn off the saves of a Keras, where the kernel does not contain this process."""
+        if containment.is_active():
+            return
+        for name in ("save", "save_weights", "export"):
+            setattr(keras.Model, name, self._do_nothing(f"Model.{name}"))
+        for function in filter(None, (getattr(keras.saving, name, None) for name in ("save_model", "save_weights"))):
+            self._replace(function)
+
+    def _replace(self, function: Any) -> None:
+        packages = (*KERAS_PACKAGES, "tensorflow._api", "tensorflow.saved_model")
+        replace_everywhere(function, self._do_nothing(function.__name__), below=packages)
 
     def watch_writes(self) -> None:
         """Watch Python's writes from now on, where the kernel does not contain this process."""

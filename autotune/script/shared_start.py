@@ -19,9 +19,10 @@ from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 from autotune.data.facts import WorkloadFacts, WorkloadReference
+from autotune.recipe.keras_api import KERAS_PACKAGES, api_of
 from autotune.recipe.tf_private import runtime_starts
 from autotune.runtime import failures, protocol, supervisor
-from autotune.runtime.failures import locate_user_line
+from autotune.runtime.failures import after_import, locate_user_line
 from autotune.runtime.fork_server import ForkServer, leave
 from autotune.runtime.forkability import ForkCheck, ForkState, Unforkable
 from autotune.script import children, strategies
@@ -31,6 +32,7 @@ from autotune.script.settings import serve_script
 from autotune.script.survey import Survey
 from autotune.script.trial import needs_fresh_weights, prepare, run_users, send_no_losses, timing
 from autotune.space.configuration import Configuration
+from autotune.space.keras_in_use import use_keras
 
 SHORTEST_SECONDS = 1.0  # of a start that is worth sharing
 
@@ -50,7 +52,6 @@ def share_start(
     Returns:
         Why trials are not forked there; empty where the script ends or fails before, which its survey will report.
     """
-    import keras
     import tensorflow as tf
 
     starts = runtime_starts()
@@ -58,9 +59,13 @@ def share_start(
         return ""
     start = _Start(reference, variables, server, answer, known=known)
     children.watch_children(answer)
-    SideEffects(reference, lambda _: None).install(tf, keras)
+    effects = SideEffects(reference, lambda _: None)
+    effects.install(tf)
     _stop_monitor_of_progress_bars()
-    start.stop_before([*starts, *strategies.building_calls(keras), *_changed_calls(tf, keras)])
+    start.stop_before([*starts, *_changed_calls(tf)])
+    for package in KERAS_PACKAGES:
+        after_import(package, effects.install_keras)
+        after_import(package, start.stop_before_building)
     with contextlib.suppress(Exception), start.role:
         run_users(reference, adjustable=True)
     if os.getpid() != start.process:  # a fork has ended its role by itself
@@ -68,12 +73,12 @@ def share_start(
     return ""
 
 
-def _changed_calls(tf: Any, keras: Any) -> Iterator[tuple[Any, str]]:
+def _changed_calls(tf: Any) -> Iterator[tuple[Any, str]]:
     """Yield the further calls that a survey or trial wraps, as far as they are possible without a layer or tensor."""
     yield type(tf.function(lambda: None)), "__call__"
     yield tf.compat.v1.Session, "__init__"
     yield tf.distribute.MultiWorkerMirroredStrategy, "__init__"
-    for kind, _ in strategies.refused_kinds(tf, keras):
+    for kind, _ in strategies.refused_kinds(tf):
         yield kind, "__init__"
 
 
@@ -103,6 +108,11 @@ class _Start:
         """End the start before the first of these calls, and before the script asks for values of knobs."""
         serve_script(asked=self.end)
         for owner, name in calls:
+            self._stop_before(owner, name)
+
+    def stop_before_building(self, keras: Any) -> None:
+        """End the start before a model of this Keras is built, unless it has ended."""
+        for owner, name in () if self._has_ended else api_of(keras).building_calls():
             self._stop_before(owner, name)
 
     def _stop_before(self, owner: Any, name: str) -> None:
@@ -200,6 +210,7 @@ def _trial(
     try:
         facts, configuration = request.script, Configuration(request.configuration)
         assert facts is not None
+        use_keras(request.keras)
         prepare(configuration, facts)
         if needs_fresh_weights(request, facts):
             send_no_losses(channel)

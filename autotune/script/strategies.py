@@ -23,46 +23,43 @@ from autotune.data.models import KnobValue
 from autotune.data.printable import with_article
 from autotune.machine.gpu import visible_gpus
 from autotune.recipe.apply import strategy_of
+from autotune.recipe.keras_api import keras_api
 from autotune.recipe.tf_private import let_mirrored_variables_be_numbers
 from autotune.runtime.supervisor import die_with_parent
 from autotune.script.interpose import around
 
 REFUSED = {
-    "ParameterServerStrategy": "Keras 3 does not support it (keras#18624)",
+    "ParameterServerStrategy": "autotune does not tune it, and Keras 3 does not support it (keras#18624)",
     "TPUStrategy": "there is no tensorflow-tpu for TensorFlow 2.21",
 }
 """Strategies under which no training can be tuned, and why."""
 
 
-def refuse_strategies(tf: Any, keras: Any, refuse: Any) -> None:
+def refuse_strategies(tf: Any, refuse: Any) -> None:
     """Have `refuse` called with the error where a script makes a strategy that cannot be tuned."""
 
     def refuses(name: str, why: str) -> Any:
         hint = "Train by fit under tf.distribute.MirroredStrategy, on one host."
         return lambda *_, **__: refuse(WorkloadError(f"the script makes a {name}: {why}", hint=hint))
 
-    for kind, (name, why) in refused_kinds(tf, keras):
+    for kind, (name, why) in refused_kinds(tf):
         around(kind, "__init__", refuses(name, why))
 
 
-def refused_kinds(tf: Any, keras: Any) -> Iterator[tuple[Any, tuple[str, str]]]:
+def refused_kinds(tf: Any) -> Iterator[tuple[Any, tuple[str, str]]]:
     """Yield the classes that a script may not make, each with its name and the reason."""
     for name, why in REFUSED.items():
         for owner in (tf.distribute, tf.distribute.experimental):
             if hasattr(owner, name):
                 yield getattr(owner, name), (name, why)
     yield tf.distribute.cluster_resolver.TPUClusterResolver, ("TPUStrategy", REFUSED["TPUStrategy"])
-    for name in ("DataParallel", "ModelParallel"):
+    distribution = getattr(sys.modules.get("keras"), "distribution", None)
+    for name in ("DataParallel", "ModelParallel") if distribution is not None else ():
         why = "keras.distribution acts on the JAX backend only"
-        yield getattr(keras.distribution, name), (f"keras.distribution.{name}", why)
+        yield getattr(distribution, name), (f"keras.distribution.{name}", why)
 
 
-def building_calls(keras: Any) -> tuple[tuple[Any, str], ...]:
-    """Return the calls by which a script begins to build a model."""
-    return (keras.layers.Layer, "__new__"), (keras.optimizers.Optimizer, "__init__"), (keras.metrics.Metric, "__init__")
-
-
-def open_when_building(keras: Any, values: Mapping[str, KnobValue]) -> None:
+def open_when_building(values: Mapping[str, KnobValue]) -> None:
     """Open the strategy's scope when the script makes its first layer, optimizer or metric; it is never left.
 
     Before that the script may still set threads and devices, which a strategy would fix.
@@ -80,7 +77,7 @@ def open_when_building(keras: Any, values: Mapping[str, KnobValue]) -> None:
             opened[0].__enter__()
         return usual(*arguments, **named)
 
-    for kind, name in building_calls(keras):
+    for kind, name in keras_api().building_calls():
         around(kind, name, entering)
 
 
@@ -99,7 +96,7 @@ def refuse_another_scope(model: Any, values: Mapping[str, KnobValue]) -> None:
 
 VARIABLE = "TF_CONFIG"
 FIT_FAILS = WorkloadError(
-    "fit of Keras 3 fails under a MultiWorkerMirroredStrategy of several workers (keras#20585)",
+    "fit under a MultiWorkerMirroredStrategy of several workers cannot be tuned; in Keras 3 it fails (keras#20585)",
     hint="Train by a loop with strategy.run, which does work, or tune one worker: leave TF_CONFIG out.",
 )
 _OF_THIS_HOST = ("localhost", "127.0.0.1", "[::1]")

@@ -7,6 +7,7 @@ import gc
 import os
 import signal
 import socket
+import sys
 import time
 import traceback
 from collections import defaultdict
@@ -14,12 +15,14 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from autotune.data.errors import WorkloadError
 from autotune.data.facts import Fit, ScriptSettings, Site, WorkloadFacts, WorkloadReference
 from autotune.data.printable import plural
 from autotune.recipe import apply
+from autotune.recipe.keras_api import KERAS_PACKAGES, keras_api
+from autotune.recipe.tf_private import keras
 from autotune.runtime import failures, protocol
 from autotune.runtime.failures import locate_user_line
 from autotune.runtime.fork_server import leave
@@ -28,7 +31,7 @@ from autotune.runtime.waiting import Output, WaitingProcess
 from autotune.script import children, strategies
 from autotune.script.call_sites import count_method_calls, is_called_in_loop
 from autotune.script.execute import run_in_fork, send_answer
-from autotune.script.fit_call import FitCall, few_steps
+from autotune.script.fit_call import FitCall, few_steps, settle_steps
 from autotune.script.interpose import Hooks, Wrappers
 from autotune.script.loop_watch import LoopWatch
 from autotune.script.reach import ScriptContext, facts_of_fit, facts_of_loop
@@ -37,9 +40,11 @@ from autotune.script.settings import Settings
 from autotune.script.strategies import refuse_strategies
 from autotune.script.trial import FitTraining, make_no_training_error, run_users
 from autotune.space.configuration import Configuration
+from autotune.space.keras_in_use import keras_in_use, keras_of, use_keras
 
 LOOP_STEPS, UPDATES = 3, 5
 """Steps after which enough is known of a loop; updates of one that reads no dataset, whose work may vary."""
+Found = TypeVar("Found")
 MOST_FAILED_FITS = 3  # of a script that retries for ever
 MOST_FITS, LONGEST_SECONDS = 10, 60.0
 """Calls of `fit` that are surveyed, and the time after which no further one is."""
@@ -164,7 +169,6 @@ class Survey(Hooks):
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
         """Survey the script that runs meanwhile, answer, and end this process."""
-        import keras
         import tensorflow as tf
 
         children.watch_children(self._answer)
@@ -173,10 +177,10 @@ class Survey(Hooks):
                 self._number = strategies.start_workers(self._workers, lambda why: self._fail(WorkloadError(why)))
             else:
                 apply.apply_before_build({})  # as in a trial: a GPU's memory is taken as it is needed
-            self._effects.install(tf, keras)
+            self._effects.install(tf)
+            self._watch.install(tf)
             self._wrappers.install()
-            self._watch.install(tf, keras, layers=True)
-            refuse_strategies(tf, keras, self._refuse)
+            refuse_strategies(tf, self._refuse)
             if self._workers:
                 strategies.keep_own_config(tf)
             else:
@@ -192,10 +196,15 @@ class Survey(Hooks):
             self._fail(make_no_training_error(self._reference))
         self._end()
 
+    def imported(self, name: str) -> None:
+        """See `Hooks`: a script may import either Keras, or both."""
+        if name in KERAS_PACKAGES:
+            self._effects.install_keras(sys.modules[name])
+            self._watch.install_keras(sys.modules[name], layers=True)
+
     def fit(self, model: Any, usual: Callable[..., Any], arguments: dict[str, Any], site: Site) -> Any:
         """See `Hooks`."""
-        import keras
-
+        use_keras(keras_of(model) or keras_in_use())
         if self._workers > 1:
             self._fail(strategies.FIT_FAILS)
         if children.is_child():
@@ -205,11 +214,14 @@ class Survey(Hooks):
             self._around.before_seconds = began - self._began
         callbacks = self._effects.without_writers(arguments["callbacks"])
         call = FitCall(model=model, arguments=arguments, settings=self._wrappers.settings)
-        facts = self._find(partial(facts_of_fit, call, number, site, self._around))
+        tunes_steps = keras_api().tunes_steps(model)
+        if tunes_steps:
+            self._find(partial(settle_steps, call, usual, callbacks))
+        facts = self._find(partial(facts_of_fit, call, number, site, self._around, tunes_steps=tunes_steps))
         if not self._repeats and (self._wanted == number or (self._wanted is None and self._only)):
             self._note(site, facts, 0.0)
             # Keras starts workers once for an epoch: those that the survey has started would hang its second reader.
-            if self._workers or self._requests is None or call.has_workers:
+            if self._workers or self._requests is None or call.has_workers or tunes_steps:
                 self._end()
             return self._go_on(self._requests, call, usual, ran_seconds=began - self._began)
         ends: list[float] = []
@@ -272,6 +284,8 @@ class Survey(Hooks):
         if self._around.before_seconds is None:
             self._around.before_seconds = (self._watch.read_at or time.perf_counter()) - self._began
         few = LOOP_STEPS if self._watch.dataset is not None else UPDATES
+        for optimizer in self._watch.optimizers.values():
+            use_keras(keras_of(optimizer) or keras_in_use())
         if self._steps < few or self._wanted is not None or self._number:
             return
         with self._wrappers.inert():
@@ -294,7 +308,7 @@ class Survey(Hooks):
         """True if the script has called the `fit` that is to be tuned."""
         return len(self._fits) >= (self._wanted or 1)
 
-    def _find(self, find: Callable[[], WorkloadFacts]) -> WorkloadFacts:
+    def _find(self, find: Callable[[], Found]) -> Found:
         try:
             return find()
         except BaseException as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import os
 import sys
 import traceback
@@ -15,7 +14,7 @@ from autotune.data.errors import WorkloadError
 from autotune.data.facts import ScriptFacts, Site, Trains, WorkloadReference
 from autotune.data.record import Outcome
 from autotune.recipe import apply
-from autotune.recipe.tf_private import keep_collectives
+from autotune.recipe.tf_private import keep_collectives, keras
 from autotune.runtime import failures, protocol
 from autotune.runtime.failures import (
     ARGS_HINT,
@@ -35,6 +34,7 @@ from autotune.script.loop_trial import LoopTraining, OtherWorker, TrialHooks
 from autotune.script.settings import Settings
 from autotune.script.strategies import open_when_building, refuse_another_scope
 from autotune.space.configuration import Configuration
+from autotune.space.keras_in_use import keras_module
 from autotune.training import gauges
 from autotune.training.boundary import Refits
 from autotune.training.branch import branch_losses
@@ -46,7 +46,7 @@ def prepare(configuration: Configuration, facts: ScriptFacts) -> None:
     """Set what acts before TensorFlow's runtime starts; TensorFlow is imported as the script's environment has it."""
     changes = Settings.of(configuration, facts).changes  # the rest is the script's own affair
     apply.apply_before_import(changes)
-    importlib.import_module("keras")
+    keras_module()
     apply.apply_before_build(changes)
 
 
@@ -93,7 +93,6 @@ def timing(
         configuration: The values to run with.
         here: The directory in which the script began.
     """
-    import keras
     import tensorflow as tf
 
     facts = request.script
@@ -108,11 +107,12 @@ def timing(
     if facts.workers and strategies.start_workers(facts.workers, partial(_fail_without_worker, channel)):
         kind = OtherWorker
     training = kind(request, channel, configuration, facts, reference)
-    training.effects.install(tf, keras)
+    training.effects.install(tf)
+    training.effects.install_keras(keras_module())
     training.wrappers.install()
     if facts.workers:
         strategies.keep_own_config(tf)
-    open_when_building(keras, configuration)
+    open_when_building(configuration)
     yield
     while training.restarts():
         ignore_device_settings(tf)
@@ -281,8 +281,6 @@ class FitTraining(TrialHooks):
 
 def _fit_args(call: FitCall, callbacks: list[Any]) -> dict[str, Any]:
     """Return the script's own arguments that its `fit` keeps in a trial, with callbacks that see its own epochs."""
-    import keras
-
     given = call.arguments
     # Keras makes its progress bar itself. One that it is given would end its asynchronous dispatch.
     _repeat_epochs(keras.callbacks.ProgbarLogger, int(given["initial_epoch"]), max(1, call.epochs))
@@ -290,12 +288,11 @@ def _fit_args(call: FitCall, callbacks: list[Any]) -> dict[str, Any]:
     passed_on += ["class_weight"] if call.kind != "arrays" else []
     passed_on += ["shuffle"] if call.kind == "py_dataset" else []
     callbacks = [_report_epochs(int(given["epochs"])), *callbacks]
-    return {**{name: given[name] for name in passed_on}, "callbacks": callbacks}
+    return {**{name: given[name] for name in passed_on}, **call.loading_arguments, "callbacks": callbacks}
 
 
 def _report_epochs(epochs: int) -> Any:
     """Return a callback, to be the first, that gives the others the script's number of epochs, not the trial's."""
-    import keras
 
     class ReportEpochs(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ships no types
         def set_params(self, params: Any) -> None:

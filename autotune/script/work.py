@@ -129,7 +129,7 @@ def notes_on_batches(
 
 def loss_names(model: Any) -> set[str]:
     """Return the names of the functions that a compiled model's loss consists of."""
-    import keras
+    import tensorflow as tf
 
-    found = keras.tree.flatten(getattr(model, "loss", None))
+    found = tf.nest.flatten(getattr(model, "loss", None))
     return {function.__name__ for function in found if hasattr(function, "__code__")}

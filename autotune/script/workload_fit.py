@@ -10,11 +10,13 @@ from autotune.data.errors import WorkloadError
 from autotune.data.printable import with_article
 from autotune.recipe import apply
 from autotune.recipe.apply import strategy_of
+from autotune.recipe.keras_api import keras_api
 from autotune.recipe.tf_private import inputs_of, keras, tf
 from autotune.runtime.failures import call_user, is_out_of_memory, make_strategy_error
 from autotune.runtime.protocol import BranchRuns, Channel, LossCurves, LossRuns, TrialRequest
 from autotune.script.workload import Workload, call_with_config
 from autotune.space.configuration import Configuration
+from autotune.space.keras_in_use import keras_in_use, keras_of
 from autotune.space.knobs import KNOBS
 from autotune.training import gauges
 from autotune.training.branch import Curves, branch_losses
@@ -175,10 +177,11 @@ def compiled_model(workload: Workload, configuration: Configuration) -> keras.Mo
 def _compiled(workload: Workload, configuration: Configuration) -> keras.Model:
     ours = tf.distribute.get_strategy()
     model = call_user("model", workload.model)
-    if any(kind.__module__.startswith("tf_keras.") for kind in type(model).__mro__):
+    used, made = keras_in_use(), keras_of(model)
+    if made is not None and made is not used:
         raise WorkloadError(
-            f"model() returned {with_article(type(model).__name__)} of Keras 2 (tf_keras), expected a model of Keras 3",
-            hint="Unset TF_USE_LEGACY_KERAS and import keras instead of tf_keras; Keras 2 cannot be tuned.",
+            f"model() returned {with_article(type(model).__name__)} of {made.label}, expected a model of {used.label}",
+            hint="Import the same Keras in the workload's file; with TF_USE_LEGACY_KERAS=1 tf.keras is Keras 2.",
         )
     if not isinstance(model, keras.Model):
         raise WorkloadError(
@@ -190,16 +193,15 @@ def _compiled(workload: Workload, configuration: Configuration) -> keras.Model:
         raise make_strategy_error(f"model() builds the model under {with_article(type(strategy).__name__)}")
     if workload.compile is not None:
         _compile(model, workload.compile, configuration)
-    elif not model.compiled:
+    elif not keras_api().is_compiled(model):
         raise WorkloadError(
             "model() returned a model that is not compiled, and Workload(compile=None) leaves that to it",
             hint="Call model.compile() in model(), or give its arguments as Workload(compile=…).",
         )
-    elif model.steps_per_execution != 1:
+    elif (steps := keras_api().steps_per_execution(model)) != 1:
         raise WorkloadError(
-            f"model() compiles with steps_per_execution={model.steps_per_execution}, which is a knob",
-            hint="Leave it out there, and name it in "
-            f'Workload(baseline={{"steps_per_execution": {model.steps_per_execution}}}).',
+            f"model() compiles with steps_per_execution={steps}, which is a knob",
+            hint=f'Leave it out there, and name it in Workload(baseline={{"steps_per_execution": {steps}}}).',
         )
     set_compiled(model, configuration)
     for name, now in apply.overridden(configuration).items():  # else it would be timed under a wrong name
@@ -215,7 +217,7 @@ def _compiled(workload: Workload, configuration: Configuration) -> keras.Model:
 
 def _compile(model: keras.Model, function: Callable[[], Any], configuration: Configuration) -> None:
     """Compile a model with what the workload's `compile()` returns, and the knobs."""
-    if model.compiled:
+    if keras_api().is_compiled(model):
         raise WorkloadError(
             "model() returned a model that is compiled already",
             hint="Say Workload(compile=None) to train it as it is compiled, or leave model.compile() out of model().",
@@ -272,7 +274,7 @@ def _may_hold_batches(dataset: tf.data.Dataset) -> bool:
 
 def batched_twice_error(model: keras.Model, x: Any) -> WorkloadError | None:
     """Return the error of a model that cannot be trained because two axes of its data are batches; else None."""
-    got = [leaf.shape for leaf in keras.tree.flatten(x)]
+    got = [leaf.shape for leaf in tf.nest.flatten(x)]
     for shape, wanted in zip(got, getattr(model, "inputs", None) or [], strict=False):
         if shape.rank == len(wanted.shape) + 1 and tuple(shape[2:]) == tuple(wanted.shape[1:]):
             return _batched_already(

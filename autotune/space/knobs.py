@@ -31,6 +31,7 @@ from autotune.space.changes import (
     where_input_waits,
     where_steps_are_short,
 )
+from autotune.space.keras_in_use import keras_module
 from autotune.space.variables import TF_XLA, XLA, variable_fields
 
 AS_WRITTEN = "as_written"
@@ -134,15 +135,11 @@ def _number(value: KnobValue) -> int | None:
 
 
 def _set_precision(tf: Any, policy: str) -> None:
-    import keras
-
-    keras.config.set_dtype_policy(policy)
+    keras_module().mixed_precision.set_global_policy(policy)
 
 
 def _read_precision(tf: Any) -> str:
-    import keras
-
-    return str(keras.config.dtype_policy().name)
+    return str(keras_module().mixed_precision.global_policy().name)
 
 
 def _op_threads(pool: str, summary: str) -> Knob:
@@ -376,7 +373,7 @@ _TABLE = (
     ),
     Knob(
         name="jit_compile",
-        summary='compile the train step with XLA; "auto" is Keras\'s own rule',
+        summary='compile the train step with XLA; "auto" is Keras 3\'s own rule, and none in Keras 2',
         domain=Domain(booleans=True, words=("auto",)),
         default="auto",
         stage=Stage.COMPILE,

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from autotune.data.record import Outcome
+from autotune.recipe.keras_api import keras_api
 from autotune.recipe.learning_rate import make_factor, scale_updates
 from autotune.recipe.tf_private import keras, tf
 from autotune.runtime.failures import TrainingFailed
@@ -37,9 +38,9 @@ Curves = tuple[tuple[float | None, ...], ...]  # by training and probe
 def save_state(model: keras.Model, file: Path) -> bool:
     """Save the weights and the optimizer's variables of a model; return whether they are small enough for that."""
     variables = _variables(model)
-    if sum(int(np.prod(variable.shape)) * 4 for variable in variables.values()) > LARGEST_STATE_BYTES:
+    if sum(int(np.prod(tuple(variable.shape))) * 4 for variable in variables.values()) > LARGEST_STATE_BYTES:
         return False
-    write_state(file, {name: np.asarray(variable) for name, variable in variables.items()})
+    write_state(file, {name: variable.numpy() for name, variable in variables.items()})
     return True
 
 
@@ -58,7 +59,7 @@ def _variables(model: keras.Model) -> dict[str, Any]:
     """
     optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
     accumulated = {id(variable) for variable in getattr(optimizer, "_accumulated_gradients", None) or ()}
-    kept = [variable for variable in optimizer.variables if id(variable) not in accumulated]
+    kept = [variable for variable in keras_api().optimizer_variables(optimizer) if id(variable) not in accumulated]
     return {
         **{f"weight {place}": variable for place, variable in enumerate(model.weights)},
         **{f"slot {place}": variable for place, variable in enumerate(kept)},
@@ -94,9 +95,9 @@ def branch_losses(
     model.make_test_function()
     first = next(iter(training.batch(1)))
     build(model, first)
-    model.optimizer.build(model.trainable_variables)
+    keras_api().build_optimizer(model.optimizer, model.trainable_variables)
     state = _read_state(model, runs.state)
-    untouched = {name: np.asarray(variable) for name, variable in _rest(model).items()}
+    untouched = {name: variable.numpy() for name, variable in _rest(model).items()}
     deadline = time.perf_counter() + runs.seconds
     curves: dict[tuple[float, int], tuple[float | None, ...]] = {}
     for seed, scale in itertools.product(runs.seeds, runs.scales):
@@ -112,16 +113,16 @@ def branch_losses(
 def _rest(model: keras.Model) -> dict[str, Any]:
     """Return the optimizer's variables that are not in the state."""
     known = {id(variable) for variable in _variables(model).values()}
-    others = [variable for variable in model.optimizer.variables if id(variable) not in known]
+    others = [v for v in keras_api().optimizer_variables(model.optimizer) if id(v) not in known]
     return {str(place): variable for place, variable in enumerate(others)}
 
 
 def _seed(model: keras.Model, seed: int) -> None:
-    """Give what is drawn from now on one seed, with the layers' own generators: dropout, augmentation."""
+    """Give what is drawn from now on one seed, such as dropout; layers of Keras 3 have generators of their own."""
     keras.utils.set_random_seed(seed)
     draws, weights = np.random.default_rng(seed), {id(weight) for weight in model.weights}
     for variable in model.variables:
-        if id(variable) not in weights and variable.path.endswith("seed_generator_state"):
+        if id(variable) not in weights and getattr(variable, "path", "").endswith("seed_generator_state"):
             variable.assign(draws.integers(1 << 31, size=variable.shape).astype(variable.dtype))
 
 

@@ -16,7 +16,8 @@ from autotune.data.errors import ApplyError
 from autotune.data.figures import Ceilings
 from autotune.data.record import GradientNoise, Outcome
 from autotune.recipe import apply
-from autotune.recipe.tf_private import computing_layers, finite_steps, keras, tf, with_names_alike
+from autotune.recipe.keras_api import keras_api
+from autotune.recipe.tf_private import computing_layers, keras, tf, with_names_alike
 from autotune.runtime.failures import TrainingFailed
 from autotune.runtime.protocol import Channel, Finish, TrialRequest
 from autotune.space.configuration import Configuration
@@ -101,6 +102,8 @@ class FitSession(TrainingSession):
             endless = apply.training_pipeline(
                 parts.dataset.repeat(), configuration, batched=parts.batched, drop_remainder=parts.drop_remainder
             )
+            if keras_api().counts_steps:
+                endless = replace(endless, steps_per_epoch=EPOCHS)  # of an epoch that does not end
             parts = replace(parts, validation=None, train=endless)
         if parts.validation is not None and data.validation_uncounted:
             callbacks = [*parts.fit_args.get("callbacks", ()), _validation_limit(parts)]
@@ -144,7 +147,7 @@ class FitSession(TrainingSession):
 
     def gauges(self) -> list[Gauge]:
         """See `TrainingSession`."""
-        finite = finite_steps(getattr(self.parts.model, "optimizer", None))
+        finite = keras_api().finite_steps(getattr(self.parts.model, "optimizer", None))
         skipped = [] if finite is None else [skipped_steps_gauge(self.progress, finite)]
         return [self._retracing.gauge, *skipped]
 
@@ -172,6 +175,7 @@ class FitSession(TrainingSession):
                 raise early
             gc.collect()  # Keras's iterator is part of a cycle, and keeps all that its pipeline holds
             model.train_function = usual
+            self._tidy_up()
             clock.time_by_steps(self._between_epochs(clock))
             model.train_function = timed
             few = None if parts.validation is None else parts.validation.take(self.training.steps_per_call)
@@ -179,9 +183,13 @@ class FitSession(TrainingSession):
             model.fit(**parts.train.fit_args, validation_data=few, **arguments)
             raise early
         except TrainingEnded as ended:
+            self._tidy_up()
             return ended.finish
         finally:
             model.train_function = usual
+
+    def _tidy_up(self) -> None:
+        keras_api().tidy_up(self.parts.model, self.training.steps_per_call)
 
     def _between_epochs(self, clock: StepClock) -> BetweenEpochs:
         """Return what lies between two epochs, measured by more training where no other trial has measured it."""
@@ -280,17 +288,10 @@ def _validation_limit(parts: Parts) -> keras.callbacks.Callback:
 def set_compiled(model: keras.Model, configuration: Configuration) -> None:
     """Set the arguments that `compile` did not get, or a model's own `compile` has not passed on."""
     apply.accumulate(model.optimizer, configuration)
-    set_steps(model, int(configuration["steps_per_execution"]))
+    keras_api().set_steps(model, int(configuration["steps_per_execution"]))
     wanted = configuration["jit_compile"]
-    if wanted != "auto" and model.jit_compile != wanted and not (wanted and model.run_eagerly):
+    if wanted != "auto" and bool(model.jit_compile) != wanted and not (wanted and model.run_eagerly):
         model.jit_compile = wanted  # Keras turns it off where a layer cannot be compiled
-
-
-def set_steps(model: keras.Model, steps: int) -> None:
-    """Set the steps per execution; functions that an earlier `fit` has made would keep theirs."""
-    if model.steps_per_execution != steps:
-        model.steps_per_execution = steps
-        model.train_function = model.test_function = model.predict_function = None
 
 
 def refuse_idle_precision(model: keras.Model, policy: str) -> None:

@@ -96,13 +96,18 @@ def count_parameters(weights: Weights) -> int:
     return sum(int(tf.TensorShape(weight.shape).num_elements() or 0) for weight in weights.variables)
 
 
+def _is_ruined(values: tf.Tensor, *, is_trained: bool) -> tf.Tensor:
+    return tf.reduce_any(tf.math.is_nan(values) | (tf.math.is_inf(values) & is_trained))
+
+
 def check_finite_weights(weights: Weights, *, step: int) -> None:
     """Raise TrainingFailed where training has ruined a weight: no number that a step returns need show it."""
     trained = {id(weight) for weight in weights.trained}  # others may hold infinities, as masks do
     floating = [weight for weight in weights.variables if tf.as_dtype(weight.dtype).is_floating]
-    ruined = [tf.reduce_any(tf.math.is_nan(w.value) | (tf.math.is_inf(w.value) & (id(w) in trained))) for w in floating]
+    ruined = [_is_ruined(tf.convert_to_tensor(weight), is_trained=id(weight) in trained) for weight in floating]
     for weight in itertools.compress(floating, ruined):
-        raise TrainingFailed(Outcome.NONFINITE, f"the weight {weight.path} is not finite after {plural(step, 'step')}")
+        name = weight.path if hasattr(weight, "path") else weight.name  # in Keras 2
+        raise TrainingFailed(Outcome.NONFINITE, f"the weight {name} is not finite after {plural(step, 'step')}")
 
 
 # --------------------------------------------------------------------------------------------- tracing and compiling

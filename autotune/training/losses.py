@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from autotune.data.errors import WorkloadError
+from autotune.recipe.keras_api import keras_api
 from autotune.recipe.tf_private import keras, tf
 from autotune.runtime.protocol import LossRuns
 from autotune.space.configuration import Configuration
@@ -50,9 +51,10 @@ def loss_curves(
         build(trained, first_batch)
         optimizer = getattr(trained, "optimizer", None)
         if optimizer is not None:
-            optimizer.build(trained.trainable_variables)
+            keras_api().build_optimizer(optimizer, trained.trainable_variables)
     as_built = [] if fresh_model else [weight.numpy() for weight in trained.weights]
-    untouched = [variable.numpy() for variable in getattr(optimizer, "variables", ())]
+    of_optimizer = [] if optimizer is None else keras_api().optimizer_variables(optimizer)
+    untouched = [variable.numpy() for variable in of_optimizer]
     curves: list[tuple[float | None, ...]] = []
     first_weights: list[Any] = []
     steps, deadline = runs.most_steps, time.perf_counter() + runs.seconds
@@ -67,7 +69,7 @@ def loss_curves(
             noise = np.random.default_rng(seed)
             moved = [w * (1 + ROUNDING * noise.uniform(-1, 1, w.shape)).astype(w.dtype) for w in own]
             _assign(trained.trainable_variables, moved)
-        _assign(getattr(optimizer, "variables", ()), untouched)
+        _assign(of_optimizer, untouched)
         curves.append(_train(trained, recorded, steps, math.inf if curves else deadline))
         steps = len(curves[0])
     return tuple(curves)

@@ -18,6 +18,7 @@ import numpy as np
 
 from autotune.data.printable import printable
 from autotune.data.record import GradientNoise
+from autotune.recipe.keras_api import keras_api
 from autotune.recipe.tf_private import computing_layers, keras, tf
 from autotune.runtime.failures import summarize_error
 from autotune.training.gauges import Weights, count_parameters
@@ -182,7 +183,8 @@ def _gradient_of(model: keras.Model) -> Callable[[Any], tf.Tensor]:
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
         with tf.GradientTape() as tape:
             loss = model.compute_loss(x=x, y=y, y_pred=model(x, **arguments), sample_weight=sample_weight)
-        scale = model.optimizer.scale_loss(tf.ones((), loss.dtype))  # without it small gradients of float16 vanish
+        # Without its scale small gradients of float16 vanish.
+        scale = keras_api().scaled_loss(model.optimizer, tf.ones((), loss.dtype))
         parts = tape.gradient(loss, model.trainable_weights, output_gradients=scale)
         dense = [tf.convert_to_tensor(part) for part in parts if part is not None]
         whole = tf.concat([tf.reshape(tf.cast(part, tf.float32), [-1]) for part in dense], axis=0)

@@ -371,6 +371,7 @@ def complete_run_record(opened: Opened, invocation: Invocation, source: str, spa
         batch_ranks=started.batch_ranks or None,
         parameters=opened.warm.parameters,
         device=opened.device.value,
+        keras=facts.keras,
         script=None if facts.script is None else facts.script.recorded,
         settings=started.not_knobs,
     )

@@ -85,6 +85,7 @@ def recommend(*, found: SearchResult, watched: Watch | None, run: Run, record: R
             element=workload.element,
             batch_ranks=workload.batch_ranks,
             parameters=workload.parameters,
+            keras=workload.keras,
             script=workload.script,
             settings=workload.settings,
             train_samples=options.train_samples or samples_of(workload.script, workload.examples),

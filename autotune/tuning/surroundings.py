@@ -98,6 +98,9 @@ def script_notes(
     for why, names in by_reason.items():
         yield f"not varied: {', '.join(names)}: {why}"
     yield from script.batch_notes
+    if script.tunes_steps:
+        steps = script.baseline["steps_per_execution"]
+        yield f'the script compiles with steps_per_execution="auto": the baseline has {steps}, which Keras settled on'
     if script.baseline.get("jit_compile") is True and script.not_reached.get("jit_compile") == NO_XLA:
         yield f"the script compiles with jit_compile=True. {NO_XLA}: remove it"
     if script.shared_seconds:

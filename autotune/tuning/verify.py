@@ -295,6 +295,11 @@ def _compare_workloads(recipe: Recipe, facts: WorkloadFacts, invocation: Invocat
         text = f"the file's arguments are {shlex.join(given) or 'none'}"
         tuned = "as the recipe says" if given == made_for.args else shlex.join(made_for.args) or "none"
         invocation.observe(Notice(text=f"{text}; it was tuned with {tuned}"))
+    if facts.keras is not made_for.keras:
+        raise RecipeError(
+            f"{reference} trains with {facts.keras.label}, but the recipe was tuned with {made_for.keras.label}",
+            hint="Import the other Keras, or run `autotune tune` again.",
+        )
     if facts.fingerprint == made_for.fingerprint:
         return
     if facts.name == made_for.name:

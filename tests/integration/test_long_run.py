@@ -211,7 +211,8 @@ def recipe_of(facts: WorkloadFacts, folder: Path, **changes: object) -> Path:
     usual |= {name: changes[name] for name in ("global_batch",) if name in changes}
     if "strategy" in changes:
         usual = dict(add_strategy_knobs(Configuration(usual)))
-    workload = recorded.workload.model_copy(update={"name": "train", "script": facts.script, "args": ()})
+    of_script = {"name": "train", "script": facts.script, "keras": facts.keras, "args": ()}
+    workload = recorded.workload.model_copy(update=of_script)
     recipe = recorded.model_copy(
         update={
             "baseline": usual,

@@ -17,7 +17,7 @@ from autotune.space.configuration import read_trials
 SCRIPTS = REPOSITORY / "tests" / "scripts"
 BUDGET = 25
 """Seconds of a run."""
-LOOPS = {"gan", "gradient_tape_loop", "mirrored_custom", "numpy_tape", "train_on_batch"}
+LOOPS = {"gan", "gradient_tape_loop", "keras2_gan", "mirrored_custom", "numpy_tape", "train_on_batch"}
 FIXED_BATCH_SIZE = {"mirrored_custom", "numpy_tape", "train_on_batch"}
 """One divides its loss by its own global batch size; the batches of the others are slices of arrays."""
 
@@ -55,6 +55,15 @@ def folder(tmp_path: Path) -> Path:
         pytest.param("gradient_tape_loop", ["--epochs", "2"], "loop", {"batch_size", "jit_compile"}),
         # a PyDataset with workers, in a module of its own
         pytest.param("train_generator", ["--epochs", "1"], "fit", {"batch_size", "workers"}, marks=pytest.mark.slow),
+        # Keras 2
+        pytest.param("keras2_functional", [], "fit", {"batch_size", "num_parallel_calls"}),
+        pytest.param("keras2_gan", [], "loop", {"batch_size", "jit_compile"}),
+        pytest.param("keras2_sequence", ["--epochs", "2"], "fit", {"batch_size", "workers"}, marks=pytest.mark.slow),
+        pytest.param("keras2_train_step", [], "fit", {"batch_size", "steps_per_execution"}, marks=pytest.mark.slow),
+        pytest.param("keras2_imbalanced", [], "fit", {"batch_size", "jit_compile"}, marks=pytest.mark.slow),
+        pytest.param("keras2_mirrored", ["--epochs", "2"], "fit", {"batch_size"}, marks=pytest.mark.slow),
+        pytest.param("keras2_probability", [], "fit", {"batch_size", "jit_compile"}, marks=pytest.mark.slow),
+        pytest.param("keras2_two_tower", [], "fit", {"batch_size", "prefetch"}, marks=pytest.mark.slow),
     ],
 )
 def test_a_script_is_tuned_as_it_is_and_trains_with_its_recipe(folder, tmp_path, name, arguments, trains, reached):
@@ -66,6 +75,7 @@ def test_a_script_is_tuned_as_it_is_and_trains_with_its_recipe(folder, tmp_path,
     recipe = Recipe.load(tmp_path / "run" / "recipe.json")
     script = recipe.workload.script
     assert script.trains == trains
+    assert (recipe.workload.keras.package == "tf_keras") is name.startswith("keras2_")
     assert reached.isdisjoint(script.not_reached)
     assert recipe.workload.args == tuple(arguments)
     logs = [file.read_text(encoding="utf-8") for file in (tmp_path / "run" / "trials").rglob("log.txt")]

@@ -641,7 +641,7 @@ def test_a_fork_that_ends_does_not_answer_for_the_script(told):
         ("exits", "train.py raised SystemExit: 2", "`autotune tune train.py -- --epochs 90`"),
         ("asks", "asks for input", "argument of the script"),
         ("session", "train.py, line 3: opens a tf.compat.v1.Session", "tf.GradientTape"),
-        ("parameter_server", "makes a ParameterServerStrategy: Keras 3 does not support it (keras#18624)", "fit"),
+        ("parameter_server", "makes a ParameterServerStrategy: autotune does not tune it", "fit"),
         ("tpu", "makes a TPUStrategy: there is no tensorflow-tpu for TensorFlow 2.21", "MirroredStrategy"),
         ("of_keras", "keras.distribution.DataParallel: keras.distribution acts on the JAX", "MirroredStrategy"),
         ("epoch_inside", "line 19: train_epoch loops over a dataset inside a tf.function", "on one batch"),

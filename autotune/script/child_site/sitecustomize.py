@@ -14,7 +14,7 @@ class _BeforeTensorFlow:
     """Imports autotune only when TensorFlow or Keras is about to be imported: other programs start as fast as ever."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        if name not in ("tensorflow", "keras"):
+        if name not in ("tensorflow", "keras", "tf_keras"):
             return None
         sys.meta_path.remove(self)
         with contextlib.suppress(ImportError):  # another installation of Python, without autotune
