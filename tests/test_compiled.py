@@ -11,6 +11,7 @@ from test_gpu_knobs import A100
 from test_kind import H200, a_machine
 
 from autotune.data.record import Phase
+from autotune.data.run_directory import RunDirectory
 from autotune.machine.gpu import can_keep_compilations
 from autotune.recipe import compiled
 from autotune.recipe.compiled import drop_older_folders, keep_compiled, load_compiled, open_folder
@@ -169,6 +170,13 @@ def test_nothing_is_kept_without_a_private_key(tmp_path):
 def test_a_run_that_is_resumed_without_another_process_keeps_what_it_has(run):
     assert keep_compiled(RECIPE, run) == ""
     assert load_compiled(RECIPE, run, HERE).folder is not None
+
+
+def test_what_a_run_directory_brings_along_is_not_sealed_when_it_is_resumed(run):
+    compile_in(run, 5, 99, {"malicious.pb": b"malicious"})
+    with RunDirectory(run).reopen():
+        assert keep_compiled(RECIPE, run) == ""
+    assert {path.name for path in load_compiled(RECIPE, run, HERE).folder.iterdir()} == FILES.keys()
 
 
 @pytest.mark.parametrize("recipe", [recipe_of_trial(7, steps_per_execution=8), RECIPE.with_baseline()])
