@@ -167,6 +167,21 @@ def test_nothing_is_kept_without_a_private_key(tmp_path):
     assert list(tmp_path.glob("**/compiled*")) == []
 
 
+@pytest.mark.parametrize("home", [".", None])
+def test_a_key_in_the_working_directory_is_nobodys(tmp_path, monkeypatch, home):
+    monkeypatch.delenv("XDG_STATE_HOME")
+    if home is None:  # a container whose user has no entry and no home
+        monkeypatch.delenv("HOME")
+        monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
+    else:
+        monkeypatch.setenv("HOME", home)
+    (there := tmp_path / "there").mkdir()
+    monkeypatch.chdir(there)
+    compile_in(tmp_path, 5, 0)
+    assert "the home directory, which is not known" in keep_compiled(RECIPE, tmp_path)
+    assert os.listdir(there) == []
+
+
 def test_a_run_that_is_resumed_without_another_process_keeps_what_it_has(run):
     assert keep_compiled(RECIPE, run) == ""
     assert load_compiled(RECIPE, run, HERE).folder is not None
