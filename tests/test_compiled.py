@@ -5,19 +5,22 @@ import os
 import shutil
 
 import pytest
-from simulated_runs import BASELINE, MACHINE, on_disk, simulated_trials, tune_simulated
+from simulated_runs import BASELINE, MACHINE, on_disk, run_on, simulated_trials, tune_simulated
 from test_book import a_recipe
 from test_gpu_knobs import A100
 from test_kind import H200, a_machine
 
-from autotune.data.record import Phase
+from autotune.data.record import Outcome, Phase
 from autotune.data.run_directory import RunDirectory
 from autotune.machine.gpu import can_keep_compilations
 from autotune.recipe import compiled
 from autotune.recipe.compiled import drop_older_folders, keep_compiled, load_compiled, open_folder
 from autotune.recipe.evidence import Confirmation
-from autotune.runtime.executor import IN_SEARCH
+from autotune.runtime.executor import IN_SEARCH, TrialFailed
 from autotune.tuning import opening
+from autotune.tuning.comparison import MeasuredProcess
+from autotune.tuning.run import Deadline
+from autotune.tuning.trial import Trial
 
 HERE = a_machine(H200, driver="580.1")
 FILES = {"autotuned.txt": b"results { }", "xla__1.pb": b"\x0a\x01machine code"}
@@ -253,6 +256,29 @@ def test_the_confirming_processes_of_a_leader_keep_what_they_compile(tmp_path, m
     last = max(number for number, (_, folder) in enumerate(launched) if folder)
     assert (tmp_path / "run" / "compiled" / "xla.pb").read_text() == f"{last}"
     assert recipe.configuration != dict(BASELINE)
+
+
+def test_what_a_process_that_did_not_become_warm_has_compiled_is_not_kept(tmp_path):
+    trials = simulated_trials(lambda configuration: 4000.0, gpus=("NVIDIA A100",))
+    trials.open()
+    run = run_on(trials, tmp_path)
+    trial = Trial(5, Phase.CONFIRM, BASELINE)
+    trial.instances = 1
+    compile_in(tmp_path, 5, 0)
+
+    def compile_half(configuration, *, timing, **how):
+        with open(os.path.join(timing.compiled, "xla.pb"), "w") as stream:
+            stream.write("half a progr")
+        raise TrialFailed(Outcome.CRASHED, "killed")
+
+    trials.launch = compile_half
+    deadline = Deadline(clock=trials.clock)
+    process = MeasuredProcess(
+        run=run, deadline=deadline, trial=trial, seat="simulated", start_timeout=9.0, keeps_compilations=True
+    )
+    with pytest.raises(TrialFailed):
+        process.start()
+    assert os.listdir(tmp_path / "trials" / "0005") == ["compiled-0"]
 
 
 @pytest.mark.parametrize("lacks", [{"keeps_files": False}, {"has_flags": False}])
