@@ -1,5 +1,6 @@
 """What each change of the recommended configuration gives, by leaving it out; whole runs on simulated trials."""
 
+import dataclasses
 import math
 
 import pytest
@@ -19,7 +20,7 @@ from simulated_runs import (
     tune_simulated,
 )
 
-from autotune.data.figures import Interval
+from autotune.data.figures import Interval, LogInterval
 from autotune.data.record import Ablation, Outcome, Phase, Standing, reference_of
 from autotune.recipe.evidence import Contribution
 from autotune.recipe.waterfall import waterfall
@@ -29,7 +30,7 @@ from autotune.space.configuration import read_trials
 from autotune.stats.deciding import EndedBy, Verdict
 from autotune.tuning.ablation import unmeasured_changes, without_change
 from autotune.tuning.events import TrialBegan
-from autotune.tuning.policy import End, LeaveOut, TryAnother, next_action
+from autotune.tuning.policy import End, FreshPair, LeaveOut, TryAnother, next_action
 
 SPEED = faster_by(jit_compile=1.5, steps_per_execution=1.3)
 SPACE = """
@@ -207,6 +208,12 @@ def test_a_budget_is_searched_with_until_nothing_gets_faster():
     assert next_action(a_state(*TIRED, **state)) == LeaveOut(90, "jit_compile")
     assert next_action(a_state(*TIRED[:3], **state)) == TryAnother()
     assert next_action(a_state(*TIRED, leaders=(LEADER,), ablation_seconds=9.0)) == TryAnother()
+
+
+def test_a_wide_claim_is_narrowed_first():
+    wide = dataclasses.replace(LEADER, ratio=LogInterval(value=0.4, low=0.2, high=0.6, count=4), processes=4)
+    state = a_state(*TIRED, leaders=(wide,), ablation_seconds=10.0, candidate_seconds=5.0, left=15.0)
+    assert next_action(state) == FreshPair(90)
 
 
 def test_time_that_nothing_else_can_use_is_not_limited():
