@@ -25,7 +25,7 @@ from autotune.data.record import Ablation, Outcome, Phase, Standing, reference_o
 from autotune.recipe.evidence import Contribution
 from autotune.recipe.waterfall import waterfall
 from autotune.report.history import load_history
-from autotune.runtime.executor import TrialFailed
+from autotune.runtime.executor import DeviceUnavailable, TrialFailed
 from autotune.space.configuration import read_trials
 from autotune.stats.deciding import EndedBy, Verdict
 from autotune.tuning.ablation import unmeasured_changes, without_change
@@ -137,6 +137,20 @@ def test_a_recommended_configuration_that_fails_now_takes_back_nothing(tmp_path)
     assert recipe.evidence.contributions == ()
     assert {record.outcome for record in left_out.values()} == {Outcome.INTERRUPTED}
     assert "the recommended configuration failed beside it: gone" in left_out["jit_compile"].reason
+
+
+def test_a_device_that_is_lost_says_nothing_of_a_change(tmp_path):
+    watcher = Watcher()
+
+    def fails(configuration):
+        began = watcher.of(TrialBegan)
+        is_late = bool(began) and began[-1].phase is Phase.ABLATION
+        return DeviceUnavailable(Outcome.OOM, "gone") if is_late and not configuration["jit_compile"] else None
+
+    trials = simulated_trials(SPEED, noise=0.01, start_seconds=0.3, failure=fails)
+    recipe, left_out, _ = run(tmp_path, trials, keeps_budget=False, observe=watcher)
+    assert recipe.evidence.verdict is Verdict.FASTER
+    assert left_out["jit_compile"].outcome is Outcome.INTERRUPTED, "a resumed run measures it"
 
 
 def test_a_resumed_run_leaves_out_what_it_had_not(tmp_path):
