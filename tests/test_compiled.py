@@ -141,6 +141,14 @@ def test_another_machine_compiles_anew(run, here):
     assert load_compiled(RECIPE, run, here) == compiled.Loaded()
 
 
+def test_another_cudnn_compiles_anew(run, tmp_path, monkeypatch):
+    (package := tmp_path / "site" / "nvidia_cudnn_cu12-9.9.0.dist-info").mkdir(parents=True)
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: nvidia-cudnn-cu12\nVersion: 9.9.0\n")
+    (tmp_path / "site" / "broken-1.dist-info").mkdir()
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    assert load_compiled(RECIPE, run, HERE) == (None, "")
+
+
 def test_another_configuration_compiles_anew(run):
     assert load_compiled(recipe_of_trial(steps_per_execution=8), run, HERE) == compiled.Loaded()
     assert load_compiled(RECIPE.with_baseline(), run, HERE) == compiled.Loaded()

@@ -22,6 +22,7 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Mapping
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -196,7 +197,18 @@ def _facts_of(machine: Machine) -> dict[str, str]:
         "gpus": ", ".join(sorted({gpu.name for gpu in machine.gpus})),
         "driver": machine.driver or "",
         "tensorflow": machine.packages.get("tensorflow", ""),
+        "libraries": _libraries() if machine.gpus else "",
     }
+
+
+def _libraries() -> str:
+    """Return NVIDIA's installed packages, such as cuDNN: a program names its algorithms by their numbers."""
+    found = set()
+    for package in metadata.distributions():
+        with contextlib.suppress(KeyError, AttributeError, TypeError):  # left by a broken uninstall
+            if package.name.startswith("nvidia"):
+                found.add(f"{package.name} {package.version}")
+    return ", ".join(sorted(found))
 
 
 def _read_files(folder: Path) -> dict[str, bytes]:
