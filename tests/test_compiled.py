@@ -144,7 +144,9 @@ def test_another_machine_compiles_anew(run, here):
 def test_another_cudnn_compiles_anew(run, tmp_path, monkeypatch):
     (package := tmp_path / "site" / "nvidia_cudnn_cu12-9.9.0.dist-info").mkdir(parents=True)
     (package / "METADATA").write_text("Metadata-Version: 2.1\nName: nvidia-cudnn-cu12\nVersion: 9.9.0\n")
-    (tmp_path / "site" / "broken-1.dist-info").mkdir()
+    for number, text in enumerate((b"", b"Name: \xff\n")):
+        (broken := tmp_path / "site" / f"broken{number}-1.dist-info").mkdir()
+        (broken / "METADATA").write_bytes(text)
     monkeypatch.syspath_prepend(tmp_path / "site")
     assert load_compiled(RECIPE, run, HERE) == (None, "")
 

@@ -205,7 +205,7 @@ def _libraries() -> str:
     """Return NVIDIA's installed packages, such as cuDNN: a program names its algorithms by their numbers."""
     found = set()
     for package in metadata.distributions():
-        with contextlib.suppress(KeyError, AttributeError, TypeError):  # left by a broken uninstall
+        with contextlib.suppress(KeyError, AttributeError, TypeError, ValueError):  # left by a broken uninstall
             if package.name.startswith("nvidia"):
                 found.add(f"{package.name} {package.version}")
     return ", ".join(sorted(found))
