@@ -1,5 +1,6 @@
 """What each change of the recommended configuration gives, by leaving it out; whole runs on simulated trials."""
 
+import dataclasses
 import math
 
 import pytest
@@ -19,17 +20,17 @@ from simulated_runs import (
     tune_simulated,
 )
 
-from autotune.data.figures import Interval
+from autotune.data.figures import Interval, LogInterval
 from autotune.data.record import Ablation, Outcome, Phase, Standing, reference_of
 from autotune.recipe.evidence import Contribution
 from autotune.recipe.waterfall import waterfall
 from autotune.report.history import load_history
-from autotune.runtime.executor import TrialFailed
+from autotune.runtime.executor import DeviceUnavailable, TrialFailed
 from autotune.space.configuration import read_trials
 from autotune.stats.deciding import EndedBy, Verdict
 from autotune.tuning.ablation import unmeasured_changes, without_change
 from autotune.tuning.events import TrialBegan
-from autotune.tuning.policy import End, LeaveOut, TryAnother, next_action
+from autotune.tuning.policy import End, FreshPair, LeaveOut, TryAnother, next_action
 
 SPEED = faster_by(jit_compile=1.5, steps_per_execution=1.3)
 SPACE = """
@@ -138,6 +139,20 @@ def test_a_recommended_configuration_that_fails_now_takes_back_nothing(tmp_path)
     assert "the recommended configuration failed beside it: gone" in left_out["jit_compile"].reason
 
 
+def test_a_device_that_is_lost_says_nothing_of_a_change(tmp_path):
+    watcher = Watcher()
+
+    def fails(configuration):
+        began = watcher.of(TrialBegan)
+        is_late = bool(began) and began[-1].phase is Phase.ABLATION
+        return DeviceUnavailable(Outcome.OOM, "gone") if is_late and not configuration["jit_compile"] else None
+
+    trials = simulated_trials(SPEED, noise=0.01, start_seconds=0.3, failure=fails)
+    recipe, left_out, _ = run(tmp_path, trials, keeps_budget=False, observe=watcher)
+    assert recipe.evidence.verdict is Verdict.FASTER
+    assert left_out["jit_compile"].outcome is Outcome.INTERRUPTED, "a resumed run measures it"
+
+
 def test_a_resumed_run_leaves_out_what_it_had_not(tmp_path):
     path = tmp_path / "run"
     stopped = []
@@ -207,6 +222,12 @@ def test_a_budget_is_searched_with_until_nothing_gets_faster():
     assert next_action(a_state(*TIRED, **state)) == LeaveOut(90, "jit_compile")
     assert next_action(a_state(*TIRED[:3], **state)) == TryAnother()
     assert next_action(a_state(*TIRED, leaders=(LEADER,), ablation_seconds=9.0)) == TryAnother()
+
+
+def test_a_wide_claim_is_narrowed_first():
+    wide = dataclasses.replace(LEADER, ratio=LogInterval(value=0.4, low=0.2, high=0.6, count=4), processes=4)
+    state = a_state(*TIRED, leaders=(wide,), ablation_seconds=10.0, candidate_seconds=5.0, left=15.0)
+    assert next_action(state) == FreshPair(90)
 
 
 def test_time_that_nothing_else_can_use_is_not_limited():

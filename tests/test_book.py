@@ -196,6 +196,15 @@ def test_an_undecided_recipe_replaces_no_answer(folder, order):
     assert merged.notes[0].startswith(f"{folder}/new.json is left out: {folder}/cpu.json has an answer for simulated")
 
 
+def test_an_undecided_recipe_is_not_written_over_an_answer(folder, book):
+    undecided = a_recipe(evidence={"verdict": Verdict.UNDECIDED})
+    with pytest.raises(ArgumentError, match=r"has an answer for simulated.*, which would be lost"):
+        save_book(Book(recipes=(undecided, ON_GPU, ON_OLD)), book)
+    save_book(Book(recipes=(undecided,)), folder / "undecided.json")
+    save_book(Book(recipes=(ON_CPU,)), folder / "undecided.json")
+    assert read_book(folder / "undecided.json").recipes == (ON_CPU,)
+
+
 def test_a_book_that_could_not_be_read_is_not_written(folder, monkeypatch):
     monkeypatch.setattr(book_module, "LARGEST_FILE_BYTES", 1 << 10)
     with pytest.raises(ArgumentError, match="Merge fewer recipes"):

@@ -5,18 +5,22 @@ import os
 import shutil
 
 import pytest
-from simulated_runs import BASELINE, MACHINE, on_disk, simulated_trials, tune_simulated
+from simulated_runs import BASELINE, MACHINE, on_disk, run_on, simulated_trials, tune_simulated
 from test_book import a_recipe
 from test_gpu_knobs import A100
 from test_kind import H200, a_machine
 
-from autotune.data.record import Phase
+from autotune.data.record import Outcome, Phase
+from autotune.data.run_directory import RunDirectory
 from autotune.machine.gpu import can_keep_compilations
 from autotune.recipe import compiled
 from autotune.recipe.compiled import drop_older_folders, keep_compiled, load_compiled, open_folder
 from autotune.recipe.evidence import Confirmation
-from autotune.runtime.executor import IN_SEARCH
+from autotune.runtime.executor import IN_SEARCH, TrialFailed
 from autotune.tuning import opening
+from autotune.tuning.comparison import MeasuredProcess
+from autotune.tuning.run import Deadline
+from autotune.tuning.trial import Trial
 
 HERE = a_machine(H200, driver="580.1")
 FILES = {"autotuned.txt": b"results { }", "xla__1.pb": b"\x0a\x01machine code"}
@@ -137,6 +141,16 @@ def test_another_machine_compiles_anew(run, here):
     assert load_compiled(RECIPE, run, here) == compiled.Loaded()
 
 
+def test_another_cudnn_compiles_anew(run, tmp_path, monkeypatch):
+    (package := tmp_path / "site" / "nvidia_cudnn_cu12-9.9.0.dist-info").mkdir(parents=True)
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: nvidia-cudnn-cu12\nVersion: 9.9.0\n")
+    for number, text in enumerate((b"", b"Name: \xff\n")):
+        (broken := tmp_path / "site" / f"broken{number}-1.dist-info").mkdir()
+        (broken / "METADATA").write_bytes(text)
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    assert load_compiled(RECIPE, run, HERE) == (None, "")
+
+
 def test_another_configuration_compiles_anew(run):
     assert load_compiled(recipe_of_trial(steps_per_execution=8), run, HERE) == compiled.Loaded()
     assert load_compiled(RECIPE.with_baseline(), run, HERE) == compiled.Loaded()
@@ -166,9 +180,31 @@ def test_nothing_is_kept_without_a_private_key(tmp_path):
     assert list(tmp_path.glob("**/compiled*")) == []
 
 
+@pytest.mark.parametrize("home", [".", None])
+def test_a_key_in_the_working_directory_is_nobodys(tmp_path, monkeypatch, home):
+    monkeypatch.delenv("XDG_STATE_HOME")
+    if home is None:  # a container whose user has no entry and no home
+        monkeypatch.delenv("HOME")
+        monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
+    else:
+        monkeypatch.setenv("HOME", home)
+    (there := tmp_path / "there").mkdir()
+    monkeypatch.chdir(there)
+    compile_in(tmp_path, 5, 0)
+    assert "the home directory, which is not known" in keep_compiled(RECIPE, tmp_path)
+    assert os.listdir(there) == []
+
+
 def test_a_run_that_is_resumed_without_another_process_keeps_what_it_has(run):
     assert keep_compiled(RECIPE, run) == ""
     assert load_compiled(RECIPE, run, HERE).folder is not None
+
+
+def test_what_a_run_directory_brings_along_is_not_sealed_when_it_is_resumed(run):
+    compile_in(run, 5, 99, {"malicious.pb": b"malicious"})
+    with RunDirectory(run).reopen():
+        assert keep_compiled(RECIPE, run) == ""
+    assert {path.name for path in load_compiled(RECIPE, run, HERE).folder.iterdir()} == FILES.keys()
 
 
 @pytest.mark.parametrize("recipe", [recipe_of_trial(7, steps_per_execution=8), RECIPE.with_baseline()])
@@ -230,6 +266,29 @@ def test_the_confirming_processes_of_a_leader_keep_what_they_compile(tmp_path, m
     last = max(number for number, (_, folder) in enumerate(launched) if folder)
     assert (tmp_path / "run" / "compiled" / "xla.pb").read_text() == f"{last}"
     assert recipe.configuration != dict(BASELINE)
+
+
+def test_what_a_process_that_did_not_become_warm_has_compiled_is_not_kept(tmp_path):
+    trials = simulated_trials(lambda configuration: 4000.0, gpus=("NVIDIA A100",))
+    trials.open()
+    run = run_on(trials, tmp_path)
+    trial = Trial(5, Phase.CONFIRM, BASELINE)
+    trial.instances = 1
+    compile_in(tmp_path, 5, 0)
+
+    def compile_half(configuration, *, timing, **how):
+        with open(os.path.join(timing.compiled, "xla.pb"), "w") as stream:
+            stream.write("half a progr")
+        raise TrialFailed(Outcome.CRASHED, "killed")
+
+    trials.launch = compile_half
+    deadline = Deadline(clock=trials.clock)
+    process = MeasuredProcess(
+        run=run, deadline=deadline, trial=trial, seat="simulated", start_timeout=9.0, keeps_compilations=True
+    )
+    with pytest.raises(TrialFailed):
+        process.start()
+    assert os.listdir(tmp_path / "trials" / "0005") == ["compiled-0"]
 
 
 @pytest.mark.parametrize("lacks", [{"keeps_files": False}, {"has_flags": False}])

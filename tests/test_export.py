@@ -62,7 +62,21 @@ def test_names_have_no_character_that_a_tracker_refuses(run):
     record["run"], record["workload"]["name"] = "it's/mine?", "a b:c"
     (run / "run.json").write_text(json.dumps(record))
     tracked = read_tracked_run(run)
-    assert (tracked.id, tracked.experiment) == ("it_s_mine_", "autotune-a_b_c")
+    assert (tracked.id, tracked.experiment) == (f"it_s_mine_-{stamp_of(record)}", "autotune-a_b_c")
+
+
+def stamp_of(record):
+    """The digits of the second in which a run started."""
+    return "".join(filter(str.isdigit, record["started_at"]))[:14]
+
+
+def test_runs_in_directories_of_one_name_do_not_overwrite_each_other(run, tmp_path):
+    other = shutil.copytree(run, tmp_path / "elsewhere" / "run")
+    record = json.loads((other / "run.json").read_text())
+    (other / "run.json").write_text(json.dumps(record | {"started_at": "2026-11-20T07:00:00.000+00:00"}))
+    assert read_tracked_run(other).id != read_tracked_run(run).id
+    (other / "run.json").write_text(json.dumps(record | {"run": "20261120-191001-1a2b3c"}))
+    assert read_tracked_run(other).id == "20261120-191001-1a2b3c"
 
 
 def test_a_package_that_is_missing_is_named_before_anything_runs(capsys, monkeypatch):
@@ -183,7 +197,7 @@ def test_mlflow_gets_a_run_for_each_trial_once(run, tmp_path, monkeypatch):
         assert one.data.metrics == pytest.approx(trial.metrics)
         assert one.data.params == {name: str(value) for name, value in trial.parameters.items()}
         assert one.data.tags["changes"] == trial.tags["changes"]
-        assert (one.info.status, one.info.run_name) == ("FINISHED", f"one/{trial.name}")
+        assert (one.info.status, one.info.run_name) == ("FINISHED", f"{read_tracked_run(run).id}/{trial.name}")
 
 
 @pytest.mark.filterwarnings("default")
@@ -192,7 +206,7 @@ def test_wandb_gets_a_run_for_each_trial(run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WANDB_MODE", "offline")
     told = export_run(run, "wandb")
-    assert told == "project autotune-simulated, group one"
+    assert told == f"project autotune-simulated, group {read_tracked_run(run).id}"
     kept = sorted(path.name.rpartition("-")[2] for path in (tmp_path / "wandb").glob("offline-run-*"))
     assert kept == [trial.name for trial in read_tracked_run(run).trials]
 

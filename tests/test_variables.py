@@ -97,6 +97,19 @@ def test_a_process_keeps_its_compilations_in_a_folder_of_its_own():
     assert caches_in("", users) == {"XLA_FLAGS": "--xla_dump_to=/d"}
 
 
+@pytest.mark.parametrize(
+    ("folder", "quoted"),
+    [("/o'neil/c", '"/o\'neil/c"'), ('/a "b"/c', "'/a \"b\"/c'"), ("/a b\\/c", "'/a b\\/c'"), ("/o'\"/c", None)],
+)
+def test_a_folder_with_quotes_takes_no_flag_apart(folder, quoted):
+    users = {"XLA_FLAGS": "--xla_dump_to=/d"}
+    named = {} if quoted is None else {"TF_XLA_FLAGS": f"--tf_xla_persistent_cache_directory={quoted}"}
+    kept = caches_in(folder, users)
+    assert loading_from(folder, users) == named
+    assert kept.get("TF_XLA_FLAGS") == named.get("TF_XLA_FLAGS")
+    assert without_caches(users | kept).get("XLA_FLAGS", "--xla_dump_to=/d") == "--xla_dump_to=/d"
+
+
 def test_compilations_are_loaded_beside_the_users_flags_and_not_in_the_place_of_the_users_caches(tmp_path):
     programs = {"TF_XLA_FLAGS": f"--tf_xla_persistent_cache_directory={tmp_path}"}
     assert loading_from(str(tmp_path), {}) == programs

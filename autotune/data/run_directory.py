@@ -232,8 +232,12 @@ class RunDirectory:
     def _remove_leftovers(self) -> None:
         """Remove what an invocation that was killed has left: half-written files, scratch, its list of files.
 
-        The list is not acted on: it may be another user's, or name what the user has written since.
+        The list is not acted on: it may be another user's, or name what the user has written since. Compilations may
+        be another user's too, and would be sealed as this user's at the end. Raises OSError where they cannot be
+        removed.
         """
+        for folder in self.path.glob(f"trials/*/{COMPILED}-*"):
+            shutil.rmtree(folder)
         for pattern in SCRATCH_FOLDERS:
             for folder in self.path.glob(pattern):
                 shutil.rmtree(folder, ignore_errors=True)

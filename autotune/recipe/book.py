@@ -98,22 +98,26 @@ def save_book(book: Book, path: Path) -> None:
 
 
 def _refuse_loss(older: Book, book: Book, path: Path) -> None:
-    """Raise ArgumentError where a book lacks a machine or training of the one that it replaces."""
-    kept = {kind_of(recipe.machine) for recipe in book.recipes}
-    lost = [kind_of(recipe.machine) for recipe in older.recipes if kind_of(recipe.machine) not in kept]
+    """Raise ArgumentError where a book lacks a machine, answer or training of the one that it replaces."""
+    kept = {kind_of(recipe.machine): recipe for recipe in book.recipes}
+    kinds = {kind_of(recipe.machine): recipe for recipe in older.recipes}
+    lost = [kind for kind, recipe in kinds.items() if kind not in kept or _is_answer(recipe) > _is_answer(kept[kind])]
     if first_difference(older.recipes[0].workload, book.recipes[0].workload):
         raise ArgumentError(f"{path} is of another training, and would be lost", hint="Give -o another path.")
     if lost:
         raise ArgumentError(
-            f"{path} has a recipe for {lost[0]}, which would be lost",
+            f"{path} has {'an answer' if lost[0] in kept else 'a recipe'} for {lost[0]}, which would be lost",
             hint=f"Merge it as well: autotune merge {path} RECIPE… -o {path}",
         )
 
 
 def _rank(entry: _Found) -> tuple[bool, str]:
     """Return by what the recipes of one kind of machine are ordered: an answer before none, then the newer one."""
-    recipe = entry.recipe
-    return recipe.evidence.verdict is not Verdict.UNDECIDED, recipe.created_by.created_at
+    return _is_answer(entry.recipe), entry.recipe.created_by.created_at
+
+
+def _is_answer(recipe: Recipe) -> bool:
+    return recipe.evidence.verdict is not Verdict.UNDECIDED
 
 
 def _difference(first: _Found, other: _Found) -> str:

@@ -22,6 +22,7 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Mapping
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -120,7 +121,8 @@ def _keep_last(recipe: Recipe, run: Path, kept: Path) -> str:
         return ""
     key = _user_key(make=True)
     if key is None:
-        return f"compilations are not kept: no private file can be written in {_state_directory()}"
+        where = _state_directory() or "the home directory, which is not known"
+        return f"compilations are not kept: no private file can be written in {where}"
     folders[-1].rename(kept)
     write_atomically(kept / SEAL, _seal(recipe, files, key).model_dump_json(indent=2) + "\n")
     return ""
@@ -195,7 +197,18 @@ def _facts_of(machine: Machine) -> dict[str, str]:
         "gpus": ", ".join(sorted({gpu.name for gpu in machine.gpus})),
         "driver": machine.driver or "",
         "tensorflow": machine.packages.get("tensorflow", ""),
+        "libraries": _libraries() if machine.gpus else "",
     }
+
+
+def _libraries() -> str:
+    """Return NVIDIA's installed packages, such as cuDNN: a program names its algorithms by their numbers."""
+    found = set()
+    for package in metadata.distributions():
+        with contextlib.suppress(KeyError, AttributeError, TypeError, ValueError):  # left by a broken uninstall
+            if package.name.startswith("nvidia"):
+                found.add(f"{package.name} {package.version}")
+    return ", ".join(sorted(found))
 
 
 def _read_files(folder: Path) -> dict[str, bytes]:
@@ -217,14 +230,20 @@ def _read_files(folder: Path) -> dict[str, bytes]:
     return files
 
 
-def _state_directory() -> Path:
-    given = os.environ.get("XDG_STATE_HOME", "")
-    return Path(given if os.path.isabs(given) else os.path.expanduser("~/.local/state")) / "autotune"
+def _state_directory() -> Path | None:
+    """Return where this user's state is; None where the home directory is not known. Never below the working one."""
+    for given in (os.environ.get("XDG_STATE_HOME", ""), os.path.expanduser("~/.local/state")):
+        if os.path.isabs(given):
+            return Path(given) / "autotune"
+    return None
 
 
 def _user_key(*, make: bool = False) -> bytes | None:
     """Return the key that this user alone can read; None where there is none. `make`: make it where it is missing."""
-    file = _state_directory() / "key"
+    directory = _state_directory()
+    if directory is None:
+        return None
+    file = directory / "key"
     with contextlib.suppress(OSError):
         if make and not file.exists():
             _make_key(file)

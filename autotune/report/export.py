@@ -23,7 +23,7 @@ from autotune.data.files import write_atomically
 from autotune.data.options import Tracker
 from autotune.data.printable import first_line
 from autotune.data.record import Outcome
-from autotune.data.run_directory import RunDirectory
+from autotune.data.run_directory import OWN_NAME, RunDirectory
 from autotune.report.history import FLOAT, INTEGER, TIME, columns, load_history, rows_of
 from autotune.space.knobs import KNOBS
 
@@ -66,9 +66,10 @@ def read_tracked_run(path: str | Path) -> TrackedRun:
     run = directory.read_run()
     workload = "workload" if run.workload is None else run.workload.name
     trials = [_tracked(row) for row in rows_of(load_history(path, every_column=True))]
-    return TrackedRun(
-        directory=directory.path, id=_plain(run.run), experiment=f"autotune-{_plain(workload)}", trials=trials
-    )
+    name = _plain(run.run)
+    if not OWN_NAME.fullmatch(run.run):  # of a directory that the user has named: others may have the same
+        name += f"-{re.sub(r'[^0-9]', '', run.started_at)[:14]}"
+    return TrackedRun(directory=directory.path, id=name, experiment=f"autotune-{_plain(workload)}", trials=trials)
 
 
 def _plain(name: str) -> str:

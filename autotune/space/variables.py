@@ -36,6 +36,7 @@ _CACHES = {XLA: ("xla_gpu_per_fusion_autotune_cache_dir", _WRITTEN, _READ), TF_X
 """Flags by which one process reuses what another has compiled or autotuned."""
 NO_CACHES = {XLA: f"--{_WRITTEN}= --{_READ}=", TF_XLA: f"--{_PROGRAMS}="}
 """The flags by which compilations are carried, naming no file: a TensorFlow that accepts them has them."""
+_QUOTES = (('"', r'["\\]'), ("'", "'"))  # of a flag's value, and what each cannot hold
 _AUTOTUNED = "autotuned.txt"  # in a folder of compilations; XLA writes text to a name that ends so
 
 
@@ -79,10 +80,10 @@ def without_caches(variables: Mapping[str, str]) -> dict[str, str]:
 def caches_in(folder: str, variables: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that name caches, changed so that XLA keeps what it compiles in this folder.
 
-    Without a folder, no cache is named: each process must autotune for itself.
+    Without a folder, or with one that no flag can name, no cache is named: each process must autotune for itself.
     """
     changed = without_caches(variables)
-    if folder:
+    if folder and _quoted(folder):
         kept = {**variables, **changed}
         set_flag(kept, XLA, _WRITTEN, _quoted(os.path.join(folder, _AUTOTUNED)))
         set_flag(kept, TF_XLA, _PROGRAMS, _quoted(folder))
@@ -92,6 +93,8 @@ def caches_in(folder: str, variables: Mapping[str, str]) -> dict[str, str]:
 
 def loading_from(folder: str, variables: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that change so that XLA loads what a folder holds. A cache of the user's own stays."""
+    if not _quoted(folder):
+        return {}
     changed, named = dict(variables), without_caches(variables)
     autotuned = os.path.join(folder, _AUTOTUNED)
     if XLA not in named and os.path.exists(autotuned):
@@ -102,7 +105,11 @@ def loading_from(folder: str, variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def _quoted(path: str) -> str:
-    return f'"{path}"' if re.search(r"\s", path) else path
+    """Return a path as the value of a flag; empty where XLA's quotes cannot hold it."""
+    # Of the two kinds, only double quotes have escapes.
+    if not re.search(r"""[\s'"]""", path):
+        return path
+    return next((f"{mark}{path}{mark}" for mark, held in _QUOTES if not re.search(held, path)), "")
 
 
 def environment_notes(variables: Mapping[str, str], tensorflow: str) -> Iterator[str]:

@@ -10,7 +10,7 @@ from functools import partial
 
 from autotune.data.figures import Interval, LogInterval
 from autotune.data.record import Ablation, Boundary, Outcome, Phase, TrialRecord
-from autotune.runtime.executor import SeatLost, TrialFailed
+from autotune.runtime.executor import DeviceUnavailable, SeatLost, TrialFailed
 from autotune.runtime.protocol import Started
 from autotune.space.configuration import Configuration, find_conflict, normalize, reset_idle
 from autotune.space.knobs import KNOBS
@@ -95,7 +95,9 @@ def leave_out(
             outcome, reason = Outcome.INTERRUPTED, "the time was over"
     except TrialFailed as failure:
         outcome, reason, log_tail = failure.outcome, failure.whole, failure.log_tail
-        if failure.trial != trial.number:
+        if isinstance(failure, DeviceUnavailable):
+            outcome = Outcome.INTERRUPTED  # it says nothing of the change
+        elif failure.trial != trial.number:
             outcome, reason = Outcome.INTERRUPTED, f"the recommended configuration failed beside it: {failure.whole}"
     if reference.slices:
         run.keep(reference.record(Outcome.OK), announce=False)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Protocol
@@ -83,6 +84,7 @@ class MeasuredProcess:
                 at_most = 3 * PATIENCE_SECONDS
             at_most = max(at_most, GENEROUS * usual)
         trial.place = run.executor.place(self.seat)
+        compiled = self._folder_of_compilations()
         try:
             with self.deadline.wait(usual, at_most=at_most, generous=self.generous) as timeout, self._failures():
                 with run.turn.released():
@@ -97,7 +99,7 @@ class MeasuredProcess:
                             longest_boundary_epoch_seconds=run.budget,
                             save_state=self.save_state,
                             noise_seconds=NOISE_SHARE * (run.budget or 0.0) if self.save_state else 0.0,
-                            compiled=self._folder_of_compilations(),
+                            compiled=compiled,
                         ),
                     )
                     trial.instances += 1
@@ -107,6 +109,8 @@ class MeasuredProcess:
         except BaseException:
             if live is not None:
                 live.kill()
+            if compiled:  # it may hold half of a program
+                shutil.rmtree(compiled, ignore_errors=True)
             raise
         finally:
             trial.seconds += run.clock() - began

@@ -133,8 +133,8 @@ def _next_action(state: State) -> Action:
         return _narrow(state) or _leave_change_out(state) or ended
     if state.contenders:
         return _for_leader(state, state.contenders[0])
-    if _is_tired(state) and (ablation := _leave_change_out(state)):
-        return ablation  # without a budget that is to be used, the run would end here
+    if _is_tired(state) and (ending := _narrow(state) or _leave_change_out(state)):
+        return ending  # without a budget that is to be used, the run would end here
     if _holds_another(state, reserve=_reserve(state)):
         return TryAnother()
     if state.champion is None:
