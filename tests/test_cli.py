@@ -583,6 +583,15 @@ def test_a_scripts_own_options_come_after_two_hyphens(capsys, given, advised):
     assert f"Options of the script come after `--`: {advised}" in err
 
 
+def test_help_is_wrapped_at_the_width_of_the_terminal_only(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    _, out, _ = run(capsys, "verify", "--help")
+    assert "by less than claimed; gone: no gain is shown, and clearly less than claimed;" in out
+    _, out, _ = run(capsys, "tune", "--help")
+    assert "1h30m. When left out, the run ends as soon as  │\n" in out
+    assert "the answer is settled, after ten minutes at " in out
+
+
 def test_the_help_lists_commands_in_the_order_of_use(capsys):
     _, out, _ = run(capsys, "--help")
     shown = re.findall(r"^│ (\w+) ", out, re.MULTILINE)

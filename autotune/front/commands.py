@@ -29,7 +29,7 @@ app = App(
     version_flags=["--version"],
     result_action="return_value",
     suppress_keyboard_interrupt=False,
-    help_format="plaintext",
+    help_format="markdown",  # plaintext keeps the line breaks of docstrings
 )
 
 
