@@ -76,6 +76,7 @@ def test_where_only_a_larger_batch_is_faster_and_learns_too_slowly_nothing_is(tm
     assert recipe.same_training is None
     assert recipe.larger_batch.speedup.low < 2.0 < recipe.larger_batch.speedup.high
     assert recipe.answers[0][1] == "the baseline: nothing faster was shown"
+    assert recipe.answers[-1] == ("Recommended", "your current settings")
     best = {"speedup": None, "search_speedup": 1.71, "reason": "the run ended before it was confirmed"}
     for changes, words in ({"jit_compile": True}, "jit_compile=true"), ({"batch_size": 64}, "nothing faster was shown"):
         closest = BestCandidate(configuration=recipe.baseline | changes, **best)
