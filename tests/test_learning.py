@@ -21,6 +21,7 @@ from test_loop import space
 from autotune.data.record import GradientNoise, Outcome, Phase
 from autotune.recipe.advice import verdict_in_words
 from autotune.recipe.evidence import BestCandidate, Watch
+from autotune.recipe.next_steps import next_steps
 from autotune.runtime.executor import IN_SEARCH, TrialFailed
 from autotune.runtime.protocol import BranchRuns
 from autotune.stats.deciding import Verdict
@@ -67,6 +68,16 @@ def test_a_larger_batch_that_needs_too_many_examples_is_shown_and_not_recommende
     assert [heading for heading, _ in answers] == ["Same training", "Larger batch", "", "Recommended"]
     assert "nothing about learning changes" in answers[0][1]
     assert answers[-1] == ("Recommended", "same training")
+
+
+def test_the_same_training_is_offered_only_where_it_is_faster_than_the_baseline(tmp_path):
+    recipe, _, _, _ = run(tmp_path, faster_by(batch_size=2.0, jit_compile=1.3))
+    assert dict(recipe.answers)["Recommended"] == "larger batch"
+    assert recipe.same_training is not None
+    offer = "To take the same training instead:"
+    assert offer in dict(next_steps(recipe, tmp_path / "recipe.json", "train.py"))
+    alone = recipe.model_copy(update={"same_training": None})
+    assert offer not in dict(next_steps(alone, tmp_path / "recipe.json", "train.py"))
 
 
 def test_where_only_a_larger_batch_is_faster_and_learns_too_slowly_nothing_is(tmp_path):
