@@ -67,7 +67,7 @@ def show(path: Path | None = None, /, *, diff: Path | None = None, json: bool = 
     if not isinstance(recipe, Recipe):
         return show_book(recipe, file)
     show_recipe(recipe, file)
-    if recipe.evidence.go_on_seconds is not None and run is not None and run.workload is not None:
+    if run is not None and run.workload is not None:
         show_usage(recipe, file, tuned=run.workload.reference, to_repeat=to_repeat(path))
     return None
 
