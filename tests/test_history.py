@@ -800,14 +800,14 @@ def test_versions_that_do_not_change_speed_leave_runs_comparable(tmp_path):
 @pytest.mark.parametrize(
     ("fields", "expected"),
     [
-        ({"machine": MACHINE.model_copy(update={"cores": 4})}, "another machine (cores: measured on 2, here 4)"),
+        ({"machine": MACHINE.model_copy(update={"cores": 4})}, "another machine (cores: 4, not 2)"),
         ({"workload": None}, "the workload of one of the runs is not known"),
         ({"workload": WORKLOAD.model_copy(update={"name": "images"})}, "another workload (images, not digits)"),
         ({"workload": WORKLOAD.model_copy(update={"fingerprint": "sha256:bb"})}, "the workload's code has changed"),
         ({"baseline": {**BASELINE, "batch_size": 64}}, "another baseline"),
         (
             {"machine": MACHINE.model_copy(update={"cores": 4}), "workload": None},
-            "another machine (cores: measured on 2, here 4), the workload of one of the runs is not known",
+            "another machine (cores: 4, not 2), the workload of one of the runs is not known",
         ),
     ],
 )
