@@ -598,6 +598,14 @@ def test_help_is_wrapped_at_the_width_of_the_terminal_only(capsys, monkeypatch):
     assert "the answer is settled, after ten minutes at " in out
 
 
+@pytest.mark.parametrize("given", ["tune --budget", "tune train.py --budget", "verify r.json train.py --seed"])
+def test_an_own_option_without_its_value_is_not_taken_for_the_scripts(capsys, given):
+    code, _, err = run(capsys, *given.split())
+    assert code == 2
+    assert f"{given.split()[-1]} requires an argument" in err
+    assert "Options of the script" not in err
+
+
 def test_the_help_lists_commands_in_the_order_of_use(capsys):
     _, out, _ = run(capsys, "--help")
     shown = re.findall(r"^│ (\w+) ", out, re.MULTILINE)
