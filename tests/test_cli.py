@@ -682,6 +682,16 @@ def test_run_without_a_script_takes_the_one_that_the_recipe_was_tuned_with(capsy
     assert prepared == [(script, []), (script, ["--epochs", "90"])]
 
 
+def test_run_and_verify_take_the_recipe_of_a_run_directory(capsys, finished, prepared, tmp_path):
+    (tmp_path / "latest").symlink_to(finished)
+    for directory in (finished, tmp_path / "latest"):
+        assert run(capsys, "run", directory)[0] == 0
+    script = json.loads((finished / "run.json").read_text())["workload"]["reference"]
+    assert prepared == [(script, [])] * 2
+    _, _, err = run(capsys, "verify", tmp_path, EXAMPLE)
+    assert f"cannot read the recipe {tmp_path}/recipe.json" in err
+
+
 def test_run_says_which_argument_is_missing_where_the_script_is_not_known(capsys, finished, prepared, tmp_path):
     shutil.copy(finished / "recipe.json", tmp_path)
     code, _, err = run(capsys, "run", tmp_path / "recipe.json")
