@@ -145,7 +145,8 @@ def _compared(row: dict[str, Any]) -> dict[str, str]:
     recommended = row["recommended"]
     if recommended is None:
         recommended = f"– (best in the search: {row['best']})" if row["best"] else "–"
-    cells = {"claim": claim, "recommended": recommended, "limited by": row["limited_by"]}
+    limit = None if row["limited_by"] is None else str(row["limited_by"]).replace("_", " ")
+    cells = {"claim": claim, "recommended": recommended, "limited by": limit}
     of_run = {name: row[name] for name in ("run", "workload", "machine", "trials", "failed")}
     return {name: "–" if cell is None else str(cell) for name, cell in {**cells, **of_run}.items()}
 
