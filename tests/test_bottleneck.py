@@ -109,8 +109,7 @@ class Trial:
 
 
 @pytest.mark.parametrize(
-    ("waits", "error", "words"),
-    [(0.12, 0.03, "12% of its time (±3%)"), (0.02, 0.04, "2% of its time (at most 6%)")],
+    ("waits", "error", "words"), [(0.12, 0.03, "12% of its time (±3%)"), (0.02, 0.04, "2% of its time (at most 6%)")]
 )
 def test_the_error_of_a_wait_never_reaches_below_zero(waits, error, words):
     assert find_bottleneck(StepFigures(waits=waits, waits_error=error)).why.endswith(words)
