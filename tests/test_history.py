@@ -923,6 +923,14 @@ def test_a_history_fits_a_terminal_of_80_columns_and_is_aligned(tmp_path):
     assert "seat" not in "".join(lines)
 
 
+def test_a_history_in_a_narrow_terminal_is_a_block_for_each_trial(tmp_path):
+    frame = load_history(a_run(tmp_path / "run", TRIALS[:2]))
+    *lines, _ = (line.rstrip() for line in terminal_lines(show_history, frame, width=40))
+    assert max(map(len, lines)) <= 40
+    assert [line for line in lines if line.startswith("no. ")] == ["no. 0", "no. 1"]
+    assert "  phase      baseline" in lines
+
+
 def test_a_comparison_that_is_too_wide_for_a_terminal_is_a_block_for_each_run(tmp_path):
     other = MACHINE.model_copy(update={"cpu": "A processor with a long name, as vendors give them"})
     runs = [
