@@ -47,6 +47,8 @@ def show(path: Path | None = None, /, *, diff: Path | None = None, json: bool = 
         chosen, selection = choose_recipe(load_recipes(file), "ignore", source=str(file))
         if selection.text:
             note(selection.text)
+        if not chosen.changes and chosen.learning_rate_rule is None:
+            return note("The recipe is the baseline: run the script as it is.")
         return show_diff(*script_diff(chosen, diff))
     run, trials = None, None
     if is_run:
