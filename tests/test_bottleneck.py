@@ -162,6 +162,13 @@ def test_a_balanced_training_is_not_limited_by_anything():
     assert second.startswith("With the recipe the training is balanced: ")
 
 
+def test_what_the_recipe_has_already_is_not_advised():
+    limited = Bottleneck(name="compute_or_memory", share=0.9, why="the step waits for input 10% of its time")
+    has = {"jit_compile": True, "precision": "mixed_bfloat16"}
+    assert "; a larger batch could help further." in advice(Trial(limited), Trial(limited, **has), None)[-1]
+    assert "another precision, XLA or" in advice(Trial(limited), Trial(limited, jit_compile="auto"), None)[-1]
+
+
 def test_a_profile_that_could_not_be_read_is_told_once():
     limited = Bottleneck(name="compute_or_memory", share=0.9, why="the step waits for input 10% of its time")
     unread = Trial(limited, Ceilings(by_input=9e9, by_compute=2000.0), profile=Profile(reason=NOT_INSTALLED))
