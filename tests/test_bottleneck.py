@@ -108,6 +108,13 @@ class Trial:
         self.configuration = {"num_parallel_calls": 0, **configuration}
 
 
+@pytest.mark.parametrize(
+    ("waits", "error", "words"), [(0.12, 0.03, "12% of its time (±3%)"), (0.02, 0.04, "2% of its time (at most 6%)")]
+)
+def test_the_error_of_a_wait_never_reaches_below_zero(waits, error, words):
+    assert find_bottleneck(StepFigures(waits=waits, waits_error=error)).why.endswith(words)
+
+
 INPUT = Bottleneck(name="input", share=0.62, why="the step waits for input 62% of its time")
 SCRIPT = ScriptFacts(
     trains=Trains.FIT,
@@ -153,6 +160,13 @@ def test_a_balanced_training_is_not_limited_by_anything():
     first, second = advice(Trial(balanced), Trial(balanced), None)
     assert first.startswith("The baseline is balanced: ")
     assert second.startswith("With the recipe the training is balanced: ")
+
+
+def test_what_the_recipe_has_already_is_not_advised():
+    limited = Bottleneck(name="compute_or_memory", share=0.9, why="the step waits for input 10% of its time")
+    has = {"jit_compile": True, "precision": "mixed_bfloat16"}
+    assert "; a larger batch could help further." in advice(Trial(limited), Trial(limited, **has), None)[-1]
+    assert "another precision, XLA or" in advice(Trial(limited), Trial(limited, jit_compile="auto"), None)[-1]
 
 
 def test_a_profile_that_could_not_be_read_is_told_once():

@@ -170,6 +170,12 @@ def test_show_prints_the_trials_and_the_claim_of_a_run(capsys, finished):
     assert "--resume" not in out
 
 
+def test_show_ends_with_how_to_train_with_the_recipe_of_a_run(capsys, finished):
+    _, out, _ = run(capsys, "show", finished)
+    assert "In your training code:\n" in out
+    assert "recipe.apply()" in out[out.index("Recipe: ") :]
+
+
 def test_show_prints_a_recipe_by_its_file(capsys, finished):
     code, out, _ = run(capsys, "show", finished / "recipe.json")
     assert code == 0
@@ -583,6 +589,23 @@ def test_a_scripts_own_options_come_after_two_hyphens(capsys, given, advised):
     assert f"Options of the script come after `--`: {advised}" in err
 
 
+def test_help_is_wrapped_at_the_width_of_the_terminal_only(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    _, out, _ = run(capsys, "verify", "--help")
+    assert "by less than claimed; gone: no gain is shown, and clearly less than claimed;" in out
+    _, out, _ = run(capsys, "tune", "--help")
+    assert "1h30m. When left out, the run ends as soon as  │\n" in out
+    assert "the answer is settled, after ten minutes at " in out
+
+
+@pytest.mark.parametrize("given", ["tune --budget", "tune train.py --budget", "verify r.json train.py --seed"])
+def test_an_own_option_without_its_value_is_not_taken_for_the_scripts(capsys, given):
+    code, _, err = run(capsys, *given.split())
+    assert code == 2
+    assert f"{given.split()[-1]} requires an argument" in err
+    assert "Options of the script" not in err
+
+
 def test_the_help_lists_commands_in_the_order_of_use(capsys):
     _, out, _ = run(capsys, "--help")
     shown = re.findall(r"^│ (\w+) ", out, re.MULTILINE)
@@ -657,6 +680,16 @@ def test_run_without_a_script_takes_the_one_that_the_recipe_was_tuned_with(capsy
     assert run(capsys, "run", finished / "recipe.json", "--", "--epochs", "90")[0] == 0
     script = json.loads((finished / "run.json").read_text())["workload"]["reference"]
     assert prepared == [(script, []), (script, ["--epochs", "90"])]
+
+
+def test_run_and_verify_take_the_recipe_of_a_run_directory(capsys, finished, prepared, tmp_path):
+    (tmp_path / "latest").symlink_to(finished)
+    for directory in (finished, tmp_path / "latest"):
+        assert run(capsys, "run", directory)[0] == 0
+    script = json.loads((finished / "run.json").read_text())["workload"]["reference"]
+    assert prepared == [(script, [])] * 2
+    _, _, err = run(capsys, "verify", tmp_path, EXAMPLE)
+    assert f"cannot read the recipe {tmp_path}/recipe.json" in err
 
 
 def test_run_says_which_argument_is_missing_where_the_script_is_not_known(capsys, finished, prepared, tmp_path):

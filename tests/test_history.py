@@ -800,14 +800,14 @@ def test_versions_that_do_not_change_speed_leave_runs_comparable(tmp_path):
 @pytest.mark.parametrize(
     ("fields", "expected"),
     [
-        ({"machine": MACHINE.model_copy(update={"cores": 4})}, "another machine (cores: measured on 2, here 4)"),
+        ({"machine": MACHINE.model_copy(update={"cores": 4})}, "another machine (cores: 4, not 2)"),
         ({"workload": None}, "the workload of one of the runs is not known"),
         ({"workload": WORKLOAD.model_copy(update={"name": "images"})}, "another workload (images, not digits)"),
         ({"workload": WORKLOAD.model_copy(update={"fingerprint": "sha256:bb"})}, "the workload's code has changed"),
         ({"baseline": {**BASELINE, "batch_size": 64}}, "another baseline"),
         (
             {"machine": MACHINE.model_copy(update={"cores": 4}), "workload": None},
-            "another machine (cores: measured on 2, here 4), the workload of one of the runs is not known",
+            "another machine (cores: 4, not 2), the workload of one of the runs is not known",
         ),
     ],
 )
@@ -921,6 +921,14 @@ def test_a_history_fits_a_terminal_of_80_columns_and_is_aligned(tmp_path):
     assert sum("×2.00 confirmed" in line for line in lines) == 2
     assert last.startswith("10 trials.")
     assert "seat" not in "".join(lines)
+
+
+def test_a_history_in_a_narrow_terminal_is_a_block_for_each_trial(tmp_path):
+    frame = load_history(a_run(tmp_path / "run", TRIALS[:2]))
+    *lines, _ = (line.rstrip() for line in terminal_lines(show_history, frame, width=40))
+    assert max(map(len, lines)) <= 40
+    assert [line for line in lines if line.startswith("no. ")] == ["no. 0", "no. 1"]
+    assert "  phase      baseline" in lines
 
 
 def test_a_comparison_that_is_too_wide_for_a_terminal_is_a_block_for_each_run(tmp_path):

@@ -21,6 +21,7 @@ from test_loop import space
 from autotune.data.record import GradientNoise, Outcome, Phase
 from autotune.recipe.advice import verdict_in_words
 from autotune.recipe.evidence import BestCandidate, Watch
+from autotune.recipe.next_steps import next_steps
 from autotune.runtime.executor import IN_SEARCH, TrialFailed
 from autotune.runtime.protocol import BranchRuns
 from autotune.stats.deciding import Verdict
@@ -69,6 +70,16 @@ def test_a_larger_batch_that_needs_too_many_examples_is_shown_and_not_recommende
     assert answers[-1] == ("Recommended", "same training")
 
 
+def test_the_same_training_is_offered_only_where_it_is_faster_than_the_baseline(tmp_path):
+    recipe, _, _, _ = run(tmp_path, faster_by(batch_size=2.0, jit_compile=1.3))
+    assert dict(recipe.answers)["Recommended"] == "larger batch"
+    assert recipe.same_training is not None
+    offer = "To take the same training instead:"
+    assert offer in dict(next_steps(recipe, tmp_path / "recipe.json", "train.py"))
+    alone = recipe.model_copy(update={"same_training": None})
+    assert offer not in dict(next_steps(alone, tmp_path / "recipe.json", "train.py"))
+
+
 def test_where_only_a_larger_batch_is_faster_and_learns_too_slowly_nothing_is(tmp_path):
     speed = faster_by(batch_size=2.0)
     recipe, _, _, _ = run(tmp_path, speed, critical_batch=HARDLY_LEARNS)
@@ -76,6 +87,7 @@ def test_where_only_a_larger_batch_is_faster_and_learns_too_slowly_nothing_is(tm
     assert recipe.same_training is None
     assert recipe.larger_batch.speedup.low < 2.0 < recipe.larger_batch.speedup.high
     assert recipe.answers[0][1] == "the baseline: nothing faster was shown"
+    assert recipe.answers[-1] == ("Recommended", "your current settings")
     best = {"speedup": None, "search_speedup": 1.71, "reason": "the run ended before it was confirmed"}
     for changes, words in ({"jit_compile": True}, "jit_compile=true"), ({"batch_size": 64}, "nothing faster was shown"):
         closest = BestCandidate(configuration=recipe.baseline | changes, **best)

@@ -89,6 +89,15 @@ def test_the_command_compares_a_book(book, capsys):
     assert "Does not carry over from by hand: batch_size=256\n" in printed
 
 
+def test_the_command_names_a_limit_in_words(tmp_path, capsys):
+    recipe = a_recipe()
+    limited = recipe.evidence.model_copy(update={"baseline_limited_by": "compute_or_memory"})
+    recipe.model_copy(update={"evidence": limited}).save(tmp_path / "one.json")
+    a_recipe().save(tmp_path / "two.json")
+    assert cli.main(["compare", str(tmp_path / "one.json"), str(tmp_path / "two.json")]) == 0
+    assert "compute or memory" in capsys.readouterr().out
+
+
 def test_the_page_of_a_book_has_every_machine(book, capsys):
     assert cli.main(["report", str(book)]) == 0
     page = book.with_suffix(".html")

@@ -71,6 +71,7 @@ def test_seeds_that_make_no_difference_leave_some_tolerance():
     ("reference", "own", "words"),
     [
         (REFERENCE, [], "0 steps were seen"),
+        (REFERENCE, REFERENCE[0][:1], "1 step was seen"),
         (REFERENCE, REFERENCE[0][: FEWEST_STEPS - 1], f"{FEWEST_STEPS - 1} steps were seen"),
         ([[None] * STEPS, *REFERENCE[1:]], REFERENCE[0], "itself has a loss that is not finite"),
         ([[2.3] * STEPS] * 5, [2.3] * STEPS, "float32 falls by 0"),

@@ -20,6 +20,7 @@ from autotune.data.run_directory import RunDirectory
 from autotune.front.tune import tune
 from autotune.recipe.answers import NOT_PROMISED
 from autotune.recipe.recipe import Recipe
+from autotune.report.markup import element, to_html, with_code
 from autotune.report.page import LONGEST_LOG, page_data, write_page
 from autotune.space.configuration import Configuration, read_trials
 
@@ -305,6 +306,17 @@ def test_the_page_holds_the_advice_and_the_ceilings(run):
     assert data["sides"][0]["joules_per_sample"] is None
     assert len(data["sides"]) == 2
     assert data["answer"]["verdict"] == "faster"
+
+
+def test_what_stands_in_backticks_is_code():
+    said = element("p", *with_code("Install it (`pip install <x>`), then `--soak 2m`."), *with_code(" a ` b"))
+    code = "Install it (<code>pip install &lt;x&gt;</code>), then <code>--soak 2m</code>."
+    assert to_html([said]) == f"<p>{code} a ` b</p>"
+
+
+def test_the_page_shows_no_backticks(run):
+    page = (run / "report.html").read_text(encoding="utf-8")
+    assert "<code>--soak 2m</code>" in page
 
 
 def test_before_and_after_are_of_the_claim(run):

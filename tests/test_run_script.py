@@ -68,6 +68,19 @@ def test_two_options_that_contradict_each_other_are_refused(recipe):
     assert "--scale-learning-rate and --keep-learning-rate exclude one another" in ended.stderr
 
 
+def test_a_recipe_without_changes_says_that_the_script_runs_as_it_is(recipe):
+    ended = run(recipe, "--on-mismatch", "ignore")
+    assert (ended.returncode, ended.stdout) == (0, "ran\n")
+    assert "the recipe is the baseline: the script runs as it is" in ended.stderr
+
+
+def test_a_recipe_without_changes_has_no_edit(recipe):
+    command = [sys.executable, "-m", "autotune", "show", str(recipe), "--diff", "train.py"]
+    ended = subprocess.run(command, cwd=recipe.parent, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout) == (0, "")
+    assert "The recipe is the baseline: run the script as it is." in ended.stderr
+
+
 def test_what_is_not_known_of_the_larger_batch_is_said(recipe):
     recorded, reason = Recipe.load(recipe), "no time was left for it"
     batch = 2 * int(recorded.baseline["batch_size"])

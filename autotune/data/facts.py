@@ -235,7 +235,11 @@ class Machine(Frozen, strict=True):
         return ", ".join(filter(None, [f"{self.cpu} × {cores}", gpu_names(self.gpus)]))
 
     def differences(self, other: Machine) -> tuple[str, ...]:
-        """Return what can make `other` faster or slower, such as `GPU: measured on NVIDIA H200, here none`."""
+        """Return what can make `other` faster or slower: `GPU: measured on NVIDIA H200, here none`."""
+        return tuple(f"{label}: measured on {there}, here {here}" for label, there, here in self.unlike_facts(other))
+
+    def unlike_facts(self, other: Machine) -> tuple[tuple[str, str, str], ...]:
+        """Return what can make `other` faster or slower: a label, the value of this, and of `other`."""
         gpus = gpu_names(self.gpus), gpu_names(other.gpus)
         if has_cards_of(self, other):
             gpus = gpus[0], gpus[0]
@@ -251,13 +255,9 @@ class Machine(Frozen, strict=True):
             pairs.append(("NVIDIA driver", self.driver, other.driver))
         for label, package in (("TensorFlow", "tensorflow"), ("Keras", "keras")):
             pairs.append((label, self.packages.get(package), other.packages.get(package)))
-        there, here = (".".join(machine.python.split(".")[:2]) for machine in (self, other))
-        pairs.append(("Python", there, here))
-        return tuple(
-            f"{label}: measured on {there or 'none'}, here {here or 'none'}"
-            for label, there, here in pairs
-            if there != here
-        )
+        versions = [".".join(machine.python.split(".")[:2]) for machine in (self, other)]
+        pairs.append(("Python", versions[0], versions[1]))
+        return tuple((label, own or "none", others or "none") for label, own, others in pairs if own != others)
 
 
 def has_cards_of(part: Machine, whole: Machine) -> bool:

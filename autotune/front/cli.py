@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, TextIO
 
 from cyclopts import CycloptsError
-from cyclopts.exceptions import UnknownOptionError
+from cyclopts.exceptions import MissingArgumentError, UnknownOptionError
 
 from autotune.data.errors import ArgumentError, AutotuneError, DamagedRunWarning, TuningInterruptedError
 from autotune.front import reading_commands as reading_commands  # registers its commands
@@ -100,7 +100,7 @@ def _next_step(error: CycloptsError, own: list[str], rest: list[str]) -> str:
     if isinstance(error, UnknownOptionError):
         unknown = error.token.keyword or error.token.value
     places = [index for index, token in enumerate(own) if unknown and unknown in (token, token.partition("=")[0])]
-    if own[:1] not in (["tune"], ["verify"]) or not places:
+    if own[:1] not in (["tune"], ["verify"]) or not places or isinstance(error, MissingArgumentError):
         return "See `autotune --help` and `autotune COMMAND --help`."
     first, end = places[0], places[0] + 1
     while end < len(own) and (not own[end].startswith("-") or re.fullmatch(r"-[\d.]\S*", own[end])):

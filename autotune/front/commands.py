@@ -29,7 +29,7 @@ app = App(
     version_flags=["--version"],
     result_action="return_value",
     suppress_keyboard_interrupt=False,
-    help_format="plaintext",
+    help_format="markdown",  # plaintext keeps the line breaks of docstrings
 )
 
 
@@ -143,7 +143,8 @@ def run(
     Its exit code, signals and standard input are the script's own.
 
     Args:
-        recipe: A recipe.json of this script; or a book, whose recipe of this kind of machine is taken.
+        recipe: A recipe.json of this script, or its run directory; or a book, whose recipe of this kind of machine is
+            taken.
         script: The script, such as train.py or -m package.train. What follows it are its own arguments. When left out,
             the script and the arguments that the recipe was tuned with; `-- ARGS` replaces the arguments.
         args: The file's own arguments.
@@ -160,8 +161,10 @@ def run(
         json: End standard output with a line of JSON (docs/json.md).
     """
     from autotune.front.console import note
+    from autotune.front.defaults import recipe_file_of
     from autotune.script.long_run import prepare_run
 
+    recipe = recipe_file_of(recipe)
     if script is None:
         from autotune.front.defaults import script_of
 
@@ -222,7 +225,8 @@ def verify(
     baseline itself fails; 4 internal error; 130 interrupted.
 
     Args:
-        recipe: A recipe.json; or a book, whose recipe of this kind of machine is taken, or else the nearest.
+        recipe: A recipe.json or its run directory; or a book, whose recipe of this kind of machine is taken, or else
+            the nearest.
         workload: path/to/file.py[:name] or package.module[:name], as for `autotune tune`. The file gets what follows
             `--` as its own arguments; those of the recipe when left out.
         args: The file's own arguments.
@@ -235,9 +239,11 @@ def verify(
     from autotune.data.options import seconds_of
     from autotune.front.closing import show_verification
     from autotune.front.console import Progress, messages, terminal
+    from autotune.front.defaults import recipe_file_of
     from autotune.stats.deciding import ClaimResult
     from autotune.tuning.verify import verify as verify_recipe
 
+    recipe = recipe_file_of(recipe)
     with Progress(messages() if json else terminal(), budget=seconds_of("budget", budget)) as progress:
         verification = verify_recipe(
             recipe,

@@ -1,4 +1,4 @@
-"""What commands take where nothing is named: the newest run, the script that a recipe was tuned with, the demo's."""
+"""What commands take where no file is named: the newest run, a run's recipe, a recipe's script, the demo's."""
 
 from __future__ import annotations
 
@@ -23,6 +23,11 @@ def run_or_newest(run: Path | None) -> Path:
     newest = newest_run()
     note(f"the newest run is {newest}")
     return newest
+
+
+def recipe_file_of(path: Path) -> Path:
+    """Return the recipe of a run directory; any other path as it is."""
+    return follow_latest(path) / "recipe.json" if os.path.isdir(path) else path
 
 
 def script_of(recipe_file: Path, args: list[str] | None) -> tuple[str, list[str]]:

@@ -47,6 +47,8 @@ def show(path: Path | None = None, /, *, diff: Path | None = None, json: bool = 
         chosen, selection = choose_recipe(load_recipes(file), "ignore", source=str(file))
         if selection.text:
             note(selection.text)
+        if not chosen.changes and chosen.learning_rate_rule is None:
+            return note("The recipe is the baseline: run the script as it is.")
         return show_diff(*script_diff(chosen, diff))
     run, trials = None, None
     if is_run:
@@ -67,7 +69,7 @@ def show(path: Path | None = None, /, *, diff: Path | None = None, json: bool = 
     if not isinstance(recipe, Recipe):
         return show_book(recipe, file)
     show_recipe(recipe, file)
-    if recipe.evidence.go_on_seconds is not None and run is not None and run.workload is not None:
+    if run is not None and run.workload is not None:
         show_usage(recipe, file, tuned=run.workload.reference, to_repeat=to_repeat(path))
     return None
 

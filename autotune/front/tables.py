@@ -50,14 +50,18 @@ def show_history(frame: pandas.DataFrame, console: RichConsole | None = None) ->
         names = ("no.", "phase", "speed-up", "samples/s", *varied, "changes")
         columns = [Column(name, justify="right" if name in _NUMBERS else "left", overflow="fold") for name in names]
         shown = Table(*columns, box=None, pad_edge=False, padding=(0, 2, 0, 0))
-        workload = ""
+        workload, lines = "", []
         for trial in trials:
             workload = trial["workload"] or ""
             cells = (trial["trial"], trial["phase"], _result(trial), _rate(trial), *(trial[name] for name in varied))
             texts = ["–" if cell is None else str(cell) for cell in cells]
-            shown.add_row(*_texts([*texts, _changes(trial)]), style="dim" if trial["duplicate"] else "")
+            lines.append([*texts, _changes(trial)])
+            shown.add_row(*_texts(lines[-1]), style="dim" if trial["duplicate"] else "")
         say(f"run {run}  {workload}", console, style="bold")
-        print_table(shown, console)
+        if _is_too_narrow(console, names, lines):
+            _print_blocks(names, lines, console)
+        else:
+            print_table(shown, console)
     say(
         f"{plural(len(rows), 'trial')}. A speed-up is over the baseline measured with the trial; of those that are not "
         "confirmed, the luckiest look best. --csv, --parquet and --json write every column.",
@@ -125,16 +129,26 @@ def show_comparison(frame: pandas.DataFrame, console: RichConsole | None = None)
 
 def _print_rows(headings: Sequence[str], rows: Sequence[Sequence[str]], console: RichConsole) -> None:
     """Print a table; where a terminal is too narrow for all but its last column, print a block for each row."""
+    if _is_too_narrow(console, headings, rows):
+        _print_blocks(headings, rows, console)
+    else:
+        print_table(table(headings, [_texts(row) for row in rows]), console)
+
+
+def _is_too_narrow(console: RichConsole, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
+    """Return whether a terminal is too narrow for all but a table's last column."""
     widths = [max(map(len, column)) + _GAP for column in zip(headings, *rows, strict=True)]
-    if not console.is_terminal or sum(widths[:-1]) + _LEAST_LAST <= console.width:
-        return print_table(table(headings, [_texts(row) for row in rows]), console)
+    return console.is_terminal and sum(widths[:-1]) + _LEAST_LAST > console.width
+
+
+def _print_blocks(headings: Sequence[str], rows: Sequence[Sequence[str]], console: RichConsole) -> None:
+    """Print a block for each row, with a line for each cell."""
     for row in rows:
         say(f"{headings[0]} {row[0]}", console, style="bold")
         block = Table.grid(Column(no_wrap=True), Column(overflow="fold"), padding=(0, 2))
         for name, cell in zip(headings[1:], _texts(row[1:]), strict=True):
             block.add_row(f"  {name}", cell)
         console.print(block)
-    return None
 
 
 def _compared(row: dict[str, Any]) -> dict[str, str]:
@@ -145,7 +159,8 @@ def _compared(row: dict[str, Any]) -> dict[str, str]:
     recommended = row["recommended"]
     if recommended is None:
         recommended = f"– (best in the search: {row['best']})" if row["best"] else "–"
-    cells = {"claim": claim, "recommended": recommended, "limited by": row["limited_by"]}
+    limit = None if row["limited_by"] is None else str(row["limited_by"]).replace("_", " ")
+    cells = {"claim": claim, "recommended": recommended, "limited by": limit}
     of_run = {name: row[name] for name in ("run", "workload", "machine", "trials", "failed")}
     return {name: "–" if cell is None else str(cell) for name, cell in {**cells, **of_run}.items()}
 

@@ -38,6 +38,7 @@ _IN_WORDS = {
     "batch_size": "a larger batch",
     "precision": "another precision",
 }
+_IN_FORCE = {"jit_compile": (True,), "precision": ("mixed_bfloat16", "mixed_float16")}  # nothing more to try
 
 
 def verdict_in_words(recipe: Recipe) -> str:
@@ -180,8 +181,9 @@ def advice(
     said += _at_most(baseline)
     if now is not None and now.name == "balanced":
         said.append(f"With the recipe the training is balanced: {now.why}.")
-    elif now is not None and now.name != "unknown":
-        words = [_IN_WORDS.get(name, name) for name in _HELPS[now.name] if name not in unreached]
+    elif recommended is not None and now is not None and now.name != "unknown":
+        in_force = {name for name, values in _IN_FORCE.items() if recommended.configuration.get(name) in values}
+        words = [_IN_WORDS.get(name, name) for name in _HELPS[now.name] if name not in in_force.union(unreached)]
         helps = f"; {_listed(words, 'or')} could help further" if words else ""
         said.append(f"With the recipe it is limited by {now.name.replace('_', ' ')}: {now.why}{helps}.")
     profiles = [record.profile for record in (baseline, recommended) if record is not None]

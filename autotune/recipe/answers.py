@@ -83,12 +83,14 @@ def describe_answers(
         of_other = f"{of_other}, learning rate {describe_factor(rule.rule, rule.factor)}"
     else:
         how = _describe_unmeasured(rule)
-    is_same = recommended.update_size == baseline.update_size
+    advised = heading.lower()
+    if recommended.update_size == baseline.update_size:
+        advised = "same training" if recommended.differences(baseline) else "your current settings"
     return [
         ("Same training", _describe_same(same, closest, baseline)),
         (heading, of_other),
         ("", how),
-        ("Recommended", "same training" if is_same else heading.lower()),
+        ("Recommended", advised),
     ]
 
 

@@ -48,7 +48,7 @@ def next_steps(recipe: Recipe, path: Path, tuned: str, to_repeat: Sequence[str] 
         steps = [(heading, usage(recipe, path, tuned))]
     larger = recipe.larger_batch
     sizes = [Configuration(of).update_size for of in (recipe.configuration, recipe.baseline)]
-    if larger is not None and (sizes[0] != sizes[1] or larger.confirmed):
+    if larger is not None and (larger.confirmed if sizes[0] == sizes[1] else recipe.same_training is not None):
         other = "larger-batch" if sizes[0] == sizes[1] else "same-training"
         steps.append((f"To take the {other.replace('-', ' ')} instead:", [_variant(recipe, path, tuned, other)]))
     return steps

@@ -188,8 +188,9 @@ def _differences(first: _Measured, other: _Measured) -> str:
     if other is first:
         return ""
     reasons = []
-    if lines := first.machine.differences(other.machine):
-        reasons.append(f"another machine ({'; '.join(lines)})")
+    if unlike := first.machine.unlike_facts(other.machine):
+        facts = "; ".join(f"{label}: {found}, not {before}" for label, before, found in unlike)
+        reasons.append(f"another machine ({facts})")
     if first.objective != other.objective:
         reasons.append(f"another objective ({other.objective}, not {first.objective})")
     if first.workload is None or other.workload is None:

@@ -29,6 +29,14 @@ def element(tag: str, *children: Child, **attributes: str | None) -> Element:
     return made
 
 
+def with_code(text: str) -> list[Child]:
+    """Return text as children of an element: what stands in backticks is code."""
+    parts = text.split("`")
+    if len(parts) % 2 == 0:  # one of them has no partner
+        return [text]
+    return [element("code", part) if index % 2 else part for index, part in enumerate(parts)]
+
+
 def to_html(elements: Iterable[Element]) -> str:
     """Return the elements as HTML, with all text escaped."""
     text = "\n".join(tostring(made, encoding="unicode", method="html") for made in elements)

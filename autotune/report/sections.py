@@ -9,7 +9,7 @@ from xml.etree.ElementTree import Element
 
 from autotune.data.figures import Interval, Operation, Profile
 from autotune.recipe.waterfall import EXPLANATION, Step
-from autotune.report.markup import Child, element
+from autotune.report.markup import Child, element, with_code
 
 MOST_EFFECTS = 24  # in the chart of knobs
 METHOD = (
@@ -120,10 +120,10 @@ def _to_do(page: Page) -> Iterator[Element]:
         yield element("p", heading)
         if lines:
             yield element("pre", "\n".join(lines))
-    for sentence in page["advice"]:
-        yield element("p", sentence)
+    for advice in page["advice"]:
+        yield element("p", *with_code(advice))
     if answer["not_checked"]:
-        gaps = [element("li", gap) for gap in answer["not_checked"]]
+        gaps = [element("li", *with_code(gap)) for gap in answer["not_checked"]]
         yield element("details", element("summary", f"Not checked ({len(gaps)})"), element("ul", *gaps))
     if page["missing"]:
         gaps = [element("li", gap) for gap in page["missing"]]
@@ -227,7 +227,7 @@ def _profiles(profiles: Sequence[tuple[int, Profile]], tuned: str) -> Element:
         content.append(element("h3", "Baseline" if trial == 0 else f"Recommended (trial {trial})"))
         content += _profile(profile)
     if reasons:
-        content.append(element("p", f"Not every profile could be read: {'; '.join(sorted(reasons))}."))
+        content.append(element("p", *with_code(f"Not every profile could be read: {'; '.join(sorted(reasons))}.")))
     if not profiles:
         how = element("code", f"autotune tune {tuned} --profile finalists")
         content = [

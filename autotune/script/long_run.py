@@ -369,6 +369,8 @@ def prepare_run(
     recipe, selection = choose_recipe(load_recipes(recipe_path), on_mismatch, source=str(recipe_path))
     if not selection.takes_baseline:
         recipe = _answer_of(recipe, candidate=candidate, same_training=same_training, larger_batch=larger_batch)
+        if not recipe.changes and "global_batch" not in recipe.baseline:
+            say("the recipe is the baseline: the script runs as it is")
     reference = parse_reference(script).model_copy(update={"args": check_args(args)})
     facts_in(recipe, file_of(reference), script)
     if selection.takes_baseline:

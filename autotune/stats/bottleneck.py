@@ -63,7 +63,7 @@ def find_bottleneck(seen: StepFigures) -> Bottleneck:
         waits, error = profile.breakdown.get("input", 0.0) / whole, 0.0
     waiting = f"the step waits for input {waits:.0%} of its time"
     if error >= SHOWN_ERROR:
-        waiting += f" (±{error:.0%})"
+        waiting += f" (±{error:.0%})" if waits > error else f" (at most {min(1.0, waits + error):.0%})"
     may_be_input = not _pipeline_is_faster(seen.ceilings)
     if may_be_input and waits >= INPUT_HIGH and waits - error >= INPUT_MODERATE:
         return Bottleneck(name="input", share=waits, why=waiting)

@@ -21,7 +21,7 @@ def check_parity(float32: Sequence[Curve], curve: Curve) -> Check:
     # The first of `float32` begins with the weights of `curve`; the spread over all says what weights make of it.
     steps = min([len(curve), *map(len, float32)], default=0)
     if steps < FEWEST_STEPS:
-        return cannot_tell(f"{steps} steps were seen, {FEWEST_STEPS} are needed")
+        return cannot_tell(f"{steps} step{' was' if steps == 1 else 's were'} seen, {FEWEST_STEPS} are needed")
     if any(None in losses[:steps] for losses in float32):
         return cannot_tell("float32 without XLA itself has a loss that is not finite")
     if None in curve[:steps]:

@@ -146,7 +146,7 @@ def _compared(trainings: Trainings, configuration: Configuration, plain: Configu
     run, size = trainings.run, configuration.batch_size
     seconds = trainings.seconds_each(len(PARITY_SEEDS), share=0.5)
     if seconds < LEAST_SECONDS:
-        return cannot_tell("no time was left for it; a larger --budget has some")
+        return cannot_tell("no time was left for it; give a larger --budget")
     try:
         float32 = trainings.curves(plain, recorded=size, seeds=PARITY_SEEDS, steps=PARITY_STEPS, seconds=seconds)
     except TrialFailed as failure:
