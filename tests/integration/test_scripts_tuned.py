@@ -1,6 +1,7 @@
 """Scripts as their users wrote them: each is surveyed; some are tuned unmodified, and train with the recipe."""
 
 import hashlib
+import os
 import shutil
 import subprocess
 import sys
@@ -20,6 +21,8 @@ BUDGET = 25
 LOOPS = {"gan", "gradient_tape_loop", "keras2_gan", "mirrored_custom", "numpy_tape", "train_on_batch"}
 FIXED_BATCH_SIZE = {"mirrored_custom", "numpy_tape", "train_on_batch"}
 """One divides its loss by its own global batch size; the batches of the others are slices of arrays."""
+
+BEYOND_CI = (pytest.mark.slow, pytest.mark.skipif("CI" in os.environ, reason="slow, like others"))
 
 
 def digest(folder: Path) -> str:
@@ -58,12 +61,12 @@ def folder(tmp_path: Path) -> Path:
         # Keras 2
         pytest.param("keras2_functional", [], "fit", {"batch_size", "num_parallel_calls"}),
         pytest.param("keras2_gan", [], "loop", {"batch_size", "jit_compile"}),
-        pytest.param("keras2_sequence", ["--epochs", "2"], "fit", {"batch_size", "workers"}, marks=pytest.mark.slow),
-        pytest.param("keras2_train_step", [], "fit", {"batch_size", "steps_per_execution"}, marks=pytest.mark.slow),
-        pytest.param("keras2_imbalanced", [], "fit", {"batch_size", "jit_compile"}, marks=pytest.mark.slow),
-        pytest.param("keras2_mirrored", ["--epochs", "2"], "fit", {"batch_size"}, marks=pytest.mark.slow),
-        pytest.param("keras2_probability", [], "fit", {"batch_size", "jit_compile"}, marks=pytest.mark.slow),
-        pytest.param("keras2_two_tower", [], "fit", {"batch_size", "prefetch"}, marks=pytest.mark.slow),
+        pytest.param("keras2_sequence", ["--epochs", "2"], "fit", {"batch_size", "workers"}, marks=BEYOND_CI),
+        pytest.param("keras2_train_step", [], "fit", {"batch_size", "steps_per_execution"}, marks=BEYOND_CI),
+        pytest.param("keras2_imbalanced", [], "fit", {"batch_size", "jit_compile"}, marks=BEYOND_CI),
+        pytest.param("keras2_mirrored", ["--epochs", "2"], "fit", {"batch_size"}, marks=BEYOND_CI),
+        pytest.param("keras2_probability", [], "fit", {"batch_size", "jit_compile"}, marks=BEYOND_CI),
+        pytest.param("keras2_two_tower", [], "fit", {"batch_size", "prefetch"}, marks=BEYOND_CI),
     ],
 )
 def test_a_script_is_tuned_as_it_is_and_trains_with_its_recipe(folder, tmp_path, name, arguments, trains, reached):
