@@ -148,7 +148,7 @@ def test_changes_of_another_baseline_are_made_to_this_one(tmp_path, write):
     own = BASELINE.replace(batch_size=64)
     write("one", {own.replace(jit_compile=True): 2.0}, confirmed=[own.replace(jit_compile=True)], baseline=dict(own))
     (leader,) = find_leaders(tmp_path, a_run(), SPACE)
-    assert starting_points([leader], SPACE) == {FAST: 0}
+    assert starting_points([leader], SPACE) == {FAST: leader}
 
 
 def test_other_workloads_and_objectives_are_left_alone(tmp_path, write):
@@ -206,7 +206,8 @@ def found_with(*recipes, results=None, space=SPACE, **fields):
     """The leaders of a new run with a book of these recipes: where they are from, and the changes."""
     run = a_run(**{"arguments": THROUGHPUT, **fields})
     leaders = find_leaders(results, run, space, Book(recipes=recipes))
-    assert not any(leader.led_over for leader in leaders if leader.run.startswith("the recipe"))
+    of_book = [leader for leader in leaders if leader.run.startswith("the recipe")]
+    assert all(leader.confirmed and not leader.led_over for leader in of_book)
     return [(leader.run, leader.changes) for leader in leaders]
 
 
@@ -359,9 +360,12 @@ def test_a_run_begins_with_the_configurations_of_a_book_and_says_so(tmp_path):
     elsewhere = first.model_copy(update={"machine": a_machine(cores=8)})
     watcher, book = Watcher(), Book(recipes=(elsewhere,))
     trials = simulated_trials(SPEED, **QUIET)
-    second, tried, _ = tuned(tmp_path, "two", trials, watcher=watcher, results=None, book=book)
+    second, tried, confirmed = tuned(tmp_path, "two", trials, watcher=watcher, results=None, book=book)
     name = "the recipe of simulated × 8 cores, TensorFlow 2.21, Keras 3"
     assert tried[0].configuration == first.configuration
+    claimed = min(looks.confirmed_at_seconds for record in confirmed for looks in record.looks)
+    assert claimed < tried[1].ended_at_seconds, "another machine has chosen it"
+    assert len(tried) > 8, "on this machine another may be faster"
     assert second.created_by.started_from == (name,)
     assert any(event.text.startswith(f"starting from the leader of {name}: ") for event in watcher.of(Notice))
 

@@ -19,6 +19,7 @@ from simulated_runs import (
 from test_loop import space
 
 from autotune.data.record import GradientNoise, Outcome, Phase
+from autotune.data.run_directory import EarlierLeader
 from autotune.recipe.advice import verdict_in_words
 from autotune.recipe.evidence import BestCandidate, Watch
 from autotune.recipe.next_steps import next_steps
@@ -30,6 +31,7 @@ from autotune.tuning.events import Notice, TrialEnded
 from autotune.tuning.opening import STATE
 from autotune.tuning.recommend import recommend
 
+LEADER = EarlierLeader(run="one", changes={})
 BOTH = space(jit_compile=[False, True], batch_size=[32, 128])
 LEARNS_AS_FAST, HARDLY_LEARNS = 1e6, 8.0  # critical batch sizes
 
@@ -247,7 +249,8 @@ def test_a_state_that_a_killed_run_left_half_written_is_saved_anew(tmp_path):
 
 
 def test_leaders_of_earlier_runs_come_first_whatever_their_batch_size(tmp_path):
-    leaders = {BASELINE.replace(batch_size=128, jit_compile=True): 0, BASELINE.replace(batch_size=128): 0}
+    wide = BASELINE.replace(batch_size=128)
+    leaders = dict.fromkeys((wide.replace(jit_compile=True), wide), LEADER)
     trials = simulated_trials(faster_by(batch_size=2.0), noise=0.02)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tune, "starting_points", lambda found, space: leaders)
@@ -259,7 +262,7 @@ def test_leaders_of_earlier_runs_come_first_whatever_their_batch_size(tmp_path):
 def test_the_same_training_is_not_given_up_because_a_larger_batch_is_faster(tmp_path):
     trials = simulated_trials(faster_by(batch_size=4.0, jit_compile=1.3), noise=0.02, examples=None)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tune, "starting_points", lambda found, space: {BASELINE.replace(batch_size=128): 0})
+        patch.setattr(tune, "starting_points", lambda found, space: {BASELINE.replace(batch_size=128): LEADER})
         _, directory = quick_tune(trials, tmp_path, space=BOTH, budget=100.0, objective="time_to_loss")
     outcomes = {
         (record.configuration["batch_size"], record.configuration["jit_compile"]): record.outcome

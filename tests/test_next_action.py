@@ -76,10 +76,10 @@ def test_a_large_gain_is_claimed_after_a_third_of_the_time():
 
 def test_a_leader_of_an_earlier_run_that_looks_faster_again_is_confirmed_at_once():
     much = {"left": 990.0, "budget": 1000.0}
-    again = dataclasses.replace(FAST, led_over=12, processes=1, pairs=4)
-    assert next_action(a_state(dataclasses.replace(again, led_over=0), **much)) == TryAnother()
+    again = dataclasses.replace(FAST, was_confirmed=True, processes=1, pairs=4)
+    assert next_action(a_state(dataclasses.replace(again, was_confirmed=False), **much)) == TryAnother()
     assert confirms(next_action(a_state(again, **much))) == FAST.number
-    slower = a_candidate(9, 0.01, led_over=12)
+    slower = a_candidate(9, 0.01, was_confirmed=True)
     assert next_action(a_state(slower, **much)) == TryAnother()
 
 
@@ -315,6 +315,7 @@ candidates = st.builds(
     pruned=st.booleans(),
     unstable=st.booleans(),
     unchecked=st.booleans(),
+    was_confirmed=st.booleans(),
     led_over=st.integers(0, 12),
     look_seconds=seconds,
     pair_seconds=seconds,

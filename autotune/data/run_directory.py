@@ -30,7 +30,7 @@ import filelock
 from pydantic import AfterValidator, FiniteFloat, ValidationError
 
 from autotune.data.errors import AutotuneError, DamagedRunWarning, InputError, RunDirectoryError
-from autotune.data.facts import KerasVersion, Machine, ScriptFacts
+from autotune.data.facts import KnownWorkload, Machine
 from autotune.data.files import TEMPORARY, is_utf8, read_at_most, write_atomically
 from autotune.data.models import Amount, Count, Frozen, Many, Number, Value, first_mistake
 from autotune.data.printable import short
@@ -56,25 +56,13 @@ OWN_FILES = (
 Text = Annotated[str, AfterValidator(lambda text: text.encode(errors="backslashreplace").decode())]
 
 
-class WorkloadRecord(Frozen):
+class WorkloadRecord(KnownWorkload):
     """The facts of the workload; `examples` to `settings` only once the baseline has started."""
 
-    name: str
     reference: str  # where it was loaded from, as `file.py:name`
-    fingerprint: str  # `sha256:…` over its source
     batch_size: Number  # the baseline's
-    batched: bool = False  # its dataset does its own batching
-    drop_remainder: bool = False  # a smaller last batch is dropped
-    takes_config: bool = False  # its dataset() takes the configuration
-    examples: Count | None = None  # per epoch; None when endless or unknown
     endless: bool | None = None  # its dataset is infinite
-    element: str | None = None  # what a batch is, in words
-    batch_ranks: Many[int | None] | None = None  # axes of each tensor of a batch; None where that varies
-    parameters: Count | None = None  # the model's weights, as a count
     device: Literal["cpu", "gpu"] | None = None
-    keras: KerasVersion = KerasVersion.KERAS_3  # that it trains with
-    script: ScriptFacts | None = None  # of a script as it is
-    settings: Many[str] = ()  # that act on speed and are no knobs, as `NAME=value`: in force in all trials
 
 
 class SearchSpaceRecord(Frozen):
@@ -90,6 +78,7 @@ class EarlierLeader(Frozen):
 
     run: Text  # its directory, from the results directory; or `the recipe of …` a kind of machine
     changes: dict[str, Value]  # from the baseline
+    confirmed: bool = False  # there, on whatever kind of machine
     led_over: Count = 0  # candidates that it was confirmed ahead of, on this kind of machine; 0 where it was not
 
 
@@ -317,14 +306,10 @@ class RunDirectory:
     def read_trials(
         self, problems: list[RunDirectoryError] | None = None, *, check: Callable[[TrialRecord, Path], object]
     ) -> Iterator[TrialRecord]:
-        """Yield the trials that have a result, by number.
+        """Yield the trials that have a result, by number. Raises RunDirectoryError where the directory holds a link.
 
-        Args:
-            problems: Takes the error of each result.json that cannot be read, which is left out. Warns when None.
-            check: Is called with each record and its file, and raises RunDirectoryError to leave it out.
-
-        Raises:
-            RunDirectoryError: The directory cannot be read, or holds a link.
+        A result that cannot be read, or for which `check` raises RunDirectoryError, is left out. `problems` takes these
+        errors; a warning says them where there is no such list.
         """
         self.refuse_links()
         found = [] if problems is None else problems

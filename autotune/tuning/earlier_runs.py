@@ -21,7 +21,7 @@ from autotune.data.run_directory import EarlierLeader, RunDirectory, RunRecord
 from autotune.data.runs_on_disk import newest_runs
 from autotune.machine.kind import find_nearest, kind_of
 from autotune.recipe.recipe import Book, Recipe
-from autotune.recipe.same_workload import first_difference, is_same_workload
+from autotune.recipe.same_workload import first_difference
 from autotune.space.configuration import Configuration, baseline_of, format_value, read_trials
 from autotune.space.space_file import ResolvedSpace
 from autotune.stats.deciding import Verdict
@@ -62,17 +62,21 @@ def find_leaders(
         changes = configuration.differences(space.baseline)
         is_known = leader.kinship == 0 and changes == leader.changes
         led_over = leader.led_over if is_known else 0
+        confirmed = leader.estimate == math.inf and changes.keys() == leader.changes.keys()  # the space has them all
         if known := chosen.get(configuration):
-            chosen[configuration] = known.model_copy(update={"led_over": max(known.led_over, led_over)})
+            update = {"led_over": max(known.led_over, led_over), "confirmed": known.confirmed or confirmed}
+            chosen[configuration] = known.model_copy(update=update)
         elif changes and room[leader.of_book]:
             room[leader.of_book] -= 1
-            chosen[configuration] = EarlierLeader(run=leader.run, changes=changes, led_over=led_over)
+            chosen[configuration] = EarlierLeader(
+                run=leader.run, changes=changes, confirmed=confirmed, led_over=led_over
+            )
     return tuple(chosen.values())
 
 
-def starting_points(leaders: Sequence[EarlierLeader], space: ResolvedSpace) -> dict[Configuration, int]:
-    """Return the configurations that a run tries first, and how many candidates each was confirmed ahead of."""
-    return {_move(leader.changes, space): leader.led_over for leader in leaders}
+def starting_points(leaders: Sequence[EarlierLeader], space: ResolvedSpace) -> dict[Configuration, EarlierLeader]:
+    """Return the configurations that a run tries first, each with the leader that it is from."""
+    return {_move(leader.changes, space): leader for leader in leaders}
 
 
 def describe_leaders(leaders: Sequence[EarlierLeader], space: ResolvedSpace) -> str:
@@ -117,7 +121,7 @@ def _same_runs(results: Path, run: RunRecord) -> list[tuple[int, RunDirectory, R
             earlier = directory.read_run()
         except RunDirectoryError:
             continue
-        if run.workload is None or earlier.workload is None or not is_same_workload(run.workload, earlier.workload):
+        if run.workload is None or earlier.workload is None or first_difference(run.workload, earlier.workload):
             continue
         if _objective_of(earlier) != _objective_of(run):
             continue

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from autotune.data.figures import Check, LogInterval
 from autotune.data.models import KnobValue
 from autotune.data.record import Branch, Outcome, Pairing, Phase, Standing, TrialRecord
+from autotune.data.run_directory import EarlierLeader
 from autotune.space.configuration import Configuration
 from autotune.space.space_file import ResolvedSpace
 from autotune.stats import numerics
@@ -76,11 +77,11 @@ class Knowledge:
         baseline: Trial,
         *,
         measured_seconds: float,
-        led_over: Mapping[Configuration, int] = MappingProxyType({}),
+        earlier: Mapping[Configuration, EarlierLeader] = MappingProxyType({}),
     ) -> None:
         self._run, self._baseline = run, baseline
         self._measured_seconds = measured_seconds
-        self._led_over = led_over  # by leaders of earlier runs: see `Candidate`
+        self._earlier = earlier  # leaders of other runs
 
     # ------------------------------------------------------------------------------------------- the search
 
@@ -150,7 +151,7 @@ class Knowledge:
     ) -> Candidate:
         baseline, record = self._run.records[0], self._run.records[trial.number]
         ratios = trial.log_ratios if record.outcome.measured or record.outcome is Outcome.UNSTABLE else []
-        own = numerics_of(trial.configuration)
+        own, earlier = numerics_of(trial.configuration), self._earlier.get(trial.asked)
         starts = costs.start_seconds(record)
         if record.pairing is Pairing.BRACKETED:
             starts += costs.start_seconds(baseline)
@@ -166,7 +167,8 @@ class Knowledge:
             pair_seconds=costs.pair_seconds([baseline, record, *beside]),
             unchecked=own != plain and own not in compared,
             uncheckable=own != plain and own in compared and not compared[own].tells,
-            led_over=self._led_over.get(trial.asked, 0),
+            was_confirmed=earlier is not None and earlier.confirmed,
+            led_over=0 if earlier is None else earlier.led_over,
             batch_ratio=self.batch_ratio(trial.configuration),
             learning_seconds=self._learning_seconds(record),
         )

@@ -20,6 +20,7 @@ from autotune.data.errors import MeasuringStoppedError, NoStableConfigurationErr
 from autotune.data.figures import Check
 from autotune.data.options import Options
 from autotune.data.record import Branch, Outcome, Pairing, Phase
+from autotune.data.run_directory import EarlierLeader
 from autotune.recipe.answers import how_soon
 from autotune.runtime.executor import SeatLost
 from autotune.space.changes import Situation
@@ -93,7 +94,7 @@ class Loop:
         limits: Limits,
         units: Collection[str],
         import_seconds: float,
-        first: Mapping[Configuration, int],
+        first: Mapping[Configuration, EarlierLeader],
     ) -> None:
         warm = seat.baseline.warm
         first_step, slow_call = warm.first_step_seconds, warm.ready.call_seconds if costs.is_slow(warm) else 0.0
@@ -110,7 +111,7 @@ class Loop:
         self._deadline = deadline
         self._exclusive = ExclusiveResources(run)
         self._problem = ""  # why another candidate would fail as well
-        self._knowledge = knowledge = Knowledge(run, seat.baseline.trial, measured_seconds=measured, led_over=first)
+        self._knowledge = knowledge = Knowledge(run, seat.baseline.trial, measured_seconds=measured, earlier=first)
         self._trial_limits = TrialLimits(
             timeout=timeout, measured=measured, known=lambda configuration: configuration in knowledge.tried()
         )

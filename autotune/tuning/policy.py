@@ -216,7 +216,7 @@ def _for_leader(state: State, leader: Candidate) -> Action:
     needed = confirmation_seconds(state, leader)
     is_first = state.rival(leader) is None
     is_large = is_first and _is_large(state, leader, needed)
-    is_known = is_large or leader.led_over > 0  # an earlier run has chosen it among others
+    is_known = is_large or leader.was_confirmed  # another run has chosen it among others
     early = is_known or (state.since_best >= STAGNANT and state.left >= 2 * needed)
     is_late = state.left < FIRST_CLAIM_SHARE * state.budget
     early = early or (is_first and is_late)

@@ -42,6 +42,7 @@ class Candidate:
     pair_seconds: float = 1.0  # what a fresh pair of processes of it and the baseline takes
     unchecked: bool = False  # it computes otherwise than the baseline, and its losses were not compared
     uncheckable: bool = False  # they were compared, and that could not tell
+    was_confirmed: bool = False  # in an earlier run, or on another machine
     led_over: int = 0  # candidates of an earlier run that it was confirmed ahead of, on this kind of machine
     batch_ratio: float = 1.0  # examples per update over the baseline's; 1 too where samples per second are the aim
     learning_seconds: float = 0.0  # what comparing its learning with the baseline's takes; 0 if that is known
