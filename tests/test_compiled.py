@@ -3,6 +3,9 @@
 import json
 import os
 import shutil
+import signal
+import subprocess
+import sys
 
 import pytest
 from simulated_runs import BASELINE, MACHINE, on_disk, run_on, simulated_trials, tune_simulated
@@ -76,6 +79,21 @@ def test_it_is_loaded_as_a_private_copy(run):
     assert loaded.folder.exists(), "a fork that ends removes nothing"
     compiled._remove_copy(loaded.folder, os.getpid())
     assert not loaded.folder.exists()
+
+
+KILLED = """
+import os, signal, sys
+from autotune.machine.scratch import make_scratch
+print(make_scratch("autotune-compiled-"), flush=True)
+os.kill(os.getpid(), signal.SIGTERM)
+"""
+
+
+def test_the_copy_of_a_training_that_was_terminated_is_removed_at_the_next_load(run):
+    ended = subprocess.run([sys.executable, "-c", KILLED], stdout=subprocess.PIPE, text=True, check=False)
+    assert (ended.returncode, os.path.exists(ended.stdout.strip())) == (-signal.SIGTERM, True)
+    load_compiled(RECIPE, run, HERE)
+    assert not os.path.exists(ended.stdout.strip())
 
 
 def test_the_key_can_be_read_by_its_owner_alone(run, tmp_path):
@@ -171,6 +189,19 @@ def test_too_much_is_not_kept_and_that_is_said(tmp_path, monkeypatch, name, limi
     compile_in(tmp_path, 5, 0)
     assert keep_compiled(RECIPE, tmp_path).startswith("compilations are not kept: ")
     assert list(tmp_path.glob("**/compiled*")) == []
+
+
+@pytest.mark.parametrize(
+    ("content", "mode"), [(b"", 0o600), (b"k" * 31, 0o600), (b"k" * 33, 0o600), (b"k" * 32, 0o644)]
+)
+def test_a_key_that_cannot_be_used_is_replaced(tmp_path, content, mode):
+    (key := tmp_path / "state" / "autotune" / "key").parent.mkdir(parents=True)
+    key.write_bytes(content)
+    key.chmod(mode)
+    compile_in(tmp_path, 5, 0)
+    assert keep_compiled(RECIPE, tmp_path) == ""
+    assert load_compiled(RECIPE, tmp_path, HERE).folder is not None
+    assert (key.stat().st_mode & 0o777, os.listdir(key.parent)) == (0o600, ["key"])
 
 
 def test_nothing_is_kept_without_a_private_key(tmp_path):

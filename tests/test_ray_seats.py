@@ -21,7 +21,7 @@ from autotune.runtime import ray_actor
 from autotune.runtime.executor import SeatLost, TrialFailed
 from autotune.runtime.places import cut_cores, whole_host
 from autotune.runtime.ray import RESOURCE, RayExecutor
-from autotune.runtime.ray_actor import Host, OpenedSeat, SeatActor, SeatSettings, sweep_scratch
+from autotune.runtime.ray_actor import Host, OpenedSeat, SeatActor, SeatSettings
 from autotune.tuning import tune
 
 SETTINGS = SeatSettings(REFERENCE, ".", False, "template", "none", None)
@@ -430,38 +430,6 @@ def test_a_host_with_fewer_cores_than_seats_says_so(monkeypatch):
     actor.close()
     assert isinstance(answer, ArgumentError)
     assert "4096 seats were asked for" in str(answer)
-
-
-HOLD = """
-import sys
-from pathlib import Path
-from autotune.runtime.ray_actor import _lock_scratch
-held = _lock_scratch(Path(sys.argv[1]))
-print("holds", flush=True)
-sys.stdin.read()
-"""
-
-
-@pytest.mark.parametrize("killed", [False, True])
-def test_what_a_killed_actor_left_is_swept_at_the_next_start(tmp_path, killed):
-    scratch, others, target = (tmp_path / name for name in ("autotune-seat-a", "autotune-seat-b", "target"))
-    for path in (scratch, others, target):
-        path.mkdir()
-    (scratch / "0").mkdir()
-    (scratch / "0" / "log.txt").write_text("lines")
-    (target / "lock").write_text("")
-    (tmp_path / "autotune-seat-link").symlink_to(target)
-    command = [sys.executable, "-c", HOLD, str(scratch)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as actor:
-        assert actor.stdout.readline() == "holds\n"
-        if killed:
-            actor.kill()
-            actor.wait()
-        sweep_scratch(tmp_path)
-        actor.kill()
-    assert scratch.exists() is not killed
-    assert others.exists()
-    assert target.exists()
 
 
 # --------------------------------------------------------------------------------------------------- the actor

@@ -20,7 +20,6 @@ import os
 import secrets
 import shutil
 import stat
-import tempfile
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
@@ -34,6 +33,7 @@ from autotune.data.files import read_at_most, write_atomically
 from autotune.data.models import Value
 from autotune.data.printable import one_line
 from autotune.data.run_directory import COMPILED
+from autotune.machine.scratch import make_scratch
 from autotune.recipe.evidence import Part
 
 if TYPE_CHECKING:
@@ -88,16 +88,9 @@ def _folders(trial_directory: Path) -> list[Path]:
 
 
 def keep_compiled(recipe: Recipe, run: Path) -> str:
-    """Keep what the last confirming process of the winner compiled beside the recipe, and remove all else.
+    """Keep what the last confirming process of the winner compiled beside the recipe of a run, and remove all else.
 
-    What an earlier invocation kept stays if it is of this recipe.
-
-    Args:
-        recipe: The run's.
-        run: The run directory.
-
-    Returns:
-        Why it is not kept, in a sentence; empty where it is, or there is nothing.
+    What an earlier invocation kept stays if it is of this recipe. Returns why nothing is kept, or an empty text.
     """
     try:
         return _keep_last(recipe, run, run / COMPILED)
@@ -114,8 +107,10 @@ def _keep_last(recipe: Recipe, run: Path, kept: Path) -> str:
     trials = recipe.evidence.confirmation.trials
     folders = _folders(run / "trials" / f"{trials[-1]:04d}") if recipe.changes and trials else []
     files = _read_files(folders[-1]) if folders else {}
-    if not files and recipe.changes and _is_of(recipe, kept):
-        return ""
+    if not files and recipe.changes:
+        with contextlib.suppress(OSError, ValueError):
+            if _read_seal(kept).configuration == dict(recipe.configuration):
+                return ""
     shutil.rmtree(kept, ignore_errors=True)
     if not files:
         return ""
@@ -128,24 +123,11 @@ def _keep_last(recipe: Recipe, run: Path, kept: Path) -> str:
     return ""
 
 
-def _is_of(recipe: Recipe, kept: Path) -> bool:
-    try:
-        return _read_seal(kept).configuration == dict(recipe.configuration)
-    except (OSError, ValueError):
-        return False
-
-
 # ------------------------------------------------------------------------------------- in the long training
 
 
 def load_compiled(recipe: Recipe, beside: Path, here: Machine) -> Loaded:
-    """Copy what was compiled for a recipe to a private directory that is removed when this process ends.
-
-    Args:
-        recipe: The recipe, with the configuration that is trained.
-        beside: The directory of its file.
-        here: This machine.
-    """
+    """Copy what was compiled for a recipe, whose file is in `beside`, to a private directory of this process."""
     kept = beside / COMPILED
     if not recipe.changes or not os.path.lexists(kept):
         return Loaded()
@@ -156,8 +138,10 @@ def load_compiled(recipe: Recipe, beside: Path, here: Machine) -> Loaded:
         files, key = _read_files(kept), _user_key()
         if key is None or not hmac.compare_digest(seal.mac, _mac(seal, files, key)):
             return Loaded(text=one_line(f"{kept} is not used: no run of yours made it as it is. XLA compiles anew"))
-        folder = Path(tempfile.mkdtemp(prefix="autotune-compiled-"))
-        atexit.register(_remove_copy, folder, os.getpid())
+        scratch = make_scratch("autotune-compiled-")
+        atexit.register(_remove_copy, scratch, os.getpid())
+        folder = scratch / COMPILED
+        folder.mkdir(mode=0o700)
         for name, content in files.items():
             (folder / name).write_bytes(content)
     except (OSError, ValueError):
@@ -239,14 +223,25 @@ def _state_directory() -> Path | None:
 
 
 def _user_key(*, make: bool = False) -> bytes | None:
-    """Return the key that this user alone can read; None where there is none. `make`: make it where it is missing."""
+    """Return the key that this user alone can read; None where there is none.
+
+    `make`: where none can be used, such as an emptied file or one that others can read, a new one takes its place.
+    """
     directory = _state_directory()
     if directory is None:
         return None
     file = directory / "key"
     with contextlib.suppress(OSError):
-        if make and not file.exists():
+        if make and _read_key(file) is None:
+            file.unlink(missing_ok=True)
             _make_key(file)
+        return _read_key(file)
+    return None
+
+
+def _read_key(file: Path) -> bytes | None:
+    """Return a key; None where the file is no private file of this user with a whole key."""
+    with contextlib.suppress(OSError):
         descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         with open(descriptor, "rb") as stream:
             found, key = os.fstat(descriptor), stream.read(_KEY_BYTES + 1)
@@ -260,9 +255,8 @@ def _make_key(file: Path) -> None:
     """Write a new key whole, unless another process has done so meanwhile. Raises OSError."""
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     unnamed = file.with_name(f".key.{secrets.token_hex(8)}")
-    descriptor = os.open(unnamed, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     try:
-        with open(descriptor, "wb") as stream:
+        with open(os.open(unnamed, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "wb") as stream:
             stream.write(secrets.token_bytes(_KEY_BYTES))
         with contextlib.suppress(FileExistsError):
             os.link(unnamed, file)

@@ -7,13 +7,10 @@ an actor whose driver died or whose host has lost the cluster; then the template
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import itertools
 import os
 import platform
 import shutil
-import stat
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -22,6 +19,7 @@ from autotune.data.errors import AutotuneError
 from autotune.data.facts import Machine, WorkloadFacts, WorkloadReference
 from autotune.data.record import Place
 from autotune.machine.fingerprint import fingerprint
+from autotune.machine.scratch import make_scratch
 from autotune.runtime.created_files import remove_created
 from autotune.runtime.executor import Isolation, LiveTrial, TrialFailed
 from autotune.runtime.local import LocalExecutor
@@ -30,7 +28,6 @@ from autotune.runtime.protocol import StartedByImport
 from autotune.runtime.trial_process import Profiled
 from autotune.space.configuration import Configuration
 
-SCRATCH_PREFIX, LOCK = "autotune-seat-", "lock"
 LARGEST_FILES_BYTES = 256 << 20  # of one trial that go back to the driver
 Result = TypeVar("Result")
 
@@ -71,9 +68,7 @@ class SeatActor:
 
     def __init__(self, settings: SeatSettings) -> None:
         self._settings = settings
-        sweep_scratch(Path(tempfile.gettempdir()))
-        self._scratch = Path(tempfile.mkdtemp(prefix=SCRATCH_PREFIX))
-        self._lock = _lock_scratch(self._scratch)  # the kernel frees it, however this process ends
+        self._scratch = make_scratch("autotune-seat-")
         self._numbers = itertools.count()
         self._trials: dict[int, LiveTrial] = {}
         self._executor: LocalExecutor | None = None
@@ -183,27 +178,3 @@ def _catch(call: Callable[[], Result]) -> Result | Exception:
         return call()
     except (TrialFailed, AutotuneError) as failure:
         return failure
-
-
-def sweep_scratch(parent: Path) -> None:
-    """Remove the directories of actors that were killed: those of this user whose lock nobody holds."""
-    for directory in parent.glob(f"{SCRATCH_PREFIX}*"):
-        with contextlib.suppress(OSError):
-            found = directory.lstat()
-            if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
-                continue
-            descriptor = os.open(directory / LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(directory, ignore_errors=True)
-            finally:
-                os.close(descriptor)
-
-
-def _lock_scratch(directory: Path) -> int:
-    """Lock a scratch directory, and return the lock's descriptor. The file gets its name once it is locked."""
-    unnamed = directory / f"{LOCK}.new"
-    descriptor = os.open(unnamed, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-    fcntl.flock(descriptor, fcntl.LOCK_EX)
-    unnamed.rename(directory / LOCK)
-    return descriptor
