@@ -6,7 +6,7 @@ Prints one table. Each replay draws fresh pairs of processes until a rule claims
 The rules differ in how the interval is made and how often it is looked at: Student's t over processes after 4, 8 and 12
 of them; the moderated interval of `stats/intervals.py` with planned looks (Bonferroni), with spending after every pair
 (Pocock's constant boundary: ours), and as a confidence sequence that may stop at any time (a normal mixture of t:
-Wang and Ramdas 2024, arXiv:2310.03722). `--fit` prints what `stats/intervals.py` ships of the recorded machines.
+Wang and Ramdas 2024, arXiv:2310.03722). `--fit` prints how well slices predict processes on the recorded machines.
 """
 
 import math
@@ -153,7 +153,9 @@ def fitted(recording: Recording) -> dict[str, Figure]:
 def main() -> None:
     """Replay, print, and write."""
     arguments = parser(__doc__)
-    arguments.add_argument("--fit", action="store_true", help="print what is shipped of the recorded machines")
+    arguments.add_argument(
+        "--fit", action="store_true", help="print how well slices predict processes on the recorded machines"
+    )
     given = arguments.parse_args()
     recording = Recording.load(DEFAULT)
     found = fitted(recording) if given.fit else figures(recording, REPLAYS_QUICK if given.quick else REPLAYS)

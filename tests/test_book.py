@@ -280,7 +280,7 @@ DAMAGED = {
     ),
     "another call site": (
         damaged(lambda book: None, ON_CPU, a_recipe(GPU_MACHINE, workload=LOOPING)),
-        "where one has fit() in train.py, line 10, the other has fit() in train.py, line 44",
+        "fit() in train.py, line 10 leads to the training of one only",
     ),
     "a Workload among scripts": (
         damaged(lambda book: None, ON_CPU, a_recipe(GPU_MACHINE, workload=a_workload(script=None))),

@@ -233,6 +233,7 @@ def test_history_prints_a_line_for_each_trial(capsys, finished):
     assert code == 0
     assert out.splitlines()[0].startswith("run")
     assert len(out.splitlines()) == trials + 3
+    assert [line for line in out.splitlines() if line.endswith(" ")] == []
 
 
 def test_compare_sets_runs_side_by_side(capsys, finished):
@@ -643,6 +644,15 @@ def three_runs(finished, tmp_path, monkeypatch):
         path = shutil.copytree(finished, tmp_path / "results" / "simulated" / name)
         os.utime(path / "run.json", (1e9 - age, 1e9 - age))
     return Path("results/simulated/b")
+
+
+def test_without_an_argument_the_history_is_the_newest_runs_and_all_runs_are_compared(capsys, three_runs):
+    code, out, err = run(capsys, "history", "--json")
+    assert (code, err) == (0, f"the newest run is {three_runs}\n")
+    assert out == run(capsys, "history", three_runs, "--json")[1]
+    code, out, _ = run(capsys, "compare", "--json")
+    assert code == 0
+    assert len(json.loads(out)["runs"]) == 3
 
 
 @pytest.mark.parametrize("command", ["show", "report"])

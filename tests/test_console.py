@@ -19,12 +19,12 @@ from test_recommendation import run_that_is
 import autotune
 from autotune.data.errors import RecipeError, WorkloadError
 from autotune.data.figures import Check, Interval
-from autotune.data.printable import duration, one_line
+from autotune.data.printable import duration, memory_size, one_line
 from autotune.data.record import Looks, Outcome, Phase, Standing, TrialRecord
 from autotune.data.run_directory import RunDirectory
 from autotune.front import cli
 from autotune.front.closing import show_recipe, show_usage
-from autotune.front.console import Progress, ratio, show_error, size, trial_line
+from autotune.front.console import Progress, ratio, show_error, trial_line
 from autotune.front.tables import show_history
 from autotune.recipe.answers import LearningRateRule
 from autotune.recipe.evidence import Watch
@@ -202,7 +202,7 @@ def test_a_failed_baselines_reason_is_told_once(capsys):
 
 def test_durations_and_sizes_read_like_a_clock_and_like_a_file_manager():
     assert [duration(each) for each in (0, 65, 3700, -3)] == ["0:00", "1:05", "1:01:40", "0:00"]
-    assert [size(each) for each in (None, 1 << 20, 3 << 29)] == ["–", "1 MiB", "1.50 GiB"]
+    assert [memory_size(each) for each in (None, 1 << 20, 3 << 29)] == ["–", "1 MiB", "1.50 GiB"]
 
 
 def test_a_trial_that_never_settled_says_so():
@@ -381,6 +381,19 @@ def test_what_the_baseline_is_is_said(recipes, verdict, workload, knobs, expecte
     changed = recipe.model_copy(update={"baseline": baseline, "workload": recipe.workload.model_copy(update=workload)})
     (line,) = [each for each in shown(changed).splitlines() if each.startswith("Baseline: ")]
     assert line.endswith(expected)
+
+
+def test_a_closing_table_breaks_no_word_in_a_narrow_terminal(recipes):
+    output = io.StringIO()
+    screen = Console(file=output, width=40, force_terminal=True, color_system=None)
+    show_recipe(recipes[Verdict.FASTER], Path("recipe.json"), screen)
+    lines = [line.rstrip() for line in output.getvalue().splitlines()]
+    at = lines.index("peak host memory")
+    assert [line.split()[0] for line in lines[at + 1 : at + 3]] == ["baseline", "recommended"]
+
+
+def test_a_closing_table_has_no_blanks_at_the_ends_of_its_lines_in_a_file(recipes):
+    assert [line for line in shown(recipes[Verdict.FASTER]).splitlines() if line.endswith(" ")] == []
 
 
 def test_the_baseline_as_recommendation_stands_alone(recipes):

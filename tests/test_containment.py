@@ -403,7 +403,7 @@ def test_a_tree_with_something_mounted_in_the_users_directory(home):
     data = home / "work" / "folder"
 
     def as_user() -> list[str]:
-        containment._call("unshare", containment._NEW_MOUNTS)
+        containment.call_libc("unshare", containment._NEW_MOUNTS)
         containment._mount(None, "/", None, containment._REC | containment._SLAVE)
         containment._mount("tmpfs", str(data), "tmpfs", 0, "mode=777")
         (data / "mounted.txt").write_text("old")
@@ -430,7 +430,7 @@ def test_a_file_that_is_mounted_cannot_be_written(home):
     mine = home / "work" / "second.txt"
 
     def container() -> str:
-        containment._call("unshare", containment._NEW_MOUNTS)
+        containment.call_libc("unshare", containment._NEW_MOUNTS)
         containment._mount(None, "/", None, containment._REC | containment._SLAVE)
         containment._mount(str(mine), str(home / "work" / "kept.txt"), None, containment._BIND)
 
@@ -470,7 +470,7 @@ def test_where_no_namespace_may_be_made_that_is_the_answer(home):
         pytest.skip("needs root, to set a limit")
 
     def limited() -> str:
-        containment._call("unshare", containment._NEW_USER | containment._NEW_MOUNTS)
+        containment.call_libc("unshare", containment._NEW_USER | containment._NEW_MOUNTS)
         Path("/proc/self/uid_map").write_text("0 0 1")
         Path("/proc/sys/user/max_user_namespaces").write_text("0")
         drop_sys_admin()

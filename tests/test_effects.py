@@ -11,7 +11,6 @@ from simulated_runs import BASELINE, a_record, faster_by, on_disk, simulated_tri
 
 from autotune.data.figures import Interval, Operation, Profile
 from autotune.data.record import Phase
-from autotune.data.run_directory import RunDirectory
 from autotune.report.compare import compare
 from autotune.report.effects import effects_in, knob_effects, load_ops, load_slices
 from autotune.report.history import load_history
@@ -132,7 +131,7 @@ def test_runs_are_compared_in_a_table(run, tmp_path):
     assert table["differs"].eq("").all()
 
 
-def test_pairs_of_trials_count_by_their_precision(tmp_path):
+def test_pairs_of_trials_count_by_their_precision():
     def record(trial, phase, speedup, error, **changes):
         low, high = speedup * math.exp(-1.96 * error), speedup * math.exp(1.96 * error)
         return a_record(BASELINE.replace(**changes), trial=trial, phase=phase, speedup=1.0, pairs=()).model_copy(
@@ -145,7 +144,7 @@ def test_pairs_of_trials_count_by_their_precision(tmp_path):
         record(2, Phase.SEARCH, 1.0, 0.03, jit_compile=True),
         record(3, Phase.SEARCH, 2.0, 0.04, jit_compile=True, batch_size=128),
     ]
-    rows = {row["knob"]: row for row in effects_in(RunDirectory(tmp_path), records)}
+    rows = {row["knob"]: row for row in effects_in(records)}
     weights = 1 / 0.01**2, 1 / (0.03**2 + 0.04**2)
     mean = (weights[0] * math.log(1.2) + weights[1] * math.log(2.0)) / sum(weights)
     assert rows["batch_size"]["effect"] == pytest.approx(math.exp(mean), rel=1e-6)

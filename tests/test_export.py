@@ -14,7 +14,7 @@ import autotune
 from autotune.data.errors import RunDirectoryError
 from autotune.data.run_directory import RunDirectory
 from autotune.front import cli
-from autotune.report.export import EVENTS, FOLDER, export_run, read_tracked_run
+from autotune.report.export import _EXPORTS, EVENTS, FOLDER, export_run, read_tracked_run
 from autotune.report.history import load_history
 from autotune.tuning.events import Notice
 
@@ -131,6 +131,18 @@ def test_a_tracker_has_the_environment_of_the_shell(tuned_by, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "online")
     told = tuned_by("import os; raise RuntimeError(os.environ['WANDB_MODE'])")
     assert "RuntimeError: online" in told
+
+
+@pytest.mark.parametrize(("users", "used"), [(None, "1"), ("9", "9")])
+def test_an_export_retries_once_unless_the_user_says_how_often(run, monkeypatch, users, used):
+    name, seen = "MLFLOW_HTTP_REQUEST_MAX_RETRIES", []
+    monkeypatch.delenv(name, raising=False)
+    if users is not None:
+        monkeypatch.setenv(name, users)
+    monkeypatch.setattr("autotune.report.export.check_installed", lambda tracker: None)
+    monkeypatch.setitem(_EXPORTS, "mlflow", lambda tracked: seen.append(os.environ[name]) or "there")
+    assert export_run(run, "mlflow") == "there"
+    assert (seen, os.environ.get(name)) == ([used], users)
 
 
 def events_of(folder):

@@ -859,8 +859,10 @@ def test_the_fastest_recipe_of_a_workload_on_a_kind_of_machine_is_the_one_to_use
         a_run(tmp_path / "middle", recipe=a_recipe(speedup=(1.5, 1.4, 1.6))),
         a_run(tmp_path / "elsewhere", recipe=a_recipe(speedup=(1.1, 1.05, 1.2)), machine=other),
         a_run(tmp_path / "unfinished"),
+        a_run(tmp_path / "undecided", recipe=a_recipe(Verdict.UNDECIDED, (1.0, 1.0, 1.0), EVERY_KNOB)),
     ]
-    assert compare(*runs)["use"].tolist() == [False, True, False, True, False]
+    assert compare(*runs)["use"].tolist() == [False, True, False, True, False, False]
+    assert compare(runs[-1])["use"].tolist() == [False]
 
 
 def test_runs_may_be_given_as_a_list(tmp_path):

@@ -60,27 +60,12 @@ def test_each_part_of_a_kind_is_named_where_it_differs(measured, here, differenc
         ([a_machine(H200, H200, tensorflow="2.18.0"), a_machine(L4)], a_machine(H200)),
         ([a_machine(*[H200] * 4), a_machine(*[H200] * 8)], a_machine(*[H200] * 3)),
         ([a_machine(cores=4), a_machine(cores=16)], a_machine(cores=2)),
-        ([a_machine(tensorflow="2.20.0"), a_machine(tensorflow="2.18.0")], a_machine(tensorflow="2.21.0")),
         ([a_machine(python="3.11.1"), a_machine(python="3.12.1", memory_bytes=1 << 30)], a_machine(python="3.11.2")),
         ([a_machine(H200), a_machine(*[H200] * 4, tensorflow="2.18.0")], a_machine(*[H200] * 8)),
         ([MACHINE, MACHINE], MACHINE),
     ],
-    ids=[
-        "a card",
-        "the model",
-        "the count",
-        "cores",
-        "TensorFlow",
-        "all else",
-        "a part of the cards",
-        "the first of equals",
-    ],
+    ids=["a card", "the model", "the count", "cores", "all else", "a part of the cards", "the first of equals"],
 )
 def test_what_the_nearest_has_in_common(machines, here):
     assert find_nearest(machines, here) == [0, 1]
     assert find_nearest(machines[::-1], here)[0] == (0 if machines[0] == machines[1] else 1)
-
-
-@pytest.mark.parametrize("version", ["9" * 5000 + ".1", "two.one", "", "2", "1e9.1"])
-def test_a_version_that_is_none_is_only_far_away(version):
-    assert find_nearest([a_machine(tensorflow=version), MACHINE], MACHINE) == [1, 0]

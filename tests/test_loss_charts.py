@@ -5,7 +5,7 @@ from pydantic import ValidationError
 from simulated_runs import BASELINE, a_record
 
 from autotune.data.record import Branch
-from autotune.report.loss_charts import Point, average_losses, loss_charts
+from autotune.report.loss_charts import average_losses, loss_charts
 from autotune.stats.same_loss import NOT_REACHED
 
 PROBES = range(1, 9)
@@ -31,14 +31,14 @@ def chart_of(**branch):
 
 def test_a_point_is_the_mean_of_the_seeds_between_their_lowest_and_highest():
     assert average_losses([100, 200], [(3.0, 2.0), (5.0, 2.5)]) == [
-        Point(examples=100, mean=4.0, low=3.0, high=5.0),
-        Point(examples=200, mean=2.25, low=2.0, high=2.5),
+        {"examples": 100, "mean": 4.0, "low": 3.0, "high": 5.0},
+        {"examples": 200, "mean": 2.25, "low": 2.0, "high": 2.5},
     ]
 
 
 def test_a_probe_at_which_a_seed_has_no_finite_loss_has_no_point():
     found = average_losses([1, 2, 3, 4], [(1.0, None, 1.0), (1.0, 1.0, 1.0)])
-    assert [point.examples for point in found] == [1, 3]
+    assert [point["examples"] for point in found] == [1, 3]
     assert average_losses([1, 2], []) == []
 
 

@@ -21,7 +21,8 @@ from autotune.front.tune import tune
 from autotune.recipe.answers import NOT_PROMISED
 from autotune.recipe.recipe import Recipe
 from autotune.report.markup import element, to_html, with_code
-from autotune.report.page import LONGEST_LOG, page_data, write_page
+from autotune.report.page import page_data, write_page
+from autotune.report.sections import LONGEST_LOG
 from autotune.space.configuration import Configuration, read_trials
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -121,7 +122,7 @@ def test_it_is_drawn_without_errors_and_loads_nothing(run, tmp_path):
     )
     document, log = opened(run / "report.html", tmp_path, script)
     headings, trials, effects, requests, title = answer_of(document)
-    changes = ["What each change gives"] if page_data(RunDirectory(run))["waterfall"] else []
+    changes = ["What each change gives"] if page_data(RunDirectory(run)).waterfall else []
     assert headings == [
         "Before and after",
         *changes,
@@ -225,9 +226,8 @@ def learnt(tmp_path_factory):
 
 def test_the_page_holds_both_answers_and_the_losses_of_both_batch_sizes(learnt):
     data, recipe = page_data(RunDirectory(learnt)), Recipe.load(learnt / "recipe.json")
-    assert data["answer"]["answers"] == recipe.answers
     assert dict(recipe.answers)["Recommended"] == "larger batch"
-    chart = data["learning"]["charts"][-1]
+    chart = data.learning[-1]
     assert f"Batch {recipe.batch_size} beside 32" in chart["heading"]
     chosen = [curve for curve in chart["curves"] if curve["kind"] == "chosen"]
     assert [len(curve["points"]) > 3 for curve in chosen] == [True]
@@ -246,7 +246,7 @@ def test_the_losses_are_drawn_with_their_spread_axes_and_legend(learnt, tmp_path
     )
     document, log = opened(learnt / "report.html", tmp_path, script)
     headings, promised, (bands, lines, dots), labels, legend = answer_of(document)
-    curves = page_data(RunDirectory(learnt))["learning"]["charts"][0]["curves"]
+    curves = page_data(RunDirectory(learnt)).learning[0]["curves"]
     assert headings == ["Same training", "Larger batch", "Recommended"]
     assert "Not promised of the other batch size" in promised
     assert (bands, lines) == (2, 4)
@@ -279,8 +279,8 @@ def test_what_others_wrote_stays_text(run):
     assert page.count("</script>") == 2
     assert "&lt;/script&gt;&lt;script&gt;" in page
     assert "<img" not in page
-    (failed,) = [each for each in page_data(RunDirectory(run))["trials"] if each["outcome"] == "oom"]
-    assert len(failed["log"]) == LONGEST_LOG
+    logs = re.findall(r"<pre>(.*?)</pre>", page[page.index('id="trials"') :], re.DOTALL)
+    assert max(len(html.unescape(log)) for log in logs) == LONGEST_LOG
 
 
 def test_an_unfinished_and_a_damaged_run_have_a_page_that_says_what_is_missing(run, tmp_path):
@@ -288,24 +288,23 @@ def test_an_unfinished_and_a_damaged_run_have_a_page_that_says_what_is_missing(r
     shutil.copytree(run, cut)
     (cut / "recipe.json").unlink()
     write_page(cut)
-    assert page_data(RunDirectory(cut))["missing"] == ["recipe: the run has not ended, or was cut off"]
+    assert page_data(RunDirectory(cut)).missing == ["recipe: the run has not ended, or was cut off"]
     (cut / "trials" / "0001" / "result.json").write_text("{", encoding="utf-8")
     data = page_data(RunDirectory(cut))
-    (missing, _) = data["missing"]
+    (missing, _) = data.missing
     assert missing.startswith(f"trials: {cut}/trials/0001/result.json is damaged")
-    assert len(data["trials"]) == len(page_data(RunDirectory(run))["trials"]) - 1
+    assert len(data.records) == len(page_data(RunDirectory(run)).records) - 1
     shutil.rmtree(cut / "trials")
     write_page(cut)
-    assert page_data(RunDirectory(cut))["trials"] == []
+    assert page_data(RunDirectory(cut)).records == []
 
 
 def test_the_page_holds_the_advice_and_the_ceilings(run):
-    data = page_data(RunDirectory(run))
-    assert "the pipeline alone reaches 400 samples/s" in data["advice"][0]
-    assert data["sides"][0]["ceilings"]["by_compute"] == 1080.0
-    assert data["sides"][0]["joules_per_sample"] is None
-    assert len(data["sides"]) == 2
-    assert data["answer"]["verdict"] == "faster"
+    text = words(run)
+    assert "the pipeline alone reaches 400 samples/s" in text
+    assert re.search(r"the step alone, samples/s\s*1,080", text)
+    assert "joules/sample" not in text
+    assert len(page_data(RunDirectory(run)).sides) == 2
 
 
 def test_what_stands_in_backticks_is_code():
@@ -321,8 +320,8 @@ def test_the_page_shows_no_backticks(run):
 
 def test_before_and_after_are_of_the_claim(run):
     evidence = Recipe.load(run / "recipe.json").evidence
-    shown = [side["throughput"] for side in page_data(RunDirectory(run))["sides"]]
-    assert shown == [evidence.baseline_throughput, evidence.throughput]
+    for throughput in (evidence.baseline_throughput, evidence.throughput):
+        assert throughput.shown("", ",.0f") in words(run)
 
 
 def test_the_page_is_written_once_the_tuning_has_ended(run, tmp_path, monkeypatch):
@@ -378,8 +377,8 @@ def test_text_and_tables_need_no_script(learnt):
     assert "sooner to the same losses" in text
     assert NOT_PROMISED in text
     assert "autotune tune" in text or "recipe.apply()" in text
-    for trial in page_data(RunDirectory(learnt))["trials"]:
-        assert trial["changes"] in text
+    for record in read_trials(RunDirectory(learnt)):
+        assert Configuration(record.configuration).describe(BASELINE) in text
 
 
 def test_a_page_without_profiles_says_once_how_to_take_them(learnt):
@@ -435,7 +434,7 @@ def explained(tmp_path_factory):
 
 @needs_browser
 def test_the_waterfall_has_a_bar_for_each_change_and_one_for_all(explained, tmp_path):
-    steps = page_data(RunDirectory(explained))["waterfall"]
+    steps = page_data(RunDirectory(explained)).waterfall
     assert {step.name.split("=")[0] for step in steps} >= {"batch_size", "steps_per_execution"}
     script = tell(
         "[document.querySelectorAll('#waterfall-chart rect').length,"

@@ -13,12 +13,13 @@ from test_recommendation import run_that_is
 
 from autotune.data.errors import ArgumentError, MachineMismatchError, RecipeError, RunDirectoryError
 from autotune.data.figures import Interval
+from autotune.data.printable import LONGEST_MESSAGE
 from autotune.recipe import apply, training_data
 from autotune.recipe import recipe as recipe_module
 from autotune.recipe.answers import Answer, LearningRateRule, SameLoss
 from autotune.recipe.apply import environment
 from autotune.recipe.evidence import FAILED_A_CHECK, BestCandidate
-from autotune.recipe.recipe import LONGEST_MESSAGE, SCHEMA_FILE, SCHEMA_VERSION, MachineMismatchWarning, Recipe
+from autotune.recipe.recipe import SCHEMA_FILE, SCHEMA_VERSION, MachineMismatchWarning, Recipe
 from autotune.recipe.schema import recipe_schema, schema_text
 from autotune.space.knobs import KNOBS, Device, Domain, Stage, knobs_on
 from autotune.stats.deciding import Verdict

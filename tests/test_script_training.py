@@ -65,18 +65,6 @@ def test_callbacks_see_the_scripts_own_epochs_over_and_over():
     assert callback.seen == [0, 1, 0, 1, 0, 2, 3, 4, 2, 3]
 
 
-def test_the_class_of_a_callback_sees_them_too():
-    class Bar(Callback):
-        def on_epoch_begin(self, epoch, logs=None):
-            super().on_epoch_begin(epoch, logs)
-
-    trial._repeat_epochs(Bar, 4, 2)
-    bar = Bar()
-    for epoch in range(3):
-        bar.on_epoch_begin(epoch)
-    assert bar.seen == [4, 5, 4]
-
-
 # ------------------------------------------------------------------------------------------ a loop of its own
 
 EPOCHS = """

@@ -9,6 +9,7 @@ from autotune.data.figures import Interval, LogInterval
 from autotune.front import cli
 from autotune.front.documents import DOCUMENTS
 from autotune.script.self_test_workload import TICK_SECONDS
+from autotune.tuning.events import TrialBegan, TrialEnded
 from autotune.tuning.self_test import Judgement, Measured, SelfTest, judge_interval, self_test_with
 
 HOLDS, CANNOT_TELL, WRONG = Judgement.HOLDS, Judgement.CANNOT_TELL, Judgement.WRONG
@@ -35,6 +36,15 @@ def self_tested(path, budget=100.0, **changes):
     assert trials.alive == []
     assert trials.clock() <= 1.1 * budget
     return found
+
+
+def test_lines_of_progress_name_the_trials_by_what_they_are(tmp_path):
+    events = []
+    with on_disk(tmp_path / "run") as directory:
+        trials = simulated_trials(speeds(), noise=0.02, seed=4)
+        self_test_with(an_invocation(trials, directory, budget=100.0, observe=events.append))
+    told = {event.changes for event in events if isinstance(event, TrialBegan | TrialEnded)}
+    assert told == {"baseline", "the same training", "a planted delay"}
 
 
 def judgements(found):

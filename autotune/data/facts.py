@@ -142,6 +142,23 @@ class WorkloadReference(BaseModel, frozen=True, extra="forbid"):
         return str(self.module) if self.file is None else self.file.removeprefix(os.path.join(os.getcwd(), ""))
 
 
+class KnownWorkload(Frozen):
+    """What a run's record and a recipe hold of a workload; it is known again by most of it."""
+
+    name: str
+    fingerprint: str = Field(description="`sha256:…` over its source file and name.")
+    batched: bool = Field(False, description="Its dataset does its own batching, by `config.batch_size`.")
+    drop_remainder: bool = Field(False, description="A smaller last batch is dropped.")
+    takes_config: bool = Field(False, description="Its dataset() is given `Recipe.dataset_config`.")
+    examples: Count | None = Field(None, description="Per epoch; null when endless or unknown.")
+    element: str | None = Field(None, description="What a batch is, in words.")
+    batch_ranks: Many[Count | None] | None = Field(None, description="Axes of each tensor of a batch; null if unknown.")
+    parameters: Count | None = Field(None, description="The model's weights, as a count.")
+    keras: KerasVersion = Field(KerasVersion.KERAS_3, description="The package and the major version of Keras.")
+    script: ScriptFacts | None = Field(None, description="How a script trains, and where the knobs reach it.")
+    settings: Many[str] = Field((), description="`NAME=value` of what acts on speed and is no knob, in all trials.")
+
+
 class WorkloadFacts(BaseModel, frozen=True, extra="forbid"):
     """Facts that the template found by importing the user's module."""
 
@@ -179,10 +196,7 @@ class GpuUse(Frozen):
 
     sm_mhz: Count | None = None
     most_sm_mhz: Count | None = None
-    memory_mhz: Count | None = None
-    most_memory_mhz: Count | None = None
     watts: Amount | None = None  # the mean where energy is counted, else at the slice's end
-    limit_watts: Amount | None = None  # that is enforced
     joules: Amount | None = None
     celsius: int | None = None
     limited_by: Many[str] | None = None  # what held the clocks at the slice's end, of `LIMITED_BY`
@@ -192,8 +206,6 @@ class GpuUse(Frozen):
     free_bytes: Count | None = None
     others: Count | None = None  # processes on it, without the trial's own and frozen ones
     foreign_utilisation: Amount | None = None  # share of its processors' time that those took
-    pcie_generation: Count | None = None
-    pcie_width: Count | None = None
 
 
 _GIB = 1 << 30

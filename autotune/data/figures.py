@@ -117,8 +117,6 @@ class Profile(Frozen):
     kernels: Many[Operation] = ()  # of a GPU, those with most time, ten at most
     tensor_core_share: Amount | None = None  # of all kernels' time, at least: new kernels' names say nothing
     memory_bound_share: Amount | None = None  # of the operations' time, by XProf's roofline model of the GPU
-    peak_bytes: int | None = None  # of the memory that TensorFlow's allocators held
-    held_by: Many[str] = ()  # what held it at its peak
     reason: str = ""  # why there is no profile
 
 

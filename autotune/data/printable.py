@@ -42,6 +42,13 @@ def time_in_words(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 7170 else f"{seconds / 3600:,.1f} hours"
 
 
+def memory_size(count: int | None) -> str:
+    """Return bytes for people: `607 MiB`; a dash where they are not known."""
+    if count is None:
+        return "–"
+    return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
+
+
 def duration(seconds: float) -> str:
     """Return seconds as on a clock: `1:05`."""
     hours, rest = divmod(max(0, round(seconds)), 3600)

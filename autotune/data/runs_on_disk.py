@@ -7,8 +7,7 @@ import heapq
 import os
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from itertools import islice
+from collections.abc import Iterable
 from pathlib import Path
 
 from autotune.data.errors import DamagedRunWarning, RunDirectoryError
@@ -16,7 +15,6 @@ from autotune.data.printable import one_line
 from autotune.data.run_directory import LATEST, OWN_NAME, RunDirectory
 
 RESULTS = "results"  # below the current directory, where runs are written and looked for
-MOST_ENTRIES = 20_000  # of the results directory and its directories, which may hold anything
 Paths = str | Path | Iterable[str | Path]
 """The path of a run or of a directory that holds some, or several such paths."""
 
@@ -78,10 +76,10 @@ def _directories_at(path: Path) -> list[Path]:
 def newest_runs(results: Path, *, most: int) -> list[RunDirectory]:
     """Return the runs in a directory and in its directories that were written to last, the newest first."""
     found: list[tuple[float, Path]] = []
-    for entry in islice(_entries_below(results), MOST_ENTRIES):
-        with contextlib.suppress(OSError):
-            if entry.is_dir(follow_symlinks=False):
-                found.append(((Path(entry.path) / "run.json").lstat().st_mtime, Path(entry.path)))
+    for file in (*results.glob("*/run.json"), *results.glob("*/*/run.json")):
+        with contextlib.suppress(OSError):  # it may be removed meanwhile
+            if not file.parent.is_symlink():
+                found.append((file.lstat().st_mtime, file.parent))
     return [RunDirectory(folder) for _, folder in heapq.nlargest(most, found)]
 
 
@@ -94,27 +92,3 @@ def follow_latest(path: Path) -> Path:
         if path.name == LATEST and OWN_NAME.fullmatch(target := os.readlink(path)):
             return path.with_name(target)
     return path
-
-
-def newest_run() -> Path:
-    """Return the newest run below `results`. Raises RunDirectoryError where there is none."""
-    found = newest_runs(Path(RESULTS), most=1)
-    if not found:
-        raise RunDirectoryError(
-            f"no run was given, and {RESULTS}/ in this directory holds none",
-            hint="Give a run directory, or change to the directory in which you ran `autotune tune`.",
-        )
-    return found[0].path
-
-
-def _entries_below(results: Path) -> Iterator[os.DirEntry[str]]:
-    """Yield what is in a directory and in its directories; nothing where one cannot be read."""
-    for entry in _entries_in(results):
-        yield entry
-        if entry.is_dir(follow_symlinks=False):
-            yield from _entries_in(entry.path)
-
-
-def _entries_in(folder: str | Path) -> Iterator[os.DirEntry[str]]:
-    with contextlib.suppress(OSError), os.scandir(folder) as entries:
-        yield from entries

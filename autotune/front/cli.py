@@ -163,7 +163,6 @@ class _Lenient:
 
 @contextlib.contextmanager
 def _lenient_output() -> Iterator[None]:
-    """Make standard output and standard error such streams."""
     out, err = _Lenient(sys.stdout), _Lenient(sys.stderr)
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from rich.console import Console as RichConsole
 from rich.text import Text
 
-from autotune.data.printable import duration
-from autotune.front.console import note, ratio, say, size, table, terminal
+from autotune.data.printable import duration, memory_size
+from autotune.front.console import note, print_table, ratio, say, terminal
 from autotune.recipe.advice import describe_candidate, learning_caveats, verdict_in_words
 from autotune.recipe.next_steps import next_steps
 from autotune.recipe.waterfall import EXPLANATION, waterfall
@@ -34,14 +34,20 @@ def show_recipe(recipe: Recipe, path: Path, console: RichConsole | None = None) 
     say(verdict_in_words(recipe), console, style="bold green" if faster else "bold")
     if recipe.candidate is not None and not faster:
         say(f"Best candidate: {describe_candidate(recipe.candidate, Configuration(recipe.baseline))}.", console)
-    _show_answers(recipe, console)
+    width = max((len(heading) for heading, _ in recipe.answers), default=0) + 3
+    for heading, text in recipe.answers:
+        say(f"{f'{heading}:' if heading else '':<{width}}{text}", console)
     say(f"Baseline: {_baseline_in_words(recipe)}.", console)
     headings = ("", "baseline", "recommended") if recipe.changes else ("", "baseline")
     rows = [row[: len(headings)] for row in _rows(recipe)]
-    console.print("", table(headings, rows, show_edge=False), "", sep="\n")
+    console.print()
+    print_table(headings, rows, console)
+    console.print()
     for sentence in learning_caveats(recipe):
         say(sentence, console)
-    _show_waterfall(recipe, console)
+    if steps := waterfall(recipe):
+        print_table(("change", "gives"), [(step.name, step.gain.shown()) for step in steps], console)
+        say(EXPLANATION, console)
     if evidence.break_even_samples:
         say(f"The longer compile time is earned back after {evidence.break_even_samples:,} samples.", console)
     if evidence.watch is not None:
@@ -95,30 +101,18 @@ def _rows(recipe: Recipe) -> list[tuple[str, ...]]:
         *((name, format_value(now[name]), format_value(value)) for name, value in recipe.changes.items()),
         (f"{recipe.unit}/s", *throughputs),
         *([("energy/sample", *map(_energy, energies))] if any(energies) else []),
-        ("peak host memory", size(before.host), size(after.host)),
-        *([("peak device memory", size(before.device), size(after.device))] if after.device is not None else []),
+        ("peak host memory", memory_size(before.host), memory_size(after.host)),
+        *(
+            [("peak device memory", memory_size(before.device), memory_size(after.device))]
+            if after.device is not None
+            else []
+        ),
         ("compile time", *compiling),
     ]
 
 
 def _energy(joules: float | None) -> str:
     return "–" if joules is None else f"{joules:.3g} J" if joules >= 1 else f"{1e3 * joules:.3g} mJ"
-
-
-def _show_answers(recipe: Recipe, console: RichConsole) -> None:
-    """Print both answers, of the same training and of another batch size, and which is recommended."""
-    width = max((len(heading) for heading, _ in recipe.answers), default=0) + 3
-    for heading, text in recipe.answers:
-        say(f"{f'{heading}:' if heading else '':<{width}}{text}", console)
-
-
-def _show_waterfall(recipe: Recipe, console: RichConsole) -> None:
-    """Print what each change gives, where some were left out of the recommended configuration."""
-    if steps := waterfall(recipe):
-        console.print(
-            table(("change", "gives"), [(Text(step.name), step.gain.shown()) for step in steps], show_edge=False)
-        )
-        say(EXPLANATION, console)
 
 
 def _watch_in_words(watch: Watch, unit: str) -> str:
@@ -134,7 +128,6 @@ def _watch_in_words(watch: Watch, unit: str) -> str:
 
 
 def _saving_in_words(recipe: Recipe) -> str:
-    """Return what the recipe saves in the long training; empty where that is not known."""
     evidence, samples = recipe.evidence, recipe.workload.train_samples
     if samples is None or not recipe.changes:
         return ""

@@ -277,8 +277,8 @@ def merge(
         recipes: Recipes, books, run directories, or folders, of which each .json file is read, or else each run.
         out: The book's file, such as train.book.json. An older book is replaced.
     """
-    from autotune.front.books import show_book
     from autotune.front.console import note
+    from autotune.front.tables import show_book
     from autotune.recipe.book import merge_recipes, save_book
 
     merged = merge_recipes(recipes)

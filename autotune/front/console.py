@@ -10,13 +10,12 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 
 from rich import box
 from rich.console import Console as RichConsole
 from rich.live import Live
-from rich.measure import Measurement
 from rich.progress_bar import ProgressBar
 from rich.table import Column, Table
 from rich.text import Text
@@ -30,6 +29,8 @@ from autotune.tuning.events import Began, Event, Notice, PairMeasured, RunBegan,
 
 LONGEST_SILENCE_SECONDS = 15.0
 TICK_SECONDS = 1.0  # how often the silence is measured
+_GAP = 3  # columns of a terminal between those of a table
+_LEAST_LAST = 20  # columns in which the last column of a table can be read
 _STANDS = {
     Standing.OPEN: "not decided",
     Standing.OUT_OF_TIME: "not decided",
@@ -73,21 +74,41 @@ def show_error(error: AutotuneError) -> None:
         say(line, console, style="dim")
 
 
-def table(headings: Iterable[str], rows: Iterable[Sequence[str | Text]], *, show_edge: bool = True) -> Table:
-    """Return a table whose cells are folded where they do not fit, except a run's name."""
-    columns = (Column(heading, overflow="fold", no_wrap=heading == "run") for heading in headings)
-    made = Table(*columns, box=box.SIMPLE_HEAD, show_edge=show_edge)
-    for row in rows:
+def print_table(
+    headings: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    console: RichConsole,
+    *,
+    ruled: bool = True,
+    numbers: Collection[str] = (),
+) -> None:
+    """Print a table; a block for each row where a terminal is too narrow for all but the last column.
+
+    Away from a terminal it is as wide as it is, so that nothing is cut or folded in a pipe. A line stands below the
+    headings if it is `ruled`. The columns `numbers` are aligned to the right.
+    """
+    texts = [[cell if isinstance(cell, Text) else Text(one_line(cell)) for cell in row] for row in rows]
+    widths = [max(cell.cell_len for cell in column) + _GAP for column in zip(map(Text, headings), *texts, strict=True)]
+    if console.is_terminal and sum(widths[:-1]) + _LEAST_LAST > console.width:
+        for first, *rest in texts:
+            say(f"{headings[0]} {first.plain}".strip(), console, style="bold")
+            block = Table.grid(Column(no_wrap=True), Column(overflow="fold"), padding=(0, 2))
+            for name, cell in zip(headings[1:], rest, strict=True):
+                block.add_row(f"  {name}", cell)
+            console.print(block)
+        return
+    columns = [Column(name, justify="right" if name in numbers else "left", overflow="fold") for name in headings]
+    made = Table(*columns, box=box.SIMPLE_HEAD if ruled else None, show_edge=False, pad_edge=ruled, padding=(0, 1))
+    for row in texts:
         made.add_row(*row)
-    return made
-
-
-def print_table(shown: Table, console: RichConsole) -> None:
-    """Print a table; away from a terminal as wide as it is, so that nothing is cut or folded in a pipe."""
-    if not console.is_terminal:
-        unbounded = console.options.update(max_width=1 << 16)
-        console.width = max(console.width, Measurement.get(console, unbounded, shown).maximum)
-    console.print(shown)
+    if console.is_terminal:
+        console.print(made)
+    else:
+        console.width = max(console.width, sum(widths))
+        with console.capture() as captured:
+            console.print(made)
+        for line in captured.get().splitlines():
+            console.print(Text(line.rstrip()), soft_wrap=True)
 
 
 # -------------------------------------------------------------------------------------------------- figures
@@ -104,13 +125,6 @@ def speed(interval: Interval | None) -> str:
         return "–"
     vague = interval.low <= 0 or interval.high >= 2.0 * interval.low
     return f"×{interval.value:.2f}" + (" (uncertain)" if vague else "")
-
-
-def size(count: int | None) -> str:
-    """Return bytes for people: `607 MiB`."""
-    if count is None:
-        return "–"
-    return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
 
 
 def rate(value: float) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from autotune.data.errors import ArgumentError, RunDirectoryError
 from autotune.data.files import shipped_directory, write_atomically
 from autotune.data.run_directory import RunDirectory
-from autotune.data.runs_on_disk import follow_latest, newest_run
+from autotune.data.runs_on_disk import RESULTS, follow_latest, newest_runs
 from autotune.front.console import note
 from autotune.recipe.recipe import choose_recipe, load_recipes
 
@@ -17,12 +17,30 @@ EXAMPLE = "train_digits.py"
 
 
 def run_or_newest(run: Path | None) -> Path:
-    """Return the run directory that was given; else the newest one, and say which that is."""
+    """Return the run directory that was given; else the newest one below `results`, and say which that is."""
     if run is not None:
         return follow_latest(run)
-    newest = newest_run()
+    newest = _newest()
     note(f"the newest run is {newest}")
     return newest
+
+
+def runs_or_all(runs: list[Path] | None) -> list[Path]:
+    """Return the runs that were given; else the directory of all results."""
+    if runs:
+        return runs
+    _newest()  # there is one
+    return [Path(RESULTS)]
+
+
+def _newest() -> Path:
+    found = newest_runs(Path(RESULTS), most=1)
+    if not found:
+        raise RunDirectoryError(
+            f"no run was given, and {RESULTS}/ in this directory holds none",
+            hint="Give a run directory, or change to the directory in which you ran `autotune tune`.",
+        )
+    return found[0].path
 
 
 def recipe_file_of(path: Path) -> Path:

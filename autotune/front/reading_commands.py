@@ -17,6 +17,8 @@ from autotune.front.commands import app, print_json
 if TYPE_CHECKING:
     import pandas
 
+Runs = Annotated[list[Path] | None, Parameter(allow_leading_hyphen=False)]
+
 
 @app.command
 def show(path: Path | None = None, /, *, diff: Path | None = None, json: bool = False) -> None:
@@ -29,11 +31,10 @@ def show(path: Path | None = None, /, *, diff: Path | None = None, json: bool = 
     """
     from autotune.data.run_directory import RunDirectory
     from autotune.data.run_options import to_repeat
-    from autotune.front.books import show_book
     from autotune.front.closing import show_diff, show_recipe, show_usage
     from autotune.front.console import note, say
     from autotune.front.defaults import run_or_newest
-    from autotune.front.tables import show_history
+    from autotune.front.tables import show_book, show_history
     from autotune.recipe.recipe import Recipe, choose_recipe, load_recipes
 
     if json and diff is not None:
@@ -75,43 +76,39 @@ def show(path: Path | None = None, /, *, diff: Path | None = None, json: bool = 
 
 
 @app.command
-def history(
-    runs: Annotated[list[Path], Parameter(allow_leading_hyphen=False)],
-    /,
-    *,
-    csv: Path | None = None,
-    parquet: Path | None = None,
-    json: bool = False,
-) -> None:
+def history(runs: Runs = None, /, *, csv: Path | None = None, parquet: Path | None = None, json: bool = False) -> None:
     """Show every trial of one run or many as a table.
 
     Args:
-        runs: Run directories, or a directory that holds some, such as results/.
+        runs: Run directories, or a directory that holds some, such as results/; the newest run below results/ when left
+            out.
         csv: Write the table, with all its columns, to this CSV file.
         parquet: Write it to this Parquet file.
         json: Print it as JSON (docs/json.md).
     """
+    from autotune.front.defaults import run_or_newest
     from autotune.front.tables import show_history
-    from autotune.report.history import load_history, rows_of
+    from autotune.report.history import load_history
 
-    frame = load_history(*runs, every_column=True)
-    written = _write_files(frame, "trial", csv, parquet)
-    if json:
-        print_json("history", trials=rows_of(frame))
-    elif not written:
+    frame = load_history(runs or run_or_newest(None), every_column=True)
+    if not _write("history", frame, "trial", csv, parquet, json):
         show_history(frame)
 
 
-def _write_files(frame: pandas.DataFrame, noun: str, csv: Path | None, parquet: Path | None) -> bool:
-    """Write a table to the files that were asked for; return whether there were any."""
+def _write(
+    command: str, frame: pandas.DataFrame, noun: str, csv: Path | None, parquet: Path | None, json: bool
+) -> bool:
+    """Write the table of a command, a row for each `noun`, to files and as JSON; return whether that was asked for."""
     from autotune.front.console import note
-    from autotune.report.history import write_csv, write_parquet
+    from autotune.report.history import rows_of, write_csv, write_parquet
 
     for file, write in ((csv, write_csv), (parquet, write_parquet)):
         if file is not None:
             write(frame, file)
             note(f"{plural(len(frame), noun)} written to {file}")
-    return csv is not None or parquet is not None
+    if json:
+        print_json(command, **{f"{noun}s": rows_of(frame)})
+    return json or csv is not None or parquet is not None
 
 
 @app.command
@@ -183,31 +180,21 @@ def dashboard(run: Path | None = None, /, *, port: int = 8080) -> None:
 
 
 @app.command
-def compare(
-    runs: Annotated[list[Path], Parameter(allow_leading_hyphen=False)],
-    /,
-    *,
-    csv: Path | None = None,
-    parquet: Path | None = None,
-    json: bool = False,
-) -> None:
+def compare(runs: Runs = None, /, *, csv: Path | None = None, parquet: Path | None = None, json: bool = False) -> None:
     """Show runs side by side: what each found, whether they may be compared, and what carries over between machines.
 
     Args:
-        runs: Run directories, or a directory that holds some, such as results/; recipes and books.
+        runs: Run directories, or a directory that holds some; recipes and books; results/ when left out.
         csv: Write the table, with all its columns, to this CSV file.
         parquet: Write it to this Parquet file.
         json: Print it as JSON (docs/json.md).
     """
+    from autotune.front.defaults import runs_or_all
     from autotune.front.tables import show_comparison
     from autotune.report.compare import compare as compare_runs
-    from autotune.report.history import rows_of
 
-    frame = compare_runs(*runs)
-    written = _write_files(frame, "run", csv, parquet)
-    if json:
-        print_json("compare", runs=rows_of(frame))
-    elif not written:
+    frame = compare_runs(runs_or_all(runs))
+    if not _write("compare", frame, "run", csv, parquet, json):
         show_comparison(frame)
 
 

@@ -1,4 +1,4 @@
-"""Print tables: trials, runs side by side, knobs, search spaces, and what the doctor found.
+"""Print tables: trials, runs side by side, recipe books, knobs, search spaces, and what the doctor found.
 
 Trials and runs fit a terminal of 80 columns: a table has the columns in which its rows differ.
 """
@@ -9,17 +9,19 @@ import math
 from collections.abc import Sequence
 from itertools import groupby
 from operator import itemgetter
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console as RichConsole
-from rich.table import Column, Table
 from rich.text import Text
 
 from autotune.data.figures import Interval
 from autotune.data.printable import one_line, plural
 from autotune.data.record import Outcome
-from autotune.front.console import print_table, rate, ratio, say, table, terminal
+from autotune.front.console import print_table, rate, ratio, say, terminal
 from autotune.machine.doctor import Finding, Level, first_fix
+from autotune.recipe.recipe import Book, choose_recipe
+from autotune.report.machines import describe_transfer, row_of
 from autotune.space.configuration import format_value
 from autotune.space.knobs import KNOBS, Numerics
 from autotune.stats.deciding import Verdict
@@ -33,8 +35,6 @@ if TYPE_CHECKING:
 _NUMBERS = ("no.", "samples/s")
 _PLACES = ("seat", "host", "device")
 _OF_RUNS = ("workload", "machine", "trials", "failed", "limited by")
-_GAP = 3  # columns of a terminal between those of a table
-_LEAST_LAST = 20  # columns in which the last column of a table can be read
 
 
 def show_history(frame: pandas.DataFrame, console: RichConsole | None = None) -> None:
@@ -48,20 +48,15 @@ def show_history(frame: pandas.DataFrame, console: RichConsole | None = None) ->
         varied.append("settled")
     for run, trials in groupby(rows, key=itemgetter("run")):
         names = ("no.", "phase", "speed-up", "samples/s", *varied, "changes")
-        columns = [Column(name, justify="right" if name in _NUMBERS else "left", overflow="fold") for name in names]
-        shown = Table(*columns, box=None, pad_edge=False, padding=(0, 2, 0, 0))
         workload, lines = "", []
         for trial in trials:
             workload = trial["workload"] or ""
             cells = (trial["trial"], trial["phase"], _result(trial), _rate(trial), *(trial[name] for name in varied))
             texts = ["–" if cell is None else str(cell) for cell in cells]
-            lines.append([*texts, _changes(trial)])
-            shown.add_row(*_texts(lines[-1]), style="dim" if trial["duplicate"] else "")
+            style = "dim" if trial["duplicate"] else ""
+            lines.append([Text(one_line(text), style=style) for text in (*texts, _changes(trial))])
         say(f"run {run}  {workload}", console, style="bold")
-        if _is_too_narrow(console, names, lines):
-            _print_blocks(names, lines, console)
-        else:
-            print_table(shown, console)
+        print_table(names, lines, console, ruled=False, numbers=_NUMBERS)
     say(
         f"{plural(len(rows), 'trial')}. A speed-up is over the baseline measured with the trial; of those that are not "
         "confirmed, the luckiest look best. --csv, --parquet and --json write every column.",
@@ -69,13 +64,7 @@ def show_history(frame: pandas.DataFrame, console: RichConsole | None = None) ->
     )
 
 
-def _texts(cells: Sequence[object]) -> list[Text]:
-    """Return cells as text: the square brackets of a string would be taken for colours."""
-    return [Text(one_line(cell)) for cell in cells]
-
-
 def _result(trial: dict[str, Any]) -> str:
-    """Return a trial's speed-up and its standing, or how it failed."""
     if not Outcome(trial["outcome"]).measured:
         return str(trial["outcome"])
     speedup = "–" if trial["speedup"] is None else f"×{trial['speedup']:.2f}"
@@ -111,7 +100,7 @@ def show_comparison(frame: pandas.DataFrame, console: RichConsole | None = None)
         if name not in varied:
             say(f"{name}: {shown[0][name]}", console)
     headings = ("run", *varied, "claim", "recommended")
-    _print_rows(headings, [[cells[name] for name in headings] for cells in shown], console)
+    print_table(headings, [[cells[name] for name in headings] for cells in shown], console)
     for row in rows:
         if row["differs"]:
             say(f"{row['run']} cannot be compared with the first run: {row['differs']}", console, style="yellow")
@@ -127,32 +116,7 @@ def show_comparison(frame: pandas.DataFrame, console: RichConsole | None = None)
             say(f"Fastest recipe of {row['workload']} on {row['machine']}: {row['run']}", console)
 
 
-def _print_rows(headings: Sequence[str], rows: Sequence[Sequence[str]], console: RichConsole) -> None:
-    """Print a table; where a terminal is too narrow for all but its last column, print a block for each row."""
-    if _is_too_narrow(console, headings, rows):
-        _print_blocks(headings, rows, console)
-    else:
-        print_table(table(headings, [_texts(row) for row in rows]), console)
-
-
-def _is_too_narrow(console: RichConsole, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
-    """Return whether a terminal is too narrow for all but a table's last column."""
-    widths = [max(map(len, column)) + _GAP for column in zip(headings, *rows, strict=True)]
-    return console.is_terminal and sum(widths[:-1]) + _LEAST_LAST > console.width
-
-
-def _print_blocks(headings: Sequence[str], rows: Sequence[Sequence[str]], console: RichConsole) -> None:
-    """Print a block for each row, with a line for each cell."""
-    for row in rows:
-        say(f"{headings[0]} {row[0]}", console, style="bold")
-        block = Table.grid(Column(no_wrap=True), Column(overflow="fold"), padding=(0, 2))
-        for name, cell in zip(headings[1:], _texts(row[1:]), strict=True):
-            block.add_row(f"  {name}", cell)
-        console.print(block)
-
-
 def _compared(row: dict[str, Any]) -> dict[str, str]:
-    """Return a run's row as cells, by heading."""
     claim = row["verdict"] or "no recipe"
     if claim == Verdict.FASTER:
         claim = f"{claim} {Interval(value=row['claim'], low=row['low'], high=row['high']).shown()}"
@@ -163,6 +127,23 @@ def _compared(row: dict[str, Any]) -> dict[str, str]:
     cells = {"claim": claim, "recommended": recommended, "limited by": limit}
     of_run = {name: row[name] for name in ("run", "workload", "machine", "trials", "failed")}
     return {name: "–" if cell is None else str(cell) for name, cell in {**cells, **of_run}.items()}
+
+
+def show_book(book: Book, path: Path, console: RichConsole | None = None) -> None:
+    """Print a line for each recipe, what carries over between the machines, and what a training does here."""
+    console = console or terminal()
+    rows = []
+    for number, recipe in enumerate(book.recipes, start=1):
+        shown = row_of(recipe)
+        rows.append((number, shown.machine, shown.claim, shown.recommended))
+    console.print()
+    print_table(("", "measured on", "claim", "recommended"), rows, console)
+    console.print()
+    for line in describe_transfer(book.recipes):
+        say(line, console)
+    _, selection = choose_recipe(book, None, source=str(path))
+    say(f"Here: {selection.text}", console)
+    say(f"Book: {path}", console)
 
 
 def show_knobs() -> None:
@@ -179,16 +160,16 @@ def show_knobs() -> None:
         )
         for knob in KNOBS.values()
     ]
-    _print_rows(("knob", "what", "values", "default", "stage", "numerics", "where"), rows, terminal())
+    print_table(("knob", "what", "values", "default", "stage", "numerics", "where"), rows, terminal())
 
 
 def show_space(source: str, space: ResolvedSpace) -> None:
     """Print a search space as it resolves here, and the file or name that it comes from."""
-    rows: list[tuple[str, str | Text]] = [
+    rows: list[tuple[object, ...]] = [
         *((name, " ".join(map(format_value, choices))) for name, choices in space.choices.items()),
         *((name, Text(f"omitted: {one_line(why)}", style="dim")) for name, why in space.left_out.items()),
     ]
-    terminal().print(table(("knob", "choices here"), rows))
+    print_table(("knob", "choices here"), rows, terminal())
     say(f"{source}: {space.size:,} configurations")
 
 

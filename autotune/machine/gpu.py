@@ -220,20 +220,12 @@ class GpuMeter:
     def read_use(self, before: GpuCounters, *, seconds: float) -> GpuUse:
         """Read what the GPU did in a slice of so many seconds since `before`; counters in proportion."""
         nvml, card = self._nvml, self._card
-        clocks = {  # first: they fall soon after the last kernel
-            name: self._ask(function, card, clock)
-            for name, function, clock in (
-                ("sm_mhz", "ClockInfo", nvml.NVML_CLOCK_SM),
-                ("memory_mhz", "ClockInfo", nvml.NVML_CLOCK_MEM),
-                ("most_sm_mhz", "MaxClockInfo", nvml.NVML_CLOCK_SM),
-                ("most_memory_mhz", "MaxClockInfo", nvml.NVML_CLOCK_MEM),
-            )
-        }
+        clock = self._ask("ClockInfo", card, nvml.NVML_CLOCK_SM)  # first: it falls soon after the last kernel
         bits = self._ask("CurrentClocksEventReasons", card)
         if bits is None:  # drivers before 535 have the older name only
             bits = self._ask("CurrentClocksThrottleReasons", card)
         rates, memory = self._ask("UtilizationRates", self._whole), self._ask("MemoryInfo", self._device)
-        power, limit = self._ask("PowerUsage", self._whole), self._ask("EnforcedPowerLimit", self._whole)
+        power = self._ask("PowerUsage", self._whole)
         after = self.read_counters()
         passed = max(after.at - before.at, 1e-9)
         watts, joules = None if power is None else power / 1e3, None
@@ -242,9 +234,9 @@ class GpuMeter:
             joules = watts * min(seconds, passed)
         others = _find_others(before.processes, after.processes)
         return GpuUse(
-            **clocks,
+            sm_mhz=clock,
+            most_sm_mhz=self._ask("MaxClockInfo", card, nvml.NVML_CLOCK_SM),
             watts=watts,
-            limit_watts=None if limit is None else limit / 1e3,
             joules=joules,
             celsius=self._ask("Temperature", card, nvml.NVML_TEMPERATURE_GPU),
             limited_by=None if bits is None else tuple(name for bit, name in LIMITED_BY.items() if bits & bit),
@@ -254,8 +246,6 @@ class GpuMeter:
             free_bytes=None if memory is None else memory.free,
             others=None if others is None else len(others),
             foreign_utilisation=None if others is None else self._share_of(others, passed),
-            pcie_generation=self._ask("CurrPcieLinkGeneration", card),
-            pcie_width=self._ask("CurrPcieLinkWidth", card),
         )
 
     def _share_of(self, processes: frozenset[int], seconds: float) -> float | None:

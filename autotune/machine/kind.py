@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -47,8 +46,7 @@ def kind_differences(measured: Machine, here: Machine) -> tuple[str, ...]:
 def find_nearest(measured: Sequence[Machine], here: Machine) -> list[int]:
     """Return the positions of the machines, the nearest first.
 
-    One of this kind comes first. Of others the kind of device counts most, then its model, its count, TensorFlow's
-    version, Keras's, and all else.
+    One of this kind comes first. Of others the kind of device counts most, then its model, its count, and all else.
     """
     return sorted(range(len(measured)), key=lambda index: _distance(measured[index], here))
 
@@ -56,24 +54,14 @@ def find_nearest(measured: Sequence[Machine], here: Machine) -> list[int]:
 def _distance(measured: Machine, here: Machine) -> tuple[float, ...]:
     models = [{gpu.name for gpu in machine.gpus} or {machine.cpu} for machine in (measured, here)]
     counts = [len(machine.gpus) or machine.cores for machine in (measured, here)]
-    kinds = [kind_of(machine) for machine in (measured, here)]
-    minors = [_number(kind.tensorflow) for kind in kinds]
     return (
         bool(kind_differences(measured, here)),
         bool(measured.gpus) != bool(here.gpus),
         models[0] != models[1],
         abs(math.log(counts[0] / counts[1])),
-        abs(minors[0] - minors[1]),
-        kinds[0].keras != kinds[1].keras,
         len(measured.differences(here)),
     )
 
 
 def _version(machine: Machine, package: str, *, parts: int) -> str:
     return ".".join(machine.packages.get(package, "none").split(".")[:parts])
-
-
-def _number(minor_version: str) -> float:
-    """Return `2.21` as 2021, by which versions can be set apart; 0 for what is no version."""
-    match = re.fullmatch(r"(\d{1,6})\.(\d{1,6})", minor_version)
-    return 1000.0 * int(match[1]) + int(match[2]) if match else 0.0

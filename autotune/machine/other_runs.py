@@ -26,27 +26,16 @@ _LARGEST_BYTES = 1 << 16
 
 @dataclass(frozen=True, kw_only=True)
 class AnnouncedRun:
-    """A run that is going on.
+    """A run that is going on."""
 
-    Args:
-        pid: Of its driver.
-        directory: Its run directory.
-        since: When it was announced, in seconds since the epoch; they are served in this order.
-        devices: UUIDs of its GPUs, or `core N` for each core where it has none.
-    """
-
-    pid: int
+    pid: int  # of its driver
     directory: str
-    since: float
-    devices: tuple[str, ...]
-
-    def overlaps(self, other: AnnouncedRun) -> bool:
-        """Return whether both use one device."""
-        return not set(self.devices).isdisjoint(other.devices)
+    since: float  # when it was announced, in seconds since the epoch; runs are served in this order
+    devices: tuple[str, ...]  # see `local_devices`
 
 
 def local_devices(gpus: Sequence[str]) -> tuple[str, ...]:
-    """Return what a run uses of this machine: these GPUs, or the cores of this process without any."""
+    """Return what a run uses of this machine: UUIDs of these GPUs or, without any, `core N` for each core."""
     return tuple(gpus) or tuple(f"core {number}" for number in sorted(os.sched_getaffinity(0)))
 
 
@@ -56,23 +45,11 @@ def announce_run(
     devices: Sequence[str],
     *,
     say: Callable[[str], None],
-    wait: bool = False,
-    advice: str = "",
-    within: Path | None = None,
+    wait: bool = False,  # until those announced earlier have ended
+    advice: str = "",  # what the user can do about another one
+    within: Path | None = None,  # where runs are announced; the user's runtime directory when None
 ) -> Iterator[float]:
-    """Announce a run while it lasts, and name another one that uses its devices.
-
-    Args:
-        directory: Its run directory.
-        devices: See `local_devices`.
-        say: Takes a sentence for the user.
-        wait: Wait until those announced earlier have ended.
-        advice: What the user can do about another one.
-        within: Where runs are announced; the user's runtime directory when None.
-
-    Yields:
-        Seconds that it has waited.
-    """
+    """Announce a run while it lasts, and name another one that uses its devices. Yields the seconds that it waited."""
     own = AnnouncedRun(pid=os.getpid(), directory=str(directory.resolve()), since=time.time(), devices=tuple(devices))
     place = within or runtime_directory()
     if place is None:
@@ -90,7 +67,9 @@ def _wait_or_warn(
         running = [
             other
             for name, other in _announced_runs(place)
-            if name != file.name and own.overlaps(other) and (other.since, name) < (own.since, file.name)
+            if name != file.name
+            and not set(own.devices).isdisjoint(other.devices)
+            and (other.since, name) < (own.since, file.name)
         ]
         if not running:
             return time.monotonic() - began if wait else 0.0

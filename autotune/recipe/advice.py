@@ -155,15 +155,8 @@ def advice(
 ) -> list[str]:
     """Say what limits the baseline, what could be gained at most, and what limits the recommendation.
 
-    Args:
-        baseline: The baseline's trial.
-        recommended: The trial that the recipe is of; None where that is the baseline.
-        script: Where a script's own calls are.
-        spread: The trial on several devices that scales best, or the recommended one; None without any.
-        unreached: Knobs that cannot act on this workload.
-
-    Returns:
-        Three sentences with figures at most, and one on a profile that could not be read.
+    There are three sentences with figures at most, and one on a profile that could not be read. `spread` is the trial
+    on several devices that scales best, or the recommended one. Knobs that are `unreached` cannot act on this workload.
     """
     said = []
     limit, now = baseline.bottleneck, recommended.bottleneck if recommended is not None else None

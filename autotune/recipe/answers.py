@@ -58,14 +58,8 @@ def describe_answers(
 ) -> list[tuple[str, str]]:
     """Return both answers and the recommendation as headings and text; empty where no other batch size is known.
 
-    Args:
-        same: The answer of the same training.
-        other: The answer of another batch size.
-        closest: What came closest where nothing is recommended.
-        baseline: What both are compared with.
-        recommended: The recipe's configuration.
-        unit: Of speeds, such as `samples`.
-        losses: The word for the losses that are compared, such as `training losses`.
+    `closest` came closest where nothing is recommended. `unit` is that of speeds, such as `samples`. `losses` is the
+    word for the losses that are compared, such as `training losses`.
     """
     if other is None:
         return []

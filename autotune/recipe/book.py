@@ -41,12 +41,9 @@ def read_book(path: str | Path) -> Book:
 
 
 def merge_recipes(paths: Sequence[Path]) -> Merged:
-    """Make one book of recipes and books, in the order given.
+    """Make one book of recipes, books, run directories, and folders, of which each `.json` file counts.
 
     Of the recipes of one kind of machine the newest counts, an undecided one only where no other is decided.
-
-    Args:
-        paths: Recipes, books, run directories, and folders, of which each `.json` file counts.
 
     Raises:
         ArgumentError: A folder has no such file, or there are too many recipes.
@@ -56,7 +53,7 @@ def merge_recipes(paths: Sequence[Path]) -> Merged:
     newest: dict[Kind, _Found] = {}
     notes = []
     for entry in found:
-        if difference := _difference(found[0], entry):
+        if entry is not found[0] and (difference := first_difference(found[0].recipe.workload, entry.recipe.workload)):
             raise RecipeError(
                 one_line(f"{found[0].file} and {entry.file} are of unlike trainings: {difference}"),
                 hint="Merge the recipes of each training into a book of its own.",
@@ -118,10 +115,6 @@ def _rank(entry: _Found) -> tuple[bool, str]:
 
 def _is_answer(recipe: Recipe) -> bool:
     return recipe.evidence.verdict is not Verdict.UNDECIDED
-
-
-def _difference(first: _Found, other: _Found) -> str:
-    return "" if first is other else first_difference(first.recipe.workload, other.recipe.workload)
 
 
 def _files_of(path: Path) -> list[Path]:

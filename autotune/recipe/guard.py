@@ -1,7 +1,6 @@
 """Compare the speed of a long training with its recipe's claim.
 
-The guard counts calls of the train function, and reads the clock about once a second. A callback that sees each batch
-would end Keras's asynchronous dispatch.
+The guard counts calls of the train function. A callback that sees each batch would end Keras's asynchronous dispatch.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from autotune.recipe.tf_private import keras
 from autotune.space.keras_in_use import keras_in_use
 
 LOG = "long_run.jsonl"
-CHECK_SECONDS = 1.0  # between readings of the clock
+CHECK_SECONDS = 1.0  # between looks
 WARM_SECONDS = 10.0  # at the beginning, which are not judged
 JUDGE_SECONDS = 30.0  # of each stretch that is compared with the claim
 WRITE_SECONDS = 10.0  # between lines of the log
@@ -46,30 +45,21 @@ class _Moment(NamedTuple):
 
 
 class Guard:
-    """Compares a training's throughput with a recipe's claim.
-
-    Args:
-        evidence: What the recipe claims.
-        machine: The machine of the recipe.
-        log: A file that takes a line of JSON every ten seconds; None for none.
-        say: Takes a line for the user.
-        clock: Returns monotonic seconds.
-    """
+    """Compares a training's throughput with a recipe's claim, and says to the user where it is slow."""
 
     def __init__(
         self,
         evidence: Evidence,
         machine: Machine,
         *,
-        log: Path | None = None,
+        log: Path | None = None,  # takes a line of JSON every ten seconds
         say: Callable[[str], None] = say,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._evidence, self._machine = evidence, machine
         self._log, self._say, self._clock = log, say, clock
         self.claimed = evidence.throughput.value
-        self._calls, self._next_check = 0, 1
-        self._examples_per_call = 0
+        self._calls = self._examples_per_call = 0
         self._epoch_examples = self._largest_call = 0  # of the epoch in progress
         self._checked_epoch = evidence.examples_per_epoch is None
         self._looked: _Moment | None = None
@@ -95,8 +85,9 @@ class Guard:
         self._calls += 1
         self._epoch_examples += self._examples_per_call
         self._largest_call = max(self._largest_call, self._examples_per_call)
-        if self._examples_per_call and self._calls >= self._next_check:
-            self._look()
+        now = self._clock()
+        if self._examples_per_call and (self._looked is None or now - self._looked.at >= CHECK_SECONDS):
+            self._look(now)
 
     def epoch_ended(self) -> None:
         """Compare the first epoch with the recipe's: an epoch of other work is not the training that was tuned."""
@@ -110,16 +101,10 @@ class Guard:
                 "another, or the script ends an epoch by a number of steps; tune it again"
             )
 
-    def _look(self) -> None:
-        last, self._looked = self._looked, _Moment(self._clock(), self._calls)
-        now = self._looked.at
-        if last is None:  # the first call has traced and compiled
-            self._first_at = self._written_at = now
-            self._next_check = self._calls + 1
-            return
-        calls = self._calls - last.calls
-        pace = calls / max(now - last.at, 1e-6)
-        self._next_check = self._calls + max(1, min(round(pace * CHECK_SECONDS), 2 * calls))
+    def _look(self, now: float) -> None:
+        if self._looked is None:
+            self._first_at = self._written_at = now  # the first call has traced and compiled
+        self._looked = _Moment(now, self._calls)
         if self._warm is None:
             if now - self._first_at >= WARM_SECONDS:
                 self._warm = self._looked

@@ -1,8 +1,7 @@
-"""What autotune needs of Keras where Keras 3 (`keras`) and Keras 2 (`tf_keras`) differ, behind one interface."""
+"""What autotune needs of Keras: a class for Keras 3 (`keras`), and what differs in Keras 2 (`tf_keras`)."""
 
 from __future__ import annotations
 
-import abc
 import importlib
 import math
 import weakref
@@ -19,23 +18,23 @@ Scale = Callable[[Any], Any]
 """Returns the learning rate of an update for the optimizer's own rate."""
 
 
-class KerasApi(abc.ABC):
-    """One of the two Keras."""
+class KerasApi:
+    """Keras 3. A subclass for another Keras overrides what differs there."""
 
-    version: ClassVar[KerasVersion]
-    update_method: ClassVar[str]  # of an optimizer
-    metric_variable_method: ClassVar[str]  # by which a metric makes its variables
-    rereads_arrays: ClassVar[bool]  # `fit` makes a new iterator over arrays for each epoch
-    counts_steps: ClassVar[bool]  # several steps per execution need data of known cardinality
+    version: ClassVar[KerasVersion] = KerasVersion.KERAS_3
+    update_method: ClassVar[str] = "apply"  # of an optimizer
+    metric_variable_method: ClassVar[str] = "add_variable"  # by which a metric makes its variables
+    rereads_arrays: ClassVar[bool] = True  # `fit` makes a new iterator over arrays for each epoch
+    counts_steps: ClassVar[bool] = False  # several steps per execution need data of known cardinality
 
     @property
     def module(self) -> Any:
         """The package."""
         return importlib.import_module(self.version.package)
 
-    @abc.abstractmethod
     def optimizer_bases(self) -> tuple[Any, ...]:
         """Return the classes whose `update_method` updates the weights for all optimizers."""
+        return (self.module.optimizers.Optimizer,)
 
     def training_calls(self) -> Iterator[tuple[Any, str]]:
         """Yield the methods by which a script trains, with their classes."""
@@ -53,21 +52,21 @@ class KerasApi(abc.ABC):
 
     # ------------------------------------------------------------------------------------------ what `compile` sets
 
-    @abc.abstractmethod
     def is_compiled(self, model: Any) -> bool:
         """Return whether a model is compiled."""
+        return bool(model.compiled)
 
-    @abc.abstractmethod
     def steps_per_execution(self, model: Any) -> int:
         """Return the steps of a compiled model in a call of its train function."""
+        return int(model.steps_per_execution)
 
-    @abc.abstractmethod
     def tunes_steps(self, model: Any) -> bool:
         """Return whether Keras changes the steps per execution while it trains."""
+        return False
 
-    @abc.abstractmethod
     def jit_compile(self, given: Any) -> KnobValue:
         """Return an argument of `compile` as the knob's value."""
+        return given if isinstance(given, str) else bool(given)
 
     def set_steps(self, model: Any, steps: int) -> None:
         """Set the steps per execution; functions that an earlier `fit` has made would keep theirs."""
@@ -76,39 +75,49 @@ class KerasApi(abc.ABC):
         model.steps_per_execution = steps
         model.train_function = model.test_function = model.predict_function = None
 
-    @abc.abstractmethod
     def tidy_up(self, model: Any, steps: int) -> None:
         """Remove what a `fit` of so many steps per execution leaves behind when an exception ends it."""
 
     # ------------------------------------------------------------------------------------------ optimizers
 
-    @abc.abstractmethod
     def build_optimizer(self, optimizer: Any, variables: Sequence[Any]) -> None:
         """Make the variables of an optimizer that updates these."""
+        optimizer.build(variables)
 
-    @abc.abstractmethod
     def optimizer_variables(self, optimizer: Any) -> list[Any]:
         """Return the variables of an optimizer, its learning rate and loss scale included."""
+        return list(optimizer.variables)
 
-    @abc.abstractmethod
     def watch_trained_variables(self) -> None:
         """Note from now on which variables each optimizer updates, where the optimizer does not know."""
 
-    @abc.abstractmethod
     def trained_by(self, optimizer: Any) -> list[Any]:
         """Return the variables that an optimizer updates."""
+        return list(getattr(optimizer, "_trainable_variables", ()))
 
-    @abc.abstractmethod
     def updates_of(self, optimizer: Any) -> int:
         """Return how often an optimizer has updated weights so far, also while a function is traced."""
+        counted = getattr(optimizer, "_iterations", None)
+        if counted is None:
+            say_missing("Optimizer._iterations", "a call that is given an iterator counts as one step")
+            return 0
+        with tf.init_scope():
+            return int(counted.value.numpy())
 
-    @abc.abstractmethod
     def finite_steps(self, optimizer: Any) -> Callable[[], int] | None:
         """Return a reader of the steps of a `LossScaleOptimizer` that had finite gradients; None for others."""
+        if not isinstance(optimizer, self.module.optimizers.LossScaleOptimizer):
+            return None
+        # `iterations` would not do: accumulated gradients count once in several steps.
+        counter = getattr(optimizer.inner_optimizer, "_iterations", None)
+        if counter is None:
+            say_missing("Optimizer._iterations", "steps that a loss scale skips are not counted")
+            return None
+        return lambda: int(counter)
 
-    @abc.abstractmethod
     def scaled_loss(self, optimizer: Any, loss: Any) -> Any:
         """Return a loss, multiplied by the optimizer's loss scale if it has one."""
+        return optimizer.scale_loss(loss)
 
     def scale_rates(self, scale: Scale) -> None:
         """Have every optimizer of this process read its learning rate through `scale`."""
@@ -118,108 +127,12 @@ class KerasApi(abc.ABC):
 
     # ------------------------------------------------------------------------------------------ data of `fit`
 
-    @abc.abstractmethod
     def sequence_class(self) -> Any:
         """Return the class of data sets that make their batches by index."""
-
-    @abc.abstractmethod
-    def loading(self, sequence: Any, arguments: Any) -> dict[str, KnobValue]:
-        """Return `workers`, `use_multiprocessing` and `max_queue_size` of a `fit` on such data."""
-
-    @abc.abstractmethod
-    def set_loading(self, sequence: Any, changes: dict[str, KnobValue]) -> None:
-        """Change those of them that are no arguments of `fit`."""
-
-    @abc.abstractmethod
-    def batches(
-        self, parts: tuple[Any, Any, Any], *, batch_size: int | None, shuffle: Any, class_weight: Any, epochs: int
-    ) -> tuple[Any, int | None]:
-        """Return the batches that `fit` makes of `(x, y, sample_weight)`, and their number where it is known.
-
-        With `rereads_arrays` they are those of one epoch, whatever `epochs` is.
-        """
-
-    @abc.abstractmethod
-    def split_off(self, arrays: tuple[Any, Any, Any], share: float) -> tuple[tuple[Any, Any, Any], Any]:
-        """Split arrays as `fit` does: into what is trained on, and the share that is validated on."""
-
-
-class Keras3(KerasApi):
-    """Keras 3."""
-
-    version = KerasVersion.KERAS_3
-    update_method = "apply"
-    metric_variable_method = "add_variable"
-    rereads_arrays = True
-    counts_steps = False
-
-    def optimizer_bases(self) -> tuple[Any, ...]:
-        """See `KerasApi`."""
-        return (self.module.optimizers.Optimizer,)
-
-    def is_compiled(self, model: Any) -> bool:
-        """See `KerasApi`."""
-        return bool(model.compiled)
-
-    def steps_per_execution(self, model: Any) -> int:
-        """See `KerasApi`."""
-        return int(model.steps_per_execution)
-
-    def tunes_steps(self, model: Any) -> bool:
-        """See `KerasApi`."""
-        return False
-
-    def jit_compile(self, given: Any) -> KnobValue:
-        """See `KerasApi`."""
-        return given if isinstance(given, str) else bool(given)
-
-    def tidy_up(self, model: Any, steps: int) -> None:
-        """See `KerasApi`: the next `fit` begins anew."""
-
-    def build_optimizer(self, optimizer: Any, variables: Sequence[Any]) -> None:
-        """See `KerasApi`."""
-        optimizer.build(variables)
-
-    def optimizer_variables(self, optimizer: Any) -> list[Any]:
-        """See `KerasApi`."""
-        return list(optimizer.variables)
-
-    def watch_trained_variables(self) -> None:
-        """See `KerasApi`: an optimizer knows them."""
-
-    def trained_by(self, optimizer: Any) -> list[Any]:
-        """See `KerasApi`."""
-        return list(getattr(optimizer, "_trainable_variables", ()))
-
-    def updates_of(self, optimizer: Any) -> int:
-        """See `KerasApi`."""
-        counted = getattr(optimizer, "_iterations", None)
-        if counted is None:
-            say_missing("Optimizer._iterations", "a call that is given an iterator counts as one step")
-            return 0
-        with tf.init_scope():
-            return int(counted.value.numpy())
-
-    def finite_steps(self, optimizer: Any) -> Callable[[], int] | None:
-        """See `KerasApi`. `iterations` would not do: accumulated gradients count once in several steps."""
-        if not isinstance(optimizer, self.module.optimizers.LossScaleOptimizer):
-            return None
-        counter = getattr(optimizer.inner_optimizer, "_iterations", None)
-        if counter is None:
-            say_missing("Optimizer._iterations", "steps that a loss scale skips are not counted")
-            return None
-        return lambda: int(counter)
-
-    def scaled_loss(self, optimizer: Any, loss: Any) -> Any:
-        """See `KerasApi`."""
-        return optimizer.scale_loss(loss)
-
-    def sequence_class(self) -> Any:
-        """See `KerasApi`."""
         return self.module.utils.PyDataset
 
     def loading(self, sequence: Any, arguments: Any) -> dict[str, KnobValue]:
-        """See `KerasApi`."""
+        """Return `workers`, `use_multiprocessing` and `max_queue_size` of a `fit` on such data."""
         return {
             "workers": int(sequence.workers),
             "use_multiprocessing": bool(sequence.use_multiprocessing),
@@ -227,14 +140,17 @@ class Keras3(KerasApi):
         }
 
     def set_loading(self, sequence: Any, changes: dict[str, KnobValue]) -> None:
-        """See `KerasApi`."""
+        """Change those of them that are no arguments of `fit`."""
         for name, value in changes.items():
             setattr(sequence, name, value)
 
     def batches(
         self, parts: tuple[Any, Any, Any], *, batch_size: int | None, shuffle: Any, class_weight: Any, epochs: int
     ) -> tuple[Any, int | None]:
-        """See `KerasApi`."""
+        """Return the batches that `fit` makes of `(x, y, sample_weight)`, and their number where it is known.
+
+        With `rereads_arrays` they are those of one epoch, whatever `epochs` is.
+        """
         from keras.src.trainers.epoch_iterator import EpochIterator
 
         x, y, weights = parts
@@ -243,7 +159,7 @@ class Keras3(KerasApi):
         return adapter.get_tf_dataset(), adapter.num_batches
 
     def split_off(self, arrays: tuple[Any, Any, Any], share: float) -> tuple[tuple[Any, Any, Any], Any]:
-        """See `KerasApi`."""
+        """Split arrays as `fit` does: into what is trained on, and the share that is validated on."""
         from keras.src.trainers.data_adapters import array_slicing
 
         whole, held_out = array_slicing.train_validation_split(arrays, validation_split=share)
@@ -263,38 +179,30 @@ class Keras2(KerasApi):
         self._trained: weakref.WeakKeyDictionary[Any, dict[int, Any]] | None = None  # by optimizer
 
     def optimizer_bases(self) -> tuple[Any, ...]:
-        """See `KerasApi`."""
         optimizers = self.module.optimizers
         return optimizers.Optimizer, optimizers.legacy.Optimizer
 
     def is_compiled(self, model: Any) -> bool:
-        """See `KerasApi`."""
         return bool(model._is_compiled)
 
     def steps_per_execution(self, model: Any) -> int:
-        """See `KerasApi`."""
         return 1 if model.steps_per_execution is None else int(model.steps_per_execution.numpy())
 
     def tunes_steps(self, model: Any) -> bool:
-        """See `KerasApi`: `compile(steps_per_execution="auto")`."""
         return bool(model.autotune_steps_per_execution)
 
     def jit_compile(self, given: Any) -> KnobValue:
-        """See `KerasApi`: there is no rule by which Keras 2 turns XLA on."""
-        return given != "auto" and bool(given)
+        return given != "auto" and bool(given)  # there is no rule by which Keras 2 turns XLA on
 
     def set_steps(self, model: Any, steps: int) -> None:
-        """See `KerasApi`."""
         super().set_steps(model, steps)
         model.autotune_steps_per_execution = False
 
     def tidy_up(self, model: Any, steps: int) -> None:
-        """See `KerasApi`. An epoch's last call may have fewer steps, and validation data is kept for the next epoch."""
-        model.steps_per_execution = steps
-        model._eval_data_handler = None
+        model.steps_per_execution = steps  # an epoch's last call may have fewer
+        model._eval_data_handler = None  # validation data is kept for the next epoch
 
     def build_optimizer(self, optimizer: Any, variables: Sequence[Any]) -> None:
-        """See `KerasApi`."""
         inner = getattr(optimizer, "inner_optimizer", optimizer)
         build = inner._create_all_weights if self._is_legacy(inner) else inner.build
         build(variables)
@@ -303,18 +211,17 @@ class Keras2(KerasApi):
         return isinstance(optimizer, self.module.optimizers.legacy.Optimizer)
 
     def optimizer_variables(self, optimizer: Any) -> list[Any]:
-        """See `KerasApi`."""
         inner, scale = getattr(optimizer, "inner_optimizer", optimizer), getattr(optimizer, "_loss_scale", None)
         others = list(inner._hyper.values()) if self._is_legacy(inner) else [getattr(inner, "_learning_rate", None)]
         others += [getattr(scale, name, None) for name in ("current_loss_scale", "counter")]
         return [*inner.variables(), *(other for other in others if isinstance(other, tf.Variable))]
 
     def watch_trained_variables(self) -> None:
-        """See `KerasApi`: each update passes all of them to one of these methods first."""
         if self._trained is not None:
             return
         trained = self._trained = weakref.WeakKeyDictionary[Any, dict[int, Any]]()
         modern, legacy = self.optimizer_bases()
+        # Each update passes all of them to one of these methods first.
         for base, name in ((modern, "build"), (legacy, "_create_all_weights")):
             usual = getattr(base, name)
 
@@ -326,12 +233,10 @@ class Keras2(KerasApi):
             setattr(base, name, note)
 
     def trained_by(self, optimizer: Any) -> list[Any]:
-        """See `KerasApi`."""
         inner = getattr(optimizer, "inner_optimizer", optimizer)
         return list((self._trained or {}).get(inner, {}).values())
 
     def updates_of(self, optimizer: Any) -> int:
-        """See `KerasApi`."""
         counted = getattr(optimizer, "_iterations", None)
         if counted is None:  # a legacy optimizer that has updated nothing
             return 0
@@ -339,19 +244,18 @@ class Keras2(KerasApi):
             return int(counted.numpy())
 
     def finite_steps(self, optimizer: Any) -> Callable[[], int] | None:
-        """See `KerasApi`. Keras 2 counts skipped steps as well, and each halves the loss scale."""
         if not isinstance(optimizer, self.module.mixed_precision.LossScaleOptimizer):
             return None
+        # Skipped steps count as well, and each halves the loss scale.
         return lambda: int(optimizer.iterations.numpy()) + round(math.log2(float(optimizer.loss_scale)))
 
     def scaled_loss(self, optimizer: Any, loss: Any) -> Any:
-        """See `KerasApi`."""
         is_scaled = isinstance(optimizer, self.module.mixed_precision.LossScaleOptimizer)
         return optimizer.get_scaled_loss(loss) if is_scaled else loss
 
     def scale_rates(self, scale: Scale) -> None:
-        """See `KerasApi`. A legacy optimizer reads its rate as a number, or its schedule and its decay."""
         super().scale_rates(scale)
+        # A legacy optimizer reads its rate as a number, or its schedule and its decay.
         legacy, schedule = (
             self.module.optimizers.legacy.Optimizer,
             self.module.optimizers.schedules.LearningRateSchedule,
@@ -369,11 +273,9 @@ class Keras2(KerasApi):
         legacy._get_hyper, legacy._decayed_lr = get_hyper, decayed_rate
 
     def sequence_class(self) -> Any:
-        """See `KerasApi`."""
         return self.module.utils.Sequence
 
     def loading(self, sequence: Any, arguments: Any) -> dict[str, KnobValue]:
-        """See `KerasApi`."""
         return {
             "workers": int(arguments["workers"]),
             "use_multiprocessing": bool(arguments["use_multiprocessing"]),
@@ -381,12 +283,11 @@ class Keras2(KerasApi):
         }
 
     def set_loading(self, sequence: Any, changes: dict[str, KnobValue]) -> None:
-        """See `KerasApi`: all are arguments of `fit`."""
+        pass  # all are arguments of `fit`
 
     def batches(
         self, parts: tuple[Any, Any, Any], *, batch_size: int | None, shuffle: Any, class_weight: Any, epochs: int
     ) -> tuple[Any, int | None]:
-        """See `KerasApi`."""
         data_adapter = importlib.import_module("tf_keras.src.engine.data_adapter")
         x, y, weights = parts
         dataset, number = x, None
@@ -400,13 +301,12 @@ class Keras2(KerasApi):
         return dataset, number
 
     def split_off(self, arrays: tuple[Any, Any, Any], share: float) -> tuple[tuple[Any, Any, Any], Any]:
-        """See `KerasApi`."""
         data_adapter = importlib.import_module("tf_keras.src.engine.data_adapter")
         whole, held_out = data_adapter.train_validation_split(arrays, validation_split=share)
         return whole, held_out
 
 
-_APIS: dict[KerasVersion, KerasApi] = {api.version: api for api in (Keras3(), Keras2())}
+_APIS: dict[KerasVersion, KerasApi] = {api.version: api for api in (KerasApi(), Keras2())}
 KERAS_PACKAGES = tuple(version.package for version in KerasVersion)
 
 

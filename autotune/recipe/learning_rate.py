@@ -33,9 +33,7 @@ def scale_updates(factor: Callable[[], Any]) -> None:
     """Have every optimizer of Keras in this process update weights with so many times its learning rate.
 
     The script reads and sets its own rate, so that its schedules, and what it sets while it trains, are scaled as well.
-
-    Args:
-        factor: Asked whenever an update is made or traced. Returns a number, or a variable that each update reads.
+    `factor` is asked whenever an update is made or traced. It returns a number, or a variable that each update reads.
     """
     depth = 0  # of updates, one inside another
 

@@ -16,13 +16,9 @@ Step = tuple[str, list[str]]
 
 
 def next_steps(recipe: Recipe, path: Path, tuned: str, to_repeat: Sequence[str] = ()) -> list[Step]:
-    """Return how to train with a recipe or to continue its run, and how to take the other answer.
+    """Return how to train with the recipe in a file or to continue its run, and how to take the other answer.
 
-    Args:
-        recipe: The recipe.
-        path: Its file.
-        tuned: The workload, as commands name it.
-        to_repeat: Words that a command which continues the run needs again.
+    Commands name the workload as `tuned`. One that continues the run needs the words `to_repeat` again.
     """
     script, seconds = recipe.workload.script, recipe.evidence.go_on_seconds
     is_baseline = not recipe.changes and "global_batch" not in recipe.baseline

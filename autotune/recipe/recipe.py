@@ -3,41 +3,33 @@
 from __future__ import annotations
 
 import codecs
-import functools
 import html
 import itertools
+import re
 import shlex
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar, get_args
 
 from pydantic import Field, ValidationError, model_validator
-from pydantic_core import from_json
 
 from autotune.data.credentials import masked_names
 from autotune.data.errors import ApplyError, ArgumentError, MachineMismatchError, RecipeError
-from autotune.data.facts import KerasVersion, Machine, ScriptFacts, Trains
+from autotune.data.facts import KnownWorkload, Machine, Trains
 from autotune.data.figures import Interval
 from autotune.data.files import read_at_most, write_atomically
 from autotune.data.models import Amount, Count, KnobValue, Many, first_mistake
-from autotune.data.printable import one_line
+from autotune.data.printable import LONGEST_MESSAGE, one_line
 from autotune.machine.fingerprint import fingerprint
-from autotune.machine.kind import kind_of
+from autotune.machine.kind import find_nearest, kind_differences, kind_of
 from autotune.recipe import apply
 from autotune.recipe.answers import Answer, LearningRateRule, describe_answers
 from autotune.recipe.apply import TrainingPipeline
 from autotune.recipe.evidence import BestCandidate, Evidence, Knobs, Part
 from autotune.recipe.keras_api import refuse_other_keras
 from autotune.recipe.same_workload import first_difference
-from autotune.recipe.selection import (
-    OnMismatch,
-    Selection,
-    check_wish,
-    describe_changes,
-    describe_mismatch,
-    select_recipe,
-)
+from autotune.recipe.selection import OnMismatch, Selection, describe_changes
 from autotune.recipe.tf_private import keras, tf
 from autotune.recipe.training_data import make_pipeline
 from autotune.space.configuration import Configuration, DatasetConfig, format_value
@@ -50,30 +42,16 @@ LARGEST_FILE_BYTES = 4 << 20  # of a book; a recipe has some 10 kB
 MOST_RECIPES = 100  # of a book
 _DAMAGED = "The file is damaged, or was not written by `autotune tune`."
 _DAMAGED_BOOK = "Merge the recipes again: autotune merge RECIPE… -o BOOK"
-LONGEST_MESSAGE = 300
-_one_line = functools.partial(one_line, longest=LONGEST_MESSAGE)
 
 
 class MachineMismatchWarning(UserWarning):
     """The recipe was measured on a machine that differs from this one in what can change speed."""
 
 
-class RecipeWorkload(Part):
+class RecipeWorkload(KnownWorkload, Part):
     """The workload that was trained."""
 
-    name: str
-    fingerprint: str = Field(description="`sha256:…` over its source file and name.")
     args: Many[str] = Field((), description="`sys.argv[1:]` of its file.")
-    batched: bool = Field(False, description="Its dataset does its own batching, by `config.batch_size`.")
-    drop_remainder: bool = Field(False, description="A smaller last batch is dropped.")
-    takes_config: bool = Field(False, description="Its dataset() is given `Recipe.dataset_config`.")
-    examples: Count | None = Field(None, description="Per epoch; null when endless or unknown.")
-    element: str | None = Field(None, description="What a batch is, in words.")
-    batch_ranks: Many[Count | None] | None = Field(None, description="Axes of each tensor of a batch; null if unknown.")
-    parameters: Count | None = Field(None, description="The model's weights, as a count.")
-    keras: KerasVersion = Field(KerasVersion.KERAS_3, description="The package and the major version of Keras.")
-    script: ScriptFacts | None = Field(None, description="How a script trains, and where the knobs reach it.")
-    settings: Many[str] = Field((), description="`NAME=value` of what acts on speed and is no knob, in all trials.")
     train_samples: Count | None = Field(None, description="Of the long training; null when not known.")
 
     @property
@@ -101,7 +79,17 @@ class CreatedBy(Part):
     started_from: Many[str] = Field((), description="Earlier runs and recipes whose configurations were tried first.")
 
 
-class Recipe(Part):
+class _File(Part):
+    """What a recipe and a book have in common."""
+
+    schema_version: Annotated[int, Field(ge=SCHEMA_VERSION, le=SCHEMA_VERSION)] = SCHEMA_VERSION
+
+    def to_json(self) -> str:
+        """Return the text of the file."""
+        return self.model_dump_json(indent=2) + "\n"
+
+
+class Recipe(_File):
     """The fastest stable configuration of a training on a machine, with the evidence for it.
 
     Example:
@@ -111,7 +99,6 @@ class Recipe(Part):
         >>> model.fit(**recipe.fit_args(dataset), epochs=90)
     """
 
-    schema_version: Annotated[int, Field(ge=SCHEMA_VERSION, le=SCHEMA_VERSION)] = SCHEMA_VERSION
     configuration: Knobs
     baseline: Knobs
     evidence: Evidence
@@ -173,10 +160,6 @@ class Recipe(Part):
         """
         return _parse(cls, text, source=source, noun="recipe", hint=_DAMAGED)
 
-    def to_json(self) -> str:
-        """Return the text of the recipe's file."""
-        return self.model_dump_json(indent=2) + "\n"
-
     def save(self, path: str | Path) -> None:
         """Write the recipe to a file, whole or not at all.
 
@@ -199,23 +182,15 @@ class Recipe(Part):
             ArgumentError: `on_mismatch` is none of the three.
             MachineMismatchError: With `on_mismatch="error"`.
         """
-        check_wish(on_mismatch, ("nearest", "error", "ignore"))
+        _check_wish(on_mismatch, ("nearest", "error", "ignore"))
         use_keras(self.workload.keras)
         if self.changes and on_mismatch != "ignore":
-            self._compare_machines(fingerprint(), is_error=on_mismatch == "error")
+            _, selection = choose_recipe(self, on_mismatch, source="RECIPE")
+            changes = self.machine.differences(fingerprint()) if selection.fits else ()
+            text = describe_changes(changes, "autotune verify RECIPE SCRIPT") if changes else selection.text
+            if text:
+                warnings.warn(text, MachineMismatchWarning, stacklevel=2)
         apply.apply_in_training(self.configuration)
-
-    def _compare_machines(self, here: Machine, *, is_error: bool) -> None:
-        """Warn of a machine of another kind than the recipe's, and of what has changed in one of the same kind."""
-        mismatch, hint = describe_mismatch(self.machine, here), "Tune again here, or pass on_mismatch='ignore'."
-        if mismatch and is_error:
-            raise MachineMismatchError(mismatch, hint=hint)
-        changes = self.machine.differences(here)
-        if mismatch:
-            warnings.warn(f"{mismatch}. {hint}", MachineMismatchWarning, stacklevel=3)
-        elif changes:
-            said = describe_changes(changes, "autotune verify RECIPE SCRIPT")
-            warnings.warn(said, MachineMismatchWarning, stacklevel=3)
 
     def guard(self, *, log: str | Path | None = None) -> Any:
         """Return a Keras callback that compares the throughput with the claim, and warns once where it is slow.
@@ -383,21 +358,20 @@ class Recipe(Part):
             problem = f"the best candidate is no faster than the baseline, or unstable: {candidate.reason}"
             raise RecipeError(problem, hint=longer)
         faster, rate = candidate.estimate, evidence.baseline_throughput.value
-        throughput = Interval(value=rate * faster.value, low=rate * faster.low, high=rate * faster.high)
-        sizes = (Configuration(candidate.configuration).update_size, Configuration(self.baseline).update_size)
-        return self.model_copy(
-            update={
-                "configuration": candidate.configuration,
-                "learning_rate_rule": None
-                if sizes[0] == sizes[1]
-                else LearningRateRule(batch_ratio=sizes[0] / sizes[1]),
-                "evidence": evidence.model_copy(update={"throughput": throughput, "speedup": faster}),
-            }
+        ratio = Configuration(candidate.configuration).update_size / Configuration(self.baseline).update_size
+        return self._with(
+            Answer(
+                configuration=candidate.configuration,
+                speedup=faster,
+                throughput=Interval(value=rate * faster.value, low=rate * faster.low, high=rate * faster.high),
+                confirmed=False,
+                learning_rate_rule=None if ratio == 1.0 else LearningRateRule(batch_ratio=ratio),
+            )
         )
 
     def with_baseline(self) -> Self:
         """Return the recipe of the baseline: it trains as the workload does by itself."""
-        return self._with(None, self.baseline)
+        return self._with(None)
 
     def with_same_training(self) -> Self:
         """Return the recipe of the fastest configuration that changes nothing about learning; perhaps the baseline.
@@ -409,7 +383,7 @@ class Recipe(Part):
         if self.evidence.objective != "time_to_loss" and sizes[0] != sizes[1]:
             problem = f"the recipe's run looked for {self.evidence.objective} at any batch size"
             raise RecipeError(problem, hint="Tune without --objective, or with --fixed-batch.")
-        return self if self.evidence.objective != "time_to_loss" else self._with(self.same_training, self.baseline)
+        return self if self.evidence.objective != "time_to_loss" else self._with(self.same_training)
 
     def with_larger_batch(self) -> Self:
         """Return the recipe of the best configuration with another batch size, recommended or not.
@@ -420,16 +394,19 @@ class Recipe(Part):
         if self.larger_batch is None:
             hint = "Tune without --fixed-batch, with a search space that has several batch sizes."
             raise RecipeError("the recipe's run tried no other batch size", hint=hint)
-        return self._with(self.larger_batch, self.baseline)
+        return self._with(self.larger_batch)
 
-    def _with(self, answer: Answer | None, otherwise: Knobs) -> Self:
-        rate = self.evidence.baseline_throughput
-        speedup = Interval(value=1.0, low=1.0, high=1.0) if answer is None else answer.speedup
-        evidence = {"throughput": rate if answer is None else answer.throughput, "speedup": speedup}
+    def _with(self, answer: Answer | None) -> Self:
+        """Return the recipe of an answer, or of the baseline."""
+        if answer is None:
+            alike = Interval(value=1.0, low=1.0, high=1.0)
+            rate = self.evidence.baseline_throughput
+            answer = Answer(configuration=self.baseline, speedup=alike, throughput=rate, confirmed=True)
+        evidence = {"throughput": answer.throughput, "speedup": answer.speedup}
         return self.model_copy(
             update={
-                "configuration": otherwise if answer is None else answer.configuration,
-                "learning_rate_rule": None if answer is None else answer.learning_rate_rule,
+                "configuration": answer.configuration,
+                "learning_rate_rule": answer.learning_rate_rule,
                 "evidence": self.evidence.model_copy(update=evidence),
             }
         )
@@ -468,10 +445,9 @@ class Recipe(Part):
         )
 
 
-class Book(Part):
+class Book(_File):
     """Recipes of one training, each of another kind of machine."""
 
-    schema_version: Annotated[int, Field(ge=SCHEMA_VERSION, le=SCHEMA_VERSION)] = SCHEMA_VERSION
     recipes: Many[Recipe] = Field(min_length=1, max_length=MOST_RECIPES)
 
     @model_validator(mode="after")
@@ -487,10 +463,6 @@ class Book(Part):
             known[kind] = number
         return self
 
-    def to_json(self) -> str:
-        """Return the text of the book's file."""
-        return self.model_dump_json(indent=2) + "\n"
-
 
 def load_recipes(path: str | Path) -> Recipe | Book:
     """Read a recipe or a book of recipes.
@@ -503,21 +475,12 @@ def load_recipes(path: str | Path) -> Recipe | Book:
         text = read_at_most(Path(path), LARGEST_FILE_BYTES)
     except (OSError, ValueError) as error:  # ValueError: a null character in the path
         reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise RecipeError(f"cannot read the recipe {_one_line(path)}: {reason}", hint=hint) from error
+        raise RecipeError(f"cannot read the recipe {path}: {reason}", hint=hint) from error
     if len(text) > LARGEST_FILE_BYTES:
         raise RecipeError(f"{path}: larger than {LARGEST_FILE_BYTES} bytes, so not a recipe", hint=hint)
-    if _has_recipes(text):
+    if re.search(rb'"recipes"\s*:', text):  # a key of books only
         return _parse(Book, text, source=str(path), noun="recipe book", hint=_DAMAGED_BOOK)
     return Recipe.parse(text, source=str(path))
-
-
-def _has_recipes(text: bytes) -> bool:
-    """Return whether a file is a book: a JSON object with `recipes`, damaged or not."""
-    try:
-        document = from_json(text)
-    except ValueError:
-        return False
-    return isinstance(document, dict) and "recipes" in document
 
 
 def choose_recipe(loaded: Recipe | Book, on_mismatch: OnMismatch | None, *, source: str) -> tuple[Recipe, Selection]:
@@ -527,18 +490,35 @@ def choose_recipe(loaded: Recipe | Book, on_mismatch: OnMismatch | None, *, sour
         ArgumentError: `on_mismatch` is none of its words.
         MachineMismatchError: With `on_mismatch="error"`.
     """
-    is_book = isinstance(loaded, Book)
-    recipes = loaded.recipes if isinstance(loaded, Book) else (loaded,)
-    wish: OnMismatch = "baseline" if is_book else "nearest"
-    selection = select_recipe(
-        [recipe.machine for recipe in recipes],
-        fingerprint(),
-        wish if on_mismatch is None else on_mismatch,
-        source=source,
-        is_book=is_book,
-    )
-    recipe = recipes[selection.position]
+    is_book, recipes = (True, loaded.recipes) if isinstance(loaded, Book) else (False, (loaded,))
+    wish = ("baseline" if is_book else "nearest") if on_mismatch is None else on_mismatch
+    _check_wish(wish, get_args(OnMismatch))
+    here = fingerprint()
+    index = find_nearest([recipe.machine for recipe in recipes], here)[0]
+    recipe, name = recipes[index], f"recipe {index + 1} of {len(recipes)} in {source}"
+    differences = "; ".join(kind_differences(recipe.machine, here))
+    if not differences or wish == "ignore":
+        kind = f"was measured on this kind of machine: {kind_of(recipe.machine)}"
+        text = f"{name} {'is the nearest to this machine' if differences else kind}" if is_book else ""
+        return recipe, Selection(fits=not differences, text=one_line(text, longest=LONGEST_MESSAGE))
+    other = f"no recipe of this kind of machine; nearest is {name}"
+    if not is_book:
+        other = "the recipe was measured on another machine"
+    mismatch = f"{other}: {differences}"
+    command = f"autotune tune … --book {source}"
+    if wish == "error":
+        raise MachineMismatchError(mismatch, hint=f"Tune here: {command}")
+    then = "training as the script has it" if wish == "baseline" else "training with it all the same"
+    text = f"{mismatch}; {then}. To tune here, beginning with what is known: {command}"
+    selection = Selection(fits=False, takes_baseline=wish == "baseline", text=one_line(text, longest=LONGEST_MESSAGE))
     return recipe.with_baseline() if selection.takes_baseline else recipe, selection
+
+
+def _check_wish(word: object, words: Sequence[str]) -> None:
+    """Raise `ArgumentError` where an `on_mismatch` is none of these words."""
+    if word not in words:
+        *first, last = (repr(known) for known in words)
+        raise ArgumentError(f"on_mismatch={word!r}", hint=f"It is {', '.join(first)} or {last}.")
 
 
 Model = TypeVar("Model", bound=Part)
@@ -554,7 +534,7 @@ def _parse(model: type[Model], text: str | bytes, *, source: str, noun: str, hin
         if where == "schema_version":
             problem = f"{source}: this autotune reads {noun}s of schema_version {SCHEMA_VERSION} only"
             raise RecipeError(problem, hint="Install the autotune that wrote it, or a later one.") from error
-        problem = _one_line(f"{where or 'the file'}: {mistake.removeprefix('Value error, ')}")
+        problem = f"{where or 'the file'}: {mistake.removeprefix('Value error, ')}"
         raise RecipeError(f"{source}: not a {noun}: {problem}", hint=hint) from error
     versioned: tuple[Part, ...] = (read, *read.recipes) if isinstance(read, Book) else (read,)
     if any("schema_version" not in part.model_fields_set for part in versioned):

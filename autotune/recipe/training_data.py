@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from autotune.data.errors import ApplyError
+from autotune.data.facts import KnownWorkload
 from autotune.data.printable import with_article
 from autotune.recipe import apply
-from autotune.recipe.same_workload import KnownWorkload
 from autotune.recipe.tf_private import tf
 from autotune.space.configuration import Configuration
 

@@ -23,7 +23,8 @@ from autotune.recipe.book import read_book
 from autotune.recipe.recipe import Recipe
 from autotune.report.history import BOOLEAN, FLOAT, INTEGER, STRING, TIME, table, typed
 from autotune.report.machines import changes_of, shared_changes
-from autotune.space.configuration import Configuration, baseline_of, read_trials, trial_configuration
+from autotune.space.configuration import Configuration, baseline_of, read_trials
+from autotune.stats.deciding import Verdict
 
 # Outcomes that say nothing against the configuration: nothing ran, or the user ended it.
 _NO_FAILURE = frozenset({Outcome.OK, Outcome.PRUNED, Outcome.INFERRED_OOM, Outcome.INTERRUPTED})
@@ -72,9 +73,10 @@ def compare(*runs: Paths) -> pd.DataFrame:
         `low` to `high`; `throughput` is the recommended configuration's, in samples per second, as the claim has it;
         `limited_by` is the baseline's bottleneck and `then_by` the recommendation's. `differs` says why a run's speeds
         may not be set against the first run's. `use` is true for the run whose recipe is the fastest of its workload on
-        its kind of machine. Configurations are told by their changes to the run's baseline. `on_all_machines` are the
-        changes that each kind of machine has of those that recommend any for the workload, and `on_some_machines` the
-        run's other ones; NA if fewer than two kinds do. What a run without a recipe lacks is NA.
+        its kind of machine, of those with the verdict `faster`. Configurations are told by their changes to the run's
+        baseline. `on_all_machines` are the changes that each kind of machine has of those that recommend any for the
+        workload, and `on_some_machines` the run's other ones; NA if fewer than two kinds do. What a run without a
+        recipe lacks is NA.
 
     Raises:
         RunDirectoryError: Nothing was given, no run was found at a path, or a file there is damaged.
@@ -87,13 +89,12 @@ def compare(*runs: Paths) -> pd.DataFrame:
     entries += [_entry_of_recipe(recipe) for file in files for recipe in read_book(file).recipes]
     rows = [entry.row | {"differs": _differences(entries[0].measured, entry.measured)} for entry in entries]
     frame = table([row | transfer for row, transfer in zip(rows, _transfers(entries), strict=True)], COLUMNS)
-    known = frame[frame["throughput"].notna()]
-    fastest = known.groupby(["workload", "machine_id"], dropna=False)["throughput"].idxmax()
+    faster = frame[frame["verdict"].eq(str(Verdict.FASTER)).fillna(False)]
+    fastest = faster.groupby(["workload", "machine_id"], dropna=False)["throughput"].idxmax()
     return frame.assign(use=pd.Series(frame.index.isin(fastest), dtype=BOOLEAN))
 
 
 def _entry_of_run(directory: RunDirectory) -> _Entry:
-    """Return how one run ended."""
     run = directory.read_run()
     trials = sorted(read_trials(directory), key=lambda record: record.trial)
     baseline = baseline_of(directory, run, trials)
@@ -114,7 +115,7 @@ def _entry_of_run(directory: RunDirectory) -> _Entry:
         "started_at": parse_utc(run.started_at, directory.path / "run.json"),
         "trials": len(trials),
         "failed": sum(trial.outcome not in _NO_FAILURE for trial in trials),
-        "best": trial_configuration(directory, best).describe(baseline) if best else None,
+        "best": Configuration(best.configuration).describe(baseline) if best else None,
         "limited_by": beside.bottleneck.name if beside is not None and beside.bottleneck is not None else None,
         "then_by": chosen.bottleneck.name if chosen is not None and chosen.bottleneck is not None else None,
         **({} if recipe is None else _recipe_columns(recipe)),
@@ -171,7 +172,6 @@ def _transfers(entries: Sequence[_Entry]) -> list[dict[str, object]]:
 
 
 def _recipe_columns(recipe: Recipe) -> dict[str, object]:
-    """Return what a recipe claims and recommends."""
     evidence = recipe.evidence
     return {
         "verdict": str(evidence.verdict),

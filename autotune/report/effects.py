@@ -20,7 +20,7 @@ from autotune.data.record import Outcome, Pair, Phase, Slice, TrialRecord
 from autotune.data.run_directory import RunDirectory
 from autotune.data.runs_on_disk import Paths, find_runs
 from autotune.report.history import BOOLEAN, FLOAT, INTEGER, STRING, table, typed
-from autotune.space.configuration import Configuration, format_value, read_trials, trial_configuration
+from autotune.space.configuration import Configuration, format_value, read_trials
 
 _EFFECTS = typed(STRING, "run knob before after") | typed(FLOAT, "effect low high")
 _EFFECTS |= typed(INTEGER, "pairs") | typed(FLOAT, "importance")
@@ -41,24 +41,26 @@ def knob_effects(*runs: Paths) -> pd.DataFrame:
         their errors, with its 95% interval `low` to `high`. `importance` is the knob's share of the variance of
         speed-ups (Optuna's PED-ANOVA); NA where there are too few trials.
     """
-    found = [
-        {"run": directory.label, **effect}
-        for directory in find_runs(*runs)
-        for effect in effects_in(directory, read_trials(directory))
-    ]
+    found: list[dict[str, Any]] = []
+    for directory in find_runs(*runs):
+        importances = _importances(directory)
+        found += [
+            {"run": directory.label, **effect, "importance": importances.get(effect["knob"])}
+            for effect in effects_in(read_trials(directory))
+        ]
     rows = sorted(found, key=lambda row: (row["run"], -abs(math.log(row["effect"]))))
     return table(rows, _EFFECTS)
 
 
-def effects_in(directory: RunDirectory, records: Iterable[TrialRecord]) -> list[dict[str, Any]]:
-    """Return the rows of `knob_effects` for one run, without the run."""
-    rows, importances = [], _importances(directory)
-    for (knob, before, after), ratios in _ratios(_measured(directory, records)).items():
+def effects_in(records: Iterable[TrialRecord]) -> list[dict[str, Any]]:
+    """Return the rows of `knob_effects` for one run, without the run and importances."""
+    rows = []
+    for (knob, before, after), ratios in _ratios(_measured(records)).items():
         weights = [1 / max(error, 1e-3) ** 2 for _, error in ratios]
         mean, error = statistics.fmean([ratio for ratio, _ in ratios], weights), _WIDTH / math.sqrt(sum(weights))
         changed = {"knob": knob, "before": before, "after": after}
         effect = {"effect": math.exp(mean), "low": math.exp(mean - error), "high": math.exp(mean + error)}
-        rows.append({**changed, **effect, "pairs": len(ratios), "importance": importances.get(knob)})
+        rows.append({**changed, **effect, "pairs": len(ratios)})
     return rows
 
 
@@ -105,14 +107,14 @@ def load_ops(*runs: Paths) -> pd.DataFrame:
     return table(rows, _OPERATIONS)
 
 
-def _measured(directory: RunDirectory, records: Iterable[TrialRecord]) -> list[tuple[Configuration, Interval]]:
+def _measured(records: Iterable[TrialRecord]) -> list[tuple[Configuration, Interval]]:
     """Return configurations with their speed-ups in the search; the baseline's is 1."""
     found: list[tuple[Configuration, Interval]] = []
     for record in records:
         if record.phase is Phase.BASELINE and record.outcome is Outcome.OK and not found:
-            found.append((trial_configuration(directory, record), Interval(value=1.0, low=1.0, high=1.0)))
+            found.append((Configuration(record.configuration), Interval(value=1.0, low=1.0, high=1.0)))
         elif record.phase is Phase.SEARCH and record.outcome.measured and record.speedup is not None:
-            found.append((trial_configuration(directory, record), record.speedup))
+            found.append((Configuration(record.configuration), record.speedup))
     return found
 
 

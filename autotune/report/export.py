@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from autotune.data.credentials import mask_text
 from autotune.data.errors import ArgumentError, AutotuneError, RunDirectoryError
@@ -105,8 +106,10 @@ def export_run(path: str | Path, tracker: Tracker) -> str:
     """
     check_installed(tracker)
     run = read_tracked_run(path)
+    # What a package prints is no result. MLflow retries for minutes where no server answers.
+    few_retries = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", **os.environ}
     try:
-        with contextlib.redirect_stdout(sys.stderr):  # what the package says is no result
+        with mock.patch.dict(os.environ, few_retries), contextlib.redirect_stdout(sys.stderr):
             return mask_text(_EXPORTS[tracker](run))
     except AutotuneError:
         raise

@@ -19,7 +19,7 @@ from autotune.data.printable import one_line
 from autotune.data.record import Outcome, Phase, Standing, TrialRecord, reference_of
 from autotune.data.run_directory import RunDirectory, parse_utc
 from autotune.data.runs_on_disk import Paths, find_runs
-from autotune.space.configuration import Configuration, baseline_of, read_trials, trial_configuration
+from autotune.space.configuration import Configuration, baseline_of, read_trials
 from autotune.space.knobs import KNOBS, Domain
 from autotune.stats.deciding import Stop
 from autotune.stats.disturbance import gpu_figures
@@ -52,7 +52,6 @@ def _knob_dtype(domain: Domain) -> ExtensionDtype:
 
 
 def _knob_cell(name: str, value: KnobValue) -> KnobValue | None:
-    """Return a knob's value as its column holds it."""
     domain = KNOBS[name].domain
     if isinstance(value, str) and (domain.booleans or domain.integers is not None):
         return AUTOTUNE if value == "autotune" else None
@@ -179,7 +178,7 @@ def _row(
     """Return a trial as a row; None is NA. A column that no line here names is the record's field."""
     file = directory.trial_directory(record.trial) / "result.json"
     speedup, limit, top = record.speedup, record.bottleneck, record.ceilings
-    configuration = trial_configuration(directory, record)
+    configuration = Configuration(record.configuration)
     beside = [(recorded_rate(pair.baseline, reference), pair.baseline.examples) for pair in record.pairs]
     return {
         **{name: getattr(record, name) for name in _OF_RECORD},

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
 from typing import Any
 
 from autotune.data.printable import one_line
@@ -24,22 +23,10 @@ from autotune.stats.same_loss import (
 MOST_COLOURS = 3  # of the rules that are not chosen
 
 
-@dataclass(frozen=True, kw_only=True)
-class Point:
-    """The losses of all seeds at a probe."""
-
-    examples: float  # trained since the branch
-    mean: float
-    low: float  # of the seed that is lowest there
-    high: float
-
-
-def average_losses(at: Sequence[float], trainings: Sequence[Losses]) -> list[Point]:
+def average_losses(at: Sequence[float], trainings: Sequence[Losses]) -> list[dict[str, float]]:
     """Return a point for each probe; none for a probe at which the loss of a seed was not finite.
 
-    Args:
-        at: Examples trained by each probe.
-        trainings: The losses of each seed's training, by probe.
+    A point has the examples trained since the branch, the mean over seeds, and the lowest and the highest loss of one.
     """
     points = []
     for place, examples in enumerate(at):
@@ -47,7 +34,7 @@ def average_losses(at: Sequence[float], trainings: Sequence[Losses]) -> list[Poi
         finite = [loss for loss in probed if loss is not None]
         if finite and len(finite) == len(trainings):
             mean = sum(loss / len(finite) for loss in finite)
-            points.append(Point(examples=examples, mean=mean, low=min(finite), high=max(finite)))
+            points.append({"examples": examples, "mean": mean, "low": min(finite), "high": max(finite)})
     return points
 
 
@@ -87,4 +74,4 @@ def _chart(record: TrialRecord, baseline: Configuration) -> dict[str, Any]:
 
 
 def _curve(name: str, kind: str, at: Sequence[float], trainings: Sequence[Losses]) -> dict[str, Any]:
-    return {"name": name, "kind": kind, "points": [asdict(point) for point in average_losses(at, trainings)]}
+    return {"name": name, "kind": kind, "points": average_losses(at, trainings)}

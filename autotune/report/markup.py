@@ -9,13 +9,7 @@ Child = Element | str | None
 
 
 def element(tag: str, *children: Child, **attributes: str | None) -> Element:
-    """Return an element.
-
-    Args:
-        tag: Its name.
-        children: Elements and text, in order; None is left out.
-        attributes: By name; None is left out. `class_` is `class`, and `data_label` is `data-label`.
-    """
+    """Return an element; what is None is left out. `class_` is the attribute `class`, `data_label` is `data-label`."""
     given = {name.rstrip("_").replace("_", "-"): value for name, value in attributes.items() if value is not None}
     made, last = Element(tag, given), None
     for child in children:

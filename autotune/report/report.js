@@ -139,7 +139,7 @@ function paintLosses(drawn, name, width, points) {
   return [height, [...axes(frame, x, xTicks, (tick) => number(tick, 0), y, yTicks, loss), text(4, 13, drawn.losses),
     text(frame.right, height - 8, "examples trained since the branch", "end"), clip, inside, dots]];
 }
-data.learning.charts.forEach((drawn, index) => {
+data.learning.forEach((drawn, index) => {
   const name = `learning-chart-${index}`;
   plot(name, `${drawn.heading}: losses by examples trained`, (width, points) => paintLosses(drawn, name, width, points));
 });
@@ -233,18 +233,18 @@ function sortAndFilter() {
   const filter = document.getElementById("filter"), outcome = document.getElementById("outcome"), count = document.getElementById("count");
   const words = new Map(rows.map((row) => [row, row.textContent.toLowerCase()]));
   const value = (row, place) => {
-    const cell = row.cells[place];
-    if (!heads[place].classList.contains("number")) return cell.textContent;
-    return cell.dataset.value === undefined ? null : Number(cell.dataset.value);
+    const shown = row.cells[place].textContent, figure = parseFloat(shown.replace(/[×,]/g, ""));
+    if (!heads[place].classList.contains("number")) return shown;
+    return isNaN(figure) ? null : figure;
   };
   const select = () => {
     const wanted = filter.value.toLowerCase();
-    for (const row of rows) row.hidden = (outcome.value !== "" && row.dataset.outcome !== outcome.value) || !words.get(row).includes(wanted);
+    for (const row of rows) row.hidden = (outcome.value !== "" && value(row, 2) !== outcome.value) || !words.get(row).includes(wanted);
     const shownRows = rows.filter((row) => !row.hidden).length;
     count.textContent = shownRows === rows.length ? "" : `${shownRows} of ${rows.length} trials`;
   };
   const sort = (place, isDown) => {
-    const numbered = rows.map((row) => [row, value(row, place), Number(row.cells[0].dataset.value)]);
+    const numbered = rows.map((row) => [row, value(row, place), value(row, 0)]);
     numbered.sort(([, a, first], [, b, second]) => {
       if (a === b) return first - second;
       if (a === null || b === null) return a === null ? 1 : -1;  // what was not measured comes last

@@ -1,17 +1,34 @@
-"""The sections of a run's page, from finished figures. Only charts need a script, report.js, which draws them."""
+"""The sections of a run's page. Only charts need a script, report.js, which draws them."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+import shlex
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from xml.etree.ElementTree import Element
 
+from autotune.data.facts import ScriptFacts
 from autotune.data.figures import Interval, Operation, Profile
+from autotune.data.printable import memory_size, one_line, printable
+from autotune.data.record import Outcome, Phase, TrialRecord
+from autotune.data.run_directory import RunRecord
+from autotune.data.run_options import to_repeat
+from autotune.recipe.advice import advice, describe_candidate, learning_caveats, verdict_in_words
+from autotune.recipe.answers import NOT_PROMISED
+from autotune.recipe.next_steps import next_steps, resume_command
+from autotune.recipe.recipe import Recipe
 from autotune.recipe.waterfall import EXPLANATION, Step
 from autotune.report.markup import Child, element, with_code
+from autotune.space.configuration import Configuration, format_value
+from autotune.stats.deciding import Verdict
+from autotune.stats.disturbance import gpu_figures
 
 MOST_EFFECTS = 24  # in the chart of knobs
+LONGEST_LOG = 2000  # characters of a failed trial's log
+UNKNOWN = "–"
 METHOD = (
     "Each trial is a short real training in its own process. It and the baseline alternate in slices, or in blocks if "
     "one cannot be frozen.",
@@ -24,27 +41,79 @@ METHOD = (
     "sooner than the baseline and than the same training, with 95% confidence.",
 )
 _PLUMBING = re.compile(r"^(while/[^/]*/[^/]*/)+(cond/[^/]*/[^/]*/|while/cond/)*")  # before an operation's own name
-Page = Mapping[str, Any]
-Figures = Mapping[str, Any]
+_POINTS = {"candidate": "candidate", "confirmation": "confirmation", "pruned": "given up early", "failed": "failed"}
 
 
-def sections(page: Page) -> Iterator[Element]:
-    """Yield the page's elements in order; `page` is what `page_data` returns."""
-    yield element("h1", page["title"])
-    yield element("p", f"{page['run']} · {page['started']}", class_="quiet")
-    yield _answer(page["answer"], page["answer"]["figure"])
-    yield from _to_do(page)
-    yield from _before_and_after(page["sides"], page["unit"])
-    yield from _waterfall(page["waterfall"])
-    yield from _learning(page["learning"])
-    yield from _search(page)
-    yield from _effects(page["effects"])
-    if page["sides"]:
-        yield _profiles(page["profiles"], page["tuned"])
-    if page["trials"]:
-        yield _trials(page["trials"], page["ratio"], page["unit"])
-    machine = table(("", ""), [(name, value) for name, value in page["machine"]])
-    yield section("Machine and versions", "machine", machine)
+@dataclass(frozen=True, kw_only=True)
+class PageData:
+    """All that the page shows of a run."""
+
+    path: Path  # the run directory
+    run: RunRecord
+    records: Sequence[TrialRecord]
+    recipe: Recipe | None
+    baseline: Configuration | None
+    sides: Sequence[TrialRecord]  # the baseline's, then the recommendation's if it is another configuration
+    waterfall: Sequence[Step]
+    effects: Sequence[dict[str, Any]]  # rows of `knob_effects`, the largest first
+    learning: Sequence[dict[str, Any]]  # charts of losses
+    missing: Sequence[str]  # what could not be read
+
+    @property
+    def points(self) -> list[TrialRecord]:
+        """The trials in the chart of the search."""
+        return [record for record in self.records if record.speedup and record.ended_at_seconds]
+
+    @property
+    def unit(self) -> str:
+        """The unit of a speed."""
+        return "samples" if self.script is None else self.script.unit
+
+    @property
+    def script(self) -> ScriptFacts | None:
+        """The facts of a script as it is."""
+        return None if self.run.workload is None else self.run.workload.script
+
+    @property
+    def reference(self) -> str:
+        """The workload as commands name it."""
+        return "SCRIPT" if self.run.workload is None else self.run.workload.reference
+
+
+def title_of(run: RunRecord) -> str:
+    """Return the page's title."""
+    return one_line(run.workload.name if run.workload else run.run)
+
+
+def kind_of_point(record: TrialRecord) -> str:
+    """Return the kind of a trial in the chart of the search, of `_POINTS`."""
+    if record.outcome is not Outcome.OK:
+        return "pruned" if record.outcome is Outcome.PRUNED else "failed"
+    return "confirmation" if record.phase is Phase.CONFIRM else "candidate"
+
+
+def describe_changes(record: TrialRecord, baseline: Configuration | None) -> str:
+    """Return what a trial changes."""
+    return Configuration(record.configuration).describe(relative_to=baseline)
+
+
+def sections(data: PageData) -> Iterator[Element]:
+    """Yield the page's elements in order."""
+    started = f"{one_line(data.run.started_at)[:16].replace('T', ' ')} UTC"
+    yield element("h1", title_of(data.run))
+    yield element("p", f"{one_line(data.run.run)} · {started}", class_="quiet")
+    yield _answer(data.recipe)
+    yield from _to_do(data)
+    yield from _before_and_after(data)
+    yield from _waterfall(data.waterfall)
+    yield from _learning(data.learning)
+    yield from _search(data)
+    yield from _effects(data.effects)
+    if data.sides:
+        yield _profiles(data)
+    if data.records:
+        yield _trials(data)
+    yield section("Machine and versions", "machine", table(("", ""), _machine(data.run)))
     method = [element("li", sentence) for sentence in METHOD]
     yield section("How it was measured", "method", element("ol", *method))
 
@@ -54,13 +123,12 @@ def section(heading: str, name: str, *content: Child) -> Element:
     return element("section", element("h2", heading, id=name), *content, aria_labelledby=name)
 
 
-def table(headings: Sequence[str], rows: Sequence[Sequence[str]], numbers: Collection[int] = ()) -> Element:
-    """Return a table that becomes cards on a narrow screen.
+def table(
+    headings: Sequence[str], rows: Sequence[Sequence[Child]], numbers: Collection[int] = (), *, is_sorted: bool = False
+) -> Element:
+    """Return a table that becomes cards on a narrow screen; without any text in its headings it has no head.
 
-    Args:
-        headings: Of its columns; without any text, the table has no head.
-        rows: The cells; the first one is the heading of its row.
-        numbers: The places of the columns that are aligned to the right.
+    Columns at the places `numbers` are aligned to the right. report.js sorts and filters the one that `is_sorted`.
     """
     kinds = ["number" if place in numbers else None for place in range(len(headings))]
     body = []
@@ -70,9 +138,12 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]], numbers: Colle
             for heading, cell, kind in zip(headings[1:], rest, kinds[1:], strict=True)
         ]
         body.append(element("tr", element("th", first, scope="row"), *cells))
-    head = [element("th", text, scope="col", class_=kind) for text, kind in zip(headings, kinds, strict=True)]
-    thead = element("thead", element("tr", *head)) if any(headings) else None
-    return element("div", element("table", thead, element("tbody", *body), class_="cards"), class_="wide")
+    names = [element("button", text, type="button") if is_sorted else text for text in headings]
+    head = [element("th", name, scope="col", class_=kind) for name, kind in zip(names, kinds, strict=True)]
+    thead = element("thead", element("tr", *head), class_="sorts" if is_sorted else None) if any(headings) else None
+    tbody = element("tbody", *body, id="trial-rows" if is_sorted else None)
+    whole = element("table", thead, tbody, class_="cards", id="trial-table" if is_sorted else None)
+    return element("div", whole, class_="wide")
 
 
 def chart(name: str) -> Element:
@@ -89,122 +160,155 @@ def legend(entries: Sequence[tuple[str, str]]) -> Element:
 # ----------------------------------------------------------------------------------------------- the answer
 
 
-def _answer(answer: Figures, figure: tuple[str, str, str] | None) -> Element:
+def _answer(recipe: Recipe | None) -> Element:
     """Return the speed-up on its own, and both answers and the learning caveats beside it."""
-    if figure is None:
-        left: list[Child] = [element("p", answer["word"], class_="big words")]
-    else:
-        value, bounds, meaning = figure
-        left = [element("p", value, class_="big"), element("p", meaning), element("p", bounds, class_="quiet")]
+    if recipe is None:
+        said = element("p", "This run has no recipe.", class_="headline")
+        unfinished = element("p", "Unfinished", class_="big words")
+        return element("section", element("div", unfinished), element("div", said), class_="answer none")
+    verdict = recipe.evidence.verdict
     answers: list[Child] = []
-    for heading, text in answer["answers"]:
-        first, *rest = text.split("   ")  # what the terminal sets in columns
+    for heading, text in recipe.answers:
+        first, *rest = one_line(text).split("   ")  # what the terminal sets in columns
         answers += [element("dt", heading)] if heading else []
         answers.append(
             element("dd", element("strong", first) if heading else first, "".join(f" · {part}" for part in rest))
         )
-    beside: list[Child] = [element("p", answer["headline"], class_="headline")]
-    if answer["candidate"]:
-        beside.append(element("p", element("strong", "Best candidate: "), f"{answer['candidate']}.", id="candidate"))
+    beside: list[Child] = [element("p", one_line(verdict_in_words(recipe)), class_="headline")]
+    if recipe.candidate is not None:
+        candidate = one_line(describe_candidate(recipe.candidate, Configuration(recipe.baseline)))
+        beside.append(element("p", element("strong", "Best candidate: "), f"{candidate}.", id="candidate"))
     beside += [element("dl", *answers, class_="answers")] if answers else []
-    beside += [element("p", caveat, class_="caveat") for caveat in answer["caveats"]]
-    return element("section", element("div", *left), element("div", *beside), class_=f"answer {answer['verdict']}")
+    caveats = learning_caveats(recipe) or ([] if recipe.larger_batch is None else [NOT_PROMISED])
+    beside += [element("p", one_line(caveat), class_="caveat") for caveat in caveats]
+    figure = element("div", *_figure(recipe))
+    return element("section", figure, element("div", *beside), class_=f"answer {verdict.value}")
 
 
-def _to_do(page: Page) -> Iterator[Element]:
+def _figure(recipe: Recipe) -> list[Element]:
+    """Return the speed-up that was claimed, what it is of, and its interval; the verdict without a claim."""
+    evidence, rule = recipe.evidence, recipe.learning_rate_rule
+    if evidence.verdict is not Verdict.FASTER:
+        return [element("p", evidence.verdict.value.replace("_", " ").capitalize(), class_="big words")]
+    speedup, meaning = evidence.speedup, f"in {recipe.unit} per second"
+    if evidence.objective == "energy":
+        meaning = "less energy per sample"
+    elif rule is not None and rule.same_loss is not None:
+        speedup, meaning = rule.same_loss.speedup, "sooner to the same losses"
+    bounds = f"{speedup.low:.2f} to {speedup.high:.2f} with 95% confidence"
+    return [
+        element("p", f"×{speedup.value:.2f}", class_="big"),
+        element("p", meaning),
+        element("p", bounds, class_="quiet"),
+    ]
+
+
+def _to_do(data: PageData) -> Iterator[Element]:
     """Yield what to change, the commands to copy, advice, and what is missing or was not checked."""
-    answer = page["answer"]
-    if answer["changes"]:
-        yield table(("what to change", "now", "recommended"), answer["changes"])
-    for heading, lines in answer["steps"]:
+    recipe, again = data.recipe, to_repeat(data.path)
+    if recipe is None:
+        steps = [
+            ("To continue it with everything measured so far:", [resume_command(data.reference, data.path, again)])
+        ]
+    else:
+        file = data.path / "recipe.json"
+        steps = next_steps(recipe, file, data.reference, again)
+        if recipe.workload.script is not None and recipe.changes:
+            edit = shlex.join(["autotune", "show", str(file), "--diff", data.reference])
+            steps.append(("To make it permanent:", [edit]))
+        if recipe.changes:
+            rows = [
+                (knob, format_value(recipe.baseline[knob]), format_value(to)) for knob, to in recipe.changes.items()
+            ]
+            yield table(("what to change", "now", "recommended"), rows)
+    for heading, lines in steps:
         yield element("p", heading)
         if lines:
-            yield element("pre", "\n".join(lines))
-    for advice in page["advice"]:
-        yield element("p", *with_code(advice))
-    if answer["not_checked"]:
-        gaps = [element("li", *with_code(gap)) for gap in answer["not_checked"]]
+            yield element("pre", "\n".join(map(one_line, lines)))
+    if data.sides:
+        for said in advice(data.sides[0], data.sides[1] if len(data.sides) > 1 else None, data.script):
+            yield element("p", *with_code(one_line(said)))
+    if recipe is not None and (unchecked := recipe.evidence.stability.not_checked):
+        gaps = [element("li", *with_code(one_line(gap))) for gap in unchecked]
         yield element("details", element("summary", f"Not checked ({len(gaps)})"), element("ul", *gaps))
-    if page["missing"]:
-        gaps = [element("li", gap) for gap in page["missing"]]
+    if data.missing:
+        gaps = [element("li", gap) for gap in data.missing]
         yield element("div", element("p", "Missing here:"), element("ul", *gaps), class_="missing")
 
 
 # -------------------------------------------------------------------------------------------------- figures
 
 
-def _before_and_after(sides: Sequence[Figures], unit: str) -> Iterator[Element]:
+def _before_and_after(data: PageData) -> Iterator[Element]:
     """Yield the figures of baseline and recommendation; a row for each figure that one of them has."""
-    shown: list[tuple[str, Callable[[Figures], str | None]]] = [
-        (f"{unit}/s", lambda side: rate(side["throughput"])),
-        ("joules/sample", lambda side: number(side["joules_per_sample"], 4)),
-        ("power", lambda side: number(side["gpu_power_watts"], 0, " W")),
-        ("a kernel runs on the GPU", lambda side: percent(side["gpu_utilisation"])),
-        ("GPU clock, of the highest", lambda side: percent(side["gpu_sm_clock_share"])),
-        ("highest GPU temperature", lambda side: number(side["gpu_temperature"], 0, " °C")),
-        ("slices with lowered GPU clocks", lambda side: percent(side["gpu_slowed_share"] or None)),
-        ("peak host memory", lambda side: size(side["peak_host_bytes"])),
-        ("peak device memory", lambda side: size(side["peak_device_bytes"])),
-        ("compile time", lambda side: seconds(side["compile_seconds"])),
-        ("to the first step", lambda side: seconds(side["first_step_seconds"])),
-        ("waits for input", lambda side: percent(side["input_wait_fraction"])),
-        ("outside of TensorFlow", lambda side: percent(side["outside_fraction"])),
-        (
-            "limited by",
-            lambda side: None if side["bottleneck"] is None else side["bottleneck"]["name"].replace("_", " "),
-        ),
-        ("the input alone, samples/s", lambda side: number((side["ceilings"] or {}).get("by_input"), 0)),
-        ("the step alone, samples/s", lambda side: number((side["ceilings"] or {}).get("by_compute"), 0)),
-    ]
-    rows = [(name, *(figure(side) for side in sides)) for name, figure in shown]
-    cells = [[cell or "–" for cell in row] for row in rows if any(row[1:])]
+    rates: list[Interval | None] = [side.throughput for side in data.sides]
+    if data.recipe is not None and data.recipe.changes:  # as the claim has them
+        rates = [data.recipe.evidence.baseline_throughput, data.recipe.evidence.throughput]
+    sides = [_figures_of(side, rate, data.unit) for side, rate in zip(data.sides, rates, strict=False)]
     if sides:
+        rows = [(name, *(side[name] for side in sides)) for name in sides[0]]
         headings = ("", "baseline", "recommended")[: len(sides) + 1]
-        yield section("Before and after", "sides", table(headings, cells))
+        known = [row for row in rows if any(cell != UNKNOWN for cell in row[1:])]
+        yield section("Before and after", "sides", table(headings, known))
+
+
+def _figures_of(side: TrialRecord, throughput: Interval | None, unit: str) -> dict[str, str]:
+    gpu, ceilings, slowed = gpu_figures(side), side.ceilings, gpu_figures(side)["gpu_slowed_share"]
+    return {
+        f"{unit}/s": UNKNOWN if throughput is None else throughput.shown("", ",.0f"),
+        "joules/sample": _number(gpu["joules_per_sample"], ",.4f"),
+        "power": _number(gpu["gpu_power_watts"], ",.0f", " W"),
+        "a kernel runs on the GPU": _number(gpu["gpu_utilisation"], ".0%"),
+        "GPU clock, of the highest": _number(gpu["gpu_sm_clock_share"], ".0%"),
+        "highest GPU temperature": _number(gpu["gpu_temperature"], ",.0f", " °C"),
+        "slices with lowered GPU clocks": _number(slowed or None, ".0%"),
+        "peak host memory": memory_size(side.peak_host_bytes),
+        "peak device memory": memory_size(side.peak_device_bytes),
+        "compile time": _seconds(side.compile_seconds),
+        "to the first step": _seconds(side.first_step_seconds),
+        "waits for input": _number(side.input_wait_fraction, ".0%"),
+        "outside of TensorFlow": _number(side.outside_fraction, ".0%"),
+        "limited by": _limit(side) or UNKNOWN,
+        "the input alone, samples/s": _number(None if ceilings is None else ceilings.by_input, ",.0f"),
+        "the step alone, samples/s": _number(None if ceilings is None else ceilings.by_compute, ",.0f"),
+    }
 
 
 def _waterfall(steps: Sequence[Step]) -> Iterator[Element]:
-    """Yield what each change of the recommendation gives, where some were left out."""
     if steps:
-        rows = [(step.name, step.gain.shown()) for step in steps]
+        gains = table(("change", "gives"), [(step.name, step.gain.shown()) for step in steps])
         about = element("p", EXPLANATION, class_="quiet")
-        yield section(
-            "What each change gives", "changes", about, chart("waterfall-chart"), table(("change", "gives"), rows)
-        )
+        yield section("What each change gives", "changes", about, chart("waterfall-chart"), gains)
 
 
-def _learning(learning: Figures) -> Iterator[Element]:
+def _learning(charts: Sequence[dict[str, Any]]) -> Iterator[Element]:
     """Yield how other batch sizes learn: a finding, a chart and its legend for each leader."""
     content: list[Child] = []
-    for place, drawn in enumerate(learning["charts"]):
+    for place, drawn in enumerate(charts):
         content += [element("h3", drawn["heading"]), element("p", drawn["found"])]
         if drawn["curves"]:
             content.append(chart(f"learning-chart-{place}"))
             content.append(legend([(curve["kind"], curve["name"]) for curve in drawn["curves"]]))
     if content:
-        said = (
-            f"Lines are means over seeds; bands reach from the lowest seed to the highest. {learning['not_promised']}"
-        )
+        said = f"Lines are means over seeds; bands reach from the lowest seed to the highest. {NOT_PROMISED}"
         yield section("How another batch size learns", "learning", element("p", said, class_="quiet"), *content)
 
 
-def _search(page: Page) -> Iterator[Element]:
-    kinds = {point["kind"] for point in page["search"]}
+def _search(data: PageData) -> Iterator[Element]:
+    kinds = {kind_of_point(record) for record in data.points}
     if not kinds:
         return
-    named = (
-        ("candidate", "candidate"),
-        ("confirmation", "confirmation"),
-        ("pruned", "given up early"),
-        ("failed", "failed"),
-    )
-    entries = [entry for entry in named if entry[0] in kinds]
-    said = f"Each trial over the baseline ({page['ratio']}), with 95% intervals, over the run's time."
+    entries = [entry for entry in _POINTS.items() if entry[0] in kinds]
+    said = f"Each trial over the baseline ({_ratio(data)}), with 95% intervals, over the run's time."
     drawn = [chart("search-chart"), legend([*entries, ("best", "best candidate so far")])]
     yield section("The search", "search", element("p", said, class_="quiet"), *drawn)
 
 
-def _effects(effects: Sequence[Figures]) -> Iterator[Element]:
+def _ratio(data: PageData) -> str:
+    return "samples per joule" if data.run.arguments.get("objective") == "energy" else "speed-up"
+
+
+def _effects(effects: Sequence[dict[str, Any]]) -> Iterator[Element]:
     if not effects:
         return
     rows = []
@@ -217,8 +321,9 @@ def _effects(effects: Sequence[Figures]) -> Iterator[Element]:
     yield section("What each knob did", "effects", said, chart("effects-chart"), details)
 
 
-def _profiles(profiles: Sequence[tuple[int, Profile]], tuned: str) -> Element:
+def _profiles(data: PageData) -> Element:
     """Return where the time of a step goes; where nothing was profiled, how to profile."""
+    profiles = [(side.trial, side.profile) for side in data.sides if side.profile is not None]
     content: list[Child] = []
     reasons = {profile.reason for _, profile in profiles if profile.reason}
     for trial, profile in profiles:
@@ -229,7 +334,7 @@ def _profiles(profiles: Sequence[tuple[int, Profile]], tuned: str) -> Element:
     if reasons:
         content.append(element("p", *with_code(f"Not every profile could be read: {'; '.join(sorted(reasons))}.")))
     if not profiles:
-        how = element("code", f"autotune tune {tuned} --profile finalists")
+        how = element("code", one_line(shlex.join(["autotune", "tune", data.reference, "--profile", "finalists"])))
         content = [
             element("p", "No profile was taken. ", how, " takes one of the baseline and of the leaders (needs xprof).")
         ]
@@ -238,8 +343,7 @@ def _profiles(profiles: Sequence[tuple[int, Profile]], tuned: str) -> Element:
 
 def _profile(profile: Profile) -> Iterator[Element]:
     """Yield the parts of a profiled step, and its longest operations and kernels."""
-    length = seconds(profile.step_seconds) or "–"
-    yield element("p", f"{profile.steps} steps were profiled after the slices, {length} each.")
+    yield element("p", f"{profile.steps} steps were profiled after the slices, {_seconds(profile.step_seconds)} each.")
     parts = [(name if name != "other" else "remainder", part) for name, part in profile.breakdown.items() if part > 0]
     whole = sum(part for _, part in parts)
     if whole:
@@ -254,102 +358,70 @@ def _profile(profile: Profile) -> Iterator[Element]:
 
 def _operation(operation: Operation) -> tuple[str, ...]:
     name = _PLUMBING.sub("", operation.name).removeprefix("StatefulPartitionedCall/")
-    share, own = f"{operation.share:.0%}", seconds(operation.self_seconds) or "–"
+    share, own = f"{operation.share:.0%}", _seconds(operation.self_seconds)
     return name, share, own, f"{operation.count:,}", operation.kind, operation.on
 
 
 # --------------------------------------------------------------------------------------------------- trials
 
 
-def _trials(trials: Sequence[Figures], ratio: str, unit: str) -> Element:
+def _trials(data: PageData) -> Element:
     """Return all trials as a table that report.js sorts and filters."""
-    headings = [("trial", True), ("phase", False), ("outcome", False), (ratio, True), (f"{unit}/s", True)]
-    headings += [("limited by", False), ("changes", False)]
-    buttons = [
-        element("th", element("button", text, type="button"), scope="col", class_="number" if is_number else None)
-        for text, is_number in headings
-    ]
-    rows = []
-    for trial in trials:
-        figures = times(trial["speedup"]), rate(trial["throughput"], bounds=False)
-        texts = [str(trial["trial"]), trial["phase"], trial["outcome"], *(text or "–" for text in figures)]
-        values = (
-            trial["trial"],
-            None,
-            None,
-            *(known and known.value for known in (trial["speedup"], trial["throughput"])),
-        )
-        cells = [
-            element(
-                "td",
-                text,
-                class_="number" if is_number else None,
-                data_label=heading,
-                data_value=None if value is None else repr(value),
-            )
-            for text, value, (heading, is_number) in zip(texts, values, headings, strict=False)
+    headings = ("trial", "phase", "outcome", _ratio(data), f"{data.unit}/s", "limited by", "changes")
+    rows: list[tuple[Child, ...]] = []
+    for record in data.records:
+        changes = describe_changes(record, data.baseline)
+        if record.ablation is not None:
+            gives = "" if record.ablation.gain is None else f", which gives {record.ablation.gain.shown()}"
+            changes = f"{changes} (without {record.ablation.knob}{gives})"
+        said: list[Child] = [one_line(changes)]
+        if record.reason:
+            said.append(element("div", one_line(record.reason), class_="quiet"))
+        if record.log_tail and not record.outcome.measured:
+            log = element("pre", printable(record.log_tail[-LONGEST_LOG:]))
+            said.append(element("details", element("summary", "end of its log"), log))
+        figures = [
+            UNKNOWN if record.speedup is None else f"×{record.speedup.value:.2f}",
+            UNKNOWN if record.throughput is None else f"{record.throughput.value:,.0f}",
         ]
-        cells.append(element("td", trial["bottleneck"].replace("_", " "), data_label=headings[5][0]))
-        said: list[Child] = [trial["changes"]]
-        said += [element("div", trial["reason"], class_="quiet")] if trial["reason"] else []
-        if trial["log"]:
-            said.append(element("details", element("summary", "end of its log"), element("pre", trial["log"])))
-        cells.append(element("td", *said, data_label=headings[6][0]))
-        rows.append(element("tr", *cells, data_outcome=trial["outcome"]))
-    outcomes = [element("option", name, value=name) for name in sorted({trial["outcome"] for trial in trials})]
+        rows.append((str(record.trial), record.phase, record.outcome, *figures, _limit(record), element("div", *said)))
+    outcomes = [element("option", name, value=name) for name in sorted({record.outcome for record in data.records})]
+    every = element("option", "all outcomes", value="")
     tools = element(
         "div",
         element("input", type="search", placeholder="filter by text", aria_label="Filter trials by text", id="filter"),
-        element(
-            "select",
-            element("option", "all outcomes", value=""),
-            *outcomes,
-            aria_label="Filter trials by outcome",
-            id="outcome",
-        ),
+        element("select", every, *outcomes, aria_label="Filter trials by outcome", id="outcome"),
         element("span", "", id="count", role="status", class_="quiet"),
         class_="tools",
         hidden="",
     )
-    head, body = element("thead", element("tr", *buttons), class_="sorts"), element("tbody", *rows, id="trial-rows")
-    whole = element("div", element("table", head, body, class_="cards", id="trial-table"), class_="wide")
-    return section("All trials", "trials", tools, whole)
+    return section("All trials", "trials", tools, table(headings, rows, {0, 3, 4}, is_sorted=True))
 
 
-# ------------------------------------------------------------------------------------------- figures as text
+def _machine(run: RunRecord) -> list[tuple[str, str]]:
+    machine = run.machine
+    rows = {
+        "machine": machine.describe(),
+        "memory": memory_size(machine.memory_bytes),
+        "system": machine.platform,
+        "Python": machine.python,
+        **machine.packages,
+        "driver": machine.driver,
+        "CUDA": machine.cuda,
+        "workload": run.workload.reference if run.workload is not None else None,
+    }
+    return [(one_line(name), one_line(value)) for name, value in rows.items() if value]
 
 
-def number(value: float | None, digits: int, unit: str = "") -> str | None:
-    """Return a number with separators; None where it is not known."""
-    return None if value is None else f"{value:,.{digits}f}{unit}"
+def _limit(record: TrialRecord) -> str:
+    return "" if record.bottleneck is None else record.bottleneck.name.replace("_", " ")
 
 
-def percent(share: float | None) -> str | None:
-    """Return a share in percent."""
-    return None if share is None else f"{share:.0%}"
+def _number(value: float | None, form: str, unit: str = "") -> str:
+    return UNKNOWN if value is None else f"{value:{form}}{unit}"
 
 
-def size(count: int | None) -> str | None:
-    """Return bytes for people."""
-    if count is None:
-        return None
-    return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
-
-
-def seconds(length: float | None) -> str | None:
-    """Return a length of time, short ones in milliseconds."""
+def _seconds(length: float | None) -> str:
     if length is None:
-        return None
+        return UNKNOWN
     return f"{1e3 * length:.2f} ms" if length < 0.1 else f"{length:,.1f} s"
-
-
-def rate(figure: Interval | None, *, bounds: bool = True) -> str | None:
-    """Return a rate, with its interval."""
-    if figure is None:
-        return None
-    return figure.shown("", ",.0f") if bounds else f"{figure.value:,.0f}"
-
-
-def times(figure: Interval | None) -> str | None:
-    """Return a factor without its interval."""
-    return None if figure is None else f"×{figure.value:.2f}"

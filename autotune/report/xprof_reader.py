@@ -52,7 +52,6 @@ def read(folder: Path) -> Profile:
         total, count = sum(kernel.self_seconds for kernel in kernels), sum(kernel.count for kernel in kernels)
         matrix = sum(kernel.self_seconds for kernel in kernels if _names(kernel.name, MATRIX_KERNELS))
     top = sorted(operations, key=lambda row: -row["total_self_time"])
-    peak, holders = _memory(planes)
     return Profile(
         steps=window["steps"],
         step_seconds=window["seconds"] / window["steps"],
@@ -64,8 +63,6 @@ def read(folder: Path) -> Profile:
         kernels=tuple(sorted(kernels, key=lambda kernel: -kernel.self_seconds)[:MOST_OPERATIONS]),
         tensor_core_share=sum(kernel.share for kernel in kernels if kernel.kind == TENSOR_CORES) if kernels else None,
         memory_bound_share=bound,
-        peak_bytes=peak,
-        held_by=holders,
     )
 
 
@@ -119,19 +116,6 @@ def _table(planes: list[str], tool: str, number: int) -> tuple[list[dict[str, An
     names = [column["id"] for column in chosen["cols"]]
     rows = [dict(zip(names, [cell.get("v") for cell in row["c"]], strict=True)) for row in chosen["rows"]]
     return rows, chosen.get("p") or {}
-
-
-def _memory(planes: list[str]) -> tuple[int | None, tuple[str, ...]]:
-    """Return the highest peak of the allocators, and which operations held memory then."""
-    found = _asked(planes, "memory_profile") or {}
-    peaks = found.get("memoryProfilePerAllocator", {}).values()
-    most = max((int(peak["profileSummary"]["peakStats"]["peakBytesInUse"]) for peak in peaks), default=None)
-    held = [
-        str(allocation.get("metadata", {}).get("tfOpName", ""))
-        for peak in peaks
-        for allocation in peak.get("activeAllocations", ())
-    ]
-    return most, tuple(name for name in held if name)[:5]
 
 
 def _asked(planes: list[str], tool: str) -> Any:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import functools
 import os
 import re
 import shutil
@@ -28,6 +27,7 @@ from typing import NamedTuple
 
 LARGEST_LAYER_BYTES = 16 << 30
 ALLOW_LARGE = "Have it write less before it trains. For a script, --allow-writes lets each trial write to your files."
+_LIBC = ctypes.CDLL(None, use_errno=True)
 _MEMORY_SHARE = 0.1  # of the machine's, for layers in memory where the run directory cannot hold them
 _NEW_MOUNTS, _NEW_USER = 0x00020000, 0x10000000
 _BIND, _REC, _SLAVE, _DETACH = 4096, 16384, 1 << 19, 2
@@ -107,7 +107,7 @@ def _enter(layers: str) -> str:
         if own:
             _enter_user_namespace()
         else:
-            _call("unshare", _NEW_MOUNTS)
+            call_libc("unshare", _NEW_MOUNTS)
         _mount(None, "/", None, _REC | _SLAVE)  # what an automounter mounts later arrives
         real_root = os.open("/", os.O_PATH | os.O_DIRECTORY)
         contained = _Contained(real_root=real_root, mounts=mounts, layers=layers, own_user_namespace=own)
@@ -145,7 +145,7 @@ def renew(writable: Sequence[str] = (), *, more_later: bool = False, for_forks: 
         _set_capabilities(permitted, permitted)
     here = os.getcwd()
     os.fchdir(contained.real_root)
-    _call("unshare", _NEW_MOUNTS)  # the directory that this process stands in is now the new namespace's
+    call_libc("unshare", _NEW_MOUNTS)  # the directory that this process stands in is now the new namespace's
     os.chroot(".")
     os.chdir("/")
     os.close(contained.real_root)
@@ -179,14 +179,8 @@ def make_writable(paths: Sequence[str]) -> None:
 def _enter_layers(contained: _Contained, writable: Sequence[str], here: str, kinds: Sequence[str]) -> dict[str, str]:
     """Mount overlays with new layers, and make them this process's root directory.
 
-    Args:
-        contained: Of the template, without what it has written where this process is the template.
-        writable: Directories that stay the real ones.
-        here: The current directory.
-        kinds: Where the layers may be, `disk` or `memory`; the first that the kernel accepts is taken.
-
-    Returns:
-        The layers in memory, by the directory that they lie above.
+    The layers are on `disk` or in `memory`, the first of `kinds` that the kernel accepts. Directories in `writable`
+    stay the real ones. Returns the layers in memory, by the directory that they lie above.
     """
     home = os.path.join(contained.layers, str(os.getpid()))
     remove_layers(Path(home))  # of an earlier process with this number
@@ -202,7 +196,7 @@ def _enter_layers(contained: _Contained, writable: Sequence[str], here: str, kin
         except OSError:
             if kind == kinds[-1]:
                 raise
-            _call(
+            call_libc(
                 "umount2", os.fsencode(home if kind == "memory" else os.path.join(home, "root")), _DETACH, check=False
             )
     for path in (*writable, *_caches(here)):
@@ -375,7 +369,7 @@ def _enter_user_namespace() -> None:
                     Path(f"/proc/{parent}/{name}").write_text(text, "utf-8")
                 status = 0
             os._exit(status)
-    _call("unshare", _NEW_USER | _NEW_MOUNTS)
+    call_libc("unshare", _NEW_USER | _NEW_MOUNTS)
     os.close(writing)
     os.close(reading)
     if helper and os.waitpid(helper, 0)[1] == 0:
@@ -385,14 +379,9 @@ def _enter_user_namespace() -> None:
     Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1", encoding="utf-8")
 
 
-@functools.cache
-def _libc() -> ctypes.CDLL:
-    return ctypes.CDLL(None, use_errno=True)
-
-
-def _call(name: str, *arguments: object, check: bool = True) -> None:
+def call_libc(name: str, *arguments: object, check: bool = True) -> None:
     """Call a function of the C library. Raises `OSError` with its name."""
-    function: Callable[..., int] = getattr(_libc(), name)
+    function: Callable[..., int] = getattr(_LIBC, name)
     if function(*arguments) != 0 and check:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number), name)
@@ -402,7 +391,7 @@ def _mount(source: str | None, target: str, kind: str | None, flags: int, option
     names = [None if text is None else os.fsencode(text) for text in (source, target, kind)]
     data = None if options is None else os.fsencode(options)
     try:
-        _call("mount", *names, ctypes.c_ulong(flags), data)
+        call_libc("mount", *names, ctypes.c_ulong(flags), data)
     except OSError as error:
         raise OSError(error.errno, error.strerror, f"mount {kind or ''} on {target}") from error
 
@@ -421,20 +410,20 @@ def _bind(path: str, target: str, *, read_only: bool = False) -> None:
     if read_only:
         attributes = (ctypes.c_uint64 * 4)(_READ_ONLY, 0, 0, 0)
         name, size = os.fsencode(target), ctypes.sizeof(attributes)
-        _call("syscall", _MOUNT_SETATTR, -100, name, _AT_RECURSIVE, ctypes.byref(attributes), ctypes.c_size_t(size))
+        call_libc("syscall", _MOUNT_SETATTR, -100, name, _AT_RECURSIVE, ctypes.byref(attributes), ctypes.c_size_t(size))
 
 
 def _capabilities() -> tuple[int, int]:
     """Return this process's effective and permitted capabilities, as sets of bits."""
     header, data = (ctypes.c_uint32 * 2)(_CAPABILITIES_VERSION, 0), (ctypes.c_uint32 * 6)()
-    _call("capget", ctypes.byref(header), ctypes.byref(data))
+    call_libc("capget", ctypes.byref(header), ctypes.byref(data))
     return data[0] | data[3] << 32, data[1] | data[4] << 32
 
 
 def _set_capabilities(effective: int, permitted: int) -> None:
     header, low = (ctypes.c_uint32 * 2)(_CAPABILITIES_VERSION, 0), 2**32 - 1
     data = (ctypes.c_uint32 * 6)(effective & low, permitted & low, 0, effective >> 32, permitted >> 32, 0)
-    _call("capset", ctypes.byref(header), ctypes.byref(data))
+    call_libc("capset", ctypes.byref(header), ctypes.byref(data))
 
 
 # ------------------------------------------------------------------------------------------ seen from outside

@@ -28,13 +28,9 @@ def identity_of(path: str) -> Identity | None:
 
 
 class CreatedFiles:
-    """The files and directories that trials have created: earlier ones by their list, this process's as it goes.
+    """The files and directories that trials have created: earlier ones by their list, this process's as it goes."""
 
-    Args:
-        listed: A JSON line for each path, with its identity.
-    """
-
-    def __init__(self, listed: Path) -> None:
+    def __init__(self, listed: Path) -> None:  # a JSON line for each path, with its identity
         self._listed = listed
         self._earlier = read_created(listed)
         self._new: set[str] = set()  # of this process

@@ -139,28 +139,19 @@ class Executor(abc.ABC):
     """A pool of seats that run trials at the same time; a context manager that leaves no process behind.
 
     A subclass opens seats, and says how a lost one is replaced.
-
-    Attributes:
-        seats: Their names, at least one once it is open.
-        elastic: There may be more seats after a `refresh`.
-        whole: The name of a further seat that has what all others share, as all cores of a host. A recipe speaks of it,
-            so confirmations run on it while the others rest. None where each seat is a whole.
-        keeps_files: Its trials leave files in the run directory.
-        machine: What the first seat runs on; None for the driver's own machine.
-        started_by_import: What importing the workload started that no fork survives. Known once it is open; None where
-            there is no such thing.
-        isolation: How trials are separated; `spawn` where importing the workload leaves no choice.
     """
 
-    elastic = False
-    keeps_files = False
+    elastic = False  # there may be more seats after a `refresh`
+    keeps_files = False  # its trials leave files in the run directory
 
     def __init__(self, isolation: Isolation = "template", seats: tuple[str, ...] = ()) -> None:
-        self.seats = seats
+        self.seats = seats  # their names, at least one once it is open
+        # The name of a further seat that has what all others share, as all cores of a host; None where each seat is a
+        # whole. A recipe speaks of it, so confirmations run on it while the others rest.
         self.whole: str | None = None
-        self.machine: Machine | None = None
-        self.started_by_import: StartedByImport | None = None
-        self.isolation = isolation
+        self.machine: Machine | None = None  # what the first seat runs on; None for the driver's own machine
+        self.started_by_import: StartedByImport | None = None  # what no fork survives; known once it is open
+        self.isolation = isolation  # `spawn` where importing the workload leaves no choice
         self._handles: Mapping[str, SeatHandle] = {}
 
     def __enter__(self) -> Self:

@@ -31,12 +31,7 @@ def fork() -> int:
 
 
 class ForkServer:
-    """Serves the driver.
-
-    Args:
-        control: The driver's socket.
-        layers: The directory for what trials write; None where they write for real.
-    """
+    """Serves the driver. `layers` is the directory for what trials write; None where they write for real."""
 
     def __init__(self, control: protocol.Channel, layers: Path | None) -> None:
         self.control, self._layers = control, layers

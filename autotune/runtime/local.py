@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from autotune.data.errors import NoStableConfigurationError, WorkloadError
-from autotune.data.facts import KerasVersion, ScriptFacts, WorkloadFacts, WorkloadReference
+from autotune.data.facts import WorkloadFacts, WorkloadReference
 from autotune.data.record import Place
 from autotune.data.run_directory import LAYERS
 from autotune.recipe.apply import environment
@@ -24,58 +24,12 @@ from autotune.space.configuration import Configuration
 Result = TypeVar("Result")
 
 
-class _Templates:
-    """Starts the templates of one workload, whichever seat they are for."""
-
-    def __init__(self, reference: WorkloadReference, logs: Path) -> None:
-        self._reference, self._logs = reference, logs
-        self.layers = logs.resolve() / LAYERS
-        self.isolation: Isolation = "template"  # the first template imports the workload
-        self.script: ScriptFacts | None = None
-        self.keras = KerasVersion.KERAS_3
-        self._fingerprint: str | None = None
-        self._count = 0
-
-    def note(self, facts: WorkloadFacts, isolation: Isolation) -> None:
-        """Note what the first template found, for those that follow."""
-        self._fingerprint, self.script, self.isolation = facts.fingerprint, facts.script, isolation
-        self.keras = facts.keras
-
-    def start(self, variables: Mapping[str, str]) -> Template:
-        """Start a template."""
-        mode: Mode = "new"
-        if self.script is not None:
-            mode = "shared" if self.script.shared_seconds else "known"
-            variables = {**self.script.variables, **variables}
-        if self.isolation == "spawn":
-            mode = "later"
-        script = self._reference.script
-        layers = None if script is not None and script.allow_writes else self.layers
-        self._count += 1
-        log = self._logs / f"template-{self._count}.log"
-        return Template(self._reference, mode, variables=variables, log=log, layers=layers)
-
-    def refuse_changes(self, workload: WorkloadFacts | None) -> None:
-        """Raise `WorkloadError` rather than measure other code than the run began with."""
-        found = workload.fingerprint if workload else None
-        with contextlib.suppress(OSError):  # the trial will report it better
-            if self.script is not None:  # each trial reads it
-                found = fingerprint_of_script(self._reference)
-            elif found is None and self._reference.file is not None:  # fresh interpreters read it each time
-                found = fingerprint_of(self._reference.file, self._reference.name)
-        if found is not None and self._fingerprint not in (None, found):
-            raise WorkloadError(
-                f"{self._reference}: the file has changed since the run began",
-                hint="The measurements stay in the run directory. Start a new run.",
-            )
-
-
 class LocalSeat:
     """Devices of this host, and the templates whose forks run on them; see `executor.SeatHandle`."""
 
-    def __init__(self, place: Place, templates: _Templates, profile: Profiled) -> None:
+    def __init__(self, place: Place, executor: LocalExecutor, profile: Profiled) -> None:
         self.place = place
-        self._start, self._profile = templates, profile
+        self._executor, self._profile = executor, profile
         self._templates: dict[frozenset[tuple[str, str]], Template] = {}  # by the variables of the knobs
 
     def launch(
@@ -90,21 +44,23 @@ class LocalSeat:
         """See `executor.SeatHandle`. Raises `WorkloadError` if the workload's file has changed since it was opened."""
         scaled = scale_threads(configuration, self.place)
         asked = {name: configuration[name] for name in scaled.differences(configuration)}
+        facts = self._executor.facts
+        assert facts is not None  # it is open
         request = TrialRequest(
             configuration=dict(scaled),
             log=log,
             data=data,
             timing=timing,
             losses=losses,
-            keras=self._start.keras,
-            script=self._start.script,
+            keras=facts.keras,
+            script=facts.script,
         )
 
         def fork(template: Template) -> TrialProcess:
-            self._start.refuse_changes(template.wait_ready().workload)
+            self._executor.refuse_changes(template.wait_ready().workload)
             return TrialProcess(template, request, self._profile, asked)
 
-        return self.use_template(environment(configuration) if self._start.isolation == "template" else {}, fork)
+        return self.use_template(environment(configuration) if self._executor.isolation == "template" else {}, fork)
 
     def use_template(self, variables: Mapping[str, str], use: Callable[[Template], Result]) -> Result:
         """Return what `use` makes of the template with these variables; restart one that dies meanwhile, once."""
@@ -120,7 +76,7 @@ class LocalSeat:
         if found is None or not found.alive:
             if found is not None:
                 found.close()
-            found = self._templates[key] = self._start.start({**place_variables(self.place), **variables})
+            found = self._templates[key] = self._executor.start_template({**place_variables(self.place), **variables})
         return found
 
     def close(self) -> None:
@@ -130,20 +86,11 @@ class LocalSeat:
         self._templates.clear()
 
 
-def unshare_start(facts: WorkloadFacts) -> WorkloadFacts:
-    """Return the facts of a workload whose trials share nothing."""
-    if facts.script is None or not facts.script.shared_seconds:
-        return facts
-    script = facts.script
-    before = script.before_seconds + script.shared_seconds
-    script = script.model_copy(update={"before_seconds": before, "shared_seconds": 0.0})
-    return facts.model_copy(update={"script": script})
-
-
 class LocalExecutor(Executor):
     """Real trials of one workload on this host; see `executor.Executor`."""
 
     keeps_files = True
+    facts: WorkloadFacts | None = None  # once it is open
 
     def __init__(
         self,
@@ -156,16 +103,15 @@ class LocalExecutor(Executor):
         import_seconds: float = IMPORT_SECONDS,  # that importing the workload may take
     ) -> None:
         self._wanted, self._import_seconds = isolation, min(import_seconds, IMPORT_SECONDS)
-        self._templates = _Templates(reference, logs)
-        remove_all_layers(self._templates.layers)  # of a run that was killed, and is resumed now
+        self._reference, self._logs, self._layers = reference, logs, logs.resolve() / LAYERS
+        self._count = 0  # of templates
+        remove_all_layers(self._layers)  # of a run that was killed, and is resumed now
         places = [whole_host()] if places is None else list(places)
         super().__init__(seats=tuple(place.seat for place in places))
         if any(place.of_cores for place in places):
             self.whole = WHOLE
             places = [*places, whole_of(places[0])]
-        self._handles: dict[str, LocalSeat] = {
-            place.seat: LocalSeat(place, self._templates, profile) for place in places
-        }
+        self._handles: dict[str, LocalSeat] = {place.seat: LocalSeat(place, self, profile) for place in places}
 
     def open(self) -> WorkloadFacts:
         """See `executor.Executor`. Raises `WorkloadError`, or `NoStableConfigurationError` for want of memory."""
@@ -179,11 +125,44 @@ class LocalExecutor(Executor):
         if self._wanted == "spawn" or ready.started is not None:
             self.close()
             self.isolation = "spawn"
-        facts = unshare_start(ready.workload) if self.isolation == "spawn" else ready.workload
-        self._templates.note(facts, self.isolation)
+        facts, script = ready.workload, ready.workload.script
+        if self.isolation == "spawn" and script is not None:  # then trials share no start
+            before = script.before_seconds + script.shared_seconds
+            script = script.model_copy(update={"before_seconds": before, "shared_seconds": 0.0})
+            facts = facts.model_copy(update={"script": script})
+        self.facts = facts
         return facts
+
+    def start_template(self, variables: Mapping[str, str]) -> Template:
+        """Start a template; the first one imports the workload."""
+        mode: Mode = "new"
+        if self.facts is not None and self.facts.script is not None:
+            mode = "shared" if self.facts.script.shared_seconds else "known"
+            variables = {**self.facts.script.variables, **variables}
+        if self.isolation == "spawn":
+            mode = "later"
+        script = self._reference.script
+        layers = None if script is not None and script.allow_writes else self._layers
+        self._count += 1
+        log = self._logs / f"template-{self._count}.log"
+        return Template(self._reference, mode, variables=variables, log=log, layers=layers)
+
+    def refuse_changes(self, workload: WorkloadFacts | None) -> None:
+        """Raise `WorkloadError` rather than measure other code than the run began with."""
+        assert self.facts is not None
+        found = workload.fingerprint if workload else None
+        with contextlib.suppress(OSError):  # the trial will report it better
+            if self.facts.script is not None:  # each trial reads it
+                found = fingerprint_of_script(self._reference)
+            elif found is None and self._reference.file is not None:  # fresh interpreters read it each time
+                found = fingerprint_of(self._reference.file, self._reference.name)
+        if found not in (None, self.facts.fingerprint):
+            raise WorkloadError(
+                f"{self._reference}: the file has changed since the run began",
+                hint="The measurements stay in the run directory. Start a new run.",
+            )
 
     def close(self) -> None:
         """End every template and every trial, and remove what contained ones have written."""
         super().close()
-        remove_all_layers(self._templates.layers)
+        remove_all_layers(self._layers)

@@ -28,14 +28,9 @@ def whole_of(part: Place) -> Place:
 
 
 def cut_cores(count: int, cores: Sequence[int] | None = None) -> tuple[Place, ...]:
-    """Return seats with disjoint, equally many cores each.
+    """Return so many seats, with disjoint and equally many cores of this process. What is left over stays unused.
 
-    Args:
-        count: How many seats.
-        cores: The cores to share; those of this process when None. What is left over stays unused.
-
-    Raises:
-        ArgumentError: There are fewer cores than seats.
+    Raises `ArgumentError` where there are fewer cores than seats.
     """
     usable = sorted(os.sched_getaffinity(0)) if cores is None else list(cores)
     size = len(usable) // count
@@ -65,15 +60,9 @@ def _describe_cores(cores: Sequence[int]) -> str:
 
 
 def group_gpus(wanted: str, size: int, visible: Sequence[VisibleGpu] | None = None) -> tuple[Place, ...]:
-    """Return seats with `size` GPUs each.
+    """Return seats with `size` GPUs each: of `all` that are visible, or of indices and UUIDs between commas.
 
-    Args:
-        wanted: `all`, or indices and UUIDs among the GPUs that this process may use, separated by commas.
-        size: GPUs of a seat.
-        visible: What this process may use; asked of NVML when None.
-
-    Raises:
-        ArgumentError: A GPU does not exist or was named twice, they are unlike, or they do not make whole seats.
+    Raises `ArgumentError` for a GPU that does not exist or was named twice, and for unlike or too few GPUs.
     """
     gpus = list(visible_gpus() if visible is None else visible)
     if not gpus:

@@ -23,6 +23,7 @@ from typing import Any
 
 from autotune.data.errors import ArgumentError, AutotuneError, NoStableConfigurationError
 from autotune.data.facts import WorkloadFacts, WorkloadReference
+from autotune.data.printable import first_line
 from autotune.data.record import Outcome, Place, Slice
 from autotune.runtime.executor import IN_SEARCH, Executor, Isolation, SeatHandle, SeatLost, WarmUp
 from autotune.runtime.logs import open_log
@@ -57,23 +58,19 @@ class RayTrial:
         return answer
 
     def measure(self, seconds: float, timeout_seconds: float) -> Slice:
-        """See `executor.LiveTrial`."""
         return self.measure_continuously(seconds, 1, timeout_seconds)[0]
 
     def measure_continuously(self, seconds: float, count: int, timeout_seconds: float) -> tuple[Slice, ...]:
-        """See `executor.LiveTrial`."""
         answer: tuple[Slice, ...] = self._call("measure_continuously", timeout_seconds, seconds=seconds, count=count)
         return answer
 
     def finish(self, input_wait_seconds: float, timeout_seconds: float, *, thorough: bool = False) -> Finished:
-        """See `executor.LiveTrial`."""
         asked = {"input_wait_seconds": input_wait_seconds, "thorough": thorough}
         answer: Finished = self._call("finish", timeout_seconds, **asked)
         self.kill()
         return answer
 
     def loss_curves(self, timeout_seconds: float) -> LossCurves:
-        """See `executor.LiveTrial`."""
         answer: LossCurves = self._call("loss_curves", timeout_seconds)
         self.kill()
         return answer
@@ -142,7 +139,6 @@ class RaySeat:
         timing: TrialTiming = IN_SEARCH,
         losses: Trainings | None = None,
     ) -> RayTrial:
-        """See `executor.SeatHandle`."""
         options = {"data": data, "timing": timing, "losses": losses}
         arguments = self._inner_seat, dict(configuration)
         number = self.ask("launch", IMPORT_SECONDS, *arguments, log=Path(log).name, options=options)
@@ -162,7 +158,7 @@ class RaySeat:
         except errors.RayTaskError:
             raise  # an error of autotune's own
         except errors.RayError as error:
-            raise SeatLost(Outcome.CRASHED, f"its actor on {host} is gone: {_first_line(error)}") from error
+            raise SeatLost(Outcome.CRASHED, f"its actor on {host} is gone: {first_line(str(error).strip())}") from error
         if isinstance(found, Exception):
             raise found
         return found
@@ -180,20 +176,7 @@ class RaySeat:
 
 
 class RayExecutor(Executor):
-    """Real trials on a Ray cluster; see `executor.Executor`.
-
-    Args:
-        reference: The workload.
-        isolation: As for `tune`.
-        profile: As for `tune`.
-        address: The cluster's, as `ray.init` takes it; a Ray of this machine's own when None and RAY_ADDRESS is unset.
-        seat_devices: GPUs of a seat.
-        seats: At most so many; all that fit when None. On a Ray of this machine's own without GPUs, the cores are cut
-            into so many.
-        upload: Ray copies the working directory to the hosts; else they share a file system.
-        say: Shows a sentence to the user.
-        left: Returns how many seconds waiting for a first seat may take.
-    """
+    """Real trials on a Ray cluster; see `executor.Executor`."""
 
     elastic = True
 
@@ -203,12 +186,12 @@ class RayExecutor(Executor):
         *,
         isolation: Isolation = "template",
         profile: Profiled = "none",
-        address: str | None = None,
-        seat_devices: int = 1,
-        seats: int | None = None,
-        upload: bool = False,
+        address: str | None = None,  # RAY_ADDRESS when None; a Ray of this machine's own where that is unset
+        seat_devices: int = 1,  # GPUs of a seat
+        seats: int | None = None,  # at most so many; parts of the cores of a Ray of this machine's own
+        upload: bool = False,  # Ray copies the working directory to the hosts; else they share a file system
         say: Callable[[str], None] = lambda text: None,
-        left: Callable[[], float] = lambda: 600.0,
+        left: Callable[[], float] = lambda: 600.0,  # how many seconds waiting for a first seat may take
     ) -> None:
         super().__init__(isolation)
         self._address = address or os.environ.get("RAY_ADDRESS")
@@ -283,7 +266,7 @@ class RayExecutor(Executor):
                 raise
             raise SeatLost(Outcome.CRASHED, str(error)) from error
         except self._ray.exceptions.RayError as error:
-            raise SeatLost(Outcome.CRASHED, f"its actor failed: {_first_line(error)}") from error
+            raise SeatLost(Outcome.CRASHED, f"its actor failed: {first_line(str(error).strip())}") from error
         if isinstance(found, Host):
             seat.host = found
             if not found.has_files:
@@ -344,7 +327,6 @@ class RayExecutor(Executor):
         raise SeatLost(Outcome.CRASHED, f"no actor took its place within {max(0.0, at_most):.0f} s")
 
     def drop(self, seat: str) -> None:
-        """See `executor.Executor`."""
         if found := self._handles.get(seat):
             self._dropped.append(found.host.node if found.host else "")
         super().drop(seat)
@@ -483,8 +465,3 @@ def _why_none_is_free(ray: Any, seat_devices: int) -> str:
         return f"no node of the cluster has {needed}"
     free = ray.available_resources().get("GPU" if "num_gpus" in resources else "CPU", 0)
     return f"a seat needs {needed}, others' jobs leave {free:g} free"
-
-
-def _first_line(error: Exception) -> str:
-    """Return the first line of a message of Ray's, which has many."""
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -19,28 +19,24 @@ from collections.abc import Set
 
 import psutil
 
+from autotune.runtime.containment import call_libc
+
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 GRACE_SECONDS = 1.0  # for a template whose pipe has closed; one that still imports does not notice
 SWEEP_SECONDS = 5.0  # only a process stuck in the kernel takes longer to end
 FAMILY_VARIABLE = "AUTOTUNE_FAMILY"  # the mark that all descendants of a template inherit
 
 
-def _prctl(option: int, value: int) -> None:
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl failed")
-
-
 def die_with_parent(parent: int) -> None:
     """Have the kernel kill this process when `parent` dies; end at once if it is dead already."""
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    call_libc("prctl", _PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)
 
 
 def adopt_orphans() -> None:
     """Have this process adopt descendants whose parent ends."""
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    call_libc("prctl", _PR_SET_CHILD_SUBREAPER, ctypes.c_ulong(1), 0, 0, 0)
 
 
 def fork_supervisor(pipe: int) -> None:
@@ -91,9 +87,5 @@ def kill_family(family: str) -> None:
 
 
 def _members(family: str) -> list[psutil.Process]:
-    found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):  # it has ended, or belongs to another user
-            if process.environ().get(FAMILY_VARIABLE) == family:
-                found.append(process)
-    return found
+    found = psutil.process_iter(["environ"])  # None for other users' processes
+    return [process for process in found if (process.info["environ"] or {}).get(FAMILY_VARIABLE) == family]

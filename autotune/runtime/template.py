@@ -70,10 +70,7 @@ class EntryPoint(Protocol):
     def share_start(
         self, reference: WorkloadReference, variables: dict[str, str], server: ForkServer, answer: int, *, known: bool
     ) -> str:
-        """Run a script up to its first call of TensorFlow's runtime, survey it unless it is known, and serve there.
-
-        Answers `{"serves": true}` by the pipe before it serves. Returns only where it cannot, with the reason.
-        """
+        """Run the start of a script, survey it unless known, answer `{"serves": true}` and serve; or say why not."""
 
     def run(
         self, request: protocol.TrialRequest, channel: protocol.Channel, workload: Any, reference: WorkloadReference

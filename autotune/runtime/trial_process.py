@@ -93,7 +93,6 @@ class TrialProcess:
     def warm_up(
         self, timeout_seconds: float, on_started: Callable[[protocol.Started], None] = lambda started: None
     ) -> WarmUp:
-        """See `executor.LiveTrial`."""
         deadline = self._requested + timeout_seconds
         self._clock.watch()
         started = self._expect(protocol.Started, deadline)
@@ -119,7 +118,6 @@ class TrialProcess:
         )
 
     def measure(self, seconds: float, timeout_seconds: float) -> Slice:
-        """See `executor.LiveTrial`."""
         return self.measure_continuously(seconds, 1, timeout_seconds)[0]
 
     def measure_continuously(self, seconds: float, count: int, timeout_seconds: float) -> tuple[Slice, ...]:
@@ -136,7 +134,6 @@ class TrialProcess:
                 return tuple(part.model_copy(update={"standstills": thrown_away}) for part in slices)
 
     def finish(self, input_wait_seconds: float, timeout_seconds: float, *, thorough: bool = False) -> protocol.Finished:
-        """See `executor.LiveTrial`."""
         before, deadline = self._clock.standstills, self._clock() + timeout_seconds
         profile = self._profile == "all" or (self._profile == "finalists" and thorough)
         self._command(protocol.Finish(input_wait_seconds=input_wait_seconds, ceilings=thorough, profile=profile))
@@ -149,7 +146,6 @@ class TrialProcess:
         return figures
 
     def loss_curves(self, timeout_seconds: float) -> protocol.LossCurves:
-        """See `executor.LiveTrial`."""
         self._clock.watch()
         answer = self._expect(protocol.LossCurves, self._requested + timeout_seconds)
         self.kill()

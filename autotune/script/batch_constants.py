@@ -30,12 +30,7 @@ def find_batch_constant(
 ) -> str:
     """Return what uses the batch size as a constant in a step of training, and where; empty if nothing does.
 
-    Args:
-        files: The script's own.
-        given_at: The calls that are given the batch size.
-        size: The batch size.
-        directory: The script's.
-        losses: Names of functions that compute the loss.
+    `losses` names functions that compute the loss.
     """
     trees = {file: parse_source(file) for file in files}
     for file, tree in trees.items():

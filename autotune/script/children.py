@@ -25,9 +25,7 @@ _FOLDER = str(Path(__file__).with_name("child_site"))
 def watch_children(pipe: int, *, imports: bool = False) -> None:
     """Let children of this process, which leads its process group, answer in its place.
 
-    Args:
-        pipe: Where this process answers.
-        imports: A child that imports TensorFlow ends this process; otherwise one that trains does.
+    With `imports` a child that imports TensorFlow does so, otherwise one that trains.
     """
     os.environ[_VARIABLE] = f"{os.getpid()}:{pipe}:{'import' if imports else 'train'}"
     os.environ["PYTHONPATH"] = os.pathsep.join([_FOLDER, *_inherited_path()])

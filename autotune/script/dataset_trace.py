@@ -24,21 +24,13 @@ DIFFERS_BY_EPOCH = ("Shuffle", "Repeat", "Sample", "Interleave", "ParallelInterl
 
 @dataclass(frozen=True)
 class DatasetCall:
-    """A call of the script's that has made a dataset.
+    """A call of the script's that has made a dataset."""
 
-    Args:
-        knob: The knob whose value the call takes.
-        site: Where the call is.
-        given: The script's value.
-        used: The value in its place.
-        drop_remainder: Of `batch`.
-    """
-
-    knob: str
+    knob: str  # whose value the call takes
     site: Site
-    given: Any
-    used: Any
-    drop_remainder: bool = False
+    given: Any  # the script's value
+    used: Any  # the value in its place
+    drop_remainder: bool = False  # of `batch`
 
 
 def tag(dataset: tf.data.Dataset, call: DatasetCall) -> None:

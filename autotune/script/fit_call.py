@@ -257,10 +257,7 @@ class FitCall:
     def pipeline(self, dataset: tf.data.Dataset, source: Any, configuration: Configuration) -> apply.TrainingPipeline:
         """Return how the training reads its batches with the knobs of a configuration.
 
-        Args:
-            dataset: Batches.
-            source: What `fit` is given: `dataset`, or data that is no dataset.
-            configuration: The values in force.
+        `source` is what `fit` is given: `dataset`, or data that is no dataset.
         """
         steps = self.steps_per_epoch
         own = source is not dataset or self.kind == "distributed"

@@ -58,11 +58,7 @@ class Hooks:
 class Wrappers:
     """The wrappers of one process.
 
-    Args:
-        settings: What is changed in the script.
-        hooks: What is done where it trains.
-        directory: The script's own.
-        scratch: Takes the files of `Dataset.cache` in a trial: an old one would yield batches of another size.
+    `scratch` takes the files of `Dataset.cache` in a trial: an old one would yield batches of another size.
     """
 
     def __init__(self, settings: Settings, hooks: Hooks, directory: str, scratch: Path | None = None) -> None:

@@ -85,8 +85,8 @@ class LongRun(Hooks):
         path: Path,
         directory: str,
         *,
-        skip_missing: bool = False,
-        scale: Rule | None = None,
+        skip_missing: bool = False,  # continue without a knob whose call sites are gone
+        scale: Rule | None = None,  # of the learning rate; None for the rule that the recipe has tested
         keep_learning_rate: bool = False,
         stale: Staleness | None = None,
         compiled: Path | None = None,
@@ -106,17 +106,11 @@ class LongRun(Hooks):
         log = path.resolve().parent / LOG
         own = not os.path.lexists(log) or (log.is_file() and not log.is_symlink())  # the folder may be another user's
         log_file = log if own and os.access(log.parent, os.W_OK) else None
-        self._guard = Guard(recipe.evidence, recipe.machine, log=log_file)
-        self._checked_missing = self._warned_of_other_batch = False
+        self.guard = Guard(recipe.evidence, recipe.machine, log=log_file)
+        self._checked_missing = False
         self._trainings: ScaledTrainings | None = None  # by `fit`, where the learning rate is scaled
         self._scaled = weakref.WeakKeyDictionary[Any, tuple[int, int]]()  # optimizers whose scaling was said
         self._said_last = ""  # of the learning rate
-        self._first_batch: int | None = None  # the batch size that the script first gave to the tuned fit
-
-    @property
-    def guard(self) -> Guard:
-        """The guard, which has measured its speed."""
-        return self._guard
 
     def install(self) -> None:
         """Set what acts before TensorFlow is imported, and wrap it, now or once it is."""
@@ -166,7 +160,7 @@ class LongRun(Hooks):
     def ended(self) -> None:
         """Note that the script is over."""
         if self._loop:
-            self._guard.ended()
+            self.guard.ended()
 
     def stepped(self, examples: int, logs: Any) -> None:
         """See `Hooks`."""
@@ -180,15 +174,15 @@ class LongRun(Hooks):
                 shown = (_show_scaled(optimizer, factor) for optimizer in self._watch.optimizers.values())
                 self._say_scaled(", ".join(dict.fromkeys(shown)), before, after)
         if not self._facts.work_varies:  # whose speed changes with what was learned
-            self._guard.called(examples)
+            self.guard.called(examples)
 
     def epoch_began(self) -> None:
         """See `Hooks`: the script may have left the epoch before its data ended."""
-        self._guard.epoch_ended()
+        self.guard.epoch_ended()
 
     def epoch_ended(self) -> None:
         """See `Hooks`."""
-        self._guard.epoch_ended()
+        self.guard.epoch_ended()
 
     def _refuse_missing(self) -> None:
         for knob in self._settings.refuse_missing(self._facts, skip=self._skip_missing):
@@ -204,13 +198,12 @@ class LongRun(Hooks):
         self._refuse_missing()
         refuse_another_scope(model, self._configuration)
         call = FitCall(model=model, arguments=arguments, settings=self._settings)
-        self._warn_of_other_batch(call.batch_size)
         changed = changed_arguments(call, self._configuration, self._facts)
         apply.accumulate(model.optimizer, self._configuration)
         if self._settings.changes.get("jit_compile") is True and not model.jit_compile:
             say("jit_compile=true is not in force: Keras turns XLA off for this model")
         factor = self._factor_of_fit(call)
-        watch = guard_callback(self._guard, call.batch_used or self._configuration.batch_size)
+        watch = guard_callback(self.guard, call.batch_used or self._configuration.batch_size)
         callbacks = [*listed_callbacks(arguments["callbacks"]), *self._find_compiled(model), watch]
         callbacks += self._watch_for_changes(model)
         with self._scaled_by(factor, model):
@@ -239,17 +232,6 @@ class LongRun(Hooks):
     def _warn_of_changes(self, weights: Sequence[Any]) -> None:
         if self._stale is not None:
             self._stale.warn(count_parameters(Weights(weights, weights)) or None)
-
-    def _warn_of_other_batch(self, given: int | None) -> None:
-        """Warn once that the script gives the tuned `fit` a second batch size, which is used."""
-        first = self._first_batch = self._first_batch or given
-        if given == first or "batch_size" not in self._settings.changes or self._warned_of_other_batch:
-            return
-        self._warned_of_other_batch = True
-        say(
-            f"the script changed its batch size from {first} to {given}: using {given}, because the recipe's "
-            f"{self._settings.changes['batch_size']} replaces {first} only"
-        )
 
     def _factor_of_fit(self, call: FitCall) -> float:
         """Return how many times its learning rate this call trains with. Say it where it is news."""

@@ -37,19 +37,12 @@ _END_OF_DATA = {"StopIteration", "OutOfRangeError"}
 
 @dataclass(frozen=True)
 class StepLoop:
-    """The loop that drives the steps of a training.
+    """The loop that drives the steps of a training."""
 
-    Args:
-        line: Where it stands: `train.py, line 12`.
-        counted: Where a count of steps ends it; empty if its data does.
-        is_scaled: A count of steps ends it, which the script takes from the number of batches in its data.
-        periodic: Where it does more than logging at every so many steps; empty if nowhere.
-    """
-
-    line: str
-    counted: str = ""
-    is_scaled: bool = False
-    periodic: str = ""
+    line: str  # where it stands: `train.py, line 12`
+    counted: str = ""  # where a count of steps ends it; empty if its data does
+    is_scaled: bool = False  # a count of steps ends it, which the script takes from the number of batches in its data
+    periodic: str = ""  # where it does more than logging at every so many steps; empty if nowhere
 
 
 def find_step_loop(
@@ -57,10 +50,7 @@ def find_step_loop(
 ) -> StepLoop | None:
     """Return the loop over steps that these frames run; None where none is found.
 
-    Args:
-        frames: The innermost first.
-        directory: The script's.
-        is_batched: Whether a value is a dataset whose number of batches follows the batch size.
+    Frames come innermost first. `is_batched` tells a dataset whose number of batches follows the batch size.
     """
     found: StepLoop | None = None
     counters: set[str] = set()
@@ -135,10 +125,7 @@ def _walk_own(scope: ast.AST) -> Iterator[ast.AST]:
 def _find_count(loop: ast.AST, counters: set[str], *, read_by_for: bool) -> ast.AST | None:
     """Return what ends a loop over steps by their count; None if its data ends it.
 
-    Args:
-        loop: The loop.
-        counters: Expressions that count steps.
-        read_by_for: It is a `for` over the data itself. Otherwise something in it reads the next batch.
+    `read_by_for`: it is a `for` over the data itself. Otherwise something in it reads the next batch.
     """
     if isinstance(loop, ast.While):
         return loop.test if _is_counting_test(loop) else _find_exit(loop, counters)
@@ -185,10 +172,7 @@ def _reads_to_the_end(loop: ast.While) -> bool:
 def _find_exit(loop: ast.AST, counters: set[str], *, conditional: bool = False) -> ast.AST | None:
     """Return the test, or the statement, by which a loop ends early after a number of steps; None without one.
 
-    Args:
-        loop: The loop.
-        counters: Expressions that count steps.
-        conditional: An exit without a condition ends no loop of steps.
+    `conditional`: an exit without a condition ends no loop of steps.
     """
     for statement, tests in _exits(getattr(loop, "body", ()), (), nested=False):
         counted = next((test for test in tests if _mentions(test, counters)), None)

@@ -36,16 +36,7 @@ from autotune.training.slices import TrainingEnded
 
 
 class LoopSession(TrainingSession):
-    """A training by a custom loop.
-
-    Args:
-        watch: Sees its steps.
-        examples: Of its first step.
-        request: Of the trial.
-        configuration: The values in force.
-        settings: What is changed in the script.
-        variables: That the script has made.
-    """
+    """A training by a custom loop."""
 
     def __init__(
         self,

@@ -48,24 +48,8 @@ class _Origin:
 class LoopWatch:
     """Watches this process's loops.
 
-    Args:
-        wrappers: Say when it is the script that calls, and whose hooks take the steps.
-        facts: Of the script, where they are known: which function XLA compiles.
-        finds_compiled: TensorFlow must find what XLA compiled for that function, now or in another process.
-
-    Attributes:
-        dataset: What the training reads; None where it reads no dataset.
-        place: The file and line at which it is read from its beginning.
-        by_call: A step is a call that updates weights. It may read from a dataset's iterator that it is given.
-        parts: Batches of the dataset that a step reads: one per replica, where a function makes the dataset.
-        distributed: A strategy of the script's has taken a dataset, so its options are set already.
-        strategy: The name of the `tf.distribute` strategy that runs the steps; empty without one.
-        optimizers: All that update weights, by id.
-        step_function: The largest `tf.function` that updates weights and that XLA can compile.
-        jit_compile: Whether the script compiles it.
-        wait_seconds: How long reading has taken so far.
-        read_at: When an element was last read.
-        work: The number of calls of layers and functions before each update, where no dataset is read.
+    `facts` are those of the script, where they are known: which function XLA compiles. With `finds_compiled` TensorFlow
+    must find what XLA compiled for that function, now or in another process.
     """
 
     def __init__(self, wrappers: Wrappers, facts: ScriptFacts | None = None, *, finds_compiled: bool = False) -> None:
@@ -73,16 +57,18 @@ class LoopWatch:
         self._jit_compile = wrappers.settings.changes.get("jit_compile")
         self._finds_compiled = finds_compiled
         self._compiled = None if facts is None or self._jit_compile is None else facts.step_function
-        self.dataset: Any = None
-        self.place: tuple[str, int] | None = None
-        self.by_call = self.distributed = self.jit_compile = False
-        self.parts = 1
-        self.strategy = ""
-        self.optimizers: WeakValueDictionary[int, Any] = WeakValueDictionary()
-        self.step_function: Site | None = None
-        self.wait_seconds = 0.0
-        self.read_at: float | None = None
-        self.work: list[int] = []
+        self.dataset: Any = None  # that the training reads; None where it reads none
+        self.place: tuple[str, int] | None = None  # the file and line at which it is read from its beginning
+        self.by_call = False  # a step is a call that updates weights; it may read from an iterator that it is given
+        self.distributed = False  # a strategy of the script's has taken a dataset, so its options are set already
+        self.parts = 1  # batches of the dataset that a step reads: one per replica, where a function makes the dataset
+        self.strategy = ""  # the name of the `tf.distribute` strategy that runs the steps
+        self.optimizers: WeakValueDictionary[int, Any] = WeakValueDictionary()  # all that update weights
+        self.step_function: Site | None = None  # the largest `tf.function` that updates weights and XLA can compile
+        self.jit_compile = False  # the script compiles it
+        self.wait_seconds = 0.0  # how long reading has taken
+        self.read_at: float | None = None  # when an element was last read
+        self.work: list[int] = []  # calls of layers and functions before each update, where no dataset is read
         self._last_read: Any = None  # the iterator that was last read, and the element, until that has been used
         self._updates = 0  # since the last step
         self._unused: list[int] = []  # examples of elements that were read and have updated nothing yet
@@ -116,9 +102,7 @@ class LoopWatch:
     def install_keras(self, keras: ModuleType, *, layers: bool = False) -> None:
         """Watch optimizers and `train_on_batch` of a Keras.
 
-        Args:
-            keras: The module.
-            layers: Take the batch of the last layer call for a step's, where no call that updates weights has one.
+        With `layers`, the batch of the last layer call is a step's where no call that updates weights has one.
         """
         api, act_on = api_of(keras), self._wrappers.around
         api.watch_trained_variables()

@@ -87,9 +87,7 @@ def disable_trackers(scratch: Path) -> None:
 class SideEffects:
     """The side effects of a script that this process omits in its trial.
 
-    Args:
-        reference: The script.
-        refuse: Takes the error of a write that may not be. It need not return.
+    `refuse` takes the error of a write that may not be. It need not return.
     """
 
     def __init__(self, reference: WorkloadReference, refuse: Callable[[WorkloadError], None]) -> None:
@@ -181,11 +179,7 @@ _WRITE_FLAGS = os.O_WRONLY | os.O_RDWR | os.O_TRUNC | os.O_CREAT
 class WriteWatch:
     """Watches what this process writes.
 
-    Args:
-        created: What trials have created; new files are added.
-        scratch: A directory for this process's own files.
-        leave_out: Takes what is left out of the trial, for the user to read.
-        refuse: Takes the error of a change that may not be. It need not return.
+    Files of its own go to `scratch`. `refuse` takes the error of a change that may not be. It need not return.
     """
 
     def __init__(

@@ -35,21 +35,13 @@ given_values: dict[str, Any] = {}
 
 @dataclass
 class Settings:
-    """The values that are changed in a script, by knob.
+    """The values that are changed in a script, by knob."""
 
-    Args:
-        changes: The knobs whose value is not the script's own.
-        own: The script's own values. A call that was given another one is left alone: it serves something else.
-        sites: The call sites that a knob reaches, by knob.
-        reached: The call sites that the script has passed.
-        first: The value that the script gave first, by knob, where a value is set once.
-    """
-
-    changes: dict[str, KnobValue] = field(default_factory=dict)
-    own: dict[str, KnobValue] = field(default_factory=dict)
-    sites: dict[str, frozenset[_Key]] = field(default_factory=dict)
-    reached: set[_Key] = field(default_factory=set)
-    first: dict[str, KnobValue] = field(default_factory=dict)
+    changes: dict[str, KnobValue] = field(default_factory=dict)  # of the knobs whose value is not the script's own
+    own: dict[str, KnobValue] = field(default_factory=dict)  # a call that was given another value is left alone
+    sites: dict[str, frozenset[_Key]] = field(default_factory=dict)  # call sites that a knob reaches
+    reached: set[_Key] = field(default_factory=set)  # call sites that the script has passed
+    first: dict[str, KnobValue] = field(default_factory=dict)  # what the script gave first, where a value is set once
 
     @classmethod
     def of(cls, configuration: Mapping[str, KnobValue], facts: ScriptFacts) -> Settings:

@@ -30,7 +30,7 @@ from autotune.script.execute import fork_to_ask, make_endless, note_process, sen
 from autotune.script.sandbox import SideEffects
 from autotune.script.settings import serve_script
 from autotune.script.survey import Survey
-from autotune.script.trial import needs_fresh_weights, prepare, run_users, send_no_losses, timing
+from autotune.script.trial import prepare, run_users, timing
 from autotune.space.configuration import Configuration
 from autotune.space.keras_in_use import use_keras
 
@@ -42,15 +42,7 @@ def share_start(
 ) -> str:
     """Run the script up to its first call of TensorFlow's runtime, survey it unless it is known, and serve there.
 
-    Args:
-        reference: The script.
-        variables: That it sets before it imports TensorFlow.
-        server: Forks the trials.
-        answer: A pipe for `send_answer`.
-        known: The script need not be surveyed.
-
-    Returns:
-        Why trials are not forked there; empty where the script ends or fails before, which its survey will report.
+    Return why trials are not forked there; empty where the script ends or fails before, which its survey will report.
     """
     import tensorflow as tf
 
@@ -212,9 +204,6 @@ def _trial(
         assert facts is not None
         use_keras(request.keras)
         prepare(configuration, facts)
-        if needs_fresh_weights(request, facts):
-            send_no_losses(channel)
-            leave(0)
         if facts.epochs_range is not None:
             make_endless(facts.epochs_range, reference)
         with timing(request, channel, reference, configuration, here):

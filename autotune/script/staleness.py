@@ -19,11 +19,7 @@ if TYPE_CHECKING:
 class Staleness:
     """What has changed since a recipe was measured.
 
-    Args:
-        recipe: The recipe.
-        command: Measures its claim again.
-        here: This machine; None where a change of it is not to be said.
-        say: Takes a line for the user.
+    `here` is this machine; None where a change of it is not to be said.
     """
 
     def __init__(self, recipe: Recipe, command: str, *, here: Machine | None, say: Callable[[str], None] = say) -> None:

@@ -57,13 +57,7 @@ def survey(
 ) -> tuple[WorkloadFacts, WaitingProcess | None]:
     """Run the script in a fork of this process, and return its facts.
 
-    Args:
-        reference: The script.
-        variables: What it sets before it imports TensorFlow.
-        leave_template: Called in the fork before the script runs.
-
-    Returns:
-        The facts; and the fork, where it waits at the script's training to go on as the first trial.
+    Return also the fork, where it waits at the script's training to go on as the first trial.
 
     Raises:
         WorkloadError: It cannot be tuned; the message says why, and what to do.

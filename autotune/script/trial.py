@@ -59,21 +59,8 @@ def run(
     """Run one trial to its end. Returns only after losses; a script that does not train is an error."""
     facts = request.script
     assert facts is not None
-    if needs_fresh_weights(request, facts):
-        send_no_losses(channel)
-        return
     with timing(request, channel, reference, configuration, os.getcwd()):
         run_users(reference, endless=facts.epochs_range)
-
-
-def needs_fresh_weights(request: protocol.TrialRequest, facts: ScriptFacts) -> bool:
-    """Return whether a custom loop is asked for losses from fresh weights, which cannot be made."""
-    return isinstance(request.losses, protocol.LossRuns) and facts.trains is Trains.LOOP
-
-
-def send_no_losses(channel: protocol.Channel) -> None:
-    """Answer that there are none."""
-    channel.send(protocol.LossCurves(curves=(), gpus=gauges.gpu_names()))
 
 
 @contextlib.contextmanager
@@ -84,15 +71,7 @@ def timing(
     configuration: Configuration,
     here: str,
 ) -> Iterator[None]:
-    """Time the training of the script that runs meanwhile.
-
-    Args:
-        request: Of the trial.
-        channel: Its pipe.
-        reference: The script.
-        configuration: The values to run with.
-        here: The directory in which the script began.
-    """
+    """Time the training of the script that runs meanwhile. The script began in the directory `here`."""
     import tensorflow as tf
 
     facts = request.script
@@ -282,8 +261,6 @@ class FitTraining(TrialHooks):
 def _fit_args(call: FitCall, callbacks: list[Any]) -> dict[str, Any]:
     """Return the script's own arguments that its `fit` keeps in a trial, with callbacks that see its own epochs."""
     given = call.arguments
-    # Keras makes its progress bar itself. One that it is given would end its asynchronous dispatch.
-    _repeat_epochs(keras.callbacks.ProgbarLogger, int(given["initial_epoch"]), max(1, call.epochs))
     passed_on = ["verbose", "validation_freq"]
     passed_on += ["class_weight"] if call.kind != "arrays" else []
     passed_on += ["shuffle"] if call.kind == "py_dataset" else []
@@ -303,7 +280,7 @@ def _report_epochs(epochs: int) -> Any:
 
 
 def _repeat_epochs(callback: Any, first: int, epochs: int) -> None:
-    """Have a callback, or a class of them, see the script's own epochs over and over: a trial trains more of them."""
+    """Have a callback see the script's own epochs over and over: a trial trains more of them."""
     for name in ("on_epoch_begin", "on_epoch_end"):
         present = getattr(callback, name, None)
         if present is None:
@@ -311,10 +288,8 @@ def _repeat_epochs(callback: Any, first: int, epochs: int) -> None:
         # A script may give a callback to several calls of `fit`.
         usual = getattr(vars(callback).get(name), "_autotune_usual", present)
 
-        def again(*arguments: Any, usual: Any = usual, **named: Any) -> Any:
-            place = int(isinstance(callback, type))  # of the epoch: a class's function has its object first
-            before, epoch, after = arguments[:place], arguments[place], arguments[place + 1 :]
-            return usual(*before, first + epoch % epochs, *after, **named)
+        def again(epoch: int, *rest: Any, usual: Any = usual, **named: Any) -> Any:
+            return usual(first + epoch % epochs, *rest, **named)
 
         again._autotune_usual = usual  # type: ignore[attr-defined]
         setattr(callback, name, again)

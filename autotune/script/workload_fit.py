@@ -19,9 +19,9 @@ from autotune.space.configuration import Configuration
 from autotune.space.keras_in_use import keras_in_use, keras_of
 from autotune.space.knobs import KNOBS
 from autotune.training import gauges
-from autotune.training.branch import Curves, branch_losses
+from autotune.training.branch import branch_losses
 from autotune.training.fit import Parts, refuse_idle_precision, set_compiled, time_fit
-from autotune.training.losses import loss_curves
+from autotune.training.losses import Curves, loss_curves
 from autotune.training.pipeline import BATCHES, ENDLESS, Batches, batches_in, elements_in, refuse_uneven
 
 LOOK_BATCHES, LOOK_SECONDS = 32, 1.0  # of a dataset that batches by itself: no further one so long after the first
@@ -95,10 +95,7 @@ def _pipeline(dataset: tf.data.Dataset, workload: Workload, configuration: Confi
 def training_data(workload: Workload, configuration: Configuration, *, examine: bool) -> tf.data.Dataset:
     """Call the workload's `dataset()`, and refuse a dataset that cannot be timed.
 
-    Args:
-        workload: Its owner.
-        configuration: What a dataset that batches by itself is given.
-        examine: Read a first element; of a dataset that batches by itself the first batches are read in any case.
+    Without `examine`, only a dataset that batches by itself is read.
     """
     dataset = _call_for_dataset(workload.dataset, "dataset", configuration)
     if examine or workload.batched:  # each batch size: one that dataset() ignores would look faster

@@ -77,23 +77,3 @@ class Situation:
         if self.waits_for_input:
             return "input"
         return "launch" if self.launch_bound else "compute"
-
-
-def always(now: Situation) -> bool:
-    """Return that a knob may act everywhere."""
-    return True
-
-
-def where_input_waits(now: Situation) -> bool:
-    """Return whether a faster input pipeline can help."""
-    return now.waits_for_input
-
-
-def where_steps_are_short(now: Situation) -> bool:
-    """Return whether fewer calls into TensorFlow can help."""
-    return now.short_steps
-
-
-def where_epochs_are_short(now: Situation) -> bool:
-    """Return whether a faster boundary between epochs can help."""
-    return now.short_epochs

@@ -155,9 +155,7 @@ def find_conflict(values: Mapping[str, KnobValue]) -> str:
 def normalize(configuration: Configuration, choices: Mapping[str, Sequence[KnobValue]]) -> Configuration:
     """Set the knobs that the configuration's strategy decides, so that no training is tried under two names.
 
-    Args:
-        configuration: Any.
-        choices: Of each knob that varies; one of them is taken where there is a choice.
+    A knob that varies gets one of its choices.
     """
     wanted: dict[str, KnobValue] = {}
     if configuration.get("strategy", "none") != MIRRORED:
@@ -209,11 +207,11 @@ def read_trials(directory: RunDirectory, problems: list[RunDirectoryError] | Non
 
 
 def _check_record(record: TrialRecord, file: Path) -> None:
-    check_configuration(record.configuration, file, "configuration")
-    check_configuration(record.asked or {}, file, "asked")
+    _checked(record.configuration, file, "configuration")
+    _checked(record.asked or {}, file, "asked")
 
 
-def check_configuration(values: Mapping[str, object], file: Path, key: str) -> Configuration:
+def _checked(values: Mapping[str, object], file: Path, key: str) -> Configuration:
     """Return the configuration under `key` of `file`. Raises RunDirectoryError where a knob or value is unknown."""
     try:
         return Configuration(values, where=f"{file}: {key}")
@@ -221,15 +219,9 @@ def check_configuration(values: Mapping[str, object], file: Path, key: str) -> C
         raise RunDirectoryError(error.message, hint=error.hint) from error
 
 
-def trial_configuration(directory: RunDirectory, record: TrialRecord) -> Configuration:
-    """Return a trial's configuration, checked as by `check_configuration`."""
-    file = directory.trial_directory(record.trial) / "result.json"
-    return check_configuration(record.configuration, file, "configuration")
-
-
 def baseline_of(directory: RunDirectory, run: RunRecord, trials: Sequence[TrialRecord]) -> Configuration | None:
     """Return a run's baseline, checked; that of its first baseline trial where run.json has none."""
     if run.baseline is not None:
-        return check_configuration(run.baseline, directory.path / "run.json", "baseline")
+        return _checked(run.baseline, directory.path / "run.json", "baseline")
     tried = baseline_trial(trials)
-    return trial_configuration(directory, tried) if tried is not None else None
+    return None if tried is None else Configuration(tried.configuration)

@@ -17,20 +17,7 @@ from typing import Any
 from autotune.data.errors import ConfigurationError
 from autotune.data.models import KnobValue
 from autotune.data.printable import short
-from autotune.space.changes import (
-    Change,
-    Situation,
-    always,
-    change,
-    exactly,
-    larger,
-    near,
-    smaller,
-    times,
-    where_epochs_are_short,
-    where_input_waits,
-    where_steps_are_short,
-)
+from autotune.space.changes import Change, Situation, change, exactly, larger, near, smaller, times
 from autotune.space.keras_in_use import keras_module
 from autotune.space.variables import TF_XLA, XLA, variable_fields
 
@@ -114,13 +101,14 @@ class Knob:
     per_core: bool = False  # a number of threads: scaled down on a part of the cores
     structural: bool = False  # changes what the pipeline is made of, and with it the cost between epochs
     changes: tuple[Change, ...] = ()  # worth a trial; without any, two of its other values are tried
-    useful: Callable[[Situation], bool] = always  # whether it can act there: else no trial changes it alone
+    useful: Callable[[Situation], bool] = lambda now: True  # whether it can act there: else no trial changes it alone
     units: Mapping[KnobValue, tuple[str, ...]] = field(default_factory=dict)  # that make a value fast, the best first
     needs_dataset_config: bool = False  # reaches the pipeline only through `dataset(config)`
     of_workload: bool = False  # some workloads have it; the recipes of others lack it
 
 
 _ON_GPU = frozenset({Device.GPU})
+_INPUT_WAITS = attrgetter("waits_for_input")  # of a `Situation`
 _ARITHMETIC: dict[str, Any] = {"numerics": Numerics.ARITHMETIC, "plain": False}
 _OF_SCRIPT: dict[str, Any] = {"default": None, "stage": Stage.PIPELINE, "structural": True, "of_workload": True}
 _OF_STRATEGY: dict[str, Any] = {"stage": Stage.SCOPE, "of_workload": True}
@@ -132,14 +120,6 @@ def _same_memory(value: KnobValue) -> int:
 
 def _number(value: KnobValue) -> int | None:
     return value if type(value) is int else None
-
-
-def _set_precision(tf: Any, policy: str) -> None:
-    keras_module().mixed_precision.set_global_policy(policy)
-
-
-def _read_precision(tf: Any) -> str:
-    return str(keras_module().mixed_precision.global_policy().name)
 
 
 def _op_threads(pool: str, summary: str) -> Knob:
@@ -189,7 +169,6 @@ def _set_auto_shard(options: Any, policy: str) -> None:
 
 
 def _set_option(path: str) -> Callable[[Any, Any], None]:
-    """Return the setter of one of a dataset's options."""
     parent, _, last = path.rpartition(".")
     return lambda options, value: setattr(attrgetter(parent)(options) if parent else options, last, value)
 
@@ -346,8 +325,8 @@ _TABLE = (
         domain=Domain(words=("float32", "mixed_bfloat16", "mixed_float16")),
         default="float32",
         stage=Stage.BUILD,
-        set=_set_precision,
-        read=_read_precision,
+        set=lambda tf, policy: keras_module().mixed_precision.set_global_policy(policy),
+        read=lambda tf: str(keras_module().mixed_precision.global_policy().name),
         capability={"mixed_float16": 7.0, "mixed_bfloat16": 8.0},  # NVIDIA's tensor cores: Volta, Ampere
         memory=lambda policy: int(policy == "float32"),
         numerics=Numerics.ARITHMETIC,
@@ -388,7 +367,7 @@ _TABLE = (
         default=1,
         stage=Stage.COMPILE,
         changes=(change(near(8)), change(times(4)), change(larger), change(smaller)),
-        useful=where_steps_are_short,
+        useful=attrgetter("short_steps"),
     ),
     Knob(
         name="prefetch",
@@ -400,7 +379,7 @@ _TABLE = (
         memory=_number,
         structural=True,
         changes=(change(exactly(2)), change(exactly("autotune"))),
-        useful=where_input_waits,
+        useful=_INPUT_WAITS,
     ),
     Knob(
         name="num_parallel_calls",
@@ -411,7 +390,7 @@ _TABLE = (
         memory=_number,
         structural=True,
         changes=(change(near(16), data_threads=near(16)), change(exactly("autotune"))),  # calls need threads to run on
-        useful=where_input_waits,
+        useful=_INPUT_WAITS,
         needs_dataset_config=True,
     ),
     Knob(
@@ -426,7 +405,7 @@ _TABLE = (
         per_core=True,
         structural=True,
         changes=(change(near(16), num_parallel_calls=near(16)),),
-        useful=where_input_waits,
+        useful=_INPUT_WAITS,
     ),
     Knob(
         name="deterministic",
@@ -438,7 +417,7 @@ _TABLE = (
         read=attrgetter("deterministic"),
         memory=_same_memory,
         numerics=Numerics.EXAMPLES,
-        useful=where_input_waits,
+        useful=_INPUT_WAITS,
     ),
     Knob(
         name="data_autotune",
@@ -460,7 +439,7 @@ _TABLE = (
         stage=Stage.PIPELINE,
         structural=True,
         changes=(change(exactly(True)),),
-        useful=where_epochs_are_short,
+        useful=attrgetter("short_epochs"),
     ),
     Knob(
         name="cache",
@@ -468,7 +447,7 @@ _TABLE = (
         domain=Domain(booleans=True),
         memory=lambda on: int(bool(on)),
         changes=(change(exactly(True)),),
-        useful=where_input_waits,
+        useful=_INPUT_WAITS,
         **_OF_SCRIPT,
     ),
     Knob(
@@ -477,7 +456,7 @@ _TABLE = (
         domain=Domain(integers=(1, 4096)),
         memory=_number,
         changes=(change(near(16)),),
-        useful=where_input_waits,
+        useful=_INPUT_WAITS,
         **_OF_SCRIPT,
     ),
     Knob(
@@ -485,7 +464,7 @@ _TABLE = (
         summary="processes, not threads, make the batches of a script's PyDataset",
         domain=Domain(booleans=True),
         changes=(change(exactly(True)),),
-        useful=where_input_waits,
+        useful=_INPUT_WAITS,
         **_OF_SCRIPT,
     ),
     Knob(
@@ -493,7 +472,7 @@ _TABLE = (
         summary="batches that wait in the queue of a script's PyDataset",
         domain=Domain(integers=(1, 4096)),
         memory=_number,
-        useful=where_input_waits,
+        useful=_INPUT_WAITS,
         **_OF_SCRIPT,
     ),
     _op_threads("intra", "threads inside one operation"),
@@ -547,7 +526,7 @@ _TABLE = (
         domain=Domain(integers=(1, 64)),
         default=1,
         memory=_number,
-        useful=where_input_waits,
+        useful=_INPUT_WAITS,
         **_OF_STRATEGY,
     ),
 )

@@ -192,25 +192,14 @@ class SearchSpace:
         baseline: Configuration,
         device: Device,
         cores: int,
-        examples: int | None,
+        examples: int | None,  # of one epoch; None where unknown
         dataset_takes_config: bool,
         largest_batch: int | None = None,
-        devices: int = 1,
-        fixed: Mapping[str, str] = MappingProxyType({}),
-        capability: str | None = None,
+        devices: int = 1,  # of a seat
+        fixed: Mapping[str, str] = MappingProxyType({}),  # knobs that do not vary, with the reason
+        capability: str | None = None,  # the lowest of the GPUs, such as `8.0`; None where it is not known
     ) -> ResolvedSpace:
         """Return the choices of every knob, the baseline's value among them.
-
-        Args:
-            baseline: The configuration around which the knobs vary.
-            device: What the training runs on.
-            cores: Of this machine.
-            examples: Of one epoch; None where unknown.
-            dataset_takes_config: Whether the workload's `dataset()` takes a config.
-            largest_batch: The largest batch size allowed; None for any.
-            devices: Of a seat.
-            fixed: Knobs that do not vary, with the reason.
-            capability: The lowest compute capability of the GPUs, such as `8.0`; None where it is not known.
 
         Raises SearchSpaceError where a range is empty or nothing varies, ArgumentError for a `largest_batch` too small.
         """

@@ -130,11 +130,7 @@ def environment_notes(variables: Mapping[str, str], tensorflow: str) -> Iterator
 def variable_fields(variable: str, texts: Mapping[Any, str], default: Any, *, flag: str = "") -> dict[str, Any]:
     """Return the fields of a knob that is an environment variable, or one flag in it.
 
-    Args:
-        variable: Its name.
-        texts: The text that stands there for each value.
-        default: The knob's value where nothing stands there.
-        flag: The flag's name; empty where the knob is the whole variable.
+    `texts` has the text of each value; the knob has its default where nothing stands there.
     """
 
     def read(variables: Mapping[str, str]) -> Any:

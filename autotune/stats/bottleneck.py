@@ -88,7 +88,6 @@ def find_bottleneck(seen: StepFigures) -> Bottleneck:
 
 
 def _pipeline_is_faster(ceilings: Ceilings | None) -> bool:
-    """Return whether the input pipeline alone is clearly faster than the step alone."""
     if ceilings is None or not ceilings.by_input or not ceilings.by_compute:
         return False
     return ceilings.by_input >= CLEARLY_FASTER * ceilings.by_compute

@@ -18,7 +18,8 @@ Measured = tuple[float, int]  # a slice as samples per second, and the examples 
 BORROWED_DEGREES = 8  # most that a trial borrows from the others: one that is noisier shows it
 LEAST_DEVIATION = 0.02  # log deviation between processes that is allowed for even where slices show none
 CONTRADICTION = 0.05  # how rarely pairs that the prior describes vary so much that they are taken to contradict it
-MOST_PRIOR_DEGREES = 4  # that recordings, and a run's other processes, may each lend to a claim
+PRIOR_DEGREES = 4  # that recordings, and at most that a run's other processes, lend to a claim
+NOISY_DEVIATION = 0.179  # log deviation of single slice pairs on a disturbed machine: what is taken before any is known
 TEMPLATE_DEVIATION, TEMPLATE_DEGREES = 0.02, 14  # log deviation between forks of two templates that import the same
 
 
@@ -28,22 +29,6 @@ class Spread:
 
     deviation: float
     degrees: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class RecordedMachine:
-    """The spread between processes on a recorded machine, relative to what slices predicted."""
-
-    slice_deviation: float  # log deviation of single slice pairs within a process
-    excess: float  # deviation between processes over what the slices within them predict
-    degrees: int  # of the scaled inverse chi-square that this ratio follows
-
-
-RECORDED_MACHINES = (  # fitted by benchmarks/looks.py --fit from benchmarks/data/recorded_slices.json
-    RecordedMachine(slice_deviation=0.131, excess=0.99, degrees=37),
-    RecordedMachine(slice_deviation=0.179, excess=0.98, degrees=18),
-)
-"""A quiet and a disturbed machine, in this order: from the least to the most noisy."""
 
 
 @functools.lru_cache(maxsize=512)
@@ -97,19 +82,13 @@ class ProcessPrior:
 
 
 def claim_interval(
-    processes: Sequence[Sequence[float]],
+    processes: Sequence[Sequence[float]],  # log-ratios of the slices of each pair of processes
     *,
     prior: ProcessPrior,
     confidence: float = CONFIDENCE,
-    other_template: bool = False,
+    other_template: bool = False,  # both sides are forks of different templates, whose luck does not cancel
 ) -> LogInterval:
     """Return the mean over fresh pairs of processes, with a moderated Student-t interval.
-
-    Args:
-        processes: The log-ratios of the slices of each pair of processes.
-        prior: How much such pairs should vary.
-        confidence: Of the interval at this look.
-        other_template: Whether both sides are forks of different templates, whose luck does not cancel.
 
     The variance between pairs is `(d0 * s0**2 + d * s**2) / (d0 + d)`, with `d0 + d` degrees of freedom (empirical
     Bayes: Smyth 2004, doi:10.2202/1544-6115.1027). Pairs that contradict the prior stand alone (Phipson et al. 2016,
@@ -142,28 +121,23 @@ def _predicted_variance(processes: Sequence[Sequence[float]]) -> float:
 
 
 def process_prior(trials: Sequence[Sequence[Sequence[float]]], *, rounds: int) -> ProcessPrior:
-    """Return how much fresh pairs of processes should vary, before any was measured.
+    """Return how much fresh pairs of processes, of so many rounds of slices, should vary before any was measured.
 
-    Args:
-        trials: The log-ratios of the slices of each process of other trials of the run.
-        rounds: Slice pairs of one pair of processes.
-
-    The slices tell how noisy this machine is. The next noisier recorded machine tells how well slices
-    predict processes. Where other trials had several processes, these add what slices do not explain.
+    `trials` are the log-ratios of the slices of each process of other trials of the run. The slices tell how noisy this
+    machine is: on recorded machines they predict how much processes vary (by 0.98 and 0.99 of it, `benchmarks/looks.py
+    --fit`). Where other trials had several processes, these add what slices do not explain.
     """
     slices = pooled_spread([values for processes in trials for values in processes])
-    noisier = [row for row in RECORDED_MACHINES if row.slice_deviation >= slices.deviation]
-    recorded = noisier[0] if noisier and slices.degrees else RECORDED_MACHINES[-1]
-    deviation = slices.deviation if slices.degrees else recorded.slice_deviation
-    expected = (recorded.excess * deviation) ** 2 / rounds + LEAST_DEVIATION**2
+    deviation = slices.deviation if slices.degrees else NOISY_DEVIATION
+    expected = deviation**2 / rounds + LEAST_DEVIATION**2
     repeated = [processes for processes in trials if len(processes) > 1]
     seen = pooled_spread([[statistics.fmean(values) for values in processes] for processes in repeated])
     explained = [deviation**2 / len(values) for processes in repeated for values in processes]
     unexplained = max(0.0, seen.deviation**2 - statistics.fmean(explained)) if seen.degrees else 0.0
-    own, lent = min(MOST_PRIOR_DEGREES, recorded.degrees), min(MOST_PRIOR_DEGREES, seen.degrees)
-    pooled = expected + unexplained * lent / (own + lent)
+    lent = min(PRIOR_DEGREES, seen.degrees)
+    pooled = expected + unexplained * lent / (PRIOR_DEGREES + lent)
     least = math.sqrt(expected + unexplained) if seen.degrees else 0.0
-    return ProcessPrior(deviation=math.sqrt(pooled), degrees=own + lent, least=least, least_degrees=lent)
+    return ProcessPrior(deviation=math.sqrt(pooled), degrees=PRIOR_DEGREES + lent, least=least, least_degrees=lent)
 
 
 def pooled_spread(groups: Sequence[Sequence[float]]) -> Spread:

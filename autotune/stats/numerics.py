@@ -49,7 +49,6 @@ def cannot_tell(why: str) -> Check:
 
 
 def _late(curve: Curve) -> float:
-    """Return the mean of the last third."""
     return _mean(curve[-max(1, round(len(curve) / 3)) :])
 
 

@@ -137,16 +137,10 @@ MAY_DIFFER = {
 
 
 def scaling_efficiency(record: TrialRecord, records: Iterable[TrialRecord]) -> float | None:
-    """Return throughput over replicas × one device's: that of the fastest equal trial on one device.
+    """Return throughput over replicas × one device's: that of the fastest equal trial of the run on one device.
 
-    Both count as speed-ups over the baseline beside them, so that a drift of the machine cancels.
-
-    Args:
-        record: A trial's.
-        records: All of its run.
-
-    Returns:
-        The share; None on one device, and without an equal trial on one device.
+    None on one device, and without such a trial. Both count as speed-ups over the baseline beside them, so that a drift
+    of the machine cancels.
     """
     replicas = replicas_of(record)
     if replicas < 2 or record.speedup is None:

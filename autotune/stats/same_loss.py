@@ -96,10 +96,7 @@ def whole_trainings(branch: Branch) -> tuple[list[Losses], dict[Rule, list[Losse
 def window_means(steps: Sequence[tuple[int, float]], examples: int, windows: int) -> list[float]:
     """Return the means of a training's own losses over windows of equal numbers of examples.
 
-    Args:
-        steps: The examples of each step, and its loss.
-        examples: In all windows together; the steps have as many or more.
-        windows: Their number.
+    `steps` are the examples of each step with its loss; they have as many `examples` as all windows together, or more.
     """
     sizes, losses = np.array(steps, dtype=float).T
     ends, sums = (np.concatenate([[0.0], np.cumsum(values)]) for values in (sizes, sizes * losses))
@@ -172,22 +169,14 @@ def _examples_needed(
 
 
 def same_loss_speedup(
-    throughput: LogInterval,
+    throughput: LogInterval,  # the logarithm of the ratio of samples per second
     needed: ExamplesNeeded,
     *,
-    degrees: float,
-    confidence: float = CONFIDENCE,
-    level: float = CONFIDENCE,
+    degrees: float,  # of freedom, of `throughput`
+    confidence: float = CONFIDENCE,  # of its interval
+    level: float = CONFIDENCE,  # of the result
 ) -> LogInterval:
-    """Return the logarithm of the baseline's time over the larger batch's to reach the same losses.
-
-    Args:
-        throughput: The logarithm of the ratio of samples per second.
-        needed: The examples needed.
-        degrees: The degrees of freedom of `throughput`.
-        confidence: The level of its interval.
-        level: The level of the result.
-    """
+    """Return the logarithm of the baseline's time over the larger batch's to reach the same losses."""
     parts = [(throughput, degrees, confidence), (needed.log_ratio, needed.degrees, CONFIDENCE)]
     variances = [(part.half_width / t_quantile(level, own)) ** 2 for part, own, level in parts]
     value, variance = throughput.value - needed.log_ratio.value, sum(variances)

@@ -260,10 +260,7 @@ def _lasting_pace(samples: Samples) -> float:
 def explain_unclear_growth(own: Sequence[Samples], baseline: Sequence[Samples], *, batch_ratio: float) -> str:
     """Say why memory may be leaking where too few slices were seen to tell; empty where they tell, or nothing grew.
 
-    Args:
-        own: Of the configuration's processes.
-        baseline: Of the baseline's.
-        batch_ratio: The configuration's batch size over the baseline's, or 1 where it is smaller.
+    `batch_ratio` is the configuration's batch size over the baseline's, or 1 where it is smaller.
     """
     # A process of few slices counts by its growth beyond the pace of longer ones, where those were watched too.
     found = estimate_growth(own)

@@ -55,16 +55,6 @@ def measure_between_epochs(
     Trains a few short epochs of the same pipeline and subtracts the time of their steps. They never reach the end of a
     long epoch, where the shuffle buffer feeds the steps and no step waits for new examples. So the refill costs a long
     training less: by what the steps that the full buffer feeds would have waited.
-
-    Args:
-        model: Compiled and trained already.
-        train: The training pipeline.
-        validation: The validation data of each epoch, or None.
-        training: The training's sizes.
-        call_seconds: The usual time of a call of the train function.
-        iterator: Of the training so far; nothing trains on it any more.
-        validation_batches: Of a whole validation; None where unknown.
-        fit_args: Further arguments of `fit`: its callbacks and its progress bar belong to an epoch.
     """
     fit_args = dict(fit_args or {})
     if validation is not None and fit_args.get("callbacks"):  # which read what it reports
@@ -258,10 +248,6 @@ class Refits:
     A trial trains by one endless `fit`. What lies between two calls is not part of it: the start of `fit`, a new data
     adapter and iterator, and the script's own lines, such as `evaluate`, or a new model that compiles. So the first
     calls run as the long run makes them, with two epochs that are cut short after a few steps.
-
-    Args:
-        calls: How often the script calls it, as far as that is known.
-        synchronise: Waits until the devices have done what they were given.
     """
 
     def __init__(self, calls: int, synchronise: Callable[[], None]) -> None:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -27,12 +26,11 @@ from autotune.recipe.learning_rate import make_factor, scale_updates
 from autotune.recipe.tf_private import keras, tf
 from autotune.runtime.failures import TrainingFailed
 from autotune.runtime.protocol import BranchRuns
-from autotune.training.losses import LARGEST_RECORDING_BYTES, build
+from autotune.training.losses import Curves, build, most_recorded, open_recording
 
 PROBE_BATCHES = 4  # of the recorded size, that are evaluated at once
 LARGEST_STATE_BYTES = 2 << 30  # of weights and optimizer together: a larger state is not saved
 LEAST_DISTANCE = 5  # of batches that are left out of a recording for the probe
-Curves = tuple[tuple[float | None, ...], ...]  # by training and probe
 
 
 def save_state(model: keras.Model, file: Path) -> bool:
@@ -77,13 +75,6 @@ def branch_losses(
     """Return the losses on the probe, of each scale of the learning rate with all seeds; empty where time was short.
 
     All scales of a seed are run before the next seed.
-
-    Args:
-        model: Compiled; `steps_per_execution` is 1.
-        batches: Returns the batches of one epoch, of the size that is recorded.
-        held_out: The script's validation batches; None to leave examples out of the recording instead.
-        runs: Which trainings.
-        batch_size: That they train with.
 
     Raises:
         TrainingFailed: The state does not fit this model, or examples cannot be batched anew.
@@ -148,16 +139,12 @@ def _recorded(
     batches: Callable[[], tf.data.Dataset], held_out: tf.data.Dataset | None, runs: BranchRuns
 ) -> tuple[tf.data.Dataset, tf.data.Dataset]:
     """Return the recorded training examples and the probe's batches; record both where no other trial has."""
-    # TensorFlow takes brackets in a path for a pattern, and finds nothing. By a descriptor there are none.
-    below = os.open(Path(runs.folder).parent, os.O_RDONLY)
-    folder = f"/proc/self/fd/{below}/{Path(runs.folder).name}"
+    folder = open_recording(runs.folder)
     probes = max(1, runs.probe_examples // runs.recorded_batch_size)
     if not Path(folder).exists():
         source = batches()
-        parts = tf.nest.flatten(next(iter(source)), expand_composites=True)
-        size = sum(int(part.shape.num_elements()) * part.dtype.size for part in parts if part is not None)
         wanted = -(-(runs.examples + (runs.probe_examples if held_out is None else 0)) // runs.recorded_batch_size)
-        most = max(2, LARGEST_RECORDING_BYTES // max(1, size))
+        most = max(2, most_recorded(source))
         source.take(min(wanted, most)).save(f"{folder}/training")
         if held_out is not None:
             apart = max(1, min(int(held_out.cardinality()), most) // probes)  # as far as is read of a training

@@ -100,7 +100,7 @@ class StepClock:
         measures_noise: Callable[[], GradientNoise | None] = lambda: None,
         gauges: Sequence[Gauge] = (),
         count_parameters: Callable[[], int] = lambda: 0,
-        freeze: Callable[[], None] = freeze_own_group,
+        freeze: Callable[[], None] = freeze_own_group,  # returns when the tuner lets the process continue
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.progress = progress

@@ -136,10 +136,6 @@ class Retracing:
 
     Tracing shows in the seconds that TensorFlow says it spends on it, before and after each call. XLA compiles anew for
     each shape that it meets, without a new trace: of that its runtime writes a line into the log.
-
-    Args:
-        log: The file that takes what the trial, this process, writes to stderr.
-        xla: Whether the train function is compiled by XLA.
     """
 
     def __init__(self, log: Path, *, xla: bool) -> None:

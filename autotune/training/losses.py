@@ -20,7 +20,7 @@ from autotune.space.configuration import Configuration
 
 LARGEST_RECORDING_BYTES = 256 << 20  # batches are recorded up to here, at least one, and then repeat
 ROUNDING = 2.0**-8  # relative: the distance between neighbours of bfloat16, the coarsest format there is to choose
-Curves = tuple[tuple[float | None, ...], ...]  # by training and step, see `protocol.LossCurves`
+Curves = tuple[tuple[float | None, ...], ...]  # by training and step or probe, see `protocol.LossCurves`
 
 
 def loss_curves(
@@ -28,20 +28,11 @@ def loss_curves(
     batches: Callable[[], tf.data.Dataset],
     configuration: Configuration,
     runs: LossRuns,
-    examples: int | None,
+    examples: int | None,  # of an epoch, of which only full batches are recorded; None if it is infinite or unknown
     *,
-    fresh_model: Callable[[], keras.Model] | None = None,
+    fresh_model: Callable[[], keras.Model] | None = None,  # whose weights each training begins with; None for `model`'s
 ) -> Curves:
-    """Return the loss of each step of each training. Steps are called one by one, and batches are read once.
-
-    Args:
-        model: Returns the compiled model that is trained.
-        batches: Returns the batches of one epoch.
-        configuration: The values in force.
-        runs: Which trainings.
-        examples: Of an epoch, of which only full batches are recorded; None if it is infinite or unknown.
-        fresh_model: Returns a model whose weights each training begins with; None for those of `model` as it is.
-    """
+    """Return the loss of each step of each training. Steps are called one by one, and batches are read once."""
     keras.utils.set_random_seed(runs.seeds[0])  # for what draws a seed of its own: dropout, augmentation
     recorded = _record(batches, configuration, runs, examples)
     trained = model()
@@ -91,19 +82,28 @@ def _record(
     batches: Callable[[], tf.data.Dataset], configuration: Configuration, runs: LossRuns, examples: int | None
 ) -> tf.data.Dataset:
     """Return the recorded batches, over and over; record them where no other trial has."""
-    # TensorFlow takes brackets in a path for a pattern, and finds nothing. By a descriptor there are none.
-    below = os.open(Path(runs.folder).parent, os.O_RDONLY)
-    folder = f"/proc/self/fd/{below}/{Path(runs.folder).name}"
+    folder = open_recording(runs.folder)
     if not Path(folder).exists():
         source = batches()
         whole = max(1, examples // configuration.batch_size) if examples else runs.most_steps
-        parts = tf.nest.flatten(next(iter(source)), expand_composites=True)  # of ragged and sparse tensors
-        size = sum(int(part.shape.num_elements()) * part.dtype.size for part in parts if part is not None)
-        source.take(max(1, min(runs.most_steps, whole, LARGEST_RECORDING_BYTES // max(1, size)))).save(folder)
+        source.take(min(runs.most_steps, whole, most_recorded(source))).save(folder)
     recorded = tf.data.Dataset.load(folder).cache().repeat()
     if runs.recorded_batch_size != configuration.batch_size:
         recorded = recorded.unbatch().batch(configuration.batch_size, drop_remainder=True)
     return recorded
+
+
+def open_recording(folder: str) -> str:
+    """Return the folder of a recording by a descriptor: TensorFlow takes brackets in a path for a pattern."""
+    below = os.open(Path(folder).parent, os.O_RDONLY)
+    return f"/proc/self/fd/{below}/{Path(folder).name}"
+
+
+def most_recorded(batches: tf.data.Dataset) -> int:
+    """Return how many batches a recording may have."""
+    parts = tf.nest.flatten(next(iter(batches)), expand_composites=True)  # of ragged and sparse tensors
+    size = sum(int(part.shape.num_elements()) * part.dtype.size for part in parts if part is not None)
+    return int(max(1, LARGEST_RECORDING_BYTES // max(1, size)))
 
 
 def build(model: keras.Model, batch: Any) -> None:

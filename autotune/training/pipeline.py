@@ -38,28 +38,17 @@ def elements_in(dataset: tf.data.Dataset) -> int:
 
 
 def count_data(
-    dataset: tf.data.Dataset,
-    validation: tf.data.Dataset | None = None,
+    dataset: tf.data.Dataset,  # before the trial batches it
+    validation: tf.data.Dataset | None = None,  # batches
     *,
     batch_size: int,
-    seconds: float,
+    seconds: float,  # that each count may take, where a dataset does not know its length
     counted_before: Data | None = None,
-    known_examples: int | None = None,
+    known_examples: int | None = None,  # of an epoch
     batched: bool = True,
-    uneven: bool = True,
+    uneven: bool = True,  # batches may have any length, as a script's do: the same on both sides
 ) -> Data:
-    """Return how many examples an epoch and a validation have: as counted before, as known, or counted now.
-
-    Args:
-        dataset: The training data, before the trial batches it.
-        validation: Batches; None without a validation.
-        batch_size: Of the training.
-        seconds: How long each count may take, where a dataset does not know its length.
-        counted_before: By an earlier trial, where there was one.
-        known_examples: Of an epoch, where the length is known without counting.
-        batched: `dataset` holds batches.
-        uneven: They may have any length, as a script's do: its own, and the same on both sides.
-    """
+    """Return how many examples an epoch and a validation have: as counted before, as known, or counted now."""
     elements = elements_in(dataset)
     found = counted_before or Data(examples=known_examples, endless=False)
     examples, held_out, uncounted = found.examples, found.validation_examples, found.validation_uncounted
@@ -143,12 +132,7 @@ def batches_in(batches: tf.data.Dataset, seconds: float, wanted: int = 0) -> Bat
 def fill_caches(dataset: tf.data.Dataset | None, part: str) -> tuple[float, float]:
     """Fill a pipeline's caches, as they are from a training's second epoch on.
 
-    Args:
-        dataset: The pipeline, whose iterators share its caches; None without one.
-        part: The workload's function that makes it.
-
-    Returns:
-        Seconds spent on caches in files, which are filled once, and on those in memory, which each trial fills.
+    Return the seconds spent on caches in files, which are filled once, and on those that each trial fills.
     """
     in_files = in_memory = 0.0
     for cache in () if dataset is None else _completed_caches(dataset):

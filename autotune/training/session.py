@@ -33,12 +33,7 @@ LEAST_FIRST_STEPS, FIRST_SHARE = 10, 0.05  # of a training, before the state tha
 
 
 class TrainingSession(abc.ABC):
-    """One training inside this process.
-
-    Args:
-        training: Its sizes.
-        data: What is known of its data.
-    """
+    """One training inside this process."""
 
     strategy: Any = None
     """The `tf.distribute` strategy that says which GPUs it uses; None where nothing says."""
@@ -75,14 +70,7 @@ class TrainingSession(abc.ABC):
 
 
 class TimedTrial:
-    """Times a session: announces it, cuts it into slices, and sends its closing figures.
-
-    Args:
-        session: What is timed.
-        request: How.
-        channel: To the tuner.
-        between_epochs: What lies between two epochs, where that is known.
-    """
+    """Times a session: announces it, cuts it into slices, and sends its closing figures."""
 
     def __init__(
         self, session: TrainingSession, request: TrialRequest, channel: Channel, *, between_epochs: BetweenEpochs | None

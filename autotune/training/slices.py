@@ -119,8 +119,7 @@ class Slices:
     def end(self, logs: Any) -> bool:
         """Report the open slice, then freeze unless the tuner wants another one at once; return whether it froze.
 
-        Args:
-            logs: What the train function reported; for whole epochs, what it reported of the last one.
+        `logs` are those of the last whole epoch where epochs are timed.
         """
         current, before = self.open, self._clock()
         assert current is not None

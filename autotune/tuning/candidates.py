@@ -38,14 +38,7 @@ NOTHING_TRIED = Evidence()
 
 
 class Proposals:
-    """Proposes configurations that were not tried.
-
-    Args:
-        space: The search space.
-        sampler: The study that samples where nothing particular is expected.
-        first: Configurations of the space that are tried before all others.
-        table: The expectations of changes; None for the package's own.
-    """
+    """Proposes configurations that were not tried: `first` those of earlier runs, later samples of the study."""
 
     def __init__(
         self,

@@ -29,35 +29,20 @@ MOST_DEATHS = 3  # in a row, of a baseline that has trained before: then the run
 
 @dataclass(kw_only=True, eq=False)
 class MeasuredProcess:
-    """A trial's process on a seat: started, asked for slices, closed, killed. Failures carry the trial's number.
-
-    Args:
-        run: The run.
-        deadline: When every wait must end.
-        trial: Keeps what the process reports.
-        seat: Where the process runs.
-        start_timeout: Seconds to wait until it is warm.
-        usual_start: Seconds that a start usually takes; None for what the trial's last start took.
-        boundary: The cost between two epochs, where it is known; None to have the process measure it.
-        slice_patience: Seconds to wait for a slice beyond three times its length.
-        save_state: A file that takes weights and optimizer once it is warm; empty for none.
-        keeps_compilations: Keep what XLA compiles, in a folder of each start.
-        generous: How many times the usual length a wait must last before a timeout is the trial's fault.
-        on_started: Called with the first report of the process; the process ends if this raises.
-    """
+    """A trial's process on a seat: started, asked for slices, closed, killed. Failures carry the trial's number."""
 
     run: Run
-    deadline: Deadline
-    trial: Trial
+    deadline: Deadline  # when every wait must end
+    trial: Trial  # keeps what the process reports
     seat: str
-    start_timeout: float
-    usual_start: float | None = None
-    boundary: Boundary | None = None
-    slice_patience: float = PATIENCE_SECONDS
-    save_state: str = ""
-    keeps_compilations: bool = False
-    generous: float = GENEROUS
-    on_started: Callable[[Started], None] = lambda started: None
+    start_timeout: float  # seconds to wait until it is warm
+    usual_start: float | None = None  # seconds that a start takes; None for what the trial's last start took
+    boundary: Boundary | None = None  # between two epochs; None to have the process measure it
+    slice_patience: float = PATIENCE_SECONDS  # to wait for a slice beyond three times its length
+    save_state: str = ""  # a file that takes weights and optimizer once it is warm; empty for none
+    keeps_compilations: bool = False  # in a folder of each start
+    generous: float = GENEROUS  # how many usual lengths a wait must last before a timeout is the trial's fault
+    on_started: Callable[[Started], None] = lambda started: None  # the process ends if this raises
     live: LiveTrial | None = field(default=None, init=False)
     _warm: WarmUp | None = field(default=None, init=False)
     beside: bool = field(default=False, init=False)  # another process of the comparison is alive
@@ -307,24 +292,15 @@ class Comparison:
 
     In turns, all processes are alive and each is frozen while another one trains. In blocks, one process is alive:
     the reference, the candidates, the reference again.
-
-    Args:
-        run: The run.
-        reference: Its process is the first to start.
-        candidates: Their trials get the pairs.
-        schedule: Lengths, stop rule and closing.
-        in_blocks: Never two processes are alive.
-        reference_alone: Slices of a reference that was alone, which tell what a card has left.
-        out_of_memory: Why blocks followed turns; None where they did not.
     """
 
     run: Run
-    reference: MeasuredProcess
-    candidates: Sequence[MeasuredProcess]
+    reference: MeasuredProcess  # the first to start
+    candidates: Sequence[MeasuredProcess]  # whose trials get the pairs
     schedule: Schedule
     in_blocks: bool
-    reference_alone: Sequence[Slice] = ()
-    out_of_memory: TrialFailed | None = field(default=None, init=False)
+    reference_alone: Sequence[Slice] = ()  # of a reference that was alone, which tell what a card has left
+    out_of_memory: TrialFailed | None = field(default=None, init=False)  # why blocks followed turns
 
     def measure(self) -> None:
         """Add pairs to the candidates' trials. Raises TrialFailed, Interrupted, TimeIsUp; whole rounds are kept."""

@@ -102,12 +102,7 @@ def most_waiting(slices: Sequence[Slice], input_wait_fraction: float | None) -> 
 
 
 def measured_seconds(first_step: float, slow_call: float = 0.0) -> float:
-    """Return what the slices of a search trial may take: more for processes that start slowly.
-
-    Args:
-        first_step: Seconds from the request to the end of the baseline's first step.
-        slow_call: Seconds of its usual call where that is slow; 0 elsewhere.
-    """
+    """Return what the slices of a search trial may take: more where the baseline's first step or calls are slow."""
     if slow_call:
         return max(LEAST_MEASURED_SECONDS, MEASURED_SLOW_CALLS * slow_call)
     return min(MOST_MEASURED_SECONDS, max(LEAST_MEASURED_SECONDS, first_step))
@@ -121,13 +116,7 @@ def trial_timeout(budget: float, *, first_step: float, ready: float, slow_call: 
 
 
 def least_trial_seconds(baseline: TrialRecord, configuration: Configuration, gain: float) -> float:
-    """Return what a search trial takes at least, where calls are slow; 0 elsewhere.
-
-    Args:
-        baseline: The baseline's record.
-        configuration: What the trial would run.
-        gain: The logarithm of the speed-up that it is taken to have.
-    """
+    """Return what a search trial with that gain, a logarithm, takes at least where calls are slow; 0 elsewhere."""
     steps = [int(values["steps_per_execution"]) for values in (baseline.configuration, configuration)]
     sizes = [int(values["batch_size"]) for values in (baseline.configuration, configuration)]
     call = slow_call_seconds(baseline) * steps[1] * sizes[1] / (steps[0] * sizes[0]) * math.exp(-gain)
@@ -185,11 +174,6 @@ def rounds(records: Sequence[TrialRecord]) -> int:
 
 
 def pair_seconds(records: Sequence[TrialRecord], *, least: bool = False) -> float:
-    """Return what a fresh pair of processes takes, or three of them where a champion stands beside both.
-
-    Args:
-        records: The search's records of all sides, the baseline's first.
-        least: With the fewest rounds of slices that a pair may have.
-    """
+    """Return what fresh processes of these sides take, the baseline's first; `least`: with the fewest rounds."""
     slices = LEAST_ROUNDS * round_seconds(records)
     return starts_seconds(records) + (slices if least else max(slices, slices_seconds(records)))

@@ -56,17 +56,11 @@ class TrialMeasured:
 
 @dataclass(frozen=True, kw_only=True)
 class PairMeasured:
-    """A fresh pair of processes of a leader was measured and did not decide its confirmation.
+    """A fresh pair of processes of a leader was measured and did not decide its confirmation."""
 
-    Args:
-        trial: The leader's number.
-        processes: Fresh processes a side so far.
-        speedup: The estimate from them; None before the second pair.
-    """
-
-    trial: int
-    processes: int
-    speedup: Interval | None
+    trial: int  # the leader's
+    processes: int  # a side so far
+    speedup: Interval | None  # the estimate from them; None before the second pair
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -39,14 +39,11 @@ _MEMORIES = (HOST_GROWTH, DEVICE_GROWTH)
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Bytes that there are (`device_bytes` is None where no GPU is, or nothing tells), and the share to keep free.
-
-    Also whether the work per update varies.
-    """
+    """What a trial may take, and whether its work varies."""
 
     host_bytes: int
-    device_bytes: int | None
-    margin: float = MEMORY_MARGIN
+    device_bytes: int | None  # None where no GPU is, or nothing tells
+    margin: float = MEMORY_MARGIN  # the share to keep free
     work_varies: bool = False  # the work per update of the weights varies
 
 
@@ -256,13 +253,9 @@ def fit_on_card(
 ) -> bool:
     """Return whether a card may hold these configurations beside the baseline; True where nothing tells.
 
-    A process that the card hardly holds gets slower kernels, which need less memory, so a margin must stay free.
-
-    Args:
-        baseline: Slices of the baseline's process while it was alone: they tell what it leaves free.
-        beside: What would be alive beside it.
-        records: Trials, whose peaks are known. What surely needs as much as one of them takes its peak at least.
-        margin: Share of the card that must stay free.
+    A process that the card hardly holds gets slower kernels, which need less memory, so a margin must stay free. The
+    baseline's slices while it was alone tell what it leaves free. What surely needs as much memory as the trial of a
+    record takes that one's peak at least.
     """
     rooms = [
         card.free_bytes - margin * (card.free_bytes + card.used_bytes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 
 from autotune.data.errors import BudgetError
@@ -18,7 +18,7 @@ from autotune.space.configuration import Configuration
 from autotune.stats.disturbance import load_of
 from autotune.stats.intervals import process_prior
 from autotune.tuning.confirmation import LeaderTrials
-from autotune.tuning.events import Observer, count_interruptions, silent
+from autotune.tuning.events import Event, Observer, TrialBegan, TrialEnded, count_interruptions, silent
 from autotune.tuning.opening import Invocation, Opened, open_run, reference_to
 from autotune.tuning.policy import gain_shown_in
 from autotune.tuning.run import CLOSING_SECONDS
@@ -26,6 +26,8 @@ from autotune.tuning.verify import measure_in_passing, measure_pairs, measured_c
 
 PLANTED_SHARE = 0.2  # of a step
 MINUTES = (2, 5, 10)
+SHOWN = {"deterministic": "the same training", "num_parallel_calls": "a planted delay"}
+"""By the knob that tells the trials apart: what they are, in lines of progress."""
 SURE = 0.999  # confidence of the interval that must contradict what is known before autotune is said to be wrong
 QUIET = 0.1  # largest share of the processors that others may take while it is said to be wrong
 
@@ -81,9 +83,15 @@ def run_self_test(budget: float, *, observe: Observer = silent) -> SelfTest:
 
 def self_test_with(invocation: Invocation) -> SelfTest:
     """Measure on real or simulated trials."""
+
+    def observe(event: Event) -> None:
+        if isinstance(event, TrialBegan | TrialEnded):
+            event = replace(event, changes=SHOWN.get(event.changes.partition("=")[0], event.changes))
+        invocation.observe(event)
+
     budget = invocation.options.budget
     with count_interruptions(invocation.observe, "stopping") as interruptions:
-        opened = open_run(invocation, interruptions)
+        opened = open_run(replace(invocation, observe=observe), interruptions)
         opened.seat.end_baseline()
         run, end, tick = opened.run, budget - CLOSING_SECONDS, self_test_workload.TICK_SECONDS
         step = fmean(alone.seconds / alone.steps for alone in run.records[0].slices)
@@ -150,14 +158,10 @@ def planted_ratio(pairs: Sequence[Pair], delay: float) -> float | None:
 def judge_interval(
     interval: LogInterval | None, sure: LogInterval | None, *, true: float, other: float, quiet: bool
 ) -> Judgement:
-    """Judge a measurement by the true value.
+    """Judge a measurement by the true value; `sure` is its interval with a confidence of `SURE`.
 
-    Args:
-        interval: What was measured, as a claim has it.
-        sure: The same with a confidence of `SURE`.
-        true: What is so.
-        other: What is not so. An interval that holds both values is too wide to tell.
-        quiet: Whether nothing else ran, so that a contradiction is autotune's own.
+    An interval that also holds the `other` value is too wide to tell. Only a contradiction while it was `quiet` is
+    autotune's own.
     """
     if interval is None or sure is None:
         return Judgement.CANNOT_TELL

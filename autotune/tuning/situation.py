@@ -30,18 +30,7 @@ def describe_situation(
     measured_seconds: float,
     import_seconds: float,
 ) -> Situation:
-    """Return the situation in which the next candidate is chosen.
-
-    Args:
-        baseline: The baseline's record.
-        best: The record of the fastest configuration.
-        others: The records of the other trials, the latest last.
-        units: The machine's units for low precision.
-        limits: The memory that a trial may take.
-        on_gpu: Whether the training runs on a GPU.
-        measured_seconds: What the slices of a trial take.
-        import_seconds: What a template for other import-time variables takes.
-    """
+    """Return the situation in which the next candidate is chosen; the other trials have the latest last."""
     return Situation(
         on_gpu=on_gpu,
         units=units_for(units, on_gpu=on_gpu),

@@ -75,14 +75,7 @@ def refuse_knobs_that_cannot_act(facts: WorkloadFacts, *, where: str) -> None:
 def script_notes(
     script: ScriptFacts, ready_seconds: float, devices: int = 1, device: Device = Device.CPU
 ) -> Iterator[str]:
-    """Yield what to know of how a script is tuned.
-
-    Args:
-        script: What is known of it.
-        ready_seconds: From the request of the baseline's trial until it was warm.
-        devices: Over which its training could be spread.
-        device: What it trains on.
-    """
+    """Yield what to know of how a script is tuned; `ready_seconds` is what its baseline took to be warm."""
     if len({fit.site and fit.site.key for fit in script.fits}) > 1:
         chosen = script.fits[script.fit - 1]
         yield (

@@ -48,21 +48,13 @@ LARGER = 2.0  # a budget that is advised where this one was too small: so many t
 
 @dataclass(frozen=True, kw_only=True)
 class Verification:
-    """The finding of a verification.
-
-    Args:
-        finding: Whether it holds.
-        claimed: The recipe's speed-up; None where it claims none.
-        measured: The speed-up here and now; None where no interval came about.
-        instances: Fresh pairs of processes that it rests on.
-        reason: Why, in one sentence.
-    """
+    """The finding of a verification."""
 
     finding: ClaimResult
-    claimed: Interval | None
-    measured: Interval | None
-    instances: int
-    reason: str
+    claimed: Interval | None  # the recipe's speed-up; None where it claims none
+    measured: Interval | None  # the speed-up here and now; None where no interval came about
+    instances: int  # fresh pairs of processes that it rests on
+    reason: str  # of the finding, in one sentence
 
 
 def verify(
@@ -245,10 +237,7 @@ def verify_with(invocation: Invocation, recipe: Recipe, *, found_by_object: bool
 def measure_pairs(in_search: TrialRecord, opened: Opened, *, until: float) -> tuple[LeaderTrials, str]:
     """Measure as many fresh pairs as there is time for; also return why the baseline kept failing, if it did.
 
-    Args:
-        in_search: What a search would know of the configuration.
-        opened: The run.
-        until: When to end, in seconds of the run.
+    `in_search` is what a search would know of the configuration.
     """
     run = opened.run
     records = [run.records[0], in_search]

@@ -436,13 +436,12 @@ def test_a_sequences_steps_and_learning_rate_follow_its_batch_size(surveyed, tmp
 
 
 @pytest.mark.parametrize("name", ["halves", "halves_arrays"])
-def test_a_smaller_batch_after_running_out_of_memory_is_obeyed_and_said(surveyed, tmp_path, name):
+def test_a_smaller_batch_after_running_out_of_memory_is_obeyed(surveyed, tmp_path, name):
     (tmp_path / "train.py").write_text(ALL[name], encoding="utf-8")
     recipe = recipe_of(surveyed[name], tmp_path, batch_size=48)
     ended = by_recipe(tmp_path, recipe, "--scale-learning-rate", "linear")
     assert said(ended, "steps").startswith("steps 36 "), ended.stderr
     assert float(said(ended, "steps").split()[-1]) == pytest.approx(0.01)
-    assert ended.stderr.count("the script changed its batch size from 16 to 8: using 8") == 1
 
 
 @pytest.mark.parametrize("changes", [{}, {"data_autotune": False}], ids=["steps", "dataset"])
