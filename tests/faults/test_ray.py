@@ -245,7 +245,7 @@ def test_a_driver_that_is_killed_leaves_nothing_and_the_run_goes_on(cluster, tmp
     until(lambda: not templates(), "the actors' trials to end")
     before = {each.parent.name: json.loads(each.read_bytes()) for each in run.glob("trials/*/result.json")}
     ended = subprocess.run(
-        [*command, "--resume", str(run), "--budget", "60s"], capture_output=True, text=True, check=False
+        [*command, "--resume", str(run), "--budget", "120s"], capture_output=True, text=True, check=False
     )
     assert ended.returncode == 0, ended.stderr
     for number, record in before.items():
