@@ -189,7 +189,7 @@ class Recipe(_File):
             changes = self.machine.differences(fingerprint()) if selection.fits else ()
             text = describe_changes(changes, "autotune verify RECIPE SCRIPT") if changes else selection.text
             if text:
-                warnings.warn(text, MachineMismatchWarning, stacklevel=2)
+                warnings.warn(f"{text} (on_mismatch='ignore' ends this warning)", MachineMismatchWarning, stacklevel=2)
         apply.apply_in_training(self.configuration)
 
     def guard(self, *, log: str | Path | None = None) -> Any:
