@@ -670,6 +670,7 @@ def test_without_an_argument_the_newest_run_is_taken(capsys, three_runs, command
     code, _, err = run(capsys, command)
     assert code == 2
     assert "no run was given, and results/ in this directory holds none" in err
+    assert run(capsys, "compare") == (code, "", err)
 
 
 @pytest.fixture

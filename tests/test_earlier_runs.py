@@ -223,6 +223,15 @@ def test_a_book_gives_its_configurations_those_of_the_nearest_machine_first():
     ]
 
 
+def test_what_a_space_does_not_hold_whole_was_not_confirmed():
+    recipe = a_recipe(a_machine(H200), batch_size=256, jit_compile=True, evidence=THROUGHPUT)
+    without_batch_sizes = space_of("schema_version = 1" + SMALL_SPACE.partition("high = 512")[2])
+    run = a_run(arguments=THROUGHPUT)
+    for space, confirmed in ((SPACE, True), (without_batch_sizes, False)):
+        (leader,) = find_leaders(None, run, space, Book(recipes=(recipe,)))
+        assert leader.confirmed is confirmed
+
+
 def test_both_answers_of_a_recipe_are_taken_if_they_are_confirmed():
     one = Interval(value=1.2, low=1.1, high=1.3)
     answers = {

@@ -494,8 +494,16 @@ def stopping(when, *, times=1, number=signal.SIGINT):
     return Watcher(react)
 
 
+@pytest.fixture
+def not_below_nohup():
+    """The end of the terminal is not ignored, however these tests were started."""
+    usual = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, usual)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP])
-def test_a_run_that_is_stopped_gives_the_verdict_it_has(directory, number):
+def test_a_run_that_is_stopped_gives_the_verdict_it_has(directory, number, not_below_nohup):
     watcher = stopping(lambda event: event.trial == 4, number=number)
     trials = simulated_trials(SPEED, **NOISY)
     recipe = tune_simulated(trials, directory, observe=watcher, budget=3600.0)
