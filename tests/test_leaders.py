@@ -6,11 +6,12 @@ from types import SimpleNamespace
 import pytest
 from simulated_runs import BASELINE, FAST, LIMITS, a_record, run_on, simulated_trials
 
-from autotune.data.figures import LogInterval
+from autotune.data.figures import Check, LogInterval
 from autotune.data.record import Looks, Outcome, Pairing, Phase, Standing
+from autotune.stats import numerics
 from autotune.stats.deciding import EndedBy
 from autotune.tuning import costs
-from autotune.tuning.knowledge import Knowledge
+from autotune.tuning.knowledge import Knowledge, parity_checks
 from autotune.tuning.leaders import Leaders
 from autotune.tuning.loop import Loop
 from autotune.tuning.policy import error_of
@@ -92,3 +93,13 @@ def test_another_look_at_what_is_measured_in_blocks_starts_the_baseline_again(tm
     beside = knowledge.candidates()[0].look_seconds
     run.records[1] = run.records[1].model_copy(update={"pairing": Pairing.BRACKETED})
     assert knowledge.candidates()[0].look_seconds == pytest.approx(beside + costs.start_seconds(run.records[0]))
+
+
+def test_a_comparison_of_losses_that_could_not_tell_hides_none_that_told():
+    unknown = Check(name=numerics.NAME, passed=True, detail="cannot tell: no time")
+    alike = Check(name=numerics.NAME, passed=True, value=0.01, limit=0.05, detail="alike")
+    apart = Check(name=numerics.NAME, passed=False, value=0.5, limit=0.05, detail="apart")
+    for checks in itertools.permutations([unknown, alike, apart], 2):
+        records = [a_record(FAST, trial=number, checks=(check,)) for number, check in enumerate(checks)]
+        (found,) = parity_checks(records).values()
+        assert found == (apart if apart in checks else alike)

@@ -21,6 +21,7 @@ from autotune.tuning.policy import (
     GiveUp,
     LookAgain,
     TryAnother,
+    Wait,
     confirmation_seconds,
     error_of,
     excluded_above,
@@ -144,6 +145,7 @@ def test_losses_are_compared_before_the_confirmation_of_what_computes_otherwise(
     state = a_state(unchecked, more_candidates=False, check_seconds=20.0)
     assert next_action(state) == CompareLosses(9)
     assert confirms(next_action(dataclasses.replace(state, check_seconds=0.0))) == 9
+    assert next_action(dataclasses.replace(state, compares_losses=True)) == Wait(), "another seat compares"
     assert confirms(next_action(dataclasses.replace(state, left=25.0))) == 9
     assert confirms(next_action(a_state(FAST, more_candidates=False, check_seconds=20.0))) == 9
 

@@ -326,6 +326,34 @@ def test_a_seat_that_is_lost_while_losses_are_compared_refuses_nothing(tmp_path)
     assert not [each for each in directory.trials.values() if each.outcome is Outcome.UNSTABLE]
 
 
+def test_losses_are_compared_on_one_seat_at_a_time(tmp_path):
+    comparing, most = set(), []
+
+    class Comparing(SimulatedTrials):
+        def launch(self, configuration, *, seat="", losses=None, **how):
+            trial = super().launch(configuration, seat=seat, losses=losses, **how)
+            if losses is None:
+                return trial
+            curves = trial.loss_curves
+
+            def watched(timeout):
+                comparing.add(seat)
+                most.append(len(comparing))
+                try:
+                    return curves(timeout)
+                finally:
+                    comparing.discard(seat)
+
+            trial.loss_curves = watched
+            return trial
+
+    for folder in map(str, range(4)):
+        trials = Comparing(facts=FACTS, seats=("left", "right"), samples_per_second=SPEED, noise=0.02)
+        recipe, _ = quick_tune(trials, tmp_path / folder, budget=400.0, trials=8)
+        assert recipe.configuration["jit_compile"] is True
+    assert set(most) == {1}
+
+
 def test_neighbours_that_slow_a_seat_down_are_left_idle(tmp_path):
     class Shared(SimulatedTrials):
         waiting: ClassVar = []

@@ -118,6 +118,7 @@ class Loop:
         pairs = FreshPairs(run, deadline, timeout=timeout)
         self._leaders = Leaders(run, knowledge, pairs, limits=limits, min_gain=options.min_gain)
         self._check_seconds = CHECK_SHARE * options.budget
+        self._compared: int | None = None  # the candidate whose losses were compared last
         self._learning_seconds = LEARNING_SHARE * options.budget
         for trial in run.trials.values():
             if trial.branch is not None and trial.branch.not_measured:
@@ -147,6 +148,8 @@ class Loop:
                     self._seats.wait()
                 else:
                     number = getattr(action, "candidate", None) or getattr(action, "leader", None)
+                    if isinstance(action, CompareLosses):
+                        self._compared = number
                     self._seats.do(partial(self._do, action), number, alone=alone)
 
     def _alone(self, action: Action) -> bool:
@@ -250,6 +253,7 @@ class Loop:
             prior=knowledge.process_prior(),
             looks_since=self._looks_since,
             busy=self._seats.busy,
+            compares_losses=self._compared in self._seats.busy,
             min_gain=options.min_gain,
             confirms_at_once=1 if run.executor.whole else len(run.executor.seats),
             interrupted=run.interrupted(),
