@@ -118,7 +118,7 @@ class Loop:
         pairs = FreshPairs(run, deadline, timeout=timeout)
         self._leaders = Leaders(run, knowledge, pairs, limits=limits, min_gain=options.min_gain)
         self._check_seconds = CHECK_SHARE * options.budget
-        self._compared: int | None = None  # the candidate whose losses were compared last
+        self._compared: int | None = None  # the candidate whose losses are being compared
         self._learning_seconds = LEARNING_SHARE * options.budget
         for trial in run.trials.values():
             if trial.branch is not None and trial.branch.not_measured:
@@ -444,7 +444,10 @@ class Loop:
         seat.end_baseline(examine=False)
         heading = f"comparing losses with float32 without XLA: {run.changes(trial.configuration)}"
         ends = min(began + self._check_seconds, self._options.searching - CLOSING_SECONDS)
-        with Trainings(run, seat=run.executor.whole or seat.name, ends=ends, heading=heading) as trainings:
-            check = compare_numerics(trainings, trial.configuration)
-        self._check_seconds = max(0.0, self._check_seconds - (run.clock() - began))
+        try:
+            with Trainings(run, seat=run.executor.whole or seat.name, ends=ends, heading=heading) as trainings:
+                check = compare_numerics(trainings, trial.configuration)
+        finally:
+            self._compared = None
+            self._check_seconds = max(0.0, self._check_seconds - (run.clock() - began))
         self._leaders.note_parity(trial, check)

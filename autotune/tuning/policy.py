@@ -227,9 +227,9 @@ def _for_leader(state: State, leader: Candidate) -> Action:
         return TryAnother()
     if rival is not None and state.left >= rival.look_seconds + needed:
         return LookAgain(rival.number)
+    if leader.unchecked and state.compares_losses:  # what it shows holds for all that compute alike
+        return TryAnother() if _holds_another(state, reserve=needed) else Wait()
     if leader.unchecked and 0 < state.check_seconds <= state.left - leader.pair_seconds:
-        if state.compares_losses:  # what it shows holds for all that compute alike
-            return TryAnother() if _holds_another(state) else Wait()
         return CompareLosses(leader.number)
     able = [candidate for candidate in state.contenders if candidate.pair_seconds <= state.left]
     return Confirm(able[0].number) if able else _use_the_rest(state, leader.number)
