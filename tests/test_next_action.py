@@ -14,6 +14,7 @@ from autotune.stats.deciding import EndedBy, Verdict
 from autotune.stats.intervals import Spread
 from autotune.tuning.policy import (
     MOST_PROCESSES,
+    CompareLearning,
     CompareLosses,
     Confirm,
     End,
@@ -138,6 +139,14 @@ def test_time_to_choose_between_two_is_kept_with_that_of_the_confirmation():
     assert isinstance(next_action(a_state(*close, left=needed + 9.0)), LookAgain)
     assert next_action(a_state(*close, left=needed + 30.0, budget=60.0)) == TryAnother()
     assert next_action(a_state(FAST, left=needed + 9.0, budget=40.0)) == TryAnother()
+
+
+def test_how_leaders_learn_is_compared_on_one_seat_at_a_time():
+    larger = a_candidate(9, 1.0, batch_ratio=4.0)
+    confirmed = a_leader(9, standing=Standing.CONFIRMED, low=0.9, high=1.1, number=90, processes=4, unlearned=True)
+    state = a_state(larger, leaders=(confirmed,), learning_seconds=30.0)
+    assert next_action(state) == CompareLearning(90)
+    assert next_action(dataclasses.replace(state, compares_losses=True)) != CompareLearning(90)
 
 
 def test_losses_are_compared_before_the_confirmation_of_what_computes_otherwise():

@@ -118,7 +118,7 @@ class Loop:
         pairs = FreshPairs(run, deadline, timeout=timeout)
         self._leaders = Leaders(run, knowledge, pairs, limits=limits, min_gain=options.min_gain)
         self._check_seconds = CHECK_SHARE * options.budget
-        self._compared: int | None = None  # the candidate whose losses are being compared
+        self._compared: int | None = None  # whose losses, or learning, are being compared
         self._learning_seconds = LEARNING_SHARE * options.budget
         for trial in run.trials.values():
             if trial.branch is not None and trial.branch.not_measured:
@@ -148,7 +148,7 @@ class Loop:
                     self._seats.wait()
                 else:
                     number = getattr(action, "candidate", None) or getattr(action, "leader", None)
-                    if isinstance(action, CompareLosses):
+                    if isinstance(action, (CompareLosses, CompareLearning)):
                         self._compared = number
                     self._seats.do(partial(self._do, action), number, alone=alone)
 
@@ -399,16 +399,19 @@ class Loop:
         seat.end_baseline(examine=False)
         heading = f"comparing how fast losses fall: {run.changes(trial.configuration)}"
         ends = min(began + self._learning_seconds, self._options.searching - CLOSING_SECONDS)
-        with Trainings(run, seat=run.executor.whole or seat.name, ends=ends, heading=heading) as trainings:
-            try:
-                compare = branch if run.loop_optimizer is None else branch_loop
-                trial.branch = compare(trainings, run.records[number])
-            except NotMeasured as why:
-                trial.branch = Branch(not_measured=str(why))
-        spent = run.clock() - began
+        try:
+            with Trainings(run, seat=run.executor.whole or seat.name, ends=ends, heading=heading) as trainings:
+                try:
+                    compare = branch if run.loop_optimizer is None else branch_loop
+                    trial.branch = compare(trainings, run.records[number])
+                except NotMeasured as why:
+                    trial.branch = Branch(not_measured=str(why))
+        finally:
+            spent = run.clock() - began
+            self._compared = None
+            self._learning_seconds = max(0.0, self._learning_seconds - spent)
         trial.branch = trial.branch.model_copy(update={"seconds": spent})
         run.keep(run.records[number].model_copy(update={"branch": trial.branch}), announce=False)
-        self._learning_seconds = max(0.0, self._learning_seconds - spent)
         run.observe(Notice(text=self._learning_in_words(number)))
 
     def _learning_in_words(self, number: int) -> str:

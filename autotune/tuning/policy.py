@@ -126,7 +126,8 @@ def _next_action(state: State) -> Action:
         fits = state.left >= state.open.least_pair_seconds
         return FreshPair(state.open.number) if fits else _use_the_rest(state, state.open.candidate)
     for leader in state.champions.values():
-        if leader.unlearned and leader.number not in state.busy and state.learning_seconds > 0:
+        able = leader.unlearned and leader.number not in state.busy and not state.compares_losses
+        if able and state.learning_seconds > 0:
             return CompareLearning(leader.number)
     if is_settled(state):
         ended = End(EndedBy.SETTLED if state.more_candidates else EndedBy.EXHAUSTED)

@@ -111,7 +111,7 @@ class State:
     prior: ProcessPrior = USUAL_PRIOR  # how far a fresh pair of processes may lie from its mean
     looks_since: int = 0  # looks again since the last new candidate
     busy: frozenset[int] = frozenset()  # trials that are being measured on other seats
-    compares_losses: bool = False  # whether another seat does
+    compares_losses: bool = False  # whether another seat does, or compares how a leader learns
     confirms_at_once: int = 1  # leaders that may be confirmed at the same time, on different seats
     min_gain: float = MIN_GAIN
     interrupted: bool = False
