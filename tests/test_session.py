@@ -244,8 +244,8 @@ def curves(monkeypatch):
     monkeypatch.setattr(losses, "keras", SimpleNamespace(utils=SimpleNamespace(set_random_seed=lambda seed: None)))
     monkeypatch.setattr(losses, "_record", lambda batches, *_: batches())
 
-    def train(seeds, fresh_model=None):
-        runs = SimpleNamespace(seeds=seeds, most_steps=2, seconds=60.0)
+    def train(seeds, fresh_model=None, seconds=60.0):
+        runs = SimpleNamespace(seeds=seeds, most_steps=2, seconds=seconds)
         return losses.loss_curves(Trained, lambda: [1, 2, 3], None, runs, None, fresh_model=fresh_model)
 
     return train
@@ -255,6 +255,20 @@ def test_a_training_begins_with_the_weights_and_the_state_of_the_first(curves):
     first, second = curves((0, 1))
     assert first == (50.0, 61.0)
     assert second == pytest.approx(first, abs=0.02)
+
+
+def test_compiling_takes_nothing_of_the_time_for_steps(curves, monkeypatch):
+    clock = [0.0]
+    step = Trained.train_function
+
+    def compiled_first(model, iterator):
+        clock[0] += 1000.0 if model.weight.value[0] == 0.0 else 1.0
+        return step(model, iterator)
+
+    monkeypatch.setattr(Trained, "train_function", compiled_first)
+    monkeypatch.setattr(losses, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    assert [len(curve) for curve in curves((0, 1))] == [2, 2]
+    assert [len(curve) for curve in curves((0, 1), seconds=-1.0)] == [1, 1]
 
 
 def test_a_fresh_model_gives_each_seed_its_weights(curves):

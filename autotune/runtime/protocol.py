@@ -45,7 +45,7 @@ class LossRuns(Frozen):
     recorded_batch_size: Number  # of these batches; they are batched anew if another size is needed
     seeds: Annotated[Many[int], Field(min_length=1)]  # each gives one training its weights
     most_steps: Number  # of each training
-    seconds: FiniteFloat  # no step begins later than this; all trainings have as many steps as the first
+    seconds: FiniteFloat  # no step begins later than this after the first, which compiles; others have as many steps
 
 
 class BranchRuns(Frozen):

@@ -48,7 +48,7 @@ def loss_curves(
     untouched = [variable.numpy() for variable in of_optimizer]
     curves: list[tuple[float | None, ...]] = []
     first_weights: list[Any] = []
-    steps, deadline = runs.most_steps, time.perf_counter() + runs.seconds
+    steps = runs.most_steps
     for seed in runs.seeds:
         keras.utils.set_random_seed(seed)
         values = _fresh_values(fresh_model(), trained, first_batch) if fresh_model else as_built
@@ -61,7 +61,7 @@ def loss_curves(
             moved = [w * (1 + ROUNDING * noise.uniform(-1, 1, w.shape)).astype(w.dtype) for w in own]
             _assign(trained.trainable_variables, moved)
         _assign(of_optimizer, untouched)
-        curves.append(_train(trained, recorded, steps, math.inf if curves else deadline))
+        curves.append(_train(trained, recorded, steps, math.inf if curves else runs.seconds))
         steps = len(curves[0])
     return tuple(curves)
 
@@ -118,15 +118,18 @@ def _assign(variables: Any, values: list[Any]) -> None:
         variable.assign(value)
 
 
-def _train(model: keras.Model, batches: tf.data.Dataset, steps: int, deadline: float) -> tuple[float | None, ...]:
-    """Return the loss of each step; after the deadline, only the first step begins."""
+def _train(model: keras.Model, batches: tf.data.Dataset, steps: int, seconds: float) -> tuple[float | None, ...]:
+    """Return the loss of each step; none begins later than so many seconds after the first step, which compiles."""
     iterator = iter(model.distribute_strategy.experimental_distribute_dataset(batches))
     curve: list[float | None] = []
-    while len(curve) < steps and (not curve or time.perf_counter() <= deadline):
+    deadline = math.inf
+    while len(curve) < steps and time.perf_counter() <= deadline:
         model.reset_metrics()
         logs = model.train_function(iterator)
         if not isinstance(logs, dict) or "loss" not in logs:
             break
         loss = float(logs["loss"])
+        if not curve:
+            deadline = time.perf_counter() + seconds
         curve.append(loss if math.isfinite(loss) else None)
     return tuple(curve)

@@ -79,7 +79,7 @@ class Trainings:
     ) -> Curves:
         """Return losses by step, for each seed; empty where there are none."""
         # Raises TrialFailed, DeviceUnavailable, Interrupted. Batches of the size `recorded` are recorded where they
-        # are not yet; no step of the first training begins after `seconds`.
+        # are not yet; no step of the first training begins later than `seconds` after its first step.
         losses = LossRuns(
             folder=self._folder(f"batch-{recorded}"),
             recorded_batch_size=recorded,
