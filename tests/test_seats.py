@@ -327,7 +327,7 @@ def test_a_seat_that_is_lost_while_losses_are_compared_refuses_nothing(tmp_path)
 
 
 def test_losses_are_compared_on_one_seat_at_a_time(tmp_path):
-    comparing, most = set(), []
+    comparing, most, meeting = set(), [], threading.Condition()
 
     class Comparing(SimulatedTrials):
         def launch(self, configuration, *, seat="", losses=None, **how):
@@ -337,8 +337,11 @@ def test_losses_are_compared_on_one_seat_at_a_time(tmp_path):
             curves = trial.loss_curves
 
             def watched(timeout):
-                comparing.add(seat)
-                most.append(len(comparing))
+                with meeting:  # the other seat has time to come
+                    comparing.add(seat)
+                    most.append(len(comparing))
+                    meeting.notify_all()
+                    meeting.wait_for(lambda: len(comparing) > 1, timeout=0.5)
                 try:
                     return curves(timeout)
                 finally:
