@@ -1,6 +1,6 @@
 """Trials without processes: a formula says how fast they are, and their clock waits for nobody.
 
-Everything above `executors/process.py` runs on these in milliseconds, so that search, statistics and reports are
+Everything above `runtime/trial_process.py` runs on these in milliseconds, so that search, statistics and reports are
 tested, and search strategies compared, over thousands of runs. What real trials would not survive is
 refused here, too.
 
@@ -19,7 +19,7 @@ from autotune.data.facts import GpuUse, WorkloadFacts
 from autotune.data.models import KnobValue
 from autotune.data.record import Boundary, GradientNoise, Outcome, Place, Slice, StepSeconds
 from autotune.recipe.apply import environment
-from autotune.runtime.executor import IN_SEARCH, Executor, TrialFailed, WarmUp
+from autotune.runtime.executor import IN_SEARCH, Executor, TrialFailed, WarmUp, never
 from autotune.runtime.protocol import (
     BranchRuns,
     Data,
@@ -246,13 +246,15 @@ class SimulatedTrial:
             input_wait_fraction=waits if input_wait_seconds > 0 else None,
         )
 
-    def loss_curves(self, timeout_seconds: float) -> LossCurves:
+    def loss_curves(self, timeout_seconds: float, stopped: Callable[[], bool] = never) -> LossCurves:
         """See `LiveTrial`. Seeds differ by `SEED_SPREAD`; a configuration that does not learn stays put."""
         trials, runs = self._trials, self._losses
         self._require(_State.LAUNCHED)
         assert runs is not None, "a trial that was launched to be timed was asked for losses"
         deadline = self._requested + timeout_seconds
         self._pass(trials.start_seconds, deadline)
+        if stopped():
+            raise TrialFailed(Outcome.INTERRUPTED, "stopped by the user")
         self._fail_as_told(deadline)
         if isinstance(runs, BranchRuns):
             return self._branch(runs, deadline)

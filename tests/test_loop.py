@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import signal
 
 import pytest
 from simulated import SimulatedTrial
@@ -409,12 +410,27 @@ def test_a_champion_that_was_not_compared_falls_with_its_class(tmp_path):
     assert second.evidence.verdict is Verdict.UNSTABLE
 
 
+def test_a_run_that_is_stopped_while_losses_are_compared_says_nothing_of_them(tmp_path):
+    def stop(event):
+        if isinstance(event, Began) and "comparing losses" in event.text:
+            signal.raise_signal(signal.SIGINT)
+
+    with on_disk(tmp_path / "run", DirectoryWithoutStudy) as directory:
+        recipe = tune_simulated(precise(), directory, space=PRECISION, budget=200.0, observe=Watcher(stop))
+    assert recipe.evidence.ended_by is EndedBy.INTERRUPTED
+    assert (recipe.evidence.verdict, recipe.changes) == (Verdict.UNDECIDED, {})
+    assert {each.outcome for each in records_of(tmp_path)} == {Outcome.OK}
+    recipe = go_on(precise(), tmp_path / "run", space=PRECISION, budget=200.0)
+    assert recipe.configuration["precision"] == "mixed_bfloat16"
+    assert [each.passed for each in recipe.evidence.stability.checks if each.name == "numerics_parity"] == [True]
+
+
 class LossesUnseen(SimulatedTrial):
     """A trial of a model that reports no loss."""
 
-    def loss_curves(self, timeout_seconds):
+    def loss_curves(self, *given):
         """See `LiveTrial`."""
-        return super().loss_curves(timeout_seconds).model_copy(update={"curves": ()})
+        return super().loss_curves(*given).model_copy(update={"curves": ()})
 
 
 def without_losses(**gains):
@@ -468,9 +484,9 @@ def test_comparing_losses_takes_a_tenth_of_the_budget_at_most(tmp_path):
         if losses is not None:
             began, curves = trials.clock(), trial.loss_curves
 
-            def noting(timeout):
+            def noting(*given):
                 try:
-                    return curves(timeout)
+                    return curves(*given)
                 finally:
                     spent.append(trials.clock() - began)
 

@@ -2,6 +2,7 @@
 
 # It has Ray's own names, and Ray documents them.
 
+import itertools
 import os
 import stat
 import subprocess
@@ -92,6 +93,7 @@ class FakeRay:
     exceptions = SimpleNamespace(RayError=RayError, GetTimeoutError=GetTimeoutError, RayTaskError=RayTaskError)
     files_are_there = True
     opens = None
+    trains_on = False  # no call of a trial's method is answered
     looks_until_open = 0  # of all actors together, until the first has opened
 
     def __init__(self, **seats):
@@ -115,7 +117,7 @@ class FakeRay:
         if isinstance(asked[0], OpenedSeat) and self.looks_until_open:
             self.looks_until_open -= 1
             return [], asked
-        return asked, []
+        return ([], asked) if self.trains_on else (asked, [])
 
     def get(self, answer, timeout=None):
         self.gets_within.append(timeout)
@@ -294,6 +296,17 @@ def test_an_actor_that_does_not_answer_loses_the_seat(tmp_path, answer, reason):
         assert caught.value.reason == reason
         trial.kill()
         assert (7, "end") not in ray.actors[0].asked
+
+
+def test_losses_are_not_waited_for_once_the_user_stops_the_run(tmp_path):
+    ray = FakeRay(a=1)
+    with opened(ray) as trials:
+        trial = trials.launch(BASELINE, log=str(tmp_path / "log.txt"), data=None)
+        ray.trains_on = True
+        with pytest.raises(TrialFailed) as caught:
+            trial.loss_curves(1000.0, itertools.cycle([False, True]).__next__)
+        assert caught.value.outcome is Outcome.INTERRUPTED
+        assert (7, "end") in ray.actors[0].asked
 
 
 def test_an_error_of_the_actors_own_is_none_of_the_seats(tmp_path):

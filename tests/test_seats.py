@@ -336,14 +336,14 @@ def test_losses_are_compared_on_one_seat_at_a_time(tmp_path):
                 return trial
             curves = trial.loss_curves
 
-            def watched(timeout):
+            def watched(*given):
                 with meeting:  # the other seat has time to come
                     comparing.add(seat)
                     most.append(len(comparing))
                     meeting.notify_all()
                     meeting.wait_for(lambda: len(comparing) > 1, timeout=0.5)
                 try:
-                    return curves(timeout)
+                    return curves(*given)
                 finally:
                     comparing.discard(seat)
 

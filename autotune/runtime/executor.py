@@ -29,6 +29,13 @@ Clock = Callable[[], float]
 """Seconds that only go forward; simulated trials bring their own."""
 Isolation = Literal["template", "spawn"]
 """Trials are forks of a template, or fresh interpreters."""
+
+
+def never() -> bool:
+    """Return false: nobody stops what is waited for."""
+    return False
+
+
 IN_SEARCH = TrialTiming(epoch_seconds=1.0, warmup_seconds=1.5)
 
 
@@ -106,8 +113,11 @@ class LiveTrial(Protocol):
         Those of the baseline and of leaders are `thorough`: ceilings, and a profile where one is wanted.
         """
 
-    def loss_curves(self, timeout_seconds: float) -> LossCurves:
-        """Wait for the losses of a trial that was launched for them, and for the process to end."""
+    def loss_curves(self, timeout_seconds: float, stopped: Callable[[], bool] = never) -> LossCurves:
+        """Wait for the losses of a trial that was launched for them, and for the process to end.
+
+        It fails as interrupted once `stopped()` is true.
+        """
 
     def kill(self) -> None:
         """End it and all its children now; do nothing when it has ended."""

@@ -25,13 +25,13 @@ from autotune.data.errors import ArgumentError, AutotuneError, NoStableConfigura
 from autotune.data.facts import WorkloadFacts, WorkloadReference
 from autotune.data.printable import first_line
 from autotune.data.record import Outcome, Place, Slice
-from autotune.runtime.executor import IN_SEARCH, Executor, Isolation, SeatHandle, SeatLost, WarmUp
+from autotune.runtime.executor import IN_SEARCH, Executor, Isolation, SeatHandle, SeatLost, TrialFailed, WarmUp, never
 from autotune.runtime.logs import open_log
 from autotune.runtime.places import WHOLE, whole_of
 from autotune.runtime.protocol import Data, Finished, LossCurves, Started, Trainings, TrialTiming
 from autotune.runtime.ray_actor import Host, OpenedSeat, SeatActor, SeatSettings
 from autotune.runtime.template_process import IMPORT_SECONDS
-from autotune.runtime.trial_process import Profiled
+from autotune.runtime.trial_process import LOOK_SECONDS, Profiled
 from autotune.space.configuration import Configuration
 
 RESOURCE = "autotune_seat"
@@ -65,13 +65,14 @@ class RayTrial:
         return answer
 
     def finish(self, input_wait_seconds: float, timeout_seconds: float, *, thorough: bool = False) -> Finished:
-        asked = {"input_wait_seconds": input_wait_seconds, "thorough": thorough}
-        answer: Finished = self._call("finish", timeout_seconds, **asked)
+        answer: Finished = self._call(
+            "finish", timeout_seconds, input_wait_seconds=input_wait_seconds, thorough=thorough
+        )
         self.kill()
         return answer
 
-    def loss_curves(self, timeout_seconds: float) -> LossCurves:
-        answer: LossCurves = self._call("loss_curves", timeout_seconds)
+    def loss_curves(self, timeout_seconds: float, stopped: Callable[[], bool] = never) -> LossCurves:
+        answer: LossCurves = self._call("loss_curves", timeout_seconds, stopped)
         self.kill()
         return answer
 
@@ -90,9 +91,11 @@ class RayTrial:
                 with open(open_log(file) if file == self._log else file, "ab") as output:
                     output.write(content)
 
-    def _call(self, method: str, limit: float, **options: Any) -> Any:
+    def _call(self, method: str, limit: float, stopped: Callable[[], bool] | None = None, **options: Any) -> Any:
         try:
-            return self._seat.ask("call", limit, self._number, method, timeout_seconds=limit, **options)
+            return self._seat.ask(
+                "call", limit, self._number, method, stopped=stopped, timeout_seconds=limit, **options
+            )
         except SeatLost:
             self._ended = True
             raise
@@ -144,9 +147,15 @@ class RaySeat:
         number = self.ask("launch", IMPORT_SECONDS, *arguments, log=Path(log).name, options=options)
         return RayTrial(self, number, Path(log))
 
-    def ask(self, method: str, limit: float, *arguments: Any, **options: Any) -> Any:
+    def ask(
+        self, method: str, limit: float, *arguments: Any, stopped: Callable[[], bool] | None = None, **options: Any
+    ) -> Any:
         """Return the actor's answer. Raises the failure that it answers, and `SeatLost` where no answer comes."""
-        return self._answer(getattr(self.actor, method).remote(*arguments, **options), limit + SILENCE_SECONDS)
+        call, ends = getattr(self.actor, method).remote(*arguments, **options), time.monotonic() + limit
+        while stopped and time.monotonic() < ends and not self._ray.wait([call], timeout=LOOK_SECONDS)[0]:
+            if stopped():
+                raise TrialFailed(Outcome.INTERRUPTED, "stopped by the user")
+        return self._answer(call, limit + SILENCE_SECONDS)
 
     def _answer(self, call: Any, seconds: float) -> Any:
         errors, host = self._ray.exceptions, self.host.name if self.host else "its host"

@@ -14,7 +14,7 @@ from autotune.data.models import KnobValue
 from autotune.data.record import Outcome, Slice
 from autotune.runtime import protocol
 from autotune.runtime.containment import ALLOW_LARGE, LayerLimit
-from autotune.runtime.executor import SeatLost, TrialFailed, WarmUp
+from autotune.runtime.executor import SeatLost, TrialFailed, WarmUp, never
 from autotune.runtime.logs import cap_log, count_oom_kills, find_fatal_line, gpu_fault_hint, is_memory_error, read_tail
 from autotune.runtime.protocol import ChannelClosed, ProtocolError
 from autotune.runtime.template_process import EXIT_SECONDS, Template, describe_status
@@ -145,9 +145,9 @@ class TrialProcess:
         self.kill()
         return figures
 
-    def loss_curves(self, timeout_seconds: float) -> protocol.LossCurves:
+    def loss_curves(self, timeout_seconds: float, stopped: Callable[[], bool] = never) -> protocol.LossCurves:
         self._clock.watch()
-        answer = self._expect(protocol.LossCurves, self._requested + timeout_seconds)
+        answer = self._expect(protocol.LossCurves, self._requested + timeout_seconds, stopped)
         self.kill()
         return answer
 
@@ -186,7 +186,7 @@ class TrialProcess:
             raise self._died() from error
         self.thaw()
 
-    def _receive(self, deadline: float) -> object:
+    def _receive(self, deadline: float, stopped: Callable[[], bool]) -> object:
         """Return the next message. Raises as `protocol.Channel.receive` does."""
         while True:
             answer = None
@@ -198,15 +198,17 @@ class TrialProcess:
                 raise self._failed(Outcome.ERROR, excess, hint=ALLOW_LARGE)
             if answer is not None:
                 return answer
+            if stopped():
+                raise self._failed(Outcome.INTERRUPTED, "stopped by the user")
             if not self.template.alive:  # a child of the trial's may hold its end of the pipe open
                 raise ChannelClosed("the template is gone")
             if deadline <= self._clock():
                 raise TimeoutError
 
-    def _expect(self, kind: type[Message], deadline: float) -> Message:
+    def _expect(self, kind: type[Message], deadline: float, stopped: Callable[[], bool] = never) -> Message:
         """Return the next message; one of another kind is a failure of the trial."""
         try:
-            answer = self._receive(deadline)
+            answer = self._receive(deadline, stopped)
         except TimeoutError as error:
             reason = f"timed out after {self._clock() - self._requested:.1f} s {_DOING[kind]}"
             raise self._failed(Outcome.TIMEOUT, reason) from error

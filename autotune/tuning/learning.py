@@ -122,7 +122,11 @@ class Trainings:
                 configuration, seat=self._seat, log=str(log.resolve()), data=self.run.data, losses=losses
             )
             try:
-                found = live.loss_curves(max(1.0, self.left()))
+                found = live.loss_curves(max(1.0, self.left()), self.run.interrupted)
+            except TrialFailed:
+                if self.run.interrupted():
+                    raise Interrupted from None
+                raise
             finally:
                 live.kill()
         self.run.refuse_other_devices(found.gpus)

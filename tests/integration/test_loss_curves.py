@@ -1,10 +1,13 @@
 """Loss curves of real trainings: the same weights and batches give the same curve, and what does not learn shows."""
 
+import itertools
 import statistics
 
+import psutil
 import pytest
 from real_trials import PATIENCE_SECONDS
 
+from autotune.data.record import Outcome
 from autotune.runtime.executor import TrialFailed
 from autotune.runtime.protocol import Data, LossRuns
 from autotune.stats.numerics import check_parity
@@ -39,6 +42,17 @@ def test_the_same_weights_and_batches_give_the_same_curve(curves):
 def test_batches_are_found_in_a_directory_whose_name_is_a_pattern(curves, tmp_path):
     (tmp_path / "run[1]*").mkdir()
     assert len(curves("learns", folder="run[1]*/batches")[0]) == STEPS
+
+
+def test_nobody_waits_for_losses_of_a_run_that_is_stopped(launch, tmp_path):
+    runs = LossRuns(
+        folder=str(tmp_path / "batches"), recorded_batch_size=32, seeds=(0,), most_steps=10**9, seconds=PATIENCE_SECONDS
+    )
+    trial = launch("learns", 32, data=KNOWN, losses=runs).trial
+    with pytest.raises(TrialFailed) as failed:
+        trial.loss_curves(PATIENCE_SECONDS, itertools.chain([False], itertools.repeat(True)).__next__)
+    assert failed.value.outcome is Outcome.INTERRUPTED
+    assert not psutil.pid_exists(trial.pid)
 
 
 def test_seeds_are_other_weights(curves):
