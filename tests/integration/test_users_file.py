@@ -58,7 +58,8 @@ def test_trials_see_the_files_arguments_in_every_invocation(tmp_path, environmen
     assert json.loads((tmp_path / "run" / "run.json").read_text())["arguments"]["args"] == ["--width", "3"]
     recipe = json.loads((tmp_path / "run" / "recipe.json").read_text())
     assert recipe["workload"]["args"] == ["--width", "3"]
-    again = command("tune", "train.py", "--resume", "run", "--budget", "20s")
+    resume = ("tune", "train.py", "--resume", "run", "--budget")
+    again = with_enough_time(lambda budget: command(*resume, f"{budget}s"), SHORT_BUDGET)
     assert again.returncode == 0, again.stderr
     logs = [each.read_text(errors="replace") for each in (tmp_path / "run" / "trials").glob("*/log.txt")]
     assert logs
