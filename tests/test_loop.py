@@ -411,16 +411,26 @@ def test_a_champion_that_was_not_compared_falls_with_its_class(tmp_path):
 
 
 def test_a_run_that_is_stopped_while_losses_are_compared_says_nothing_of_them(tmp_path):
-    def stop(event):
-        if isinstance(event, Began) and "comparing losses" in event.text:
-            signal.raise_signal(signal.SIGINT)
+    trials, compared = precise(), []
+    launch = trials.launch
 
+    def noting(configuration, *, losses=None, **how):
+        trial = launch(configuration, losses=losses, **how)
+        compared.extend([configuration] if losses is not None else [])
+        if len(compared) == 2:  # float32 gave its losses
+            signal.raise_signal(signal.SIGINT)
+        return trial
+
+    trials.launch = noting
     with on_disk(tmp_path / "run", DirectoryWithoutStudy) as directory:
-        recipe = tune_simulated(precise(), directory, space=PRECISION, budget=200.0, observe=Watcher(stop))
+        recipe = tune_simulated(trials, directory, space=PRECISION, budget=200.0)
+    assert len(compared) == 2
     assert recipe.evidence.ended_by is EndedBy.INTERRUPTED
     assert (recipe.evidence.verdict, recipe.changes) == (Verdict.UNDECIDED, {})
     assert {each.outcome for each in records_of(tmp_path)} == {Outcome.OK}
-    recipe = go_on(precise(), tmp_path / "run", space=PRECISION, budget=200.0)
+    again = precise()
+    recipe = go_on(again, tmp_path / "run", space=PRECISION, budget=200.0)
+    assert len([each for each in again.launched if not each.timed]) == 2, "they are compared again"
     assert recipe.configuration["precision"] == "mixed_bfloat16"
     assert [each.passed for each in recipe.evidence.stability.checks if each.name == "numerics_parity"] == [True]
 

@@ -121,6 +121,8 @@ class FakeRay:
 
     def get(self, answer, timeout=None):
         self.gets_within.append(timeout)
+        if self.trains_on:
+            raise GetTimeoutError
         if isinstance(answer, RayError):
             raise answer
         return answer
@@ -306,7 +308,20 @@ def test_losses_are_not_waited_for_once_the_user_stops_the_run(tmp_path):
         with pytest.raises(TrialFailed) as caught:
             trial.loss_curves(1000.0, itertools.cycle([False, True]).__next__)
         assert caught.value.outcome is Outcome.INTERRUPTED
+        ray.trains_on = False
         assert (7, "end") in ray.actors[0].asked
+
+
+def test_losses_that_never_come_lose_the_seat(tmp_path, monkeypatch):
+    monkeypatch.setattr(ray_seats, "SILENCE_SECONDS", 0.0)
+    ray = FakeRay(a=1)
+    with opened(ray) as trials:
+        trial = trials.launch(BASELINE, log=str(tmp_path / "log.txt"), data=None)
+        ray.trains_on = True
+        with pytest.raises(SeatLost) as caught:
+            trial.loss_curves(0.0)
+        assert caught.value.reason == "its actor on a has not answered for 0 s"
+        ray.trains_on = False
 
 
 def test_an_error_of_the_actors_own_is_none_of_the_seats(tmp_path):

@@ -32,7 +32,7 @@ Isolation = Literal["template", "spawn"]
 
 
 def never() -> bool:
-    """Return false: nobody stops what is waited for."""
+    """Return false: the wait goes on until its answer or its time limit."""
     return False
 
 

@@ -151,16 +151,17 @@ class RaySeat:
         self, method: str, limit: float, *arguments: Any, stopped: Callable[[], bool] | None = None, **options: Any
     ) -> Any:
         """Return the actor's answer. Raises the failure that it answers, and `SeatLost` where no answer comes."""
-        call, ends = getattr(self.actor, method).remote(*arguments, **options), time.monotonic() + limit
+        call, silence = getattr(self.actor, method).remote(*arguments, **options), limit + SILENCE_SECONDS
+        ends = time.monotonic() + silence
         while stopped and time.monotonic() < ends and not self._ray.wait([call], timeout=LOOK_SECONDS)[0]:
             if stopped():
                 raise TrialFailed(Outcome.INTERRUPTED, "stopped by the user")
-        return self._answer(call, limit + SILENCE_SECONDS)
+        return self._answer(call, silence, waited=bool(stopped))
 
-    def _answer(self, call: Any, seconds: float) -> Any:
+    def _answer(self, call: Any, seconds: float, *, waited: bool = False) -> Any:
         errors, host = self._ray.exceptions, self.host.name if self.host else "its host"
         try:
-            found = self._ray.get(call, timeout=seconds)
+            found = self._ray.get(call, timeout=0 if waited else seconds)
         except errors.GetTimeoutError as error:
             reason = f"its actor on {host} has not answered for {seconds:.0f} s"
             raise SeatLost(Outcome.CRASHED, reason) from error

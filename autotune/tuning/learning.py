@@ -118,17 +118,18 @@ class Trainings:
             self.run.observe(Began(text=self._heading))
         log = self.run.directory.log_directory / f"losses-{self._count}.log"
         with reclassify_busy_gpu(), self.run.turn.released():
-            live = self.run.executor.launch(
-                configuration, seat=self._seat, log=str(log.resolve()), data=self.run.data, losses=losses
-            )
             try:
-                found = live.loss_curves(max(1.0, self.left()), self.run.interrupted)
+                live = self.run.executor.launch(
+                    configuration, seat=self._seat, log=str(log.resolve()), data=self.run.data, losses=losses
+                )
+                try:
+                    found = live.loss_curves(max(1.0, self.left()), self.run.interrupted)
+                finally:
+                    live.kill()
             except TrialFailed:
-                if self.run.interrupted():
+                if self.run.interrupted():  # it says nothing of the configuration
                     raise Interrupted from None
                 raise
-            finally:
-                live.kill()
         self.run.refuse_other_devices(found.gpus)
         return found.curves
 

@@ -142,8 +142,8 @@ def _next_action(state: State) -> Action:
         for candidate in state.unclear:
             if state.left >= candidate.look_seconds:
                 return LookAgain(candidate.number)
-    elif ending := _narrow(state) or _leave_change_out(state):
-        return ending
+    elif narrower := _narrow(state):
+        return narrower
     if _holds_another(state):  # the time holds no confirmation of it, but nothing else either
         return TryAnother()
     for leader in state.inconclusive if state.champion is None else ():
@@ -153,23 +153,14 @@ def _next_action(state: State) -> Action:
 
 
 def _narrow(state: State) -> FreshPair | None:
-    """Return another pair for a confirmed leader with a wide claim, where there is time for it and for ablations."""
-    kept = _seconds_for_ablations(state)
+    """Return another pair for a confirmed leader whose claim is wide, where the time holds one."""
     for leader in state.champions.values():
         if leader.ratio is None or leader.number in state.busy:
             continue
         is_wide = leader.ratio.half_width > NARROW and leader.processes < leader.looks.most
-        if is_wide and state.left >= leader.least_pair_seconds + kept:
+        if is_wide and state.left >= leader.least_pair_seconds:
             return FreshPair(leader.number)
     return None
-
-
-def _seconds_for_ablations(state: State) -> float:
-    """Return the time that leaving changes out of the recommended configuration will take, as far as it is allowed."""
-    leader = state.recommended
-    if leader is None or state.ablation_seconds < leader.ablation_seconds:
-        return 0.0
-    return min(len(leader.unmeasured_changes) * leader.ablation_seconds, state.ablation_seconds)
 
 
 def _leave_change_out(state: State) -> LeaveOut | None:

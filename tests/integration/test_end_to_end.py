@@ -199,7 +199,7 @@ choices = [false, true]
 def test_each_change_of_a_real_winner_is_left_out(run, tmp_path):
     (tmp_path / "train.py").write_text(TINY)
     (tmp_path / "space.toml").write_text(TWO_KNOBS)
-    command = ("-m", "autotune", "tune", "train.py", "--space", "space.toml", "--out", "run", "--budget", "200s")
+    command = ("-m", "autotune", "tune", "train.py", "--space", "space.toml", "--out", "run", "--budget", "300s")
     ended = run(*command)
     assert ended.returncode == 0, ended.stderr
     recipe = assert_complete(tmp_path / "run")
