@@ -2,7 +2,6 @@
 
 # It has Ray's own names, and Ray documents them.
 
-import itertools
 import os
 import stat
 import subprocess
@@ -30,10 +29,6 @@ SETTINGS = SeatSettings(REFERENCE, ".", False, "template", "none", None)
 
 class RayError(Exception):
     """The root of Ray's errors."""
-
-
-class GetTimeoutError(RayError):
-    """No answer within the time given."""
 
 
 class RayTaskError(RayError):
@@ -90,16 +85,15 @@ class Actor:
 class FakeRay:
     """As much of Ray as the driver uses; `seats` by node."""
 
-    exceptions = SimpleNamespace(RayError=RayError, GetTimeoutError=GetTimeoutError, RayTaskError=RayTaskError)
+    exceptions = SimpleNamespace(RayError=RayError, RayTaskError=RayTaskError)
     files_are_there = True
     opens = None
-    trains_on = False  # no call of a trial's method is answered
+    is_silent = False  # no call is answered
     looks_until_open = 0  # of all actors together, until the first has opened
 
     def __init__(self, **seats):
         self.seats, self.taken, self.actors, self.killed = seats, [], [], []
         self.processors, self.fingerprints = {}, {}
-        self.gets_within = []
 
     def remote(self, kind):
         return SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda settings: Actor(self)))
@@ -117,12 +111,9 @@ class FakeRay:
         if isinstance(asked[0], OpenedSeat) and self.looks_until_open:
             self.looks_until_open -= 1
             return [], asked
-        return ([], asked) if self.trains_on else (asked, [])
+        return ([], asked) if self.is_silent else (asked, [])
 
     def get(self, answer, timeout=None):
-        self.gets_within.append(timeout)
-        if self.trains_on:
-            raise GetTimeoutError
         if isinstance(answer, RayError):
             raise answer
         return answer
@@ -242,7 +233,6 @@ def test_a_trial_is_started_and_asked_by_its_number(tmp_path):
         actor.answer = ("slice", "next")
         assert trial.measure(0.5, 20.0) == "slice"
         assert actor.asked[-1] == (7, "measure_continuously", {"seconds": 0.5, "count": 1, "timeout_seconds": 20.0})
-        assert ray.gets_within[-1] == 20.0 + ray_seats.SILENCE_SECONDS
         assert trial.finish(0.1, 5.0, thorough=True) == ("slice", "next")
         assert actor.asked[-2][2] == {"input_wait_seconds": 0.1, "thorough": True, "timeout_seconds": 5.0}
         assert actor.asked[-1] == (7, "end")
@@ -281,47 +271,47 @@ def test_a_failure_is_the_trials_own_and_its_files_come_to_the_driver(tmp_path):
         assert stat.S_IMODE((tmp_path / "trial" / "log.txt").stat().st_mode) == 0o600
 
 
-@pytest.mark.parametrize(
-    ("answer", "reason"),
-    [
-        (GetTimeoutError(), "its actor on a has not answered for 61 s"),
-        (RayActorError("\nThe actor died.\nMore."), "its actor on a is gone: The actor died."),
-    ],
-)
-def test_an_actor_that_does_not_answer_loses_the_seat(tmp_path, answer, reason):
+def test_an_actor_that_is_gone_loses_the_seat(tmp_path):
     ray = FakeRay(a=1)
     with opened(ray) as trials:
         trial = trials.launch(BASELINE, log=str(tmp_path / "log.txt"), data=None)
-        ray.actors[0].answer = answer
+        ray.actors[0].answer = RayActorError("\nThe actor died.\nMore.")
         with pytest.raises(SeatLost) as caught:
             trial.warm_up(1.0)
-        assert caught.value.reason == reason
+        assert caught.value.reason == "its actor on a is gone: The actor died."
+        trial.kill()
+        assert (7, "end") not in ray.actors[0].asked
+
+
+def test_an_actor_that_does_not_answer_loses_the_seat(tmp_path, monkeypatch):
+    monkeypatch.setattr(ray_seats, "SILENCE_SECONDS", 0.5)
+    ray = FakeRay(a=1)
+    with opened(ray) as trials:
+        trial = trials.launch(BASELINE, log=str(tmp_path / "log.txt"), data=None)
+        ray.is_silent = True
+        with pytest.raises(SeatLost) as caught:
+            trial.warm_up(0.6)
+        assert caught.value.reason == "its actor on a has not answered for 1 s"
+        ray.is_silent = False
         trial.kill()
         assert (7, "end") not in ray.actors[0].asked
 
 
 def test_losses_are_not_waited_for_once_the_user_stops_the_run(tmp_path):
     ray = FakeRay(a=1)
+    answers = iter([False, True])
+
+    def stopped():
+        ray.is_silent = not (is_over := next(answers))  # the actor hears the next call
+        return is_over
+
     with opened(ray) as trials:
         trial = trials.launch(BASELINE, log=str(tmp_path / "log.txt"), data=None)
-        ray.trains_on = True
+        ray.is_silent = True
         with pytest.raises(TrialFailed) as caught:
-            trial.loss_curves(1000.0, itertools.cycle([False, True]).__next__)
+            trial.loss_curves(1000.0, stopped)
         assert caught.value.outcome is Outcome.INTERRUPTED
-        ray.trains_on = False
         assert (7, "end") in ray.actors[0].asked
-
-
-def test_losses_that_never_come_lose_the_seat(tmp_path, monkeypatch):
-    monkeypatch.setattr(ray_seats, "SILENCE_SECONDS", 0.0)
-    ray = FakeRay(a=1)
-    with opened(ray) as trials:
-        trial = trials.launch(BASELINE, log=str(tmp_path / "log.txt"), data=None)
-        ray.trains_on = True
-        with pytest.raises(SeatLost) as caught:
-            trial.loss_curves(0.0)
-        assert caught.value.reason == "its actor on a has not answered for 0 s"
-        ray.trains_on = False
 
 
 def test_an_error_of_the_actors_own_is_none_of_the_seats(tmp_path):

@@ -29,14 +29,12 @@ Clock = Callable[[], float]
 """Seconds that only go forward; simulated trials bring their own."""
 Isolation = Literal["template", "spawn"]
 """Trials are forks of a template, or fresh interpreters."""
+IN_SEARCH = TrialTiming(epoch_seconds=1.0, warmup_seconds=1.5)
 
 
 def never() -> bool:
     """Return false: the wait goes on until its answer or its time limit."""
     return False
-
-
-IN_SEARCH = TrialTiming(epoch_seconds=1.0, warmup_seconds=1.5)
 
 
 class TrialFailed(Exception):

@@ -91,7 +91,7 @@ class RayTrial:
                 with open(open_log(file) if file == self._log else file, "ab") as output:
                     output.write(content)
 
-    def _call(self, method: str, limit: float, stopped: Callable[[], bool] | None = None, **options: Any) -> Any:
+    def _call(self, method: str, limit: float, stopped: Callable[[], bool] = never, **options: Any) -> Any:
         try:
             return self._seat.ask(
                 "call", limit, self._number, method, stopped=stopped, timeout_seconds=limit, **options
@@ -148,23 +148,22 @@ class RaySeat:
         return RayTrial(self, number, Path(log))
 
     def ask(
-        self, method: str, limit: float, *arguments: Any, stopped: Callable[[], bool] | None = None, **options: Any
+        self, method: str, limit: float, *arguments: Any, stopped: Callable[[], bool] = never, **options: Any
     ) -> Any:
         """Return the actor's answer. Raises the failure that it answers, and `SeatLost` where no answer comes."""
-        call, silence = getattr(self.actor, method).remote(*arguments, **options), limit + SILENCE_SECONDS
-        ends = time.monotonic() + silence
-        while stopped and time.monotonic() < ends and not self._ray.wait([call], timeout=LOOK_SECONDS)[0]:
-            if stopped():
-                raise TrialFailed(Outcome.INTERRUPTED, "stopped by the user")
-        return self._answer(call, silence, waited=bool(stopped))
+        call = getattr(self.actor, method).remote(*arguments, **options)
+        return self._answer(call, limit + SILENCE_SECONDS, stopped)
 
-    def _answer(self, call: Any, seconds: float, *, waited: bool = False) -> Any:
+    def _answer(self, call: Any, seconds: float, stopped: Callable[[], bool] = never) -> Any:
         errors, host = self._ray.exceptions, self.host.name if self.host else "its host"
+        ends = time.monotonic() + seconds
         try:
-            found = self._ray.get(call, timeout=0 if waited else seconds)
-        except errors.GetTimeoutError as error:
-            reason = f"its actor on {host} has not answered for {seconds:.0f} s"
-            raise SeatLost(Outcome.CRASHED, reason) from error
+            while not self._ray.wait([call], timeout=LOOK_SECONDS)[0]:
+                if stopped():
+                    raise TrialFailed(Outcome.INTERRUPTED, "stopped by the user")
+                if time.monotonic() >= ends:
+                    raise SeatLost(Outcome.CRASHED, f"its actor on {host} has not answered for {seconds:.0f} s")
+            found = self._ray.get(call)
         except errors.RayTaskError:
             raise  # an error of autotune's own
         except errors.RayError as error:
