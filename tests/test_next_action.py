@@ -149,6 +149,28 @@ def test_how_leaders_learn_is_compared_on_one_seat_at_a_time():
     assert next_action(dataclasses.replace(state, compares_losses=True)) != CompareLearning(90)
 
 
+def test_learning_that_the_time_kept_for_it_was_too_short_for_is_compared_again_before_a_claim_is_narrowed():
+    larger, wide = a_candidate(9, 1.0, batch_ratio=4.0), {"number": 90, "processes": 4, "batch_ratio": 4.0}
+    cut_short = a_leader(9, low=0.2, high=1.8, standing=Standing.CONFIRMED, learning_needs=50.0, **wide)
+    state = a_state(larger, leaders=(cut_short,), more_candidates=False, exhausted=True, left=60.0)
+    assert next_action(state) == CompareLearning(90)
+    for without in ({"left": 40.0}, {"busy": frozenset({90}), "left": 60.0}, {"compares_losses": True}):
+        assert next_action(dataclasses.replace(state, **without)) != CompareLearning(90)
+    same = a_leader(8, low=1.4, high=1.6, standing=Standing.CONFIRMED, number=80, processes=4)
+    both = dataclasses.replace(state, candidates=(a_candidate(8, 1.5), larger), leaders=(same, cut_short))
+    assert next_action(both) != CompareLearning(90), "it would not be recommended"
+
+
+def test_learning_is_compared_again_once_half_of_the_time_has_shown_nothing_to_recommend():
+    larger = a_candidate(9, 1.0, batch_ratio=4.0)
+    cut_short = a_leader(
+        9, standing=Standing.CONFIRMED, low=0.9, high=1.1, number=90, processes=4, batch_ratio=4.0, learning_needs=50.0
+    )
+    state = a_state(larger, leaders=(cut_short,), left=130.0, budget=240.0)
+    assert next_action(state) == TryAnother()
+    assert next_action(dataclasses.replace(state, left=110.0)) == CompareLearning(90)
+
+
 def test_losses_are_compared_before_the_confirmation_of_what_computes_otherwise():
     unchecked = dataclasses.replace(FAST, unchecked=True)
     state = a_state(unchecked, more_candidates=False, check_seconds=20.0)

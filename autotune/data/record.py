@@ -198,6 +198,7 @@ class Branch(Frozen):
     """
 
     not_measured: str = ""  # why there are none, in half a sentence
+    needs_seconds: Amount | None = None  # that it should need, where there was too little time
     seconds: Amount = 0.0  # that it took of the budget
     after_steps: Count = 0  # that the baseline had trained when the trainings branched
     examples: Count = 0  # that each training has trained on at its last probe; probes are at equal distances

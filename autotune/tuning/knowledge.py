@@ -240,15 +240,18 @@ class Knowledge:
         return self._run.state_file is not None and saved
 
     def branch_of(self, configuration: Configuration) -> Branch | None:
-        """Return how a configuration was seen to learn, by itself or by one of the same batch size and numerics."""
-        for trial in self._run.trials.values():
-            if (
-                trial.branch is not None
-                and trial.configuration.update_size == configuration.update_size
-                and numerics_of(trial.configuration) == numerics_of(configuration)
-            ):
-                return trial.branch
-        return None
+        """Return how a configuration was seen to learn, by itself or by one of the same batch size and numerics.
+
+        What was measured comes before what was not, and the latest first.
+        """
+        found = [
+            trial.branch
+            for trial in reversed(list(self._run.trials.values()))
+            if trial.branch is not None
+            and trial.configuration.update_size == configuration.update_size
+            and numerics_of(trial.configuration) == numerics_of(configuration)
+        ]
+        return min(found, key=lambda branch: bool(branch.not_measured), default=None)
 
     def over_critical(self) -> float:
         """Return the baseline's batch size over the critical one: by the latest comparison, else by its noise."""
@@ -337,6 +340,7 @@ class Knowledge:
             unmeasured_changes=unmeasured_changes(number, leader.asked, self._run.baseline, self._run.records.values()),
             ablation_seconds=starts + self._measured_seconds,
             unlearned=ratio != 1 and self.can_branch and branch is None,
+            learning_needs=None if branch is None or ratio == 1 else branch.needs_seconds,
             same_loss=result.speedup if isinstance(result, LearningResult) else None,
         )
 

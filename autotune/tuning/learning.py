@@ -29,6 +29,7 @@ PROBES, PROBE_EXAMPLES = 16, 512
 PROBING = 1.5  # what evaluating the probe makes of a training's time
 STEP_SECONDS = 0.004  # at least, of a step that is called by itself
 FINISHING = 0.8  # share of the time after which no step begins, so that the losses come within it
+CUT_SHORT = 1.5  # times what was kept for trainings that did not end in it: what they should need
 LEAST_SECONDS = 0.2  # of one training, its compilation not counted
 
 
@@ -184,6 +185,17 @@ def refuse_lost(failure: TrialFailed, run: Run) -> None:
 class NotMeasured(Exception):
     """How a leader learns was not measured; the message is half a sentence."""
 
+    needs_seconds: float | None = None  # that it should take, where there was too little time
+
+
+class TooLittleTime(NotMeasured):
+    """It needs more seconds than were kept for it; `needs` as far as that is known."""
+
+    def __init__(self, *, kept: float, needs: float | None = None) -> None:
+        about = f"it takes about {needs:.0f} s, and {kept:.0f} s were kept for it" if needs else ""
+        super().__init__(about or f"it takes longer than the {kept:.0f} s that were kept for it")
+        self.needs_seconds = needs or CUT_SHORT * kept
+
 
 def state_steps(run: Run) -> int:
     """Return the steps after which the baseline's state was saved. Raises NotMeasured where it was not."""
@@ -201,7 +213,7 @@ def branch(trainings: Trainings, leader: TrialRecord) -> Branch:
         NotMeasured: There is no state to begin with, too little time, or the training has no such losses.
         Interrupted: The user stops the run.
     """
-    run, configuration = trainings.run, Configuration(leader.configuration)
+    run, configuration, kept = trainings.run, Configuration(leader.configuration), trainings.left()
     steps = state_steps(run)
     seeds, examples = _branch_size(trainings, leader)
 
@@ -209,7 +221,7 @@ def branch(trainings: Trainings, leader: TrialRecord) -> Branch:
         runs = {"seeds": tuple(range(seeds)), "scales": tuple(scales), "examples": examples}
         curves = trainings.branch_curves(configuration, state=str(run.state_file), runs=runs)
         if len(curves) != seeds * len(scales) or not any(curves):
-            raise NotMeasured("its losses did not come within the time there was")
+            raise TooLittleTime(kept=kept)
         return curves
 
     factors = {rule: factor_of(rule, configuration.update_size / run.baseline.update_size) for rule in RULES}
@@ -217,6 +229,8 @@ def branch(trainings: Trainings, leader: TrialRecord) -> Branch:
         before, after = train(run.baseline, [1.0]), train(configuration, list(factors.values()))
     except TrialFailed as failure:
         refuse_lost(failure, run)
+        if failure.outcome is Outcome.TIMEOUT:
+            raise TooLittleTime(kept=kept) from failure
         raise NotMeasured(failure.reason) from failure
     by_rule = {rule: after[place * seeds : (place + 1) * seeds] for place, rule in enumerate(factors)}
     return Branch(
@@ -237,7 +251,7 @@ def _branch_size(trainings: Trainings, leader: TrialRecord) -> tuple[int, int]:
         if held >= least:
             return seeds, min(held, most) // least * least
     needed = FEWEST_BRANCH_SEEDS * least * seconds_per_example + starts
-    raise NotMeasured(f"it takes about {needed:.0f} s, and {trainings.left():.0f} s were kept for it")
+    raise TooLittleTime(kept=trainings.left(), needs=needed)
 
 
 def branch_seconds(baseline: TrialRecord, leader: TrialRecord) -> float:

@@ -398,19 +398,22 @@ class Loop:
         run, began, trial = self._run, self._run.clock(), self._run.trials[number]
         seat.end_baseline(examine=False)
         heading = f"comparing how fast losses fall: {run.changes(trial.configuration)}"
-        ends = min(began + self._learning_seconds, self._options.searching - CLOSING_SECONDS)
+        taken = 0.0 if trial.branch is None else trial.branch.seconds
+        ends = self._options.searching - CLOSING_SECONDS
+        if self._knowledge.branch_of(trial.configuration) is None:  # else nothing better is to be done with the time
+            ends = min(began + self._learning_seconds, ends)
         try:
             with Trainings(run, seat=run.executor.whole or seat.name, ends=ends, heading=heading) as trainings:
                 try:
                     compare = branch if run.loop_optimizer is None else branch_loop
                     trial.branch = compare(trainings, run.records[number])
                 except NotMeasured as why:
-                    trial.branch = Branch(not_measured=str(why))
+                    trial.branch = Branch(not_measured=str(why), needs_seconds=why.needs_seconds)
         finally:
             spent = run.clock() - began
             self._compared = None
             self._learning_seconds = max(0.0, self._learning_seconds - spent)
-        trial.branch = trial.branch.model_copy(update={"seconds": spent})
+        trial.branch = trial.branch.model_copy(update={"seconds": taken + spent})
         run.keep(run.records[number].model_copy(update={"branch": trial.branch}), announce=False)
         run.observe(Notice(text=self._learning_in_words(number)))
 

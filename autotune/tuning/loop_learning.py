@@ -25,6 +25,7 @@ from autotune.tuning.learning import (
     PROBES,
     STEP_SECONDS,
     NotMeasured,
+    TooLittleTime,
     Trainings,
     batch_size_of,
     most_and_least,
@@ -48,6 +49,7 @@ def branch_loop(trainings: Trainings, leader: TrialRecord) -> Branch:
         Interrupted: The user stops the run.
     """
     run, steps, of_leader = trainings.run, state_steps(trainings.run), Configuration(leader.configuration)
+    kept = trainings.left()
     if run.records[0].first_loss is None or not run.loop_optimizer:
         raise NotMeasured(NO_LOSS if run.loop_optimizer else NO_OPTIMIZER)
     seeds, rules, examples = _affordable(trainings, leader)
@@ -77,7 +79,7 @@ def branch_loop(trainings: Trainings, leader: TrialRecord) -> Branch:
         firsts[side].append(first)
     whole = min(map(len, curves.values()))
     if whole < FEWEST_BRANCH_SEEDS:
-        raise NotMeasured("its losses did not come within the time there was")
+        raise TooLittleTime(kept=kept)
     _refuse_unfit(curves["baseline"], [firsts["baseline"], firsts["frozen"]], ratio)
     comparable = {side: _without_difficulty(curves[side][:whole], curves["frozen"][:whole]) for side in sides}
     return Branch(
@@ -136,7 +138,7 @@ def _affordable(trainings: Trainings, leader: TrialRecord) -> tuple[int, tuple[R
         if held >= least:
             return seeds, rules, min(held, most) // least * least
     starts, per_example = _costs(run.records[0], leader, FEWEST_BRANCH_SEEDS, len(few))
-    raise NotMeasured(f"it takes about {starts + least * per_example:.0f} s, and {left:.0f} s were kept for it")
+    raise TooLittleTime(kept=left, needs=starts + least * per_example)
 
 
 def loop_branch_seconds(baseline: TrialRecord, leader: TrialRecord) -> float:

@@ -131,13 +131,16 @@ def _next_action(state: State) -> Action:
             return CompareLearning(leader.number)
     if is_settled(state):
         ended = End(EndedBy.SETTLED if state.more_candidates else EndedBy.EXHAUSTED)
-        return _narrow(state) or _leave_change_out(state) or ended
+        return _learn_again(state) or _narrow(state) or _leave_change_out(state) or ended
     if state.contenders:
         return _for_leader(state, state.contenders[0])
-    if _is_tired(state) and (ending := _narrow(state) or _leave_change_out(state)):
+    if _is_tired(state) and (ending := _learn_again(state) or _narrow(state) or _leave_change_out(state)):
         return ending  # without a budget that is to be used, the run would end here
-    if _holds_another(state, reserve=_reserve(state)):
+    is_late = state.recommended is None and state.left < FIRST_CLAIM_SHARE * state.budget
+    if not (is_late and _learn_again(state)) and _holds_another(state, reserve=_reserve(state)):
         return TryAnother()
+    if again := _learn_again(state):
+        return again
     if state.champion is None:
         for candidate in state.unclear:
             if state.left >= candidate.look_seconds:
@@ -150,6 +153,17 @@ def _next_action(state: State) -> Action:
         if state.left >= leader.least_pair_seconds:
             return Confirm(leader.candidate)
     return _leave_change_out(state) or End(EndedBy.BUDGET)
+
+
+def _learn_again(state: State) -> CompareLearning | None:
+    """Return a confirmed leader whose learning the time kept for it did not suffice for, and all that is left does."""
+    best = state.recommended
+    for leader in () if state.compares_losses else state.champions.values():
+        is_worth_it = best is None or state.worth(leader) > state.worth(best)
+        needs = leader.learning_needs
+        if is_worth_it and needs is not None and needs <= state.left and leader.number not in state.busy:
+            return CompareLearning(leader.number)
+    return None
 
 
 def _narrow(state: State) -> FreshPair | None:
