@@ -190,7 +190,8 @@ def test_what_there_was_no_time_for_is_measured_once_the_run_goes_on(tmp_path):
     with on_disk(tmp_path / "run", DirectoryWithoutStudy) as directory:
         first = tune_simulated(trials(), directory, budget=100.0, **options)
     assert first.larger_batch.learning_rate_rule.same_loss is None
-    later = go_on(trials(), tmp_path / "run", budget=2000.0, **options)
+    assert "To continue" in next_steps(first, tmp_path / "run" / "recipe.json", "train.py")[0][0]
+    later = go_on(trials(), tmp_path / "run", budget=first.evidence.go_on_seconds, **options)
     assert later.larger_batch.learning_rate_rule.same_loss.speedup.low > 1.0
     assert later.configuration["batch_size"] == 128
 

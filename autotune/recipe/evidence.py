@@ -147,7 +147,9 @@ class Evidence(Part):
     smallest_gain_shown: Amount | None = Field(
         None, description="The smallest gain, as a share, that an undecided run could have shown; else null."
     )
-    go_on_seconds: Amount | None = Field(None, description="A budget that may settle an undecided run; else null.")
+    go_on_seconds: Amount | None = Field(
+        None, description="A budget that may settle what the run left open; else null."
+    )
     verify_seconds: Amount | None = Field(
         None, description="A budget in which `autotune verify` can judge the claim; null without a claim."
     )

@@ -38,6 +38,7 @@ from autotune.tuning.leaders import Leaders
 from autotune.tuning.learning import NotMeasured, Trainings, branch, compare_numerics, numerics_of
 from autotune.tuning.loop_learning import branch_loop
 from autotune.tuning.policy import (
+    LEARNING_AGAIN_SHARE,
     Action,
     CompareLearning,
     CompareLosses,
@@ -119,10 +120,12 @@ class Loop:
         self._leaders = Leaders(run, knowledge, pairs, limits=limits, min_gain=options.min_gain)
         self._check_seconds = CHECK_SHARE * options.budget
         self._compared: int | None = None  # whose losses, or learning, are being compared
-        self._learning_seconds = LEARNING_SHARE * options.budget
+        needs = 0.0  # of an earlier invocation that had no time for it, or lost its device
         for trial in run.trials.values():
             if trial.branch is not None and trial.branch.not_measured:
-                trial.branch = None  # an earlier invocation had no time for it, or lost its device
+                needs, trial.branch = max(needs, trial.branch.needs_seconds or 0.0), None
+        share = max(LEARNING_SHARE * options.budget, min(needs, LEARNING_AGAIN_SHARE * options.budget))
+        self._learning_seconds = share
         self._durations: list[float] = []
         self._looks_since = 0
         self._time_is_up = False

@@ -24,6 +24,7 @@ LARGE_GAIN_PROCESSES = 3  # that a large gain needs at most: it is confirmed ear
 EARLY_CLAIM_SHARE = 1 / 3  # of the budget: a large gain is claimed by then
 CALM = 2  # candidates in a row that were no faster than a large gain: then it is confirmed
 FIRST_CLAIM_SHARE = 0.5  # of the budget: with so little left, a leader is confirmed
+LEARNING_AGAIN_SHARE = 0.5  # of the budget at most, for comparing learning that an earlier budget did not suffice for
 STAGNANT = 8  # candidates in a row that were no faster than the best: then it is confirmed
 STAGNANT_AGAIN = 1  # candidates at least beside a champion that an earlier run has tried many others beside
 MOST_LOOKS_AGAIN = 3  # at candidates that may be the best, before the leader is chosen
@@ -393,6 +394,12 @@ def seconds_to_settle(state: State) -> float:
     wanted = max(FEWEST_CANDIDATES - sum(candidate.measured for candidate in _of_same_training(state)), 1)
     looks = sum(candidate.look_seconds for candidate in state.unclear)
     return wanted * state.candidate_seconds + 2 * looks
+
+
+def seconds_to_learn(state: State) -> float:
+    """Return what comparing the learning of a larger batch needs, of a continued run; 0 where nothing depends on it."""
+    needs = [] if state.recommended is not None else [leader.learning_needs for leader in state.champions.values()]
+    return max((seconds or 0.0 for seconds in needs), default=0.0) / LEARNING_AGAIN_SHARE
 
 
 def _pairs_to_show(state: State, gain: float, leader: Leader) -> int:

@@ -154,7 +154,7 @@ def _evidence(
         ),
         confirmation=_confirmation(found, champion or _closest_leader(found), run),
         smallest_gain_shown=math.expm1(policy.smallest_gain_shown(state)) if is_undecided else None,
-        go_on_seconds=_go_on_seconds(found) if is_undecided else None,
+        go_on_seconds=_go_on_seconds(found, is_undecided=is_undecided),
         verify_seconds=None if champion is None else _verify_seconds(champion),
         contributions=() if champion is None else _contributions(champion, run),
         watch=watched,
@@ -198,10 +198,11 @@ def _known_baseline(run: Run) -> TrialRecord:
     return baseline_with_ceilings([run.records[number] for number in sorted(run.records)]) or run.records[0]
 
 
-def _go_on_seconds(found: SearchResult) -> float:
-    """Return a budget with which an undecided run can be settled."""
-    wanted = MARGIN * policy.seconds_to_settle(found.state) + found.state.first_pair_seconds
-    return _rounded_budget(wanted)
+def _go_on_seconds(found: SearchResult, *, is_undecided: bool) -> float | None:
+    """Return a budget that can settle what the run left open; None where it left nothing open."""
+    state = found.state
+    needed = policy.seconds_to_learn(state) + (policy.seconds_to_settle(state) if is_undecided else 0.0)
+    return _rounded_budget(MARGIN * needed + state.first_pair_seconds) if is_undecided or needed > 0 else None
 
 
 def _verify_seconds(champion: Leader) -> float:
