@@ -156,6 +156,10 @@ def test_learning_that_the_time_kept_for_it_was_too_short_for_is_compared_again_
     assert next_action(state) == CompareLearning(90)
     for without in ({"left": 40.0}, {"busy": frozenset({90}), "left": 60.0}, {"compares_losses": True}):
         assert next_action(dataclasses.replace(state, **without)) != CompareLearning(90)
+    unlearned = dataclasses.replace(cut_short, learning_needs=0.0, unlearned=True)
+    for needs, action in (50.0, CompareLearning(90)), (70.0, FreshPair(90)):  # others have used the time kept for it
+        kept = a_candidate(9, 1.0, batch_ratio=4.0, learning_seconds=needs)
+        assert next_action(dataclasses.replace(state, candidates=(kept,), leaders=(unlearned,))) == action
     same = a_leader(8, low=1.4, high=1.6, standing=Standing.CONFIRMED, number=80, processes=4)
     both = dataclasses.replace(state, candidates=(a_candidate(8, 1.5), larger), leaders=(same, cut_short))
     assert next_action(both) != CompareLearning(90), "it would not be recommended"

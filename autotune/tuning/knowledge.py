@@ -340,7 +340,7 @@ class Knowledge:
             unmeasured_changes=unmeasured_changes(number, leader.asked, self._run.baseline, self._run.records.values()),
             ablation_seconds=starts + self._measured_seconds,
             unlearned=ratio != 1 and self.can_branch and branch is None,
-            learning_needs=None if branch is None or ratio == 1 else branch.needs_seconds,
+            learning_needs=0.0 if branch is None or ratio == 1 else branch.needs_seconds or 0.0,
             same_loss=result.speedup if isinstance(result, LearningResult) else None,
         )
 

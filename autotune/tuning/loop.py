@@ -403,7 +403,8 @@ class Loop:
         heading = f"comparing how fast losses fall: {run.changes(trial.configuration)}"
         taken = 0.0 if trial.branch is None else trial.branch.seconds
         ends = self._options.searching - CLOSING_SECONDS
-        if self._knowledge.branch_of(trial.configuration) is None:  # else nothing better is to be done with the time
+        is_first = self._knowledge.branch_of(trial.configuration) is None
+        if is_first and self._learning_seconds > 0:  # else nothing better is to be done with the time
             ends = min(began + self._learning_seconds, ends)
         try:
             with Trainings(run, seat=run.executor.whole or seat.name, ends=ends, heading=heading) as trainings:

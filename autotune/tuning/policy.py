@@ -161,10 +161,14 @@ def _learn_again(state: State) -> CompareLearning | None:
     best = state.recommended
     for leader in () if state.compares_losses else state.champions.values():
         is_worth_it = best is None or state.worth(leader) > state.worth(best)
-        needs = leader.learning_needs
-        if is_worth_it and needs is not None and needs <= state.left and leader.number not in state.busy:
+        if is_worth_it and 0 < _learning_needs(state, leader) <= state.left and leader.number not in state.busy:
             return CompareLearning(leader.number)
     return None
+
+
+def _learning_needs(state: State, leader: Leader) -> float:
+    """Return the seconds that comparing a confirmed leader's learning needs; 0 where that is known or cannot be."""
+    return state.candidate(leader.candidate).learning_seconds if leader.unlearned else leader.learning_needs
 
 
 def _narrow(state: State) -> FreshPair | None:
@@ -398,8 +402,9 @@ def seconds_to_settle(state: State) -> float:
 
 def seconds_to_learn(state: State) -> float:
     """Return what comparing the learning of a larger batch needs, of a continued run; 0 where nothing depends on it."""
-    needs = [] if state.recommended is not None else [leader.learning_needs for leader in state.champions.values()]
-    return max((seconds or 0.0 for seconds in needs), default=0.0) / LEARNING_AGAIN_SHARE
+    open_leaders = () if state.recommended is not None else state.champions.values()
+    needs = (_learning_needs(state, leader) for leader in open_leaders)
+    return max(needs, default=0.0) / LEARNING_AGAIN_SHARE
 
 
 def _pairs_to_show(state: State, gain: float, leader: Leader) -> int:

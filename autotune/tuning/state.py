@@ -77,7 +77,7 @@ class Leader:
     unmeasured_changes: tuple[str, ...] = ()  # that may be left out of it to see what they give, and were not yet
     ablation_seconds: float = 1.0  # what leaving one of them out takes
     unlearned: bool = False  # it trains other batches than the baseline, and its learning was not compared yet
-    learning_needs: float | None = None  # seconds that comparing it needs, where those kept for it were too few
+    learning_needs: float = 0.0  # seconds that comparing it needs, where those kept for it were too few
     same_loss: LogInterval | None = None  # the logarithm of the same-loss speed-up; None where it was not measured
 
     @property
