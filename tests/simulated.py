@@ -280,17 +280,20 @@ class SimulatedTrial:
     def _branch(self, runs: BranchRuns, deadline: float) -> LossCurves:
         """Losses at probes: a larger batch needs more examples by the critical batch size; the linear rule suits."""
         trials, size = self._trials, self.configuration.batch_size
-        self._pass(runs.examples * len(runs.seeds) * len(runs.scales) / self._pace(), deadline)
+        each = trials.branch_slowness * runs.examples / self._pace()
+        held = min(int(runs.seconds / each), len(runs.seeds) * len(runs.scales))
+        self._pass(held * each, deadline)
         self._state = _State.ENDED
         needs = (1 + size / trials.critical_batch) / (1 + runs.recorded_batch_size / trials.critical_batch)
         curves = []
-        for scale in runs.scales:
+        for place, scale in enumerate(runs.scales):
             off = abs(math.log(size / runs.recorded_batch_size / scale))
             for seed in runs.seeds:
                 luck = 1.0 + SEED_SPREAD * random.Random(seed).uniform(-1.0, 1.0)
                 at = [runs.examples * (number + 1) / runs.probes for number in range(runs.probes)]
                 falls = [done / (needs * (1 + off)) / EXAMPLES_PER_FALL_OF_THE_LOSS for done in at]
-                curves.append(tuple(FIRST_LOSS * luck * math.exp(-fall) for fall in falls))
+                is_whole = runs.seeds.index(seed) * len(runs.scales) + place < held
+                curves.append(tuple(FIRST_LOSS * luck * math.exp(-fall) for fall in falls if is_whole))
         return LossCurves(curves=tuple(curves), gpus=trials.gpus)
 
     def kill(self) -> None:
@@ -414,6 +417,7 @@ class SimulatedTrials(Executor):
         fits_together: Whether the configurations that are alive at once fit in memory; always, when None.
         learns: Whether a configuration's loss falls; always, when None.
         critical_batch: The batch size that needs twice the examples of a very small one.
+        branch_slowness: How many times longer than timed the trainings take that branch from the baseline's state.
         gradient_noise: What the baseline tells of its gradient's noise; nothing, when None.
         freeze_gain: How much faster a slice is for the freeze before it, while another trial ran, as a factor: what a
             pipeline that waits for something else gains from a pause. 1 when None.
@@ -457,6 +461,7 @@ class SimulatedTrials(Executor):
         fits_together: Callable[[Sequence[Configuration]], bool] | None = None,
         learns: Callable[[Configuration], bool] | None = None,
         critical_batch: float = math.inf,
+        branch_slowness: float = 1.0,
         gradient_noise: GradientNoise | None = None,
         freeze_gain: Callable[[Configuration], float] | None = None,
         leak: Callable[[Configuration], float] | None = None,
@@ -487,7 +492,7 @@ class SimulatedTrials(Executor):
         self.examples = examples
         self.fits_together = fits_together or (lambda configurations: True)
         self.learns = learns or (lambda configuration: True)
-        self.critical_batch = critical_batch
+        self.critical_batch, self.branch_slowness = critical_batch, branch_slowness
         self.gradient_noise = gradient_noise
         self.freeze_gain = freeze_gain or _no_gain
         self.leak, self.device_leak = leak or (lambda configuration: 0.0), device_leak

@@ -38,7 +38,7 @@ LEARNS_AS_FAST, HARDLY_LEARNS = 1e6, 8.0  # critical batch sizes
 
 def run(tmp_path, speed, **options):
     """The recipe, the records, the trials and the events of a run to the same loss."""
-    names = ("critical_batch", "failure", "gradient_noise")
+    names = ("critical_batch", "branch_slowness", "failure", "gradient_noise")
     settings = {name: options.pop(name) for name in names if name in options}
     trials, watcher = simulated_trials(speed, noise=0.02, **settings), Watcher()
     options = {"space": BOTH, "budget": 400.0, "objective": "time_to_loss", **options}
@@ -146,6 +146,22 @@ def test_comparing_how_leaders_learn_takes_a_quarter_of_the_budget_and_then_what
     assert max(record.ended_at_seconds for record in records) < 600.0
 
 
+def test_trainings_that_took_longer_than_planned_are_compared_again_and_planned_with_caution(tmp_path):
+    slow = faster_by(batch_size=2.0)
+    recipe, _, _, watcher = run(
+        tmp_path,
+        lambda configuration: slow(configuration) / 40,
+        space=space(batch_size=[32, 128]),
+        critical_batch=LEARNS_AS_FAST,
+        branch_slowness=2.5,
+        budget=2100.0,
+    )
+    kept, learnt = (event.text for event in watcher.of(Notice) if "batch size 128" in event.text)
+    assert kept.endswith("it takes longer than the 525 s that were kept for it")
+    assert "reaches the same losses" in learnt
+    assert recipe.changes == {"batch_size": 128}
+
+
 def a_noise(batch_size, *, parts=32, examples=4):
     """Gradients of parts of a batch whose noise scale is surely this batch size."""
     product = 1.0 + batch_size / examples / parts
@@ -190,8 +206,12 @@ def test_what_there_was_no_time_for_is_measured_once_the_run_goes_on(tmp_path):
     with on_disk(tmp_path / "run", DirectoryWithoutStudy) as directory:
         first = tune_simulated(trials(), directory, budget=100.0, **options)
     assert first.larger_batch.learning_rate_rule.same_loss is None
-    assert "To continue" in next_steps(first, tmp_path / "run" / "recipe.json", "train.py")[0][0]
-    later = go_on(trials(), tmp_path / "run", budget=first.evidence.go_on_seconds, **options)
+    steps = dict(next_steps(first, tmp_path / "run" / "recipe.json", "train.py"))
+    assert any("--resume" in line for lines in steps.values() for line in lines)
+    assert not any("--candidate" in line for lines in steps.values() for line in lines), "only undecided runs have one"
+    watcher = Watcher()
+    later = go_on(trials(), tmp_path / "run", budget=first.evidence.go_on_seconds, observe=watcher, **options)
+    assert not any("kept for it" in event.text for event in watcher.of(Notice))
     assert later.larger_batch.learning_rate_rule.same_loss.speedup.low > 1.0
     assert later.configuration["batch_size"] == 128
 

@@ -44,6 +44,8 @@ class LoopTrainings:
     def left(self):
         return self._seconds
 
+    planned = left
+
     def train(self, configuration, training):
         size = configuration.batch_size
         self.asked.append((training.seed, size, training.scale))
@@ -120,8 +122,11 @@ def test_seeds_that_ended_count_when_the_time_is_over(tmp_path):
     ids=["no loss", "no time", "too slow", "sums", "alike", "no optimizer"],
 )
 def test_what_cannot_be_compared_is_not_measured_and_says_why(tmp_path, how, reason):
-    with pytest.raises(NotMeasured, match=reason):
+    with pytest.raises(NotMeasured, match=reason) as caught:
         branch_loop(LoopTrainings(tmp_path, **how), LEADER)
+    kept = {"20 s": 20.0, "1000 s": 1000.0}
+    had = next((seconds for words, seconds in kept.items() if words in reason), None)
+    assert (caught.value.needs_seconds or 0.0) > had if had else caught.value.needs_seconds is None
 
 
 def test_without_the_baselines_state_nothing_is_trained(tmp_path):

@@ -10,6 +10,7 @@ from autotune.data.printable import duration, one_line
 from autotune.recipe.advice import usage
 from autotune.recipe.recipe import Recipe
 from autotune.space.configuration import Configuration
+from autotune.stats.deciding import Verdict
 
 Step = tuple[str, list[str]]
 """A sentence, and the lines to copy that belong to it."""
@@ -22,10 +23,10 @@ def next_steps(recipe: Recipe, path: Path, tuned: str, to_repeat: Sequence[str] 
     """
     script, seconds = recipe.workload.script, recipe.evidence.go_on_seconds
     is_baseline = not recipe.changes and "global_batch" not in recipe.baseline
+    go_on = [] if seconds is None else [resume_command(tuned, path.parent, to_repeat, seconds=seconds)]
     steps: list[Step]
-    if seconds is not None:
-        command = resume_command(tuned, path.parent, to_repeat, seconds=seconds)
-        steps = [(f"To continue for about {duration(seconds)} with everything measured so far:", [command])]
+    if seconds is not None and recipe.evidence.verdict is Verdict.UNDECIDED:
+        steps = [(f"To continue for about {duration(seconds)} with everything measured so far:", go_on)]
         if recipe.candidate is not None and recipe.candidate.may_be_faster:
             command = _variant(recipe, path, tuned, "candidate")
             steps.append(("To train with the best candidate, which is not confirmed:", [command]))
@@ -42,6 +43,8 @@ def next_steps(recipe: Recipe, path: Path, tuned: str, to_repeat: Sequence[str] 
     else:
         heading = "To train with it:" if script is not None else "In your training code:"
         steps = [(heading, usage(recipe, path, tuned))]
+    if seconds is not None and recipe.evidence.verdict is not Verdict.UNDECIDED:
+        steps.append((f"To compare how the larger batch learns, in about {duration(seconds)} more:", go_on))
     larger = recipe.larger_batch
     sizes = [Configuration(of).update_size for of in (recipe.configuration, recipe.baseline)]
     if larger is not None and (larger.confirmed if sizes[0] == sizes[1] else recipe.same_training is not None):

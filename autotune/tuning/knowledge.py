@@ -240,18 +240,32 @@ class Knowledge:
         return self._run.state_file is not None and saved
 
     def branch_of(self, configuration: Configuration) -> Branch | None:
-        """Return how a configuration was seen to learn, by itself or by one of the same batch size and numerics.
+        """Return how a configuration was seen to learn, by itself or by one of the same batch size and numerics."""
+        found = [trial.branch for trial in self._learning_alike(configuration)]
+        return next((branch for branch in found if branch is not None), None)
 
-        What was measured comes before what was not, and the latest first.
-        """
-        found = [
-            trial.branch
-            for trial in reversed(list(self._run.trials.values()))
-            if trial.branch is not None
-            and trial.configuration.update_size == configuration.update_size
+    def keep_branch(self, trial: Trial, branch: Branch) -> None:
+        """Keep how a leader was seen to learn, in place of what was kept of those of its batch size and numerics."""
+        for other in self._learning_alike(trial.configuration):
+            other.branch = None
+        trial.branch = branch
+
+    def forget_unmeasured_learning(self) -> float:
+        """Forget the comparisons of learning that told nothing; return the seconds that they needed, at most."""
+        needs = 0.0
+        for trial in self._run.trials.values():
+            if trial.branch is not None and trial.branch.not_measured:
+                needs, trial.branch = max(needs, trial.branch.needs_seconds or 0.0), None
+        return needs
+
+    def _learning_alike(self, configuration: Configuration) -> list[Trial]:
+        """Return the trials of a configuration's batch size and numerics."""
+        return [
+            trial
+            for trial in self._run.trials.values()
+            if trial.configuration.update_size == configuration.update_size
             and numerics_of(trial.configuration) == numerics_of(configuration)
         ]
-        return min(found, key=lambda branch: bool(branch.not_measured), default=None)
 
     def over_critical(self) -> float:
         """Return the baseline's batch size over the critical one: by the latest comparison, else by its noise."""

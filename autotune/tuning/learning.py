@@ -17,6 +17,7 @@ from autotune.runtime.protocol import BranchRuns, LossRuns
 from autotune.space.configuration import Configuration
 from autotune.space.knobs import KNOBS, Numerics
 from autotune.stats.numerics import NAME, cannot_tell, check_parity
+from autotune.stats.same_loss import FEWEST_SEEDS
 from autotune.tuning.events import Began, Notice
 from autotune.tuning.run import Interrupted, Run, reclassify_busy_gpu
 
@@ -29,6 +30,7 @@ PROBES, PROBE_EXAMPLES = 16, 512
 PROBING = 1.5  # what evaluating the probe makes of a training's time
 STEP_SECONDS = 0.004  # at least, of a step that is called by itself
 FINISHING = 0.8  # share of the time after which no step begins, so that the losses come within it
+CAUTION = 0.5  # share of the time that trainings are planned for which did not end in their time before
 CUT_SHORT = 1.5  # times what was kept for trainings that did not end in it: what they should need
 LEAST_SECONDS = 0.2  # of one training, its compilation not counted
 
@@ -48,8 +50,9 @@ def plain_numerics(baseline: Configuration, *, batch_size: int) -> Configuration
 class Trainings:
     """Short trainings within a time, on batches recorded below the run directory; leaving it removes those."""
 
-    def __init__(self, run: Run, *, seat: str, ends: float, heading: str) -> None:
+    def __init__(self, run: Run, *, seat: str, ends: float, heading: str, again: bool = False) -> None:
         self.run = run
+        self._again = again  # they did not end in their time before
         self._heading = heading  # shown when the first one begins
         self._seat, self._ends = seat, ends
         self._scratch: Path | None = None
@@ -67,6 +70,10 @@ class Trainings:
     def left(self) -> float:
         """Return the seconds until it must be over."""
         return max(0.0, self._ends - self.run.clock())
+
+    def planned(self) -> float:
+        """Return the seconds to plan trainings for: half of what is left where they may take longer than planned."""
+        return self.left() * (CAUTION if self._again else 1.0)
 
     def seconds_each(self, count: int, *, share: float) -> float:
         """Return seconds for each of so many trainings of the baseline's kind, out of a share of what is left."""
@@ -220,7 +227,8 @@ def branch(trainings: Trainings, leader: TrialRecord) -> Branch:
     def train(configuration: Configuration, scales: Sequence[float]) -> Curves:
         runs = {"seeds": tuple(range(seeds)), "scales": tuple(scales), "examples": examples}
         curves = trainings.branch_curves(configuration, state=str(run.state_file), runs=runs)
-        if len(curves) != seeds * len(scales) or not any(curves):
+        whole = [all(curves[seed::seeds]) for seed in range(seeds)]
+        if len(curves) != seeds * len(scales) or sum(whole) < FEWEST_SEEDS:
             raise TooLittleTime(kept=kept)
         return curves
 
@@ -246,12 +254,13 @@ def _branch_size(trainings: Trainings, leader: TrialRecord) -> tuple[int, int]:
     baseline = trainings.run.records[0]
     seconds_per_example, starts = _branch_costs(baseline, leader)
     most, least = most_and_least(baseline, leader)
-    for seeds in (BRANCH_SEEDS, FEWEST_BRANCH_SEEDS):
-        held = int((trainings.left() - starts) / (seeds * seconds_per_example))
+    planned, left = trainings.planned(), trainings.left()
+    for seconds, seeds in ((planned, BRANCH_SEEDS), (planned, FEWEST_BRANCH_SEEDS), (left, FEWEST_BRANCH_SEEDS)):
+        held = int((seconds - starts) / (seeds * seconds_per_example))
         if held >= least:
             return seeds, min(held, most) // least * least
     needed = FEWEST_BRANCH_SEEDS * least * seconds_per_example + starts
-    raise TooLittleTime(kept=trainings.left(), needs=needed)
+    raise TooLittleTime(kept=left, needs=needed)
 
 
 def branch_seconds(baseline: TrialRecord, leader: TrialRecord) -> float:

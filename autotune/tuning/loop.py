@@ -39,6 +39,7 @@ from autotune.tuning.learning import NotMeasured, Trainings, branch, compare_num
 from autotune.tuning.loop_learning import branch_loop
 from autotune.tuning.policy import (
     LEARNING_AGAIN_SHARE,
+    SAFELY_LONGER,
     Action,
     CompareLearning,
     CompareLosses,
@@ -120,10 +121,7 @@ class Loop:
         self._leaders = Leaders(run, knowledge, pairs, limits=limits, min_gain=options.min_gain)
         self._check_seconds = CHECK_SHARE * options.budget
         self._compared: int | None = None  # whose losses, or learning, are being compared
-        needs = 0.0  # of an earlier invocation that had no time for it, or lost its device
-        for trial in run.trials.values():
-            if trial.branch is not None and trial.branch.not_measured:
-                needs, trial.branch = max(needs, trial.branch.needs_seconds or 0.0), None
+        needs = SAFELY_LONGER * knowledge.forget_unmeasured_learning()  # an earlier invocation lacked time, or a device
         share = max(LEARNING_SHARE * options.budget, min(needs, LEARNING_AGAIN_SHARE * options.budget))
         self._learning_seconds = share
         self._durations: list[float] = []
@@ -402,22 +400,23 @@ class Loop:
         seat.end_baseline(examine=False)
         heading = f"comparing how fast losses fall: {run.changes(trial.configuration)}"
         taken = 0.0 if trial.branch is None else trial.branch.seconds
+        again = self._knowledge.branch_of(trial.configuration) is not None
         ends = self._options.searching - CLOSING_SECONDS
-        is_first = self._knowledge.branch_of(trial.configuration) is None
-        if is_first and self._learning_seconds > 0:  # else nothing better is to be done with the time
-            ends = min(began + self._learning_seconds, ends)
+        if not again and self._learning_seconds > 0:  # else nothing better is to be done with the time
+            ends = min(run.clock() + self._learning_seconds, ends)
+        whole = run.executor.whole or seat.name
         try:
-            with Trainings(run, seat=run.executor.whole or seat.name, ends=ends, heading=heading) as trainings:
+            with Trainings(run, seat=whole, ends=ends, heading=heading, again=again) as trainings:
                 try:
                     compare = branch if run.loop_optimizer is None else branch_loop
-                    trial.branch = compare(trainings, run.records[number])
+                    found = compare(trainings, run.records[number])
                 except NotMeasured as why:
-                    trial.branch = Branch(not_measured=str(why), needs_seconds=why.needs_seconds)
+                    found = Branch(not_measured=str(why), needs_seconds=why.needs_seconds)
         finally:
             spent = run.clock() - began
             self._compared = None
             self._learning_seconds = max(0.0, self._learning_seconds - spent)
-        trial.branch = trial.branch.model_copy(update={"seconds": taken + spent})
+        self._knowledge.keep_branch(trial, found.model_copy(update={"seconds": taken + spent}))
         run.keep(run.records[number].model_copy(update={"branch": trial.branch}), announce=False)
         run.observe(Notice(text=self._learning_in_words(number)))
 

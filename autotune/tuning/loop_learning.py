@@ -132,9 +132,9 @@ def _affordable(trainings: Trainings, leader: TrialRecord) -> tuple[int, tuple[R
         (FEWEST_BRANCH_SEEDS, RULES),
         (FEWEST_BRANCH_SEEDS, few),
     ]
-    for seeds, rules in choices:
+    for seconds, (seeds, rules) in itertools.product((trainings.planned(), left), choices):
         starts, per_example = _costs(run.records[0], leader, seeds, len(rules))
-        held = int((left - starts) / per_example)
+        held = int((seconds - starts) / per_example)
         if held >= least:
             return seeds, rules, min(held, most) // least * least
     starts, per_example = _costs(run.records[0], leader, FEWEST_BRANCH_SEEDS, len(few))

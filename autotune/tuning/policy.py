@@ -135,8 +135,10 @@ def _next_action(state: State) -> Action:
         return _learn_again(state) or _narrow(state) or _leave_change_out(state) or ended
     if state.contenders:
         return _for_leader(state, state.contenders[0])
-    if _is_tired(state) and (ending := _learn_again(state) or _narrow(state) or _leave_change_out(state)):
-        return ending  # without a budget that is to be used, the run would end here
+    if _is_tired(state):  # without a budget that is to be used, the run would end here
+        again = None if state.keeps_budget else _learn_again(state)
+        if ending := again or _narrow(state) or _leave_change_out(state):
+            return ending
     is_late = state.recommended is None and state.left < FIRST_CLAIM_SHARE * state.budget
     if not (is_late and _learn_again(state)) and _holds_another(state, reserve=_reserve(state)):
         return TryAnother()
@@ -268,7 +270,7 @@ def _use_the_rest(state: State, leader: int) -> Action:
     if _holds_another(state):
         return TryAnother()
     fits = state.left >= state.candidate(leader).look_seconds
-    return LookAgain(leader) if fits else End(EndedBy.BUDGET)
+    return LookAgain(leader) if fits else _learn_again(state) or End(EndedBy.BUDGET)
 
 
 def _holds_another(state: State, *, reserve: float = 0.0) -> bool:

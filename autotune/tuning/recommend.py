@@ -201,7 +201,8 @@ def _known_baseline(run: Run) -> TrialRecord:
 def _go_on_seconds(found: SearchResult, *, is_undecided: bool) -> float | None:
     """Return a budget that can settle what the run left open; None where it left nothing open."""
     state = found.state
-    needed = policy.seconds_to_learn(state) + (policy.seconds_to_settle(state) if is_undecided else 0.0)
+    learning, settling = policy.seconds_to_learn(state), policy.seconds_to_settle(state) if is_undecided else 0.0
+    needed = max(learning, policy.LEARNING_AGAIN_SHARE * learning + settling)
     return _rounded_budget(MARGIN * needed + state.first_pair_seconds) if is_undecided or needed > 0 else None
 
 
