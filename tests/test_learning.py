@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,8 +19,9 @@ from simulated_runs import (
 )
 from test_loop import space
 
+from autotune.data.errors import NoStableConfigurationError
 from autotune.data.record import GradientNoise, Outcome, Phase
-from autotune.data.run_directory import EarlierLeader
+from autotune.data.run_directory import STATE, EarlierLeader
 from autotune.recipe.advice import verdict_in_words
 from autotune.recipe.evidence import BestCandidate, Watch
 from autotune.recipe.next_steps import next_steps
@@ -28,7 +30,6 @@ from autotune.runtime.protocol import BranchRuns
 from autotune.stats.deciding import Verdict
 from autotune.tuning import knowledge, tune
 from autotune.tuning.events import Notice, TrialEnded
-from autotune.tuning.opening import STATE
 from autotune.tuning.recommend import recommend
 
 LEADER = EarlierLeader(run="one", changes={})
@@ -230,21 +231,30 @@ def test_a_later_leader_must_be_surer_of_its_same_loss_speed_up(tmp_path, monkey
     assert levels[0] >= 0.975
 
 
-@pytest.mark.parametrize("stopped", [False, True])
-def test_the_state_of_the_baseline_is_not_left_behind(tmp_path, stopped):
+@pytest.mark.parametrize("ends", ["by itself", "stopped", "before it has opened"])
+def test_the_state_of_the_baseline_is_not_left_behind(tmp_path, ends, monkeypatch):
     def react(event):
-        if stopped and isinstance(event, TrialEnded) and event.record.phase is Phase.SEARCH:
+        if ends == "stopped" and isinstance(event, TrialEnded) and event.record.phase is Phase.SEARCH:
             raise KeyboardInterrupt
 
     trials, saved = simulated_trials(faster_by(batch_size=2.0), noise=0.02), []
     launch = trials.launch
 
     def noting(configuration, *, timing=IN_SEARCH, **how):
-        saved.extend([timing.save_state] if timing.save_state else [])
-        return launch(configuration, timing=timing, **how)
+        live = launch(configuration, timing=timing, **how)
+        if timing.save_state:
+            saved.append(timing.save_state)
+            if ends == "before it has opened":
+                monkeypatch.setattr(live, "warm_up", partial(fail_after, live.warm_up))
+        return live
+
+    def fail_after(warm_up, *given):
+        warm_up(*given)
+        assert Path(saved[-1]).exists()
+        raise TrialFailed(Outcome.CRASHED, "crashed")
 
     trials.launch = noting
-    with contextlib.suppress(KeyboardInterrupt):
+    with contextlib.suppress(KeyboardInterrupt, NoStableConfigurationError):
         quick_tune(trials, tmp_path, observe=Watcher(react), space=BOTH, budget=60.0, objective="time_to_loss")
     assert saved
     assert not any(Path(file).exists() for file in saved)

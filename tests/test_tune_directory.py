@@ -3,7 +3,7 @@
 import pytest
 
 from autotune.data.errors import BudgetError, RunDirectoryError, WorkloadError
-from autotune.data.run_directory import RunDirectory
+from autotune.data.run_directory import STATES, RunDirectory
 from autotune.data.runs_on_disk import follow_latest
 
 
@@ -16,6 +16,8 @@ def fail_with(error, path, *, trials=0):
             (path / "run.json").write_text("{}")
             for number in range(trials):
                 (directory.prepare_trial(number) / "result.json").write_text("{}")
+            for name in STATES:  # a baseline that takes too long may be killed while it saves its state
+                (directory.prepare_trial(0) / name).write_text("")
             raise error
 
     with pytest.raises(type(error)):

@@ -39,6 +39,8 @@ from autotune.data.record import Place, TrialRecord
 LARGEST_FILE_BYTES = 32 << 20  # more than a trial's 20,000 pairs of slices
 SCRATCH = "script-scratch"  # files of a script's trials, such as those of caches; removed at the end
 CREATED = "created.txt"  # what a script's trials have made
+STATE = "state.npz"  # of the baseline's training, in its directory while the run lasts
+STATES = (STATE, "state.part")  # the second while it is written
 SPACE = "space.toml"  # a copy of the search-space file that was given
 COMPILED = "compiled"  # what XLA compiled for the recipe, see `recipe.compiled`
 LATEST = "latest"  # a link to the run of a workload that was started or continued last
@@ -48,6 +50,7 @@ LAYERS = "layers"  # in the directory of logs: what contained trials have writte
 OWN_FILES = (
     *("run.json", "study.db", "study.db-journal", "recipe.json", SPACE, CREATED, "report.html", ".lock"),
     f"{COMPILED}/*",
+    *(f"trials/[0-9]*/{name}" for name in STATES),
     *("trials/[0-9]*/result.json", "trials/[0-9]*/log.txt", "logs/template-*.log", "logs/losses-*.log"),
 )
 """Files that a run writes, and removes when it is refused. Other files in its directory belong to others."""
@@ -246,6 +249,11 @@ class RunDirectory:
                 raise
             problem = f"the run directory is gone: {self.path} was removed or renamed during the run"
             raise RunDirectoryError(problem, hint="Start a new run.") from error
+
+    def remove_state(self) -> None:
+        """Remove the state of the baseline's training, which is needed while the run lasts."""
+        for name in STATES:
+            (self.trial_directory(0) / name).unlink(missing_ok=True)
 
     def release(self) -> None:
         """Give the lock back."""

@@ -17,7 +17,15 @@ from autotune.data.errors import ArgumentError, NoStableConfigurationError, Work
 from autotune.data.facts import Machine, ScriptFacts, ScriptSettings, Trains, WorkloadFacts, WorkloadReference
 from autotune.data.options import Options, check_args
 from autotune.data.printable import with_article
-from autotune.data.run_directory import CREATED, SCRATCH, RunDirectory, RunRecord, SearchSpaceRecord, WorkloadRecord
+from autotune.data.run_directory import (
+    CREATED,
+    SCRATCH,
+    STATE,
+    RunDirectory,
+    RunRecord,
+    SearchSpaceRecord,
+    WorkloadRecord,
+)
 from autotune.machine.fingerprint import memory_limit_bytes
 from autotune.machine.gpu import can_keep_compilations, lowest_capability, missing_xla_flags
 from autotune.recipe.recipe import Book
@@ -46,7 +54,6 @@ from autotune.tuning.surroundings import (
 )
 
 BASELINE_SHARE = 0.35  # of the budget, until the baseline is warm, or `BASELINE_SECONDS` if that is more
-STATE = "state.npz"  # in the baseline's directory, while the run lasts
 DEFAULT_SPACE = {Device.CPU: "quick", Device.GPU: "gpu"}
 SEVERAL_SPACE = "several_gpus"  # where a seat has several devices, over which the training may be spread
 THOROUGH_SPACE = {Device.GPU: "gpu_thorough"}

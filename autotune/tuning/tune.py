@@ -271,13 +271,12 @@ def tune_with(invocation: Invocation, written: SearchSpace | None) -> Recipe:
     directory = invocation.directory
     stopping = f"stopping; the measurements are in {directory.path}, and --resume continues the run"
     with directory.report_removal(), count_interruptions(invocation.observe, stopping) as interruptions:
-        opened = open_run(invocation, interruptions)
-        interruptions.answerable = True
         try:
+            opened = open_run(invocation, interruptions)
+            interruptions.answerable = True
             return _tune_opened(opened, invocation, written)
         finally:
-            if opened.run.state_file is not None:
-                opened.run.state_file.unlink(missing_ok=True)
+            directory.remove_state()
 
 
 def _tune_opened(opened: Opened, invocation: Invocation, written: SearchSpace | None) -> Recipe:
