@@ -175,6 +175,25 @@ def test_learning_is_compared_again_once_half_of_the_time_has_shown_nothing_to_r
     assert next_action(dataclasses.replace(state, left=110.0)) == CompareLearning(90)
 
 
+def test_time_that_holds_no_pair_of_a_contender_is_for_learning_that_it_suffices_for():
+    larger = a_candidate(9, 1.0, batch_ratio=4.0)
+    same = a_candidate(8, 0.5, processes=2, pair_seconds=80.0, look_seconds=70.0)
+    confirmed = {"standing": Standing.CONFIRMED, "number": 90, "processes": 4, "batch_ratio": 4.0}
+    cut_short = a_leader(9, low=0.9, high=1.1, learning_needs=50.0, **confirmed)
+    state = a_state(larger, same, leaders=(cut_short,), more_candidates=False, left=60.0)
+    assert next_action(state) == CompareLearning(90)
+    assert next_action(dataclasses.replace(state, left=45.0)) == End(EndedBy.BUDGET)
+
+
+def test_a_run_that_would_end_unasked_compares_learning_first_and_one_with_a_budget_searches_on():
+    larger, slower = a_candidate(9, 1.0, batch_ratio=4.0), [a_candidate(number, -0.5) for number in range(10, 20)]
+    confirmed = {"standing": Standing.CONFIRMED, "number": 90, "processes": 4, "batch_ratio": 4.0}
+    cut_short = a_leader(9, low=0.9, high=1.1, learning_needs=50.0, **confirmed)
+    state = a_state(larger, *slower, leaders=(cut_short,), left=200.0, budget=300.0)
+    assert next_action(dataclasses.replace(state, keeps_budget=False)) == CompareLearning(90)
+    assert next_action(state) == TryAnother()
+
+
 def test_losses_are_compared_before_the_confirmation_of_what_computes_otherwise():
     unchecked = dataclasses.replace(FAST, unchecked=True)
     state = a_state(unchecked, more_candidates=False, check_seconds=20.0)
