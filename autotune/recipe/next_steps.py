@@ -44,7 +44,7 @@ def next_steps(recipe: Recipe, path: Path, tuned: str, to_repeat: Sequence[str] 
         heading = "To train with it:" if script is not None else "In your training code:"
         steps = [(heading, usage(recipe, path, tuned))]
     if seconds is not None and recipe.evidence.verdict is not Verdict.UNDECIDED:
-        steps.append((f"To compare how the larger batch learns, in about {duration(seconds)} more:", go_on))
+        steps.append((f"To compare how the other batch size learns, in about {duration(seconds)} more:", go_on))
     larger = recipe.larger_batch
     sizes = [Configuration(of).update_size for of in (recipe.configuration, recipe.baseline)]
     if larger is not None and (larger.confirmed if sizes[0] == sizes[1] else recipe.same_training is not None):
