@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from simulated_runs import (
@@ -20,7 +21,7 @@ from simulated_runs import (
 from test_loop import space
 
 from autotune.data.errors import NoStableConfigurationError
-from autotune.data.record import GradientNoise, Outcome, Phase
+from autotune.data.record import Branch, GradientNoise, Outcome, Phase
 from autotune.data.run_directory import STATE, EarlierLeader
 from autotune.recipe.advice import verdict_in_words
 from autotune.recipe.evidence import BestCandidate, Watch
@@ -31,6 +32,7 @@ from autotune.stats.deciding import Verdict
 from autotune.tuning import knowledge, tune
 from autotune.tuning.events import Notice, TrialEnded
 from autotune.tuning.recommend import recommend
+from autotune.tuning.trial import Trial
 
 LEADER = EarlierLeader(run="one", changes={})
 BOTH = space(jit_compile=[False, True], batch_size=[32, 128])
@@ -303,3 +305,31 @@ def test_the_same_training_is_not_given_up_because_a_larger_batch_is_faster(tmp_
         if record.phase is Phase.SEARCH
     }
     assert outcomes[32, True] is Outcome.OK
+
+
+def test_trainings_that_hang_at_first_are_compared_again(tmp_path):
+    trials, hung = simulated_trials(faster_by(batch_size=2.0), noise=0.02, critical_batch=LEARNS_AS_FAST), []
+    launch = trials.launch
+
+    def hanging_once(configuration, *, losses=None, **how):
+        if isinstance(losses, BranchRuns) and not hung:
+            hung.append(configuration)
+            raise TrialFailed(Outcome.TIMEOUT, "no answer in time")
+        return launch(configuration, losses=losses, **how)
+
+    trials.launch = hanging_once
+    recipe, _ = quick_tune(trials, tmp_path, space=space(batch_size=[32, 128]), budget=400.0, objective="time_to_loss")
+    assert hung
+    assert recipe.changes == {"batch_size": 128}
+
+
+def test_the_latest_comparison_of_a_batch_size_is_the_one_that_counts():
+    wide = BASELINE.replace(batch_size=128)
+    trials = {number: Trial(number, Phase.CONFIRM, wide) for number in (5, 9)}
+    known = object.__new__(knowledge.Knowledge)
+    known._run = SimpleNamespace(trials=trials)
+    known.keep_branch(trials[9], Branch(not_measured="it takes long", needs_seconds=60.0))
+    known.keep_branch(trials[5], Branch(not_measured="no loss"))
+    assert known.branch_of(wide).not_measured == "no loss"
+    known.keep_branch(trials[9], Branch(not_measured="it takes longer", needs_seconds=90.0))
+    assert known.branch_of(wide).not_measured == "it takes longer"
