@@ -196,6 +196,7 @@ def test_whatever_is_written_is_a_reference_or_a_workload_error(text):
 
 def test_a_modules_variable_is_found_by_module_and_name(monkeypatch):
     workload = a_workload()
+    as_module(monkeypatch, "__main__", __file__=__file__)  # a program, also where a worker runs this test
     as_module(monkeypatch, "jobs.train", small=workload)
     monkeypatch.setattr(sys, "path", ["/somewhere", ""])
     monkeypatch.setattr(sys, "argv", ["program.py", "--width", "512"])

@@ -144,8 +144,15 @@ def pooled_spread(groups: Sequence[Sequence[float]]) -> Spread:
     """Return the spread of a log-ratio about its group's mean, pooled over groups; 0 where no group has two."""
     several = [group for group in groups if len(group) > 1]
     degrees = sum(len(group) - 1 for group in several)
-    squares = sum(statistics.variance(group) * (len(group) - 1) for group in several)
+    squares = sum(_squared_deviations(group) for group in several)
     return Spread(deviation=math.sqrt(squares / degrees) if degrees else 0.0, degrees=degrees)
+
+
+def _squared_deviations(values: Sequence[float]) -> float:
+    """Return the sum of the squared distances from the mean."""
+    # `statistics.variance` computes in fractions: it took a fifth of all the time that the driver needs to decide.
+    mean = statistics.fmean(values)
+    return math.fsum((value - mean) ** 2 for value in values)
 
 
 def long_run_rate(

@@ -13,6 +13,7 @@ import psutil
 import pytest
 from fault_table import BATCH_SIZES
 from real_trials import QUICK, REPOSITORY, configuration, is_gone, until
+from test_end_to_end import with_enough_time
 
 from autotune.data.errors import NoStableConfigurationError
 from autotune.data.facts import WorkloadReference
@@ -244,8 +245,9 @@ def test_a_driver_that_is_killed_leaves_nothing_and_the_run_goes_on(cluster, tmp
 
     until(lambda: not templates(), "the actors' trials to end")
     before = {each.parent.name: json.loads(each.read_bytes()) for each in run.glob("trials/*/result.json")}
-    ended = subprocess.run(
-        [*command, "--resume", str(run), "--budget", "120s"], capture_output=True, text=True, check=False
+    resume = [*command, "--resume", str(run), "--budget"]
+    ended = with_enough_time(
+        lambda budget: subprocess.run([*resume, f"{budget}s"], capture_output=True, text=True, check=False), 60
     )
     assert ended.returncode == 0, ended.stderr
     for number, record in before.items():

@@ -166,11 +166,6 @@ while epoch.numpy() < 2:
     epoch.assign_add(1)
 """
 )
-BY_FUNCTIONS_ELEMENT = (
-    BY_FUNCTION.replace("step(iterator)", "step(next(iterator))", 2)
-    .replace("def step(next(iterator))", "def step(inputs)")
-    .replace("(next(iterator),)", "(inputs,)")
-)
 BY_FIT = PARTS + "\nwith strategy.scope():\n    model.compile('sgd', 'mse')\nmodel.fit(data.batch(batch), verbose=0)\n"
 BY_RESOLVER = """
 import tensorflow as tf
@@ -203,11 +198,11 @@ def others(trial):
     return [each for each in psutil.Process(trial.pid).children() if os.getpgid(each.pid) == trial.pid]
 
 
-@pytest.mark.parametrize("source", [BY_ELEMENT, BY_ITERATOR, BY_STEPS, BY_FUNCTION, BY_FUNCTIONS_ELEMENT])
+@pytest.mark.parametrize("source", [BY_ELEMENT, BY_STEPS, BY_FUNCTION])
 def test_both_workers_train_and_global_examples_are_counted(opened, source):
     trials = opened(source, "localhost:12345", "localhost:23456")
     assert trials.facts.script.workers == 2
-    parts = 2 if source in (BY_FUNCTION, BY_FUNCTIONS_ELEMENT) else 1  # each worker makes batches of its own
+    parts = 2 if source is BY_FUNCTION else 1  # each worker makes batches of its own
     assert trials.facts.script.baseline["batch_size"] == 16 / parts
     assert "sets its own MultiWorkerMirroredStrategy" in trials.facts.script.not_reached["strategy"]
     assert {"prefetch", "data_threads"} <= trials.facts.script.not_reached.keys()
@@ -221,7 +216,7 @@ def test_both_workers_train_and_global_examples_are_counted(opened, source):
         finished = trial.finish(0.1, PATIENCE_SECONDS, thorough=True)
         assert finished.peak_host_bytes
         assert finished.no_profile in ("", "the training ended while it was profiled")  # a script of ten steps
-        by_call = source in (BY_ITERATOR, BY_FUNCTION)  # which read inside a function, where no wait is seen
+        by_call = source is BY_FUNCTION  # which reads inside a function, where no wait is seen
         assert (finished.input_wait_fraction is None) == by_call
         trial.kill()
         until(lambda pids=pids: all(map(is_gone, pids)), "both workers to end")
