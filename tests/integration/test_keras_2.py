@@ -158,7 +158,8 @@ def test_a_recipe_of_the_other_keras_is_refused_before_a_step(surveyed, tmp_path
 
 TRIALS = {
     "arrays": in_keras_2(ARRAYS).replace("epochs=3", "epochs=3, validation_split=0.25"),
-    "sequence": SEQUENCE,
+    # With several workers Keras 2 waits 5 s at the end of each epoch whose last steps are quick.
+    "sequence": SEQUENCE.replace("workers=2, max_queue_size=5, ", ""),
     "tf.keras": "import os\nos.environ['TF_USE_LEGACY_KERAS'] = '1'\n"
     + TRAIN.replace("import keras\n", "from tensorflow import keras\n").replace(
         "keras.config.dtype_policy()", "keras.mixed_precision.global_policy()"

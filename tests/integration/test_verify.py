@@ -68,7 +68,7 @@ def verify(tmp_path, environment):
         command = ("-m", "autotune", "verify", "recipe.json", "train.py", "--budget")
         return with_enough_time(
             lambda budget: to_its_end((*command, f"{budget}s"), its_own, tmp_path),
-            40,
+            75,
             enough=lambda ended: "there was time for fewer than two fresh processes" not in ended.stdout,
         )
 
