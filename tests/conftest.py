@@ -17,6 +17,30 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("without a clock")  # a machine that is busy breaks no property
 
 
+NOT_RUN = 3
+"""Exit status where tests were not run: a worker died, or a file could not be collected."""
+lost: list[str] = []
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: object, error: object) -> None:
+    """Note a worker that died."""
+    if error:
+        lost.append(f"{node} died: {error}")
+
+
+def pytest_collectreport(report: pytest.CollectReport) -> None:
+    """Note a file that cannot be collected."""
+    if report.failed:
+        lost.append(f"{report.nodeid} was not collected")
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Tell tests that were not run from tests that failed."""
+    if lost and not hasattr(session.config, "workerinput"):
+        session.exitstatus = NOT_RUN
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run real trials last: a mistake shows before the first `import tensorflow`."""
     items.sort(key=lambda item: item.path.parent != TESTS)

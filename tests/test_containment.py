@@ -12,13 +12,13 @@ import stat
 import subprocess
 import tempfile
 import threading
-import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from forks import fork
 
 from autotune.runtime import containment
 from autotune.runtime.containment import LayerLimit, contain, make_writable, remove_all_layers, remove_layers, renew
@@ -30,9 +30,7 @@ SYS_ADMIN = 1 << 21
 def in_fork(act: Callable[[], Any]) -> Any:
     """Run a function in a fork of this process; return its result. An exception's text is a failure."""
     reading, writing = os.pipe()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # threads of the test's process
-        pid = os.fork()
+    pid = fork()
     if pid == 0:
         try:
             answer = {"result": act()}

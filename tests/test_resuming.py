@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 
 import optuna
 import pytest
+from forks import fork
 from simulated_runs import (
     MACHINE,
     SMALL_SPACE,
@@ -559,7 +560,7 @@ def test_options_of_a_damaged_run_are_an_error(tmp_path):
 def killed_after(path, events):
     """A run in a process of its own, killed by SIGKILL once so many events have happened; how it ended."""
     reading, writing = os.pipe()
-    pid = os.fork()
+    pid = fork()
     if pid == 0:
         status = 1
         try:

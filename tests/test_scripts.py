@@ -15,6 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from forks import fork
 
 from autotune.data.errors import ApplyError, ConfigurationError
 from autotune.data.facts import KerasVersion, ScriptFacts, ScriptSettings, Site, Trains, WorkloadReference
@@ -498,7 +499,7 @@ def test_only_what_trials_have_made_is_removed(tmp_path):
 def in_watched_fork(run, folder, act):
     """What a function returns, or why it is refused, in a fork whose writes are watched: its audit hook stays."""
     reading, writing = os.pipe()
-    pid = os.fork()
+    pid = fork()
     if pid == 0:
         os.chdir(folder)
         settings = ScriptSettings(created=str(run / "created.txt"))

@@ -247,7 +247,9 @@ def test_a_driver_that_is_killed_leaves_nothing_and_the_run_goes_on(cluster, tmp
     before = {each.parent.name: json.loads(each.read_bytes()) for each in run.glob("trials/*/result.json")}
     resume = [*command, "--resume", str(run), "--budget"]
     ended = with_enough_time(
-        lambda budget: subprocess.run([*resume, f"{budget}s"], capture_output=True, text=True, check=False), 60
+        lambda budget: subprocess.run([*resume, f"{budget}s"], capture_output=True, text=True, check=False),
+        60,
+        enough=lambda _: len(load_history(run)) > len(before),
     )
     assert ended.returncode == 0, ended.stderr
     for number, record in before.items():
