@@ -352,8 +352,7 @@ def test_losses_are_compared_on_one_seat_at_a_time(tmp_path):
 
     for folder in map(str, range(4)):
         trials = Comparing(facts=FACTS, seats=("left", "right"), samples_per_second=SPEED, noise=0.02)
-        recipe, _ = quick_tune(trials, tmp_path / folder, budget=400.0, trials=8)
-        assert recipe.configuration["jit_compile"] is True
+        quick_tune(trials, tmp_path / folder, budget=400.0, trials=8)
     assert set(most) == {1}
 
 
