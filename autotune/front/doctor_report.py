@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import platform
 import re
+import shutil
 import statistics
 import subprocess
 import sys
@@ -26,7 +26,6 @@ from autotune.machine.gpu import ask_nvml, query_nvml, split_gpu
 from autotune.runtime.containment import why_unavailable
 
 JITTER_SECONDS, STRETCH_SECONDS = 5.0, 0.1
-DISK_BYTES = 64 << 20
 ASK_SECONDS = 120
 Cards = tuple[str | None, tuple[GpuState, ...]]
 _NO_CARDS: Cards = (None, ())
@@ -39,12 +38,10 @@ print("BUILD" + json.dumps({name: str(info.get(name, "")) for name in names}))
 
 
 def look(root: Path = Path("/")) -> MachineState:
-    """Read the machine; `root` stands for `/` in paths of `/proc`, `/sys` and `/dev`."""
+    """Read the machine; `root` stands for `/` in paths of `/sys` and `/dev`."""
     version = installed_version("tensorflow")
     built, problem = _build() if version else (None, "")
     driver, cards = query_nvml(_cards, _NO_CARDS)
-    flags = re.search(r"^(?:flags|Features)\s*:(.*)$", text_of(root / "proc/cpuinfo"), re.MULTILINE)
-    nodes = list((root / "sys/devices/system/node").glob("node[0-9]*"))
     vendors = (text_of(file).strip() for file in (root / "sys/bus/pci/devices").glob("*/vendor"))
     shm = root / "dev/shm"
     return MachineState(
@@ -53,20 +50,17 @@ def look(root: Path = Path("/")) -> MachineState:
         import_error=problem,
         keras=installed_version("keras"),
         tf_keras=installed_version("tf_keras"),
+        xprof=installed_version("xprof"),
         libraries=tuple(sorted({*_of_cache(_ldconfig()), *_of_wheels(), *_of_search_path()})),
         pci_nvidia="0x10de" in vendors,
         driver=driver,
         cards=cards,
         visible=os.environ.get("CUDA_VISIBLE_DEVICES"),
-        cpu_flags=frozenset(flags[1].split()) if flags else frozenset(),
-        machine=platform.machine(),
         cores=os.cpu_count() or 1,
         usable_cores=min(len(os.sched_getaffinity(0)), core_quota()),
-        numa_nodes=max(1, len(nodes)),
-        memory_bytes=psutil.virtual_memory().total,
-        usable_memory_bytes=memory_limit_bytes(),
+        free_memory_bytes=min(psutil.virtual_memory().available, memory_limit_bytes()),
+        free_disk_bytes=shutil.disk_usage(".").free,
         shm_bytes=psutil.disk_usage(str(shm)).total if shm.is_dir() else None,
-        disk_bytes_per_second=_disk(),
         jitter=_jitter(),
         uncontained=_uncontained(),
         environment=dict(os.environ),
@@ -100,20 +94,12 @@ def _cards(nvml: Any) -> Cards:
 def _card(ask: Callable[..., Any], nvml: Any, handle: Any) -> GpuState:
     mig = ask("nvmlDeviceGetMigMode", handle)
     modes = {nvml.NVML_COMPUTEMODE_PROHIBITED: "prohibited", nvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS: "exclusive"}
-    limit, usual = (ask(f"nvmlDeviceGetPowerManagement{kind}", handle) for kind in ("Limit", "DefaultLimit"))
-    errors = ask("nvmlDeviceGetTotalEccErrors", handle, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC)
-    memory, capability = ask("nvmlDeviceGetMemoryInfo", handle), ask("nvmlDeviceGetCudaComputeCapability", handle)
     return GpuState(
         name=str(ask("nvmlDeviceGetName", handle) or "a GPU"),
-        memory_bytes=int(memory.total) if memory else 0,
-        capability=tuple(capability) if capability else None,
         mig=bool(mig and mig[0]),
         instances=sum(part.instance is not None for part in split_gpu(nvml, 0, handle)),
         mode=modes.get(ask("nvmlDeviceGetComputeMode", handle), "default"),
         others=len(ask("nvmlDeviceGetComputeRunningProcesses", handle) or ()),
-        ecc_errors=errors,
-        power_limit=limit / 1e3 if limit else None,
-        power_default=usual / 1e3 if usual else None,
     )
 
 
@@ -139,23 +125,6 @@ def _of_search_path() -> set[str]:
     """Return the libraries of the folders in `LD_LIBRARY_PATH`, as clusters set it; a dangling link is none."""
     folders = filter(None, os.environ.get("LD_LIBRARY_PATH", "").split(":"))
     return {library.name for folder in folders for library in Path(folder).glob("lib*.so.*") if library.exists()}
-
-
-def _disk() -> float | None:
-    """Return the bytes per second at which a file in the current directory is read from the disk."""
-    try:
-        with tempfile.NamedTemporaryFile(dir=".", prefix=".autotune-") as file:
-            file.write(os.urandom(1 << 20) * (DISK_BYTES >> 20))
-            file.flush()
-            os.fsync(file.fileno())
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-            began = time.perf_counter()
-            with open(file.name, "rb", buffering=0) as again:
-                while again.read(1 << 20):
-                    pass
-            return DISK_BYTES / max(time.perf_counter() - began, 1e-9)
-    except OSError:
-        return None
 
 
 def _uncontained() -> str | None:

@@ -180,9 +180,13 @@ def show_findings(findings: Sequence[Finding]) -> None:
     for finding in findings:
         fix = f" → {finding.fix}" if finding.fix else ""
         say(f"{finding.level.value:<6} {finding.text}{fix}", console, style=styles[finding.level])
-    if first := first_fix(findings):
-        console.print()
-        say(f"First: {first}", console, style="bold")
+    console.print()
+    first = first_fix(findings)
+    say(
+        f"First: {first}" if first else "Nothing found that keeps TensorFlow from a device or slows it.",
+        console,
+        style="bold",
+    )
 
 
 def show_self_test(tested: SelfTest) -> None:

@@ -10,15 +10,15 @@ from typing import NamedTuple
 from pydantic import Field
 
 from autotune.data.models import Frozen, Many
-from autotune.data.printable import plural
-from autotune.machine.units import units_of_gpu, units_of_processor
 from autotune.space.keras_in_use import LEGACY_VARIABLE, uses_legacy_keras
-from autotune.space.variables import NOT_READ
 
 OLDEST_DRIVERS = {"11": 450, "12": 525, "13": 580}
 """Major version of the CUDA toolkit, and of the oldest driver on Linux that runs it (NVIDIA's compatibility guide)."""
-SMALL_SHM, SLOW_DISK, RESTLESS = 256 << 20, 100e6, 0.05
-"""Bytes of /dev/shm, bytes per second, and the relative spread of equal stretches of work."""
+OLDEST_TENSORFLOW, NEWEST_TENSORFLOW = (2, 18), (2, 21)
+SMALL_SHM, SMALL_MEMORY, SMALL_DISK = 256 << 20, 2 << 30, 2 << 30
+"""Bytes of /dev/shm, and free bytes of memory and of the disk."""
+RESTLESS = 0.05
+"""The relative spread of equal stretches of work on a busy machine."""
 
 
 class Level(enum.StrEnum):
@@ -30,18 +30,13 @@ class Level(enum.StrEnum):
 
 
 class GpuState(Frozen):
-    """A GPU, as NVML describes it; None where it does not."""
+    """What may keep TensorFlow from a GPU, as NVML describes it."""
 
     name: str
-    memory_bytes: int
-    capability: tuple[int, int] | None = None
     mig: bool = False  # divided
     instances: int = 0  # MIG instances that there are
     mode: str = "default"  # `default`, `exclusive` or `prohibited`: how many processes may use it
     others: int = 0  # processes on it that are not ours
-    ecc_errors: int | None = None  # that could not be corrected
-    power_limit: float | None = None  # watts
-    power_default: float | None = None
 
 
 class MachineState(Frozen):
@@ -52,20 +47,17 @@ class MachineState(Frozen):
     import_error: str = ""  # why it cannot be imported
     keras: str | None = None  # the installed version of Keras 3
     tf_keras: str | None = None  # ... and of Keras 2
+    xprof: str | None = None
     libraries: Many[str] = ()  # that the loader finds, by file name
     pci_nvidia: bool = False  # an NVIDIA device is on the bus
     driver: str | None = None
     cards: Many[GpuState] = ()
     visible: str | None = None  # CUDA_VISIBLE_DEVICES
-    cpu_flags: frozenset[str] = frozenset()
-    machine: str = "x86_64"
     cores: int = 1  # that the machine has
     usable_cores: float = 1.0  # by affinity and quota
-    numa_nodes: int = 1
-    memory_bytes: int = 0
-    usable_memory_bytes: int = 0
+    free_memory_bytes: int | None = None
+    free_disk_bytes: int | None = None  # where runs are written
     shm_bytes: int | None = None
-    disk_bytes_per_second: float | None = None
     jitter: float | None = None  # relative spread of equal stretches of work
     uncontained: str | None = None  # why the kernel cannot contain trials; empty where it can
     environment: dict[str, str] = Field({})
@@ -94,7 +86,7 @@ def _fact(text: str, fix: str = "") -> Finding:
 def diagnose(state: MachineState) -> list[Finding]:
     """Return all findings, what stops TensorFlow first."""
     order = list(Level)
-    rules = (_check_software, _check_keras, _check_driver, _check_cards, _check_host, _check_surroundings)
+    rules = (_check_software, _check_keras, _check_driver, _check_cards, _check_host, _check_measuring)
     return sorted((finding for rule in rules for finding in rule(state)), key=lambda found: order.index(found.level))
 
 
@@ -112,13 +104,17 @@ def _check_software(state: MachineState) -> Iterator[Finding]:
         problem = f"TensorFlow {state.tensorflow} cannot be imported: {state.import_error}"
         yield _stops(problem, "Reinstall it in a fresh virtual environment.")
         return
+    oldest, newest = (".".join(map(str, version)) for version in (OLDEST_TENSORFLOW, NEWEST_TENSORFLOW))
+    if not OLDEST_TENSORFLOW <= tuple(map(int, state.tensorflow.split(".")[:2])) <= NEWEST_TENSORFLOW:
+        problem = f"TensorFlow {state.tensorflow} is not supported: autotune is tested with {oldest} to {newest}"
+        yield _slows(problem, f"pip install 'tensorflow=={newest}.*', or another version of these.")
     if state.built_with is None:
         problem = f"TensorFlow {state.tensorflow} is built without CUDA"
         fix = "pip uninstall tensorflow-cpu && pip install 'tensorflow[and-cuda]'"
-        yield _stops(problem, fix) if has_gpu else _fact(problem)
+        if has_gpu:
+            yield _stops(problem, fix)
         return
     cuda, cudnn = state.built_with.get("cuda_version", ""), state.built_with.get("cudnn_version", "")
-    yield _fact(f"TensorFlow {state.tensorflow} wants CUDA {cuda} and cuDNN {cudnn}")
     if not has_gpu:
         return
     for library, version in (("libcudart", cuda), ("libcudnn", cudnn), ("libcublas", cuda)):
@@ -173,7 +169,6 @@ def _check_driver(state: MachineState) -> Iterator[Finding]:
 
 def _check_cards(state: MachineState) -> Iterator[Finding]:
     for card in state.cards:
-        yield _fact(f"{card.name}: {card.memory_bytes / 2**30:.0f} GiB{_describe_capability(card.capability)}")
         if card.mig and not card.instances:
             fix = "Make one: nvidia-smi mig -cgi 0 -C; or leave MIG mode: nvidia-smi -mig 0."
             yield _stops(f"{card.name} is in MIG mode without an instance", fix)
@@ -184,66 +179,34 @@ def _check_cards(state: MachineState) -> Iterator[Finding]:
         elif card.others:
             processes = f"{card.others} other process{'' if card.others == 1 else 'es'}"
             yield _slows(f"{processes} on {card.name}", "Tune while nobody else uses the GPU.")
-        if card.ecc_errors:
-            problem = f"{card.name} has {plural(card.ecc_errors, 'memory error')} that could not be corrected"
-            yield _slows(problem, "Reset the GPU, and replace it if they return.")
-        if card.power_limit and card.power_default and card.power_limit < 0.9 * card.power_default:
-            problem = f"{card.name} is limited to {card.power_limit:.0f} of its usual {card.power_default:.0f} W"
-            yield _slows(problem, f"nvidia-smi -pl {card.power_default:.0f}, if that is allowed.")
-
-
-def _describe_capability(capability: tuple[int, int] | None) -> str:
-    if capability is None:
-        return ""
-    version = ".".join(map(str, capability))
-    words = {"tensor_fp16": "tensor cores", "tensor_bf16": "bfloat16 and TF32", "tensor_fp8": "fp8"}
-    has = ", ".join(words[unit] for unit in units_of_gpu(version)) or "no tensor cores"
-    return f", compute capability {version}; has {has}"
 
 
 def _check_host(state: MachineState) -> Iterator[Finding]:
-    instructions = ("amx_bf16", "avx512_bf16", "avx512f", "avx2", "avx")
-    best = next((name for name in instructions if name in state.cpu_flags), None)
-    if state.machine == "x86_64" and best in (None, "avx"):
-        fix = "Use a newer processor, or a virtual machine that shows its instructions."
-        yield _slows("the processor has no AVX2: oneDNN's fast kernels are not used", fix)
-    elif best is not None:
-        has_bfloat16 = any("bf16" in unit for unit in units_of_processor(state.cpu_flags))
-        half = "computes in bfloat16" if has_bfloat16 else "has no units for bfloat16"
-        yield _fact(f"processor: {best.replace('_', '-').upper()}, {half}; {state.numa_nodes} NUMA")
-    if state.usable_cores < state.cores:
+    if state.usable_cores < 0.75 * state.cores:
         problem = f"{state.usable_cores:g} of the machine's {state.cores} cores may be used here"
-        fix = "Give the container more (docker run --cpus), or this process (taskset)."
-        yield _slows(problem, fix) if state.usable_cores < 0.75 * state.cores else _fact(problem, fix)
-    if 0 < state.usable_memory_bytes < state.memory_bytes:
-        usable, memory = state.usable_memory_bytes / 2**30, state.memory_bytes / 2**30
-        yield _fact(f"{usable:.1f} of {memory:.1f} GiB of memory are usable")
+        yield _slows(problem, "Give the container more (docker run --cpus), or this process (taskset).")
+    if state.free_memory_bytes is not None and state.free_memory_bytes < SMALL_MEMORY:
+        problem = f"{state.free_memory_bytes / 2**30:.1f} GiB of memory are free: a trial and its baseline may not fit"
+        yield _slows(problem, "End other programs, or give the container more memory (docker run --memory).")
+    if state.free_disk_bytes is not None and state.free_disk_bytes < SMALL_DISK:
+        problem = f"{state.free_disk_bytes / 2**30:.1f} GiB of this disk are free: logs and profiles may not fit"
+        yield _slows(problem, "Free some, or write runs to another disk with --out.")
     if state.shm_bytes is not None and state.shm_bytes < SMALL_SHM:
         problem = f"/dev/shm has {state.shm_bytes / 2**20:.0f} MiB: NCCL and PyDataset's processes need more"
         yield _slows(problem, "Start the container with --shm-size=2g.")
-    if state.disk_bytes_per_second is not None and state.disk_bytes_per_second < SLOW_DISK:
-        speed = f"{state.disk_bytes_per_second / 1e6:.0f} MB/s"
-        yield _slows(f"this directory is read at {speed}", "Keep training data on a local disk.")
+    if state.jitter is not None and state.jitter >= RESTLESS:
+        minutes = min(30, math.ceil(3 * (state.jitter / RESTLESS)))
+        problem = f"this machine is busy: equal work varies by {state.jitter:.0%} in time; expect wide intervals"
+        yield _slows(problem, f"Tune with --budget {minutes}m, and while little else runs.")
 
 
-def _check_surroundings(state: MachineState) -> Iterator[Finding]:
-    for name in NOT_READ:
-        if name in state.environment:
-            yield _fact(f"{name} is set, but TensorFlow no longer reads it")
-    if state.uncontained == "":
-        yield _fact("trials are isolated: the kernel redirects their writes")
-    elif state.uncontained is not None:
+def _check_measuring(state: MachineState) -> Iterator[Finding]:
+    """Say what is measured or held back less well here."""
+    if state.uncontained:
         problem = f"trials cannot be isolated ({state.uncontained}): only Python's own writes are intercepted"
         yield _fact(
             problem,
             "Allow user namespaces, as by docker run --security-opt seccomp=unconfined, or keep copies of your files.",
         )
-    if state.jitter is None:
-        return
-    spread = f"equal work varies by {state.jitter:.0%}"
-    if state.jitter >= RESTLESS:
-        minutes = min(30, math.ceil(3 * (state.jitter / RESTLESS)))
-        problem = f"this machine is noisy: {spread} in time; expect wide intervals"
-        yield _slows(problem, f"Tune with --budget {minutes}m, and while little else runs.")
-    else:
-        yield _fact(f"this machine is quiet: {spread}; a budget of 3 minutes is enough")
+    if state.xprof is None:
+        yield _fact("without xprof, compute is not told from memory bandwidth", "pip install xprof")
