@@ -17,7 +17,7 @@ from pathlib import Path
 
 from autotune.data.facts import GpuUse, WorkloadFacts
 from autotune.data.models import KnobValue
-from autotune.data.record import Boundary, GradientNoise, Outcome, Place, Slice, StepSeconds
+from autotune.data.record import Boundary, Outcome, Place, Slice, StepSeconds
 from autotune.recipe.apply import environment
 from autotune.runtime.executor import IN_SEARCH, Executor, TrialFailed, WarmUp, never
 from autotune.runtime.protocol import (
@@ -164,7 +164,6 @@ class SimulatedTrial:
                 run_in_seconds=self._run_in_seconds(pace),
                 uncounted_seconds=0.0 if by_epochs else trials.uncounted_seconds,
                 state_steps=self._trained // self.configuration.batch_size if self.timing.save_state else None,
-                gradient_noise=trials.gradient_noise if self.timing.save_state else None,
             ),
             launch_seconds=LAUNCH_SECONDS,
             first_step_seconds=first_step_seconds,
@@ -418,7 +417,6 @@ class SimulatedTrials(Executor):
         learns: Whether a configuration's loss falls; always, when None.
         critical_batch: The batch size that needs twice the examples of a very small one.
         branch_slowness: How many times longer than timed the trainings take that branch from the baseline's state.
-        gradient_noise: What the baseline tells of its gradient's noise; nothing, when None.
         freeze_gain: How much faster a slice is for the freeze before it, while another trial ran, as a factor: what a
             pipeline that waits for something else gains from a pause. 1 when None.
         leak: Bytes that a configuration loses with each example; 0 when None.
@@ -462,7 +460,6 @@ class SimulatedTrials(Executor):
         learns: Callable[[Configuration], bool] | None = None,
         critical_batch: float = math.inf,
         branch_slowness: float = 1.0,
-        gradient_noise: GradientNoise | None = None,
         freeze_gain: Callable[[Configuration], float] | None = None,
         leak: Callable[[Configuration], float] | None = None,
         device_leak: Callable[[Configuration], float] = lambda configuration: 0.0,
@@ -493,7 +490,6 @@ class SimulatedTrials(Executor):
         self.fits_together = fits_together or (lambda configurations: True)
         self.learns = learns or (lambda configuration: True)
         self.critical_batch, self.branch_slowness = critical_batch, branch_slowness
-        self.gradient_noise = gradient_noise
         self.freeze_gain = freeze_gain or _no_gain
         self.leak, self.device_leak = leak or (lambda configuration: 0.0), device_leak
         self.retraces, self.skipped_share = retraces, skipped_share

@@ -21,7 +21,7 @@ from simulated_runs import (
 from test_loop import space
 
 from autotune.data.errors import NoStableConfigurationError
-from autotune.data.record import Branch, GradientNoise, Outcome, Phase
+from autotune.data.record import Branch, Outcome, Phase
 from autotune.data.run_directory import STATE, EarlierLeader
 from autotune.recipe.advice import verdict_in_words
 from autotune.recipe.evidence import BestCandidate, Watch
@@ -41,7 +41,7 @@ LEARNS_AS_FAST, HARDLY_LEARNS = 1e6, 8.0  # critical batch sizes
 
 def run(tmp_path, speed, **options):
     """The recipe, the records, the trials and the events of a run to the same loss."""
-    names = ("critical_batch", "branch_slowness", "failure", "gradient_noise")
+    names = ("critical_batch", "branch_slowness", "failure")
     settings = {name: options.pop(name) for name in names if name in options}
     trials, watcher = simulated_trials(speed, noise=0.02, **settings), Watcher()
     options = {"space": BOTH, "budget": 400.0, "objective": "time_to_loss", **options}
@@ -163,28 +163,6 @@ def test_trainings_that_took_longer_than_planned_are_compared_again_and_planned_
     assert kept.endswith("it takes longer than the 525 s that were kept for it")
     assert "reaches the same losses" in learnt
     assert recipe.changes == {"batch_size": 128}
-
-
-def a_noise(batch_size, *, parts=32, examples=4):
-    """Gradients of parts of a batch whose noise scale is surely this batch size."""
-    product = 1.0 + batch_size / examples / parts
-    square = product + batch_size / examples * (parts - 1) / parts
-    return GradientNoise(examples=examples, squares=(square,) * parts, products=(product,) * parts)
-
-
-def test_the_noise_of_the_baselines_gradient_says_which_batch_sizes_are_worth_a_trial(tmp_path):
-    def speed(configuration):  # a step takes 1 ms, and 5 µs per example
-        return configuration.batch_size / (0.001 + 5e-6 * configuration.batch_size)
-
-    def tried(batch_size):
-        sizes = space(batch_size=[16, 32, 64, 128, 256, 512, 1024, 2048], jit_compile=[False, True])
-        noise = a_noise(batch_size)
-        _, records, _, _ = run(tmp_path / f"{batch_size}", speed, space=sizes, gradient_noise=noise)
-        assert records[0].processes[0].gradient_noise == noise
-        return [record.configuration["batch_size"] for record in records if record.phase is Phase.SEARCH]
-
-    assert max(tried(40)[:5]) <= 256
-    assert max(tried(12_000)[:5]) >= 1024
 
 
 def test_where_the_state_was_not_saved_the_same_training_comes_first_and_the_reason_is_said(tmp_path):

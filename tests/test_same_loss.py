@@ -11,15 +11,11 @@ from autotune.stats.same_loss import (
     HARDLY_FALLS,
     NOT_REACHED,
     TOO_FEW_ENDED,
-    USUAL_OVER_CRITICAL,
     ExamplesNeeded,
-    NoiseScale,
     best_batch_size,
     examples_needed,
-    expected_over_critical,
     log_examples,
     log_examples_ratio,
-    noise_scale,
     over_critical_of,
     same_loss_speedup,
     window_means,
@@ -131,32 +127,6 @@ def test_the_same_loss_interval_covers_the_truth():
     assert 0.92 <= held / 400 <= 0.98
 
 
-def gradients(signal, noise, count, examples, dimensions=2000, seed=0):
-    """Gradients of micro-batches around one of length `signal`; each example's has a variance of `noise` in all."""
-    random = np.random.default_rng(seed)
-    true = np.full(dimensions, signal / math.sqrt(dimensions))
-    return true + random.normal(0.0, math.sqrt(noise / dimensions / examples), (count, dimensions))
-
-
-@pytest.mark.parametrize("batch_size", [20.0, 400.0])
-def test_the_noise_scale_is_found_within_its_error(batch_size):
-    found = []
-    for seed in range(20):
-        drawn = gradients(1.0, batch_size, 48, 8, seed=seed)
-        scale = noise_scale(np.sum(drawn**2, axis=1), drawn @ drawn.mean(axis=0), 8)
-        found.append(math.log(scale.batch_size / batch_size) / scale.error)
-        assert scale.at_least < scale.batch_size
-    assert np.mean(np.abs(found)) < 2.0
-
-
-def test_of_a_gradient_that_is_all_noise_only_a_lower_bound_is_known():
-    drawn = gradients(0.0, 100.0, 32, 8, seed=3)
-    drawn -= 0.9 * drawn.mean(axis=0)  # so that the estimate of the signal is below zero
-    scale = noise_scale(np.sum(drawn**2, axis=1), drawn @ drawn.mean(axis=0), 8)
-    assert scale.batch_size == math.inf
-    assert scale.at_least > 8
-
-
 def test_the_best_batch_size_is_where_the_time_to_a_loss_is_least():
     def step_seconds(size):
         return 0.02 + 0.001 * size
@@ -171,38 +141,6 @@ def test_the_best_batch_size_is_where_the_time_to_a_loss_is_least():
 def test_where_larger_batches_cost_nothing_the_best_one_has_no_bound():
     assert best_batch_size(64, {32: 0.01, 64: 0.01}) > 1e6
     assert best_batch_size(64, {32: 0.01, 64: 0.03}) == 0.0
-
-
-def a_scale(batch_size, error=0.0, at_least=1.0):
-    """A noise scale as measured."""
-    return NoiseScale(batch_size=batch_size, error=error, at_least=at_least)
-
-
-def test_a_noise_scale_that_is_well_known_takes_the_place_of_the_usual_value():
-    assert expected_over_critical(32, None) == USUAL_OVER_CRITICAL
-    assert expected_over_critical(32, a_scale(400.0)) == pytest.approx(32 / 400.0)
-
-
-def test_the_noise_scale_counts_the_less_the_larger_its_error_is():
-    found = [expected_over_critical(32, a_scale(800.0, error)) for error in (0.1, 0.5, 1.0, 3.0, 30.0)]
-    assert found == sorted(found)
-    assert found[0] == pytest.approx(32 / 800.0, rel=0.02)
-    assert found[2] == pytest.approx(math.sqrt(32 / 800.0 * USUAL_OVER_CRITICAL))
-    assert found[-1] == pytest.approx(USUAL_OVER_CRITICAL, rel=0.01)
-
-
-def test_the_noise_scale_counts_within_bounds():
-    assert expected_over_critical(32, a_scale(0.1)) == pytest.approx(2 * USUAL_OVER_CRITICAL)
-    assert expected_over_critical(32, a_scale(1e9)) == pytest.approx(USUAL_OVER_CRITICAL / 8)
-
-
-def test_a_lower_bound_of_the_noise_scale_can_only_make_larger_batches_look_better():
-    def expected(at_least):
-        return expected_over_critical(32, a_scale(math.inf, math.inf, at_least))
-
-    assert expected(0.0) == expected(50.0) == USUAL_OVER_CRITICAL
-    assert expected(800.0) == pytest.approx(32 / 800.0)
-    assert expected(math.inf) == pytest.approx(USUAL_OVER_CRITICAL / 8)
 
 
 @pytest.mark.parametrize("size", [32, 100, 256])

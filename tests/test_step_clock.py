@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.data.record import Boundary, GradientNoise, Outcome
+from autotune.data.record import Boundary, Outcome
 from autotune.machine.telemetry import Counters
 from autotune.runtime.failures import TrainingFailed
 from autotune.runtime.protocol import Finish, FirstStep, Measure, Ready, SliceDone
@@ -56,7 +56,7 @@ class Simulation:
         longest_boundary_epoch_seconds: The boundary of longer epochs is not measured.
         more_gauges: Besides those of the machine and the loss scale.
         save_after: Steps after which the state is saved.
-        aside_seconds: What saving the state takes, and measuring the gradient's noise; neither is done when None.
+        saving_seconds: What saving the state takes; it is not saved when None.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Simulation:
         longest_boundary_epoch_seconds=math.inf,
         more_gauges=(),
         save_after=math.inf,
-        aside_seconds=None,
+        saving_seconds=None,
     ):
         self.now = 1000.0
         self.events, self.sent, self.frozen_after = [], [], []
@@ -94,7 +94,7 @@ class Simulation:
         self.calls = self.steps = self.updates = 0
         self.commands = list(commands)
         self.epochs_with_data = epochs_with_data
-        self.aside_seconds = aside_seconds
+        self.saving_seconds = saving_seconds
         self.step_seconds = step_seconds if callable(step_seconds) else lambda call: step_seconds
         self.loss = loss if callable(loss) else lambda call: loss
         self.metrics = metrics
@@ -127,7 +127,6 @@ class Simulation:
             longest_boundary_epoch_seconds=longest_boundary_epoch_seconds,
             saves_state=self.save_state,
             save_after=save_after,
-            measures_noise=self.measure_noise,
             gauges=measured,
             freeze=self.freeze,
             clock=lambda: self.now,
@@ -158,17 +157,11 @@ class Simulation:
 
     def save_state(self):
         """Save weights and optimizer."""
-        if self.aside_seconds is None:
+        if self.saving_seconds is None:
             return False
         self.events.append(f"saved after {self.steps} steps")
-        self.now += self.aside_seconds
+        self.now += self.saving_seconds
         return True
-
-    def measure_noise(self):
-        """Measure the gradient's noise on the batches that come next."""
-        self.events.append(f"measured after {self.steps} steps, before {self.clock.iterator.left}")
-        self.now += self.aside_seconds
-        return GradientNoise(examples=4, squares=(2.0, 2.0), products=(1.0, 1.0))
 
     def counters(self):
         """One core is always busy, and never with this training, which takes a core and a half."""
@@ -853,44 +846,33 @@ def test_steps_that_come_fast_and_slow_in_turn_are_counted_as_they_come(examples
     assert sum(each.examples for each in slices) == 32 * steps
 
 
-# ----------------------------------------------------------------------------------------- what is done aside
+# -------------------------------------------------------------------------------------------- saving the state
 
 
-ASIDE = {"save_after": 20, "aside_seconds": 16.0}
-
-
-def without_aside(report):
-    """A report of being warm, but for what was done aside."""
-    return report.model_dump(exclude={"state_steps", "gradient_noise", "aside_seconds"})
+def without_saving(report):
+    """A report of being warm, but for what was saved."""
+    return report.model_dump(exclude={"state_steps", "saving_seconds"})
 
 
 @pytest.mark.parametrize("length", [{}, SHORT, LONG, NO_END], ids=["epochs", "short epochs", "steps", "no end"])
 @pytest.mark.parametrize("save_after", [20, STEPS, math.inf])
-def test_saving_the_state_and_measuring_its_noise_is_no_time_of_the_training(length, save_after):
-    plain, aside = (
+def test_saving_the_state_is_no_time_of_the_training(length, save_after):
+    plain, saving = (
         Simulation(Measure(seconds=0.5), **length, **more)
-        for more in ({}, {"save_after": save_after, "aside_seconds": 16.0})
+        for more in ({}, {"save_after": save_after, "saving_seconds": 16.0})
     )
-    slices, usual = ([part.model_copy(update={"host_bytes": None}) for part in run.run()] for run in (aside, plain))
+    slices, usual = ([part.model_copy(update={"host_bytes": None}) for part in run.run()] for run in (saving, plain))
     assert slices == usual
-    assert without_aside(aside.ready) == without_aside(plain.ready)
-    assert aside.ready.aside_seconds == 32.0
-    assert aside.ready.gradient_noise.examples == 4
-    assert (plain.ready.aside_seconds, plain.ready.gradient_noise, plain.ready.state_steps) == (0.0, None, None)
+    assert without_saving(saving.ready) == without_saving(plain.ready)
+    assert saving.ready.saving_seconds == 16.0
+    assert (plain.ready.saving_seconds, plain.ready.state_steps) == (0.0, None)
 
 
-def test_the_noise_is_measured_where_the_state_was_saved():
-    simulation = Simulation(**SHORT, **ASIDE)
+def test_the_state_is_saved_once_after_the_steps_asked_for():
+    simulation = Simulation(**SHORT, save_after=20, saving_seconds=16.0)
     simulation.run()
-    done = [event for event in simulation.events if " after " in event]
-    assert done == ["saved after 20 steps", f"measured after 20 steps, before {STEPS - 20}"]
+    assert [event for event in simulation.events if " after " in event] == ["saved after 20 steps"]
     assert simulation.ready.state_steps == 20
-
-
-def test_at_the_end_of_an_epoch_the_noise_is_measured_on_the_batches_of_the_next_one():
-    simulation = Simulation(**SHORT, **ASIDE | {"save_after": STEPS})
-    simulation.run()
-    assert f"measured after {STEPS} steps, before {STEPS}" in simulation.events
 
 
 # --------------------------------------------------------------------------------------------------- gauges

@@ -142,21 +142,6 @@ class Boundary(Frozen):
         return self.seconds + self.validation_seconds * seconds_per_example / self.seconds_per_example
 
 
-class GradientNoise(Frozen):
-    """How much the gradients of small parts of the batch differ, all at the same weights."""
-
-    not_measured: str = ""  # why there are none, in half a sentence
-    examples: Count = 0  # in each part
-    squares: Many[Amount] = ()  # of the lengths of the parts' gradients
-    products: Many[FiniteFloat] = ()  # of each of these gradients with the mean of all
-
-    @model_validator(mode="after")
-    def _refuse_odd_lengths(self) -> GradientNoise:
-        if len(self.squares) != len(self.products):
-            raise ValueError("squares and products are not equally many")
-        return self
-
-
 class ProcessLog(Frozen):
     """The reports of a trial's process, once warm and at its end. Names are those of the pipe."""
 
@@ -175,7 +160,6 @@ class ProcessLog(Frozen):
     epoch_overhead_seconds: Amount | None = None
     run_in_seconds: Amount = 0.0
     boundary: Boundary | None = None  # measured here; None if taken over, or epochs are whole or endless
-    gradient_noise: GradientNoise | None = None  # of the baseline, where its state was saved
     peak_host_bytes: Count | None = None  # None of all below until it has closed
     peak_device_bytes: Count | None = None
     input_wait_fraction: Annotated[FiniteFloat, Field(ge=0, le=1)] | None = None

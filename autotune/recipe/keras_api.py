@@ -115,10 +115,6 @@ class KerasApi:
             return None
         return lambda: int(counter)
 
-    def scaled_loss(self, optimizer: Any, loss: Any) -> Any:
-        """Return a loss, multiplied by the optimizer's loss scale if it has one."""
-        return optimizer.scale_loss(loss)
-
     def scale_rates(self, scale: Scale) -> None:
         """Have every optimizer of this process read its learning rate through `scale`."""
         owner = self.module.optimizers.Optimizer
@@ -248,10 +244,6 @@ class Keras2(KerasApi):
             return None
         # Skipped steps count as well, and each halves the loss scale.
         return lambda: int(optimizer.iterations.numpy()) + round(math.log2(float(optimizer.loss_scale)))
-
-    def scaled_loss(self, optimizer: Any, loss: Any) -> Any:
-        is_scaled = isinstance(optimizer, self.module.mixed_precision.LossScaleOptimizer)
-        return optimizer.get_scaled_loss(loss) if is_scaled else loss
 
     def scale_rates(self, scale: Scale) -> None:
         super().scale_rates(scale)

@@ -20,7 +20,7 @@ from autotune.data.facts import KerasVersion, ScriptFacts, WorkloadFacts
 from autotune.data.figures import Ceilings
 from autotune.data.models import Amount, Count, Frozen, Many, Number, Positive, Value, first_mistake
 from autotune.data.printable import LONGEST_MESSAGE, one_line
-from autotune.data.record import Boundary, GradientNoise, Outcome, Slice
+from autotune.data.record import Boundary, Outcome, Slice
 
 LARGEST_MESSAGE_BYTES = 4 << 20
 REST_SECONDS = 5  # how long the rest of a message may take once it has begun to arrive
@@ -107,7 +107,6 @@ class TrialTiming:
     boundary: Boundary | None = None  # taken over from the baseline; None to measure it
     longest_boundary_epoch_seconds: Positive | None = None  # that of longer epochs is not measured; None for no limit
     save_state: str = ""  # file that takes the state of the training; empty for none
-    noise_seconds: FiniteFloat = 0.0  # that measuring the gradient's noise may take then
     compiled: str = ""  # folder that takes what XLA compiles; empty for none
 
 
@@ -220,8 +219,7 @@ class Ready(Frozen):
     run_in_seconds: Amount = 0.0  # trained after each freeze before a slice begins
     boundary: Boundary | None = None  # measured here; None if taken over, or epochs are whole or endless
     state_steps: Count | None = None  # steps that it had trained when its state was saved; None if it was not
-    gradient_noise: GradientNoise | None = None  # at the state that was saved
-    aside_seconds: Amount = 0.0  # for saving the state and measuring the noise: later trials do neither
+    saving_seconds: Amount = 0.0  # for saving the state, which later trials do not
     uncounted_seconds: Amount = 0.0  # how long a slice may take beyond what counts in it
 
 

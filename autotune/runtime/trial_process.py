@@ -112,7 +112,7 @@ class TrialProcess:
             ready=ready,
             launch_seconds=self._launch_seconds,
             first_step_seconds=first_step_seconds,
-            ready_seconds=max(0.0, self._clock() - since - ready.aside_seconds),
+            ready_seconds=max(0.0, self._clock() - since - ready.saving_seconds),
             first_loss=first.loss,
             parameters=first.parameters,
         )

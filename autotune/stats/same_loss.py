@@ -10,7 +10,6 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -205,73 +204,6 @@ def over_critical_of(log_ratio: float, batch_ratio: float) -> float:
     """Return the smaller batch size over the critical one, by the logarithm of the factor of examples needed."""
     factor = math.exp(log_ratio)
     return math.inf if factor >= batch_ratio else max(0.0, (factor - 1) / (batch_ratio - factor))
-
-
-# ------------------------------------------------------------------------------------------- the noise scale
-
-
-@dataclass(frozen=True, kw_only=True)
-class NoiseScale:
-    """The gradient's noise scale: around this batch size, twice the batch begins to save less than half the steps."""
-
-    batch_size: float  # infinite where the gradient is all noise
-    error: float  # standard error of its logarithm; infinite where only `at_least` is known
-    at_least: float  # a lower bound, at 95%
-
-
-def noise_scale(squares: Sequence[float], products: Sequence[float], examples: int) -> NoiseScale:
-    """Return the simple noise scale of McCandlish et al. (2018, appendix A.1), a ratio of means over micro-batches.
-
-    Args:
-        squares: |gᵢ|² of each micro-batch's gradient, with frozen weights.
-        products: gᵢ·ḡ of each, with ḡ the mean of all gradients.
-        examples: In a micro-batch.
-    """
-    norms, dots, count = np.asarray(squares, float), np.asarray(products, float), len(squares)
-    mean_square, square_mean = float(np.mean(dots)), float(np.mean(norms))  # |ḡ|², and the mean of |gᵢ|²
-    signal, noise = _signal_and_noise(square_mean, mean_square, examples, count)
-    left_out = (count**2 * mean_square - 2 * count * dots + norms) / (count - 1) ** 2  # |ḡ|² without one each
-    signals, noises = _signal_and_noise((count * square_mean - norms) / (count - 1), left_out, examples, count - 1)
-    quantile = t_quantile(0.9, count - 1)  # of one side
-    if signal > 0 and noise > 0 and np.all(signals > 0) and np.all(noises > 0):
-        error = _jackknife_error(np.log(noises / signals))
-        return NoiseScale(batch_size=noise / signal, error=error, at_least=noise / signal * math.exp(-quantile * error))
-    most = signal + quantile * _jackknife_error(signals)
-    at_least = max(noise, 0.0) / most if most > 0 else math.inf
-    return NoiseScale(batch_size=noise / signal if signal > 0 else math.inf, error=math.inf, at_least=at_least)
-
-
-def _signal_and_noise(square_mean: Any, mean_square: Any, examples: int, count: int) -> tuple[Any, Any]:
-    """Return |G|² and trΣ, unbiased, from the mean of |gᵢ|² and |ḡ|²."""
-    signal = (count * mean_square - square_mean) / (count - 1)
-    return signal, examples * count * (square_mean - mean_square) / (count - 1)
-
-
-def _jackknife_error(left_out: np.ndarray) -> float:
-    """Return the standard error of a figure, from its values without one micro-batch each."""
-    count = len(left_out)
-    return math.sqrt((count - 1) / count * float(np.sum((left_out - np.mean(left_out)) ** 2)))
-
-
-TRUSTED = 1.0  # standard error of the noise scale's logarithm with which it counts as much as the usual value does
-MOST_BELOW, MOST_ABOVE = 8.0, 2.0  # factors by which the noise scale may move the usual value
-
-
-def expected_over_critical(batch_size: int, noise: NoiseScale | None) -> float:
-    """Return a batch size over the critical one, before batch sizes are compared by their losses.
-
-    The noise scale moves the usual value, the less the larger its error is, and within bounds: by a factor of 2 up,
-    because early in a training it is usually below the critical batch size (Merrill et al., 2025, arXiv:2505.23971),
-    and by one of 8 down, because it is that of plain SGD, whatever the optimizer is.
-    """
-    if noise is None or noise.at_least <= 0:
-        return USUAL_OVER_CRITICAL
-    if math.isinf(noise.error):  # the noise scale has only a lower bound
-        moved = min(0.0, math.log(batch_size / USUAL_OVER_CRITICAL) - math.log(noise.at_least))
-    else:
-        trust = TRUSTED**2 / (TRUSTED**2 + noise.error**2)
-        moved = trust * math.log(batch_size / noise.batch_size / USUAL_OVER_CRITICAL)
-    return USUAL_OVER_CRITICAL * math.exp(max(-math.log(MOST_BELOW), min(math.log(MOST_ABOVE), moved)))
 
 
 def best_batch_size(critical: float, step_seconds: Mapping[int, float]) -> float:

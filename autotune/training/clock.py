@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from autotune.data.record import Boundary, GradientNoise, Outcome
+from autotune.data.record import Boundary, Outcome
 from autotune.runtime.failures import TrainingFailed
 from autotune.runtime.protocol import Channel, FirstStep, Ready
 from autotune.stats.steady_state import (
@@ -79,7 +79,6 @@ class StepClock:
         longest_boundary_epoch_seconds: What lies between epochs that are longer than this is not measured.
         saves_state: Saves weights and optimizer; returns whether it did.
         save_after: Steps after which to do that, once; a warm training is saved in any case.
-        measures_noise: Measures the gradient's noise at the weights that were saved.
         gauges: What is measured in each slice.
         count_parameters: Counts the model's weights, after the first step.
         freeze: Stops the process; returns when the tuner lets it continue.
@@ -97,7 +96,6 @@ class StepClock:
         longest_boundary_epoch_seconds: float = math.inf,
         saves_state: Callable[[], bool] = lambda: False,
         save_after: float = math.inf,
-        measures_noise: Callable[[], GradientNoise | None] = lambda: None,
         gauges: Sequence[Gauge] = (),
         count_parameters: Callable[[], int] = lambda: 0,
         freeze: Callable[[], None] = freeze_own_group,  # returns when the tuner lets the process continue
@@ -117,9 +115,7 @@ class StepClock:
         self._saves_state = saves_state
         self._save_after: float | None = save_after  # None once that was done
         self._state_steps: int | None = None
-        self._measures_noise, self._noise_is_due = measures_noise, False
-        self._gradient_noise: GradientNoise | None = None
-        self._aside_seconds = 0.0  # that both took
+        self._saving_seconds = 0.0
         self._longest_boundary_epoch_seconds = longest_boundary_epoch_seconds
         self._epochs_before_restart = 0
         self._first_call_ended_at = math.inf
@@ -133,8 +129,6 @@ class StepClock:
         def timed(iterator: Any) -> Any:
             self.iterator = iterator
             self.slices.note_outside(self.now() - self._last_call_at)
-            if self._noise_is_due:  # at the end of an epoch there were no batches for it
-                self._do_aside(self._measure_noise)
             logs = train_function(iterator)
             self.call_ended(logs)
             return logs
@@ -184,7 +178,7 @@ class StepClock:
     def report_ready(self, **figures: Any) -> None:
         """Report that the training is warm, with the figures of this way of timing, and freeze it for the tuner."""
         warmup_seconds = self.now() - self._first_call_ended_at
-        self._do_aside(self._save_state, self._measure_noise)
+        self._save_state()
         self._tuner.send(
             Ready(
                 warmup_seconds=warmup_seconds,
@@ -192,34 +186,23 @@ class StepClock:
                 call_seconds=self.warm_up.usual_call_seconds,
                 warmup_steps=self.progress.steps,
                 state_steps=self._state_steps,
-                gradient_noise=self._gradient_noise,
-                aside_seconds=self._aside_seconds,
+                saving_seconds=self._saving_seconds,
                 **figures,
             )
         )
         self.slices.hold()
 
     def _save_state(self) -> None:
-        """Save weights and optimizer unless that was done."""
-        if self._save_after is not None and self._saves_state():
-            self._state_steps = self.progress.steps
-            self._noise_is_due = True
+        """Save weights and optimizer unless that was done. The warm-up's times leave it out."""
+        if self._save_after is None:
+            return
         self._save_after = None
-
-    def _measure_noise(self) -> None:
-        """Measure the gradient's noise where the state was saved, unless that was done."""
-        if self._noise_is_due:
-            self._noise_is_due = False
-            self._gradient_noise = self._measures_noise()
-
-    def _do_aside(self, *acts: Callable[[], None]) -> None:
-        """Do what is no part of the training, once the devices have caught up: the warm-up's times leave it out."""
         self.progress.training.synchronise()
         began = self.now()
-        for act in acts:
-            act()
+        if self._saves_state():
+            self._state_steps = self.progress.steps
         seconds = self.now() - began
-        self._aside_seconds += seconds
+        self._saving_seconds += seconds
         self._last_call_at += seconds
         self._first_call_ended_at += seconds
         self.warm_up.since += seconds
@@ -242,7 +225,7 @@ class StepClock:
             self._tuner.send(FirstStep(loss=finite_loss(self.logs, step=1), parameters=self._count_parameters()))
         self._timing.call_ended(now, seconds)
         if self._save_after is not None and self.progress.steps >= self._save_after:
-            self._do_aside(self._save_state)
+            self._save_state()
         self._last_call_at = self.now()  # what was done here is no part of the next call
 
     def _exhausted_error(self) -> TrainingFailed:

@@ -14,7 +14,7 @@ from typing import Any
 
 from autotune.data.errors import ApplyError
 from autotune.data.figures import Ceilings
-from autotune.data.record import GradientNoise, Outcome
+from autotune.data.record import Outcome
 from autotune.recipe import apply
 from autotune.recipe.keras_api import keras_api
 from autotune.recipe.tf_private import computing_layers, keras, tf, with_names_alike
@@ -26,7 +26,6 @@ from autotune.training.boundary import kept_call_seconds, mean_seconds, measure_
 from autotune.training.branch import save_state
 from autotune.training.clock import LongEpoch, StepClock
 from autotune.training.gauges import Gauge, Retracing, Weights, skipped_steps_gauge
-from autotune.training.noise import UpcomingBatches, measure_noise
 from autotune.training.pipeline import count_data, fill_caches, validation_batches
 from autotune.training.progress import BetweenEpochs, Training
 from autotune.training.session import TimedTrial, TrainingSession
@@ -124,7 +123,6 @@ class FitSession(TrainingSession):
             self.planned_steps = parts.epochs * training.steps_per_epoch
         self._configuration = configuration
         self._keeps_compilations = bool(request.timing.compiled)
-        self._upcoming = UpcomingBatches(training.steps_per_call)
         self._retracing = Retracing(Path(request.log), xla=bool(model.jit_compile) and not model.run_eagerly)
 
     def facts(self) -> dict[str, Any]:
@@ -166,7 +164,7 @@ class FitSession(TrainingSession):
         usual = model.train_function
         if self._keeps_compilations:
             usual = with_names_alike(usual)
-        timed = clock.wrap(self._upcoming.wrap(self._retracing.wrap(usual)))
+        timed = clock.wrap(self._retracing.wrap(usual))
         model.train_function = timed
         early = TrainingFailed(Outcome.ERROR, "model.fit returned before it was asked to")
         try:
@@ -212,20 +210,6 @@ class FitSession(TrainingSession):
     def save_state(self, file: Path) -> bool:
         """See `TrainingSession`."""
         return getattr(self.parts.model, "optimizer", None) is not None and save_state(self.parts.model, file)
-
-    def measure_noise(self, clock: StepClock, seconds: float) -> GradientNoise | None:
-        """See `TrainingSession`."""
-        if self.parts.train.source is not None:
-            return GradientNoise(not_measured="batches come from a PyDataset")
-        return measure_noise(
-            self.parts.model,
-            self._upcoming,
-            clock.iterator,
-            batch_size=self.training.batch_size,
-            seconds=seconds,
-            step_seconds=clock.warm_up.usual_call_seconds / self.training.steps_per_call,
-            compile_seconds=clock.warm_up.compile_seconds,
-        )
 
     def close(self, finish: Finish, clock: StepClock) -> dict[str, Any]:
         """Measure the wait for input by the step alone, and the ceilings of input and step."""

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from autotune.data.printable import printable
-from autotune.data.record import GradientNoise
 from autotune.machine.telemetry import peak_host_bytes
 from autotune.recipe.apply import list_devices, not_knobs
 from autotune.recipe.tf_private import tf
@@ -60,10 +59,6 @@ class TrainingSession(abc.ABC):
         """Save weights and optimizer, where this kind of training can go on from them; return whether it did."""
         return False
 
-    def measure_noise(self, clock: StepClock, seconds: float) -> GradientNoise | None:
-        """Measure the gradient's noise within so many seconds; None where this kind of training cannot."""
-        return None
-
     @abc.abstractmethod
     def close(self, finish: Finish, clock: StepClock) -> dict[str, Any]:
         """Measure the fields of `Finished` that take time, and return them."""
@@ -100,7 +95,6 @@ class TimedTrial:
             longest_boundary_epoch_seconds=_longest_boundary_epoch(request.timing),
             saves_state=lambda: bool(state) and session.save_state(Path(state)),
             save_after=_first_steps(session) if state else math.inf,
-            measures_noise=lambda: session.measure_noise(self.clock, request.timing.noise_seconds),
             gauges=[
                 *gauges.gpu_gauges(gauges.cards_in_use(session.strategy)),
                 gauges.measure_machine,

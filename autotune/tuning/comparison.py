@@ -23,7 +23,6 @@ from autotune.tuning.run import GENEROUS, Deadline, Interrupted, Run, TimeIsUp, 
 from autotune.tuning.trial import Trial
 
 PATIENCE_SECONDS = 30.0  # how long a slice of a process that has been warm may take beyond its length
-NOISE_SHARE = 0.02  # of the budget: what measuring the gradient's noise may take
 MOST_DEATHS = 3  # in a row, of a baseline that has trained before: then the run ends
 
 
@@ -83,7 +82,6 @@ class MeasuredProcess:
                             boundary=self.boundary,
                             longest_boundary_epoch_seconds=run.budget,
                             save_state=self.save_state,
-                            noise_seconds=NOISE_SHARE * (run.budget or 0.0) if self.save_state else 0.0,
                             compiled=compiled,
                         ),
                     )

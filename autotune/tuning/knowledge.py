@@ -18,12 +18,10 @@ from autotune.stats import numerics
 from autotune.stats.intervals import ProcessPrior, Spread, pooled_spread, process_prior
 from autotune.stats.same_loss import (
     NOT_REACHED,
+    USUAL_OVER_CRITICAL,
     ExamplesNeeded,
-    NoiseScale,
     examples_needed,
-    expected_over_critical,
     log_examples,
-    noise_scale,
     over_critical_of,
     same_loss_speedup,
 )
@@ -58,15 +56,6 @@ def parity_checks(records: Iterable[TrialRecord]) -> dict[tuple[object, ...], Ch
         if check.name == numerics.NAME
     ]
     return dict(sorted(found, key=lambda each: (each[1].tells, not each[1].passed)))
-
-
-def noise_of(baseline: TrialRecord) -> NoiseScale | None:
-    """Return the noise scale of the baseline's gradient; None where it was not measured."""
-    for log in reversed(baseline.processes):
-        found = log.gradient_noise
-        if found is not None and len(found.squares) > 1:
-            return noise_scale(found.squares, found.products, found.examples)
-    return None
 
 
 class Knowledge:
@@ -268,8 +257,8 @@ class Knowledge:
         ]
 
     def over_critical(self) -> float:
-        """Return the baseline's batch size over the critical one: by the latest comparison, else by its noise."""
-        found = expected_over_critical(self._run.baseline.update_size, noise_of(self._run.records[0]))
+        """Return the baseline's batch size over the critical one: by the latest comparison, else the usual one."""
+        found = USUAL_OVER_CRITICAL
         for trial in self._run.trials.values():
             ratio = self.batch_ratio(trial.configuration)
             if trial.branch is not None and not trial.branch.not_measured and ratio > 1:

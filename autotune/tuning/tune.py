@@ -27,11 +27,10 @@ from autotune.runtime.places import cut_cores, group_gpus, restrict_to_seat
 from autotune.runtime.ray import RayExecutor
 from autotune.script.loading import refuse_while_loading
 from autotune.space.space_file import ResolvedSpace, SearchSpace, find_search_space, shipped_names
-from autotune.stats.same_loss import expected_over_critical
+from autotune.stats.same_loss import USUAL_OVER_CRITICAL
 from autotune.tuning.earlier_runs import describe_leaders, find_leaders, starting_points, why_unused
 from autotune.tuning.ending import note_profiles, watch_winner
 from autotune.tuning.events import Notice, Observer, RunBegan, count_interruptions
-from autotune.tuning.knowledge import noise_of
 from autotune.tuning.loop import Loop
 from autotune.tuning.opening import (
     Invocation,
@@ -299,9 +298,7 @@ def _tune_opened(opened: Opened, invocation: Invocation, written: SearchSpace | 
         name=opened.facts.name,
         seed=options.seed,
         several=run.several,
-        over_critical=expected_over_critical(run.baseline.update_size, noise_of(run.records[0]))
-        if run.objective == "time_to_loss"
-        else 0.0,
+        over_critical=USUAL_OVER_CRITICAL if run.objective == "time_to_loss" else 0.0,
     )
     found = Loop(
         run,

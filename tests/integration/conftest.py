@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from real_trials import PATIENCE_SECONDS, QUICK, REPOSITORY, WORKLOADS, Builder, Case, ScriptTrials, configuration
+from real_trials import QUICK, REPOSITORY, WORKLOADS, Builder, Case, ScriptTrials, configuration
 
 from autotune.data.facts import ScriptSettings, WorkloadReference
 from autotune.runtime.local import LocalExecutor
@@ -57,13 +57,7 @@ def launch(cases: LocalExecutor, tmp_path: Path) -> Iterator[Callable[..., Case]
         wanted = configuration(batch_size, **knobs)
         state = str(folder / save_state) if save_state else ""  # a trial can write beside its log
         trials.append(
-            cases.launch(
-                wanted,
-                log=str(log),
-                data=data,
-                timing=replace(QUICK, save_state=state, noise_seconds=PATIENCE_SECONDS),
-                losses=losses,
-            )
+            cases.launch(wanted, log=str(log), data=data, timing=replace(QUICK, save_state=state), losses=losses)
         )
         return Case(trials[-1], log)
 

@@ -231,8 +231,6 @@ for kind in (tf_keras.optimizers.Adam, tf_keras.optimizers.legacy.Adam):
     assert [held is variable for held in api.trained_by(optimizer)] == [True]
     names = [held.name for held in api.optimizer_variables(optimizer)]
     assert any("learning_rate" in name for name in names), names
-    assert float(api.scaled_loss(optimizer, tf.constant(1.0))) > 1.0
-    assert float(api.scaled_loss(kind(0.1), tf.constant(1.0))) == 1.0
 """
 
 
