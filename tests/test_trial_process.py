@@ -50,20 +50,25 @@ def figures(peak, wait=None):
 
 
 class Clock:
-    """Each look takes a tenth of a second, and notices the standstills that it is told of."""
+    """The module `time`, in made-up time."""
 
-    def __init__(self):
-        self.now, self.standstills, self.still = 0.0, 0, []
+    now = 0.0
 
-    def __call__(self):
+    def monotonic(self):
         return self.now
 
-    def watch(self):
-        """Nothing to do."""
+    def sleep(self, seconds):
+        self.now += seconds
 
-    def look(self):
-        self.now += 0.1
-        self.standstills += self.still.pop(0) if self.still else 0
+
+class SlowChannel(Channel):
+    """Each wait for a message takes a tenth of a second of a made-up clock."""
+
+    clock: Clock
+
+    def receive(self, timeout_seconds=None):
+        self.clock.now += 0.1
+        return super().receive(timeout_seconds)
 
 
 class Template:
@@ -71,14 +76,16 @@ class Template:
 
     layers = None
 
-    def __init__(self):
-        self.alive, self.status, self.end = True, None, "killed by SIGKILL"
+    def __init__(self, clock):
+        self.clock, self.alive, self.status, self.end = clock, True, None, "killed by SIGKILL"
         self.ran_seconds = 0.0
 
     def fork(self, request):
         near, far = socket.socketpair()
         self.far = Channel(far)
-        return protocol.Forked(pid=GONE, ran_seconds=self.ran_seconds), Channel(near)
+        channel = SlowChannel(near)
+        channel.clock = self.clock
+        return protocol.Forked(pid=GONE, ran_seconds=self.ran_seconds), channel
 
     def wait_exit(self, pid, timeout_seconds):
         return self.status
@@ -90,8 +97,9 @@ class Template:
 @pytest.fixture
 def template(monkeypatch):
     """A template without forks yet."""
-    monkeypatch.setattr(trial_process, "AwakeClock", Clock)
-    return Template()
+    clock = Clock()
+    monkeypatch.setattr(trial_process, "time", clock)
+    return Template(clock)
 
 
 @pytest.fixture
@@ -140,14 +148,6 @@ def test_the_start_of_a_process_that_has_surveyed_the_script_counts_from_its_sur
     assert warm.ready_seconds == pytest.approx(20.0 + 0.05)
 
 
-@pytest.mark.parametrize(("still", "seconds", "thrown_away"), [([0], 1.0, 0), ([1, 0], 2.0, 1), ([1, 1, 1], 3.0, 3)])
-def test_a_slice_in_which_the_machine_stood_still_is_measured_again(say, still, seconds, thrown_away):
-    trial = say(a_slice(1.0), a_slice(2.0), a_slice(3.0))
-    trial._clock.still = still
-    part = trial.measure(0.5, 5.0)
-    assert (part.seconds, part.standstills) == (seconds, thrown_away)
-
-
 @pytest.mark.parametrize(
     ("profile", "thorough", "expected"),
     [("none", True, False), ("finalists", False, False), ("finalists", True, True), ("all", False, True)],
@@ -158,12 +158,9 @@ def test_those_that_were_asked_for_are_profiled(say, template, profile, thorough
     assert (asked.profile, asked.ceilings) == (expected, thorough)
 
 
-def test_the_figures_before_the_input_wait_stand_where_the_wait_fails_or_the_machine_stood_still(say):
+def test_the_figures_before_the_input_wait_stand_where_the_wait_fails(say):
     assert say(figures(1), figures(1, 0.5)).finish(1.0, 5.0).input_wait_fraction == 0.5
     assert say(figures(1)).finish(1.0, 0.5).input_wait_fraction is None
-    still = say(figures(1), figures(1, 0.5))
-    still._clock.still = [0, 1]
-    assert still.finish(1.0, 5.0).input_wait_fraction is None
 
 
 def test_what_the_trial_reports_is_its_failure(say):

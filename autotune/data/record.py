@@ -110,7 +110,6 @@ class Slice(Lean):
     trained_examples: Count | None = None  # by its end, in slices or not; None if epochs have unknown length
     retraces: Count | None = None  # traces and compilations since the slice before; None if unseen
     skipped_steps: Count | None = None  # steps with overflowed gradients; None without a loss scale
-    standstills: Count = 0  # attempts at it that were thrown away because the machine stood still
     gpus: Many[GpuUse] = ()  # that it trained on, in CUDA's order
     process: Count = 0  # of the trial, from 0; what a pair's slice came from is with the pair
 

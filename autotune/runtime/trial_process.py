@@ -19,9 +19,7 @@ from autotune.runtime.logs import cap_log, count_oom_kills, find_fatal_line, gpu
 from autotune.runtime.protocol import ChannelClosed, ProtocolError
 from autotune.runtime.template_process import EXIT_SECONDS, Template, describe_status
 
-LOOK_SECONDS = 0.1  # how often the clock looks for a standstill
-STILL_SECONDS = 0.4  # a look this late shows a standstill; on a busy machine looks are late by milliseconds
-MOST_REPEATS = 3  # of a slice in which the machine stood still: where it always does, that is how it runs
+LOOK_SECONDS = 0.1  # how often the driver looks at log, files and the user's stop while it waits
 FREEZE_SECONDS = 5.0  # how long a process group may take to stop
 
 # What a trial does while the driver waits for each of its messages.
@@ -38,35 +36,6 @@ Profiled = Literal["all", "finalists", "none"]
 Message = TypeVar("Message")
 
 
-class AwakeClock:
-    """A clock of seconds, without the time in which this machine slept or all its processes were stopped.
-
-    No clock shows that a process was stopped. But then much more time passes between two looks than was waited for.
-    """
-
-    def __init__(self) -> None:
-        self.standstills = 0  # so many were noticed
-        self._still_seconds = 0.0
-        self.watch()
-
-    def __call__(self) -> float:
-        """Return the time now."""
-        return time.monotonic() - self._still_seconds
-
-    def watch(self) -> None:
-        """Begin to look: a standstill before now is not noticed."""
-        self._ran = time.monotonic()
-        self._passed = time.clock_gettime(time.CLOCK_BOOTTIME)  # continues while the machine sleeps
-
-    def look(self) -> None:
-        """Notice a standstill since the last look. Call it after each wait of at most `LOOK_SECONDS`."""
-        ran, passed = self._ran, self._passed
-        self.watch()
-        if self._passed - passed > LOOK_SECONDS + STILL_SECONDS:
-            self.standstills += 1
-            self._still_seconds += self._ran - ran
-
-
 class TrialProcess:
     """A real trial: a fork of a template; see `executor.LiveTrial`."""
 
@@ -81,20 +50,18 @@ class TrialProcess:
         self._profile = profile
         self._scaled, self._asked = request.configuration, asked
         self._log = Path(request.log)
-        self._clock = AwakeClock()
-        self._requested = self._clock()
+        self._requested = time.monotonic()
         self._kernel_kills = count_oom_kills()
         self._killed = False
         forked, self._channel = template.fork(request)
         self.pid, self._ran_seconds = forked.pid, forked.ran_seconds
         self._limit = LayerLimit(template.layers, self.pid)
-        self._launch_seconds = self._clock() - self._requested
+        self._launch_seconds = time.monotonic() - self._requested
 
     def warm_up(
         self, timeout_seconds: float, on_started: Callable[[protocol.Started], None] = lambda started: None
     ) -> WarmUp:
         deadline = self._requested + timeout_seconds
-        self._clock.watch()
         started = self._expect(protocol.Started, deadline)
         unscaled = {
             name: self._asked[name] if name in self._asked and value == self._scaled[name] else value
@@ -104,7 +71,7 @@ class TrialProcess:
         on_started(started)
         since = self._requested + started.counting_seconds - self._ran_seconds
         first = self._expect(protocol.FirstStep, deadline)
-        first_step_seconds = max(0.0, self._clock() - since)
+        first_step_seconds = max(0.0, time.monotonic() - since)
         ready = self._expect(protocol.Ready, deadline)
         self.freeze()
         return WarmUp(
@@ -112,7 +79,7 @@ class TrialProcess:
             ready=ready,
             launch_seconds=self._launch_seconds,
             first_step_seconds=first_step_seconds,
-            ready_seconds=max(0.0, self._clock() - since - ready.saving_seconds),
+            ready_seconds=max(0.0, time.monotonic() - since - ready.saving_seconds),
             first_loss=first.loss,
             parameters=first.parameters,
         )
@@ -121,32 +88,24 @@ class TrialProcess:
         return self.measure_continuously(seconds, 1, timeout_seconds)[0]
 
     def measure_continuously(self, seconds: float, count: int, timeout_seconds: float) -> tuple[Slice, ...]:
-        """See `executor.LiveTrial`. All slices are measured again if the machine stood still in one."""
-        deadline = self._clock() + timeout_seconds
-        thrown_away = 0
-        while True:
-            before = self._clock.standstills
-            self._command(protocol.Measure(seconds=seconds, slices=count))
-            slices = [self._expect(protocol.SliceDone, deadline).slice for _ in range(count)]
-            self.freeze()
-            thrown_away += self._clock.standstills > before
-            if self._clock.standstills == before or thrown_away == MOST_REPEATS:
-                return tuple(part.model_copy(update={"standstills": thrown_away}) for part in slices)
+        deadline = time.monotonic() + timeout_seconds
+        self._command(protocol.Measure(seconds=seconds, slices=count))
+        slices = tuple(self._expect(protocol.SliceDone, deadline).slice for _ in range(count))
+        self.freeze()
+        return slices
 
     def finish(self, input_wait_seconds: float, timeout_seconds: float, *, thorough: bool = False) -> protocol.Finished:
-        before, deadline = self._clock.standstills, self._clock() + timeout_seconds
+        deadline = time.monotonic() + timeout_seconds
         profile = self._profile == "all" or (self._profile == "finalists" and thorough)
         self._command(protocol.Finish(input_wait_seconds=input_wait_seconds, ceilings=thorough, profile=profile))
         figures = self._expect(protocol.Finished, deadline)
         if input_wait_seconds > 0:
             with contextlib.suppress(TrialFailed):  # the trial has ended; the figures before the wait stand
-                answer = self._expect(protocol.Finished, deadline)
-                figures = answer if self._clock.standstills == before else figures
+                figures = self._expect(protocol.Finished, deadline)
         self.kill()
         return figures
 
     def loss_curves(self, timeout_seconds: float, stopped: Callable[[], bool] = never) -> protocol.LossCurves:
-        self._clock.watch()
         answer = self._expect(protocol.LossCurves, self._requested + timeout_seconds, stopped)
         self.kill()
         return answer
@@ -179,7 +138,6 @@ class TrialProcess:
             os.killpg(self.pid, signal.SIGCONT)
 
     def _command(self, command: protocol.Measure | protocol.Finish) -> None:
-        self._clock.watch()  # before the trial continues
         try:
             self._channel.send(command)
         except ChannelClosed as error:
@@ -191,8 +149,7 @@ class TrialProcess:
         while True:
             answer = None
             with contextlib.suppress(TimeoutError):
-                answer = self._channel.receive(min(max(0.0, deadline - self._clock()), LOOK_SECONDS))
-            self._clock.look()
+                answer = self._channel.receive(min(max(0.0, deadline - time.monotonic()), LOOK_SECONDS))
             cap_log(self._log)
             if excess := self._limit.excess():
                 raise self._failed(Outcome.ERROR, excess, hint=ALLOW_LARGE)
@@ -202,7 +159,7 @@ class TrialProcess:
                 raise self._failed(Outcome.INTERRUPTED, "stopped by the user")
             if not self.template.alive:  # a child of the trial's may hold its end of the pipe open
                 raise ChannelClosed("the template is gone")
-            if deadline <= self._clock():
+            if deadline <= time.monotonic():
                 raise TimeoutError
 
     def _expect(self, kind: type[Message], deadline: float, stopped: Callable[[], bool] = never) -> Message:
@@ -210,7 +167,7 @@ class TrialProcess:
         try:
             answer = self._receive(deadline, stopped)
         except TimeoutError as error:
-            reason = f"timed out after {self._clock() - self._requested:.1f} s {_DOING[kind]}"
+            reason = f"timed out after {time.monotonic() - self._requested:.1f} s {_DOING[kind]}"
             raise self._failed(Outcome.TIMEOUT, reason) from error
         except ChannelClosed as error:
             raise self._died() from error

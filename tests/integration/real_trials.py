@@ -7,7 +7,6 @@ import dataclasses
 import json
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +20,7 @@ from autotune.runtime import protocol
 from autotune.runtime.executor import IN_SEARCH, TrialFailed, WarmUp
 from autotune.runtime.local import LocalExecutor
 from autotune.runtime.protocol import Data, Trainings
-from autotune.runtime.trial_process import LOOK_SECONDS, AwakeClock, TrialProcess
+from autotune.runtime.trial_process import TrialProcess
 from autotune.space.configuration import Configuration, baseline_configuration
 from autotune.space.knobs import Device
 from autotune.tuning.events import silent
@@ -43,33 +42,6 @@ def until(condition: Callable[[], Any], what: str) -> Any:
             pytest.fail(f"waited {PATIENCE_SECONDS:.0f} s for {what}")
         time.sleep(0.01)
     return value
-
-
-class Awake:
-    """Counts seconds, without those in which this machine stood still, from `with` on."""
-
-    def __enter__(self) -> Self:
-        """Begin."""
-        self._clock, self._over = AwakeClock(), threading.Event()
-        self._began = self._clock()
-        self._looking = threading.Thread(target=self._look, daemon=True)
-        self._looking.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        """Look no more."""
-        self._over.set()
-        self._looking.join()
-
-    def _look(self) -> None:
-        while not self._over.wait(LOOK_SECONDS):
-            self._clock.look()
-        self._clock.look()
-
-    @property
-    def seconds(self) -> float:
-        """So far."""
-        return self._clock() - self._began
 
 
 def is_gone(pid: int) -> bool:
