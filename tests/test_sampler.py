@@ -236,15 +236,6 @@ def test_a_study_of_other_trials_is_replaced(tmp_path):
     assert values_in(file) == [(0, 1.0)]
 
 
-def test_a_journal_beside_the_study_is_not_rolled_back(tmp_path):
-    space, file = space_of(), tmp_path / "study.db"
-    a_sampler(space, file=file).catch_up([a_record(BASELINE, trial=0)])
-    (tmp_path / "study.db-journal").write_bytes(b"\xd9\xd5\x05\xf9\x20\xa1\x63\xd7 and somebody else's")
-    a_sampler(space, file=file).catch_up([a_record(BASELINE, trial=0)])
-    assert values_in(file) == [(0, 1.0)]
-    assert [path.name for path in tmp_path.iterdir()] == ["study.db"]
-
-
 @pytest.mark.parametrize(("seconds", "value"), [(60.0, 1.7), (0.0, 1.5)])
 def test_what_was_measured_again_is_written_anew_where_the_time_holds_it(tmp_path, seconds, value):
     space, faster, file = space_of(), BASELINE.replace(jit_compile=True), tmp_path / "study.db"

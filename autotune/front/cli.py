@@ -155,9 +155,8 @@ class _Lenient:
     def _silent_once_broken(self) -> Iterator[None]:
         try:
             yield
-        except (OSError, ValueError):  # ValueError: the stream is closed
-            # Its buffer would fail again when Python exits.
-            with contextlib.suppress(OSError, ValueError), open(os.devnull, "wb") as nothing:
+        except OSError:
+            with open(os.devnull, "wb") as nothing:  # its buffer would fail again when Python exits
                 os.dup2(nothing.fileno(), self._stream.fileno())
 
 

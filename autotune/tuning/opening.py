@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from autotune.data.credentials import credential_values
 from autotune.data.errors import ArgumentError, NoStableConfigurationError, WorkloadError
 from autotune.data.facts import Machine, ScriptFacts, ScriptSettings, Trains, WorkloadFacts, WorkloadReference
 from autotune.data.options import Options, check_args
@@ -257,7 +256,6 @@ def _new_run(invocation: Invocation, facts: WorkloadFacts, device: Device, inter
         trials={} if earlier is None else {trial.number: trial for trial in earlier.trials()},
         numbers=itertools.count(0 if earlier is None else earlier.next_number),
         spent_before=invocation.spent_before,
-        credentials=credential_values(invocation.reference.args, {} if script is None else script.variables),
     )
 
 

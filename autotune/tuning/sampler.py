@@ -90,14 +90,9 @@ def _connect(file: Path) -> optuna.storages.RDBStorage:
     return storage
 
 
-def _journal_of(file: Path) -> Path:
-    return file.with_name(f"{file.name}-journal")
-
-
 def _new_study(file: Path, name: str) -> optuna.Study:
     """Make an empty study file, instead of any that is there."""
-    for path in (file, _journal_of(file)):
-        path.unlink(missing_ok=True)
+    file.unlink(missing_ok=True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)  # of naming the metric
         study = optuna.create_study(storage=_connect(file), study_name=name, direction="maximize")
@@ -107,8 +102,7 @@ def _new_study(file: Path, name: str) -> optuna.Study:
 
 def _study_in(file: Path, name: str) -> optuna.Study:
     """Open the study that an earlier invocation left, or make an empty one."""
-    # A journal is not rolled back: SQLite would delete the file that somebody else's names.
-    if file.exists() and not _journal_of(file).exists():
+    if file.exists():
         with contextlib.suppress(Exception):  # it is damaged, of another version, or another study
             return optuna.load_study(study_name=name, storage=_connect(file))
     return _new_study(file, name)
