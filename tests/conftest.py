@@ -8,7 +8,7 @@ import hypothesis
 import pytest
 
 RUNTIME = tempfile.TemporaryDirectory()
-os.environ["XDG_RUNTIME_DIR"] = RUNTIME.name  # tests announce their runs here, apart from the user's own
+os.environ["XDG_RUNTIME_DIR"] = RUNTIME.name  # tests lock devices here, apart from the user's own runs
 TESTS = Path(__file__).parent
 
 hypothesis.settings.register_profile(

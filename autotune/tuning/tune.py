@@ -16,9 +16,9 @@ from autotune.data.options import Options, read_options
 from autotune.data.record import Place
 from autotune.data.run_directory import RunDirectory, RunRecord, new_run_directory
 from autotune.data.runs_on_disk import RESULTS, follow_latest
+from autotune.machine.device_locks import HOST_CPU, lock_devices
 from autotune.machine.fingerprint import fingerprint, require_linux
 from autotune.machine.gpu import visible_gpus
-from autotune.machine.other_runs import announce_run, local_devices
 from autotune.recipe.book import read_book
 from autotune.recipe.compiled import keep_compiled
 from autotune.recipe.recipe import Recipe
@@ -56,7 +56,7 @@ from autotune.tuning.surroundings import samples_of, worth_notes
 from autotune.tuning.trial import now_utc
 
 DEFAULT_BUDGET_SECONDS = 600.0
-WAIT_ADVICE = "--wait starts this one when that has ended"
+WAIT_ADVICE = "; --wait starts this one when that has ended"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,7 +149,7 @@ def run_tuning(request: Request, observe: Observer, *, wait: bool = False) -> Re
 
     with (
         directory.claim() if earlier is None else directory.reopen(),
-        announce_run(directory.path, _devices_of(options, places), say=say, wait=wait, advice=WAIT_ADVICE) as waited,
+        lock_devices(directory.path, _devices_of(options, places), say=say, wait=wait, advice=WAIT_ADVICE) as waited,
     ):
         began = request.began + waited
 
@@ -211,7 +211,7 @@ def _devices_of(options: Options, places: Sequence[Place] | None) -> Sequence[st
     if options.executor == "ray" and (options.ray_address or os.environ.get("RAY_ADDRESS")):
         return ()
     chosen = [device for place in places or () for device in place.devices]
-    return local_devices(chosen or [gpu.uuid for gpu in visible_gpus()])
+    return chosen or [gpu.uuid for gpu in visible_gpus()] or [HOST_CPU]
 
 
 def _write_beginning(request: Request, machine: Machine) -> None:

@@ -21,9 +21,9 @@ from autotune.data.options import MEMORY_MARGIN, MIN_GAIN, VERIFY_SECONDS, Optio
 from autotune.data.printable import first_line
 from autotune.data.record import Outcome, Pairing, Phase, TrialRecord
 from autotune.data.run_directory import RunDirectory
+from autotune.machine.device_locks import HOST_CPU, lock_devices
 from autotune.machine.fingerprint import fingerprint, require_linux
 from autotune.machine.gpu import visible_gpus
-from autotune.machine.other_runs import announce_run, local_devices
 from autotune.recipe.recipe import Recipe, choose_recipe, load_recipes
 from autotune.runtime.executor import TrialFailed
 from autotune.runtime.local import LocalExecutor
@@ -130,9 +130,9 @@ def measure_in_passing(
         directory.create()
         with (
             prepare_script(reference, directory, options) as reference,
-            announce_run(
+            lock_devices(
                 directory.path,
-                local_devices([gpu.uuid for gpu in visible_gpus()]),
+                [gpu.uuid for gpu in visible_gpus()] or [HOST_CPU],
                 say=lambda text: observe(Notice(text=text)),
             ),
             LocalExecutor(
