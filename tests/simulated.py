@@ -25,7 +25,6 @@ from autotune.runtime.protocol import (
     Data,
     Finished,
     LossCurves,
-    LossRuns,
     Ready,
     Started,
     StartedByImport,
@@ -257,7 +256,6 @@ class SimulatedTrial:
         self._fail_as_told(deadline)
         if isinstance(runs, BranchRuns):
             return self._branch(runs, deadline)
-        assert isinstance(runs, LossRuns), "no simulated trial is of a loop"
         step_seconds = self.configuration.batch_size / self._pace()
         steps = max(1, min(runs.most_steps, math.ceil(runs.seconds / step_seconds)))
         self._pass(steps * step_seconds * len(runs.seeds), deadline)

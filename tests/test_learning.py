@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import json
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 from simulated_runs import (
     BASELINE,
+    FACTS,
     DirectoryWithoutStudy,
     Watcher,
     faster_by,
@@ -21,11 +23,17 @@ from simulated_runs import (
 from test_loop import space
 
 from autotune.data.errors import NoStableConfigurationError
+from autotune.data.facts import ScriptFacts, Trains
 from autotune.data.record import Branch, Outcome, Phase
 from autotune.data.run_directory import STATE, EarlierLeader
+from autotune.front.cli import main
+from autotune.front.closing import show_recipe
 from autotune.recipe.advice import verdict_in_words
 from autotune.recipe.evidence import BestCandidate, Watch
 from autotune.recipe.next_steps import next_steps
+from autotune.recipe.recipe import Recipe
+from autotune.report.history import load_history
+from autotune.report.page import write_page
 from autotune.runtime.executor import IN_SEARCH, TrialFailed
 from autotune.runtime.protocol import BranchRuns
 from autotune.stats.deciding import Verdict
@@ -117,6 +125,27 @@ def test_without_losses_of_the_branches_a_larger_batch_is_not_recommended(tmp_pa
     assert why == "the model reports no loss on held-out examples"
     assert why in recipe.answers[2][1]
     assert [why in event.text for event in watcher.of(Notice) if "learns" in event.text] == [True]
+
+
+def test_how_a_larger_batch_of_a_custom_loop_learns_is_not_measured(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    trials = simulated_trials(faster_by(batch_size=2.0, jit_compile=1.2), noise=0.02)
+    trials.facts = FACTS.model_copy(update={"script": ScriptFacts(trains=Trains.LOOP, baseline={})})
+    with on_disk(tmp_path / "run") as directory:
+        tune_simulated(trials, directory, space=BOTH, budget=400.0, objective="time_to_loss")
+    recipe, why = Recipe.load(directory.recipe_file), "losses are compared only of trainings by Keras fit"
+    assert recipe.changes == {"jit_compile": True}
+    assert recipe.larger_batch.configuration["batch_size"] == 128
+    assert recipe.larger_batch.learning_rate_rule.not_measured == why
+    assert dict(recipe.answers)["Recommended"] == "same training"
+    assert not any(isinstance(trial._losses, BranchRuns) for trial in trials.launched)
+    said = f"how it learns was not measured: {why}"
+    show_recipe(recipe, directory.recipe_file)
+    assert said in capsys.readouterr().out
+    assert said in write_page(directory.path).read_text(encoding="utf-8")
+    assert load_history(directory.path, every_column=True)["same_loss_speedup"].isna().all()
+    main(["show", str(directory.path), "--json"])
+    assert json.loads(capsys.readouterr().out)["recipe"]["larger_batch"]["learning_rate_rule"]["not_measured"] == why
 
 
 def test_samples_per_second_may_be_asked_for(tmp_path):

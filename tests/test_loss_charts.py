@@ -78,12 +78,6 @@ def test_what_could_not_be_compared_is_said():
     assert (reason["found"], reason["curves"]) == ("Not measured: the model reports no loss.", [])
 
 
-def test_the_losses_of_a_loops_steps_stand_in_the_middle_of_their_windows():
-    chart = chart_of(baseline=trainings(), leader={"linear": trainings()}, batch_sizes=(32, 128))
-    assert chart["losses"] == "training loss"
-    assert [curve["points"][0]["examples"] for curve in chart["curves"]] == [500 - 16, 500 - 64]
-
-
 def test_without_a_baseline_there_is_no_chart():
     assert loss_charts([a_record(branch=Branch(not_measured=NOT_REACHED))], None) == []
 

@@ -18,7 +18,6 @@ from autotune.stats.same_loss import (
     log_examples_ratio,
     over_critical_of,
     same_loss_speedup,
-    window_means,
 )
 
 PROBES = np.arange(1, 26) * 1024
@@ -141,23 +140,3 @@ def test_the_best_batch_size_is_where_the_time_to_a_loss_is_least():
 def test_where_larger_batches_cost_nothing_the_best_one_has_no_bound():
     assert best_batch_size(64, {32: 0.01, 64: 0.01}) > 1e6
     assert best_batch_size(64, {32: 0.01, 64: 0.03}) == 0.0
-
-
-@pytest.mark.parametrize("size", [32, 100, 256])
-def test_losses_of_steps_have_the_same_windows_with_every_batch_size(size):
-    """Each example has a loss of its own, which no training changes."""
-    hard = np.random.default_rng(0).normal(size=1024 + size)
-    steps = [(size, float(np.mean(hard[at : at + size]))) for at in range(0, 1024, size)]
-    within = 0.0 if 256 % size == 0 else 0.2  # a step may reach over the end of a window
-    assert window_means(steps, 1024, 4) == pytest.approx(hard[:1024].reshape(4, 256).mean(axis=1), abs=within + 1e-9)
-
-
-def test_a_window_of_own_losses_stands_for_its_middle_before_the_updates():
-    def windows(needs, size):
-        middles = [(place + 0.5) * 512 - size / 2 for place in range(16)]
-        return tuple(math.exp(-at / needs / 4000) for at in middles)
-
-    curves = {"baseline": (windows(1.0, 32),) * 4, "leader": {"as is": (windows(2.0, 256),) * 4}}
-    windowed = examples_needed(Branch(examples=8192, batch_sizes=(32, 256), **curves)).log_ratio.value
-    assert windowed == pytest.approx(math.log(2.0), abs=0.01)
-    assert examples_needed(Branch(examples=8192, **curves)).log_ratio.value < windowed - 0.02

@@ -88,7 +88,6 @@ class ScriptFacts(Frozen):
     repeats_start: str = ""  # why each trial does that by itself; empty where that takes no time
     epochs: int | None = None  # of the training, as the script asks for them
     schedule: str | None = None  # the optimizer's learning-rate schedule, which counts steps
-    optimizer: str = ""  # the class of the first one that updates weights
     batch_notes: Many[str] = ()  # what else a larger batch size changes, in words; empty where it is not varied
     variables: dict[str, str] = Field({})  # of the environment, that the script sets before it imports TensorFlow
     batch_given_as: str = ""  # where the batch size comes from, in words

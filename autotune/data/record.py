@@ -174,19 +174,13 @@ Rule = Literal["as is", "sqrt", "linear"]
 
 
 class Branch(Frozen):
-    """Losses of trainings at the baseline's batch size and at a leader's, from the same state of the baseline.
-
-    They are losses on a fixed probe. Or they are means of the steps' own losses over windows that end where probes
-    would, without how hard the examples of each window are: see `tuning.loop_learning`.
-    """
+    """Losses on a fixed probe, of trainings at the baseline's batch size and a leader's from the baseline's state."""
 
     not_measured: str = ""  # why there are none, in half a sentence
     needs_seconds: Amount | None = None  # that it should need, where there was too little time
     seconds: Amount = 0.0  # that it took of the budget
     after_steps: Count = 0  # that the baseline had trained when the trainings branched
     examples: Count = 0  # that each training has trained on at its last probe; probes are at equal distances
-    # The baseline's and the leader's, where losses are those of their steps, over windows; None for a probe.
-    batch_sizes: tuple[Number, Number] | None = None
     baseline: Many[Many[FiniteFloat | None]] = ()  # by seed and probe; None where a loss was not finite
     # The same by rule of the learning rate.
     leader: dict[Rule, Many[Many[FiniteFloat | None]]] = Field(default_factory=dict)
@@ -195,8 +189,7 @@ class Branch(Frozen):
     def _has_equal_seeds(self) -> Self:
         if len({len(trainings) for trainings in (self.baseline, *self.leader.values())}) > 1:
             raise ValueError("its baseline and its leader were trained with different numbers of seeds")
-        probes, largest = max(map(len, self.baseline), default=0), max(self.batch_sizes or (1,))
-        if self.examples < largest * probes:
+        if self.examples < max(map(len, self.baseline), default=0):
             raise ValueError("it has too few examples between its probes")
         return self
 

@@ -23,7 +23,6 @@ class KerasApi:
 
     version: ClassVar[KerasVersion] = KerasVersion.KERAS_3
     update_method: ClassVar[str] = "apply"  # of an optimizer
-    metric_variable_method: ClassVar[str] = "add_variable"  # by which a metric makes its variables
     rereads_arrays: ClassVar[bool] = True  # `fit` makes a new iterator over arrays for each epoch
     counts_steps: ClassVar[bool] = False  # several steps per execution need data of known cardinality
 
@@ -167,7 +166,6 @@ class Keras2(KerasApi):
 
     version = KerasVersion.KERAS_2
     update_method = "apply_gradients"
-    metric_variable_method = "add_weight"
     rereads_arrays = False
     counts_steps = True
 

@@ -24,11 +24,6 @@ def factor_of(rule: Rule, batch_ratio: float) -> float:
     return {"as is": 1.0, "sqrt": math.sqrt(batch_ratio), "linear": batch_ratio}[rule]
 
 
-def usual_rule(optimizer: str) -> Rule:
-    """Return the rule that suits an optimizer of this class as a rule; see `factor_of`."""
-    return "linear" if optimizer == "SGD" else "sqrt"
-
-
 def scale_updates(factor: Callable[[], Any]) -> None:
     """Have every optimizer of Keras in this process update weights with so many times its learning rate.
 

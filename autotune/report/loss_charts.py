@@ -57,7 +57,7 @@ def _chart(record: TrialRecord, baseline: Configuration) -> dict[str, Any]:
     if branch.not_measured:
         return {"heading": heading, "found": f"Not measured: {one_line(branch.not_measured)}.", "curves": []}
     (own, by_rule), needed = whole_trainings(branch), examples_needed(branch)
-    at, of_leader = probe_examples(branch), probe_examples(branch, of_leader=True)
+    at = probe_examples(branch)
     curves = [_curve(f"batch {baseline.update_size}, the baseline", "baseline", at, own)]
     others = itertools.count()
     found = f"Batch {size}: {NOT_REACHED if isinstance(needed, ExamplesNeeded) else needed}."
@@ -65,12 +65,11 @@ def _chart(record: TrialRecord, baseline: Configuration) -> dict[str, Any]:
         rate = describe_factor(rule, factor_of(rule, size / baseline.update_size))
         is_chosen = isinstance(needed, ExamplesNeeded) and needed.rule == rule
         kind = "chosen" if is_chosen else f"other{min(next(others), MOST_COLOURS - 1)}"
-        curves.append(_curve(f"batch {size}, learning rate {rate}", kind, of_leader, trainings))
+        curves.append(_curve(f"batch {size}, learning rate {rate}", kind, at, trainings))
         if isinstance(needed, ExamplesNeeded) and is_chosen and (factor := needed.log_ratio.ratio) is not None:
             found = f"With the learning rate {rate}, it needs {factor.shown()} the examples of the baseline."
     branched = f"Both branched from the baseline after {branch.after_steps:,} steps"
-    losses = "loss on a fixed probe" if branch.batch_sizes is None else "training loss"
-    return {"heading": heading, "found": f"{branched}. {found}", "losses": losses, "curves": curves if own else []}
+    return {"heading": heading, "found": f"{branched}. {found}", "curves": curves if own else []}
 
 
 def _curve(name: str, kind: str, at: Sequence[float], trainings: Sequence[Losses]) -> dict[str, Any]:

@@ -136,7 +136,7 @@ function paintLosses(drawn, name, width, points) {
   }
   const clip = svg("clipPath", { id: `${name}-clip` }, svg("rect", { x: frame.left, y: frame.top, width: frame.right - frame.left, height: frame.bottom - frame.top }));
   const xTicks = linearTicks(0, last, Math.max(2, Math.floor((frame.right - frame.left) / 90)));
-  return [height, [...axes(frame, x, xTicks, (tick) => number(tick, 0), y, yTicks, loss), text(4, 13, drawn.losses),
+  return [height, [...axes(frame, x, xTicks, (tick) => number(tick, 0), y, yTicks, loss), text(4, 13, "loss on a fixed probe"),
     text(frame.right, height - 8, "examples trained since the branch", "end"), clip, inside, dots]];
 }
 data.learning.forEach((drawn, index) => {

@@ -113,7 +113,7 @@ class ForkServer:
                 os.close(pidfd)
             channel = protocol.Channel(end)
             losses, recorded = request.losses, []
-            if losses is not None and not isinstance(losses, protocol.LoopBranch):
+            if losses is not None:
                 recorded = [os.path.dirname(losses.folder)]
             try:
                 containment.renew([os.path.dirname(request.log), *recorded])

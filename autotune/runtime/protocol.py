@@ -65,22 +65,7 @@ class BranchRuns(Frozen):
     seconds: FiniteFloat  # no step begins later than this, of all trainings together
 
 
-class LoopBranch(Frozen):
-    """One training of a script's own loop that branches from the baseline's state, for the losses of its steps.
-
-    The script runs from its first line. Its variables take the state once it has read some examples. The answer has two
-    curves: the losses of all windows, and the first loss from there alone, which tells whether losses are means.
-    """
-
-    state: str  # file of the values of the baseline's variables
-    seed: int  # gives the training its order of examples, and its dropout
-    scale: Amount = 1.0  # factor of the learning rate
-    first_examples: Number  # that are read before the variables take the state, at least
-    examples: Number  # that it trains on from there
-    windows: Number  # of equal numbers of examples, over which losses are averaged
-
-
-Trainings = LossRuns | BranchRuns | LoopBranch
+Trainings = LossRuns | BranchRuns
 """Trainings for their losses alone."""
 
 
@@ -231,7 +216,7 @@ class SliceDone(Frozen):
 
 
 class LossCurves(Frozen):
-    """The loss of each step, at each probe or over each window of a branch, by training; None where it was not finite.
+    """The loss of each step, or at each probe of a branch, by training; None where it was not finite.
 
     There are no curves where the model reports no loss. A training that did not end in time is empty.
     """

@@ -63,7 +63,6 @@ class Wrappers:
 
     def __init__(self, settings: Settings, hooks: Hooks, directory: str, scratch: Path | None = None) -> None:
         self.settings, self.hooks, self.directory, self.scratch = settings, hooks, directory, scratch
-        self.order_seed: int | None = None  # gives every shuffled epoch its order; None for the script's own
         self.compiled_at: Site | None = None  # the script's last `compile`, and its `jit_compile`
         self.jit_compile: Any = "auto"
         self._inert = 0
@@ -102,7 +101,7 @@ class Wrappers:
         dataset, threading, experimental = tf.data.Dataset, tf.config.threading, tf.config.experimental
         for name, knob in CALLS.items():
             self._at_site(dataset, name, functools.partial(self._call_dataset, knob))
-        self._at_site(dataset, "shuffle", self._shuffle)
+        self._at_site(dataset, "shuffle", shuffle_examples)
         self._at_site(dataset, "cache", self._cache)
         for owner, name, knob in (
             (threading, "set_intra_op_parallelism_threads", "intra_op_threads"),
@@ -169,12 +168,6 @@ class Wrappers:
             with self.inert():
                 return dataset.cache()
         return dataset
-
-    def _shuffle(self, usual: Callable[..., Any], site: Site, bound: BoundArguments) -> Any:
-        """Call `Dataset.shuffle`; where the order has a seed, with that, unless each epoch has the same order."""
-        if self.order_seed is not None and bound.arguments.get("reshuffle_each_iteration") is not False:
-            bound.arguments["seed"] = self.order_seed
-        return shuffle_examples(usual, site, bound)
 
     def _cache(self, usual: Callable[..., Any], site: Site, bound: BoundArguments) -> Any:
         """Give a trial a cache file of its own, and so a long run whose batch size is changed."""

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, NoReturn
 
 from autotune.data.facts import ScriptFacts, ScriptSettings, Site, WorkloadReference
@@ -21,7 +20,6 @@ from autotune.script.dataset_trace import batch_calls, drops_remainder, examples
 from autotune.script.fit_call import few_steps
 from autotune.script.interpose import Hooks, Wrappers
 from autotune.script.loop_watch import LoopWatch
-from autotune.script.made_variables import MadeVariables
 from autotune.script.sandbox import SideEffects
 from autotune.script.settings import Settings
 from autotune.space.configuration import Configuration
@@ -45,11 +43,10 @@ class LoopSession(TrainingSession):
         request: protocol.TrialRequest,
         configuration: Configuration,
         settings: Settings,
-        variables: MadeVariables,
     ) -> None:
         facts, dataset = request.script, watch.dataset
         assert facts is not None
-        self._watch, self._settings, self._variables = watch, settings, variables
+        self._watch, self._settings = watch, settings
         self._is_dataset = isinstance(dataset, tf.data.Dataset)
         self._waited = self._measured = 0.0  # seconds that slices waited for input, and all of theirs
         used = batch_used(watch)
@@ -107,10 +104,6 @@ class LoopSession(TrainingSession):
             return measured
 
         return [gauge]
-
-    def save_state(self, file: Path) -> bool:
-        """See `TrainingSession`."""
-        return self._variables.save(file)
 
     def close(self, finish: protocol.Finish, clock: StepClock) -> dict[str, Any]:
         """See `TrainingSession`: it has waited for its input in the slices."""
@@ -172,58 +165,43 @@ class TrialHooks(Hooks):
         leave(1)
 
 
-class LoopHooks(TrialHooks):
-    """The hooks of a trial whose script trains by a loop of its own."""
+class LoopTraining(TrialHooks):
+    """Times the training of a script by a loop of its own."""
 
     def __post_init__(self) -> None:
-        """Make what watches the loop."""
+        """Make what watches and times the loop."""
         super().__post_init__()
         self._watch = LoopWatch(self.wrappers, self.facts, finds_compiled=bool(self.request.timing.compiled))
-        self._variables = MadeVariables()
-        self._branches = bool(self.request.timing.save_state) or self.request.losses is not None
-
-    def imported(self, name: str) -> None:
-        """See `Hooks`."""
-        if name == keras_in_use().package:
-            self._watch.install(sys.modules["tensorflow"])
-            self._watch.install_keras(sys.modules[name])
-            if self._branches:
-                self._variables.watch()
-
-    def fit(self, model: Any, usual: Callable[..., Any], arguments: dict[str, Any], site: Site) -> Any:
-        """See `Hooks`: what is trained by `fit` is not what is tuned."""
-        return few_steps(model, usual, arguments, self.effects.without_writers(arguments["callbacks"]))
-
-    def _check(self) -> None:
-        """Check, after the first step, that the configuration is in force; hold the variables of the training."""
-        self.wrappers.settings.refuse_missing(self.facts)
-        self.effects.training_begins()
-        refuse_other_batch(self._watch, self.facts, self.configuration)
-        if self._branches:
-            self._variables.hold()
-
-    def _named(self, logs: Any) -> Any:
-        """Return the numbers that a step returned, with the loss by that name."""
-        loss = (self.reference.script or ScriptSettings()).loss
-        return {**logs, "loss": logs[loss]} if logs and loss in logs else logs
-
-
-class LoopTraining(LoopHooks):
-    """Times the loop of a trial."""
-
-    def __post_init__(self) -> None:
-        """Make what times the loop."""
-        super().__post_init__()
         self._trial: TimedTrial | None = None
         self._restarted = False
         self._gaps: Gaps | None = None  # between two long epochs, while they are measured
         self._last_step_at: float | None = None
         self._profiled_steps: Iterator[int] | None = None
 
+    def imported(self, name: str) -> None:
+        """See `Hooks`."""
+        if name == keras_in_use().package:
+            self._watch.install(sys.modules["tensorflow"])
+            self._watch.install_keras(sys.modules[name])
+
+    def fit(self, model: Any, usual: Callable[..., Any], arguments: dict[str, Any], site: Site) -> Any:
+        """See `Hooks`: what is trained by `fit` is not what is tuned."""
+        return few_steps(model, usual, arguments, self.effects.without_writers(arguments["callbacks"]))
+
+    def _check(self) -> None:
+        """Check, after the first step, that the configuration is in force."""
+        self.wrappers.settings.refuse_missing(self.facts)
+        self.effects.training_begins()
+        refuse_other_batch(self._watch, self.facts, self.configuration)
+
+    def _named(self, logs: Any) -> Any:
+        """Return the numbers that a step returned, with the loss by that name."""
+        loss = (self.reference.script or ScriptSettings()).loss
+        return {**logs, "loss": logs[loss]} if logs and loss in logs else logs
+
     def restarts(self) -> bool:
         """See `TrialHooks`."""
         self._restarted = True
-        self._variables.release()  # the script makes others, and begins anew
         self._watch.restarted()
         self._time_by_steps()
         if self._profiled_steps is not None:
@@ -313,8 +291,7 @@ class LoopTraining(LoopHooks):
     def _begin(self, examples: int) -> TimedTrial:
         """Announce the training, after its first step."""
         self._check()
-        settings, variables = self.wrappers.settings, self._variables
-        session = LoopSession(self._watch, examples, self.request, self.configuration, settings, variables)
+        session = LoopSession(self._watch, examples, self.request, self.configuration, self.wrappers.settings)
         known = self.request.timing.boundary
         if self.facts.workers > 1:  # they would have to end an epoch early together, so nothing counts between epochs
             known = Boundary(seconds=0.0, seconds_per_example=1.0)

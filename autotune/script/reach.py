@@ -213,7 +213,6 @@ def _facts(
         workers=context.workers,
         batch_given_as=str(sites["batch_size"][0]) if "batch_size" in sites else "",
         schedule=next(filter(None, map(_schedule_of, optimizers)), None),
-        optimizer=next((type(getattr(own, "inner_optimizer", own)).__name__ for own in optimizers), ""),
         batch_notes=()
         if "batch_size" in reasons
         else tuple(_batch_notes(context, dataset, optimizers, callbacks, loop)),

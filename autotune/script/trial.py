@@ -29,7 +29,6 @@ from autotune.script.dataset_trace import drops_remainder
 from autotune.script.execute import is_scripts_fork, note_process, run_as_main
 from autotune.script.fit_call import VALIDATION_HINT, FitCall, few_steps
 from autotune.script.long_run import changed_arguments
-from autotune.script.loop_branch import BranchedLoop
 from autotune.script.loop_trial import LoopTraining, OtherWorker, TrialHooks
 from autotune.script.settings import Settings
 from autotune.script.strategies import open_when_building, refuse_another_scope
@@ -77,9 +76,7 @@ def timing(
     facts = request.script
     assert facts is not None
     kind: type[TrialHooks] = LoopTraining if facts.trains is Trains.LOOP else FitTraining
-    if isinstance(request.losses, protocol.LoopBranch):
-        kind = BranchedLoop
-    elif request.losses is not None:
+    if request.losses is not None:
         single = {"steps_per_execution": 1, "persistent_iterator": False}
         configuration = configuration.replace(**{name: single[name] for name in single if name in configuration})
         keras.utils.set_random_seed(request.losses.seeds[0])  # each such trial builds the same weights

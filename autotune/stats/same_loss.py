@@ -67,15 +67,10 @@ def log_examples_ratio(
     return float(optimize.minimize_scalar(misfit, bounds=bounds, method="bounded").x)
 
 
-def probe_examples(branch: Branch, *, of_leader: bool = False) -> list[float]:
-    """Return after how many examples since the branch each loss of a training stands.
-
-    The mean loss over a window stands for its middle, less half a step: a step's loss is that before its update.
-    """
+def probe_examples(branch: Branch) -> list[float]:
+    """Return after how many examples since the branch each loss of a training stands."""
     probes = max(map(len, branch.baseline), default=0)
-    sizes = branch.batch_sizes
-    before = 0.0 if sizes is None else branch.examples / probes / 2 + sizes[of_leader] / 2
-    return [branch.examples * (place + 1) / probes - before for place in range(probes)]
+    return [branch.examples * (place + 1) / probes for place in range(probes)]
 
 
 def whole_trainings(branch: Branch) -> tuple[list[Losses], dict[Rule, list[Losses]]]:
@@ -92,17 +87,6 @@ def whole_trainings(branch: Branch) -> tuple[list[Losses], dict[Rule, list[Losse
     return keep_whole(branch.baseline), {rule: keep_whole(trainings) for rule, trainings in tried.items()}
 
 
-def window_means(steps: Sequence[tuple[int, float]], examples: int, windows: int) -> list[float]:
-    """Return the means of a training's own losses over windows of equal numbers of examples.
-
-    `steps` are the examples of each step with its loss; they have as many `examples` as all windows together, or more.
-    """
-    sizes, losses = np.array(steps, dtype=float).T
-    ends, sums = (np.concatenate([[0.0], np.cumsum(values)]) for values in (sizes, sizes * losses))
-    edges = np.linspace(0, examples, windows + 1)
-    return [float(mean) for mean in np.diff(np.interp(edges, ends, sums)) * windows / examples]
-
-
 def examples_needed(branch: Branch) -> ExamplesNeeded | str:
     """Return the examples needed with the best learning-rate rule, or why that is not known, in half a sentence.
 
@@ -111,8 +95,8 @@ def examples_needed(branch: Branch) -> ExamplesNeeded | str:
     which the ratio of noisy curves needs; a jackknife over seeds gives its error.
     """
     baseline, leader = whole_trainings(branch)
-    places = tuple(probe_examples(branch)), tuple(probe_examples(branch, of_leader=True))
-    return _examples_needed(*places, _frozen(baseline), tuple((rule, _frozen(leader[rule])) for rule in leader))
+    rules = tuple((rule, _frozen(leader[rule])) for rule in leader)
+    return _examples_needed(tuple(probe_examples(branch)), _frozen(baseline), rules)
 
 
 def _frozen(trainings: Sequence[Losses]) -> tuple[tuple[float | None, ...], ...]:
@@ -121,10 +105,7 @@ def _frozen(trainings: Sequence[Losses]) -> tuple[tuple[float | None, ...], ...]
 
 @functools.lru_cache(maxsize=16)  # a run asks again at each of its decisions
 def _examples_needed(
-    at: tuple[float, ...],
-    of_leader: tuple[float, ...],
-    baseline: tuple[Losses, ...],
-    leader: tuple[tuple[Rule, tuple[Losses, ...]], ...],
+    at: tuple[float, ...], baseline: tuple[Losses, ...], leader: tuple[tuple[Rule, tuple[Losses, ...]], ...]
 ) -> ExamplesNeeded | str:
     seeds = len(baseline)
     if seeds < FEWEST_SEEDS:
@@ -137,9 +118,11 @@ def _examples_needed(
     known = {rule: np.array(trainings, float) for rule, trainings in leader}
     finite = {rule: losses for rule, losses in known.items() if np.isfinite(losses).all()}
 
+    examples = np.array(at)
+
     def ratio(rule: Rule, among: Sequence[int]) -> float | None:
         before, after = (losses[list(among)].mean(axis=0) for losses in (own, finite[rule]))
-        return log_examples_ratio(np.array(at), before, np.array(of_leader), after)
+        return log_examples_ratio(examples, before, examples, after)
 
     def best(among: Sequence[int]) -> Rule | None:
         found = {rule: value for rule in finite if (value := ratio(rule, among)) is not None}

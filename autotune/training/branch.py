@@ -38,16 +38,11 @@ def save_state(model: keras.Model, file: Path) -> bool:
     variables = _variables(model)
     if sum(int(np.prod(tuple(variable.shape))) * 4 for variable in variables.values()) > LARGEST_STATE_BYTES:
         return False
-    write_state(file, {name: variable.numpy() for name, variable in variables.items()})
-    return True
-
-
-def write_state(file: Path, values: dict[str, np.ndarray]) -> None:
-    """Write values to a file, whole or not at all: a process that is killed leaves no half of a state."""
-    partial = file.with_suffix(".part")
+    partial = file.with_suffix(".part")  # a process that is killed leaves no half of a state
     with partial.open("wb") as stream:
-        np.savez(stream, allow_pickle=False, **values)
+        np.savez(stream, allow_pickle=False, **{name: variable.numpy() for name, variable in variables.items()})
     partial.replace(file)
+    return True
 
 
 def _variables(model: keras.Model) -> dict[str, Any]:

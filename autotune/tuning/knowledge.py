@@ -30,7 +30,6 @@ from autotune.tuning.ablation import unmeasured_changes
 from autotune.tuning.beliefs import Evidence
 from autotune.tuning.confirmation import LeaderTrials, claim_of
 from autotune.tuning.learning import branch_seconds, numerics_of
-from autotune.tuning.loop_learning import loop_branch_seconds
 from autotune.tuning.run import Run
 from autotune.tuning.state import Candidate, Leader
 from autotune.tuning.trial import Trial
@@ -168,8 +167,7 @@ class Knowledge:
         configuration = Configuration(record.configuration)
         if not self.can_branch or self.batch_ratio(configuration) == 1 or self.branch_of(configuration):
             return 0.0
-        needed = branch_seconds if self._run.loop_optimizer is None else loop_branch_seconds
-        return needed(self._run.records[0], record)
+        return branch_seconds(self._run.records[0], record)
 
     def evidence(self) -> Evidence:
         """Return what has been tried, as proposals take it."""

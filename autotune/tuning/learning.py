@@ -157,7 +157,7 @@ def compare_numerics(trainings: Trainings, configuration: Configuration) -> Chec
 
 def _compared(trainings: Trainings, configuration: Configuration, plain: Configuration) -> Check:
     run, size = trainings.run, configuration.batch_size
-    if run.loop_optimizer is not None:
+    if run.trains_by_loop:
         return cannot_tell("a custom training loop cannot begin again from other weights")
     seconds = trainings.seconds_each(len(PARITY_SEEDS), share=0.5)
     if seconds < LEAST_SECONDS:

@@ -36,7 +36,6 @@ from autotune.tuning.events import Notice
 from autotune.tuning.knowledge import Knowledge, LearningResult, parity_checks
 from autotune.tuning.leaders import Leaders
 from autotune.tuning.learning import NotMeasured, Trainings, branch, compare_numerics, numerics_of
-from autotune.tuning.loop_learning import branch_loop
 from autotune.tuning.policy import (
     LEARNING_AGAIN_SHARE,
     SAFELY_LONGER,
@@ -408,8 +407,7 @@ class Loop:
         try:
             with Trainings(run, seat=whole, ends=ends, heading=heading, again=again) as trainings:
                 try:
-                    compare = branch if run.loop_optimizer is None else branch_loop
-                    found = compare(trainings, run.records[number])
+                    found = branch(trainings, run.records[number])
                 except NotMeasured as why:
                     found = Branch(not_measured=str(why), needs_seconds=why.needs_seconds)
         finally:

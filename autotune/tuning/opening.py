@@ -244,7 +244,7 @@ def _new_run(invocation: Invocation, facts: WorkloadFacts, device: Device, inter
         budget=options.budget,
         state_file=None if no_branches else _state_file(invocation),
         no_branches=no_branches,
-        loop_optimizer=script.optimizer if script is not None and script.trains is Trains.LOOP else None,
+        trains_by_loop=script is not None and script.trains is Trains.LOOP,
         observe=invocation.observe,
         interruptions=interruptions,
         rng=random.Random(options.seed),
@@ -269,6 +269,8 @@ def _state_file(invocation: Invocation) -> Path | None:
 
 def _why_no_branches(invocation: Invocation, script: ScriptFacts | None) -> str:
     """Return why no other batch size can be trained from the baseline's state, in half a sentence; empty if it can."""
+    if script is not None and script.trains is Trains.LOOP:
+        return "losses are compared only of trainings by Keras fit"
     if script is not None and script.workers > 1:
         return "several workers train together"
     return "trials on Ray keep no state of the baseline's" if invocation.options.executor != "local" else ""

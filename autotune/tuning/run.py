@@ -97,7 +97,7 @@ class Run:
     state_file: Path | None = None  # takes the state of the baseline's training; None where nothing will need it
     keeps_compilations: bool = False  # the confirming processes of leaders keep what XLA compiles
     no_branches: str = ""  # why no training can branch from that state, in half a sentence
-    loop_optimizer: str | None = None  # of a script that trains by a loop of its own; None for `fit`
+    trains_by_loop: bool = False  # a loop of the script's own, not `fit`
     spent_before: float = 0.0  # seconds of earlier invocations that do not count for the budget
     turn: Turn = field(default_factory=Turn)
 
