@@ -248,16 +248,6 @@ def unfinished(path):
     return path
 
 
-def test_compare_keeps_what_is_recommended_apart_from_what_looked_best(capsys, finished, tmp_path):
-    copy = unfinished(shutil.copytree(finished, tmp_path / "copy"))
-    _, out, _ = run(capsys, "compare", finished, copy)
-    with_recipe, without = (line for line in out.splitlines() if "=" in line)
-    recommended = json.loads((finished / "recipe.json").read_text())["configuration"]["batch_size"]
-    assert f"batch_size={recommended}" in with_recipe
-    assert "best in the search" not in with_recipe
-    assert re.search(r"no recipe\s+– \(best in the search: \w+=.*\)", without)
-
-
 def test_compare_cuts_and_folds_nothing_in_a_pipe(capsys, finished, tmp_path):
     paths = [shutil.copytree(finished, tmp_path / f"{'long' * 40}-{number}") for number in range(2)]
     for path in paths:

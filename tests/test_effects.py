@@ -127,7 +127,6 @@ def test_runs_are_compared_in_a_table(run, tmp_path):
     table = compare(run.path, again)
     assert list(table["verdict"]) == ["faster", "faster"]
     assert table["claim"].between(1.3, 1.7).all()
-    assert table["use"].sum() == 1, "of two equal recipes one is to be used"
     assert table["differs"].eq("").all()
 
 

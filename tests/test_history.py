@@ -415,11 +415,10 @@ def test_a_file_is_no_run_and_is_compared_only_if_it_is_a_recipe(tmp_path):
         compare(tmp_path / "file")
 
 
-@pytest.mark.parametrize("call", [load_history, compare])
 @pytest.mark.parametrize("content", ["{", "{}", "\x00", "[]"])
-def test_a_damaged_result_is_left_out_with_a_warning_that_names_it(call, run, content):
+def test_a_damaged_result_is_left_out_with_a_warning_that_names_it(run, content):
     (run / "trials" / "0001" / "result.json").write_text(content)
-    assert warning_of(call, run).startswith(f"{run}/trials/0001/result.json is damaged: ")
+    assert warning_of(load_history, run).startswith(f"{run}/trials/0001/result.json is damaged: ")
 
 
 @pytest.mark.parametrize("call", [load_history, compare])
@@ -437,13 +436,6 @@ def test_a_thousand_damaged_results_are_one_warning(run):
         DamagedRunWarning, match=r"0000/result\.json is damaged.*: this trial and \d+ others are omitted$"
     ):
         assert len(load_history(run)) == 0
-
-
-def test_trials_are_not_set_beside_another_trial_where_the_baselines_record_is_damaged(run):
-    (run / "trials" / "0000" / "result.json").write_text("{")
-    with pytest.warns(DamagedRunWarning):
-        (summary,) = compare(run).to_dict("records")
-    assert pd.isna(summary["limited_by"])
 
 
 @pytest.mark.parametrize("call", [load_history, compare])
@@ -688,51 +680,12 @@ def rows_of(frame):
     return frame.astype(object).where(frame.notna(), None).to_dict("records")
 
 
-def test_a_summary_says_how_a_run_ended(run):
-    summary = only(run)
-    assert (summary["run"], summary["workload"]) == ("run-a", "digits")
-    assert (summary["machine_id"], summary["machine"]) == (MACHINE.id, "Xeon × 2 cores")
-    assert summary["started_at"].isoformat() == "2026-11-20T19:10:00+00:00"
-    assert (summary["trials"], summary["failed"]) == (5, 1)
-
-
-def test_only_trials_that_ran_and_failed_count_as_failed(tmp_path):
-    trials = [a_trial(number, outcome=outcome) for number, outcome in enumerate(Outcome)]
-    summary = only(a_run(tmp_path / "run", trials))
-    assert (summary["trials"], summary["failed"]) == (10, 6)
-
-
-def test_the_best_trial_is_the_fastest_that_ended_well_in_the_search(tmp_path):
-    trials = [
-        *TRIALS,
-        a_trial(5, configuration={**BASELINE, "prefetch": 2}, speedup=interval(2.5)),
-        a_trial(6, configuration={**BASELINE, "prefetch": 4}, speedup=interval(2.5)),
-        a_trial(7, outcome=Outcome.PRUNED, speedup=interval(9.0)),
-        a_trial(8, outcome=Outcome.UNSTABLE, speedup=interval(9.0)),
-        a_trial(9),
-    ]
-    summary = only(a_run(tmp_path / "run", trials))
-    assert summary["best"] == "prefetch=2"
-
-
-def test_the_best_trial_is_told_by_its_changes(run):
-    assert only(run)["best"] == "batch_size=256 jit_compile=true prefetch=autotune"
-
-
-def test_a_run_without_baseline_in_its_file_takes_the_baseline_trials(tmp_path):
-    summary = only(a_run(tmp_path / "run", TRIALS[:2], baseline=None))
-    assert summary["best"] == "batch_size=256 jit_compile=true prefetch=autotune"
-
-
-def test_a_run_that_measured_nothing_has_no_best_trial(tmp_path):
-    summary = only(a_run(tmp_path / "run", (), workload=None, baseline=None))
-    assert (summary["trials"], summary["failed"], summary["workload"], summary["best"]) == (0, 0, None, None)
-
-
-def test_without_a_recipe_nothing_is_claimed(run):
-    summary = only(run)
-    assert (summary["verdict"], summary["claim"]) == (None, None)
-    assert (summary["recommended"], summary["throughput"]) == (None, None)
+@pytest.mark.parametrize(("fields", "workload"), [({}, "digits"), ({"workload": None, "baseline": None}, None)])
+def test_a_run_without_a_recipe_claims_nothing(tmp_path, fields, workload):
+    row = only(a_run(tmp_path / "run-a", **fields))
+    assert (row["run"], row["workload"], row["machine"]) == ("run-a", workload, "Xeon × 2 cores")
+    assert row["trials"] == len(TRIALS)
+    assert {row[name] for name in ("verdict", "claim", "low", "high", "throughput", "recommended")} == {None}
 
 
 def test_a_recipe_brings_verdict_claim_and_recommendation(tmp_path):
@@ -740,7 +693,7 @@ def test_a_recipe_brings_verdict_claim_and_recommendation(tmp_path):
     assert summary["verdict"] == "faster"
     assert (summary["claim"], summary["low"], summary["high"]) == (1.84, 1.79, 1.90)
     assert summary["recommended"] == "batch_size=512"
-    assert summary["best"] == "batch_size=256 jit_compile=true prefetch=autotune"
+    assert summary["differs"] == ""
 
 
 @pytest.mark.parametrize("verdict", [each for each in Verdict if each is not Verdict.FASTER])
@@ -768,16 +721,6 @@ def test_a_damaged_recipe_is_an_error_that_names_it(tmp_path, recipe, expected):
     assert message_of(compare, run, error=RecipeError).startswith(f"{run}/recipe.json{expected}")
 
 
-def test_a_damaged_baseline_is_an_error_that_names_the_file(tmp_path):
-    run = a_run(tmp_path / "run", baseline={"batch_size": 0})
-    assert message_of(compare, run) == f"{run}/run.json: baseline: batch_size cannot be 0"
-
-
-def test_a_damaged_start_is_an_error_that_names_the_file(tmp_path):
-    run = a_run(tmp_path / "run", started_at="then")
-    assert message_of(compare, run) == f"{run}/run.json is damaged: started_at: 'then' is not a time"
-
-
 def compared_with_first(tmp_path, **fields):
     """The row of a run that differs in `fields` from the first one it is compared with."""
     first, other = rows_of(compare(a_run(tmp_path / "first"), a_run(tmp_path / "other", **fields)))
@@ -793,7 +736,6 @@ def test_runs_of_one_machine_and_workload_are_comparable(tmp_path):
 def test_versions_that_do_not_change_speed_leave_runs_comparable(tmp_path):
     packages = {**MACHINE.packages, "optuna": "5.1.0"}
     other = compared_with_first(tmp_path, machine=MACHINE.model_copy(update={"packages": packages}))
-    assert other["machine_id"] != MACHINE.id
     assert other["differs"] == ""
 
 
@@ -821,11 +763,6 @@ def test_a_run_that_ended_before_its_baseline_stays_comparable(tmp_path):
     assert compared_with_first(tmp_path, baseline=None)["differs"] == ""
 
 
-def test_the_first_run_is_comparable_with_itself(tmp_path):
-    summary = only(a_run(tmp_path / "run", workload=None))
-    assert summary["differs"] == ""
-
-
 def test_a_machine_is_told_in_words():
     gpus = [Gpu(name=name, memory_bytes=1) for name in ("H200", "L4", "H200")]
     machine = MACHINE.model_copy(update={"cores": 1, "gpus": tuple(gpus)})
@@ -849,20 +786,6 @@ def test_leaders_that_are_confirmed_at_once_have_each_its_own_baseline():
     records = [a_record(trial=0, phase=Phase.BASELINE), *references, *leaders]
     assert [reference_of(each, records).trial for each in leaders] == [4, 3]
     assert [reference_of(each, records).trial for each in references] == [3, 4]
-
-
-def test_the_fastest_recipe_of_a_workload_on_a_kind_of_machine_is_the_one_to_use(tmp_path):
-    other = MACHINE.model_copy(update={"cores": 64})
-    runs = [
-        a_run(tmp_path / "slow", recipe=a_recipe(speedup=(1.2, 1.1, 1.3))),
-        a_run(tmp_path / "fast", recipe=a_recipe(speedup=(1.9, 1.8, 2.0))),
-        a_run(tmp_path / "middle", recipe=a_recipe(speedup=(1.5, 1.4, 1.6))),
-        a_run(tmp_path / "elsewhere", recipe=a_recipe(speedup=(1.1, 1.05, 1.2)), machine=other),
-        a_run(tmp_path / "unfinished"),
-        a_run(tmp_path / "undecided", recipe=a_recipe(Verdict.UNDECIDED, (1.0, 1.0, 1.0), EVERY_KNOB)),
-    ]
-    assert compare(*runs)["use"].tolist() == [False, True, False, True, False, False]
-    assert compare(runs[-1])["use"].tolist() == [False]
 
 
 def test_runs_may_be_given_as_a_list(tmp_path):
@@ -936,8 +859,8 @@ def test_a_history_in_a_narrow_terminal_is_a_block_for_each_trial(tmp_path):
 def test_a_comparison_that_is_too_wide_for_a_terminal_is_a_block_for_each_run(tmp_path):
     other = MACHINE.model_copy(update={"cpu": "A processor with a long name, as vendors give them"})
     runs = [
-        a_run(tmp_path / name, recipe=a_recipe(), **fields)
-        for name, fields in (("20261120-191001-1a2b3c", {}), ("20261120-201001-4d5e6f", {"machine": other}))
+        a_run(tmp_path / name, recipe=a_recipe().model_copy(update={"machine": machine}))
+        for name, machine in (("20261120-191001-1a2b3c", MACHINE), ("20261120-201001-4d5e6f", other))
     ]
     lines = terminal_lines(show_comparison, compare(runs))
     blocks = [line.rstrip() for line in lines if line.startswith(("run ", "  machine", "  recommended"))]
@@ -957,4 +880,5 @@ def test_a_comparison_shows_what_differs_and_says_once_what_is_the_same(tmp_path
     assert lines[:2] == ["workload: digits", "machine: Xeon × 2 cores"]
     heading = next(line for line in lines if line.lstrip().startswith("run "))
     assert heading.split() == ["run", "claim", "recommended"]
-    assert lines[-1] == f"Fastest recipe of digits on Xeon × 2 cores: {runs[1].name}"
+    assert "×1.20" in "".join(lines)
+    assert "×1.90" in "".join(lines)

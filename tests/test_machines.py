@@ -1,6 +1,5 @@
 """The same training on several machines: what carries over, in tables, in pandas, and as the page of a book."""
 
-import pandas as pd
 import pytest
 from test_book import GPU_MACHINE, a_recipe, a_workload
 from test_kind import L4, a_machine
@@ -64,29 +63,8 @@ def test_recipes_of_a_book_are_compared_in_pandas(book):
         "batch_size=256 jit_compile=true steps_per_execution=8",
         "baseline",
     ]
-    assert list(frame["on_all_machines"][:3]) == ["jit_compile=true"] * 3
-    assert list(frame["on_some_machines"][:3]) == [
-        "steps_per_execution=8",
-        "batch_size=256",
-        "batch_size=256 steps_per_execution=8",
-    ]
-    assert frame[["on_all_machines", "on_some_machines"]].iloc[3].isna().all()
-    assert (frame["limited_by"][0], frame["then_by"][0]) == ("launch", "memory_bandwidth")
-    assert frame["use"].tolist() == [True, True, True, False], "each is alone on its machine; the last is the baseline"
+    assert frame["limited_by"][0] == "launch"
     assert "another machine" in frame["differs"][1]
-    assert frame["started_at"].notna().all()
-
-
-def test_a_time_that_is_none_is_missing(tmp_path):
-    a_recipe(created_at="yesterday").save(tmp_path / "recipe.json")
-    assert pd.isna(compare(tmp_path / "recipe.json")["started_at"][0])
-
-
-def test_the_command_compares_a_book(book, capsys):
-    assert cli.main(["compare", str(book)]) == 0
-    printed = capsys.readouterr().out
-    assert "Carries over to each machine with a recommendation for train: jit_compile=true\n" in printed
-    assert "Does not carry over from by hand: batch_size=256\n" in printed
 
 
 def test_the_command_names_a_limit_in_words(tmp_path, capsys):

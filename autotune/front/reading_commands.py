@@ -181,10 +181,10 @@ def dashboard(run: Path | None = None, /, *, port: int = 8080) -> None:
 
 @app.command
 def compare(runs: Runs = None, /, *, csv: Path | None = None, parquet: Path | None = None, json: bool = False) -> None:
-    """Show runs side by side: what each found, whether they may be compared, and what carries over between machines.
+    """Show runs and recipes in one table: what each found, and whether their speeds may be compared.
 
     Args:
-        runs: Run directories, or a directory that holds some; recipes and books; results/ when left out.
+        runs: Run directories, or a directory that holds some; recipe files; results/ when left out.
         csv: Write the table, with all its columns, to this CSV file.
         parquet: Write it to this Parquet file.
         json: Print it as JSON (docs/json.md).

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 _NUMBERS = ("no.", "samples/s")
 _PLACES = ("seat", "host", "device")
-_OF_RUNS = ("workload", "machine", "trials", "failed", "limited by")
+_OF_RUNS = ("workload", "machine", "trials", "limited by")
 
 
 def show_history(frame: pandas.DataFrame, console: RichConsole | None = None) -> None:
@@ -89,7 +89,7 @@ def _changes(trial: dict[str, Any]) -> str:
 
 
 def show_comparison(frame: pandas.DataFrame, console: RichConsole | None = None) -> None:
-    """Print a comparison, one run a row; what all runs share, why some may not be compared, and which recipe to use."""
+    """Print a comparison, one run or recipe a row; what all of them share, and why some may not be compared."""
     from autotune.report.history import rows_of
 
     console = console or terminal()
@@ -104,28 +104,15 @@ def show_comparison(frame: pandas.DataFrame, console: RichConsole | None = None)
     for row in rows:
         if row["differs"]:
             say(f"{row['run']} cannot be compared with the first run: {row['differs']}", console, style="yellow")
-    comparable = [row for row in rows if row["on_all_machines"] is not None]
-    shared_by_workload = {row["workload"]: row["on_all_machines"] for row in comparable}
-    for workload, shared in shared_by_workload.items():
-        say(f"Carries over to each machine with a recommendation for {workload}: {shared or 'nothing'}", console)
-    for row in comparable:
-        if row["on_some_machines"]:
-            say(f"Does not carry over from {row['run']}: {row['on_some_machines']}", console)
-    for row in rows if len(rows) > 1 else ():
-        if row["use"]:
-            say(f"Fastest recipe of {row['workload']} on {row['machine']}: {row['run']}", console)
 
 
 def _compared(row: dict[str, Any]) -> dict[str, str]:
     claim = row["verdict"] or "no recipe"
     if claim == Verdict.FASTER:
         claim = f"{claim} {Interval(value=row['claim'], low=row['low'], high=row['high']).shown()}"
-    recommended = row["recommended"]
-    if recommended is None:
-        recommended = f"– (best in the search: {row['best']})" if row["best"] else "–"
-    limit = None if row["limited_by"] is None else str(row["limited_by"]).replace("_", " ")
-    cells = {"claim": claim, "recommended": recommended, "limited by": limit}
-    of_run = {name: row[name] for name in ("run", "workload", "machine", "trials", "failed")}
+    limit = None if row["limited_by"] is None else row["limited_by"].replace("_", " ")
+    cells = {"claim": claim, "limited by": limit}
+    of_run = {name: row[name] for name in ("run", "workload", "machine", "trials", "recommended")}
     return {name: "–" if cell is None else str(cell) for name, cell in {**cells, **of_run}.items()}
 
 

@@ -9,7 +9,7 @@ import html
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,7 +22,6 @@ from autotune.data.record import Phase, TrialRecord, baseline_with_ceilings
 from autotune.data.run_directory import RunDirectory, left_out
 from autotune.recipe.recipe import Recipe
 from autotune.recipe.waterfall import waterfall
-from autotune.report.compare import chosen_trial
 from autotune.report.effects import effects_in
 from autotune.report.loss_charts import loss_charts
 from autotune.report.markup import to_html
@@ -90,7 +89,7 @@ def page_data(directory: RunDirectory) -> PageData:
     else:
         missing.append("recipe: the run has not ended, or was cut off")
     baseline = read("baseline", lambda: baseline_of(directory, run, records), None)
-    first, chosen = baseline_with_ceilings(records), None if recipe is None else chosen_trial(recipe, records)
+    first, chosen = baseline_with_ceilings(records), None if recipe is None else _chosen_trial(recipe, records)
     return PageData(
         path=directory.path,
         run=run,
@@ -129,3 +128,15 @@ def try_write_page(path: Path) -> str:
     except (RunDirectoryError, OSError, ValueError) as error:
         return f"report.html was not written: {one_line(error)}"
     return ""
+
+
+def _chosen_trial(recipe: Recipe, records: Sequence[TrialRecord]) -> TrialRecord | None:
+    """Return the trial that the recipe's claim is from; None if the recipe is the baseline."""
+    wanted = recipe.configuration if recipe.changes else None
+    same = [
+        record
+        for record in records
+        if record.phase is Phase.CONFIRM and record.pairs and record.configuration == wanted
+    ]
+    claimed = [record for record in same if record.speedup == recipe.evidence.speedup]
+    return (claimed or same)[-1] if same else None
