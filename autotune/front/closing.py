@@ -153,14 +153,17 @@ def show_usage(
             say(f"    {line}", console)
 
 
-def show_diff(diff: str, rest: Sequence[str]) -> None:
-    """Print an edit of a script, as `patch` reads it; and what it omits, which `autotune run` sets."""
+def show_diff(recipe: Recipe, diff: str, rest: Sequence[str]) -> None:
+    """Print an edit of a script, as `patch` reads it; what it omits, and the speed that takes another learning rate."""
     for line in diff.splitlines():
         terminal().print(Text(line), soft_wrap=True)
     if not diff and not rest:
         say("The script itself needs no change.")
     for omitted in rest:
         note(f"this edit omits {omitted}: `autotune run` sets it, and no constant of the script does")
+    rule = recipe.learning_rate_rule
+    if rule is not None and rule.rule != "as is":
+        note(f"{verdict_in_words(recipe)} The speed was measured with that rate.")
 
 
 def show_verification(verification: Verification) -> None:

@@ -50,7 +50,7 @@ def show(path: Path | None = None, /, *, diff: Path | None = None, json: bool = 
             note(selection.text)
         if not chosen.changes and chosen.learning_rate_rule is None:
             return note("The recipe is the baseline: run the script as it is.")
-        return show_diff(*script_diff(chosen, diff))
+        return show_diff(chosen, *script_diff(chosen, diff))
     run, trials = None, None
     if is_run:
         from autotune.report.history import load_history

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import ast
 import difflib
-import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from autotune.data.facts import KerasVersion, ScriptFacts, Site
 from autotune.data.models import KnobValue
-from autotune.recipe.answers import describe_factor
 from autotune.recipe.recipe import Recipe
-from autotune.runtime.sources import own_files
+from autotune.runtime.sources import own_files, parse_source
 from autotune.script.call_sites import calls_in, shown
 from autotune.script.long_run import facts_in
-from autotune.script.rate_literals import RateLiterals, find_rate_literals
 from autotune.script.settings import ARGUMENTS, CALLS
 from autotune.space.configuration import format_value
 
@@ -55,16 +52,14 @@ def script_diff(recipe: Recipe, script: Path) -> tuple[str, list[str]]:
         lines["precision"] = _KERAS_2_PRECISION.format(value=changes["precision"])
     reached = set(lines)
     rule = recipe.learning_rate_rule
-    factor = 1.0 if rule is None else rule.factor
-    is_kept = math.isclose(factor, 1.0)
-    rates = RateLiterals() if is_kept else find_rate_literals(files, facts.compile_site, directory)
+    scaled = "" if rule is None or rule.rule == "as is" else f"{rule.factor:.6g} ({rule.rule})"
+    rates = _where_rate_is_set(files, facts, directory) if scaled else set()
     diffs = []
     for file in files:
         source = file.read_bytes()
         edits = _inserted(source, lines) if file == main else []
-        edits += [
-            _replaced(source, rate.node, f"{factor * rate.value:.6g}") for rate in rates.numbers if rate.file == file
-        ]
+        comment = f"# autotune: multiply the learning rate by {scaled}; tested only with it"
+        edits += [_above(source, line, comment) for rated, line in rates if rated == file]
         for site, call in calls_in(str(file), directory).values():
             wanted = _knobs_at(site, facts, changes)
             reached |= wanted.keys()
@@ -72,9 +67,44 @@ def script_diff(recipe: Recipe, script: Path) -> tuple[str, list[str]]:
         diffs.append(_diff(source, edits, shown(str(file), directory)))
     changes |= {name: value for name, value in recipe.configuration.items() if name == "global_batch"}
     rest = [f"{name}={format_value(value)}" for name, value in changes.items() if name not in reached]
-    if rule is not None and rates.elsewhere:
-        rest.append(f"learning rate {describe_factor(rule.rule, factor)}, to be applied {rates.elsewhere}")
+    if scaled and not rates:
+        rest.append(f"learning rate times {scaled}")
     return "".join(diffs), rest
+
+
+def _where_rate_is_set(files: Sequence[Path], facts: ScriptFacts, directory: str) -> set[tuple[Path, int]]:
+    """Return files and lines of `compile`; else of the optimizers that are made; else of the training."""
+    calls = [(file, site, call) for file in files for site, call in calls_in(str(file), directory).values()]
+    made = {
+        file: {name for node in ast.walk(parse_source(file)) for name in _imported_optimizers(node)} for file in files
+    }
+
+    def at(wanted: Site | None) -> list[tuple[Path, ast.Call]]:
+        return [(file, call) for file, site, call in calls if wanted is not None and site.key == wanted.key]
+
+    def makes_optimizer(file: Path, call: ast.Call) -> bool:
+        *owners, name = ast.unparse(call.func).split(".")
+        return name in made[file] if not owners else owners[-1] == "optimizers"
+
+    optimizers = [(file, call) for file, _, call in calls if makes_optimizer(file, call)]
+    found = at(facts.compile_site) or optimizers or at(facts.fit_site) or at(facts.epochs_range)
+    return {(file, call.lineno) for file, call in found}
+
+
+def _imported_optimizers(node: ast.AST) -> set[str]:
+    """Return the names by which an import has optimizers of Keras."""
+    if not isinstance(node, ast.ImportFrom) or (node.module or "").rpartition(".")[2] != "optimizers":
+        return set()
+    return {alias.asname or alias.name for alias in node.names}
+
+
+def _above(source: bytes, line: int, comment: str) -> _Edit:
+    """Return the edit that inserts a comment above the statement that contains a line."""
+    statements = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.stmt))
+    first = max(node.lineno for node in statements if node.lineno <= line <= (node.end_lineno or 0))
+    begin = _offset(source, first, 0)
+    text = source.splitlines()[first - 1].decode()
+    return _Edit(begin, begin, f"{text[: len(text) - len(text.lstrip())]}{comment}\n")
 
 
 def _knobs_at(site: Site, facts: ScriptFacts, changes: Mapping[str, KnobValue]) -> dict[str, KnobValue]:
@@ -147,7 +177,8 @@ def _inserted(source: bytes, lines: Mapping[str, str]) -> list[_Edit]:
 
 def _diff(source: bytes, edits: list[_Edit], name: str) -> str:
     changed = source
-    for edit in sorted(set(edits), key=lambda edit: (-edit.begin, edit.text)):
+    # Of insertions at one place the first ends up lowest: a comment stays above its call.
+    for edit in sorted(set(edits), key=lambda edit: (-edit.begin, not edit.text.lstrip().startswith("#"), edit.text)):
         changed = changed[: edit.begin] + edit.text.encode() + changed[edit.end :]
     before, after = (text.decode().splitlines(keepends=True) for text in (source, changed))
     return "".join(difflib.unified_diff(before, after, name, name))
