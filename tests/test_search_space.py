@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autotune.data.errors import ConfigurationError, SearchSpaceError
@@ -91,10 +91,8 @@ def test_every_kind_of_range_is_read():
         ("", "schema_version is missing, this autotune reads 1", "Write: schema_version = 1"),
         ("schema_version = 2", "schema_version is 2, this autotune reads 1", "Upgrade autotune."),
         ("schema_version = 2\nnew = 1", "schema_version is 2", "Upgrade autotune."),
-        ("schema_version = 0", "schema_version is 0", "Write: schema_version = 1"),
         ("schema_version = true", "schema_version is True", "Write: schema_version = 1"),
         ("schema_version = 1.0", "schema_version is 1.0", "Write: schema_version = 1"),
-        ('schema_version = "1"', "schema_version is '1'", "Write: schema_version = 1"),
         (
             "schema_verson = 1",
             "unknown key 'schema_verson'",
@@ -102,37 +100,28 @@ def test_every_kind_of_range_is_read():
         ),
         (VERSION + "[knob.batch_size]", "unknown key 'knob'", "Did you mean 'knobs'?"),
         (VERSION, "no knobs to vary", "[knobs.batch_size]"),
-        (VERSION + "[knobs]", "no knobs to vary", "[knobs.batch_size]"),
         (VERSION + "knobs = 3", "no knobs to vary", "[knobs.batch_size]"),
         (VERSION + "[knobs.bach_size]", "there is no knob called 'bach_size'", "Did you mean 'batch_size'?"),
         (VERSION + "[knobs.zzz]", "there is no knob called 'zzz'", "`autotune knobs` lists them all."),
         (knob_table("prefetch", ""), "[knobs.prefetch]: kind is missing", "Kinds: categorical, power_of_two."),
-        (knob_table("prefetch", "kind = 3"), "kind is 3", "Kinds: "),
         (
             knob_table("prefetch", 'kind = "power_of_to"'),
             "kind is 'power_of_to'",
             "Did you mean 'power_of_two'? Kinds: ",
         ),
         (numbers(rest="hgh = 2"), "[knobs.prefetch]: unknown key 'hgh'", "Did you mean 'high'?"),
-        (numbers(rest="step = 2"), "unknown key 'step'", "Known here: kind, low, high."),
         (knob_table("prefetch", 'kind = "categorical"\nlow = 1'), "unknown key 'low'", "Known here: kind, choices."),
-        (knob_table("prefetch", 'kind = "categorical"'), "choices is missing", "Write a list"),
         (choices("prefetch", "[]"), "choices is []", "Write a list of one to 256 values."),
         (choices("prefetch", "8"), "choices is 8", "Write a list"),
         (choices("prefetch", str(list(range(257)))), "choices is [0, 1, 2, ", "Write a list of one to 256 values."),
         (choices("prefetch", "[2, true]"), "choices[1] is True", "prefetch takes an integer from 0 to 4096"),
         (choices("jit_compile", "[false, 1]"), "choices[1] is 1", "jit_compile takes true or false"),
-        (choices("jit_compile", '["true"]'), "choices[0] is 'true'", "jit_compile takes true or false"),
         (choices("prefetch", "[2.0]"), "choices[0] is 2.0", "prefetch takes an integer"),
-        (choices("prefetch", "[[2]]"), "choices[0] is [2]", "prefetch takes an integer"),
         (choices("precision", '["float16"]'), "choices[0] is 'float16'", '"mixed_float16"'),
         (numbers("precision"), "kind 'power_of_two' needs a knob with numbers", 'precision takes "float32"'),
         (knob_table("prefetch", 'kind = "power_of_two"\nhigh = 4'), "low is missing", "Bounds look like"),
         (knob_table("prefetch", 'kind = "power_of_two"\nlow = 4'), "high is missing", "Bounds look like"),
-        (numbers(low=True), "low is True", "Bounds look like"),
-        (numbers(high=4.5), "high is 4.5", "Bounds look like"),
-        (numbers(high=" " * 81), "high is '   ", "Bounds look like"),
-        (numbers(high=10**9), "high is 1000000000", "Bounds look like"),
+        (numbers(low="cores*4"), "[knobs.prefetch]: low is 'cores*4', which is no bound", "Bounds look like"),
         (VERSION + "knobs.prefetch = 3", "[knobs.prefetch]: kind is missing", "Kinds: "),
         (numbers(high="memory"), "high is 'memory', which is no bound", "Bounds look like"),
     ],
@@ -153,18 +142,14 @@ def test_an_unknown_key_far_from_all_known_ones_gets_no_guess():
     [
         "schema_version = " + "9" * 5000,
         "schema_version = 0x" + "f" * 5000,
-        "schema_version" + ".a" * 2000 + " = 1",
         "schema_version = " + "[" * 5000,
-        VERSION + "knobs.prefetch = 0x" + "f" * 5000,
         knob_table("prefetch", 'kind = "' + "x" * 5000 + '"'),
-        knob_table("prefetch", "kind = 0x" + "f" * 5000),
         knob_table("prefetch", "kind" + ".a" * 2000 + " = 1"),
         knob_table("prefetch", 'kind = "power_of_two"\nlow = 0\nhigh = 0x' + "f" * 5000),
         choices("prefetch", "[0x" + "f" * 5000 + "]"),
         VERSION + "[knobs." + "x" * 5000 + "]",
-        VERSION + "x" * 5000 + " = 1",
     ],
-    ids=range(12),
+    ids=range(8),
 )
 def test_monstrous_values_are_refused_in_a_short_message(text):
     error = find_conflict(text)
@@ -176,66 +161,36 @@ def test_monstrous_values_are_refused_in_a_short_message(text):
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"),
+    ("text", "known", "unknown"),
     [
-        (12, 12),
-        ("12", 12),
-        (" 12 ", 12),
-        ("cores", 6),
-        ("4*cores", 24),
-        ("4 * cores", 24),
-        ("cores/4", 1),
-        ("3*cores/4", 4),
-        ("examples", 1437),
-        ("examples/4", 359),
-        ("2*examples/3", 958),
-        ("min(1024, examples/4)", 359),
-        ("min(100, examples/4)", 100),
-        ("max(16, 4*cores)", 24),
-        ("max(64, 4*cores)", 64),
-        ("max( 16 ,cores, examples )", 1437),
-        ("min(7)", 7),
+        (12, 12, 12),
+        (" 12 ", 12, 12),
+        ("cores", 6, 6),
+        ("4 * cores", 24, 24),
+        ("3*cores/4", 4, 4),
+        ("examples", 1437, None),
+        ("2*examples/3", 958, None),
+        ("min(1024, examples/4)", 359, 1024),
+        ("min(100, examples/4)", 100, 100),
+        ("max(64, 4*cores)", 64, 64),
+        ("max( 16 ,cores, examples )", 1437, None),
+        ("min(7)", 7, 7),
     ],
 )
-def test_a_bound_is_reckoned_for_the_machine(text, expected):
-    assert bound(text, cores=6, examples=1437, where="here") == expected
+def test_a_bound_is_reckoned_for_the_machine(text, known, unknown):
+    assert bound(text, cores=6, examples=1437, where="here") == known
+    assert bound(text, cores=6, examples=None, where="here") == unknown
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [("examples/4", None), ("min(1024, examples/4)", 1024), ("max(16, examples)", None), ("4*cores", 24)],
-)
-def test_an_unknown_number_of_examples_sets_no_bound(text, expected):
-    assert bound(text, cores=6, examples=None, where="here") == expected
+NO_BOUNDS = "|-1|1.5|core|cores*4|4*4|4/2|cores/0|cores+1|cores/-2|1234567890|1234567890*cores|min()|min(1,)|memory"
 
 
 @pytest.mark.parametrize(
     "text",
     [
-        "",
-        "-1",
-        -1,
-        "1.5",
-        "core",
-        "cores*4",
-        "4*4",
-        "4/2",
-        "cores/0",
-        "cores+1",
-        "cores/-2",
-        "1234567890",
-        "1234567890*cores",
-        "min()",
-        "min(1,)",
-        "min(1, max(2, 3))",
-        "avg(1, 2)",
-        "min(1, 2",
-        "min 1",
-        "MIN(1, 2)",
-        "²",
-        "٣",
-        "__import__('os')",
-        "memory",
+        *(-1, 4.5, True, 10**9, " " * 50),
+        *NO_BOUNDS.split("|"),
+        *("min(1, max(2, 3))", "avg(1, 2)", "min(1, 2", "min 1", "MIN(1, 2)", "²", "٣", "__import__('os')"),
     ],
 )
 def test_a_bound_outside_the_grammar_is_refused(text):
@@ -245,34 +200,36 @@ def test_a_bound_outside_the_grammar_is_refused(text):
     assert "min(1024, examples/4)" in caught.value.hint
 
 
-def test_a_bad_bound_in_a_file_names_knob_and_file():
-    for end in ("low", "high"):
-        message = find_conflict(numbers(**{end: "cores*4"})).message
-        assert message == f"space.toml: [knobs.prefetch]: {end} is 'cores*4', which is no bound"
-
-
 # ----------------------------------------------------------------------------------------------- resolving
 
 
-def test_a_range_of_one_number_is_no_empty_range():
-    assert resolve(numbers(low=4, high=4)).choices["prefetch"] == (0, 4)
+BATCHES = numbers("batch_size", low=16, high=4096)
+UNTIL_MEMORY = numbers("batch_size", low=64, high="memory")
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "machine", "expected"),
+    [
+        (numbers(low=4, high=4), "prefetch", {}, (0, 4)),
+        (numbers("steps_per_execution", low=3, high=33), "steps_per_execution", {}, (1, 4, 8, 16, 32)),
+        (numbers("steps_per_execution", low=4, high=32), "steps_per_execution", {}, (1, 4, 8, 16, 32)),
+        (numbers("intra_op_threads", low=1, high="2*cores"), "intra_op_threads", {"cores": 2}, (0, 1, 2, 4)),
+        (numbers("intra_op_threads", low=1, high="2*cores"), "intra_op_threads", {"cores": 8}, (0, 1, 2, 4, 8, 16)),
+        (BATCHES, "batch_size", {"examples": 200}, (16, 32, 64, 128)),
+        (BATCHES, "batch_size", {"examples": None}, (16, 32, 64, 128, 256, 512, 1024, 2048, 4096)),
+        (BATCHES, "batch_size", {"examples": 100, "batch_size": 300}, (16, 32, 64, 300)),
+        (numbers(low=32, high=64), "prefetch", {"examples": 10}, (0, 32, 64)),  # no batch size
+        (choices("batch_size", "[16, 32, 48, 64, 128]"), "batch_size", {"global_batch": 64}, (16, 32, 64)),
+        (UNTIL_MEMORY, "batch_size", {"examples": 4096}, (32, 64, 128, 256, 512, 1024)),
+        (numbers("num_parallel_calls", low=1, high=2), "num_parallel_calls", {"takes_config": True}, (0, 1, 2)),
+    ],
+)
+def test_the_values_lie_between_the_bounds(text, name, machine, expected):
+    assert resolve(text, **machine).choices[name] == expected
 
 
 def test_as_many_choices_as_allowed_are_allowed():
     assert len(parse(choices("prefetch", str(list(range(256))))).ranges["prefetch"].choices) == 256
-
-
-def test_powers_of_two_lie_between_the_bounds():
-    space = resolve(numbers("steps_per_execution", low=3, high=33))
-    assert space.choices["steps_per_execution"] == (1, 4, 8, 16, 32)
-    space = resolve(numbers("steps_per_execution", low=4, high=32))
-    assert space.choices["steps_per_execution"] == (1, 4, 8, 16, 32)
-
-
-def test_a_bound_follows_the_machine():
-    text = numbers("intra_op_threads", low=1, high="2*cores")
-    assert resolve(text, cores=2).choices["intra_op_threads"] == (0, 1, 2, 4)
-    assert resolve(text, cores=8).choices["intra_op_threads"] == (0, 1, 2, 4, 8, 16)
 
 
 @pytest.mark.parametrize(
@@ -292,19 +249,6 @@ def test_the_baselines_value_is_always_among_the_choices(text, name, named, expe
     assert space.baseline in space
 
 
-def test_the_batch_sizes_stay_within_an_epoch():
-    text = numbers("batch_size", low=16, high=4096)
-    assert resolve(text, examples=200).choices["batch_size"] == (16, 32, 64, 128)
-    assert resolve(text, examples=None).choices["batch_size"][-1] == 4096
-    assert resolve(numbers(low=0, high=64), examples=10).choices["prefetch"][-1] == 64  # no batch size
-    assert resolve(text, examples=100, batch_size=300).choices["batch_size"] == (16, 32, 64, 300)
-
-
-def test_where_gradients_are_accumulated_a_batch_divides_an_update():
-    space = resolve(choices("batch_size", "[16, 32, 48, 64, 128]"), batch_size=32, global_batch=64)
-    assert space.choices["batch_size"] == (16, 32, 64)
-
-
 def test_a_batch_size_without_room_stays_the_baselines():
     text = numbers("batch_size", low=16, high="examples/4") + "[knobs.prefetch]\n"
     space = resolve(text + 'kind = "categorical"\nchoices = [0, 2]', examples=40)
@@ -312,15 +256,8 @@ def test_a_batch_size_without_room_stays_the_baselines():
     assert space.left_out == {"batch_size": "only the baseline's value, 32, is left"}
 
 
-def test_until_memory_doubles_the_batch_up_to_a_quarter_of_an_epoch():
-    text = numbers("batch_size", low=64, high="memory")
-    space = resolve(text, examples=4096)
-    assert space.choices["batch_size"] == (32, 64, 128, 256, 512, 1024)
-
-
 def test_until_memory_ends_somewhere_without_a_number_of_examples():
-    text = numbers("batch_size", low=64, high="memory")
-    assert resolve(text, examples=None).choices["batch_size"][-1] == LARGEST_DOUBLED_BATCH
+    assert resolve(UNTIL_MEMORY, examples=None).choices["batch_size"][-1] == LARGEST_DOUBLED_BATCH
 
 
 def test_knobs_that_do_not_exist_here_are_left_out_with_the_reason():
@@ -337,11 +274,6 @@ def test_knobs_that_do_not_exist_here_are_left_out_with_the_reason():
         "num_parallel_calls": "the workload's dataset() takes no config",
         "data_threads": "only the baseline's value, 0, is left",
     }
-
-
-def test_parallel_calls_vary_where_the_dataset_takes_a_config():
-    text = numbers("num_parallel_calls", low=1, high=2)
-    assert resolve(text, takes_config=True).choices["num_parallel_calls"] == (0, 1, 2)
 
 
 def test_a_space_that_leaves_nothing_to_vary_is_refused_with_every_reason():
@@ -392,13 +324,6 @@ def test_a_space_contains_the_configurations_it_can_make_and_no_others():
 # ------------------------------------------------------------------------------------------- shipped files
 
 
-def test_a_byte_order_mark_is_read_over(tmp_path):
-    text = (shipped_directory("search_spaces") / "quick.toml").read_text()
-    (tmp_path / "mine.toml").write_text(text, encoding="utf-8-sig")
-    quick = find_search_space("quick").ranges
-    assert find_search_space(tmp_path / "mine.toml").ranges == parse(f"\ufeff{text}").ranges == quick
-
-
 def test_the_shipped_spaces_are_found():
     assert shipped_names() == ("cpu", "gpu", "gpu_thorough", "quick", "several_gpus")
     assert (shipped_directory("search_spaces") / "quick.toml").is_file()
@@ -421,18 +346,6 @@ def test_a_shipped_space_resolves_on_small_and_large_machines(name, device, core
     assert baseline in resolved
 
 
-def test_the_quick_space_resolves_for_an_endless_dataset():
-    resolved = find_search_space("quick").resolve(
-        baseline=baseline_configuration(32, {"jit_compile": False}, Device.CPU, where="train.py"),
-        device=Device.CPU,
-        cores=2,
-        examples=None,
-        dataset_takes_config=False,
-    )
-    assert resolved.choices["batch_size"] == (16, 32, 64, 128, 256, 512, 1024)
-    assert "num_parallel_calls" in resolved.left_out
-
-
 @pytest.mark.parametrize(("cores", "most"), [(2, 16), (64, 256)])
 @pytest.mark.parametrize("name", ["quick", "cpu", "gpu"])
 def test_parallel_calls_reach_sixteen_or_four_times_the_cores(name, cores, most):
@@ -448,9 +361,12 @@ def test_the_quick_space_needs_no_second_import():
 
 
 @pytest.mark.parametrize("kind", [str, Path])
-def test_a_space_is_loaded_from_a_path(tmp_path, kind):
+@pytest.mark.parametrize(
+    "rewrite", [str, "\ufeff{}".format, lambda text: text.replace("\n", "\r\n")], ids=["plain", "mark", "dos"]
+)
+def test_a_space_is_loaded_from_a_path(tmp_path, kind, rewrite):
     file = tmp_path / "mine.toml"
-    file.write_text(choices("prefetch", "[0, 2]"))
+    file.write_bytes(rewrite(choices("prefetch", "[0, 2]")).encode())
     space = find_search_space(kind(file))
     assert space.ranges["prefetch"].choices == (0, 2)
     assert space.source == str(file)
@@ -487,12 +403,6 @@ def test_a_huge_file_is_refused_without_being_read_whole(tmp_path):
         find_search_space(file)
 
 
-def test_windows_line_ends_are_read(tmp_path):
-    file = tmp_path / "dos.toml"
-    file.write_bytes(choices("prefetch", "[0, 2]").replace("\n", "\r\n").encode())
-    assert find_search_space(file).ranges["prefetch"].choices == (0, 2)
-
-
 # ---------------------------------------------------------------------------------------------- properties
 
 
@@ -507,24 +417,8 @@ def toml(value):
     return format_value(value)
 
 
-def document(tables):
-    """A dict as a TOML document."""
-    return "".join(f"{toml(key)} = {toml(value)}\n" for key, value in tables.items())
-
-
-words = st.sampled_from(
-    ["schema_version", "knobs", "kind", "low", "high", "choices", "categorical", "power_of_two", "memory"]
-)
 bounds = st.sampled_from(
     ["cores", "4*cores", "examples/4", "min(1024, examples/4)", "max(16, 4*cores)", "memory", "min(", "examples"]
-)
-scalars = st.one_of(
-    st.booleans(), st.integers(-3, 5000), st.integers(), st.floats(), words, bounds, st.text(max_size=6)
-)
-anything = st.recursive(
-    scalars,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(words | st.text(max_size=6), inner, max_size=3),
-    max_leaves=8,
 )
 
 
@@ -559,30 +453,6 @@ def assert_is_a_good_answer(error):
     assert len(str(error).splitlines()[0]) > len("space.toml: ")
 
 
-def parsed_or_refused(text):
-    """The search space in `text`, or the error with which it is refused; any other exception passes through."""
-    try:
-        return parse(text)
-    except SearchSpaceError as error:
-        return error
-
-
-@settings(max_examples=200, deadline=None)
-@given(text=st.text(max_size=80) | st.text(alphabet='[]{}="\n.,#knobs1\\', max_size=60))
-@example(text="\x00")
-@example(text="a = '")
-def test_whatever_text_is_read_nothing_but_a_search_space_error_comes_of_it(text):
-    assert_is_a_good_answer(parsed_or_refused(text))
-
-
-@settings(max_examples=200, deadline=None)
-@given(tables=st.dictionaries(words | st.text(max_size=6), anything, max_size=4))
-def test_whatever_tables_are_read_nothing_but_a_search_space_error_comes_of_it(tables):
-    read = parsed_or_refused(document(tables))
-    if not isinstance(read, SearchSpace):
-        assert_is_a_good_answer(read)
-
-
 @settings(max_examples=300, deadline=None)
 @given(
     tables=near_spaces,
@@ -595,9 +465,10 @@ def test_whatever_tables_are_read_nothing_but_a_search_space_error_comes_of_it(t
 def test_what_is_accepted_resolves_to_a_space_around_the_baseline_or_is_refused(
     tables, cores, examples, device, takes_config, batch_size
 ):
-    read = parsed_or_refused(document(tables))
-    if isinstance(read, SearchSpaceError):
-        assert_is_a_good_answer(read)
+    try:
+        read = parse("".join(f"{toml(key)} = {toml(value)}\n" for key, value in tables.items()))
+    except SearchSpaceError as error:
+        assert_is_a_good_answer(error)
         return
     baseline = baseline_configuration(batch_size, {}, device, where="train.py")
     try:
