@@ -30,16 +30,6 @@ def test_knobs_stand_in_table_order_however_they_were_given():
     assert len(configuration) == 3
 
 
-def test_an_unknown_knob_is_refused_where_the_configuration_is_made():
-    with pytest.raises(ConfigurationError, match="trial 7: there is no knob called 'batch'"):
-        Configuration({"batch": 32}, where="trial 7")
-
-
-def test_a_wrong_value_is_refused_where_the_configuration_is_made():
-    with pytest.raises(ConfigurationError, match="trial 7: batch_size cannot be True"):
-        Configuration({"batch_size": True}, where="trial 7")
-
-
 def test_a_configuration_does_not_follow_the_mapping_it_was_made_from():
     values = {"batch_size": 32}
     configuration = Configuration(values)
@@ -76,22 +66,13 @@ def test_other_settings_and_other_types_are_not_equal(other):
     assert Configuration({"batch_size": 32}) != other
 
 
-def test_a_missing_knob_is_a_key_error():
-    assert "prefetch" not in Configuration({"batch_size": 32})
-    with pytest.raises(KeyError):
-        Configuration({"batch_size": 32})["prefetch"]
-
-
 def test_replacing_makes_a_new_configuration():
     old = Configuration({"batch_size": 32, "prefetch": 0})
     new = old.replace(prefetch=8, jit_compile=True)
     assert dict(new) == {"batch_size": 32, "jit_compile": True, "prefetch": 8}
     assert dict(old) == {"batch_size": 32, "prefetch": 0}
-
-
-def test_replacing_checks_the_new_value():
     with pytest.raises(ConfigurationError, match="prefetch cannot be -1"):
-        Configuration({"batch_size": 32}).replace(prefetch=-1)
+        old.replace(prefetch=-1)
 
 
 def test_differences_are_the_values_here_that_the_other_does_not_have():
@@ -100,12 +81,9 @@ def test_differences_are_the_values_here_that_the_other_does_not_have():
     assert here.differences(other) == {"batch_size": 64, "prefetch": "autotune"}
 
 
-def test_a_configuration_describes_itself():
+def test_a_configuration_describes_itself_and_its_difference_from_another():
     configuration = Configuration({"batch_size": 256, "jit_compile": True, "prefetch": "autotune"})
     assert configuration.describe() == "batch_size=256 jit_compile=true prefetch=autotune"
-
-
-def test_a_configuration_describes_its_difference_from_another():
     baseline = Configuration({"batch_size": 32, "prefetch": 0})
     assert baseline.replace(prefetch=2).describe(relative_to=baseline) == "prefetch=2"
     assert baseline.describe(relative_to=baseline) == "baseline"
@@ -115,10 +93,6 @@ def test_repr_shows_how_to_write_it():
     assert repr(Configuration({"jit_compile": False, "batch_size": 1})) == (
         "Configuration(batch_size=1, jit_compile=False)"
     )
-
-
-def test_batch_size_is_at_hand():
-    assert Configuration({"batch_size": 48}).batch_size == 48
 
 
 @pytest.mark.parametrize(("value", "text"), [(True, "true"), (False, "false"), (1, "1"), ("auto", "auto")])
@@ -181,11 +155,6 @@ def test_the_baseline_on_a_gpu_has_the_gpus_knobs():
     baseline = baseline_configuration(48, {}, Device.GPU, where="train.py")
     assert baseline["tensor_float_32"] is True
     assert "onednn" not in baseline
-
-
-def test_the_knobs_that_the_user_names_are_in_the_baseline():
-    baseline = baseline_configuration(48, {"prefetch": 4}, Device.CPU, where="train.py")
-    assert (baseline["prefetch"], baseline["data_threads"]) == (4, 0)
 
 
 @pytest.mark.parametrize("named", [{"prefech": 4}, {"prefetch": 4.5}])

@@ -7,13 +7,10 @@ import re
 import shutil
 import subprocess
 import sys
-import warnings
 from pathlib import Path
 
 import pandas as pd
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from rich.console import Console
 from simulated_runs import a_record
 
@@ -228,7 +225,8 @@ def test_every_trial_is_a_row_failed_and_pruned_included(run):
     assert frame["trial"].tolist() == [0, 1, 2, 3, 4]
     assert frame["phase"].tolist() == ["baseline", "search", "search", "search", "confirm"]
     assert frame["outcome"].tolist() == ["ok", "ok", "pruned", "oom", "ok"]
-    assert frame.loc[2, "reason"] == "cannot win any more"
+    reasons = frame["reason"].astype(object).where(frame["reason"].notna(), None)
+    assert reasons.tolist() == [None, None, "cannot win any more", "killed: out of memory", None]
     assert frame.loc[2, "speedup"] == 0.5
 
 
@@ -292,10 +290,6 @@ def test_knobs_have_types_by_which_people_filter(run):
     assert frame.loc[1, "changes"] == "batch_size=256 jit_compile=true prefetch=autotune"
 
 
-def test_a_knob_the_device_lacks_is_na(run):
-    assert load_history(run, every_column=True)["tensor_float_32"].isna().all()
-
-
 def test_what_was_not_measured_is_na(run):
     row = load_history(run).loc[3]
     known = {*list(columns())[:8], "started_at", "seconds", "machine", "workload", "objective", "reason"}
@@ -309,14 +303,6 @@ def test_what_limits_a_trial_stands_in_its_row(run):
     assert (row["bottleneck"], row["bottleneck_share"], row["ceiling_input"]) == ("input", 0.4, 400.0)
     assert pd.isna(row["ceiling_compute"])
     assert load_history(run)["bottleneck"].isna().sum() == len(load_history(run)) - 1
-
-
-def test_a_trial_that_ended_well_has_no_reason(run):
-    assert load_history(run)["reason"].isna().tolist() == [True, True, False, False, True]
-
-
-def test_reasons_are_one_line(run):
-    assert load_history(run).loc[3, "reason"] == "killed: out of memory"
 
 
 def test_rows_go_by_trial_number_beyond_four_digits(tmp_path):
@@ -357,11 +343,6 @@ def test_a_run_that_is_named_twice_counts_once(run, tmp_path):
     assert len(load_history(run, tmp_path, run / ".." / run.name)) == len(TRIALS)
 
 
-def test_what_lies_inside_a_run_is_not_another_run(run):
-    (run / "trials" / "0001" / "run.json").write_text("{}")
-    assert len(load_history(run)) == len(TRIALS)
-
-
 def test_a_byte_order_mark_is_read_over(run):
     before = load_history(run)
     for file in (run / "run.json", run / "trials" / "0001" / "result.json"):
@@ -369,8 +350,9 @@ def test_a_byte_order_mark_is_read_over(run):
     pd.testing.assert_frame_equal(load_history(run), before)
 
 
-def test_an_unfinished_trial_is_no_row(run):
+def test_an_unfinished_trial_and_a_run_inside_a_trial_are_no_rows(run):
     (run / "trials" / "0005").mkdir()
+    (run / "trials" / "0001" / "run.json").write_text("{}")
     assert len(load_history(run)) == len(TRIALS)
 
 
@@ -413,12 +395,6 @@ def test_a_file_is_no_run_and_is_compared_only_if_it_is_a_recipe(tmp_path):
     assert said == f"{tmp_path}/file is not a run directory: Not a directory"
     with pytest.raises(RecipeError, match="not a recipe"):
         compare(tmp_path / "file")
-
-
-@pytest.mark.parametrize("content", ["{", "{}", "\x00", "[]"])
-def test_a_damaged_result_is_left_out_with_a_warning_that_names_it(run, content):
-    (run / "trials" / "0001" / "result.json").write_text(content)
-    assert warning_of(load_history, run).startswith(f"{run}/trials/0001/result.json is damaged: ")
 
 
 @pytest.mark.parametrize("call", [load_history, compare])
@@ -509,39 +485,35 @@ def test_a_trial_number_that_cannot_be_is_said(run, number, why):
     assert warning_of(load_history, run).endswith(f" is damaged: trial: {why}")
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    name=st.sampled_from(sorted(TrialRecord.model_fields)),
-    value=st.recursive(
-        st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
-        lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(), inner, max_size=2),
-        max_leaves=4,
-    ),
-)
-def test_any_value_in_any_field_is_read_or_refused(run, name, value):
-    original = (run / "trials" / "0001" / "result.json").read_text()
-    with_changes(run, **{name: value})
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        read = load_history(run, every_column=True)
-    (run / "trials" / "0001" / "result.json").write_text(original)
-    assert has_all_columns(read)
-    assert all("/result.json" in str(warning.message) for warning in caught)
-    assert len(caught) == len(load_history(run)) - len(read)
-
-
 # -------------------------------------------------------------------------------------------------- writing
 
-AS_IN_THE_DOCSTRING = {"keep_default_na": False, "na_values": [""]}
+
+def read_back(frame, folder):
+    """The frame as it is read from CSV, as in the docstring, and from Parquet."""
+    write_csv(frame, folder / "history.csv")
+    write_parquet(frame, folder / "history.parquet")
+    dtypes = {name: dtype for name, dtype in columns().items() if name != "started_at"}
+    options = {"keep_default_na": False, "na_values": [""], "parse_dates": ["started_at"]}
+    yield pd.read_csv(folder / "history.csv", dtype=dtypes, **options).astype(columns())
+    yield pd.read_parquet(folder / "history.parquet")
 
 
-def test_csv_reads_back_as_the_same_table(run, tmp_path):
-    frame = load_history(run, every_column=True)
-    path = tmp_path / "history.csv"
-    write_csv(frame, path)
-    dtypes = {name: dtype for name, dtype in columns().items() if name != "started_at"}  # as in the docstring
-    back = pd.read_csv(path, dtype=dtypes, parse_dates=["started_at"], **AS_IN_THE_DOCSTRING).astype(columns())
-    pd.testing.assert_frame_equal(back, frame)
+WHOLE_SECOND, BETWEEN_SECONDS = "2026-11-20T19:10:00.000+00:00", "2026-11-20T19:10:01.250+00:00"
+
+
+@pytest.mark.parametrize(
+    "trials",
+    [
+        TRIALS,
+        [a_trial(0, started_at=WHOLE_SECOND), a_trial(1, started_at=BETWEEN_SECONDS)],
+        [a_trial(0, started_at=BETWEEN_SECONDS), a_trial(1, started_at=WHOLE_SECOND)],
+    ],
+    ids=["every kind", "whole second first", "whole second last"],
+)
+def test_written_files_read_back_as_the_same_table(tmp_path, trials):
+    frame = load_history(a_run(tmp_path / "run", trials), every_column=True)
+    for back in read_back(frame, tmp_path):
+        pd.testing.assert_frame_equal(back, frame)
 
 
 @pytest.mark.parametrize("name", ["=cmd|' /C calc'!A0", "+1+1", "-2+3", "@SUM(A1)", "\t=1", "\r=1"])
@@ -562,53 +534,23 @@ def test_no_cell_of_a_csv_is_a_formula(tmp_path, name):
 def test_a_name_is_a_name_whatever_it_is(tmp_path, name):
     run = a_run(tmp_path / name, workload=WORKLOAD.model_copy(update={"name": name}))
     frame = load_history(run, every_column=True)
-    write_csv(frame, tmp_path / "history.csv")
-    write_parquet(frame, tmp_path / "history.parquet")
-    dtypes = {each: dtype for each, dtype in columns().items() if each != "started_at"}
-    back = pd.read_csv(
-        tmp_path / "history.csv", dtype=dtypes, parse_dates=["started_at"], **AS_IN_THE_DOCSTRING
-    ).astype(columns())
-    pd.testing.assert_frame_equal(back, frame)
-    pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "history.parquet"), frame)
+    for back in read_back(frame, tmp_path):
+        pd.testing.assert_frame_equal(back, frame)
     assert set(frame["workload"]) == set(frame["run"]) == {name}
     printed = io.StringIO()
     show_history(frame, Console(file=printed, width=400))
     assert printed.getvalue().splitlines()[0] == f"run {name}  {name}"
 
 
-@pytest.mark.parametrize("first_whole", [True, False])
-def test_csv_reads_back_where_a_trial_began_on_a_whole_second(tmp_path, first_whole):
-    times = ["2026-11-20T19:10:00.000+00:00", "2026-11-20T19:10:01.250+00:00"]
-    trials = [a_trial(n, started_at=at) for n, at in enumerate(times if first_whole else times[::-1])]
-    run = a_run(tmp_path / "run", trials)
-    frame = load_history(run, every_column=True)
-    write_csv(frame, tmp_path / "history.csv")
-    dtypes = {name: dtype for name, dtype in columns().items() if name != "started_at"}
-    back = pd.read_csv(tmp_path / "history.csv", dtype=dtypes, parse_dates=["started_at"])
-    assert list(back["started_at"]) == list(frame["started_at"])
-
-
-def test_csv_writes_every_boolean_alike(run, tmp_path):
-    frame = load_history(run, every_column=True)
-    write_csv(frame, tmp_path / "history.csv")
-    cells = pd.read_csv(tmp_path / "history.csv", dtype=str).loc[1]
-    assert (cells["jit_compile"], cells["deterministic"], cells["onednn"]) == ("true", "true", "true")
-    assert cells.isna()["tensor_float_32"]
-    assert frame["deterministic"].dtype == "boolean"
-
-
-def test_csv_has_one_header_and_a_line_per_trial(run, tmp_path):
+def test_csv_has_one_header_a_line_per_trial_and_like_booleans(run, tmp_path):
     write_csv(load_history(run, every_column=True), str(tmp_path / "history.csv"))
     header, *lines = (tmp_path / "history.csv").read_text().splitlines()
     assert header == ",".join(columns())
     assert [line.split(",")[:4] for line in lines][3] == ["run-a", "3", "search", "oom"]
     assert len(lines) == len(TRIALS)
-
-
-def test_parquet_reads_back_with_all_dtypes(run, tmp_path):
-    frame = load_history(run)
-    write_parquet(frame, tmp_path / "history.parquet")
-    pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "history.parquet"), frame)
+    cells = pd.read_csv(tmp_path / "history.csv", dtype=str).loc[1]
+    assert (cells["jit_compile"], cells["deterministic"], cells["onednn"]) == ("true", "true", "true")
+    assert cells.isna()["tensor_float_32"]
 
 
 def test_parquet_of_no_trials_keeps_columns_and_dtypes(tmp_path):
@@ -640,15 +582,11 @@ def test_a_place_that_cannot_be_written_is_an_error_that_names_it(write, run, tm
         tmp_path / "directory": "Is a directory",
         Path("/sys/history"): "",
     }.items():
-        assert message_of(write, frame, place).startswith(f"cannot write {place}: {problem}")
+        with pytest.raises(RunDirectoryError) as caught:
+            write(frame, place)
+        assert caught.value.message.startswith(f"cannot write {place}: {problem}")
+        assert caught.value.hint == "Give a file in a directory that exists and that you may write to."
     assert sorted(path.name for path in tmp_path.iterdir()) == ["directory", "file", "run-a"]
-
-
-@pytest.mark.parametrize("write", [write_csv, write_parquet])
-def test_the_hint_is_about_the_file_and_not_about_a_run(write, run, tmp_path):
-    with pytest.raises(RunDirectoryError) as caught:
-        write(load_history(run), tmp_path / "missing" / "history")
-    assert caught.value.hint == "Give a file in a directory that exists and that you may write to."
 
 
 @pytest.mark.parametrize("write", [write_csv, write_parquet])

@@ -35,20 +35,9 @@ def test_a_value_of_another_type_or_spelling_is_not_in_the_domain(value):
     assert value not in Domain(integers=(0, 8), booleans=True, words=("autotune",))
 
 
-def test_a_domain_without_integers_holds_none():
-    domain = Domain(words=("float32", "mixed_bfloat16"))
-    assert "float32" in domain
-    assert 0 not in domain
-    assert True not in domain
-
-
 def test_a_domain_describes_each_of_its_parts():
     described = Domain(integers=(0, 64), booleans=True, words=("auto", "never")).describe()
     assert described == 'true or false, or an integer from 0 to 64, or "auto" or "never"'
-
-
-def test_a_description_names_only_what_is_there():
-    assert Domain(integers=(1, 2)).describe() == "an integer from 1 to 2"
 
 
 def test_a_misspelt_knob_is_answered_with_the_nearest_name():
@@ -56,12 +45,6 @@ def test_a_misspelt_knob_is_answered_with_the_nearest_name():
         check_value("bach_size", 1, where="recipe.json")
     assert caught.value.message == "recipe.json: there is no knob called 'bach_size'"
     assert caught.value.hint == "Did you mean 'batch_size'? `autotune knobs` lists them all."
-
-
-def test_no_name_is_offered_when_none_is_near():
-    with pytest.raises(ConfigurationError) as caught:
-        check_value("zzz", 1, where="here")
-    assert caught.value.hint == "`autotune knobs` lists them all."
 
 
 def test_a_name_that_is_not_text_is_an_unknown_knob():
@@ -76,25 +59,10 @@ def test_nearest_offers_one_known_name():
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("batch_size", 1), ("batch_size", 1 << 20), ("jit_compile", True), ("jit_compile", "auto"), ("prefetch", 0)],
-)
-def test_a_good_value_comes_back_as_it_is(name, value):
-    checked = check_value(name, value, where="here")
-    assert checked == value
-    assert type(checked) is type(value)
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
     [
         ("batch_size", 0),
-        ("batch_size", (1 << 20) + 1),
         ("batch_size", True),
-        ("batch_size", 32.0),
         ("jit_compile", 1),
-        ("jit_compile", "true"),
-        ("precision", "float16"),
-        ("prefetch", -1),
         ("steps_per_execution", "autotune"),
         ("onednn", None),
     ],
@@ -104,11 +72,6 @@ def test_a_value_the_knob_cannot_take_is_refused_with_what_it_takes(name, value)
         check_value(name, value, where="train.py")
     assert caught.value.message == f"train.py: {name} cannot be {value!r}"
     assert caught.value.hint == f"It takes {KNOBS[name].domain.describe()}."
-
-
-def test_a_value_for_an_unknown_knob_is_refused_as_unknown():
-    with pytest.raises(ConfigurationError, match="no knob called 'batchsize'"):
-        check_value("batchsize", 32, where="here")
 
 
 def test_each_device_has_its_own_knobs():

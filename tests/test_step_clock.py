@@ -239,13 +239,6 @@ NO_END = {"examples": None, "warmup_seconds": 3.0}
 # --------------------------------------------------------------------------------------------- whole epochs
 
 
-def test_a_slice_is_whole_epochs_and_lasts_at_least_as_long_as_asked():
-    (measured,) = Simulation(Measure(seconds=2.0)).run()
-    assert measured.epochs == 3
-    assert measured.seconds == 3 * EPOCH_SECONDS
-    assert (measured.steps, measured.examples) == (3 * STEPS, 3 * 1437)
-
-
 def test_a_slice_that_an_epoch_fills_exactly_ends_with_it():
     (measured,) = Simulation(Measure(seconds=2 * EPOCH_SECONDS)).run()
     assert measured.epochs == 2
@@ -278,12 +271,6 @@ def test_the_time_it_is_frozen_is_not_counted():
     simulation = Simulation(*3 * [Measure(seconds=0.1)])
     assert [measured.seconds for measured in simulation.run()] == [EPOCH_SECONDS] * 3
     assert simulation.events.count("freeze") == 4
-
-
-@pytest.mark.parametrize("boundary", [0.0, 0.5])
-def test_a_slice_holds_its_epoch_boundaries(boundary):
-    (measured,) = Simulation(Measure(seconds=1.0), boundary_seconds=boundary).run()
-    assert measured.seconds == measured.epochs * (STEPS / 64 + boundary)
 
 
 @pytest.mark.parametrize(("examples", "steps"), [(1437, STEPS), (20, 1)])
