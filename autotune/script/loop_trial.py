@@ -188,12 +188,6 @@ class LoopTraining(TrialHooks):
         """See `Hooks`: what is trained by `fit` is not what is tuned."""
         return few_steps(model, usual, arguments, self.effects.without_writers(arguments["callbacks"]))
 
-    def _check(self) -> None:
-        """Check, after the first step, that the configuration is in force."""
-        self.wrappers.settings.refuse_missing(self.facts)
-        self.effects.training_begins()
-        refuse_other_batch(self._watch, self.facts, self.configuration)
-
     def _named(self, logs: Any) -> Any:
         """Return the numbers that a step returned, with the loss by that name."""
         loss = (self.reference.script or ScriptSettings()).loss
@@ -289,8 +283,10 @@ class LoopTraining(TrialHooks):
             self._last_step_at = time.perf_counter()
 
     def _begin(self, examples: int) -> TimedTrial:
-        """Announce the training, after its first step."""
-        self._check()
+        """Announce the training, after its first step, if the configuration is in force."""
+        self.wrappers.settings.refuse_missing(self.facts)
+        self.effects.training_begins()
+        refuse_other_batch(self._watch, self.facts, self.configuration)
         session = LoopSession(self._watch, examples, self.request, self.configuration, self.wrappers.settings)
         known = self.request.timing.boundary
         if self.facts.workers > 1:  # they would have to end an epoch early together, so nothing counts between epochs

@@ -128,11 +128,6 @@ def _offset(source: bytes, line: int, column: int) -> int:
     return sum(map(len, source.splitlines(keepends=True)[: line - 1])) + column
 
 
-def _replaced(source: bytes, node: ast.expr, text: str) -> _Edit:
-    begin = _offset(source, node.lineno, node.col_offset)
-    return _Edit(begin, _offset(source, node.end_lineno or 0, node.end_col_offset or 0), text)
-
-
 def _arguments(source: bytes, node: ast.Call, wanted: Mapping[str, KnobValue]) -> list[_Edit]:
     """Return the edits that give a call these arguments: instead of what it has, or as further keywords."""
     edits, more = [], []
@@ -145,7 +140,8 @@ def _arguments(source: bytes, node: ast.Call, wanted: Mapping[str, KnobValue]) -
         if old is None:
             more.append(f"{keyword}={text}")
         else:
-            edits.append(_replaced(source, old, text))
+            begin = _offset(source, old.lineno, old.col_offset)
+            edits.append(_Edit(begin, _offset(source, old.end_lineno or 0, old.end_col_offset or 0), text))
     if more:
         end = len(source[: _offset(source, node.end_lineno or 0, node.end_col_offset or 0) - 1].rstrip())
         before = source[:end]
