@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -12,11 +13,10 @@ from autotune.front.documents import DOCUMENTS
 from autotune.machine.doctor import GpuState, Level, MachineState, diagnose, first_fix
 
 H100 = GpuState(name="NVIDIA H100")
-LIBRARIES = ("libcublas.so.12", "libcudart.so.12", "libcudnn.so.9")
 HEALTHY = MachineState(
     tensorflow="2.21.0",
     built_with={"cuda_version": "12.5.1", "cudnn_version": "9"},
-    libraries=LIBRARIES,
+    tensorflow_gpus=1,
     pci_nvidia=True,
     driver="580.65",
     cards=(H100,),
@@ -35,11 +35,6 @@ def with_card(**changes):
     return HEALTHY.model_copy(update={"cards": (H100.model_copy(update=changes),)})
 
 
-def without(*libraries):
-    """The healthy machine without these libraries."""
-    return HEALTHY.model_copy(update={"libraries": tuple(set(LIBRARIES) - set(libraries))})
-
-
 def machine_with(**changes):
     """The healthy machine with these changes."""
     return HEALTHY.model_copy(update=changes)
@@ -51,14 +46,14 @@ BROKEN = {
     "CPU build on a GPU": (machine_with(built_with=None), "STOPS", "built without CUDA", "and-cuda"),
     "no driver": (machine_with(driver=None, cards=()), "STOPS", "driver does not respond", "--gpus all"),
     "old driver": (machine_with(driver="470.57"), "STOPS", "470.57 is too old for CUDA 12", "525"),
-    "no cudart": (without("libcudart.so.12"), "STOPS", "libcudart.so.12", "and-cuda"),
-    "no cuDNN": (without("libcudnn.so.9"), "STOPS", "libcudnn.so.9", "and-cuda"),
-    "old cuDNN": (
-        machine_with(libraries=("libcublas.so.12", "libcudart.so.12", "libcudnn.so.8")),
+    "no cuDNN": (
+        machine_with(tensorflow_gpus=0, unloaded=("libcudnn.so.9", "libcublas.so.12")),
         "STOPS",
-        "libcudnn.so.9; there is libcudnn.so.8",
+        "needs CUDA 12.5.1 and cuDNN 9, and cannot load libcudnn.so.9, libcublas.so.12",
         "and-cuda",
     ),
+    "no GPU listed": (machine_with(tensorflow_gpus=0), "STOPS", "lists no GPU; it needs CUDA 12.5.1", "and-cuda"),
+    "another GPU named": (machine_with(tensorflow_gpus=0, visible="GPU-x"), "STOPS", "='GPU-x'", "Unset"),
     "hidden card": (machine_with(cards=(), visible="-1"), "STOPS", "CUDA_VISIBLE_DEVICES='-1' hides", "Unset"),
     "lost card": (machine_with(cards=()), "STOPS", "shows no GPU", "nvidia-smi"),
     "MIG without an instance": (with_card(mig=True), "STOPS", "MIG mode without an instance", "-mig 0"),
@@ -156,7 +151,7 @@ def test_what_is_measured_less_well_is_a_fact_with_a_fix(changes, text, fix):
 
 def test_a_machine_without_a_card_is_none_that_is_broken():
     for built in (None, HEALTHY.built_with):
-        seen = machine_with(pci_nvidia=False, driver=None, cards=(), libraries=(), built_with=built)
+        seen = machine_with(pci_nvidia=False, driver=None, cards=(), built_with=built)
         assert {found.level for found in diagnose(seen)} <= {Level.FACT}
 
 
@@ -179,13 +174,12 @@ def faked(root: Path, **files: str) -> Path:
 @pytest.fixture
 def seen_below(monkeypatch):
     """What is read below a root, without a build, cards or measuring."""
-    loaded = "\tlibcudart.so.12 (libc6,x86-64) => /usr/lib/libcudart.so.12\n\tlibm.so.6 => /x\n"
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(4)))
     monkeypatch.setattr(os, "cpu_count", lambda: 4)
-    monkeypatch.setattr(doctor_report, "_build", lambda: ({"cuda_version": "12.5", "cudnn_version": "9"}, ""))
+    silent = subprocess.CompletedProcess((), 1, stdout="", stderr="")
+    monkeypatch.setattr(doctor_report.subprocess, "run", lambda *arguments, **options: silent)
     monkeypatch.setattr(doctor_report, "_cards", lambda nvml: ("580.65", (H100,)))
     monkeypatch.setattr(doctor_report, "query_nvml", lambda use, otherwise: use(None))
-    monkeypatch.setattr(doctor_report, "_ldconfig", lambda: loaded)
     monkeypatch.setattr(doctor_report, "_jitter", lambda: None)
     return look
 
@@ -193,19 +187,33 @@ def seen_below(monkeypatch):
 def test_what_is_read_below_a_root(tmp_path, seen_below):
     seen = seen_below(faked(tmp_path, sys__bus__pci__devices__a__vendor="0x10de\n"))
     assert seen.pci_nvidia
-    assert "libcudart.so.12" in seen.libraries
-    assert "libm.so.6" not in seen.libraries
     assert seen.cards == (H100,)
     assert seen.shm_bytes is None
 
 
-def test_libraries_on_the_search_path_are_found(tmp_path, seen_below, monkeypatch):
-    (tmp_path / "libcublas.so.12").write_bytes(b"")
-    (tmp_path / "libcudnn.so.9").symlink_to("gone")
-    monkeypatch.setenv("LD_LIBRARY_PATH", f":{tmp_path}:{tmp_path / 'nowhere'}")
-    libraries = seen_below(tmp_path).libraries
-    assert "libcublas.so.12" in libraries
-    assert "libcudnn.so.9" not in libraries
+BUILD = '[{"is_cuda_build": "True", "cuda_version": "12.5", "cudnn_version": "9"}, 0]'
+
+
+@pytest.mark.parametrize(
+    ("out", "err", "expected"),
+    [
+        (
+            f"noise\nBUILD{BUILD}\n",
+            "W0000 Could not load dynamic library 'libcudnn.so.9'; dlerror\nW0000 libcudnn.so.9, libm.so.6\n",
+            {"built_with": {"cuda_version": "12.5", "cudnn_version": "9"}, "unloaded": ("libcudnn.so.9",)},
+        ),
+        (f"BUILD{BUILD.replace('True', 'False')}", "", {"built_with": None, "import_error": ""}),
+        ("", "Traceback\nImportError: x.so\n\n", {"import_error": "ImportError: x.so"}),
+        ("", "", {"import_error": "exit status 1"}),
+    ],
+    ids=["CUDA", "CPU", "broken", "killed"],
+)
+def test_tensorflow_is_asked_in_a_process_of_its_own(tmp_path, seen_below, monkeypatch, out, err, expected):
+    monkeypatch.setattr(doctor_report, "installed_version", lambda name: "2.21.0")
+    ended = subprocess.CompletedProcess((), 1, stdout=out, stderr=err)
+    monkeypatch.setattr(doctor_report.subprocess, "run", lambda *arguments, **options: ended)
+    seen = seen_below(tmp_path)
+    assert {name: getattr(seen, name) for name in expected} == expected
 
 
 def test_the_command_prints_a_line_each_and_leaves_by_what_it_found(monkeypatch, capsys):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
@@ -10,7 +9,6 @@ import shutil
 import statistics
 import subprocess
 import sys
-import sysconfig
 import tempfile
 import time
 from collections.abc import Callable
@@ -33,25 +31,23 @@ _ASK = """
 import json, tensorflow as tf
 info = tf.sysconfig.get_build_info()
 names = "is_cuda_build", "cuda_version", "cudnn_version"
-print("BUILD" + json.dumps({name: str(info.get(name, "")) for name in names}))
+build = {name: str(info.get(name, "")) for name in names}
+print("BUILD" + json.dumps([build, len(tf.config.list_physical_devices("GPU"))]))
 """
 
 
 def look(root: Path = Path("/")) -> MachineState:
     """Read the machine; `root` stands for `/` in paths of `/sys` and `/dev`."""
     version = installed_version("tensorflow")
-    built, problem = _build() if version else (None, "")
+    asked = _ask_tensorflow() if version else {}
     driver, cards = query_nvml(_cards, _NO_CARDS)
     vendors = (text_of(file).strip() for file in (root / "sys/bus/pci/devices").glob("*/vendor"))
     shm = root / "dev/shm"
     return MachineState(
         tensorflow=version,
-        built_with=built,
-        import_error=problem,
         keras=installed_version("keras"),
         tf_keras=installed_version("tf_keras"),
         xprof=installed_version("xprof"),
-        libraries=tuple(sorted({*_of_cache(_ldconfig()), *_of_wheels(), *_of_search_path()})),
         pci_nvidia="0x10de" in vendors,
         driver=driver,
         cards=cards,
@@ -64,23 +60,26 @@ def look(root: Path = Path("/")) -> MachineState:
         jitter=_jitter(),
         uncontained=_uncontained(),
         environment=dict(os.environ),
+        **asked,
     )
 
 
-def _build() -> tuple[dict[str, str] | None, str]:
-    """Return TensorFlow's build information, or why it cannot be imported; this process never imports it."""
+def _ask_tensorflow() -> dict[str, Any]:
+    """Return what TensorFlow says of its build and GPUs, as fields of the state; this process never imports it."""
     try:
         ended = subprocess.run(
             [sys.executable, "-c", _ASK], capture_output=True, text=True, timeout=ASK_SECONDS, check=False
         )
     except (OSError, subprocess.SubprocessError) as error:
-        return None, f"{type(error).__name__}: {error}"
+        return {"import_error": f"{type(error).__name__}: {error}"}
     for line in ended.stdout.splitlines():
         if line.startswith("BUILD"):
-            info = json.loads(line.removeprefix("BUILD"))
-            return (info, "") if info.pop("is_cuda_build") == "True" else (None, "")
+            build, gpus = json.loads(line.removeprefix("BUILD"))
+            unloaded = dict.fromkeys(re.findall(r"lib(?:cu|nccl|nvJit)[\w.-]*\.so[\d.]*", ended.stderr))
+            has_cuda = build.pop("is_cuda_build") == "True"
+            return {"built_with": build if has_cuda else None, "tensorflow_gpus": gpus, "unloaded": tuple(unloaded)}
     lines = [line for line in ended.stderr.splitlines() if line.strip()]
-    return None, lines[-1] if lines else f"exit status {ended.returncode}"
+    return {"import_error": lines[-1] if lines else f"exit status {ended.returncode}"}
 
 
 def _cards(nvml: Any) -> Cards:
@@ -101,30 +100,6 @@ def _card(ask: Callable[..., Any], nvml: Any, handle: Any) -> GpuState:
         mode=modes.get(ask("nvmlDeviceGetComputeMode", handle), "default"),
         others=len(ask("nvmlDeviceGetComputeRunningProcesses", handle) or ()),
     )
-
-
-def _ldconfig() -> str:
-    for command in ("ldconfig", "/sbin/ldconfig"):
-        with contextlib.suppress(OSError, subprocess.SubprocessError):
-            return subprocess.run([command, "-p"], capture_output=True, text=True, timeout=20, check=False).stdout
-    return ""
-
-
-def _of_cache(text: str) -> set[str]:
-    """Return `libcudart.so.12` for a line such as `libcudart.so.12 (libc6,x86-64) => /usr/lib/…`."""
-    return set(re.findall(r"^\s*(lib(?:cud|cublas|nccl|cufft)\w*\.so\.\d+)", text, re.MULTILINE))
-
-
-def _of_wheels() -> set[str]:
-    """Return the libraries of NVIDIA's wheels, where TensorFlow looks, too."""
-    found = Path(sysconfig.get_paths()["purelib"]).glob("nvidia/*/lib/lib*.so.*")
-    return {library.name for library in found}
-
-
-def _of_search_path() -> set[str]:
-    """Return the libraries of the folders in `LD_LIBRARY_PATH`, as clusters set it; a dangling link is none."""
-    folders = filter(None, os.environ.get("LD_LIBRARY_PATH", "").split(":"))
-    return {library.name for folder in folders for library in Path(folder).glob("lib*.so.*") if library.exists()}
 
 
 def _uncontained() -> str | None:

@@ -48,7 +48,8 @@ class MachineState(Frozen):
     keras: str | None = None  # the installed version of Keras 3
     tf_keras: str | None = None  # ... and of Keras 2
     xprof: str | None = None
-    libraries: Many[str] = ()  # that the loader finds, by file name
+    tensorflow_gpus: int = 0  # that TensorFlow lists
+    unloaded: Many[str] = ()  # libraries that it says it cannot load
     pci_nvidia: bool = False  # an NVIDIA device is on the bus
     driver: str | None = None
     cards: Many[GpuState] = ()
@@ -86,7 +87,7 @@ def _fact(text: str, fix: str = "") -> Finding:
 def diagnose(state: MachineState) -> list[Finding]:
     """Return all findings, what stops TensorFlow first."""
     order = list(Level)
-    rules = (_check_software, _check_keras, _check_driver, _check_cards, _check_host, _check_measuring)
+    rules = (_check_software, _check_keras, _check_driver, _check_cards, _check_loading, _check_host, _check_measuring)
     return sorted((finding for rule in rules for finding in rule(state)), key=lambda found: order.index(found.level))
 
 
@@ -96,7 +97,6 @@ def first_fix(findings: Iterable[Finding]) -> str:
 
 
 def _check_software(state: MachineState) -> Iterator[Finding]:
-    has_gpu = state.pci_nvidia or bool(state.cards)
     if state.tensorflow is None:
         yield _stops("TensorFlow is not installed", "pip install 'tensorflow[and-cuda]', or your build")
         return
@@ -111,20 +111,8 @@ def _check_software(state: MachineState) -> Iterator[Finding]:
     if state.built_with is None:
         problem = f"TensorFlow {state.tensorflow} is built without CUDA"
         fix = "pip uninstall tensorflow-cpu && pip install 'tensorflow[and-cuda]'"
-        if has_gpu:
+        if state.pci_nvidia or state.cards:
             yield _stops(problem, fix)
-        return
-    cuda, cudnn = state.built_with.get("cuda_version", ""), state.built_with.get("cudnn_version", "")
-    if not has_gpu:
-        return
-    for library, version in (("libcudart", cuda), ("libcudnn", cudnn), ("libcublas", cuda)):
-        name = f"{library}.so.{version.partition('.')[0]}"
-        if name in state.libraries or not version:
-            continue
-        others = sorted(other for other in state.libraries if other.startswith(f"{library}.so."))
-        found = f"; there is {others[0]}, of another version" if others else ""
-        fix = "pip install 'tensorflow[and-cuda]' installs matching libraries."
-        yield _stops(f"the loader does not find {name}{found}", fix)
 
 
 def _check_keras(state: MachineState) -> Iterator[Finding]:
@@ -179,6 +167,22 @@ def _check_cards(state: MachineState) -> Iterator[Finding]:
         elif card.others:
             processes = f"{card.others} other process{'' if card.others == 1 else 'es'}"
             yield _slows(f"{processes} on {card.name}", "Tune while nobody else uses the GPU.")
+
+
+def _check_loading(state: MachineState) -> Iterator[Finding]:
+    """Say why TensorFlow lists none of the GPUs that the driver shows; what stops the driver or a GPU comes first."""
+    if not state.cards or state.tensorflow_gpus or state.built_with is None or state.import_error:
+        return
+    cuda, cudnn = (state.built_with.get(f"{library}_version", "") for library in ("cuda", "cudnn"))
+    problem = f"TensorFlow lists no GPU; it needs CUDA {cuda} and cuDNN {cudnn}"
+    if state.unloaded:
+        fix = "pip install 'tensorflow[and-cuda]' installs matching libraries."
+        yield _stops(f"{problem}, and cannot load {', '.join(state.unloaded)}", fix)
+    elif state.visible is not None:
+        problem = f"TensorFlow lists no GPU with CUDA_VISIBLE_DEVICES={state.visible!r}"
+        yield _stops(problem, "Unset CUDA_VISIBLE_DEVICES, or name a GPU of `nvidia-smi -L` in it.")
+    else:
+        yield _stops(problem, "pip install 'tensorflow[and-cuda]' installs them.")
 
 
 def _check_host(state: MachineState) -> Iterator[Finding]:
