@@ -2,7 +2,7 @@
 
 import pytest
 
-from autotune.data.credentials import mask_arguments, recorded_variables
+from autotune.data.credentials import credential_values, mask_arguments, mask_text, recorded_variables
 
 
 @pytest.mark.parametrize(
@@ -45,6 +45,13 @@ def test_what_looks_like_a_credential_is_masked(arguments, masked):
 )
 def test_what_is_none_stays(arguments):
     assert mask_arguments(arguments.split()) == tuple(arguments.split())
+
+
+def test_values_are_found_again_in_what_a_script_prints():
+    values = credential_values(["--token=hunter22", "--password", "abc"], {"DB_PASSWORD": "swordfish", "N": "1234567"})
+    assert set(values) == {"hunter22", "swordfish"}
+    text = "error: no choice hunter22; swordfish; N 1234567; https://me:secret@host/"
+    assert mask_text(text, values) == "error: no choice ***; ***; N 1234567; https://me:***@host/"
 
 
 def test_only_variables_that_act_on_speed_are_recorded_with_their_values():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 MASK = "***"
 RECORDED_PREFIXES = (
@@ -11,6 +11,7 @@ RECORDED_PREFIXES = (
     *("NUMEXPR_", "ONEDNN_", "DNNL_", "MALLOC_", "AUTOTUNE_"),
 )
 """Variables of these names act on speed, and are recorded with their values."""
+SHORTEST_VALUE = 6  # characters; a shorter one is not looked for in text, where it may be part of any word
 
 _NAME = re.compile(
     r"(?:^|_)(?:(?:token|secret|passwords?|passwd|passphrase|pwd|credentials?|apikey|authorization|auth|cookie|bearer)"
@@ -37,8 +38,10 @@ def is_credential(name: str) -> bool:
     return _NAME.search(name) is not None and _NO_CREDENTIAL.search(name) is None
 
 
-def mask_text(text: str) -> str:
-    """Return `text` with what looks like a credential replaced by `MASK`."""
+def mask_text(text: str, values: Collection[str] = ()) -> str:
+    """Return `text` with these values, and what looks like a credential, replaced by `MASK`."""
+    for value in sorted(values, key=len, reverse=True):
+        text = text.replace(value, MASK)
     text = _URL_USER.sub(lambda url: f"{url[1]}{url[2] + ':' if url[2] is not None else ''}{MASK}@", text)
     text = _KNOWN_SHAPES.sub(MASK, _SCHEME.sub(rf"\1 {MASK}", text))
     parts, done = [], 0
@@ -74,6 +77,17 @@ def masked_names(arguments: Sequence[str]) -> list[str]:
         if MASK in argument:
             found.append(argument.partition("=")[0] if "=" in argument else before if argument == MASK else argument)
     return found
+
+
+def credential_values(arguments: Sequence[str], variables: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the credentials themselves, as far as they are long enough to be found in text."""
+    found = [
+        argument.removeprefix(masked.partition(MASK)[0]).removesuffix(masked.rpartition(MASK)[2])
+        for argument, masked in zip(arguments, mask_arguments(arguments), strict=True)
+        if argument != masked
+    ]
+    found += [value for name, value in variables.items() if is_credential(name)]
+    return tuple(value for value in found if len(value) >= SHORTEST_VALUE)
 
 
 def recorded_variables(variables: Mapping[str, str]) -> dict[str, str]:
