@@ -282,7 +282,7 @@ class Searching:
             trials.open()
         self.trials = trials
         self.run = run_on(trials, path, **settings)
-        first = Deadline(clock=trials.clock, at=trials.clock() + baseline_seconds)
+        first = Deadline(clock=trials.clock, at=trials.clock() + 2 * baseline_seconds)
         self.seat = Seat(self.run, first, name="simulated", bracketed=bracketed)
         self.seat.start_baseline(baseline_seconds)
         self.deadline = Deadline(clock=trials.clock, at=trials.clock() + left)

@@ -469,7 +469,7 @@ def test_verify_says_what_it_found_and_leaves_with_0_only_if_the_claim_holds(cap
         return Verification(finding=found, claimed=CLAIMED, measured=measured, instances=instances, reason="so it is")
 
     monkeypatch.setattr("autotune.tuning.verify.verify", verify)
-    options = ("--budget", "80s", "--seed", 3, "--memory-margin", 0.2, "--isolation", "spawn")
+    options = ("--budget", "80s", "--seed", 3, "--memory-margin", 0.2)
     code, out, err = run(capsys, "verify", "recipe.json", "train.py", *options)
     assert code == (0 if found is ClaimResult.HOLDS else 1)
     assert err == ""
@@ -480,7 +480,6 @@ def test_verify_says_what_it_found_and_leaves_with_0_only_if_the_claim_holds(cap
     ((arguments, settings),) = given
     assert arguments == (Path("recipe.json"), "train.py")
     assert (settings["budget"], settings["seed"], settings["memory_margin"]) == ("80s", 3, 0.2)
-    assert settings["isolation"] == "spawn"
 
 
 def test_the_help_of_verify_names_every_finding_and_exit_code(capsys):

@@ -153,10 +153,10 @@ def test_a_claim_on_energy_is_verified_by_energy(tmp_path):
     assert verify_with(invocation, recipe).finding is ClaimResult.HOLDS
 
 
-@pytest.mark.parametrize(("pairing", "share"), [("auto", 0.9), ("bracketed", 0.7)])
-def test_slices_are_long_where_energy_is_compared(tmp_path, pairing, share):
-    trials = trials_with(examples=None)
-    _, directory = quick_tune(trials, tmp_path, machine=HAS_GPU, objective="energy", pairing=pairing)
+@pytest.mark.parametrize(("fit", "share"), [(2, 0.9), (1, 0.7)])
+def test_slices_are_long_where_energy_is_compared(tmp_path, fit, share):
+    trials = trials_with(examples=None, fits_together=lambda alive: len(alive) <= fit)
+    _, directory = quick_tune(trials, tmp_path, machine=HAS_GPU, objective="energy")
     for phase in (Phase.SEARCH, Phase.CONFIRM):
         pairs = [pair for each in directory.trials.values() if each.phase is phase for pair in each.pairs]
         assert min(pair.candidate.seconds for pair in pairs) >= share * LONG_SLICE_SECONDS

@@ -21,7 +21,7 @@ from simulated_runs import (
     tune_simulated,
 )
 
-from autotune.data.record import Outcome, Pairing, Phase, Standing
+from autotune.data.record import Outcome, Phase, Standing
 from autotune.data.run_directory import RunDirectory
 from autotune.recipe.advice import verdict_in_words
 from autotune.runtime.executor import TrialFailed
@@ -277,17 +277,18 @@ def test_what_breaks_a_rule_is_not_recommended(tmp_path, behaviour, rule):
     assert rule in recipe.candidate.reason
 
 
-@pytest.mark.parametrize("pairing", ["auto", "bracketed"])
+@pytest.mark.parametrize("fit", [2, 1], ids=["beside the baseline", "alone"])
 @pytest.mark.parametrize("budget", [30.0, 60.0, 200.0])
 @pytest.mark.parametrize("memory", ["leak", "device_leak"])
-def test_a_leak_is_not_recommended_however_little_time_there_was_to_see_it(tmp_path, memory, budget, pairing):
+def test_a_leak_is_not_recommended_however_little_time_there_was_to_see_it(tmp_path, memory, budget, fit):
     leaks = {
         memory: lambda each: 40_000.0 * (each["jit_compile"] is True),
         "gpus": ("H200",),
         "device_limit_bytes": 64 << 30,
+        "fits_together": lambda alive: len(alive) <= fit,
     }
     trials = simulated_trials(SPEED, noise=0.005, examples=1_000_000, start_seconds=0.5, **leaks)
-    recipe, *_ = run(tmp_path, trials, budget=budget, pairing=pairing)
+    recipe, *_ = run(tmp_path, trials, budget=budget)
     assert recipe.configuration == recipe.baseline
     assert recipe.evidence.verdict in (Verdict.UNDECIDED, Verdict.UNSTABLE)
 
@@ -523,12 +524,13 @@ def records_of(tmp_path):
     return list(read_trials(RunDirectory(tmp_path / "run")))
 
 
-@pytest.mark.parametrize("pairing", ["auto", "bracketed"])
-def test_a_better_leader_replaces_the_champion_after_a_head_to_head(tmp_path, pairing):
-    first = begun(tmp_path, simulated_trials(SPEED, noise=0.02), pairing=pairing, budget=300.0)
+@pytest.mark.parametrize("fit", [3, 1], ids=["beside the baseline", "alone"])
+def test_a_better_leader_replaces_the_champion_after_a_head_to_head(tmp_path, fit):
+    memory = {"fits_together": lambda alive: len(alive) <= fit}
+    first = begun(tmp_path, simulated_trials(SPEED, noise=0.02, **memory), budget=300.0)
     assert first.changes == {"batch_size": 64}
-    trials = simulated_trials(SPEED, noise=0.02, seed=1)
-    second = go_on(trials, tmp_path / "run", space=TWO, budget=500.0, trials=9, pairing=pairing)
+    trials = simulated_trials(SPEED, noise=0.02, seed=1, **memory)
+    second = go_on(trials, tmp_path / "run", space=TWO, budget=500.0, trials=9)
     assert second.changes == {"batch_size": 64, "jit_compile": True}
     champion, leader = leaders(records_of(tmp_path))
     (looks,) = leader.looks
@@ -637,20 +639,6 @@ def test_a_baseline_that_is_killed_from_outside_is_started_again(tmp_path, times
     assert [each.outcome for each in records[:3]] == [Outcome.OK] * 3
     (notice,) = [each.text for each in watcher.of(Notice) if "search ends here" in each.text]
     assert "the baseline was measured, but its process now fails (crashed): killed by SIGKILL" in notice
-
-
-# --------------------------------------------------------------------------------------------------- pairing
-
-
-def test_blocks_that_were_asked_for_are_used_from_the_search_to_the_claim(tmp_path):
-    trials, seen = simulated_trials(SPEED, noise=0.02), []
-    launch = trials.launch
-    trials.launch = lambda *a, **k: seen.append(len(trials.alive)) or launch(*a, **k)
-    recipe, records, _ = run(tmp_path, trials, budget=400.0, pairing="bracketed")
-    assert recipe.configuration == dict(FAST)
-    assert recipe.evidence.confirmation.pairing == "bracketed"
-    assert {each.pairing for each in records if each.pairs} == {Pairing.BRACKETED}
-    assert max(seen) == 0
 
 
 # ------------------------------------------------------------------------------------------ what stays known

@@ -32,8 +32,7 @@ from autotune.data.options import Options, seconds_of
         ("fixed_batch", 1),
         ("memory_margin", 0.95),
         ("memory_margin", -0.1),
-        ("isolation", "fork"),
-        ("pairing", ""),
+        ("objective", "fork"),
         ("space", 5),
         ("book", 5),
     ],
@@ -46,7 +45,7 @@ def test_what_cannot_be_used_is_named(name, value):
 
 def test_usual_options_are_taken():
     assert Options(budget=60.0).budget == 60.0
-    given = {"budget": 60, "trials": 3, "trial_timeout": 10, "seed": 2**32 - 1, "min_gain": 0, "pairing": "bracketed"}
+    given = {"budget": 60, "trials": 3, "trial_timeout": 10, "seed": 2**32 - 1, "min_gain": 0, "objective": "energy"}
     taken = Options(**given)
     assert {name: getattr(taken, name) for name in given} == given
 

@@ -12,7 +12,7 @@ from autotune.data.figures import LogInterval
 from autotune.data.record import Outcome, Pairing, Phase
 from autotune.runtime.executor import TrialFailed
 from autotune.stats.intervals import Spread
-from autotune.tuning.events import TrialEnded
+from autotune.tuning.events import Notice, TrialEnded
 from autotune.tuning.run import Interrupted, TimeIsUp
 from autotune.tuning.seat import SameInForce
 
@@ -73,14 +73,23 @@ def test_a_failing_baseline_ends_the_run_and_leaves_its_record(tmp_path, failure
     assert (ended.record.trial, ended.record.outcome.measured) == (0, False)
 
 
-@pytest.mark.parametrize(("isolation", "named"), [("template", True), ("spawn", False)])
-def test_a_baseline_that_hangs_is_told_of_spawn_only_where_that_is_not_in_force(tmp_path, isolation, named):
-    trials = simulated_trials(failure=failing(Outcome.TIMEOUT))
-    trials.isolation = isolation
-    with pytest.raises(BudgetError) as caught:
+@pytest.mark.parametrize("outcome", [Outcome.TIMEOUT, Outcome.CRASHED])
+def test_a_baseline_that_never_trains_in_a_fork_starts_once_more_in_a_fresh_interpreter(tmp_path, outcome):
+    watcher, failure = Watcher(), TrialFailed(outcome, "stuck")
+    trials = simulated_trials(failure=lambda each: failure if trials.isolation == "template" else None)
+    searching = Searching(tmp_path, trials, observe=watcher)
+    assert (trials.isolation, searching.run.records[0].outcome) == ("spawn", Outcome.OK)
+    (notice,) = [each.text for each in watcher.of(Notice)]
+    assert "does not train in a fork" in notice
+    assert "stuck" in notice
+
+
+@pytest.mark.parametrize(("outcome", "error"), [(Outcome.TIMEOUT, BudgetError), (Outcome.ERROR, WorkloadError)])
+def test_a_baseline_that_trains_nowhere_is_started_no_third_time(tmp_path, outcome, error):
+    trials = simulated_trials(failure=lambda each: TrialFailed(outcome, "no", input_error=outcome is Outcome.ERROR))
+    with pytest.raises(error):
         Searching(tmp_path, trials)
-    assert ("--isolation spawn" in caught.value.hint) is named
-    assert "model.fit" in caught.value.hint
+    assert len(trials.launched) == (2 if outcome is Outcome.TIMEOUT else 1)
 
 
 @pytest.mark.parametrize(("timeout", "told"), [(5.0, BudgetError), (600.0, NoStableConfigurationError)])

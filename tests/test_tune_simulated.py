@@ -269,7 +269,7 @@ def test_a_failing_baseline_ends_the_run(directory, failure, error, code):
     (record,) = records_of(directory)
     assert (record.trial, record.outcome) == (0, failure.outcome)
     assert not directory.recipe_file.exists()
-    assert trials.clock() < 600.0
+    assert trials.clock() < 1200.0
     assert signal.getsignal(signal.SIGINT) is before
 
 
@@ -368,10 +368,10 @@ def test_what_fits_alone_only_is_bracketed_and_what_cannot_fit_is_not_run(tmp_pa
 EPOCHS = ((0.05, 40), (1.0, 100), (4.0, 2000), (16.0, 3), (50.0, 8), (50.0, 8000))
 """Seconds of an epoch of the baseline, and calls in it: few calls are timed as whole epochs, however long."""
 WRONG = ("nothing", "crashes", "hangs", "hangs late", "stalls late", "all hang", "machine slows down")
-MACHINES = list(itertools.product((1.0, 5.0, 20.0), (0.5, 2.0, 20.0, 60.0), EPOCHS, WRONG, ("auto", "bracketed")))
+MACHINES = list(itertools.product((1.0, 5.0, 20.0), (0.5, 2.0, 20.0, 60.0), EPOCHS, WRONG, (2, 1)))
 
 
-def machine(budget, import_seconds, start_seconds, epoch, wrong):
+def machine(budget, import_seconds, start_seconds, epoch, wrong, fit):
     """Simulated trials in which XLA is half as fast again, and goes wrong in some way."""
     seconds, calls = epoch
     late = lambda: trials.clock() > 0.6 * budget  # noqa: E731  # a word for a moment
@@ -399,6 +399,7 @@ def machine(budget, import_seconds, start_seconds, epoch, wrong):
         import_seconds=import_seconds,
         start_seconds=start_seconds,
         examples=calls * BATCH_SIZE,
+        fits_together=lambda alive: len(alive) <= fit,
     )
     return trials
 
@@ -407,10 +408,9 @@ def machine(budget, import_seconds, start_seconds, epoch, wrong):
 def test_the_budget_is_kept_whatever_the_machine_and_the_candidates_do(tmp_path, budget):
     over = {}
     for setting in random.Random(int(budget)).sample(MACHINES, 24 if budget < 300.0 else 12):
-        *settings, pairing = setting
-        trials = machine(budget, *settings)
+        trials = machine(budget, *setting)
         try:
-            quick_tune(trials, tmp_path, budget=budget, pairing=pairing, space=SMALL_SPACE + ONEDNN)
+            quick_tune(trials, tmp_path, budget=budget, space=SMALL_SPACE + ONEDNN)
         except BudgetError:
             assert len(trials.launched) == 1, "only a baseline that does not fit is refused"
         if trials.clock() > 1.1 * budget:

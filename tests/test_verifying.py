@@ -21,7 +21,6 @@ from autotune.recipe import recipe as recipe_module
 from autotune.recipe.book import save_book
 from autotune.recipe.recipe import Book
 from autotune.runtime.executor import TrialFailed
-from autotune.runtime.local import LocalExecutor
 from autotune.script.workload import Workload
 from autotune.stats.deciding import ClaimResult, judge_claim
 from autotune.tuning import verify as verify_module
@@ -197,9 +196,7 @@ def test_a_baseline_that_fails_now_and_then_does_not_end_it(recipe, tmp_path):
     assert sum("this pair is not counted" in each.text for each in watcher.of(Notice)) > 2
 
 
-@pytest.mark.parametrize(
-    "options", [{"budget": -1}, {"budget": math.nan}, {"seed": -1}, {"memory_margin": 2}, {"isolation": "fork"}]
-)
+@pytest.mark.parametrize("options", [{"budget": -1}, {"budget": math.nan}, {"seed": -1}, {"memory_margin": 2}])
 def test_options_are_checked(recipe, tmp_path, options):
     with pytest.raises(ArgumentError, match=f"{next(iter(options))} is "):
         verify(recipe, str(tmp_path / "train.py"), **options)
@@ -211,22 +208,6 @@ def test_the_memory_that_must_stay_free_is_the_users(recipe, tmp_path, monkeypat
     for options in ({"memory_margin": 0.02}, {}):
         verify(recipe, f"{tmp_path / 'train.py'}:workload", **options)
     assert [each["limits"].margin for each in given] == [0.02, MEMORY_MARGIN]
-
-
-def test_how_trials_are_kept_apart_is_the_users(recipe, tmp_path, monkeypatch):
-    (tmp_path / "train.py").write_text("workload = None\n")
-    settings_of_verify_with(monkeypatch)
-    kept_apart = []
-
-    class Noting(LocalExecutor):
-        def __init__(self, *arguments, isolation, **options):
-            kept_apart.append(isolation)
-            super().__init__(*arguments, isolation=isolation, **options)
-
-    monkeypatch.setattr(verify_module, "LocalExecutor", Noting)
-    for options in ({"isolation": "spawn"}, {}):
-        verify(recipe, f"{tmp_path / 'train.py'}:workload", **options)
-    assert kept_apart == ["spawn", "template"]
 
 
 def settings_of_verify_with(monkeypatch):

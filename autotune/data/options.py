@@ -68,14 +68,6 @@ class Options:
     trial_timeout: float | None = option(
         None, "Time for one trial; planned from the baseline when left out.", (1.0, 1e7), is_duration=True
     )
-    isolation: Literal["template", "spawn"] = option(
-        "template", "template: fork trials from a process that has imported everything. spawn: import afresh for each."
-    )
-    pairing: Literal["auto", "bracketed"] = option(
-        "auto",
-        "auto: keep the baseline alive beside each candidate where memory allows. bracketed: never run two processes "
-        "at once.",
-    )
     max_batch: int | None = option(None, "The largest batch size to try.", (1, 1 << 20))
     book: str | None = option(
         None, "A recipe book, or a recipe, from other machines: its configurations are the first candidates."

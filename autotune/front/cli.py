@@ -20,6 +20,11 @@ from autotune.data.errors import ArgumentError, AutotuneError, DamagedRunWarning
 from autotune.front import reading_commands as reading_commands  # registers its commands
 from autotune.front.commands import app
 
+_REPLACED = dict.fromkeys(
+    ("--isolation", "--pairing"), "Leave it out: autotune chooses by itself what suits the workload and the memory."
+)
+"""What to do about options and commands that are gone."""
+
 
 def _split(given: list[str]) -> tuple[list[str], list[str]]:
     """Split a command line into this program's own words, and `--` with a script's.
@@ -99,6 +104,8 @@ def _next_step(error: CycloptsError, own: list[str], rest: list[str]) -> str:
     unknown = (error.unused_tokens or [""])[0]
     if isinstance(error, UnknownOptionError):
         unknown = error.token.keyword or error.token.value
+    if unknown in _REPLACED:
+        return _REPLACED[unknown]
     places = [index for index, token in enumerate(own) if unknown and unknown in (token, token.partition("=")[0])]
     if own[:1] not in (["tune"], ["verify"]) or not places or isinstance(error, MissingArgumentError):
         return "See `autotune --help` and `autotune COMMAND --help`."

@@ -211,7 +211,6 @@ def verify(
     args: Annotated[list[str] | None, Parameter(parse=False)] = None,
     budget: str = f"{VERIFY_SECONDS:.0f}s",
     seed: int = 0,
-    isolation: Literal["template", "spawn"] = "template",
     memory_margin: float = MEMORY_MARGIN,
     json: bool = False,
 ) -> int:
@@ -232,7 +231,6 @@ def verify(
         args: The file's own arguments.
         budget: Wall-clock time for everything.
         seed: Of the order in which slices are taken.
-        isolation: As for `autotune tune`.
         memory_margin: As for `autotune tune`: the share of memory that must stay free.
         json: Print the finding as JSON (docs/json.md).
     """
@@ -246,14 +244,7 @@ def verify(
     recipe = recipe_file_of(recipe)
     with Progress(messages() if json else terminal(), budget=seconds_of("budget", budget)) as progress:
         verification = verify_recipe(
-            recipe,
-            workload,
-            args=args,
-            budget=budget,
-            seed=seed,
-            isolation=isolation,
-            memory_margin=memory_margin,
-            observe=progress,
+            recipe, workload, args=args, budget=budget, seed=seed, memory_margin=memory_margin, observe=progress
         )
     if json:
         print_json("verify", recipe_file=str(recipe), **vars(verification))

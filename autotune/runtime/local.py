@@ -122,16 +122,19 @@ class LocalExecutor(Executor):
             raise NoStableConfigurationError(failure.reason, hint=failure.hint, detail=failure.log_tail) from failure
         assert ready.workload is not None
         self.started_by_import = ready.started
+        self.facts = ready.workload
         if self._wanted == "spawn" or ready.started is not None:
-            self.close()
-            self.isolation = "spawn"
-        facts, script = ready.workload, ready.workload.script
-        if self.isolation == "spawn" and script is not None:  # then trials share no start
+            self.use_fresh_interpreters(self.seats[0])
+        return self.facts
+
+    def use_fresh_interpreters(self, seat: str) -> None:
+        """See `executor.Executor`."""
+        self.close()
+        self.isolation = "spawn"
+        if self.facts is not None and (script := self.facts.script) is not None:  # then trials share no start
             before = script.before_seconds + script.shared_seconds
             script = script.model_copy(update={"before_seconds": before, "shared_seconds": 0.0})
-            facts = facts.model_copy(update={"script": script})
-        self.facts = facts
-        return facts
+            self.facts = self.facts.model_copy(update={"script": script})
 
     def start_template(self, variables: Mapping[str, str]) -> Template:
         """Start a template; the first one imports the workload."""

@@ -318,6 +318,12 @@ class RayExecutor(Executor):
             return self._handles[self.seats[0]].as_whole()
         return super()._handle(seat)
 
+    def use_fresh_interpreters(self, seat: str) -> None:
+        """See `executor.Executor`: other actors take the seats' places."""
+        self._settings = self._settings._replace(isolation="spawn")
+        for name in self.seats:
+            self.restart(name)
+
     def restart(self, seat: str) -> None:
         """See `executor.Executor`: another actor takes its place, where the cluster has one."""
         self._handles[seat].close()

@@ -243,11 +243,6 @@ def baseline_error(run: Run, trial: Trial, failure: TrialFailed, *, hurried: boo
         )
     if failure.outcome is Outcome.TIMEOUT and not trial.slices:
         hint = "Try it on its own with model.fit first; if it trains there, give a larger --budget."
-        if run.executor.isolation == "template":
-            hint = (
-                "If it never trains at all, try it on its own with model.fit first; if it does train there, try "
-                "--isolation spawn: threads that a library has started at import do not survive a fork."
-            )
         return BudgetError(f"the baseline was not warm and timed in time: {failure.reason}", hint=hint, detail=detail)
     if failure.input_error:
         return WorkloadError(failure.reason, hint=failure.hint, detail=failure.detail)

@@ -10,8 +10,8 @@ import shutil
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
 
+from autotune.data.credentials import credential_values
 from autotune.data.errors import ArgumentError, NoStableConfigurationError, WorkloadError
 from autotune.data.facts import Machine, ScriptFacts, ScriptSettings, Trains, WorkloadFacts, WorkloadReference
 from autotune.data.options import Options, check_args
@@ -123,11 +123,6 @@ class Invocation:
     book: Book | None = None  # recipes from other machines
     spent_before: float = 0.0  # seconds of earlier invocations that do not count for the budget
 
-    @property
-    def isolation(self) -> Literal["template", "spawn"]:
-        """The isolation of trials: as requested, unless importing the workload leaves no choice."""
-        return self.executor.isolation
-
 
 @dataclass(frozen=True, kw_only=True)
 class Opened:
@@ -190,7 +185,7 @@ def open_run(
         deadline=deadline,
         machine=machine,
         limits=limits,
-        import_seconds=import_seconds if invocation.isolation == "template" else 0.0,
+        import_seconds=import_seconds if executor.isolation == "template" else 0.0,
     )
     if opened.device is Device.GPU and any(executor.place(name).of_cores for name in executor.seats):
         raise ArgumentError(  # XLA tunes its kernels while it compiles, by timing them
@@ -256,6 +251,7 @@ def _new_run(invocation: Invocation, facts: WorkloadFacts, device: Device, inter
         trials={} if earlier is None else {trial.number: trial for trial in earlier.trials()},
         numbers=itertools.count(0 if earlier is None else earlier.next_number),
         spent_before=invocation.spent_before,
+        credentials=credential_values(invocation.reference.args, {} if script is None else script.variables),
     )
 
 
@@ -283,7 +279,7 @@ def _is_bracketed(facts: WorkloadFacts, invocation: Invocation) -> bool:
         text = f"TF_CONFIG lists {workers} workers: each trial runs all of them on this host, "
         text += "and no other trial runs meanwhile"
         invocation.observe(Notice(text=text))
-    return workers > 1 or invocation.options.pairing == "bracketed"
+    return workers > 1
 
 
 def _start_baseline(seat: Seat, run: Run, invocation: Invocation) -> WarmUp:
@@ -390,7 +386,7 @@ def complete_run_record(opened: Opened, invocation: Invocation, source: str, spa
                 source=source, choices=dict(space.choices), left_out=dict(space.left_out)
             ),
             "baseline": dict(opened.run.baseline),
-            "isolation": invocation.isolation,
+            "isolation": invocation.executor.isolation,
             "seats": tuple(map(invocation.executor.place, invocation.executor.seats)),
         }
     )

@@ -99,6 +99,7 @@ class Run:
     no_branches: str = ""  # why no training can branch from that state, in half a sentence
     trains_by_loop: bool = False  # a loop of the script's own, not `fit`
     spent_before: float = 0.0  # seconds of earlier invocations that do not count for the budget
+    credentials: tuple[str, ...] = ()  # which no record may hold
     turn: Turn = field(default_factory=Turn)
 
     @functools.cached_property
@@ -161,7 +162,7 @@ class Run:
             record = record.model_copy(update={"ended_at_seconds": self.now()})
         if (share := scaling_efficiency(record, self.records.values())) is not None:
             record = record.model_copy(update={"scaling_efficiency": share})
-        shown = {name: mask_text(getattr(record, name)) for name in ("reason", "log_tail")}
+        shown = {name: mask_text(getattr(record, name), self.credentials) for name in ("reason", "log_tail")}
         self.records[record.trial] = record = record.model_copy(update=shown)
         self.directory.write_trial(record)
         if announce:

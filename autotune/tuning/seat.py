@@ -21,6 +21,7 @@ from autotune.stats.intervals import Spread, mean_interval
 from autotune.tuning import costs
 from autotune.tuning.comparison import PATIENCE_SECONDS, Comparison, LiveBaseline, MeasuredProcess, baseline_error
 from autotune.tuning.costs import MUCH_WAITING, SLICE_SECONDS, is_busy, is_slow, slice_length, taken_seconds
+from autotune.tuning.events import Notice
 from autotune.tuning.run import GENEROUS, Deadline, Interrupted, Run, TimeIsUp
 from autotune.tuning.trial import Trial
 
@@ -178,7 +179,7 @@ class Seat:
                 failure = error if isinstance(error, TrialFailed) else TrialFailed(Outcome.TIMEOUT, "no time is left")
                 baseline.kill()
                 deaths += 1
-                if baseline.starts_again(failure, deaths):
+                if baseline.starts_again(failure, deaths) or self._begins_afresh(failure, hurried=hurried):
                     continue
                 if earlier is None:  # else what it gave then stands
                     run.keep(trial.record(Outcome.ERROR, failure=failure))
@@ -188,6 +189,20 @@ class Seat:
         if earlier is None:
             self.keep_baseline()
         return baseline.warm
+
+    def _begins_afresh(self, failure: TrialFailed, *, hurried: bool) -> bool:
+        """Give a baseline that never trains in a fork a fresh interpreter, once; return whether it starts again."""
+        run, trial = self._run, self.baseline.trial
+        has_trained = bool(trial.slices or trial.processes)
+        has_time = self._deadline.left() > 0 and not (hurried and failure.outcome is Outcome.TIMEOUT)
+        may_be_the_fork = failure.outcome in (Outcome.TIMEOUT, Outcome.CRASHED) and not has_trained
+        if run.executor.isolation == "spawn" or not may_be_the_fork or not has_time:
+            return False
+        text = f"the baseline does not train in a fork ({failure.reason}); it starts once more in a fresh interpreter"
+        run.observe(Notice(text=text))
+        run.executor.use_fresh_interpreters(self.name)
+        self.baseline.start_timeout = min(self.baseline.start_timeout, self._deadline.left())
+        return True
 
     def _note_workload(self, trial: Trial, warm: WarmUp) -> None:
         """Keep what the baseline's process found out, for all that come after it."""

@@ -241,7 +241,6 @@ def _executor(
     if options.executor == "ray":
         return RayExecutor(
             reference,
-            isolation=options.isolation,
             profile=options.profile,
             address=options.ray_address,
             seat_devices=options.seat_devices,
@@ -251,12 +250,7 @@ def _executor(
             left=left,
         )
     return LocalExecutor(
-        reference,
-        logs=directory.log_directory,
-        isolation=options.isolation,
-        profile=options.profile,
-        places=places,
-        import_seconds=left(),
+        reference, logs=directory.log_directory, profile=options.profile, places=places, import_seconds=left()
     )
 
 

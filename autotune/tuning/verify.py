@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from autotune.data.credentials import mask_arguments
 from autotune.data.errors import NoStableConfigurationError, RecipeError, TrialProcessError, TuningInterruptedError
@@ -64,7 +64,6 @@ def verify(
     args: Sequence[str] | None = None,
     budget: float | str = DEFAULT_BUDGET,
     seed: int = 0,
-    isolation: Literal["template", "spawn"] = "template",
     memory_margin: float = MEMORY_MARGIN,
     observe: Observer = silent,
 ) -> Verification:
@@ -77,7 +76,6 @@ def verify(
         args: `sys.argv[1:]` of the workload's file; those it was tuned with when None.
         budget: Wall-clock time for everything, in seconds or as text.
         seed: Of the order in which slices are taken.
-        isolation: As for `autotune.tune`: `spawn` where the workload trains in fresh interpreters only.
         memory_margin: As for `autotune.tune`: the share of memory that must stay free.
         observe: Receives each event, see `autotune.tuning.events`.
 
@@ -91,9 +89,7 @@ def verify(
         TuningInterruptedError: Interrupted before two fresh processes a side were measured.
     """
     loaded = recipe if isinstance(recipe, Recipe) else _load(Path(recipe), observe)
-    options = _options_of(
-        loaded, budget=seconds_of("budget", budget), seed=seed, isolation=isolation, memory_margin=memory_margin
-    )
+    options = _options_of(loaded, budget=seconds_of("budget", budget), seed=seed, memory_margin=memory_margin)
     reference = reference_to(workload, loaded.workload.arguments if args is None else args)
     by_object = isinstance(workload, Workload) and workload.name is None
     return measure_in_passing(
@@ -135,9 +131,7 @@ def measure_in_passing(
                 [gpu.uuid for gpu in visible_gpus()] or [HOST_CPU],
                 say=lambda text: observe(Notice(text=text)),
             ),
-            LocalExecutor(
-                reference, logs=directory.log_directory, isolation=options.isolation, import_seconds=options.budget
-            ) as processes,
+            LocalExecutor(reference, logs=directory.log_directory, import_seconds=options.budget) as processes,
         ):
             found = measure(
                 Invocation(
