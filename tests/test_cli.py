@@ -583,9 +583,17 @@ def test_help_is_wrapped_at_the_width_of_the_terminal_only(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     _, out, _ = run(capsys, "verify", "--help")
     assert "by less than claimed; gone: no gain is shown, and clearly less than claimed;" in out
+
+
+def test_the_first_screen_of_tunes_help_holds_the_everyday_options(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
     _, out, _ = run(capsys, "tune", "--help")
-    assert "1h30m. When left out, the run ends as soon as  │\n" in out
-    assert "the answer is settled, after ten minutes at " in out
+    everyday, search = out.index("─ Everyday ─"), out.index("─ Search ─")
+    assert out[:search].count("\n") <= 40
+    options = "--budget", "--out", "--json", "--resume", "--fixed-batch", "--objective", "--max-batch"
+    assert all(everyday < out.index(f"{option} ") < search for option in options)
+    assert search < out.index("─ Several devices ─") < out.index("--seat-devices")
+    assert "--no-" not in out
 
 
 @pytest.mark.parametrize("given", ["tune --budget", "tune train.py --budget", "verify r.json train.py --seed"])

@@ -4,11 +4,10 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-from simulated_runs import FACTS, MACHINE, an_invocation, on_disk, simulated_trials, tune_simulated
+from simulated_runs import FACTS, MACHINE, on_disk, simulated_trials, tune_simulated
 
 from autotune.data.errors import ApplyError, ArgumentError
 from autotune.data.facts import Gpu
-from autotune.data.options import Options
 from autotune.data.record import Outcome, Place
 from autotune.machine import gpu
 from autotune.machine.gpu import missing_xla_flags
@@ -21,7 +20,6 @@ from autotune.tuning import opening
 from autotune.tuning.candidates import neighbours
 from autotune.tuning.events import Notice
 from autotune.tuning.surroundings import adopt_imported_settings
-from autotune.tuning.tune import tune_with
 
 BASELINE = baseline_configuration(32, {"jit_compile": False}, Device.GPU, where="test")
 VARIABLES = [each for each in GPU_KNOBS if each.stage is Stage.START]
@@ -292,33 +290,6 @@ def test_what_keras_decides_is_what_is_recorded(tmp_path):
     left = [each.reason for each in records if each.asked and each.asked["jit_compile"] == "auto"]
     assert left
     assert all(each.startswith("the same as a trial before") for each in left)
-
-
-def test_thorough_on_a_processor_is_the_usual_space(tmp_path):
-    notices = []
-    with on_disk(tmp_path / "run") as directory:
-        invocation = an_invocation(
-            simulated_trials(noise=0.02), directory, observe=notices.append, budget=60.0, thorough=True
-        )
-        recipe = tune_with(invocation, None)
-    said = [each.text for each in notices if isinstance(each, Notice)]
-    assert "there is no thorough search space for a cpu: quick is searched" in said
-    assert recipe.created_by.search_space == "quick.toml"
-
-
-def test_thorough_on_a_gpu_is_the_wider_space(tmp_path, monkeypatch):
-    monkeypatch.setattr(opening, "missing_xla_flags", lambda names: {})
-    machine = MACHINE.model_copy(update={"gpus": (A100,)})
-    with on_disk(tmp_path / "run") as directory:
-        invocation = an_invocation(on_gpu(), directory, machine=machine, budget=60.0, thorough=True)
-        recipe = tune_with(invocation, None)
-        assert "gpu_allocator" in directory.read_run().search_space.choices
-    assert recipe.created_by.search_space == "gpu_thorough.toml"
-
-
-def test_thorough_beside_a_space_is_refused():
-    with pytest.raises(ArgumentError, match="thorough and space were both given"):
-        Options(budget=60.0, thorough=True, space="gpu")
 
 
 def test_two_compilations_never_run_at_once_on_a_gpu(tmp_path):

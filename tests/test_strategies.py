@@ -249,12 +249,10 @@ def test_each_knob_that_does_not_reach_a_script_is_named_once_with_its_reason():
     assert said == ["not varied: prefetch, data_threads: it is so", "not varied: batch_size: another"]
 
 
-@pytest.mark.parametrize("thorough", [False, True])
-def test_on_several_devices_strategies_are_searched_thoroughly_or_not(tmp_path, monkeypatch, thorough):
+def test_on_several_devices_strategies_are_searched(tmp_path, monkeypatch):
     monkeypatch.setattr(opening, "missing_xla_flags", lambda names: {})
     trials = simulated_trials(gpus=("NVIDIA H100", "NVIDIA H100"))
     with on_disk(tmp_path / "run") as directory:
-        tune_with(an_invocation(trials, directory, budget=60.0, trials=1, thorough=thorough), None)
+        tune_with(an_invocation(trials, directory, budget=60.0, trials=1), None)
         choices = directory.read_run().search_space.choices
     assert choices["strategy"] == ("none", "mirrored")
-    assert ("remapping" in choices) is thorough

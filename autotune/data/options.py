@@ -15,13 +15,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import NoneType
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from autotune.data.credentials import MASK, mask_arguments, mask_text, masked_names
 from autotune.data.errors import ArgumentError
 from autotune.data.printable import with_article
 
 Objective = Literal["time_to_loss", "throughput", "energy"]
+Group = Literal["Everyday", "Search", "Several devices"]
 Tracker = Literal["mlflow", "wandb", "tensorboard"]
 MIN_GAIN = 0.02  # smallest gain worth a recommendation, as a share
 MEMORY_MARGIN = 0.10  # share of the memory limit that must stay free at the peak
@@ -38,6 +39,7 @@ class Option:
     bounds: tuple[float, float] = (0.0, 0.0)  # of a number
     is_duration: bool = False  # users may give text such as `10m`; the field holds seconds
     may_change: bool = False  # a resumed run may be given another value
+    group: Group = "Search"  # of the help
 
 
 def option(default: Any, *declared: Any, **flags: Any) -> Any:
@@ -51,31 +53,31 @@ class Options:
 
     budget: float = option(
         _REQUIRED,
-        "Wall-clock time for everything: 90s, 10m, 1h30m. When left out, the run ends as soon as the answer is "
-        "settled, after ten minutes at most. With resume, the time to continue for; when left out, what is left.",
+        "Time for everything, such as 90s, 10m or 1h30m; until the answer is settled, at most ten minutes, when left "
+        "out. With resume, the time to continue for.",
         (1.0, 1e7),
         is_duration=True,
+        group="Everyday",
     )
     space: str | None = option(
         None,
         "A search-space file, or a shipped one: quick, cpu, gpu, gpu_thorough, several_gpus. Chosen by device when "
         "left out.",
     )
-    thorough: bool = option(False, "Search the device's wider space, such as gpu_thorough.")
     trials: int | None = option(None, "The most trials of the search.", (1, 10**9), may_change=True)
     seed: int = option(0, "Seed of the sampler and of the order of slices.", (0, 2**32 - 1))
     min_gain: float = option(MIN_GAIN, "Smallest gain worth a recommendation: 0.02 is two percent.", (0.0, 1e3))
     trial_timeout: float | None = option(
         None, "Time for one trial; planned from the baseline when left out.", (1.0, 1e7), is_duration=True
     )
-    max_batch: int | None = option(None, "The largest batch size to try.", (1, 1 << 20))
+    max_batch: int | None = option(None, "The largest batch size to try.", (1, 1 << 20), group="Everyday")
     book: str | None = option(
         None, "A recipe book, or a recipe, from other machines: its configurations are the first candidates."
     )
     fresh: bool = option(
         False, "Ignore earlier runs of the same workload; otherwise their leaders are the first candidates."
     )
-    fixed_batch: bool = option(False, "Keep the baseline's batch size.")
+    fixed_batch: bool = option(False, "Keep the baseline's batch size.", group="Everyday")
     global_batch: int | None = option(
         None,
         "Examples per update of the weights, kept while the batch size is tuned: gradients are accumulated.",
@@ -95,9 +97,9 @@ class Options:
     )
     objective: Literal["time_to_loss", "throughput", "energy"] = option(
         "time_to_loss",
-        "What counts: time_to_loss, where a larger batch is recommended only if it reaches the same losses sooner; "
-        "throughput, samples per second at any batch size; or energy, samples per joule of the GPUs, where NVML counts "
-        "their energy.",
+        "time_to_loss: a larger batch must reach the same losses sooner; throughput: samples per second at any batch "
+        "size; energy: samples per joule of the GPUs.",
+        group="Everyday",
     )
     profile: Literal["all", "finalists", "none"] = option(
         "finalists",
@@ -121,26 +123,36 @@ class Options:
         may_change=True,
     )
     executor: Literal["local", "ray"] = option(
-        "local", "local: trials run on this machine. ray: on a Ray cluster, see docs/clusters.md.", may_change=True
+        "local",
+        "local: trials run on this machine. ray: on a Ray cluster, see docs/clusters.md.",
+        may_change=True,
+        group="Several devices",
     )
     seats: int | None = option(
         None,
         "How many trials run at the same time, each on a part of the cores. With Ray, the most seats to use.",
         (1, 4096),
         may_change=True,
+        group="Several devices",
     )
     devices: str | None = option(
         None,
         "GPUs of this machine on which trials run at the same time: all, or indices and UUIDs such as 0,1.",
         may_change=True,
+        group="Several devices",
     )
-    seat_devices: int = option(1, "GPUs that one trial uses.", (1, 64))
+    seat_devices: int = option(1, "GPUs that one trial uses.", (1, 64), group="Several devices")
     all_seats: bool = option(False, "Keep seats that slow one another down.", may_change=True)
     ray_address: str | None = option(
-        None, "The cluster's address; RAY_ADDRESS, or a Ray of this machine's own, when left out.", may_change=True
+        None,
+        "The cluster's address; RAY_ADDRESS, or a Ray of this machine's own, when left out.",
+        may_change=True,
+        group="Several devices",
     )
     ray_upload: bool = option(
-        False, "Let Ray copy the working directory to the hosts, which share a file system without it."
+        False,
+        "Let Ray copy the working directory to the hosts, which share a file system without it.",
+        group="Several devices",
     )
     # The rest is no option of its own.
     args: tuple[str, ...] = ()  # of the workload's file
@@ -165,8 +177,6 @@ class Options:
         if self.executor == "local" and (self.ray_address is not None or self.ray_upload):
             raise ArgumentError("ray_address and ray_upload are for executor='ray'", hint="Give --executor ray too.")
         check_args(self.args)
-        if self.thorough and self.space is not None:
-            raise ArgumentError("thorough and space were both given", hint="--space gpu_thorough is the same.")
 
     @property
     def recorded(self) -> Options:
@@ -245,12 +255,13 @@ def _mismatch(name: str, value: object) -> str:
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def take_options(function: Function, *, as_text: bool = False) -> Function:
+def take_options(function: Function, *, mark: Callable[[Option], object] | None = None) -> Function:
     """Give a function that takes `**options` their signature and documentation, before its own keywords.
 
     The line for `options` of its docstring is replaced by a description of each option. A command line gives durations
-    and paths `as_text`.
+    and paths as text; its `mark` annotates each parameter.
     """
+    as_text = mark is not None
     offered = []
     for name, declared in OPTIONS.items():
         hint, default = _HINTS[name], _FIELDS[name].default
@@ -258,6 +269,8 @@ def take_options(function: Function, *, as_text: bool = False) -> Function:
             hint, default = str | None if as_text else float | str | None, None
         elif name in ("space", "book") and not as_text:
             hint = str | Path | None
+        if mark is not None:
+            hint = Annotated[hint, mark(declared)]
         offered.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint))
     signature = inspect.signature(function)
     own = [parameter for parameter in signature.parameters.values() if parameter.kind is not parameter.VAR_KEYWORD]

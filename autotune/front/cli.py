@@ -20,9 +20,8 @@ from autotune.data.errors import ArgumentError, AutotuneError, DamagedRunWarning
 from autotune.front import reading_commands as reading_commands  # registers its commands
 from autotune.front.commands import app
 
-_REPLACED = dict.fromkeys(
-    ("--isolation", "--pairing"), "Leave it out: autotune chooses by itself what suits the workload and the memory."
-)
+_CHOSEN = "Leave it out: autotune chooses by itself what suits the workload and the memory."
+_REPLACED = {"--isolation": _CHOSEN, "--pairing": _CHOSEN, "--thorough": "Give --space gpu_thorough."}
 """What to do about options and commands that are gone."""
 
 

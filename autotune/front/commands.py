@@ -8,12 +8,13 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from cyclopts import App, Parameter
+from cyclopts import Group as CommandGroup
 
 from autotune.data.errors import TuningInterruptedError
-from autotune.data.options import MEMORY_MARGIN, VERIFY_SECONDS, Tracker, take_options
+from autotune.data.options import MEMORY_MARGIN, VERIFY_SECONDS, Group, Tracker, take_options
 from autotune.machine.doctor import Level, diagnose, first_fix
 from autotune.recipe.selection import OnMismatch
 from autotune.version import DISTRIBUTION, __version__
@@ -30,7 +31,13 @@ app = App(
     result_action="return_value",
     suppress_keyboard_interrupt=False,
     help_format="markdown",  # plaintext keeps the line breaks of docstrings
+    default_parameter=Parameter(negative=""),  # no `--no-…` beside an option that is off
 )
+_GROUPS = {name: CommandGroup(name, sort_key=place) for place, name in enumerate(get_args(Group))}
+
+
+def _in_group(name: Group) -> Parameter:
+    return Parameter(group=_GROUPS[name], show_choices=False, show_default=lambda value: value if value else None)
 
 
 def print_json(command: str, **fields: Any) -> None:
@@ -41,17 +48,17 @@ def print_json(command: str, **fields: Any) -> None:
 
 
 @app.command(usage="Usage: autotune tune SCRIPT|WORKLOAD [OPTIONS] [-- ARGS]")
-@partial(take_options, as_text=True)
+@partial(take_options, mark=lambda option: _in_group(option.group))
 def tune(
     workload: str,
     /,
     *,
     args: Annotated[list[str] | None, Parameter(parse=False)] = None,
-    out: str | None = None,
-    resume: str | None = None,
-    wait: bool = False,
+    out: Annotated[str | None, _in_group("Everyday")] = None,
+    resume: Annotated[str | None, _in_group("Everyday")] = None,
+    wait: Annotated[bool, _in_group("Search")] = False,
     log_to: Tracker | None = None,
-    json: bool = False,
+    json: Annotated[bool, _in_group("Everyday")] = False,
     **options: Any,
 ) -> int:
     """Find the fastest stable configuration, and write it as a recipe.
@@ -63,8 +70,7 @@ def tune(
         args: The file's own arguments.
         options: See `Options`.
         out: The run directory; a new one below results/ when left out.
-        resume: The directory of a run, ended or stopped: it continues with all that was measured. A budget given with
-            it is the time to continue for.
+        resume: The directory of a run, ended or stopped, to continue with all that was measured.
         wait: Wait until earlier runs on the same devices of this machine have ended. The budget begins then.
         log_to: Export the trials to this tracker once the run has ended, as `autotune export` does.
         json: Print the result as JSON (docs/json.md); progress goes to standard error.

@@ -55,7 +55,6 @@ from autotune.tuning.surroundings import (
 BASELINE_SHARE = 0.35  # of the budget, until the baseline is warm, or `BASELINE_SECONDS` if that is more
 DEFAULT_SPACE = {Device.CPU: "quick", Device.GPU: "gpu"}
 SEVERAL_SPACE = "several_gpus"  # where a seat has several devices, over which the training may be spread
-THOROUGH_SPACE = {Device.GPU: "gpu_thorough"}
 WIDER_SPACE, FEW_KNOBS = "cpu", 4  # where fewer knobs of the default space reach the training
 
 
@@ -435,7 +434,7 @@ def choose_space(written: SearchSpace | None, opened: Opened, options: Options) 
 
     if written is not None:
         return written, resolve(written)
-    written = _default_space(opened, thorough=options.thorough)
+    written = find_search_space(SEVERAL_SPACE if "strategy" in opened.run.baseline else DEFAULT_SPACE[opened.device])
     resolved = resolve(written)
     if len(resolved.choices) < FEW_KNOBS and opened.device is Device.CPU:
         written = find_search_space(WIDER_SPACE)
@@ -451,19 +450,3 @@ def _ask_for_flags(run: Run, names: Collection[str]) -> dict[str, str]:
     if missing:
         run.observe(Notice(text=f"not varied: {', '.join(sorted(missing))}: {min(missing.values())}"))
     return missing
-
-
-def _default_space(opened: Opened, *, thorough: bool) -> SearchSpace:
-    """Return the search space of the device and of the number of devices."""
-    is_spread = "strategy" in opened.run.baseline
-    name = SEVERAL_SPACE if is_spread else DEFAULT_SPACE[opened.device]
-    if thorough and opened.device in THOROUGH_SPACE:
-        name = THOROUGH_SPACE[opened.device]
-    elif thorough:
-        opened.run.observe(Notice(text=f"there is no thorough search space for a {opened.device}: {name} is searched"))
-    written = find_search_space(name)
-    if not is_spread or name == SEVERAL_SPACE:
-        return written
-    several = find_search_space(SEVERAL_SPACE)  # the thorough space is of one device
-    source, ranges = f"{written.source} with {several.source}", {**several.ranges, **written.ranges}
-    return replace(written, source=source, ranges=ranges)
