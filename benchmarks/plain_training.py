@@ -53,7 +53,7 @@ def trained(model: Any, data: Any, validation: Any, *, warmup: float, seconds: f
 def main(file: str, recipe_file: str) -> None:
     """Train as the README shows, turn by turn."""
     recipe = autotune.Recipe.load(recipe_file)
-    recipe.apply(on_mismatch="nearest")  # before TensorFlow starts: threads, precision, environment variables
+    recipe.apply()  # before TensorFlow starts: threads, precision, environment variables
 
     sys.path.insert(0, str(Path(file).parent))
     workload: autotune.Workload = importlib.import_module(Path(file).stem).workload  # imports TensorFlow

@@ -189,7 +189,7 @@ def tune_simulated(
     earlier=None,
     spent_before=0.0,
     results=None,
-    book=None,
+    begin_with=None,
     **options,
 ):
     """One whole run on simulated trials and their clock; returns its recipe."""
@@ -201,7 +201,7 @@ def tune_simulated(
         earlier=earlier,
         spent_before=spent_before,
         results=results,
-        book=book,
+        begin_with=begin_with,
         **{"budget": 300.0, **options},
     )
     return tune_with(invocation, SearchSpace.parse(space, source="test.toml"))
@@ -217,7 +217,7 @@ def an_invocation(
     earlier=None,
     spent_before=0.0,
     results=None,
-    book=None,
+    begin_with=None,
     **options,
 ):
     """What an invocation on simulated trials works with; samples per second count unless another objective is given."""
@@ -233,7 +233,7 @@ def an_invocation(
         earlier=earlier,
         spent_before=spent_before,
         results=results,
-        book=book,
+        begin_with=begin_with,
     )
 
 

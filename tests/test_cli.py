@@ -62,6 +62,10 @@ WRONG = {
     "a bad duration": (["tune", EXAMPLE, "--budget", "soon"], "budget: 'soon' is not a duration"),
     "a bad time limit": (["tune", EXAMPLE, "--trial-timeout", "x"], "trial_timeout: 'x' is not a duration"),
     "an unknown option": (["tune", EXAMPLE, "--bugdet", "3m"], "--bugdet"),
+    "a wish for other machines": (
+        ["run", "r.json", "--on-mismatch", "error", EXAMPLE],
+        "Give --strict, or leave it out.",
+    ),
     "no trials at all": (["tune", EXAMPLE, "--trials", "0"], "trials is 0"),
     "a negative seed": (["tune", EXAMPLE, "--seed", "-1"], "seed is -1"),
     "a gain that is no number": (["tune", EXAMPLE, "--min-gain", "nan"], "min_gain is nan"),
@@ -72,18 +76,16 @@ WRONG = {
     "a batch beyond all": (["space", "quick", "--batch-size", "9999999"], "--batch-size: batch_size cannot be"),
     "an unknown search space": (["tune", EXAMPLE, "--space", "qick"], "Did you mean 'quick'?"),
     "a missing recipe": (["show", "nowhere.json"], "cannot read the recipe nowhere.json"),
-    "a missing book to begin with": (
-        ["tune", EXAMPLE, "--book", "nowhere.json"],
+    "a missing recipe to begin with": (
+        ["tune", EXAMPLE, "--begin-with", "nowhere.json"],
         "cannot read the recipe nowhere.json",
     ),
-    "a missing recipe to merge": (["merge", "nowhere.json", "-o", "b.json"], "cannot read the recipe nowhere.json"),
-    "a book without a place": (["merge", "nowhere.json"], "--out"),
     "a missing recipe to verify": (["verify", "nowhere.json", EXAMPLE], "cannot read the recipe nowhere.json"),
     "a verification that takes forever": (
         ["verify", "nowhere.json", EXAMPLE, "--budget", "soon"],
         "budget: 'soon' is not a duration",
     ),
-    "a directory that is no run": (["show", ROOT / "docs"], "docs/run.json: No such file or directory"),
+    "a directory that is no run": (["show", ROOT / "docs"], "docs is neither a run nor a folder of recipes"),
     "a history of nothing": (["history", ROOT / "docs"], "docs"),
 }
 
@@ -468,6 +470,7 @@ def test_verify_says_what_it_found_and_leaves_with_0_only_if_the_claim_holds(cap
         instances = 0 if measured is None else 6
         return Verification(finding=found, claimed=CLAIMED, measured=measured, instances=instances, reason="so it is")
 
+    monkeypatch.setattr("autotune.tuning.verify.find_recipe", lambda path, _: SimpleNamespace(recipe=path, path=path))
     monkeypatch.setattr("autotune.tuning.verify.verify", verify)
     options = ("--budget", "80s", "--seed", 3, "--memory-margin", 0.2)
     code, out, err = run(capsys, "verify", "recipe.json", "train.py", *options)
@@ -697,7 +700,7 @@ def test_run_and_verify_take_the_recipe_of_a_run_directory(capsys, finished, pre
     script = json.loads((finished / "run.json").read_text())["workload"]["reference"]
     assert prepared == [(script, [])] * 2
     _, _, err = run(capsys, "verify", tmp_path, EXAMPLE)
-    assert f"cannot read the recipe {tmp_path}/recipe.json" in err
+    assert f"{tmp_path} is neither a run nor a folder of recipes" in err
 
 
 def test_run_says_which_argument_is_missing_where_the_script_is_not_known(capsys, finished, prepared, tmp_path):

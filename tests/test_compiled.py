@@ -9,7 +9,7 @@ import sys
 
 import pytest
 from simulated_runs import BASELINE, MACHINE, on_disk, run_on, simulated_trials, tune_simulated
-from test_book import a_recipe
+from test_folders import a_recipe
 from test_gpu_knobs import A100
 from test_kind import H200, a_machine
 

@@ -110,6 +110,8 @@ def test_a_verification_is_printed(printed, monkeypatch):
     claim = Interval(value=1.5, low=1.4, high=1.61)
     found = Verification(finding=ClaimResult.GONE, claimed=claim, measured=None, instances=0, reason="so it is")
     monkeypatch.setattr("autotune.tuning.verify.verify", lambda *_, **__: found)
+    recipes = SimpleNamespace(recipe=None, path="recipe.json")
+    monkeypatch.setattr("autotune.tuning.verify.find_recipe", lambda *_: recipes)
     code, document = printed("verify", "recipe.json", "train.py")
     assert (code, document["finding"], document["measured"]) == (1, "gone", None)
 

@@ -1,4 +1,4 @@
-"""A run begins with the leaders of earlier runs of the same workload, and of a recipe book."""
+"""A run begins with the leaders of earlier runs of the same workload, and of given recipes."""
 
 import os
 from itertools import count
@@ -20,7 +20,7 @@ from simulated_runs import (
     space_of,
     tune_simulated,
 )
-from test_book import a_recipe
+from test_folders import a_recipe
 from test_kind import H200, a_machine
 from test_same_workload import a_script, a_workload
 
@@ -28,7 +28,7 @@ from autotune.data.facts import Gpu
 from autotune.data.figures import Interval
 from autotune.data.record import Looks, Outcome, Phase, Standing
 from autotune.data.run_directory import EarlierLeader, RunDirectory, RunRecord, SearchSpaceRecord
-from autotune.recipe.recipe import Answer, Book, Recipe
+from autotune.recipe.recipe import Answer, Recipe, read_recipes
 from autotune.space.configuration import Configuration, read_trials
 from autotune.stats.deciding import EndedBy, Verdict
 from autotune.tuning import earlier_runs
@@ -195,7 +195,7 @@ def test_one_line_names_the_runs_and_the_configurations():
     assert describe_leaders(leaders[:1], SPACE).startswith("starting from the leader of digits/one: batch_size=256")
 
 
-# ------------------------------------------------------------------------------------------ a recipe book
+# ------------------------------------------------------------------------------------------ given recipes
 
 THROUGHPUT = {"objective": "throughput"}
 GPU_RECIPE = a_recipe(a_machine(H200), batch_size=256, evidence=THROUGHPUT)
@@ -203,15 +203,15 @@ OLD_RECIPE = a_recipe(a_machine(tensorflow="2.18.0"), jit_compile=True, evidence
 
 
 def found_with(*recipes, results=None, space=SPACE, **fields):
-    """The leaders of a new run with a book of these recipes: where they are from, and the changes."""
+    """The leaders of a new run with these recipes: where they are from, and the changes."""
     run = a_run(**{"arguments": THROUGHPUT, **fields})
-    leaders = find_leaders(results, run, space, Book(recipes=recipes))
-    of_book = [leader for leader in leaders if leader.run.startswith("the recipe")]
-    assert all(leader.confirmed and not leader.led_over for leader in of_book)
+    leaders = find_leaders(results, run, space, recipes)
+    of_recipes = [leader for leader in leaders if leader.run.startswith("the recipe")]
+    assert all(leader.confirmed and not leader.led_over for leader in of_recipes)
     return [(leader.run, leader.changes) for leader in leaders]
 
 
-def test_a_book_gives_its_configurations_those_of_the_nearest_machine_first():
+def test_recipes_give_their_configurations_the_nearest_machine_first():
     assert found_with(GPU_RECIPE, OLD_RECIPE) == [
         ("the recipe of simulated × 2 cores, TensorFlow 2.18, Keras 3", {"jit_compile": True}),
         ("the recipe of NVIDIA H200, TensorFlow 2.21, Keras 3", {"batch_size": 256}),
@@ -228,7 +228,7 @@ def test_what_a_space_does_not_hold_whole_was_not_confirmed():
     without_batch_sizes = space_of("schema_version = 1" + SMALL_SPACE.partition("high = 512")[2])
     run = a_run(arguments=THROUGHPUT)
     for space, confirmed in ((SPACE, True), (without_batch_sizes, False)):
-        (leader,) = find_leaders(None, run, space, Book(recipes=(recipe,)))
+        (leader,) = find_leaders(None, run, space, (recipe,))
         assert leader.confirmed is confirmed
 
 
@@ -244,7 +244,7 @@ def test_both_answers_of_a_recipe_are_taken_if_they_are_confirmed():
     ]
 
 
-def test_earlier_runs_and_a_book_are_taken_together(tmp_path, write):
+def test_earlier_runs_and_recipes_are_taken_together(tmp_path, write):
     write("one", {FAST: 1.5, WIDE: 1.4, MANY_STEPS: 1.3}, confirmed=[FAST], arguments=THROUGHPUT)
     assert found_with(GPU_RECIPE, OLD_RECIPE, results=tmp_path) == [
         ("one", {"jit_compile": True}),
@@ -259,7 +259,7 @@ def test_steps_per_execution_that_divided_an_epoch_elsewhere_become_the_next_cho
     assert found_with(a_recipe(a_machine(H200), steps_per_execution=16)) == []
 
 
-def test_a_large_book_costs_few_candidates():
+def test_many_recipes_cost_few_candidates():
     machines = [a_machine(cores=cores) for cores in (4, 8, 16, 32, 64, 128)]
     sizes = (16, 64, 128, 256, 512, 32)
     steps = [8 if size == 32 else 1 for size in sizes]
@@ -277,10 +277,9 @@ def test_a_large_book_costs_few_candidates():
         ({"arguments": {"objective": "energy"}}, "its objective is throughput"),
     ],
 )
-def test_a_book_of_another_training_is_left_alone_and_why(fields, why):
-    assert found_with(GPU_RECIPE, OLD_RECIPE, **fields) == []
-    assert why_unused(Book(recipes=(GPU_RECIPE,)), a_run(**{"arguments": THROUGHPUT, **fields})).startswith(why)
-    assert why_unused(Book(recipes=(GPU_RECIPE,)), a_run(arguments=THROUGHPUT)) == ""
+def test_recipes_of_another_training_are_not_used_and_why(fields, why):
+    assert why_unused((GPU_RECIPE,), a_run(**{"arguments": THROUGHPUT, **fields})).startswith(why)
+    assert why_unused((GPU_RECIPE,), a_run(arguments=THROUGHPUT)) == ""
 
 
 # ------------------------------------------------------------------------------------------ whole runs
@@ -364,12 +363,13 @@ def test_a_resumed_run_keeps_the_leaders_that_it_began_with(tmp_path):
     assert Recipe.load(tmp_path / "two" / "recipe.json") == recipe
 
 
-def test_a_run_begins_with_the_configurations_of_a_book_and_says_so(tmp_path):
+def test_a_run_begins_with_the_configurations_of_recipes_and_says_so(tmp_path):
     first, *_ = tuned(tmp_path, "one", simulated_trials(SPEED, **QUIET), results=None)
     elsewhere = first.model_copy(update={"machine": a_machine(cores=8)})
-    watcher, book = Watcher(), Book(recipes=(elsewhere,))
+    elsewhere.save(tmp_path / "elsewhere.json")
+    watcher, source = Watcher(), read_recipes(tmp_path / "elsewhere.json")
     trials = simulated_trials(SPEED, **QUIET)
-    second, tried, confirmed = tuned(tmp_path, "two", trials, watcher=watcher, results=None, book=book)
+    second, tried, confirmed = tuned(tmp_path, "two", trials, watcher=watcher, results=None, begin_with=source)
     name = "the recipe of simulated × 8 cores, TensorFlow 2.21, Keras 3"
     assert tried[0].configuration == first.configuration
     claimed = min(looks.confirmed_at_seconds for record in confirmed for looks in record.looks)
@@ -379,11 +379,12 @@ def test_a_run_begins_with_the_configurations_of_a_book_and_says_so(tmp_path):
     assert any(event.text.startswith(f"starting from the leader of {name}: ") for event in watcher.of(Notice))
 
 
-def test_a_book_that_cannot_be_used_is_named(tmp_path):
+def test_recipes_that_cannot_be_used_are_named(tmp_path):
     first, *_ = tuned(tmp_path, "one", simulated_trials(SPEED, **QUIET), results=None)
     other = first.model_copy(update={"workload": first.workload.model_copy(update={"name": "other"})})
-    watcher, options = Watcher(), {"book": Book(recipes=(other,)), "budget": 20.0}
+    other.save(tmp_path / "other.json")
+    watcher, options = Watcher(), {"begin_with": read_recipes(tmp_path / "other.json"), "budget": 20.0}
     recipe, *_ = tuned(tmp_path, "two", simulated_trials(SPEED, **QUIET), watcher=watcher, results=None, **options)
     assert recipe.created_by.started_from == ()
     (notice,) = [event.text for event in watcher.of(Notice) if "not used" in event.text]
-    assert notice.endswith("is not used: it is of another training: one is other, the other simulated")
+    assert notice.endswith("other.json is not used: it is of another training: one is other, the other simulated")

@@ -34,7 +34,7 @@ from autotune.data.options import Options, seconds_of
         ("memory_margin", -0.1),
         ("objective", "fork"),
         ("space", 5),
-        ("book", 5),
+        ("begin_with", 5),
     ],
 )
 def test_what_cannot_be_used_is_named(name, value):

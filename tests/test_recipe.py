@@ -11,7 +11,7 @@ import pytest
 from simulated_runs import BASELINE, MACHINE, faster_by, quick_tune, simulated_trials
 from test_recommendation import run_that_is
 
-from autotune.data.errors import ArgumentError, MachineMismatchError, RecipeError, RunDirectoryError
+from autotune.data.errors import RecipeError, RunDirectoryError
 from autotune.data.figures import Interval
 from autotune.data.printable import LONGEST_MESSAGE
 from autotune.recipe import apply, training_data
@@ -141,12 +141,12 @@ def test_reading_sets_nothing(tmp_path, recipe):
 # -------------------------------------------------------------------------------------------- damaged files
 
 
-@pytest.mark.parametrize("name", ["missing.json", ".", "null\0character"])
+@pytest.mark.parametrize("name", ["missing.json", "null\0character"])
 def test_a_path_without_a_file_is_an_error(tmp_path, name):
     with pytest.raises(RecipeError, match="cannot read the recipe") as caught:
         Recipe.load(f"{tmp_path}/{name}")
     assert caught.value.message.isprintable()
-    assert "autotune tune" in caught.value.hint
+    assert "Give a recipe.json" in caught.value.hint
 
 
 @pytest.mark.parametrize("version", [2, 99, 10**400])
@@ -327,10 +327,7 @@ def test_a_machine_of_the_file_cannot_steer_a_terminal(recipe, applied):
     other = recipe.model_copy(update={"machine": strange})
     with pytest.warns(MachineMismatchWarning, match="Xeon") as warned:
         other.apply()
-    with pytest.raises(MachineMismatchError, match="Xeon") as caught:
-        other.apply(on_mismatch="error")
     assert str(warned[0].message).isprintable()
-    assert caught.value.message.isprintable()
 
 
 def test_another_machine_is_warned_of(recipe, applied, monkeypatch):
@@ -340,9 +337,8 @@ def test_another_machine_is_warned_of(recipe, applied, monkeypatch):
     ):
         recipe.apply()
     assert applied == ["import", "build"]
-    with pytest.raises(MachineMismatchError, match="64 cores"):
-        recipe.apply(on_mismatch="error")
-    recipe.apply(on_mismatch="ignore")
+    with pytest.warns(MachineMismatchWarning):
+        recipe.apply()
     assert applied.count("import") == 1, "the same recipe twice is once"
 
 
@@ -352,15 +348,8 @@ def test_what_has_changed_on_a_machine_of_this_kind_is_warned_of(recipe, applied
     with pytest.warns(
         MachineMismatchWarning, match=r"TensorFlow: measured on 2\.21\.0, here 2\.21\.3.*autotune verify"
     ):
-        recipe.apply(on_mismatch="error")
+        recipe.apply()
     recipe.with_baseline().apply()  # which claims nothing
-
-
-@pytest.mark.parametrize("word", ["eror", "", None, "baseline"])
-def test_a_misspelt_wish_is_no_silence(recipe, applied, word):
-    with pytest.raises(ArgumentError, match="on_mismatch="):
-        recipe.apply(on_mismatch=word)
-    assert applied == []
 
 
 def test_compile_arguments_are_the_configurations(recipe):

@@ -40,25 +40,18 @@ def run(recipe, *options):
     return subprocess.run(command, cwd=recipe.parent, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("options", [(), ("--on-mismatch", "nearest")])
-def test_another_machine_is_warned_of_and_trains(recipe, options):
-    ended = run(recipe, *options)
+def test_another_machine_is_warned_of_and_trains(recipe):
+    ended = run(recipe)
     assert (ended.returncode, ended.stdout) == (0, "ran\n")
     assert "measured on another machine" in ended.stderr
     assert "Intel 4004" in ended.stderr
 
 
 def test_another_machine_can_be_an_error(recipe):
-    ended = run(recipe, "--on-mismatch", "error")
+    ended = run(recipe, "--strict")
     assert ended.returncode == MachineMismatchError.exit_code
     assert ended.stdout == ""
     assert "measured on another machine" in ended.stderr
-
-
-def test_another_machine_can_be_ignored(recipe):
-    ended = run(recipe, "--on-mismatch", "ignore")
-    assert (ended.returncode, ended.stdout) == (0, "ran\n")
-    assert "another machine" not in ended.stderr
 
 
 def test_two_options_that_contradict_each_other_are_refused(recipe):
@@ -69,7 +62,7 @@ def test_two_options_that_contradict_each_other_are_refused(recipe):
 
 
 def test_a_recipe_without_changes_says_that_the_script_runs_as_it_is(recipe):
-    ended = run(recipe, "--on-mismatch", "ignore")
+    ended = run(recipe)
     assert (ended.returncode, ended.stdout) == (0, "ran\n")
     assert "the recipe is the baseline: the script runs as it is" in ended.stderr
 
@@ -92,7 +85,7 @@ def test_what_is_not_known_of_the_larger_batch_is_said(recipe):
         learning_rate_rule=LearningRateRule(batch_ratio=2.0, not_measured=reason),
     )
     recorded.model_copy(update={"larger_batch": larger}).save(recipe)
-    ended = run(recipe, "--on-mismatch", "ignore", "--larger-batch")
+    ended = run(recipe, "--larger-batch")
     assert (ended.returncode, ended.stdout) == (0, "ran\n")
     assert f"batch {batch} is not confirmed: ×1.5 is the search's figure" in ended.stderr
     assert f"how it learns was not measured: {reason}" in ended.stderr

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from simulated_runs import BASELINE, MACHINE
-from test_book import a_recipe
+from test_folders import a_recipe
 from test_kind import a_machine
 
 from autotune.script.staleness import Staleness, verify_command
@@ -45,7 +45,7 @@ def test_a_recipe_without_a_claim_cannot_be_stale():
 
 def test_the_command_has_a_budget_that_suffices():
     recipe = a_recipe(evidence={"verify_seconds": 240.0})
-    assert verify_command(recipe, Path("my book.json"), "train.py") == (
-        "autotune verify 'my book.json' train.py --budget 240s"
+    assert verify_command(recipe, Path("my recipe.json"), "train.py") == (
+        "autotune verify 'my recipe.json' train.py --budget 240s"
     )
     assert verify_command(a_recipe(), Path("recipe.json"), "train.py") == COMMAND

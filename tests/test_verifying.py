@@ -18,8 +18,6 @@ from autotune.data.figures import LogInterval
 from autotune.data.options import MEMORY_MARGIN, MIN_GAIN
 from autotune.data.record import Outcome, Phase
 from autotune.recipe import recipe as recipe_module
-from autotune.recipe.book import save_book
-from autotune.recipe.recipe import Book
 from autotune.runtime.executor import TrialFailed
 from autotune.script.workload import Workload
 from autotune.stats.deciding import ClaimResult, judge_claim
@@ -480,12 +478,14 @@ def test_a_recipes_workload_is_loaded_with_its_arguments(recipe, tmp_path, monke
     assert ("tuned with --width 512" in told) == (given is not None)
 
 
-def test_of_a_book_the_recipe_of_this_machine_is_verified_and_named(verify_simulated, recipe, tmp_path, monkeypatch):
+def test_of_a_folder_the_recipe_of_this_machine_is_verified_and_named(verify_simulated, recipe, tmp_path, monkeypatch):
     verified, _ = verify_simulated
     monkeypatch.setattr(recipe_module, "fingerprint", lambda: MACHINE)
     elsewhere = recipe.model_copy(update={"machine": MACHINE.model_copy(update={"cores": 64})})
-    save_book(Book(recipes=(elsewhere.with_baseline(), recipe)), tmp_path / "train.book.json")
+    (folder := tmp_path / "recipes").mkdir()
+    elsewhere.with_baseline().save(folder / "elsewhere.json")
+    recipe.save(folder / "here.json")
     watcher = Watcher()
-    assert verified(tmp_path / "train.book.json", observe=watcher).claimed == recipe.evidence.speedup
-    (text,) = [event.text for event in watcher.of(Notice) if "book" in event.text]
-    assert text.startswith(f"recipe 2 of 2 in {tmp_path}/train.book.json was measured on this kind of machine")
+    assert verified(folder, observe=watcher).claimed == recipe.evidence.speedup
+    (text,) = [event.text for event in watcher.of(Notice) if "kind of machine" in event.text]
+    assert text.startswith(f"{folder}/here.json was measured on this kind of machine")

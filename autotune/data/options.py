@@ -71,8 +71,10 @@ class Options:
         None, "Time for one trial; planned from the baseline when left out.", (1.0, 1e7), is_duration=True
     )
     max_batch: int | None = option(None, "The largest batch size to try.", (1, 1 << 20), group="Everyday")
-    book: str | None = option(
-        None, "A recipe book, or a recipe, from other machines: its configurations are the first candidates."
+    begin_with: str | None = option(
+        None,
+        "A recipe, a run directory or a folder of recipes, such as those of other machines: the configurations are the "
+        "first candidates.",
     )
     fresh: bool = option(
         False, "Ignore earlier runs of the same workload; otherwise their leaders are the first candidates."
@@ -267,7 +269,7 @@ def take_options(function: Function, *, mark: Callable[[Option], object] | None 
         hint, default = _HINTS[name], _FIELDS[name].default
         if declared.is_duration:
             hint, default = str | None if as_text else float | str | None, None
-        elif name in ("space", "book") and not as_text:
+        elif name in ("space", "begin_with") and not as_text:
             hint = str | Path | None
         if mark is not None:
             hint = Annotated[hint, mark(declared)]

@@ -21,7 +21,14 @@ from autotune.front import reading_commands as reading_commands  # registers its
 from autotune.front.commands import app
 
 _CHOSEN = "Leave it out: autotune chooses by itself what suits the workload and the memory."
-_REPLACED = {"--isolation": _CHOSEN, "--pairing": _CHOSEN, "--thorough": "Give --space gpu_thorough."}
+_REPLACED = {
+    "--book": "Give --begin-with, with a folder of recipes.",
+    "--isolation": _CHOSEN,
+    "--on-mismatch": "Give --strict, or leave it out.",
+    "--pairing": _CHOSEN,
+    "--thorough": "Give --space gpu_thorough.",
+    "merge": "Keep the recipes in one folder, and give the folder.",
+}
 """What to do about options and commands that are gone."""
 
 
@@ -37,7 +44,7 @@ def _split(given: list[str]) -> tuple[list[str], list[str]]:
     for index, token in enumerate(given[1:], start=1):
         if token == "--":
             return given[:index], given[index:]
-        takes_value = given[index - 1] in ("--scale-learning-rate", "--on-mismatch")
+        takes_value = given[index - 1] == "--scale-learning-rate"
         words += not token.startswith("-") and not takes_value
         if words == 2:
             return given[: index + 1], ["--", *given[index + 1 :]]

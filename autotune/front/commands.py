@@ -16,7 +16,6 @@ from cyclopts import Group as CommandGroup
 from autotune.data.errors import TuningInterruptedError
 from autotune.data.options import MEMORY_MARGIN, VERIFY_SECONDS, Group, Tracker, take_options
 from autotune.machine.doctor import Level, diagnose, first_fix
-from autotune.recipe.selection import OnMismatch
 from autotune.version import DISTRIBUTION, __version__
 
 if TYPE_CHECKING:
@@ -128,7 +127,7 @@ def demo(*, budget: str = "3m", json: bool = False) -> int:
     return tune(copy_example(), budget=budget, json=json)
 
 
-@app.command(usage="Usage: autotune run RECIPE|BOOK [OPTIONS] [SCRIPT [ARGS]]")
+@app.command(usage="Usage: autotune run RECIPE|FOLDER [OPTIONS] [SCRIPT [ARGS]]")
 def run(
     recipe: Path,
     script: str | None = None,
@@ -138,7 +137,7 @@ def run(
     skip_missing: bool = False,
     scale_learning_rate: Literal["sqrt", "linear"] | None = None,
     keep_learning_rate: bool = False,
-    on_mismatch: OnMismatch | None = None,
+    strict: bool = False,
     candidate: bool = False,
     same_training: bool = False,
     larger_batch: bool = False,
@@ -149,8 +148,8 @@ def run(
     Its exit code, signals and standard input are the script's own.
 
     Args:
-        recipe: A recipe.json of this script, or its run directory; or a book, whose recipe of this kind of machine is
-            taken.
+        recipe: A recipe.json of this script, or its run directory; or a folder of recipes, of which the one of this
+            kind of machine is taken.
         script: The script, such as train.py or -m package.train. What follows it are its own arguments. When left out,
             the script and the arguments that the recipe was tuned with; `-- ARGS` replaces the arguments.
         args: The file's own arguments.
@@ -158,19 +157,16 @@ def run(
         scale_learning_rate: Multiply the learning rate by the ratio of the batch sizes (linear), or by its root (sqrt),
             in place of the rule that was tested.
         keep_learning_rate: Leave the learning rate as the script has it.
-        on_mismatch: What to do if no recipe was measured on this kind of machine. error: stop. nearest: warn, and train
-            with the nearest. baseline: warn, and train as the script has it. ignore: train with the nearest. When left
-            out, nearest for a recipe and baseline for a book.
+        strict: Stop if no recipe was measured on this kind of machine. Otherwise autotune warns, and trains with a
+            single recipe all the same. If a folder has none, it trains as the script has it.
         candidate: Train with the best candidate of an undecided run, which is not confirmed to be faster.
         same_training: Train with the fastest configuration that changes nothing about learning.
         larger_batch: Train with the best configuration of another batch size, although it is not recommended.
         json: End standard output with a line of JSON (docs/json.md).
     """
     from autotune.front.console import note
-    from autotune.front.defaults import recipe_file_of
     from autotune.script.long_run import prepare_run
 
-    recipe = recipe_file_of(recipe)
     if script is None:
         from autotune.front.defaults import script_of
 
@@ -183,32 +179,33 @@ def run(
         skip_missing=skip_missing,
         scale=scale_learning_rate,
         keep_learning_rate=keep_learning_rate,
-        on_mismatch=on_mismatch,
+        strict=strict,
         candidate=candidate,
         same_training=same_training,
         larger_batch=larger_batch,
     )
     if json:
-        return partial(_run_to_json, prepared, recipe, script)
+        return partial(_run_to_json, prepared, script)
     return prepared
 
 
-def _run_to_json(prepared: PreparedRun, recipe: Path, script: str) -> int:
+def _run_to_json(prepared: PreparedRun, script: str) -> int:
     """Run a script, end standard output with a document about it, and return the script's exit code."""
     from autotune.front.console import note
 
     code, run = prepared(), prepared.long_run
+    file = None if prepared.recipe_file is None else str(prepared.recipe_file)
     speeds = {name: None if run is None else getattr(run.guard, name) for name in ("throughput", "claimed")}
     try:
         sys.stdout.write("\n")  # it may have ended within a line
-        print_json("run", on_one_line=True, recipe_file=str(recipe), script=script, exit_code=code, **speeds)
+        print_json("run", on_one_line=True, recipe_file=file, script=script, exit_code=code, **speeds)
     except Exception as error:  # the script may have closed standard output, or left Python unable to import
         with contextlib.suppress(Exception):
             note(f"no JSON was printed: {type(error).__name__}: {error}")
     return code
 
 
-@app.command(usage="Usage: autotune verify RECIPE|BOOK SCRIPT|WORKLOAD [OPTIONS] [-- ARGS]")
+@app.command(usage="Usage: autotune verify RECIPE|FOLDER SCRIPT|WORKLOAD [OPTIONS] [-- ARGS]")
 def verify(
     recipe: Path,
     workload: str,
@@ -230,8 +227,8 @@ def verify(
     baseline itself fails; 4 internal error; 130 interrupted.
 
     Args:
-        recipe: A recipe.json or its run directory; or a book, whose recipe of this kind of machine is taken, or else
-            the nearest.
+        recipe: A recipe.json or its run directory; or a folder of recipes, of which the one of this kind of machine is
+            taken, or else the nearest.
         workload: path/to/file.py[:name] or package.module[:name], as for `autotune tune`. The file gets what follows
             `--` as its own arguments; those of the recipe when left out.
         args: The file's own arguments.
@@ -243,46 +240,26 @@ def verify(
     from autotune.data.options import seconds_of
     from autotune.front.closing import show_verification
     from autotune.front.console import Progress, messages, terminal
-    from autotune.front.defaults import recipe_file_of
     from autotune.stats.deciding import ClaimResult
+    from autotune.tuning.verify import find_recipe
     from autotune.tuning.verify import verify as verify_recipe
 
-    recipe = recipe_file_of(recipe)
     with Progress(messages() if json else terminal(), budget=seconds_of("budget", budget)) as progress:
+        selection = find_recipe(recipe, progress)
         verification = verify_recipe(
-            recipe, workload, args=args, budget=budget, seed=seed, memory_margin=memory_margin, observe=progress
+            selection.recipe,
+            workload,
+            args=args,
+            budget=budget,
+            seed=seed,
+            memory_margin=memory_margin,
+            observe=progress,
         )
     if json:
-        print_json("verify", recipe_file=str(recipe), **vars(verification))
+        print_json("verify", recipe_file=str(selection.path), **vars(verification))
     else:
         show_verification(verification)
     return 0 if verification.finding is ClaimResult.HOLDS else 1
-
-
-@app.command(usage="Usage: autotune merge RECIPE|BOOK|FOLDER... -o BOOK")
-def merge(
-    recipes: Annotated[list[Path], Parameter(allow_leading_hyphen=False)],
-    /,
-    *,
-    out: Annotated[Path, Parameter(name=["--out", "-o"])],
-) -> None:
-    """Make one book of the recipes of a training on several kinds of machine.
-
-    Of the recipes of one kind of machine (devices, TensorFlow's minor version, Keras) the newest is kept.
-
-    Args:
-        recipes: Recipes, books, run directories, or folders, of which each .json file is read, or else each run.
-        out: The book's file, such as train.book.json. An older book is replaced.
-    """
-    from autotune.front.console import note
-    from autotune.front.tables import show_book
-    from autotune.recipe.book import merge_recipes, save_book
-
-    merged = merge_recipes(recipes)
-    save_book(merged.book, out)
-    for text in merged.notes:
-        note(text)
-    show_book(merged.book, out)
 
 
 @app.command

@@ -11,7 +11,7 @@ from autotune.data.files import shipped_directory, write_atomically
 from autotune.data.run_directory import RunDirectory
 from autotune.data.runs_on_disk import RESULTS, follow_latest, newest_runs
 from autotune.front.console import note
-from autotune.recipe.recipe import choose_recipe, load_recipes
+from autotune.recipe.recipe import read_recipes, select_nearest
 
 EXAMPLE = "train_digits.py"
 
@@ -43,19 +43,15 @@ def _newest() -> Path:
     return found[0].path
 
 
-def recipe_file_of(path: Path) -> Path:
-    """Return the recipe of a run directory; any other path as it is."""
-    return follow_latest(path) / "recipe.json" if os.path.isdir(path) else path
-
-
-def script_of(recipe_file: Path, args: list[str] | None) -> tuple[str, list[str]]:
-    """Return the script that a recipe was tuned with, and these arguments; its own arguments when None.
+def script_of(path: Path, args: list[str] | None) -> tuple[str, list[str]]:
+    """Return the script that the recipe at a path was tuned with, and these arguments; its own arguments when None.
 
     Raises:
         ArgumentError: No `run.json` beside the recipe names the script, or the recipe masks one of the arguments.
         RecipeError: The recipe cannot be read.
     """
-    recipe, _ = choose_recipe(load_recipes(recipe_file), "ignore", source=str(recipe_file))
+    selection = select_nearest(read_recipes(path))
+    recipe, recipe_file = selection.recipe, selection.path
     try:
         workload = RunDirectory(recipe_file.parent).read_run().workload
     except RunDirectoryError:
@@ -63,7 +59,7 @@ def script_of(recipe_file: Path, args: list[str] | None) -> tuple[str, list[str]
     if workload is None or workload.fingerprint != recipe.workload.fingerprint:
         raise ArgumentError(
             f"SCRIPT is missing: no run.json beside {recipe_file} names the script that the recipe was tuned with",
-            hint=f"Name the script: autotune run {recipe_file} train.py",
+            hint=f"Name the script: autotune run {path} train.py",
         )
     return workload.reference, [*recipe.workload.arguments] if args is None else args
 

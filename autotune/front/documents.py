@@ -19,7 +19,7 @@ from pydantic import AwareDatetime, BeforeValidator, Field, TypeAdapter, create_
 from autotune.data.figures import Interval
 from autotune.data.models import Frozen, Value
 from autotune.machine.doctor import Level
-from autotune.recipe.recipe import Book, Recipe
+from autotune.recipe.recipe import Recipe
 from autotune.report.compare import COLUMNS
 from autotune.report.history import BOOLEAN, FLOAT, INTEGER, TIME, columns
 from autotune.space.knobs import Device, Domain, Numerics, Stage
@@ -48,10 +48,17 @@ _KNOB = {"name": str, "summary": str, "domain": Domain, "default": Value | None,
 _KNOB_ENTRY = _model("KnobEntry", _KNOB | {"devices": Annotated[list[Device], BeforeValidator(sorted)]})
 _FIELDS: dict[str, dict[str, Any]] = {
     "tune": {"run": str, "recipe_file": str, "recipe": Recipe, "use": list[str], "go_on": str | None},
-    "run": {"recipe_file": str, "script": str, "exit_code": int, "throughput": float | None, "claimed": float | None},
+    "run": {
+        "recipe_file": str | None,
+        "script": str,
+        "exit_code": int,
+        "throughput": float | None,
+        "claimed": float | None,
+    },
     "verify": {"recipe_file": str, "finding": ClaimResult, "reason": str, "instances": int}
     | dict.fromkeys(("claimed", "measured"), Interval | None),
-    "show": {"run": str | None, "recipe_file": str | None, "recipe": Recipe | None, "book": Book | None} | _TRIALS,
+    "show": {"run": str | None, "recipe_file": str | None, "recipe": Recipe | None, "recipes": dict[str, Recipe]}
+    | _TRIALS,
     "history": _TRIALS,
     "compare": {"runs": list[_row_model("RunRow", COLUMNS)]},  # type: ignore[misc]
     "knobs": {"knobs": list[_KNOB_ENTRY]},  # type: ignore[valid-type]

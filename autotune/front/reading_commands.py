@@ -22,10 +22,10 @@ Runs = Annotated[list[Path] | None, Parameter(allow_leading_hyphen=False)]
 
 @app.command
 def show(path: Path | None = None, /, *, diff: Path | None = None, json: bool = False) -> None:
-    """Show a recipe, a book, or a run: its trials and its recipe.
+    """Show a recipe, a folder of recipes, or a run: its trials and its recipe.
 
     Args:
-        path: A recipe.json, a book, or a run directory; the newest run below results/ when left out.
+        path: A recipe.json, a folder of recipes, or a run directory; the newest run below results/ when left out.
         diff: A script: print the edit of it that makes the recipe permanent, and nothing else.
         json: Print recipe and trials as JSON (docs/json.md).
     """
@@ -34,20 +34,20 @@ def show(path: Path | None = None, /, *, diff: Path | None = None, json: bool = 
     from autotune.front.closing import show_diff, show_recipe, show_usage
     from autotune.front.console import note, say
     from autotune.front.defaults import run_or_newest
-    from autotune.front.tables import show_book, show_history
-    from autotune.recipe.recipe import Recipe, choose_recipe, load_recipes
+    from autotune.front.tables import show_folder, show_history
+    from autotune.recipe.recipe import read_recipes, select_nearest
 
     if json and diff is not None:
         raise ArgumentError("--json and --diff were both given", hint="Give one of them.")
     path = run_or_newest(path)
-    is_run = os.path.isdir(path)  # Path.is_dir raises on a name that is too long
-    file = path / "recipe.json" if is_run else path
+    is_run = os.path.lexists(path / "run.json")
     if diff is not None:
         from autotune.script.patch import script_diff
 
-        chosen, selection = choose_recipe(load_recipes(file), "ignore", source=str(file))
+        selection = select_nearest(read_recipes(path))
         if selection.text:
             note(selection.text)
+        chosen = selection.recipe
         if not chosen.changes and chosen.learning_rate_rule is None:
             return note("The recipe is the baseline: run the script as it is.")
         return show_diff(chosen, *script_diff(chosen, diff))
@@ -56,19 +56,25 @@ def show(path: Path | None = None, /, *, diff: Path | None = None, json: bool = 
         from autotune.report.history import load_history
 
         run, trials = RunDirectory(path).read_run(), load_history(path, every_column=True)
-    recipe = None if is_run and not file.exists() else load_recipes(file)
+    source = None if is_run and not os.path.exists(path / "recipe.json") else read_recipes(path)
+    (file, recipe) = (None, None) if source is None or source.is_folder else source.files[0]
     if json:
         from autotune.report.history import rows_of
 
-        places = {"run": str(path) if is_run else None, "recipe_file": None if recipe is None else str(file)}
-        document = {"recipe": None, "book": None} | {"recipe" if isinstance(recipe, Recipe) else "book": recipe}
-        return print_json("show", **places, **document, trials=[] if trials is None else rows_of(trials))
+        return print_json(
+            "show",
+            run=str(path) if is_run else None,
+            recipe_file=None if file is None else str(file),
+            recipe=recipe,
+            recipes={str(file.path): file.recipe for file in source.files} if source and source.is_folder else {},
+            trials=[] if trials is None else rows_of(trials),
+        )
     if trials is not None:
         show_history(trials)
-    if recipe is None:
+    if source is None:
         return say("No recipe: the run has not ended, or it was cut off.")
-    if not isinstance(recipe, Recipe):
-        return show_book(recipe, file)
+    if file is None or recipe is None:
+        return show_folder(source)
     show_recipe(recipe, file)
     if run is not None and run.workload is not None:
         show_usage(recipe, file, tuned=run.workload.reference, to_repeat=to_repeat(path))
@@ -115,19 +121,16 @@ def _write(
 def report(run: Path | None = None, /) -> None:
     """Write a run's page, report.html: the answer, the search, what each knob did, where time goes, every trial.
 
-    A run that is unfinished or damaged has one, too: it says what is missing. The page of a book shows the training on
-    every machine: claim, recommended configuration, bottleneck, and what carries over.
+    A run that is unfinished or damaged has one, too: it says what is missing.
 
     Args:
-        run: A run directory, the newest below results/ when left out; or a book, whose page is written beside it.
+        run: A run directory; the newest below results/ when left out.
     """
     from autotune.front.console import say
     from autotune.front.defaults import run_or_newest
-    from autotune.report.book_page import write_book_page
     from autotune.report.page import write_page
 
-    path = run_or_newest(run)
-    say(write_book_page(path) if os.path.isfile(path) else write_page(path))
+    say(write_page(run_or_newest(run)))
 
 
 @app.command
@@ -184,7 +187,8 @@ def compare(runs: Runs = None, /, *, csv: Path | None = None, parquet: Path | No
     """Show runs and recipes in one table: what each found, and whether their speeds may be compared.
 
     Args:
-        runs: Run directories, or a directory that holds some; recipe files; results/ when left out.
+        runs: Run directories, or a directory that holds some; recipes, and folders of recipes; results/
+            when left out.
         csv: Write the table, with all its columns, to this CSV file.
         parquet: Write it to this Parquet file.
         json: Print it as JSON (docs/json.md).
@@ -264,7 +268,7 @@ def space(
 
 
 # The order of use, for `--help`.
-IN_ORDER = "doctor demo tune run show report verify merge history compare export dashboard knobs space"
+IN_ORDER = "doctor demo tune run show report verify history compare export dashboard knobs space"
 for position, name in enumerate(IN_ORDER.split()):
     app[name].sort_key = position
 app.register_install_completion_command(help="Install completion for bash, zsh or fish.")

@@ -1,4 +1,4 @@
-"""Print tables: trials, runs side by side, recipe books, knobs, search spaces, and what the doctor found.
+"""Print tables: trials, runs side by side, folders of recipes, knobs, search spaces, and what the doctor found.
 
 Trials and runs fit a terminal of 80 columns: a table has the columns in which its rows differ.
 """
@@ -9,7 +9,6 @@ import math
 from collections.abc import Sequence
 from itertools import groupby
 from operator import itemgetter
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console as RichConsole
@@ -20,7 +19,7 @@ from autotune.data.printable import one_line, plural
 from autotune.data.record import Outcome
 from autotune.front.console import print_table, rate, ratio, say, terminal
 from autotune.machine.doctor import Finding, Level, first_fix
-from autotune.recipe.recipe import Book, choose_recipe
+from autotune.recipe.recipe import RecipeSource, select_recipe
 from autotune.report.machines import describe_transfer, row_of
 from autotune.space.configuration import format_value
 from autotune.space.knobs import KNOBS, Numerics
@@ -116,21 +115,16 @@ def _compared(row: dict[str, Any]) -> dict[str, str]:
     return {name: "–" if cell is None else str(cell) for name, cell in {**cells, **of_run}.items()}
 
 
-def show_book(book: Book, path: Path, console: RichConsole | None = None) -> None:
+def show_folder(source: RecipeSource, console: RichConsole | None = None) -> None:
     """Print a line for each recipe, what carries over between the machines, and what a training does here."""
     console = console or terminal()
-    rows = []
-    for number, recipe in enumerate(book.recipes, start=1):
-        shown = row_of(recipe)
-        rows.append((number, shown.machine, shown.claim, shown.recommended))
+    rows = [(file.path.name, *row_of(file.recipe)) for file in source.files]
     console.print()
-    print_table(("", "measured on", "claim", "recommended"), rows, console)
+    print_table(("recipe", "measured on", "claim", "recommended"), rows, console)
     console.print()
-    for line in describe_transfer(book.recipes):
+    for line in (*describe_transfer(source.recipes), *source.notes):
         say(line, console)
-    _, selection = choose_recipe(book, None, source=str(path))
-    say(f"Here: {selection.text}", console)
-    say(f"Book: {path}", console)
+    say(f"Here: {select_recipe(source).text}", console)
 
 
 def show_knobs() -> None:

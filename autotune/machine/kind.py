@@ -1,12 +1,13 @@
-"""The kind of a machine decides which recipe of a book fits it; of the others, one is the nearest. Pure."""
+"""The kind of a machine decides which recipe of a folder fits it; of the others, one is the nearest. Pure."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from autotune.data.facts import Machine, gpu_names, has_cards_of
+from autotune.data.printable import LONGEST_MESSAGE, one_line
 
 
 class Kind(NamedTuple):
@@ -41,6 +42,12 @@ def kind_differences(measured: Machine, here: Machine) -> tuple[str, ...]:
         for label, before, after in zip(labels, there, now, strict=True)
         if before != after
     )
+
+
+def describe_changes(changes: Iterable[str], command: str) -> str:
+    """Say what has changed since a recipe was measured, and the command that measures its claim again."""
+    text = f"changed since the recipe was measured: {'; '.join(changes)}. To measure its claim again: {command}"
+    return one_line(text, longest=LONGEST_MESSAGE)
 
 
 def find_nearest(measured: Sequence[Machine], here: Machine) -> list[int]:

@@ -1,16 +1,21 @@
-"""The recipe, a JSON file: the configuration to use, the evidence, where it was measured. Format 1, the first."""
+"""The recipe, a JSON file: the configuration to use, the evidence, where it was measured. Format 1, the first.
+
+Of a folder of recipes the one for this machine is chosen.
+"""
 
 from __future__ import annotations
 
 import codecs
 import html
 import itertools
+import os
 import re
 import shlex
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar, get_args
+from typing import Annotated, Any, NamedTuple, Self
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -21,15 +26,15 @@ from autotune.data.figures import Interval
 from autotune.data.files import read_at_most, write_atomically
 from autotune.data.models import Amount, Count, KnobValue, Many, first_mistake
 from autotune.data.printable import LONGEST_MESSAGE, one_line
+from autotune.data.runs_on_disk import follow_latest
 from autotune.machine.fingerprint import fingerprint
-from autotune.machine.kind import find_nearest, kind_differences, kind_of
+from autotune.machine.kind import Kind, describe_changes, find_nearest, kind_differences, kind_of
 from autotune.recipe import apply
 from autotune.recipe.answers import Answer, LearningRateRule, describe_answers
 from autotune.recipe.apply import TrainingPipeline
 from autotune.recipe.evidence import BestCandidate, Evidence, Knobs, Part
 from autotune.recipe.keras_api import refuse_other_keras
 from autotune.recipe.same_workload import first_difference
-from autotune.recipe.selection import OnMismatch, Selection, describe_changes
 from autotune.recipe.tf_private import keras, tf
 from autotune.recipe.training_data import make_pipeline
 from autotune.space.configuration import Configuration, DatasetConfig, format_value
@@ -38,10 +43,10 @@ from autotune.stats.deciding import Verdict
 
 SCHEMA_VERSION = 1
 SCHEMA_FILE = Path(__file__).with_name("recipe.schema.json")
-LARGEST_FILE_BYTES = 4 << 20  # of a book; a recipe has some 10 kB
-MOST_RECIPES = 100  # of a book
+LARGEST_FILE_BYTES = 1 << 20  # a recipe has some 10 kB
+MOST_FILES = 1000  # of a folder
+_GIVE = "Give a recipe.json, a run directory, or a folder that has the recipe.json files of one training."
 _DAMAGED = "The file is damaged, or was not written by `autotune tune`."
-_DAMAGED_BOOK = "Merge the recipes again: autotune merge RECIPE… -o BOOK"
 
 
 class MachineMismatchWarning(UserWarning):
@@ -79,17 +84,7 @@ class CreatedBy(Part):
     started_from: Many[str] = Field((), description="Earlier runs and recipes whose configurations were tried first.")
 
 
-class _File(Part):
-    """What a recipe and a book have in common."""
-
-    schema_version: Annotated[int, Field(ge=SCHEMA_VERSION, le=SCHEMA_VERSION)] = SCHEMA_VERSION
-
-    def to_json(self) -> str:
-        """Return the text of the file."""
-        return self.model_dump_json(indent=2) + "\n"
-
-
-class Recipe(_File):
+class Recipe(Part):
     """The fastest stable configuration of a training on a machine, with the evidence for it.
 
     Example:
@@ -99,6 +94,7 @@ class Recipe(_File):
         >>> model.fit(**recipe.fit_args(dataset), epochs=90)
     """
 
+    schema_version: Annotated[int, Field(ge=SCHEMA_VERSION, le=SCHEMA_VERSION)] = SCHEMA_VERSION
     configuration: Knobs
     baseline: Knobs
     evidence: Evidence
@@ -121,31 +117,32 @@ class Recipe(_File):
         return self
 
     @classmethod
-    def load(cls, path: str | Path, *, on_mismatch: OnMismatch | None = None) -> Recipe:
-        """Read a recipe; of a book, the one that was measured on this kind of machine.
+    def load(cls, path: str | Path, *, strict: bool = False) -> Recipe:
+        """Read a recipe; of a folder of recipes, the one that was measured on this kind of machine.
+
+        Where a folder has none for this kind of machine, it warns, and returns a recipe whose configuration is the
+        baseline. Of another machine's single recipe `apply` warns.
 
         Args:
-            path: A recipe, or a book of recipes.
-            on_mismatch: What to do where none was measured on this kind of machine. `error`: raise. `nearest`: warn,
-                and return the nearest. `baseline`: warn, and return one whose configuration is the baseline. `ignore`:
-                return the nearest. When left out, a book has `baseline`, and a recipe is returned as it is.
+            path: A recipe.json, a run directory, or a folder of recipes of one training.
+            strict: Raise an error where none was measured on this kind of machine.
 
         Raises:
-            ArgumentError: `on_mismatch` is none of the four.
-            RecipeError: The file is missing, damaged, or written by a newer version.
-            MachineMismatchError: With `on_mismatch="error"`.
+            RecipeError: A file is missing, damaged, or written by a newer version; or the recipes are of unlike
+                trainings.
+            MachineMismatchError: With `strict`.
         """
-        loaded = load_recipes(path)
-        if isinstance(loaded, Recipe) and on_mismatch is None:
-            return loaded
-        recipe, selection = choose_recipe(loaded, on_mismatch, source=str(path))
-        if selection.text and not selection.fits and on_mismatch != "ignore":
-            warnings.warn(selection.text, MachineMismatchWarning, stacklevel=2)
-        elif selection.text:
-            from autotune.recipe.guard import say
+        from autotune.recipe.guard import say
 
-            say(selection.text)
-        return recipe
+        source = read_recipes(path)
+        if not source.is_folder and not strict:
+            return source.files[0].recipe
+        selection = select_recipe(source, strict=strict)
+        for text in (*source.notes, *([selection.text] if selection.fits and selection.text else [])):
+            say(text)
+        if not selection.fits:
+            warnings.warn(selection.text, MachineMismatchWarning, stacklevel=2)
+        return selection.recipe
 
     @classmethod
     def parse(cls, text: str | bytes, *, source: str) -> Self:
@@ -158,7 +155,23 @@ class Recipe(_File):
         Raises:
             RecipeError: It is damaged, or written by a newer version.
         """
-        return _parse(cls, text, source=source, noun="recipe", hint=_DAMAGED)
+        content = text.encode(errors="backslashreplace") if isinstance(text, str) else text
+        try:
+            recipe = cls.model_validate_json(content.removeprefix(codecs.BOM_UTF8))
+        except ValidationError as error:
+            where, mistake = first_mistake(error)
+            if where == "schema_version":
+                problem = f"{source}: this autotune reads recipes of schema_version {SCHEMA_VERSION} only"
+                raise RecipeError(problem, hint="Install the autotune that wrote it, or a later one.") from error
+            problem = f"{where or 'the file'}: {mistake.removeprefix('Value error, ')}"
+            raise RecipeError(f"{source}: not a recipe: {problem}", hint=_DAMAGED) from error
+        if "schema_version" not in recipe.model_fields_set:
+            raise RecipeError(f"{source}: not a recipe: schema_version is missing", hint=_DAMAGED)
+        return recipe
+
+    def to_json(self) -> str:
+        """Return the text of the file."""
+        return self.model_dump_json(indent=2) + "\n"
 
     def save(self, path: str | Path) -> None:
         """Write the recipe to a file, whole or not at all.
@@ -168,28 +181,24 @@ class Recipe(_File):
         """
         write_atomically(Path(path), self.to_json())
 
-    def apply(self, *, on_mismatch: Literal["nearest", "error", "ignore"] = "nearest") -> None:
+    def apply(self) -> None:
         """Set threads, precision and the like. Call it before the first tensor, dataset or model is made.
 
-        It does what the trial processes did, and turns on memory growth on every GPU, as they did.
-
-        Args:
-            on_mismatch: What to do where the recipe changes something, and was measured on another kind of machine.
-                `nearest`: warn. `error`: raise. `ignore`: nothing.
+        It does what the trial processes did, and turns on memory growth on every GPU, as they did. It gives a
+        `MachineMismatchWarning` where the recipe changes something, and this machine differs from that of the recipe.
 
         Raises:
             ApplyError: Too late: TensorFlow's runtime has started, or a knob cannot act any more.
-            ArgumentError: `on_mismatch` is none of the three.
-            MachineMismatchError: With `on_mismatch="error"`.
         """
-        _check_wish(on_mismatch, ("nearest", "error", "ignore"))
         use_keras(self.workload.keras)
-        if self.changes and on_mismatch != "ignore":
-            _, selection = choose_recipe(self, on_mismatch, source="RECIPE")
-            changes = self.machine.differences(fingerprint()) if selection.fits else ()
-            text = describe_changes(changes, "autotune verify RECIPE SCRIPT") if changes else selection.text
-            if text:
-                warnings.warn(f"{text} (on_mismatch='ignore' ends this warning)", MachineMismatchWarning, stacklevel=2)
+        if self.changes:
+            here = fingerprint()
+            if unlike := kind_differences(self.machine, here):
+                text = f"the recipe was measured on another machine: {'; '.join(unlike)}"
+                warnings.warn(one_line(text, longest=LONGEST_MESSAGE), MachineMismatchWarning, stacklevel=2)
+            elif changes := self.machine.differences(here):
+                text = describe_changes(changes, "autotune verify RECIPE SCRIPT")
+                warnings.warn(text, MachineMismatchWarning, stacklevel=2)
         apply.apply_in_training(self.configuration)
 
     def guard(self, *, log: str | Path | None = None) -> Any:
@@ -445,98 +454,150 @@ class Recipe(_File):
         )
 
 
-class Book(_File):
-    """Recipes of one training, each of another kind of machine."""
-
-    recipes: Many[Recipe] = Field(min_length=1, max_length=MOST_RECIPES)
-
-    @model_validator(mode="after")
-    def _one_training_one_recipe_per_kind(self) -> Self:
-        known: dict[object, int] = {}
-        for number, recipe in enumerate(self.recipes, start=1):
-            difference = "" if number == 1 else first_difference(self.recipes[0].workload, recipe.workload)
-            if difference:
-                raise ValueError(f"recipes 1 and {number} are of unlike trainings: {difference}")
-            kind = kind_of(recipe.machine)
-            if kind in known:
-                raise ValueError(f"recipes {known[kind]} and {number} are both of {kind}")
-            known[kind] = number
-        return self
+# ------------------------------------------------------------------------------------- choosing a recipe
 
 
-def load_recipes(path: str | Path) -> Recipe | Book:
-    """Read a recipe or a book of recipes.
+class RecipeFile(NamedTuple):
+    """A recipe and its file."""
+
+    path: Path
+    recipe: Recipe
+
+
+class RecipeSource(NamedTuple):
+    """The recipes at a path: those of a folder, each of another kind of machine, or the one of a file or a run."""
+
+    path: Path
+    files: tuple[RecipeFile, ...]
+    is_folder: bool = False
+    notes: tuple[str, ...] = ()  # on files of the folder that do not count
+
+    @property
+    def recipes(self) -> tuple[Recipe, ...]:
+        """The recipes alone."""
+        return tuple(file.recipe for file in self.files)
+
+
+class Selection(NamedTuple):
+    """The recipe that was chosen for this machine."""
+
+    path: Path
+    recipe: Recipe
+    fits: bool  # it was measured on this kind of machine
+    takes_baseline: bool = False  # the training goes on as the script has it
+    text: str = ""  # which recipe and why; empty where nothing is to be said
+
+
+def read_recipes(path: str | Path) -> RecipeSource:
+    """Read a recipe, the recipe of a run directory, or the `*.json` files that are directly in a folder of recipes.
+
+    Of the recipes of one kind of machine the newest counts, an undecided one only where no other is decided.
 
     Raises:
-        RecipeError: The file is missing, damaged, or written by a newer version.
+        RecipeError: There is no recipe; a file is no recipe; or the recipes are of unlike trainings.
     """
-    hint = "Give the path of a recipe.json, as printed by `autotune tune`."
+    path = follow_latest(Path(path))
+    if not os.path.isdir(path):
+        return RecipeSource(path, (RecipeFile(path, _read_recipe(path)),))
+    if os.path.lexists(path / "run.json"):
+        file = path / "recipe.json"
+        if not os.path.lexists(file):
+            hint = f"Continue it: autotune tune … --resume {path}"
+            raise RecipeError(f"{path} is a run without a recipe: it has not ended", hint=hint)
+        return RecipeSource(path, (RecipeFile(file, _read_recipe(file)),))
+    named = (file for file in path.glob("*.json") if not file.name.startswith("."))
+    paths = sorted(islice(named, MOST_FILES + 1))
+    if not paths:
+        raise RecipeError(f"{path} is neither a run nor a folder of recipes: it has no .json file", hint=_GIVE)
+    if len(paths) > MOST_FILES:
+        raise RecipeError(f"{path} has more than {MOST_FILES} .json files", hint=_GIVE)
+    files, notes = _drop_older([RecipeFile(file, _read_in_folder(file)) for file in paths])
+    return RecipeSource(path, files, is_folder=True, notes=notes)
+
+
+def select_recipe(source: RecipeSource, *, strict: bool = False) -> Selection:
+    """Choose the recipe that a training takes on this machine.
+
+    Where none was measured on this kind of machine, a folder gives the recipe of the baseline, and a file its own.
+
+    Raises:
+        MachineMismatchError: None was, and `strict` is set.
+    """
+    here = fingerprint()
+    selection = _find_nearest(source, here)
+    if selection.fits:
+        return selection
+    if source.is_folder:
+        known = "; ".join(one_line(kind_of(recipe.machine), longest=100) for recipe in source.recipes)
+        mismatch = f"{source.path} has no recipe for {kind_of(here)}. It has recipes for {known}"
+        then = "Training as the script has it"
+    else:
+        differences = "; ".join(kind_differences(selection.recipe.machine, here))
+        mismatch = f"the recipe was measured on another machine: {differences}"
+        then = "Training with it all the same"
+    mismatch = one_line(mismatch, longest=LONGEST_MESSAGE // 2)
+    command = f"autotune tune … --begin-with {source.path}"
+    if strict:
+        raise MachineMismatchError(mismatch, hint=f"Tune here: {command}")
+    text = f"{mismatch}. {then}. To tune here, beginning with what is known: {command}"
+    recipe = selection.recipe.with_baseline() if source.is_folder else selection.recipe
+    return selection._replace(recipe=recipe, takes_baseline=source.is_folder, text=text)
+
+
+def select_nearest(source: RecipeSource) -> Selection:
+    """Choose the recipe whose machine is the nearest to this one."""
+    return _find_nearest(source, fingerprint())
+
+
+def _find_nearest(source: RecipeSource, here: Machine) -> Selection:
+    path, recipe = source.files[find_nearest([recipe.machine for recipe in source.recipes], here)[0]]
+    fits = not kind_differences(recipe.machine, here)
+    kind = f"was measured on this kind of machine: {kind_of(recipe.machine)}"
+    text = f"{path} {kind if fits else 'is the nearest to this machine'}" if source.is_folder else ""
+    return Selection(path, recipe, fits, text=one_line(text, longest=LONGEST_MESSAGE))
+
+
+def _read_recipe(path: Path) -> Recipe:
+    """Read the recipe of a file. Raises `RecipeError`."""
     try:
-        text = read_at_most(Path(path), LARGEST_FILE_BYTES)
+        text = read_at_most(path, LARGEST_FILE_BYTES)
     except (OSError, ValueError) as error:  # ValueError: a null character in the path
         reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise RecipeError(f"cannot read the recipe {path}: {reason}", hint=hint) from error
+        raise RecipeError(f"cannot read the recipe {path}: {reason}", hint=_GIVE) from error
     if len(text) > LARGEST_FILE_BYTES:
-        raise RecipeError(f"{path}: larger than {LARGEST_FILE_BYTES} bytes, so not a recipe", hint=hint)
-    if re.search(rb'"recipes"\s*:', text):  # a key of books only
-        return _parse(Book, text, source=str(path), noun="recipe book", hint=_DAMAGED_BOOK)
+        raise RecipeError(f"{path}: larger than {LARGEST_FILE_BYTES} bytes, so not a recipe", hint=_GIVE)
+    if re.search(rb'"recipes"\s*:', text):
+        raise RecipeError(
+            f"{path} is a book of several recipes", hint="Keep each recipe as a file of its own in one folder."
+        )
     return Recipe.parse(text, source=str(path))
 
 
-def choose_recipe(loaded: Recipe | Book, on_mismatch: OnMismatch | None, *, source: str) -> tuple[Recipe, Selection]:
-    """Return the recipe that a training takes on this machine, and why; see `Recipe.load`.
-
-    Raises:
-        ArgumentError: `on_mismatch` is none of its words.
-        MachineMismatchError: With `on_mismatch="error"`.
-    """
-    is_book, recipes = (True, loaded.recipes) if isinstance(loaded, Book) else (False, (loaded,))
-    wish = ("baseline" if is_book else "nearest") if on_mismatch is None else on_mismatch
-    _check_wish(wish, get_args(OnMismatch))
-    here = fingerprint()
-    index = find_nearest([recipe.machine for recipe in recipes], here)[0]
-    recipe, name = recipes[index], f"recipe {index + 1} of {len(recipes)} in {source}"
-    differences = "; ".join(kind_differences(recipe.machine, here))
-    if not differences or wish == "ignore":
-        kind = f"was measured on this kind of machine: {kind_of(recipe.machine)}"
-        text = f"{name} {'is the nearest to this machine' if differences else kind}" if is_book else ""
-        return recipe, Selection(fits=not differences, text=one_line(text, longest=LONGEST_MESSAGE))
-    other = f"no recipe of this kind of machine; nearest is {name}"
-    if not is_book:
-        other = "the recipe was measured on another machine"
-    mismatch = f"{other}: {differences}"
-    command = f"autotune tune … --book {source}"
-    if wish == "error":
-        raise MachineMismatchError(mismatch, hint=f"Tune here: {command}")
-    then = "training as the script has it" if wish == "baseline" else "training with it all the same"
-    text = f"{mismatch}; {then}. To tune here, beginning with what is known: {command}"
-    selection = Selection(fits=False, takes_baseline=wish == "baseline", text=one_line(text, longest=LONGEST_MESSAGE))
-    return recipe.with_baseline() if selection.takes_baseline else recipe, selection
-
-
-def _check_wish(word: object, words: Sequence[str]) -> None:
-    """Raise `ArgumentError` where an `on_mismatch` is none of these words."""
-    if word not in words:
-        *first, last = (repr(known) for known in words)
-        raise ArgumentError(f"on_mismatch={word!r}", hint=f"It is {', '.join(first)} or {last}.")
-
-
-Model = TypeVar("Model", bound=Part)
-
-
-def _parse(model: type[Model], text: str | bytes, *, source: str, noun: str, hint: str) -> Model:
-    """Read a file's model. Raises `RecipeError` with the first mistake."""
-    content = text.encode(errors="backslashreplace") if isinstance(text, str) else text
+def _read_in_folder(path: Path) -> Recipe:
     try:
-        read = model.model_validate_json(content.removeprefix(codecs.BOM_UTF8))
-    except ValidationError as error:
-        where, mistake = first_mistake(error)
-        if where == "schema_version":
-            problem = f"{source}: this autotune reads {noun}s of schema_version {SCHEMA_VERSION} only"
-            raise RecipeError(problem, hint="Install the autotune that wrote it, or a later one.") from error
-        problem = f"{where or 'the file'}: {mistake.removeprefix('Value error, ')}"
-        raise RecipeError(f"{source}: not a {noun}: {problem}", hint=hint) from error
-    versioned: tuple[Part, ...] = (read, *read.recipes) if isinstance(read, Book) else (read,)
-    if any("schema_version" not in part.model_fields_set for part in versioned):
-        raise RecipeError(f"{source}: not a {noun}: schema_version is missing", hint=hint)
-    return read
+        return _read_recipe(path)
+    except RecipeError as error:
+        raise RecipeError(error.message, hint=f"{error.hint} Or move it out of {path.parent}.") from error
+
+
+def _drop_older(found: list[RecipeFile]) -> tuple[tuple[RecipeFile, ...], tuple[str, ...]]:
+    """Return a file for each kind of machine, and notes on the others. Raises `RecipeError` for unlike trainings."""
+    newest: dict[Kind, RecipeFile] = {}
+    notes = []
+    for file in found:
+        if file is not found[0] and (difference := first_difference(found[0].recipe.workload, file.recipe.workload)):
+            raise RecipeError(
+                one_line(f"{found[0].path} and {file.path} are of unlike trainings: {difference}"),
+                hint="Keep the recipes of each training in a folder of their own.",
+            )
+        kind = kind_of(file.recipe.machine)
+        older, newest[kind] = sorted((newest.get(kind, file), file), key=_rank)
+        if older.recipe != newest[kind].recipe:
+            why = "an answer" if _rank(older)[0] < _rank(newest[kind])[0] else "a newer recipe"
+            notes.append(one_line(f"{older.path} is left out: {newest[kind].path} has {why} for {kind}"))
+    return tuple(newest.values()), tuple(notes)
+
+
+def _rank(file: RecipeFile) -> tuple[bool, str]:
+    """Return by what the recipes of one kind of machine are ordered: an answer before none, then the newer one."""
+    return file.recipe.evidence.verdict is not Verdict.UNDECIDED, file.recipe.created_by.created_at

@@ -14,8 +14,7 @@ from autotune.data.models import KnobValue
 from autotune.data.printable import one_line
 from autotune.data.run_directory import RunDirectory
 from autotune.data.runs_on_disk import Paths, find_runs
-from autotune.recipe.book import read_book
-from autotune.recipe.recipe import Recipe
+from autotune.recipe.recipe import Recipe, read_recipes
 from autotune.report.history import FLOAT, INTEGER, STRING, table, typed
 from autotune.space.configuration import Configuration
 
@@ -43,8 +42,8 @@ def compare(*runs: Paths) -> pd.DataFrame:
     """Compare runs and recipes: what each found on which machine, and whether their speeds may be compared.
 
     Args:
-        runs: Run directories, or directories that hold some at any depth, such as `results`; recipe files. Also as one
-            list.
+        runs: Run directories, or directories that hold some at any depth, such as `results`; recipe files, and
+            folders of them. Also as one list.
 
     Returns:
         A row for each run, in the order of the arguments, those found below one by path; then a row for each recipe
@@ -58,11 +57,18 @@ def compare(*runs: Paths) -> pd.DataFrame:
         RecipeError: A recipe cannot be read.
     """
     paths = [Path(path) for given in runs for path in ([given] if isinstance(given, str | os.PathLike) else given)]
-    files = [path for path in paths if os.path.isfile(path)]  # Path.is_file raises on a name that is too long
-    folders = [path for path in paths if path not in files]
-    found = [_read_run(directory) for directory in (find_runs(folders) if folders or not files else ())]
-    found += [_of_recipe(recipe, recipe.created_by.run) for file in files for recipe in read_book(file).recipes]
+    of_recipes = [path for path in paths if _holds_recipes(path)]
+    of_runs = [path for path in paths if path not in of_recipes]
+    found = [_read_run(directory) for directory in (find_runs(of_runs) if of_runs or not of_recipes else ())]
+    found += [_of_recipe(recipe, recipe.created_by.run) for path in of_recipes for recipe in read_recipes(path).recipes]
     return table([other.row | {"differs": _differences(found[0], other)} for other in found], COLUMNS)
+
+
+def _holds_recipes(path: Path) -> bool:
+    """Return whether a path is a recipe file, or a folder of recipes: it has no run at any depth."""
+    if not os.path.isdir(path):
+        return os.path.isfile(path)  # Path.is_file raises on a name that is too long
+    return any(path.glob("*.json")) and not any(path.rglob("run.json"))
 
 
 def _read_run(directory: RunDirectory) -> _Compared:

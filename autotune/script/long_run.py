@@ -41,8 +41,7 @@ from autotune.training.fit import set_compiled
 from autotune.training.gauges import Weights, count_parameters
 
 if TYPE_CHECKING:
-    from autotune.recipe.recipe import Recipe
-    from autotune.recipe.selection import OnMismatch
+    from autotune.recipe.recipe import Recipe, Selection
 
 _OF_DATASET = ("persistent_iterator", "per_replica_buffer_size")  # they act on the data of `fit`
 
@@ -307,6 +306,7 @@ class PreparedRun:
 
     reference: WorkloadReference
     long_run: LongRun | None = None  # none where it trains as the script has it
+    recipe_file: Path | None = None
 
     def __call__(self) -> int:
         """Run the script."""
@@ -321,7 +321,7 @@ def prepare_run(
     skip_missing: bool = False,
     scale: Rule | None = None,
     keep_learning_rate: bool = False,
-    on_mismatch: OnMismatch | None = None,
+    strict: bool = False,
     candidate: bool = False,
     same_training: bool = False,
     larger_batch: bool = False,
@@ -329,17 +329,15 @@ def prepare_run(
     """Check that a recipe and a script belong together; return what runs it.
 
     With `candidate` it trains with the candidate of an undecided run; with `same_training` or `larger_batch` with that
-    answer of the recipe, recommended or not. `on_mismatch` is that of `Recipe.load`.
+    answer of the recipe, recommended or not. `strict` is that of `Recipe.load`.
 
     Raises:
         ArgumentError: More than one of `candidate`, `same_training` and `larger_batch` is given, or `scale` with
             `keep_learning_rate`.
         RecipeError: The recipe cannot be read, is of another script, or has no such configuration.
         WorkloadError: There is no such script.
-        MachineMismatchError: With `on_mismatch="error"`.
+        MachineMismatchError: With `strict`.
     """
-    from autotune.recipe.recipe import choose_recipe, load_recipes
-
     if candidate + same_training + larger_batch > 1:
         raise ArgumentError(
             "--candidate, --same-training and --larger-batch exclude one another", hint="Give one of them, or none."
@@ -348,7 +346,8 @@ def prepare_run(
         raise ArgumentError(
             "--scale-learning-rate and --keep-learning-rate exclude one another", hint="Give one of them, or none."
         )
-    recipe, selection = choose_recipe(load_recipes(recipe_path), on_mismatch, source=str(recipe_path))
+    selection = _select(recipe_path, strict=strict)
+    recipe, file = selection.recipe, selection.path
     if not selection.takes_baseline:
         recipe = _answer_of(recipe, candidate=candidate, same_training=same_training, larger_batch=larger_batch)
         if not recipe.changes and "global_batch" not in recipe.baseline:
@@ -356,26 +355,30 @@ def prepare_run(
     reference = parse_reference(script).model_copy(update={"args": check_args(args)})
     facts_in(recipe, file_of(reference), script)
     if selection.takes_baseline:
-        say(selection.text)
         return PreparedRun(reference)
     run = LongRun(
         recipe,
-        recipe_path,
+        file,
         directory_of(reference),
         skip_missing=skip_missing,
         scale=scale,
         keep_learning_rate=keep_learning_rate,
-        stale=Staleness(
-            recipe,
-            verify_command(recipe, recipe_path, script),
-            here=fingerprint() if selection.fits and on_mismatch != "ignore" else None,
-        ),
-        compiled=_load_compiled(recipe, recipe_path),
+        stale=Staleness(recipe, verify_command(recipe, file, script), here=fingerprint() if selection.fits else None),
+        compiled=_load_compiled(recipe, file),
     )
-    if selection.text:
-        say(selection.text)
     run.install()
-    return PreparedRun(reference, run)
+    return PreparedRun(reference, run, file)
+
+
+def _select(path: Path, *, strict: bool) -> Selection:
+    """Choose the recipe of a training on this machine, and say which and why."""
+    from autotune.recipe.recipe import read_recipes, select_recipe
+
+    source = read_recipes(path)
+    selection = select_recipe(source, strict=strict)
+    for text in filter(None, (*source.notes, selection.text)):
+        say(text)
+    return selection
 
 
 def _load_compiled(recipe: Recipe, path: Path) -> Path | None:
@@ -434,11 +437,9 @@ def activate() -> None:
     Raises:
         RecipeError: The recipe cannot be read, or was made for a `Workload`.
     """
-    from autotune.recipe.recipe import Recipe
-
     path = os.environ.get("AUTOTUNE_RECIPE")
     if path:
         directory = Path(sys._getframe(1).f_code.co_filename).resolve().parent
-        recipe = Recipe.load(path)
-        compiled = _load_compiled(recipe, Path(path))
-        LongRun(recipe, Path(path), str(directory), compiled=compiled).install()
+        selection = _select(Path(path), strict=False)
+        compiled = _load_compiled(selection.recipe, selection.path)
+        LongRun(selection.recipe, selection.path, str(directory), compiled=compiled).install()

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from autotune.data.facts import Machine
 from autotune.data.options import VERIFY_SECONDS
+from autotune.machine.kind import describe_changes
 from autotune.recipe.guard import say
-from autotune.recipe.selection import describe_changes
 
 if TYPE_CHECKING:
     from autotune.recipe.recipe import Recipe

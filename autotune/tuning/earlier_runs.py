@@ -1,4 +1,4 @@
-"""Find what is known of a workload from earlier runs and a recipe book: the leaders that a new run tries first.
+"""Find what is known of a workload from earlier runs and given recipes: the leaders that a new run tries first.
 
 Only configurations are taken over, no measurements. The files may come from other people: reading them executes
 nothing, and a damaged run is skipped.
@@ -20,7 +20,7 @@ from autotune.data.record import Outcome, Phase, Standing, TrialRecord
 from autotune.data.run_directory import EarlierLeader, RunDirectory, RunRecord
 from autotune.data.runs_on_disk import newest_runs
 from autotune.machine.kind import find_nearest, kind_of
-from autotune.recipe.recipe import Book, Recipe
+from autotune.recipe.recipe import Recipe
 from autotune.recipe.same_workload import first_difference
 from autotune.space.configuration import Configuration, baseline_of, format_value, read_trials
 from autotune.space.space_file import ResolvedSpace
@@ -29,34 +29,35 @@ from autotune.stats.deciding import Verdict
 MOST_RUNS = 50  # the newest, whose run.json is read
 MOST_READ = 6  # runs of the same workload whose trials are read
 MOST_LEADERS = 2  # of earlier runs
-MOST_OF_BOOK = 4
-_OF_BOOK = "the recipe of "  # before a kind of machine: the name of a leader that is from a book
+MOST_OF_RECIPES = 4
+_OF_RECIPE = "the recipe of "  # before a kind of machine: the name of a leader that is from a recipe
 NOT_FASTER = (Verdict.NO_SIGNIFICANT_GAIN, Verdict.UNSTABLE)  # of runs that have no leaders of the same training
 JUDGED = (Standing.CONFIRMED, Standing.NOT_SHOWN, Standing.UNSTABLE)  # whose estimates in the search count no more
 
 
 def find_leaders(
-    results: Path | None, run: RunRecord, space: ResolvedSpace, book: Book | None = None
+    results: Path | None, run: RunRecord, space: ResolvedSpace, recipes: Sequence[Recipe] = ()
 ) -> tuple[EarlierLeader, ...]:
     """Return the leaders that a new run tries first, the most promising first.
 
     Leaders found on this kind of machine come before those of the same device, and these before others. Confirmed ones
-    come before estimates, those of newer runs before those of older ones, and those of runs before a book's.
+    come before estimates, those of newer runs before those of older ones, and those of runs before
+    those of recipes.
 
     Args:
         results: The directory below which runs are looked for; None for none.
         run: The new run, whose baseline has started.
         space: The new run's search space.
-        book: Recipes of other machines; None for none.
+        recipes: Recipes of the same training, each of another kind of machine.
     """
     found = [
         leader if _covers(earlier, space) else replace(leader, led_over=0)
         for kinship, directory, earlier in ([] if results is None else _same_runs(results, run)[:MOST_READ])
         for leader in _leaders_of(directory, earlier, kinship, name=str(directory.path.relative_to(results or ".")))
     ]
-    found += [] if book is None else _leaders_in(book, run)
+    found += _leaders_in(recipes, run)
     chosen: dict[Configuration, EarlierLeader] = {}
-    room = {False: MOST_LEADERS, True: MOST_OF_BOOK}
+    room = {False: MOST_LEADERS, True: MOST_OF_RECIPES}
     for leader in sorted(found, key=lambda leader: (leader.kinship, -leader.estimate)):
         configuration = _move(leader.changes, space)
         changes = configuration.differences(space.baseline)
@@ -66,8 +67,8 @@ def find_leaders(
         if known := chosen.get(configuration):
             update = {"led_over": max(known.led_over, led_over), "confirmed": known.confirmed or confirmed}
             chosen[configuration] = known.model_copy(update=update)
-        elif changes and room[leader.of_book]:
-            room[leader.of_book] -= 1
+        elif changes and room[leader.of_recipe]:
+            room[leader.of_recipe] -= 1
             chosen[configuration] = EarlierLeader(
                 run=leader.run, changes=changes, confirmed=confirmed, led_over=led_over
             )
@@ -84,7 +85,7 @@ def describe_leaders(leaders: Sequence[EarlierLeader], space: ResolvedSpace) -> 
     runs = " and ".join(dict.fromkeys(leader.run for leader in leaders))
     shown = "; ".join(configuration.describe(space.baseline) for configuration in starting_points(leaders, space))
     which = "leaders" if len(leaders) > 1 else "leader"
-    ignoring = "" if all(leader.run.startswith(_OF_BOOK) for leader in leaders) else ". --fresh ignores earlier runs"
+    ignoring = "" if all(leader.run.startswith(_OF_RECIPE) for leader in leaders) else ". --fresh ignores earlier runs"
     return one_line(f"starting from the {which} of {runs}: {shown}{ignoring}")
 
 
@@ -142,7 +143,7 @@ class _Leader:
     changes: dict[str, KnobValue]  # from that run's baseline
     estimate: float = math.inf  # the lower bound of its speed-up in the search; infinite where it was confirmed
     led_over: int = 0  # see `EarlierLeader`
-    of_book: bool = False
+    of_recipe: bool = False
 
 
 def _leaders_of(directory: RunDirectory, run: RunRecord, kinship: int, *, name: str) -> list[_Leader]:
@@ -203,28 +204,25 @@ def _kinship(measured: Machine, here: Machine, *, same_device: bool) -> int:
     return 0 if not measured.differences(here) else 1 if same_device else 2
 
 
-# ------------------------------------------------------------------------------------------ a recipe book
+# ------------------------------------------------------------------------------------------ given recipes
 
 
-def why_unused(book: Book, run: RunRecord) -> str:
-    """Return why a run can take nothing over from a book, in half a sentence; empty where it can."""
+def why_unused(recipes: Sequence[Recipe], run: RunRecord) -> str:
+    """Return why a run can take nothing over from recipes, in half a sentence; empty where it can."""
     assert run.workload is not None
-    if difference := first_difference(book.recipes[0].workload, run.workload):
+    if difference := first_difference(recipes[0].workload, run.workload):
         return f"it is of another training: {difference}"
-    if not any(recipe.evidence.objective == _objective_of(run) for recipe in book.recipes):
-        return f"its objective is {book.recipes[0].evidence.objective}"
+    if not any(recipe.evidence.objective == _objective_of(run) for recipe in recipes):
+        return f"its objective is {recipes[0].evidence.objective}"
     return ""
 
 
-def _leaders_in(book: Book, run: RunRecord) -> list[_Leader]:
-    """Return the confirmed configurations of a book's recipes, the nearest kind of machine first."""
-    if why_unused(book, run):
-        return []
-    nearest = find_nearest([recipe.machine for recipe in book.recipes], run.machine)
-    recipes = [book.recipes[index] for index in nearest]
+def _leaders_in(recipes: Sequence[Recipe], run: RunRecord) -> list[_Leader]:
+    """Return the confirmed configurations of recipes, the nearest kind of machine first."""
+    nearest = find_nearest([recipe.machine for recipe in recipes], run.machine)
     return [
         _leader_of(recipe, knobs, run)
-        for recipe in recipes
+        for recipe in (recipes[index] for index in nearest)
         if recipe.evidence.objective == _objective_of(run)
         for knobs in _confirmed_in(recipe)
     ]
@@ -240,8 +238,8 @@ def _leader_of(recipe: Recipe, knobs: Mapping[str, KnobValue], run: RunRecord) -
     assert run.workload is not None
     is_same_device = bool(recipe.machine.gpus) == (run.workload.device == "gpu")
     return _Leader(
-        run=f"{_OF_BOOK}{kind_of(recipe.machine)}",
+        run=f"{_OF_RECIPE}{kind_of(recipe.machine)}",
         kinship=_kinship(recipe.machine, run.machine, same_device=is_same_device),
         changes=Configuration(knobs).differences(Configuration(recipe.baseline)),
-        of_book=True,
+        of_recipe=True,
     )

@@ -27,7 +27,7 @@ from autotune.data.run_directory import (
 )
 from autotune.machine.fingerprint import memory_limit_bytes
 from autotune.machine.gpu import can_keep_compilations, lowest_capability, missing_xla_flags
-from autotune.recipe.recipe import Book
+from autotune.recipe.recipe import RecipeSource
 from autotune.runtime.created_files import remove_created
 from autotune.runtime.executor import Clock, Executor, SeatLost, WarmUp
 from autotune.script.loading import parse_reference, reference_of
@@ -119,7 +119,7 @@ class Invocation:
     observe: Observer
     earlier: Earlier | None = None  # what an earlier invocation left; None for a new run
     results: Path | None = None  # the directory below which earlier runs are looked for; None for none
-    book: Book | None = None  # recipes from other machines
+    begin_with: RecipeSource | None = None  # recipes whose configurations are the first candidates
     spent_before: float = 0.0  # seconds of earlier invocations that do not count for the budget
 
 

@@ -19,9 +19,8 @@ from autotune.data.runs_on_disk import RESULTS, follow_latest
 from autotune.machine.device_locks import HOST_CPU, lock_devices
 from autotune.machine.fingerprint import fingerprint, require_linux
 from autotune.machine.gpu import visible_gpus
-from autotune.recipe.book import read_book
 from autotune.recipe.compiled import keep_compiled
-from autotune.recipe.recipe import Recipe
+from autotune.recipe.recipe import Recipe, read_recipes
 from autotune.runtime.local import LocalExecutor
 from autotune.runtime.places import cut_cores, group_gpus, restrict_to_seat
 from autotune.runtime.ray import RayExecutor
@@ -141,7 +140,7 @@ def run_tuning(request: Request, observe: Observer, *, wait: bool = False) -> Re
     """Lock the run directory and the devices, start what runs trials, and tune. Raises as `autotune.tune` does."""
     options, directory, earlier = request.options, request.directory, request.earlier
     written = _read_search_space(directory, options, resumed=earlier is not None)
-    book = None if options.book is None or earlier is not None else read_book(options.book)
+    begin_with = None if options.begin_with is None or earlier is not None else read_recipes(options.begin_with)
     places = _cut_places(options)
 
     def say(text: str) -> None:
@@ -185,7 +184,7 @@ def run_tuning(request: Request, observe: Observer, *, wait: bool = False) -> Re
                 earlier=earlier,
                 spent_before=request.spent_before,
                 results=None if options.fresh else request.results,
-                book=book,
+                begin_with=begin_with,
             )
             return tune_with(invocation, written)
 
@@ -319,13 +318,16 @@ def _tune_opened(opened: Opened, invocation: Invocation, written: SearchSpace | 
 
 
 def _note_leaders(record: RunRecord, invocation: Invocation, space: ResolvedSpace) -> RunRecord:
-    """Return the record with the leaders of earlier runs and of a book; a resumed run has those that it began with."""
-    book = invocation.book
-    if invocation.results is None and book is None:
+    """Return the record with the leaders of earlier runs and recipes; a resumed run has those that it began with."""
+    source, recipes = invocation.begin_with, tuple[Recipe, ...]()
+    if invocation.results is None and source is None:
         return record
-    if book is not None and (why := why_unused(book, record)):
-        invocation.observe(Notice(text=f"{invocation.options.book} is not used: {why}"))
-    leaders = find_leaders(invocation.results, record, space, book)
+    if source is not None:
+        why = why_unused(source.recipes, record)
+        for text in (*source.notes, *([f"{source.path} is not used: {why}"] if why else ())):
+            invocation.observe(Notice(text=text))
+        recipes = () if why else source.recipes
+    leaders = find_leaders(invocation.results, record, space, recipes)
     if leaders:
         invocation.observe(Notice(text=describe_leaders(leaders, space)))
     return record.model_copy(update={"leaders": leaders})

@@ -24,7 +24,7 @@ from autotune.data.run_directory import RunDirectory
 from autotune.machine.device_locks import HOST_CPU, lock_devices
 from autotune.machine.fingerprint import fingerprint, require_linux
 from autotune.machine.gpu import visible_gpus
-from autotune.recipe.recipe import Recipe, choose_recipe, load_recipes
+from autotune.recipe.recipe import Recipe, Selection, read_recipes, select_nearest
 from autotune.runtime.executor import TrialFailed
 from autotune.runtime.local import LocalExecutor
 from autotune.script.loading import refuse_while_loading
@@ -70,8 +70,8 @@ def verify(
     """Measure a recipe against its baseline again, on this machine, and say whether its claim holds.
 
     Args:
-        recipe: The recipe; or the path of one, or of a book, whose recipe of this kind of machine is taken, or else the
-            nearest.
+        recipe: The recipe; or the path of one, of a run, or of a folder of recipes, of which the one of this kind of
+            machine is taken, or else the nearest.
         workload: What is trained, as for `autotune.tune`.
         args: `sys.argv[1:]` of the workload's file; those it was tuned with when None.
         budget: Wall-clock time for everything, in seconds or as text.
@@ -88,7 +88,7 @@ def verify(
         NoStableConfigurationError: The baseline itself fails.
         TuningInterruptedError: Interrupted before two fresh processes a side were measured.
     """
-    loaded = recipe if isinstance(recipe, Recipe) else _load(Path(recipe), observe)
+    loaded = recipe if isinstance(recipe, Recipe) else find_recipe(recipe, observe).recipe
     options = _options_of(loaded, budget=seconds_of("budget", budget), seed=seed, memory_margin=memory_margin)
     reference = reference_to(workload, loaded.workload.arguments if args is None else args)
     by_object = isinstance(workload, Workload) and workload.name is None
@@ -156,12 +156,13 @@ def measure_in_passing(
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _load(path: Path, observe: Observer) -> Recipe:
-    """Read a recipe, or the one of a book that is the nearest to this machine, and say which."""
-    recipe, selection = choose_recipe(load_recipes(path), "ignore", source=str(path))
-    if selection.text:
-        observe(Notice(text=selection.text))
-    return recipe
+def find_recipe(path: str | PathLike[str], observe: Observer) -> Selection:
+    """Read a recipe, or the one of a folder that is the nearest to this machine, and say which."""
+    source = read_recipes(Path(path))
+    selection = select_nearest(source)
+    for text in filter(None, (*source.notes, selection.text)):
+        observe(Notice(text=text))
+    return selection
 
 
 def _options_of(recipe: Recipe, **given: Any) -> Options:

@@ -55,7 +55,7 @@ def test_four_batches_of_8_train_as_one_of_32(run, tmp_path, changes):
     seen = run(
         """
         recipe = Recipe.load("recipe.json")
-        recipe.apply(on_mismatch="ignore")
+        recipe.apply()
         micro, whole = network(), network()
         whole.compile(keras.optimizers.SGD(0.1), "mse")
         whole.fit(x, y, batch_size=32, epochs=2, shuffle=False, verbose=0)

@@ -238,7 +238,7 @@ def by_recipe(
     folder: Path, recipe: Path, *options: str, args: tuple[str, ...] = ()
 ) -> subprocess.CompletedProcess[str]:
     """What `autotune run` gave."""
-    run = ["-m", "autotune", "run", str(recipe), "--on-mismatch", "ignore", *options, "train.py", *args]
+    run = ["-m", "autotune", "run", str(recipe), *options, "train.py", *args]
     return trained(folder, run)
 
 
@@ -337,7 +337,7 @@ def test_a_call_that_moved_is_found_and_one_that_is_gone_is_an_error(surveyed, t
 
 def test_the_scripts_ends_are_its_own(surveyed, tmp_path):
     (tmp_path / "train.py").write_text(ENDS, encoding="utf-8")
-    run = ["-m", "autotune", "run", str(recipe_of(surveyed["train"], tmp_path)), "--on-mismatch", "ignore", "train.py"]
+    run = ["-m", "autotune", "run", str(recipe_of(surveyed["train"], tmp_path)), "train.py"]
     ended = trained(tmp_path, [*run, "--debug", "-m", "--", "x"], input="hello\n")
     assert ended.returncode == 7
     assert "read hello ['--debug', '-m', '--', 'x']" in ended.stdout
@@ -350,7 +350,7 @@ def test_the_scripts_ends_are_its_own(surveyed, tmp_path):
 def test_a_signal_ends_the_script(surveyed, tmp_path):
     (tmp_path / "train.py").write_text(ENDS, encoding="utf-8")
     recipe = recipe_of(surveyed["train"], tmp_path)
-    command = [sys.executable, "-m", "autotune", "run", str(recipe), "--on-mismatch", "ignore", "train.py", "wait"]
+    command = [sys.executable, "-m", "autotune", "run", str(recipe), "train.py", "wait"]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, cwd=tmp_path, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
         process.stdin.write("\n")

@@ -44,7 +44,7 @@ def test_an_applied_recipe_acts_at_every_stage(train):
         import json, os
         import autotune
         recipe = autotune.Recipe.load("recipe.json")
-        recipe.apply(on_mismatch="ignore")
+        recipe.apply()
         import keras, numpy as np, tensorflow as tf
         model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
         model.compile("sgd", "mse", **recipe.compile_args())
@@ -93,7 +93,7 @@ def test_applied_too_late_is_an_error(train):
         said = []
         def apply(recipe):
             try:
-                recipe.apply(on_mismatch="ignore")
+                recipe.apply()
                 said.append("")
             except autotune.AutotuneError as error:
                 said.append(f"{type(error).__name__}: {error}")
@@ -134,7 +134,7 @@ def test_a_baseline_recipe_is_applied_after_an_optimizer_a_metric_and_a_layer(tr
         made[2].build((None, 4))
         recipe = autotune.Recipe.load("recipe.json")
         baseline = {**recipe.baseline, "onednn": recipe.configuration["onednn"]}
-        recipe.model_copy(update={"configuration": baseline}).apply(on_mismatch="ignore")
+        recipe.model_copy(update={"configuration": baseline}).apply()
         print(json.dumps("applied"))
         """
     )
@@ -150,17 +150,17 @@ def test_the_same_recipe_may_be_applied_again(train):
         import tensorflow as tf
         import autotune
         recipe = autotune.Recipe.load("recipe.json")
-        recipe.apply(on_mismatch="ignore")
+        recipe.apply()
         keras.config.set_dtype_policy("float32")
-        recipe.apply(on_mismatch="ignore")
+        recipe.apply()
         seen = [keras.config.dtype_policy().name]
         tf.constant(1.0)
-        recipe.apply(on_mismatch="ignore")
+        recipe.apply()
         seen.append(tf.config.threading.get_intra_op_parallelism_threads())
         keras.config.set_dtype_policy("float32")
         dense = keras.layers.Dense(1)
         try:
-            recipe.apply(on_mismatch="ignore")
+            recipe.apply()
         except autotune.AutotuneError as error:
             seen.append(str(error).partition(" built")[0])
         print(json.dumps(seen))
@@ -179,7 +179,7 @@ def test_what_undoes_a_recipe_is_said(train):
         import autotune
         recipe = autotune.Recipe.load("recipe.json")
         recipe.compile_args()                  # may come first
-        recipe.apply(on_mismatch="ignore")
+        recipe.apply()
         import keras, numpy as np, tensorflow as tf
         data = tf.data.Dataset.from_tensor_slices((np.ones((100, 4)), np.ones((100, 1))))
         said = []
@@ -213,7 +213,7 @@ def test_settings_of_the_shell_and_of_tensorflow_are_read_as_they_act(train):
         import tensorflow as tf
         before = apply.in_force()
         recipe = autotune.Recipe.load("recipe.json")
-        recipe.apply(on_mismatch="ignore")
+        recipe.apply()
         tf.config.optimizer.set_jit(True)
         tf.config.optimizer.set_experimental_options({"auto_mixed_precision": True})
         print(json.dumps([
