@@ -22,10 +22,9 @@ if TYPE_CHECKING:
     from autotune.recipe.recipe import MachineMismatchWarning as MachineMismatchWarning
     from autotune.recipe.recipe import Recipe as Recipe
     from autotune.report.compare import compare as compare
-    from autotune.report.effects import knob_effects as knob_effects
-    from autotune.report.effects import load_ops as load_ops
-    from autotune.report.effects import load_slices as load_slices
     from autotune.report.history import load_history as load_history
+    from autotune.report.history import load_ops as load_ops
+    from autotune.report.history import load_slices as load_slices
     from autotune.script.long_run import activate as activate
     from autotune.script.settings import steps as steps
     from autotune.script.settings import tuned as tuned
@@ -36,8 +35,7 @@ _MODULES = {
     "front.tune": "tune",
     "recipe.recipe": "MachineMismatchWarning Recipe",
     "report.compare": "compare",
-    "report.effects": "knob_effects load_ops load_slices",
-    "report.history": "load_history",
+    "report.history": "load_history load_ops load_slices",
     "script.long_run": "activate",
     "script.settings": "steps tuned",
     "tuning.verify": "Verification verify",

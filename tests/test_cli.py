@@ -69,11 +69,14 @@ WRONG = {
     "no trials at all": (["tune", EXAMPLE, "--trials", "0"], "trials is 0"),
     "a negative seed": (["tune", EXAMPLE, "--seed", "-1"], "seed is -1"),
     "a gain that is no number": (["tune", EXAMPLE, "--min-gain", "nan"], "min_gain is nan"),
-    "no cores at all": (["space", "quick", "--cores", "0"], "--cores is 0"),
-    "fewer than no cores": (["space", "quick", "--cores", "-1"], "--cores is -1"),
-    "no examples at all": (["space", "quick", "--examples", "0"], "--examples is 0"),
-    "no batch": (["space", "quick", "--batch-size", "0"], "--batch-size is 0"),
-    "a batch beyond all": (["space", "quick", "--batch-size", "9999999"], "--batch-size: batch_size cannot be"),
+    "no cores at all": (["knobs", "--space", "quick", "--cores", "0"], "--cores is 0"),
+    "fewer than no cores": (["knobs", "--space", "quick", "--cores", "-1"], "--cores is -1"),
+    "no examples at all": (["knobs", "--space", "quick", "--examples", "0"], "--examples is 0"),
+    "no batch": (["knobs", "--space", "quick", "--batch-size", "0"], "--batch-size is 0"),
+    "a batch beyond all": (
+        ["knobs", "--space", "quick", "--batch-size", "9999999"],
+        "--batch-size: batch_size cannot be",
+    ),
     "an unknown search space": (["tune", EXAMPLE, "--space", "qick"], "Did you mean 'quick'?"),
     "a missing recipe": (["show", "nowhere.json"], "cannot read the recipe nowhere.json"),
     "a missing recipe to begin with": (
@@ -85,8 +88,7 @@ WRONG = {
         ["verify", "nowhere.json", EXAMPLE, "--budget", "soon"],
         "budget: 'soon' is not a duration",
     ),
-    "a directory that is no run": (["show", ROOT / "docs"], "docs is neither a run nor a folder of recipes"),
-    "a history of nothing": (["history", ROOT / "docs"], "docs"),
+    "a directory that is no run": (["show", ROOT / "docs"], "docs is not a run directory"),
 }
 
 
@@ -121,7 +123,7 @@ def test_input_that_importing_finds_wrong_is_answered_alike(capsys, tmp_path, mo
 def test_the_command_never_imports_tensorflow(tmp_path):
     script = (
         "import sys; from autotune.front.cli import main\n"
-        "for arguments in (['--help'], ['knobs'], ['space', 'quick'], ['tune', 'nowhere.py'],"
+        "for arguments in (['--help'], ['knobs'], ['knobs', '--space', 'quick'], ['tune', 'nowhere.py'],"
         " ['tune', 'nowhere.at.all'], ['tune', 'autotune.version'], ['show', 'nowhere.json']):\n"
         "    main(arguments)\n"
         "loaded = {'tensorflow', 'keras', 'pandas'} & set(sys.modules)\n"
@@ -209,7 +211,7 @@ def test_history_writes_what_it_says(capsys, finished, tmp_path):
     import pandas as pd
 
     csv, parquet = tmp_path / "h.csv", tmp_path / "h.parquet"
-    code, out, told = run(capsys, "history", finished, "--csv", csv, "--parquet", parquet)
+    code, out, told = run(capsys, "show", finished, "--csv", csv, "--parquet", parquet)
     trials = len(list((finished / "trials").iterdir()))
     assert code == 0
     assert len(pd.read_csv(csv)) == len(pd.read_parquet(parquet)) == trials
@@ -220,17 +222,19 @@ def test_history_writes_what_it_says(capsys, finished, tmp_path):
 @pytest.mark.parametrize(("redirect", "before"), [(">", ""), (">>", "mine\n"), ("| cat >", "")])
 def test_history_writes_to_standard_output(finished, tmp_path, redirect, before):
     (tmp_path / "h.csv").write_text("mine\n")
-    command = f"{shlex.quote(sys.executable)} -m autotune history {shlex.quote(str(finished))} --csv /dev/fd/1"
+    command = f"{shlex.quote(sys.executable)} -m autotune show {shlex.quote(str(finished))} --csv /dev/fd/1"
     subprocess.run(
         f"{command} {redirect} h.csv", shell=True, cwd=tmp_path, check=True, env={**os.environ, "PYTHONPATH": str(ROOT)}
     )
-    lines = (tmp_path / "h.csv").read_text().removeprefix(before).splitlines()
+    written = (tmp_path / "h.csv").read_text()
+    assert written.startswith(before)
+    lines = written.removeprefix(before).splitlines()
     assert lines[0].startswith("run,trial,")
     assert len(lines) == 1 + len(list((finished / "trials").iterdir()))
 
 
 def test_history_prints_a_line_for_each_trial(capsys, finished):
-    code, out, _ = run(capsys, "history", finished)
+    code, out, _ = run(capsys, "show", finished, finished)
     trials = len(list((finished / "trials").iterdir()))
     assert code == 0
     assert out.splitlines()[0].startswith("run")
@@ -262,7 +266,7 @@ def test_compare_cuts_and_folds_nothing_in_a_pipe(capsys, finished, tmp_path):
 
 
 def test_space_shows_the_choices_and_their_number(capsys):
-    code, out, _ = run(capsys, "space", "quick", "--examples", 1437, "--cores", 2)
+    code, out, _ = run(capsys, "knobs", "--space", "quick", "--examples", 1437, "--cores", 2)
     assert code == 0
     assert re.search(r"batch_size +16 32 64 128 256 *\n", out)
     choices = [line.split()[1:] for line in out.splitlines() if line.split()[:1] and line.split()[0] in KNOBS]
@@ -271,8 +275,8 @@ def test_space_shows_the_choices_and_their_number(capsys):
 
 
 def test_space_can_be_asked_about_another_machine(capsys):
-    _, few, _ = run(capsys, "space", "quick", "--cores", 2)
-    _, many, _ = run(capsys, "space", "quick", "--cores", 64)
+    _, few, _ = run(capsys, "knobs", "--space", "quick", "--cores", 2)
+    _, many, _ = run(capsys, "knobs", "--space", "quick", "--cores", 64)
     for out, expected in ((few, "0 2 4 8 16"), (many, "0 2 4 8 16 32 64 128 256")):
         assert re.search(rf"num_parallel_calls +{expected} *\n", out)
 
@@ -281,7 +285,7 @@ def test_the_search_space_that_the_documents_show_is_one(capsys, tmp_path):
     page = ROOT / "docs" / "search_space.md"
     (written,) = re.findall(r"^```toml\n(.+?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
     (tmp_path / "my.toml").write_text(written)
-    code, out, err = run(capsys, "space", tmp_path / "my.toml", "--examples", 400)
+    code, out, err = run(capsys, "knobs", "--space", tmp_path / "my.toml", "--examples", 400)
     assert (code, err) == (0, "")
     assert re.search(r"batch_size +16 32 64 *\n", out)
 
@@ -297,12 +301,12 @@ def test_the_search_space_that_the_documents_show_is_one(capsys, tmp_path):
 )
 def test_space_shows_the_choices_of_this_machines_device(capsys, monkeypatch, here, asked, shown):
     monkeypatch.setattr("autotune.machine.gpu.read_gpus", lambda: GpuReading(gpus=here))
-    code, out, _ = run(capsys, "space", "gpu", *asked)
+    code, out, _ = run(capsys, "knobs", "--space", "gpu", *asked)
     assert code == 0
     assert re.search(rf"tensor_float_32 +{shown} *\n", out)
 
 
-@pytest.mark.parametrize("what", ["--help", "history {run}"])
+@pytest.mark.parametrize("what", ["--help", "show {run}"])
 @pytest.mark.parametrize("output", ["> /dev/full", "| true", ">&- 2>&- <&-"])
 def test_output_that_cannot_be_written_ends_nothing(finished, what, output):
     told = shell(f"{COMMAND} {what.format(run=shlex.quote(str(finished)))} {output}; exit ${{PIPESTATUS[0]}}")
@@ -519,34 +523,9 @@ def test_what_follows_two_hyphens_is_the_files_own(capsys, monkeypatch, command,
 
 
 def test_other_commands_have_no_file_to_hand_arguments_to(capsys, tmp_path):
-    code, _, err = run(capsys, "history", "--", tmp_path / "nowhere")
+    code, _, err = run(capsys, "show", "--", tmp_path / "nowhere")
     assert code == 2
     assert "nowhere" in err
-
-
-def test_a_dashboard_is_served_on_this_machine_only(capsys, finished, monkeypatch):
-    served = []
-
-    def run_server(storage, host, port):
-        served.append((host, port, len(storage.get_all_studies())))
-        if port == 81:
-            raise OSError(98, "Address already in use")
-
-    monkeypatch.setitem(sys.modules, "optuna_dashboard", SimpleNamespace(run_server=run_server, __spec__=object()))
-    code, out, _ = run(capsys, "dashboard", finished, "--port", 8123)
-    assert code == 0
-    assert "http://127.0.0.1:8123/" in out
-    code, _, err = run(capsys, "dashboard", finished, "--port", 81)
-    assert code == 2
-    assert "port 81 cannot be used: Address already in use" in err
-    assert served == [("127.0.0.1", 8123, 1), ("127.0.0.1", 81, 1)]
-
-
-def test_a_dashboard_of_a_run_without_a_study_is_refused(capsys, tmp_path):
-    with on_disk(tmp_path / "run"):
-        code, _, err = run(capsys, "dashboard", tmp_path / "run")
-    assert code == 2
-    assert "has no study.db" in err
 
 
 def test_the_options_of_the_function_and_the_command_are_those_that_are_declared():
@@ -620,7 +599,7 @@ def test_completion_is_installed_for_each_shell(capsys, tmp_path, shell, monkeyp
     code, _, _ = run(capsys, "--install-completion", "--shell", shell, "--output", tmp_path / "completion")
     assert code == 0
     text = (tmp_path / "completion").read_text()
-    assert all(word in text for word in ("tune", "history", "same-training"))
+    assert all(word in text for word in ("tune", "compare", "same-training"))
 
 
 def test_completion_in_bash_offers_the_commands_and_their_options(tmp_path):
@@ -646,10 +625,7 @@ def three_runs(finished, tmp_path, monkeypatch):
     return Path("results/simulated/b")
 
 
-def test_without_an_argument_the_history_is_the_newest_runs_and_all_runs_are_compared(capsys, three_runs):
-    code, out, err = run(capsys, "history", "--json")
-    assert (code, err) == (0, f"the newest run is {three_runs}\n")
-    assert out == run(capsys, "history", three_runs, "--json")[1]
+def test_without_an_argument_all_runs_are_compared(capsys, three_runs):
     code, out, _ = run(capsys, "compare", "--json")
     assert code == 0
     assert len(json.loads(out)["runs"]) == 3

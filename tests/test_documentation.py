@@ -53,7 +53,7 @@ def test_the_history_page_runs_as_printed(tmp_path, monkeypatch):
     names = run_block("history.md")
     assert len(names["frame"]) > len(names["best"]) == 5
     assert set(names["with_xla"].jit_compile) == {True}
-    assert len(names["effects"]) > 0 < len(names["runs"])
+    assert len(names["runs"]) > 0
 
 
 def test_a_scripts_own_batch_size_is_read_as_printed():

@@ -227,7 +227,7 @@ def test_markup_and_escapes_are_shown_as_they_are_written(tmp_path, written, tex
 # --------------------------------------------------------------------------------------- the command line
 
 
-@pytest.mark.parametrize("command", ["show", "history", "compare", "space", "tune", "frob"])
+@pytest.mark.parametrize("command", ["show", "compare", "tune", "frob"])
 @pytest.mark.parametrize("name", [NASTY, f"{NASTY}.py", "\udcff.py", "x" * 5000, "[/x].py:a"], ids=range(5))
 def test_a_name_that_is_nowhere_is_refused_in_printable_lines(capsys, tmp_path, monkeypatch, command, name):
     monkeypatch.chdir(tmp_path)
@@ -243,22 +243,22 @@ def test_files_with_such_names_are_read_and_shown(capsys, tmp_path, written, nam
     folder = tmp_path / name
     write_run(folder, NASTY)
     (folder / "recipe.json").write_text(written)
-    for command in (["show", folder], ["show", folder / "recipe.json"], ["history", folder], ["compare", folder]):
+    for command in (["show", folder], ["show", folder / "recipe.json"], ["compare", folder]):
         assert cli.main([str(each) for each in command]) == 0
-    assert cli.main(["history", str(folder), "--csv", str(folder / "table.csv")]) == 0
+    assert cli.main(["show", str(folder), "--csv", str(folder / "table.csv")]) == 0
     captured = capsys.readouterr()
     assert (captured.out + captured.err).replace("\n", "").isprintable()
     assert one_line(name) in captured.out
     captured.out.encode()
 
 
-@pytest.mark.parametrize("command", [["show"], ["history"], ["compare"], ["space"], ["tune"]])
+@pytest.mark.parametrize("command", [["show"], ["compare"], ["knobs", "--space"], ["tune"]])
 def test_a_pipe_in_place_of_a_file_is_not_waited_for(capsys, tmp_path, command):
     run = tmp_path / "run"
     run.mkdir()
     for name in ("run.json", "fifo.py"):
         os.mkfifo(run / name)
-    given_path = run / "fifo.py" if command[0] in ("space", "tune") else run
+    given_path = run / "fifo.py" if command[0] in ("knobs", "tune") else run
     assert cli.main([*command, str(given_path)]) == 2
     assert "a pipe or a device" in capsys.readouterr().err
 

@@ -25,7 +25,6 @@ def test_the_public_names_are_these():
         "__version__",
         "activate",
         "compare",
-        "knob_effects",
         "load_history",
         "load_ops",
         "load_slices",

@@ -51,9 +51,9 @@ def write_atomically(
     # `tempfile` would ignore the umask, and leave the file behind when an interrupt comes just after it was made.
     temporary = target.parent / f".{target.name}.{secrets.token_hex(8)}"
     try:
-        if path.is_fifo() or path.is_char_device():
-            with contextlib.suppress(BrokenPipeError):  # as of `--csv /dev/stdout | head`
-                path.write_bytes(data)
+        if _is_open_or_special(path):
+            with contextlib.suppress(BrokenPipeError), path.open("ab") as stream:
+                stream.write(data)  # the reader has left, as of `--csv /dev/stdout | head`
             return
         with temporary.open("xb") as stream:
             stream.write(data)
@@ -65,6 +65,15 @@ def write_atomically(
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink()  # gone already, where all went well
+
+
+def _is_open_or_special(path: Path) -> bool:
+    """Return whether a path leads to a pipe, a device, or a file that a process has open, as /dev/stdout may."""
+    with contextlib.suppress(FileNotFoundError):
+        kind = os.stat(path).st_mode
+        opened = os.path.abspath(path).startswith(("/dev/std", "/dev/fd/", "/proc/"))
+        return not stat.S_ISDIR(kind) and (opened or not stat.S_ISREG(kind))
+    return False
 
 
 def shipped_directory(name: str) -> Path:

@@ -24,10 +24,14 @@ _CHOSEN = "Leave it out: autotune chooses by itself what suits the workload and 
 _REPLACED = {
     "--book": "Give --begin-with, with a folder of recipes.",
     "--isolation": _CHOSEN,
+    "--log-to": "Run `autotune export RUN --log-to TRACKER` once the run has ended.",
     "--on-mismatch": "Give --strict, or leave it out.",
     "--pairing": _CHOSEN,
     "--thorough": "Give --space gpu_thorough.",
+    "dashboard": "Run `optuna-dashboard sqlite:///RUN/study.db`.",
+    "history": "Give `autotune show RUN…`; it has --csv and --parquet.",
     "merge": "Keep the recipes in one folder, and give the folder.",
+    "space": "Give `autotune knobs --space FILE`.",
 }
 """What to do about options and commands that are gone."""
 

@@ -14,7 +14,7 @@ from cyclopts import App, Parameter
 from cyclopts import Group as CommandGroup
 
 from autotune.data.errors import TuningInterruptedError
-from autotune.data.options import MEMORY_MARGIN, VERIFY_SECONDS, Group, Tracker, take_options
+from autotune.data.options import MEMORY_MARGIN, VERIFY_SECONDS, Group, take_options
 from autotune.machine.doctor import Level, diagnose, first_fix
 from autotune.version import DISTRIBUTION, __version__
 
@@ -56,7 +56,6 @@ def tune(
     out: Annotated[str | None, _in_group("Everyday")] = None,
     resume: Annotated[str | None, _in_group("Everyday")] = None,
     wait: Annotated[bool, _in_group("Search")] = False,
-    log_to: Tracker | None = None,
     json: Annotated[bool, _in_group("Everyday")] = False,
     **options: Any,
 ) -> int:
@@ -71,7 +70,6 @@ def tune(
         out: The run directory; a new one below results/ when left out.
         resume: The directory of a run, ended or stopped, to continue with all that was measured.
         wait: Wait until earlier runs on the same devices of this machine have ended. The budget begins then.
-        log_to: Export the trials to this tracker once the run has ended, as `autotune export` does.
         json: Print the result as JSON (docs/json.md); progress goes to standard error.
     """
     from autotune.data.run_options import to_repeat
@@ -84,9 +82,7 @@ def tune(
 
     with Progress(messages() if json else terminal()) as progress:
         try:
-            recipe = tune_workload(
-                workload, args=args, out=out, resume=resume, wait=wait, log_to=log_to, observe=progress, **options
-            )
+            recipe = tune_workload(workload, args=args, out=out, resume=resume, wait=wait, observe=progress, **options)
         except KeyboardInterrupt as interrupt:
             hint = "Nothing was measured yet."
             if progress.directory and progress.directory.exists():

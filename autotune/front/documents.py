@@ -59,7 +59,6 @@ _FIELDS: dict[str, dict[str, Any]] = {
     | dict.fromkeys(("claimed", "measured"), Interval | None),
     "show": {"run": str | None, "recipe_file": str | None, "recipe": Recipe | None, "recipes": dict[str, Recipe]}
     | _TRIALS,
-    "history": _TRIALS,
     "compare": {"runs": list[_row_model("RunRow", COLUMNS)]},  # type: ignore[misc]
     "knobs": {"knobs": list[_KNOB_ENTRY]},  # type: ignore[valid-type]
     "doctor": {

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from autotune.data.errors import ArgumentError, RunDirectoryError
+from autotune.data.errors import ArgumentError
 from autotune.data.options import Tracker
 from autotune.data.printable import plural
 from autotune.front.commands import app, print_json
@@ -21,16 +20,28 @@ Runs = Annotated[list[Path] | None, Parameter(allow_leading_hyphen=False)]
 
 
 @app.command
-def show(path: Path | None = None, /, *, diff: Path | None = None, json: bool = False) -> None:
-    """Show a recipe, a folder of recipes, or a run: its trials and its recipe.
+def show(
+    runs: Runs = None,
+    /,
+    *,
+    diff: Path | None = None,
+    csv: Path | None = None,
+    parquet: Path | None = None,
+    json: bool = False,
+) -> None:
+    """Show a recipe, a folder of recipes, or runs: their trials, and the recipe of a single run.
 
     Args:
-        path: A recipe.json, a folder of recipes, or a run directory; the newest run below results/ when left out.
+        runs: A recipe.json, a folder of recipes, or a run directory; the newest run below results/ when left out. Of
+            several runs, or a directory that holds some, the trials are shown.
         diff: A script: print the edit of it that makes the recipe permanent, and nothing else.
+        csv: Write the trials of all runs, with all their columns, to this CSV file.
+        parquet: Write them to this Parquet file.
         json: Print recipe and trials as JSON (docs/json.md).
     """
     from autotune.data.run_directory import RunDirectory
     from autotune.data.run_options import to_repeat
+    from autotune.data.runs_on_disk import follow_latest
     from autotune.front.closing import show_diff, show_recipe, show_usage
     from autotune.front.console import note, say
     from autotune.front.defaults import run_or_newest
@@ -39,8 +50,16 @@ def show(path: Path | None = None, /, *, diff: Path | None = None, json: bool = 
 
     if json and diff is not None:
         raise ArgumentError("--json and --diff were both given", hint="Give one of them.")
-    path = run_or_newest(path)
+    path, *others = runs or [run_or_newest(None)]
+    path = follow_latest(path)
     is_run = os.path.lexists(path / "run.json")
+    holds_runs = os.path.isdir(path) and not any(path.glob("*.json"))  # Path.is_dir raises on a name that is too long
+    if others or holds_runs or csv is not None or parquet is not None:
+        from autotune.report.history import load_history
+
+        frame = load_history([path, *others], every_column=True)
+        nothing: dict[str, Any] = {"run": None, "recipe_file": None, "recipe": None, "recipes": {}}
+        return None if _write("show", frame, "trial", csv, parquet, json, **nothing) else show_history(frame)
     if diff is not None:
         from autotune.script.patch import script_diff
 
@@ -81,28 +100,8 @@ def show(path: Path | None = None, /, *, diff: Path | None = None, json: bool = 
     return None
 
 
-@app.command
-def history(runs: Runs = None, /, *, csv: Path | None = None, parquet: Path | None = None, json: bool = False) -> None:
-    """Show every trial of one run or many as a table.
-
-    Args:
-        runs: Run directories, or a directory that holds some, such as results/; the newest run below results/ when left
-            out.
-        csv: Write the table, with all its columns, to this CSV file.
-        parquet: Write it to this Parquet file.
-        json: Print it as JSON (docs/json.md).
-    """
-    from autotune.front.defaults import run_or_newest
-    from autotune.front.tables import show_history
-    from autotune.report.history import load_history
-
-    frame = load_history(runs or run_or_newest(None), every_column=True)
-    if not _write("history", frame, "trial", csv, parquet, json):
-        show_history(frame)
-
-
 def _write(
-    command: str, frame: pandas.DataFrame, noun: str, csv: Path | None, parquet: Path | None, json: bool
+    command: str, frame: pandas.DataFrame, noun: str, csv: Path | None, parquet: Path | None, json: bool, **fields: Any
 ) -> bool:
     """Write the table of a command, a row for each `noun`, to files and as JSON; return whether that was asked for."""
     from autotune.front.console import note
@@ -113,13 +112,13 @@ def _write(
             write(frame, file)
             note(f"{plural(len(frame), noun)} written to {file}")
     if json:
-        print_json(command, **{f"{noun}s": rows_of(frame)})
+        print_json(command, **{f"{noun}s": rows_of(frame)}, **fields)
     return json or csv is not None or parquet is not None
 
 
 @app.command
 def report(run: Path | None = None, /) -> None:
-    """Write a run's page, report.html: the answer, the search, what each knob did, where time goes, every trial.
+    """Write a run's page, report.html: the answer, the search, where time goes, every trial.
 
     A run that is unfinished or damaged has one, too: it says what is missing.
 
@@ -153,36 +152,6 @@ def export(run: Path | None = None, /, *, log_to: Tracker) -> None:
 
 
 @app.command
-def dashboard(run: Path | None = None, /, *, port: int = 8080) -> None:
-    """Show a run's study in optuna-dashboard, on this machine's loopback address, until Ctrl-C.
-
-    Args:
-        run: A run directory; the newest below results/ when left out.
-        port: Of the loopback address.
-    """
-    from autotune.data.run_directory import RunDirectory
-    from autotune.front.console import say
-    from autotune.front.defaults import run_or_newest
-
-    run = run_or_newest(run)
-    directory = RunDirectory(run)
-    directory.read_run()
-    if not directory.study_file.exists():
-        raise RunDirectoryError(f"{run} has no study.db", hint="It is written with the first trial of the search.")
-    if importlib.util.find_spec("optuna_dashboard") is None:
-        raise ArgumentError("optuna-dashboard is not installed", hint="Run pip install optuna-dashboard.")
-    import optuna_dashboard
-
-    from autotune.report.effects import open_study_file
-
-    say(f"http://127.0.0.1:{port}/ shows {run}; Ctrl-C ends it")
-    try:
-        optuna_dashboard.run_server(open_study_file(directory), host="127.0.0.1", port=port)
-    except OSError as error:
-        raise ArgumentError(f"port {port} cannot be used: {error.strerror}", hint="Give another --port.") from error
-
-
-@app.command
 def compare(runs: Runs = None, /, *, csv: Path | None = None, parquet: Path | None = None, json: bool = False) -> None:
     """Show runs and recipes in one table: what each found, and whether their speeds may be compared.
 
@@ -203,45 +172,38 @@ def compare(runs: Runs = None, /, *, csv: Path | None = None, parquet: Path | No
 
 
 @app.command
-def knobs(*, json: bool = False) -> None:
-    """List every knob: what it does, its values, when it acts.
+def knobs(
+    *,
+    space: str | None = None,
+    batch_size: int = 32,
+    examples: int | None = None,
+    device: Literal["cpu", "gpu"] | None = None,
+    cores: int | None = None,
+    json: bool = False,
+) -> None:
+    """List every knob: what it does, its values, when it acts. Or show what a search space resolves to here.
 
     Args:
-        json: Print them as JSON (docs/json.md).
+        space: A TOML file, or the name of a shipped search space: check it, and show its knobs and their values.
+        batch_size: With --space, the baseline's batch size.
+        examples: With --space, examples per epoch; unknown when left out.
+        device: With --space, what the training would run on; a GPU if NVIDIA's driver shows one, when left out.
+        cores: With --space, processor cores; this machine's when left out.
+        json: Print the knobs as JSON (docs/json.md).
     """
     from autotune.front.tables import show_knobs
+    from autotune.space.knobs import KNOBS
 
-    if json:
-        from autotune.space.knobs import KNOBS
-
+    if space is not None:
+        _show_space(space, batch_size, examples, device, cores)
+    elif json:
         print_json("knobs", knobs=list(KNOBS.values()))
     else:
         show_knobs()
 
 
-@app.command
-def space(
-    file: str,
-    /,
-    *,
-    batch_size: int = 32,
-    examples: int | None = None,
-    device: Literal["cpu", "gpu"] | None = None,
-    cores: int | None = None,
-    seat_devices: int = 1,
-) -> None:
-    """Check a search space, and show what it resolves to on this machine.
-
-    Args:
-        file: A TOML file, or the name of a shipped search space.
-        batch_size: The baseline's batch size.
-        examples: Examples per epoch; unknown when left out.
-        device: What the training would run on; when left out a GPU if NVIDIA's driver shows one here.
-        cores: Processor cores; this machine's when left out.
-        seat_devices: Devices that one trial would use.
-    """
-    counts = {"--batch-size": batch_size, "--examples": examples, "--cores": cores, "--seat-devices": seat_devices}
-    for option, count in counts.items():
+def _show_space(file: str, batch_size: int, examples: int | None, device: str | None, cores: int | None) -> None:
+    for option, count in {"--batch-size": batch_size, "--examples": examples, "--cores": cores}.items():
         if count is not None and count < 1:
             raise ArgumentError(f"{option} is {count}", hint="It must be at least 1.")
     from autotune.front.tables import show_space
@@ -254,21 +216,19 @@ def space(
     written = find_search_space(file)
     gpus = read_gpus().gpus
     on = Device(device or ("gpu" if gpus else "cpu"))
-    named: dict[str, object] = {"jit_compile": on is Device.GPU, **({"strategy": "none"} if seat_devices > 1 else {})}
     resolved = written.resolve(
-        baseline=baseline_configuration(batch_size, named, on, where="--batch-size"),
+        baseline=baseline_configuration(batch_size, {"jit_compile": on is Device.GPU}, on, where="--batch-size"),
         device=on,
         cores=available_cores() if cores is None else cores,
         examples=examples,
         dataset_takes_config=True,
         capability=lowest_capability(gpus),
-        devices=seat_devices,
     )
     show_space(written.source, resolved)
 
 
 # The order of use, for `--help`.
-IN_ORDER = "doctor demo tune run show report verify history compare export dashboard knobs space"
+IN_ORDER = "doctor demo tune run show report verify compare export knobs"
 for position, name in enumerate(IN_ORDER.split()):
     app[name].sort_key = position
 app.register_install_completion_command(help="Install completion for bash, zsh or fish.")

@@ -1,4 +1,4 @@
-"""Runs as one table: a row per trial, in pandas; and that table as a CSV or Parquet file.
+"""Runs as tables in pandas: a row per trial, per slice, per operation of a profile; the first as CSV or Parquet file.
 
 Columns have their dtypes whatever the rows hold: tables can be put together, and an empty one behaves like a full one.
 """
@@ -16,7 +16,7 @@ from pandas.api.extensions import ExtensionDtype
 from autotune.data.files import write_atomically
 from autotune.data.models import KnobValue
 from autotune.data.printable import one_line
-from autotune.data.record import Outcome, Phase, Standing, TrialRecord, reference_of
+from autotune.data.record import Outcome, Pair, Phase, Slice, Standing, TrialRecord, reference_of
 from autotune.data.run_directory import RunDirectory, parse_utc
 from autotune.data.runs_on_disk import Paths, find_runs
 from autotune.space.configuration import Configuration, baseline_of, read_trials
@@ -232,6 +232,56 @@ def rows_of(frame: pd.DataFrame) -> list[dict[str, Any]]:
     """Return a table's rows as dictionaries; None for NA."""
     known = frame.astype(object).where(frame.notna(), None)
     return [{str(name): value for name, value in row.items()} for row in known.to_dict("records")]
+
+
+_SLICES = {"run": STRING, "trial": INTEGER, "side": STRING, "instance": INTEGER} | typed(FLOAT, "at seconds")
+_SLICES |= typed(INTEGER, "steps examples epochs") | typed(FLOAT, "throughput cpu_seconds loss")
+_SLICES["disturbed"] = BOOLEAN
+_OPERATIONS = {"run": STRING, "trial": INTEGER} | typed(STRING, "operation kind on")
+_OPERATIONS |= typed(INTEGER, "count") | typed(FLOAT, "self_seconds share")
+
+
+def load_slices(*runs: Paths) -> pd.DataFrame:
+    """Load every timed slice of every trial, in long form; arguments and errors as in `load_history`.
+
+    Returns:
+        A row for each slice. `side` is `candidate`, `baseline` (beside it), or `alone`; `at` is when it was measured,
+        in seconds of the run; `throughput` in samples per second; `disturbed` is NA for slices without a partner.
+    """
+    rows: list[dict[str, object]] = []
+    for directory in find_runs(*runs):
+        run = directory.label
+        for record in read_trials(directory):
+            sides: list[tuple[str, Pair | None, Slice]] = [("alone", None, measured) for measured in record.slices]
+            for pair in record.pairs:
+                sides += [("baseline", pair, pair.baseline), ("candidate", pair, pair.candidate)]
+            for side, beside, measured in sides:
+                values = {name: getattr(measured, name, None) for name in _SLICES} | {"run": run, "side": side}
+                if beside is not None:
+                    values |= {"instance": beside.instance, "disturbed": beside.disturbed}
+                rows.append({**values, "trial": record.trial, "throughput": measured.examples / measured.seconds})
+    return table(rows, _SLICES)
+
+
+def load_ops(*runs: Paths) -> pd.DataFrame:
+    """Load the operations of profiled trials that took most time; arguments and errors as in `load_history`.
+
+    Returns:
+        Ten rows a trial at most; with a GPU ten more, its kernels, whose kind is `kernel` or `tensor cores`.
+        `self_seconds` are of all profiled steps, `share` is of all operations' or kernels' self time.
+    """
+    rows = [
+        {
+            "run": directory.label,
+            "trial": record.trial,
+            "operation": operation.name,
+            **operation.model_dump(exclude={"name"}),
+        }
+        for directory in find_runs(*runs)
+        for record in read_trials(directory)
+        for operation in (() if record.profile is None else (*record.profile.operations, *record.profile.kernels))
+    ]
+    return table(rows, _OPERATIONS)
 
 
 _FORMULA = re.compile(r"^(?:[=@\t\r]|[+-](?!\d*\.?\d+$))")  # a plain number is none

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import html
 import json
-import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -22,10 +21,9 @@ from autotune.data.record import Phase, TrialRecord, baseline_with_ceilings
 from autotune.data.run_directory import RunDirectory, left_out
 from autotune.recipe.recipe import Recipe
 from autotune.recipe.waterfall import waterfall
-from autotune.report.effects import effects_in
 from autotune.report.loss_charts import loss_charts
 from autotune.report.markup import to_html
-from autotune.report.sections import MOST_EFFECTS, PageData, describe_changes, kind_of_point, sections, title_of
+from autotune.report.sections import PageData, describe_changes, kind_of_point, sections, title_of
 from autotune.space.configuration import Configuration, baseline_of, read_trials
 
 T = TypeVar("T")
@@ -43,7 +41,6 @@ def write_page(path: str | Path) -> Path:
     data = page_data(directory)
     drawn = {
         "search": [_point(record, data.baseline) for record in data.points],
-        "effects": data.effects[:MOST_EFFECTS],
         "waterfall": [
             {**asdict(step), "gain": step.gain.model_dump(), "ends_at": step.ends_at} for step in data.waterfall
         ],
@@ -98,7 +95,6 @@ def page_data(directory: RunDirectory) -> PageData:
         baseline=baseline,
         sides=[side for side in (first, chosen) if side is not None],
         waterfall=() if recipe is None else waterfall(recipe),
-        effects=sorted(effects_in(records), key=lambda row: -abs(math.log(row["effect"]))),
         learning=read("learning", lambda: loss_charts(records, baseline), []),
         missing=missing,
     )

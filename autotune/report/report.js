@@ -217,12 +217,6 @@ if (data.waterfall.length) {
   rows.push({ name: "all changes", from: 1, value: all, low: all, high: all, kind: "candidate", note: factor(all), tip: `all changes: ${factor(all)}` });
   plot("waterfall-chart", "What each change gives", (width, points) => paintBars(rows, width, points));
 }
-if (data.effects.length) {
-  const rows = data.effects.map((row) => ({ name: `${row.knob}: ${row.before} → ${row.after}`, value: row.effect, low: row.low, high: row.high,
-    kind: kindOf(row.low, row.high), note: factor(row.effect),
-    tip: `${row.knob} from ${row.before} to ${row.after}: ${shown({ value: row.effect, low: row.low, high: row.high })}, ${row.pairs} pair${row.pairs === 1 ? "" : "s"} of trials` }));
-  plot("effects-chart", "Effect of each knob", (width, points) => paintBars(rows, width, points));
-}
 
 // ---------------------------------------------------------------------------------------- the table of trials
 

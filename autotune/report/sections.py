@@ -26,7 +26,6 @@ from autotune.space.configuration import Configuration, format_value
 from autotune.stats.deciding import Verdict
 from autotune.stats.disturbance import gpu_figures
 
-MOST_EFFECTS = 24  # in the chart of knobs
 LONGEST_LOG = 2000  # characters of a failed trial's log
 UNKNOWN = "–"
 METHOD = (
@@ -55,7 +54,6 @@ class PageData:
     baseline: Configuration | None
     sides: Sequence[TrialRecord]  # the baseline's, then the recommendation's if it is another configuration
     waterfall: Sequence[Step]
-    effects: Sequence[dict[str, Any]]  # rows of `knob_effects`, the largest first
     learning: Sequence[dict[str, Any]]  # charts of losses
     missing: Sequence[str]  # what could not be read
 
@@ -108,7 +106,6 @@ def sections(data: PageData) -> Iterator[Element]:
     yield from _waterfall(data.waterfall)
     yield from _learning(data.learning)
     yield from _search(data)
-    yield from _effects(data.effects)
     if data.sides:
         yield _profiles(data)
     if data.records:
@@ -306,19 +303,6 @@ def _search(data: PageData) -> Iterator[Element]:
 
 def _ratio(data: PageData) -> str:
     return "samples per joule" if data.run.arguments.get("objective") == "energy" else "speed-up"
-
-
-def _effects(effects: Sequence[dict[str, Any]]) -> Iterator[Element]:
-    if not effects:
-        return
-    rows = []
-    for effect in effects:
-        factor = Interval(value=effect["effect"], low=effect["low"], high=effect["high"])
-        rows.append((f"{effect['knob']}: {effect['before']} → {effect['after']}", factor.shown(), str(effect["pairs"])))
-    listed = table(("knob", "effect", "pairs of trials"), rows, {2})
-    said = element("p", "From trials that differ in this knob alone; 95% intervals.", class_="quiet")
-    details = element("details", element("summary", "As a table"), listed)
-    yield section("What each knob did", "effects", said, chart("effects-chart"), details)
 
 
 def _profiles(data: PageData) -> Element:

@@ -169,7 +169,7 @@ class SearchSpace:
         except (ValueError, RecursionError) as error:  # a number of 5,000 digits is a plain ValueError
             raise SearchSpaceError(
                 f"{source}: not valid TOML: {error}",
-                hint="`autotune space quick` shows what a search space holds; search_spaces/ has whole ones.",
+                hint="`autotune knobs --space quick` shows what a search space holds; search_spaces/ has whole ones.",
             ) from error
         version = document.get("schema_version")
         newer = type(version) is int and version > SCHEMA_VERSION

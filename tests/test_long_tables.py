@@ -1,19 +1,16 @@
-"""What each knob did, slices and operations in long form: over whole simulated runs."""
+"""Slices and operations in long form, and the study beside the history: over whole simulated runs."""
 
 import json
-import math
 import shutil
 from pathlib import Path
 
 import optuna
 import pytest
-from simulated_runs import BASELINE, a_record, faster_by, on_disk, simulated_trials, tune_simulated
+from simulated_runs import faster_by, on_disk, simulated_trials, tune_simulated
 
-from autotune.data.figures import Interval, Operation, Profile
-from autotune.data.record import Phase
+from autotune.data.figures import Operation, Profile
 from autotune.report.compare import compare
-from autotune.report.effects import effects_in, knob_effects, load_ops, load_slices
-from autotune.report.history import load_history
+from autotune.report.history import load_history, load_ops, load_slices
 from autotune.space.configuration import read_trials
 
 SPACE = """
@@ -34,27 +31,9 @@ choices = [true, false]
 def run(tmp_path_factory):
     """A run in which only the batch size changes anything: it makes training 1.5 times as fast."""
     trials = simulated_trials(faster_by(batch_size=1.5), noise=0.02)
-    with on_disk(tmp_path_factory.mktemp("effects") / "run") as directory:
+    with on_disk(tmp_path_factory.mktemp("tables") / "run") as directory:
         tune_simulated(trials, directory, space=SPACE, budget=300.0)
     return directory
-
-
-def test_the_effect_of_a_knob_is_found_and_that_of_others_is_none(run):
-    effects = knob_effects(run.path).set_index(["knob", "before", "after"])
-    batch = effects.loc[("batch_size", "32", "128")]
-    assert batch["low"] <= 1.5 <= batch["high"]
-    assert batch["effect"] == pytest.approx(1.5, rel=0.1)
-    others = effects.drop("batch_size", level="knob")
-    assert len(others) > 0
-    assert others["effect"].between(0.9, 1.1).all()
-    assert effects.index[0][0] == "batch_size", "the largest effect comes first"
-
-
-def test_importances_stand_beside_the_effects(run):
-    importances = knob_effects(run.path).groupby("knob")["importance"].first()
-    assert set(importances.index) == {"batch_size", "steps_per_execution", "data_autotune"}
-    assert importances.between(0, 1).all()
-    assert importances.sum() == pytest.approx(1.0)
 
 
 def test_every_slice_is_a_row(run):
@@ -82,7 +61,7 @@ def test_the_operations_of_profiled_trials_are_rows(run, tmp_path):
 
 def test_tables_without_rows_keep_their_columns(tmp_path):
     with on_disk(tmp_path / "run") as directory:
-        for load in (knob_effects, load_slices, load_ops):
+        for load in (load_slices, load_ops):
             frame = load(directory.path)
             assert frame.empty
             assert len(frame.columns) > 5
@@ -130,39 +109,16 @@ def test_runs_are_compared_in_a_table(run, tmp_path):
     assert table["differs"].eq("").all()
 
 
-def test_pairs_of_trials_count_by_their_precision():
-    def record(trial, phase, speedup, error, **changes):
-        low, high = speedup * math.exp(-1.96 * error), speedup * math.exp(1.96 * error)
-        return a_record(BASELINE.replace(**changes), trial=trial, phase=phase, speedup=1.0, pairs=()).model_copy(
-            update={"speedup": Interval(value=speedup, low=low, high=high)}
-        )
-
-    records = [
-        a_record(BASELINE, trial=0, phase=Phase.BASELINE),
-        record(1, Phase.SEARCH, 1.2, 0.01, batch_size=128),
-        record(2, Phase.SEARCH, 1.0, 0.03, jit_compile=True),
-        record(3, Phase.SEARCH, 2.0, 0.04, jit_compile=True, batch_size=128),
-    ]
-    rows = {row["knob"]: row for row in effects_in(records)}
-    weights = 1 / 0.01**2, 1 / (0.03**2 + 0.04**2)
-    mean = (weights[0] * math.log(1.2) + weights[1] * math.log(2.0)) / sum(weights)
-    assert rows["batch_size"]["effect"] == pytest.approx(math.exp(mean), rel=1e-6)
-    assert rows["batch_size"]["high"] == pytest.approx(math.exp(mean + 1.96 / math.sqrt(sum(weights))), rel=1e-6)
-    assert rows["batch_size"]["pairs"] == 2
-
-
 def test_runs_of_one_id_are_told_apart_by_their_paths_in_all_tables(run, tmp_path):
     here, there = (shutil.copytree(run.path, tmp_path / name / "run") for name in ("here", "there"))
     frame = load_history(here, there)
     names = [f"{run.name} ({path})" for path in (here, there)]
     assert list(frame["run"].unique()) == names
     assert list(compare(here, there)["run"]) == names
-    assert set(knob_effects(here, there)["run"]) == set(load_slices(here, there)["run"]) == set(names)
+    assert set(load_slices(here, there)["run"]) == set(names)
 
 
 def test_all_tables_name_a_run_alike_whatever_its_directory_is_called(run, tmp_path):
     copy = shutil.copytree(run.path, tmp_path / "renamed")
     history = load_history(copy)
-    for frame in (knob_effects(copy), load_slices(copy)):
-        assert set(frame["run"]) == set(history["run"])
-    assert len(knob_effects(copy).merge(history, on="run")) > 0
+    assert set(load_slices(copy)["run"]) == set(history["run"])
