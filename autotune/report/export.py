@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import io
 import os
 import re
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 from autotune.data.credentials import mask_text
-from autotune.data.errors import ArgumentError, AutotuneError, RunDirectoryError
-from autotune.data.files import write_atomically
+from autotune.data.errors import ArgumentError, AutotuneError
 from autotune.data.options import Tracker
 from autotune.data.printable import first_line
 from autotune.data.record import Outcome
@@ -29,7 +27,6 @@ from autotune.report.history import FLOAT, INTEGER, TIME, columns, load_history,
 from autotune.space.knobs import KNOBS
 
 FOLDER = "tensorboard"  # in the run directory
-EVENTS = "events.out.tfevents.autotune"  # TensorBoard reads files whose names hold `tfevents`
 _FIGURES = {name: dtype for name, dtype in columns().items() if name not in {*KNOBS, "trial"}}
 METRICS = [name for name, dtype in _FIGURES.items() if dtype in (FLOAT, INTEGER)]
 TAGS = [name for name, dtype in _FIGURES.items() if name not in METRICS and dtype != TIME]
@@ -66,29 +63,24 @@ def read_tracked_run(path: str | Path) -> TrackedRun:
     directory = RunDirectory(path)
     run = directory.read_run()
     workload = "workload" if run.workload is None else run.workload.name
-    trials = [_tracked(row) for row in rows_of(load_history(path, every_column=True))]
-    name = _plain(run.run)
+    trials = []
+    for row in rows_of(load_history(path, every_column=True)):
+        known = {name: value for name, value in row.items() if value is not None}
+        began = known["started_at"].timestamp()
+        trial = TrackedTrial(
+            name=f"{known['trial']:04d}",
+            parameters={name: known[name] for name in KNOBS if name in known},
+            metrics={name: float(known[name]) for name in METRICS if name in known},
+            tags={name: str(known[name]) for name in TAGS if name in known},
+            succeeded=Outcome(known["outcome"]).measured,
+            began=began,
+            ended=began + known["seconds"],
+        )
+        trials.append(trial)
+    name, workload = (re.sub(r"[^A-Za-z0-9_.-]+", "_", name)[:100] for name in (run.run, workload))
     if not OWN_NAME.fullmatch(run.run):  # of a directory that the user has named: others may have the same
         name += f"-{re.sub(r'[^0-9]', '', run.started_at)[:14]}"
-    return TrackedRun(directory=directory.path, id=name, experiment=f"autotune-{_plain(workload)}", trials=trials)
-
-
-def _plain(name: str) -> str:
-    return re.sub(r"[^A-Za-z0-9_.-]+", "_", name)[:100]
-
-
-def _tracked(row: dict[str, Any]) -> TrackedTrial:
-    known = {name: value for name, value in row.items() if value is not None}
-    began = known["started_at"].timestamp()
-    return TrackedTrial(
-        name=f"{known['trial']:04d}",
-        parameters={name: known[name] for name in KNOBS if name in known},
-        metrics={name: float(known[name]) for name in METRICS if name in known},
-        tags={name: str(known[name]) for name in TAGS if name in known},
-        succeeded=Outcome(known["outcome"]).measured,
-        began=began,
-        ended=began + known["seconds"],
-    )
+    return TrackedRun(directory=directory.path, id=name, experiment=f"autotune-{workload}", trials=trials)
 
 
 def check_installed(tracker: Tracker) -> None:
@@ -107,9 +99,9 @@ def export_run(path: str | Path, tracker: Tracker) -> str:
     check_installed(tracker)
     run = read_tracked_run(path)
     # What a package prints is no result. MLflow retries for minutes where no server answers.
-    few_retries = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", **os.environ}
+    quiet = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "TF_CPP_MIN_LOG_LEVEL": "3", **os.environ}
     try:
-        with mock.patch.dict(os.environ, few_retries), contextlib.redirect_stdout(sys.stderr):
+        with mock.patch.dict(os.environ, quiet), contextlib.redirect_stdout(sys.stderr):
             return mask_text(_EXPORTS[tracker](run))
     except AutotuneError:
         raise
@@ -167,58 +159,25 @@ def _export_to_wandb(run: TrackedRun) -> str:
 
 
 def _export_to_tensorboard(run: TrackedRun) -> str:
-    from tensorboard.plugins.hparams import summary_v2 as api  # `api` itself imports TensorFlow
+    import tensorflow as tf
+    from tensorboard.plugins.hparams import api, api_pb2, summary
 
     folder = run.directory / FOLDER
+    shutil.rmtree(folder, ignore_errors=True)  # of an earlier export
     shown = {trial.name: {**trial.parameters, **{tag: trial.tags[tag] for tag in _SHOWN_TAGS}} for trial in run.trials}
     values = {name: {row[name] for row in shown.values() if name in row} for name in (*KNOBS, *_SHOWN_TAGS)}
     varied = [api.HParam(name, api.Discrete(list(found))) for name, found in values.items() if len(found) > 1]
     metrics = [api.Metric(name) for name in _SHOWN_METRICS if any(name in trial.metrics for trial in run.trials)]
-    began = min((trial.began for trial in run.trials), default=0.0)
-    _write_events(folder, [(began, api.hparams_config_pb(varied, metrics, time_created_secs=began))])
+    with tf.summary.create_file_writer(str(folder)).as_default():
+        api.hparams_config(varied, metrics)
     for trial in run.trials:
-        start = api.hparams_pb(shown[trial.name], trial_id=trial.name, start_time_secs=trial.began)
-        events = [(trial.began, start), (trial.ended, _scalars_of(trial)), (trial.ended, _end_of(trial))]
-        _write_events(folder / trial.name, events)
+        status = api_pb2.STATUS_SUCCESS if trial.succeeded else api_pb2.STATUS_FAILURE
+        with tf.summary.create_file_writer(str(folder / trial.name)).as_default(step=0):
+            api.hparams(shown[trial.name], trial_id=trial.name, start_time_secs=trial.began)
+            for name, figure in trial.metrics.items():
+                tf.summary.scalar(name, figure)
+            tf.summary.experimental.write_raw_pb(summary.session_end_pb(status, trial.ended).SerializeToString())
     return f"tensorboard --logdir {folder}"
-
-
-def _scalars_of(trial: TrackedTrial) -> Any:
-    """Return a trial's metrics as a TensorBoard summary."""
-    from tensorboard.compat.proto import summary_pb2
-
-    value = summary_pb2.Summary.Value
-    return summary_pb2.Summary(value=[value(tag=name, simple_value=figure) for name, figure in trial.metrics.items()])
-
-
-def _end_of(trial: TrackedTrial) -> Any:
-    """Return how a trial ended as a TensorBoard summary."""
-    from tensorboard.compat.proto import summary_pb2
-    from tensorboard.plugins.hparams import api_pb2, metadata, plugin_data_pb2
-
-    status = api_pb2.STATUS_SUCCESS if trial.succeeded else api_pb2.STATUS_FAILURE
-    ended = plugin_data_pb2.SessionEndInfo(status=status, end_time_secs=trial.ended)
-    about = metadata.create_summary_metadata(plugin_data_pb2.HParamsPluginData(session_end_info=ended))
-    return summary_pb2.Summary(value=[summary_pb2.Summary.Value(tag=metadata.SESSION_END_INFO_TAG, metadata=about)])
-
-
-def _write_events(folder: Path, summaries: Sequence[tuple[float, Any]]) -> None:
-    """Write summaries, each with its time, as the only event file of a folder."""
-    # TensorBoard's own writer of event files imports TensorFlow.
-    from tensorboard.compat.proto import event_pb2
-    from tensorboard.summary.writer.record_writer import RecordWriter
-
-    written = io.BytesIO()
-    records = RecordWriter(written)
-    records.write(event_pb2.Event(wall_time=summaries[0][0], file_version="brain.Event:2").SerializeToString())
-    for moment, summary in summaries:
-        records.write(event_pb2.Event(wall_time=moment, step=0, summary=summary).SerializeToString())
-    hint = "Make the run directory writable, or export a copy of it."
-    try:
-        folder.mkdir(exist_ok=True)
-    except OSError as error:
-        raise RunDirectoryError(f"cannot write to {folder}: {error.strerror}", hint=hint) from error
-    write_atomically(folder / EVENTS, written.getvalue(), hint=hint)
 
 
 _EXPORTS: dict[Tracker, Callable[[TrackedRun], str]] = {
