@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from scipy.stats import binomtest, chi2
+from scipy.stats import binomtest
 
 from autotune.data.files import write_atomically
 from autotune.machine.fingerprint import fingerprint
@@ -46,14 +46,6 @@ def factor(logarithms: Sequence[float], bar: Bar | None = None) -> Figure:
 def median(values: Sequence[float], bar: Bar | None = None) -> Figure:
     """A median; None of no values."""
     return one(statistics.median(values) if values else None, len(values), bar)
-
-
-def root_mean_square(errors: Sequence[float], bar: Bar | None = None) -> Figure:
-    """How large errors around 0 are, with the interval that holds where they are normal."""
-    squares = sum(each**2 for each in errors)
-    bounds = [math.sqrt(squares / chi2.ppf(level, len(errors))) for level in (0.975, 0.025)]
-    value = math.sqrt(squares / len(errors))
-    return {"value": value, "ci95": bounds, "bar": bar, "count": len(errors)}
 
 
 def parser(description: str) -> argparse.ArgumentParser:

@@ -248,12 +248,6 @@ def test_compare_sets_runs_side_by_side(capsys, finished):
     assert out.count("simulated") >= 2
 
 
-def unfinished(path):
-    """A copy of a run's directory without its recipe."""
-    (path / "recipe.json").unlink()
-    return path
-
-
 def test_compare_cuts_and_folds_nothing_in_a_pipe(capsys, finished, tmp_path):
     paths = [shutil.copytree(finished, tmp_path / f"{'long' * 40}-{number}") for number in range(2)]
     for path in paths:
