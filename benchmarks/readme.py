@@ -34,9 +34,9 @@ from autotune.report.page import write_page
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPT, BUDGET = "examples/train_digits.py", "3m"
 COMMAND = f"autotune tune {SCRIPT} --budget {BUDGET}"
-RUN = ROOT / "results" / "cpu" / "two_cores" / "train_digits_command_one"
+RUN = ROOT / "results" / "recorded" / "cpu" / "two_cores" / "train_digits_command_one"
 OUTPUT = "terminal.txt"
-LEARNING = ROOT / "results" / "learning"
+LEARNING = ROOT / "results" / "recorded" / "learning"
 """Recipes of the scripts in `benchmarks/learning`, one file each."""
 PICTURES = ROOT / "docs" / "pictures"
 COLUMNS = 122

@@ -625,6 +625,16 @@ def test_without_an_argument_all_runs_are_compared(capsys, three_runs):
     assert len(json.loads(out)["runs"]) == 3
 
 
+def test_recorded_runs_are_read_only_where_they_are_named(capsys, three_runs):
+    recorded = three_runs.parents[1] / "recorded"
+    for name in ("digits", "cpu/two_cores/mlp", "20261120-191001-1a2b3c"):
+        shutil.copytree(three_runs, recorded / name)
+    shutil.rmtree(three_runs.parent)
+    assert f"the newest run is {recorded}/20261120-191001-1a2b3c\n" in run(capsys, "show")[2]
+    counts = [len(json.loads(run(capsys, "compare", *given, "--json")[1])["runs"]) for given in ([], [recorded])]
+    assert counts == [1, 3]
+
+
 @pytest.mark.parametrize("command", ["show", "report"])
 def test_without_an_argument_the_newest_run_is_taken(capsys, three_runs, command):
     code, out, err = run(capsys, command)

@@ -39,7 +39,7 @@ from autotune.stats.deciding import Verdict
 
 ROOT = Path(__file__).parents[1]
 SPACES = [file.read_text() for file in sorted((ROOT / "search_spaces").glob("*.toml"))]
-RECORDED = next((ROOT / "results").glob("*/recipe.json")).parent
+RECORDED = ROOT / "results" / "recorded" / "digits_mlp_command_one"
 FIRST, SECOND, *_, LAST = sorted(RECORDED.glob("trials/*/result.json"))
 FILES = [RECORDED / "run.json", RECORDED / "recipe.json", FIRST, SECOND, LAST]
 RUN = {str(file.relative_to(RECORDED)): json.loads(file.read_text()) for file in FILES}

@@ -12,7 +12,7 @@ from autotune.recipe import guard
 from autotune.recipe.guard import Guard
 from autotune.recipe.recipe import Recipe
 
-RECIPE = Path(__file__).parents[1] / "results" / "digits_mlp_command_one" / "recipe.json"
+RECIPE = Path(__file__).parents[1] / "results" / "recorded" / "digits_mlp_command_one" / "recipe.json"
 EXAMPLES = 256
 
 

@@ -13,7 +13,7 @@ from autotune.recipe.recipe import Recipe
 from autotune.script.call_sites import calls_in
 from autotune.script.patch import script_diff
 
-RECORDED = Path(__file__).parents[1] / "results" / "digits_mlp_command_one" / "recipe.json"
+RECORDED = Path(__file__).parents[1] / "results" / "recorded" / "digits_mlp_command_one" / "recipe.json"
 PIPELINE = '''"""Train é."""
 import keras
 import tensorflow as tf

@@ -12,7 +12,7 @@ from autotune.data.figures import Interval
 from autotune.recipe.answers import Answer, LearningRateRule
 from autotune.recipe.recipe import Recipe
 
-RECORDED = Path(__file__).parent.parent / "results" / "digits_mlp_command_one" / "recipe.json"
+RECORDED = Path(__file__).parent.parent / "results" / "recorded" / "digits_mlp_command_one" / "recipe.json"
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from autotune.data.printable import one_line
 from autotune.data.run_directory import LATEST, OWN_NAME, RunDirectory
 
 RESULTS = "results"  # below the current directory, where runs are written and looked for
+RECORDED = "recorded"  # below `results`: recorded figures of this repository, which are read only where they are named
 Paths = str | Path | Iterable[str | Path]
 """The path of a run or of a directory that holds some, or several such paths."""
 
@@ -59,6 +60,8 @@ def _directories_at(path: Path) -> list[Path]:
     problems: list[str] = []
     try:
         for folder, below, files in os.walk(path, onerror=lambda error: problems.append(str(error.strerror))):
+            if Path(folder).name == RECORDED and Path(folder) != path:
+                below[:] = filter(OWN_NAME.fullmatch, below)  # a script of this name has runs there, too
             if "run.json" in files:
                 found.append(Path(folder))
                 below.clear()  # a run holds no runs, and its trials may be thousands
@@ -78,8 +81,10 @@ def newest_runs(results: Path, *, most: int) -> list[RunDirectory]:
     found: list[tuple[float, Path]] = []
     for file in (*results.glob("*/run.json"), *results.glob("*/*/run.json")):
         with contextlib.suppress(OSError):  # it may be removed meanwhile
-            if not file.parent.is_symlink():
-                found.append((file.lstat().st_mtime, file.parent))
+            folder = file.parent
+            recorded = folder.parent.name == RECORDED and not OWN_NAME.fullmatch(folder.name)
+            if not (recorded or folder.is_symlink()):
+                found.append((file.lstat().st_mtime, folder))
     return [RunDirectory(folder) for _, folder in heapq.nlargest(most, found)]
 
 

@@ -16,7 +16,7 @@ from autotune.data.facts import WorkloadFacts
 from autotune.recipe.recipe import Recipe
 from autotune.space.configuration import Configuration, add_strategy_knobs
 
-RECORDED = REPOSITORY / "results" / "digits_mlp_command_one" / "recipe.json"
+RECORDED = REPOSITORY / "results" / "recorded" / "digits_mlp_command_one" / "recipe.json"
 
 TRAIN = """
 import sys

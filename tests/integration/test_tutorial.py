@@ -16,7 +16,7 @@ STEPS = "\nimport json\nprint(json.dumps([int(model.optimizer.iterations), int(m
 def test_the_workload_guides_code_runs_as_printed(run_code, tmp_path):
     workload, training = code_blocks("workloads.md", "python")
     (tmp_path / "job.py").write_text(workload, encoding="utf-8")
-    recorded = Recipe.load(ROOT / "results" / "digits_mlp_command_one" / "recipe.json")
+    recorded = Recipe.load(ROOT / "results" / "recorded" / "digits_mlp_command_one" / "recipe.json")
     changes = {"batch_size": 64, "steps_per_execution": 5}
     recipe = recorded.model_copy(update={"configuration": {**recorded.configuration, **changes}})
     recipe.save(tmp_path / "recipe.json")
