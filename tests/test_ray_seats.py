@@ -529,9 +529,9 @@ def test_what_an_actors_trial_has_written_is_handed_over_up_to_a_limit(actor_wit
     assert actor.end(3) == {}
 
 
-def test_an_actor_that_closes_removes_what_its_script_has_made(actor_with, tmp_path):
-    script = ScriptSettings(created="/home/me/run/created.txt")
+def test_an_actor_that_closes_removes_its_own_files(actor_with, tmp_path):
+    script = ScriptSettings(scratch="/home/me/run/script-scratch")
     actor = actor_with(reference=REFERENCE.model_copy(update={"script": script}))
-    assert os.path.dirname(actor._reference.script.created) == str(actor._scratch)
+    assert os.path.dirname(actor._reference.script.scratch) == str(actor._scratch)
     actor.close()
     assert not actor._scratch.exists()

@@ -28,7 +28,7 @@ from simulated_runs import (
 
 from autotune.data.errors import RunDirectoryError
 from autotune.data.record import Outcome, Pairing, Phase, Standing
-from autotune.data.run_directory import CREATED, RunDirectory
+from autotune.data.run_directory import RunDirectory
 from autotune.runtime.executor import TrialFailed
 from autotune.space.configuration import Configuration, read_trials
 from autotune.stats.deciding import EndedBy, Verdict
@@ -475,20 +475,10 @@ def test_a_run_whose_baseline_cannot_be_read_is_refused(tmp_path):
         read_earlier(directory)
 
 
-def test_what_a_killed_run_has_made_is_said(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    directory = stop_at(tmp_path / "run", 2)
-    (tmp_path / "made.txt").write_text("")
-    listed = [tmp_path / "made.txt", tmp_path / "gone.txt", f"{tmp_path}/../{tmp_path.parent.name}", "/etc/passwd"]
-    (directory.path / CREATED).write_text("".join(f"{json.dumps([str(path), 1, 2, 3, 4])}\n" for path in listed))
-    assert read_earlier(directory).left_behind == (str(tmp_path / "made.txt"),)
-
-
-def test_what_a_killed_run_has_left_is_removed_and_its_list_of_files_not_acted_on(tmp_path):
+def test_what_a_killed_run_has_left_is_removed(tmp_path):
     directory = stop_at(tmp_path / "run", 2)
     mine = tmp_path / "mine.txt"
     mine.write_text("mine")
-    (directory.path / CREATED).write_text(f"{mine}\n{directory.path}/../mine.txt\n")
     for folder in ("script-scratch", "scratch-abc"):
         (directory.path / folder).mkdir()
         (directory.path / folder / "written-1-0").symlink_to(mine)
@@ -499,7 +489,7 @@ def test_what_a_killed_run_has_left_is_removed_and_its_list_of_files_not_acted_o
     with directory.reopen():
         pass
     left = set(directory.path.rglob("*"))
-    assert left == before - {directory.path / CREATED}
+    assert left == before
     assert directory.path / ".notes.txt" in left
     assert mine.read_text() == "mine"
 

@@ -115,7 +115,8 @@ class ScriptSettings(Frozen):
     allow_writes: bool = False  # trials may write to files that exist
     allow_cache: bool = False  # the knob `cache` may be tried
     loss: str | None = None  # which returned number of a loop's step is the loss
-    created: str | None = None  # a file that lists what trials of this run have made
+    scratch: str | None = None  # the directory for files of this run's trials
+    since: float = 0.0  # when the run began: temporary files that changed before are the user's
 
 
 class WorkloadReference(BaseModel, frozen=True, extra="forbid"):

@@ -38,7 +38,6 @@ from autotune.data.record import Place, TrialRecord
 
 LARGEST_FILE_BYTES = 32 << 20  # more than a trial's 20,000 pairs of slices
 SCRATCH = "script-scratch"  # files of a script's trials, such as those of caches; removed at the end
-CREATED = "created.txt"  # what a script's trials have made
 STATE = "state.npz"  # of the baseline's training, in its directory while the run lasts
 STATES = (STATE, "state.part")  # the second while it is written
 SPACE = "space.toml"  # a copy of the search-space file that was given
@@ -48,7 +47,7 @@ OWN_NAME = re.compile(r"\d{8}-\d{6}-[0-9a-f]{6}")
 SCRATCH_FOLDERS = (SCRATCH, "scratch-*")
 LAYERS = "layers"  # in the directory of logs: what contained trials have written. A run that was killed leaves them
 OWN_FILES = (
-    *("run.json", "study.db", "study.db-journal", "recipe.json", SPACE, CREATED, "report.html", ".lock"),
+    *("run.json", "study.db", "study.db-journal", "recipe.json", SPACE, "report.html", ".lock"),
     f"{COMPILED}/*",
     *(f"trials/[0-9]*/{name}" for name in STATES),
     *("trials/[0-9]*/result.json", "trials/[0-9]*/log.txt", "logs/template-*.log", "logs/losses-*.log"),
@@ -222,18 +221,16 @@ class RunDirectory:
                 )
 
     def _remove_leftovers(self) -> None:
-        """Remove what an invocation that was killed has left: half-written files, scratch, its list of files.
+        """Remove what an invocation that was killed has left: half-written files, scratch, compilations.
 
-        The list is not acted on: it may be another user's, or name what the user has written since. Compilations may
-        be another user's too, and would be sealed as this user's at the end. Raises OSError where they cannot be
-        removed.
+        Compilations may be another user's, and would be sealed as this user's at the end. Raises OSError where they
+        cannot be removed.
         """
         for folder in self.path.glob(f"trials/*/{COMPILED}-*"):
             shutil.rmtree(folder)
         for pattern in SCRATCH_FOLDERS:
             for folder in self.path.glob(pattern):
                 shutil.rmtree(folder, ignore_errors=True)
-        (self.path / CREATED).unlink(missing_ok=True)
         for pattern in ("", "trials/[0-9]*/"):
             for file in self.path.glob(f"{pattern}.*"):
                 if TEMPORARY.fullmatch(file.name):

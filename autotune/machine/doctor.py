@@ -17,6 +17,10 @@ OLDEST_DRIVERS = {"11": 450, "12": 525, "13": 580}
 OLDEST_TENSORFLOW, NEWEST_TENSORFLOW = (2, 18), (2, 21)
 SMALL_SHM, SMALL_MEMORY, SMALL_DISK = 256 << 20, 2 << 30, 2 << 30
 """Bytes of /dev/shm, and free bytes of memory and of the disk."""
+ALLOW_NAMESPACES = (
+    "Allow user namespaces (docker run --security-opt seccomp=unconfined, on a host with AppArmor also --security-opt "
+    "apparmor=unconfined), or keep copies of your files."
+)
 RESTLESS = 0.05
 """The relative spread of equal stretches of work on a busy machine."""
 
@@ -207,10 +211,7 @@ def _check_host(state: MachineState) -> Iterator[Finding]:
 def _check_measuring(state: MachineState) -> Iterator[Finding]:
     """Say what is measured or held back less well here."""
     if state.uncontained:
-        problem = f"trials cannot be isolated ({state.uncontained}): only Python's own writes are intercepted"
-        yield _fact(
-            problem,
-            "Allow user namespaces, as by docker run --security-opt seccomp=unconfined, or keep copies of your files.",
-        )
+        problem = f"trials cannot be isolated ({state.uncontained}): only Python's own writes are redirected"
+        yield _fact(problem, ALLOW_NAMESPACES)
     if state.xprof is None:
         yield _fact("without xprof, compute is not told from memory bandwidth", "pip install xprof")

@@ -6,11 +6,11 @@ an actor whose driver died or whose host has lost the cluster; then the template
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 import platform
 import shutil
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -18,9 +18,9 @@ from typing import Any, NamedTuple, TypeVar
 from autotune.data.errors import AutotuneError
 from autotune.data.facts import Machine, WorkloadFacts, WorkloadReference
 from autotune.data.record import Place
+from autotune.data.run_directory import SCRATCH
 from autotune.machine.fingerprint import fingerprint
 from autotune.machine.scratch import make_scratch
-from autotune.runtime.created_files import remove_created
 from autotune.runtime.executor import Isolation, LiveTrial, TrialFailed
 from autotune.runtime.local import LocalExecutor
 from autotune.runtime.places import cut_cores, whole_host
@@ -93,8 +93,8 @@ class SeatActor:
             if os.path.isabs(reference.called_as):
                 update["called_as"] = moved(reference.called_as)
         if reference.script is not None:
-            created = {"created": str(self._scratch / "created.txt")}
-            update["script"] = reference.script.model_copy(update=created)
+            own = {"scratch": str(self._scratch / SCRATCH), "since": time.time()}
+            update["script"] = reference.script.model_copy(update=own)
         return reference.model_copy(update=update)
 
     def describe_host(self) -> Host:
@@ -162,13 +162,9 @@ class SeatActor:
         return found
 
     def close(self) -> None:
-        """End everything, and remove what the script's trials have made."""
+        """End everything, and remove the trials' own files."""
         if self._executor is not None:
             self._executor.close()
-        script = self._reference.script
-        if script is not None and script.created is not None:
-            with contextlib.suppress(OSError):
-                remove_created(Path(script.created), [os.getcwd(), *self._reference.search_path])
         shutil.rmtree(self._scratch, ignore_errors=True)
 
 

@@ -141,7 +141,6 @@ def discover(reference: WorkloadReference) -> tuple[dict[str, str], list[str]]:
         sys.meta_path.insert(0, _StopAtFramework(lambda: children.answer_for_parent(changed())))
         with contextlib.suppress(BaseException):  # if it fails, the survey says so
             run_as_main(reference)
-        effects.training_begins()
         send_answer(pipe, changed())
 
     variables = run_in_fork(run)

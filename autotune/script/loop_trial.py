@@ -160,7 +160,6 @@ class TrialHooks(Hooks):
 
     def fail(self, error: BaseException) -> NoReturn:
         """Report this error, and end the trial."""
-        self.effects.training_begins()
         self.channel.send(failures.encode_failure(error))
         leave(1)
 
@@ -285,7 +284,6 @@ class LoopTraining(TrialHooks):
     def _begin(self, examples: int) -> TimedTrial:
         """Announce the training, after its first step, if the configuration is in force."""
         self.wrappers.settings.refuse_missing(self.facts)
-        self.effects.training_begins()
         refuse_other_batch(self._watch, self.facts, self.configuration)
         session = LoopSession(self._watch, examples, self.request, self.configuration, self.wrappers.settings)
         known = self.request.timing.boundary

@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 import traceback
+import uuid
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -20,10 +21,8 @@ from typing import Any
 
 from autotune.data.errors import WorkloadError
 from autotune.data.facts import ScriptSettings, WorkloadReference
-from autotune.data.run_directory import SCRATCH
 from autotune.recipe.keras_api import KERAS_PACKAGES
 from autotune.runtime import containment
-from autotune.runtime.created_files import CreatedFiles
 from autotune.runtime.failures import locate_user_line, select_user_frames
 from autotune.script.interpose import around, replace_everywhere
 
@@ -36,38 +35,40 @@ _TRACKERS_OFF = {
 _TRACKERS = frozenset({"wandb", "mlflow", "neptune", "comet_ml", "clearml", "dvclive", "aim", "swanlab"})
 _RESULT_CALLBACKS = frozenset({"ModelCheckpoint", "CSVLogger"})
 _OTHER_WRITING_CALLBACKS = frozenset({"BackupAndRestore", "TensorBoard", "RemoteMonitor"})
-_CREATES = ("open", "os.mkdir", "os.link", "os.symlink")
-_EVENTS: dict[str, tuple[tuple[str, int, int | None], ...]] = {
-    "open": (("open", 0, None),),
-    "os.mkdir": (("os.mkdir", 0, 2),),
-    "os.link": (("os.link", 1, 3),),
-    "os.symlink": (("os.symlink", 1, 2),),
-    "os.remove": (("os.remove", 0, 1),),
-    "os.rmdir": (("os.rmdir", 0, 1),),
-    "os.truncate": (("os.truncate", 0, None),),
-    "os.chmod": (("os.chmod", 0, 2),),
-    "os.chown": (("os.chown", 0, 3),),
-    "os.utime": (("os.utime", 0, 3),),
-    "os.setxattr": (("os.setxattr", 0, None),),
-    "os.removexattr": (("os.removexattr", 0, None),),
-    "os.rename": (("os.rename", 0, 2), ("open", 1, 3)),
-    "shutil.move": (("shutil.move", 0, None), ("open", 1, None)),
-    "shutil.rmtree": (("shutil.rmtree", 0, 1),),
+_WRITE_FLAGS = os.O_WRONLY | os.O_RDWR | os.O_TRUNC | os.O_CREAT
+_READING_CALLS = ("stat", "lstat", "access", "listdir", "scandir", "readlink", "rmdir")
+_CHANGING_CALLS = ("mkdir", "chmod", "utime", "truncate", "setxattr", "removexattr")
+_CHANGE_EVENTS: dict[str, tuple[tuple[int, int | None], ...]] = {
+    **dict.fromkeys(("open", "os.truncate", "os.setxattr", "os.removexattr"), ((0, None),)),
+    **dict.fromkeys(("os.remove", "os.rmdir"), ((0, 1),)),
+    "os.chmod": ((0, 2),),
+    **dict.fromkeys(("os.chown", "os.utime"), ((0, 3),)),
+    "os.rename": ((0, 2), (1, 3)),
+    "os.link": ((1, 3),),
+    "os.symlink": ((1, 2),),
 }
-"""Python's audit events that change files: the change, the index of the path, and the index of its `dir_fd`."""
+"""Python's audit events that change files: the index of the path, and the index of its `dir_fd`."""
 _PROGRAM_EVENTS = {"subprocess.Popen": 1, "os.system": 0, "os.posix_spawn": 1, "os.exec": 1}
 """Audit events that start a program, and the index of its command."""
 _READING_PROGRAMS = frozenset(
     (
-        *("cat", "clear", "cut", "date", "df", "du", "echo", "file", "free", "grep", "head", "hostname"),
-        *("id", "ldconfig", "ls", "lsb_release", "lscpu", "md5sum", "nproc", "nvidia-smi", "printf", "ps"),
-        *("pwd", "rocm-smi", "sha256sum", "sleep", "stat", "stty", "tail", "tput", "tr", "true", "uname"),
-        *("uniq", "wc", "which", "whoami"),
+        "cat",
+        "df",
+        "free",
+        "hostname",
+        "ls",
+        "lscpu",
+        "nproc",
+        "nvidia-smi",
+        "rocm-smi",
+        "uname",
+        "wc",
+        "which",
+        "whoami",
     )
 )
-_READING_GIT = frozenset({"describe", "diff", "log", "ls-files", "rev-parse", "show", "status"})
-_WRITES_IN_SHELL = re.compile(r"[>`\n]|\$\(")
-_GFILE_EVENTS = {"makedirs": "os.mkdir", "mkdir": "os.mkdir", "remove": "os.remove", "rmtree": "shutil.rmtree"}
+_READING_GIT = frozenset({"describe", "log", "rev-parse", "status"})
+_SHELL_CHARACTERS = frozenset("<>|&;`$()\n\\'\"")
 _ALLOW = "Write to another file, or pass --allow-writes to let every trial write to it."
 _ALLOW_PROGRAM = "Skip it while tuning, or pass --allow-writes to let every trial run it."
 
@@ -92,12 +93,11 @@ class SideEffects:
 
     def __init__(self, reference: WorkloadReference, refuse: Callable[[WorkloadError], None]) -> None:
         settings = reference.script or ScriptSettings()
-        listed = Path(settings.created or f"{tempfile.gettempdir()}/autotune-created-{os.getpid()}.txt")
         self.left_out: list[str] = []
-        self.scratch = listed.with_name(SCRATCH)
+        self.scratch = Path(settings.scratch or f"{tempfile.gettempdir()}/autotune-scratch-{os.getpid()}")
         """A directory for this process's own files, such as caches; the run removes it."""
         self._allow_writes = settings.allow_writes
-        self._watch = WriteWatch(CreatedFiles(listed), self.scratch, self._leave_out, refuse)
+        self._watch = WriteWatch(self.scratch, settings.since or time.time(), self._leave_out, refuse)
 
     def install(self, tf: Any) -> None:
         """Turn off uploads and, where the kernel does not contain this process, saves and other writes.
@@ -113,9 +113,7 @@ class SideEffects:
         self._replace(tf.saved_model.save)
         for module in (tf.summary, tf.compat.v2.summary):
             module.create_file_writer = self._do_nothing("tf.summary", tf.summary.create_noop_writer)
-        if not self._allow_writes:
-            self._watch.install_tensorflow(tf)
-            self._watch.install()
+        self.watch_writes()
 
     def install_keras(self, keras: Any) -> None:
         """Turn off the saves of a Keras, where the kernel does not contain this process."""
@@ -134,11 +132,6 @@ class SideEffects:
         """Watch Python's writes from now on, where the kernel does not contain this process."""
         if not self._allow_writes and not containment.is_active():
             self._watch.install()
-
-    def training_begins(self) -> None:
-        """List what this process has created. From now on, new files go to the scratch directory as well."""
-        if not containment.is_active():
-            self._watch.training_begins()
 
     def without_writers(self, callbacks: Any, *, timed: bool = False) -> list[Any]:
         """Return the callbacks of `fit` that do not write. A contained `fit` that is not timed keeps its results."""
@@ -173,211 +166,142 @@ class SideEffects:
         return nothing
 
 
-_WRITE_FLAGS = os.O_WRONLY | os.O_RDWR | os.O_TRUNC | os.O_CREAT
-
-
 class WriteWatch:
-    """Watches what this process writes.
+    """Redirects what this process opens for writing, renames or removes by Python to files in `folder`.
 
-    Files of its own go to `scratch`. `refuse` takes the error of a change that may not be. It need not return.
+    `refuse` takes the error of a change that cannot be redirected. It need not return.
     """
 
     def __init__(
-        self,
-        created: CreatedFiles,
-        scratch: Path,
-        leave_out: Callable[[str], None],
-        refuse: Callable[[WorkloadError], None],
+        self, folder: Path, since: float, leave_out: Callable[[str], None], refuse: Callable[[WorkloadError], None]
     ) -> None:
-        self._created, self._scratch, self._leave_out, self._refuse = created, scratch, leave_out, refuse
+        self._folder, self._since, self._leave_out, self._refuse = folder, since, leave_out, refuse
         self._temporary = os.path.join(tempfile.gettempdir(), "")
-        folders = [self._temporary, "/dev", "/proc", "/sys", sys.prefix, sys.base_prefix, str(scratch.parent)]
+        folders = [self._temporary, "/dev", "/proc", "/sys", sys.prefix, sys.base_prefix, str(folder.parent)]
         folders += [os.path.expanduser(f"~/{name}") for name in (".cache", ".config", ".keras", ".local")]
         here = os.getcwd()
-        self._unwatched = tuple(os.path.join(path, "") for path in folders if not here.startswith(path.rstrip(os.sep)))
-        self._copies: dict[str, str] = {}  # by the file that the script names
-        self._paused = False  # while autotune itself writes
-        self._training = False
-        self._began = time.time()
+        folders = [path for path in folders if not here.startswith(path.rstrip(os.sep))]
+        self._unwatched = tuple(os.path.join(path, "") for path in (*folders, str(folder)))
+        self._own: dict[str, str] = {}  # paths in `folder`, which need not exist, by the path that the script names
+        self._refused = False
 
     def install(self) -> None:
-        """Watch Python's functions. An audit hook cannot be removed again."""
+        """Wrap Python's functions. An audit hook, which cannot be removed again, refuses what they do not redirect."""
         around(builtins, "open", self._open)
         io.open = builtins.open  # pathlib's
-        for name in ("chmod", "utime", "setxattr"):  # `shutil.copy` sets them on the file that it has written
-            around(os, name, self._set_attribute)
-        self._copy_databases()
+        around(os, "open", self._open_descriptor)
+        for name in _READING_CALLS:
+            around(os, name, partial(self._call, self._shown))
+        for name in _CHANGING_CALLS:
+            around(os, name, partial(self._call, self._changed))
+        for name in ("remove", "unlink"):
+            around(os, name, self._remove)
+        for name in ("rename", "replace"):
+            around(os, name, self._rename)
+        with contextlib.suppress(ImportError):  # Python was built without it
+            import sqlite3
+
+            around(sqlite3, "connect", self._connect)
+            sqlite3.dbapi2.connect = sqlite3.connect
         sys.addaudithook(self._audit)
 
-    def install_tensorflow(self, tf: Any) -> None:
-        """Watch functions of TensorFlow and h5py, which open files without Python's knowledge."""
-        around(tf.io.gfile.GFile, "__init__", self._open_by_mode)
-        if "h5py" in sys.modules:
-            around(sys.modules["h5py"].File, "__init__", self._open_by_mode)
-        around(tf.io.TFRecordWriter, "__init__", self._open_records)
-        around(tf.data.Dataset, "save", self._save_dataset)
-        around(tf.io, "write_file", partial(self._change_path, "open"))
-        for name, event in _GFILE_EVENTS.items():
-            around(tf.io.gfile, name, partial(self._change_path, event))
-        for name, event in (("rename", "os.rename"), ("copy", "")):
-            around(tf.io.gfile, name, partial(self._move, event))
+    # ------------------------------------------------------------------------------------------ redirected
 
-    def training_begins(self) -> None:
-        """List what this process has created. From now on, new files go to the scratch directory as well."""
-        self._training = self._paused = True
-        try:
-            self._created.save()
-        finally:
-            self._paused = False
+    def _shown(self, full: str) -> str:
+        """Return the path where a file is read: this process's own, if it has changed the file or its directory."""
+        path = full
+        while self._own and path != os.sep:
+            if path in self._own:
+                return self._own[path] + full[len(path) :]
+            path = os.path.dirname(path)
+        return full
 
-    # ------------------------------------------------------------------------------------------ TensorFlow
+    def _changed(self, full: str, *, empty: bool = False) -> str:
+        """Return the path where a file is written; the first time, copy the file there."""
+        shown = self._shown(full)
+        is_directory = os.path.isdir(shown)
+        if shown != full or is_directory or not self._is_watched(full) or not os.path.isdir(os.path.dirname(full)):
+            return shown  # the hook refuses to change a directory
+        own = self._new_path()
+        if os.path.isfile(full):
+            self._leave_out("changes of files that exist")
+            if not empty:
+                shutil.copy2(full, own)
+        self._own[full] = own
+        return own
 
-    def _open_records(self, usual: Callable[..., Any], writer: Any, path: Any, *rest: Any, **named: Any) -> None:
-        if os.path.exists(os.fspath(path)):  # another trial may be reading it
-            self._leave_out("TFRecordWriter, for files that exist")
-            path = os.devnull
-        self._check("open", path)
-        usual(writer, path, *rest, **named)
+    def _new_path(self) -> str:
+        os.makedirs(self._folder, exist_ok=True)
+        return os.path.join(self._folder, f"written-{uuid.uuid4().hex}")
 
-    def _open_by_mode(
-        self, usual: Callable[..., Any], opened: Any, name: Any, mode: str = "r", *rest: Any, **named: Any
-    ) -> None:
-        if set(mode) & set("wax+"):
-            self._check("open", name)
-        usual(opened, name, mode, *rest, **named)
+    def _is_watched(self, full: str) -> bool:
+        """Return whether a file may be the user's; in the temporary directory, one from before the run."""
+        if full.startswith(self._temporary) and self._temporary in self._unwatched:
+            return _is_older(full, self._since)
+        return not os.path.join(full, "").startswith(self._unwatched) and f"{os.sep}__pycache__{os.sep}" not in full
 
-    def _change_path(self, event: str, usual: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-        path = arguments[0] if arguments else named.get("path", named.get("filename"))
-        if event in ("os.remove", "shutil.rmtree") and not _exists(path):
-            return None  # a save would have created it
-        self._check(event, path)
-        return usual(*arguments, **named)
-
-    def _move(self, event: str, usual: Callable[..., Any], src: Any, dst: Any, overwrite: bool = False) -> Any:
-        if event:
-            self._check(event, src)
-        if overwrite or not _exists(dst):  # otherwise TensorFlow refuses
-            self._check("open", dst)
-        return usual(src, dst, overwrite)
-
-    def _save_dataset(self, usual: Callable[..., Any], dataset: Any, path: Any, *rest: Any, **named: Any) -> Any:
-        if os.path.exists(os.fspath(path)):
-            self._check("shutil.rmtree", path)
-        self._check("os.mkdir", path)
-        return usual(dataset, path, *rest, **named)
-
-    # ------------------------------------------------------------------------------------------ copies
-
-    def _open(self, usual: Callable[..., Any], file: Any, mode: str = "r", *rest: Any, **named: Any) -> Any:
-        """Open a file; instead of one that may not be written, open this process's copy."""
-        if isinstance(file, str | bytes | os.PathLike) and not self._paused:
-            full = os.path.abspath(os.fsdecode(file))
-            kind = mode.lstrip("bt")[:1]
-            if kind in ("w", "a") and full not in self._copies and self._needs_copy(full, kind):
-                copy = self._new_copy()
-                if os.path.isfile(full):
-                    self._leave_out("open() of files that exist")
-                    if kind == "a":
-                        shutil.copyfile(full, copy)
-                self._copies[full] = copy
-            file = self._copies.get(full, file)
-        return usual(file, mode, *rest, **named)
-
-    def _set_attribute(self, usual: Callable[..., Any], path: Any, *rest: Any, **named: Any) -> Any:
-        if isinstance(path, str | bytes | os.PathLike):
-            path = self._copies.get(os.path.abspath(os.fsdecode(path)), path)
+    def _call(
+        self, find: Callable[[str], str], usual: Callable[..., Any], path: Any = ".", *rest: Any, **named: Any
+    ) -> Any:
+        if isinstance(path, str | bytes | os.PathLike) and named.get("dir_fd") is None:
+            full = os.path.abspath(os.fsdecode(path))
+            found = find(full)
+            path = path if found == full else os.fsencode(found) if isinstance(path, bytes) else found
         return usual(path, *rest, **named)
 
-    def _copy_databases(self) -> None:
-        """Give this process a copy of each existing SQLite database that it opens."""
-        try:
-            import sqlite3
-        except ImportError:  # Python was built without it
+    def _open(self, usual: Callable[..., Any], file: Any, mode: str = "r", *rest: Any, **named: Any) -> Any:
+        find = partial(self._changed, empty="w" in mode) if set(mode) & set("wax+") else self._shown
+        return self._call(find, usual, file, mode, *rest, **named)
+
+    def _open_descriptor(self, usual: Callable[..., Any], path: Any, flags: int, *rest: Any, **named: Any) -> int:
+        find = self._changed if flags & _WRITE_FLAGS else self._shown
+        return int(self._call(find, usual, path, flags, *rest, **named))
+
+    def _remove(self, usual: Callable[..., Any], path: Any, *, dir_fd: int | None = None) -> None:
+        full = os.path.abspath(os.fsdecode(path))
+        if dir_fd is None and full == self._shown(full) and os.path.isfile(full) and self._is_watched(full):
+            self._leave_out("changes of files that exist")
+            self._own[full] = self._new_path()
+        else:
+            self._call(self._shown, usual, path, dir_fd=dir_fd)
+
+    def _rename(self, usual: Callable[..., Any], src: Any, dst: Any, **descriptors: Any) -> None:
+        if descriptors:
+            usual(src, dst, **descriptors)
             return
-        usual = sqlite3.connect
+        source, target = (os.path.abspath(os.fsdecode(path)) for path in (src, dst))
+        usual(self._changed(source), self._changed(target, empty=True))
 
-        def connect(database: Any, *rest: Any, **named: Any) -> Any:
-            full = _database_path(database)
-            if full is not None and not self._paused and full not in self._copies and self._is_users(full):
-                self._leave_out("SQLite databases that exist")
-                self._paused = True
-                try:
-                    copied = self._new_copy()
-                    with (
-                        contextlib.closing(usual(f"{Path(full).as_uri()}?mode=ro", uri=True)) as original,
-                        contextlib.closing(usual(copied)) as copy,
-                    ):
-                        original.backup(copy)
-                    self._copies[full] = copied
-                finally:
-                    self._paused = False
-            return usual(self._copies.get(full or "", database), *rest, **named)
+    def _connect(self, usual: Callable[..., Any], database: Any, *rest: Any, **named: Any) -> Any:
+        """Connect to an SQLite database: a new one is this process's own, one that exists is refused by the hook."""
+        full = _database_path(database)
+        if full is not None and (self._shown(full) != full or not os.path.isfile(full)):
+            database = self._changed(full)
+        return usual(database, *rest, **named)
 
-        sqlite3.connect = sqlite3.dbapi2.connect = connect
-
-    def _new_copy(self) -> str:
-        self._scratch.mkdir(exist_ok=True)
-        return str(self._scratch / f"written-{os.getpid()}-{len(self._copies)}")
-
-    def _needs_copy(self, full: str, kind: str) -> bool:
-        """Return whether writes to a file belong in the scratch directory.
-
-        A new file that is appended to is a log. Nobody reads one that is written once training has begun.
-        """
-        if os.path.isfile(full):
-            return self._is_users(full) or (self._training and self._created.owns(full))
-        new = not os.path.lexists(full) and os.path.isdir(os.path.dirname(full))
-        return new and (self._training or kind == "a") and not full.startswith(self._unwatched)
-
-    def _is_users(self, full: str) -> bool:
-        """Return whether a file exists that no trial has created, where the user's files are watched."""
-        if not os.path.isfile(full) or self._created.owns(full):
-            return False
-        if full.startswith(self._temporary) and self._temporary in self._unwatched:
-            return _is_older(full, self._began)
-        return not full.startswith(self._unwatched)
-
-    # ------------------------------------------------------------------------------------------ refusals
+    # ------------------------------------------------------------------------------------------ refused
 
     def _audit(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if self._paused:
+        if self._refused:
             return
         if event in _PROGRAM_EVENTS:
             self._check_program(arguments[_PROGRAM_EVENTS[event]])
         elif event == "sqlite3.connect":
-            full = _database_path(arguments[0])
-            if full is not None and full not in self._copies.values():
-                self._check_full("open", full)
+            if (full := _database_path(arguments[0])) is not None:
+                self._check("overwrite", full)
         elif event != "open" or (isinstance(arguments[2], int) and arguments[2] & _WRITE_FLAGS):
-            for change, index, descriptor in _EVENTS.get(event, ()):
+            for index, descriptor in _CHANGE_EVENTS.get(event, ()):
                 path = arguments[index]
                 if path is None or (event == "open" and isinstance(path, int)):
                     continue
-                within = arguments[descriptor] if descriptor is not None and len(arguments) > descriptor else -1
-                self._check_full(change, _full_path(path, within))
+                directory = arguments[descriptor] if descriptor is not None else -1
+                self._check("overwrite" if event == "open" else "change", _full_path(path, directory))
 
-    def _check(self, event: str, path: Any) -> None:
-        if isinstance(path, str | os.PathLike) and "://" not in str(path):
-            self._check_full(event, os.path.abspath(os.fspath(path)))
-
-    def _check_full(self, event: str, full: str) -> None:
-        """Note what is created, and refuse changes of the user's files."""
-        created, creates, exists = self._created, event in _CREATES, os.path.lexists(full)
-        if created.owns(full) and (creates or not exists or created.may_remove(full)):
-            created.add(full)
-            return
-        if full.startswith(self._temporary):
-            if not creates and _is_older(full, self._began):
-                self._refuse_change(event, full)
-            if event == "os.mkdir" and not exists:  # another trial may remove it
-                created.add(full)
-        if full.startswith(self._unwatched) or f"{os.sep}__pycache__{os.sep}" in full:
-            return
-        if not exists:
-            if creates:
-                created.add(full)
-        elif (event == "open" and os.path.isfile(full)) if creates else not created.may_remove(full):
-            self._refuse_change(event, full)
+    def _check(self, verb: str, full: str) -> None:
+        if self._is_watched(full):
+            line = locate_user_line(traceback.extract_stack())
+            self._refused = True
+            self._refuse(WorkloadError(f"{line}: would {verb} {full}", hint=_ALLOW))
 
     def _check_program(self, command: Any) -> None:
         """Refuse a program that the script itself starts, unless it only reads: its writes cannot be seen."""
@@ -385,7 +309,7 @@ class WriteWatch:
         if frame is None or _only_reads(command):
             return
         text = command if isinstance(command, str | bytes) else shlex.join(map(os.fsdecode, command))
-        self._paused = True
+        self._refused = True
         self._refuse(
             WorkloadError(
                 f"{frame.filename}, line {frame.lineno}: starts `{os.fsdecode(text)[:200]}`; this machine "
@@ -393,19 +317,6 @@ class WriteWatch:
                 hint=_ALLOW_PROGRAM,
             )
         )
-
-    def _refuse_change(self, event: str, full: str) -> None:
-        verb = "overwrite" if event == "open" else "change"
-        line = locate_user_line(traceback.extract_stack())
-        self._paused = True
-        self._refuse(WorkloadError(f"{line}: would {verb} {full}", hint=_ALLOW))
-
-
-def _exists(path: Any) -> bool:
-    """Return whether a file is there for TensorFlow, which reads remote ones too."""
-    import tensorflow as tf
-
-    return bool(tf.io.gfile.exists(path))
 
 
 def _full_path(path: Any, directory: Any) -> str:
@@ -422,13 +333,11 @@ def _database_path(database: Any) -> str | None:
     """Return the file of an SQLite database that may be written; None where there is none."""
     if not isinstance(database, str | bytes | os.PathLike):
         return None
-    name = os.fsdecode(database)
-    if name.startswith("file:"):
-        name, _, options = name.removeprefix("file:").partition("?")
-        if re.search(r"mode=(?:ro|memory)|immutable=1", options):
-            return None
-        name = re.sub("^//[^/]*", "", name)
-    return os.path.abspath(name) if name and name != ":memory:" else None
+    name, _, options = os.fsdecode(database).partition("?")
+    is_uri = name.startswith("file:")
+    if name in ("", ":memory:") or (is_uri and re.search("mode=(?:ro|memory)|immutable=1", options)):
+        return None
+    return os.path.abspath(re.sub("^file:(?://[^/]*)?", "", name)) if is_uri else os.path.abspath(os.fsdecode(database))
 
 
 def _calling_frame() -> traceback.FrameSummary | None:
@@ -445,24 +354,20 @@ def _calling_frame() -> traceback.FrameSummary | None:
 
 
 def _only_reads(command: Any) -> bool:
-    """Return whether a command consists of well-known programs that write nothing."""
+    """Return whether a command is one well-known program that writes nothing."""
     if isinstance(command, str | bytes):
         text = os.fsdecode(command)
-        if _WRITES_IN_SHELL.search(text):
-            return False
-        try:
-            return all(_only_reads(shlex.split(part)) for part in re.split(r"[|;&]+", text) if part.strip())
-        except ValueError:  # an open quote
-            return False
-    words = [os.fsdecode(word) for word in command]
+        words = [] if set(text) & _SHELL_CHARACTERS else text.split()
+    else:
+        words = [os.fsdecode(word) for word in command]
+    if words[:2] == ["/bin/sh", "-c"]:
+        return len(words) == 3 and _only_reads(words[2])
     name = os.path.basename(words[0]) if words else ""
-    if name in ("sh", "bash") and words[1:2] == ["-c"] and len(words) == 3:
-        return _only_reads(words[2])
     return name in _READING_PROGRAMS or (name == "git" and words[1:2] != [] and words[1] in _READING_GIT)
 
 
 def _is_older(path: str, than: float) -> bool:
-    """Return whether a path was there before this process began to watch."""
+    """Return whether a path exists and was last changed before a time."""
     try:
         return os.lstat(path).st_ctime < than
     except OSError:

@@ -243,7 +243,6 @@ class Survey(Hooks):
     ) -> Any:
         """Answer, wait for the request of the first trial, and go on as that trial."""
         facts = self._choose_facts()
-        self._effects.training_begins()
         send_answer(self._answer, {"facts": facts.model_dump(mode="json"), "waiting": os.getpid()})
         # A child that trains from now on finds a socket here. It cannot open that, and ends alone.
         os.dup2(requests.fileno(), self._answer)
@@ -376,6 +375,5 @@ class Survey(Hooks):
     def _answer_with(self, answer: dict[str, Any]) -> NoReturn:
         if children.is_child() and not self._number:
             children.answer_for_parent(answer)
-        self._effects.training_begins()
         send_answer(self._answer, answer)
         leave(0)

@@ -184,7 +184,6 @@ class FitTraining(TrialHooks):
         """Time the tuned `fit` and end the process; or measure how the script calls it again, and return its result."""
         arguments = call.arguments
         callbacks = self.effects.without_writers(arguments["callbacks"], timed=True)
-        self.effects.training_begins()
         for callback in callbacks:
             _repeat_epochs(callback, int(arguments["initial_epoch"]), max(1, call.epochs))
         history = self._refit(call, usual, callbacks)

@@ -7,6 +7,7 @@ import itertools
 import os
 import random
 import shutil
+import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,19 +17,11 @@ from autotune.data.errors import ArgumentError, NoStableConfigurationError, Work
 from autotune.data.facts import Machine, ScriptFacts, ScriptSettings, Trains, WorkloadFacts, WorkloadReference
 from autotune.data.options import Options, check_args
 from autotune.data.printable import with_article
-from autotune.data.run_directory import (
-    CREATED,
-    SCRATCH,
-    STATE,
-    RunDirectory,
-    RunRecord,
-    SearchSpaceRecord,
-    WorkloadRecord,
-)
+from autotune.data.run_directory import SCRATCH, STATE, RunDirectory, RunRecord, SearchSpaceRecord, WorkloadRecord
+from autotune.machine.doctor import ALLOW_NAMESPACES
 from autotune.machine.fingerprint import memory_limit_bytes
 from autotune.machine.gpu import can_keep_compilations, lowest_capability, missing_xla_flags
 from autotune.recipe.recipe import RecipeSource
-from autotune.runtime.created_files import remove_created
 from autotune.runtime.executor import Clock, Executor, SeatLost, WarmUp
 from autotune.script.loading import parse_reference, reference_of
 from autotune.script.workload import Workload
@@ -75,7 +68,7 @@ def reference_to(workload: object, args: Sequence[str] | None = None) -> Workloa
 def prepare_script(
     reference: WorkloadReference, directory: RunDirectory, options: Options
 ) -> Iterator[WorkloadReference]:
-    """Yield the reference with the options of a script; remove the files that its trials made at the end.
+    """Yield the reference with the options of a script; remove its trials' own files at the end.
 
     Raises ArgumentError if such an option is given for a `Workload`.
     """
@@ -87,16 +80,14 @@ def prepare_script(
                 raise ArgumentError(f"--{option} is for scripts, and {reference} is a Workload", hint="Leave it out.")
         yield reference
         return
-    created = directory.path.resolve() / CREATED
-    with contextlib.suppress(OSError):  # of an earlier process: the user may have written those files since
-        created.unlink()
+    scratch = directory.path.resolve() / SCRATCH
     with contextlib.suppress(OSError):  # a link to somewhere else
-        created.with_name(SCRATCH).unlink()
+        scratch.unlink()
     try:
-        yield reference.model_copy(update={"script": ScriptSettings(**said, created=str(created))})
+        settings = ScriptSettings(**said, scratch=str(scratch), since=time.time())
+        yield reference.model_copy(update={"script": settings})
     finally:
-        remove_created(created, [os.getcwd(), *reference.search_path])
-        shutil.rmtree(created.with_name(SCRATCH), ignore_errors=True)
+        shutil.rmtree(scratch, ignore_errors=True)
 
 
 def limits_of(machine: Machine, margin: float) -> Limits:
@@ -209,9 +200,9 @@ def _import_workload(invocation: Invocation, check: Callable[[WorkloadFacts], No
     if executor.started_by_import is not None:
         observe(Notice(text=_why_spawned(executor.started_by_import)))
     if facts.uncontained:
-        watched = " Python's own writes are intercepted." if facts.script is not None else ""
+        redirected = "; Python's own writes are redirected" if facts.script is not None else ""
         cannot = f"trials cannot be isolated here ({facts.uncontained})"
-        text = f"{cannot}: C code and other programs can write to your files.{watched}"
+        text = f"{cannot}: C code, such as TensorFlow's, can write to your files{redirected}. {ALLOW_NAMESPACES}"
         observe(Notice(text=text))
     return facts, seconds
 

@@ -6,7 +6,6 @@ follows (see `Sampler.catch_up`), and an interrupted trial is started again unde
 
 from __future__ import annotations
 
-import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,9 +17,8 @@ from autotune.data.models import KnobValue
 from autotune.data.options import Objective, Options
 from autotune.data.printable import plural
 from autotune.data.record import Outcome, TrialRecord, reference_of
-from autotune.data.run_directory import CREATED, Resumption, RunDirectory, RunRecord, left_out
+from autotune.data.run_directory import Resumption, RunDirectory, RunRecord, left_out
 from autotune.data.run_options import START_ANEW, options_of
-from autotune.runtime.created_files import read_created
 from autotune.space.configuration import Configuration, read_trials
 from autotune.tuning.trial import Trial, now_utc
 
@@ -33,7 +31,6 @@ class Earlier:
     records: Mapping[int, TrialRecord]  # its trials by number, without those that were interrupted
     next_number: int  # the first trial number that was never used
     damage: str = ""  # the trials that cannot be read, in a sentence
-    left_behind: tuple[str, ...] = ()  # files that trials of a killed run made in the working directory
 
     @property
     def options(self) -> Options:
@@ -83,26 +80,15 @@ def read_earlier(directory: RunDirectory) -> Earlier:
         records=usable,
         next_number=max(directory.trial_numbers()) + 1,
         damage=left_out(problems) if problems else "",
-        left_behind=_left_behind(directory),
     )
 
 
-def _left_behind(directory: RunDirectory) -> tuple[str, ...]:
-    """Return the files that the list of a killed run names below the working directory and that exist."""
-    here = os.path.join(os.getcwd(), "")
-    listed = read_created(directory.path / CREATED)
-    return tuple(path for path in listed if os.path.normpath(path).startswith(here) and os.path.lexists(path))
-
-
 def resumption_notes(earlier: Earlier) -> Iterator[str]:
-    """Say what is taken from the run directory, and which files stay."""
+    """Say what is taken from the run directory."""
     yield f"resumed: {plural(len(earlier.records), 'trial')} finished before"
     args = earlier.options.args
     if args and not masked_names(args):  # else they were just given
         yield f"the script gets the arguments of the run: {shlex.join(args)}"
-    if made := earlier.left_behind:
-        others = f" and {len(made) - 1} more" if made[1:] else ""
-        yield f"trials of the killed run may have created {made[0]}{others}; kept, because you may have changed them"
     if earlier.damage:
         yield earlier.damage
 

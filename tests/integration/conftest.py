@@ -105,7 +105,7 @@ def trials_of_script(tmp_path: Path) -> Iterator[Callable[..., ScriptTrials]]:
 
     def start(source: str, settings: dict[str, Any] | None = None, **options: Any) -> ScriptTrials:
         (tmp_path / "train.py").write_text(source, encoding="utf-8")
-        script = ScriptSettings(created=str(tmp_path / "created.txt"), **(settings or {}))
+        script = ScriptSettings(scratch=str(tmp_path / "scratch"), **(settings or {}))
         reference = WorkloadReference(file=str(tmp_path / "train.py"), search_path=(str(tmp_path),), script=script)
         opened.append(ScriptTrials(LocalExecutor(reference, logs=tmp_path, **options), tmp_path / "trial.log"))
         opened[-1].facts = opened[-1].processes.open()

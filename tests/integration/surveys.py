@@ -30,7 +30,7 @@ def main(folder: str, answers: Path) -> None:
             file=str(each / "train.py"),
             search_path=(str(each),),
             args=tuple(args),
-            script=ScriptSettings(created=str(each.parent.parent / f"{each.name}.created"), **given),
+            script=ScriptSettings(scratch=str(each.parent.parent / f"{each.name}.scratch"), **given),
         )
         try:
             facts, waiting = survey(reference, {}, lambda: None)

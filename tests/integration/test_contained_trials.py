@@ -121,7 +121,7 @@ def opened(work: Path, tmp_path: Path) -> Any:
 
     def start(source: str, *, script: bool = True) -> LocalExecutor:
         (work / "train.py").write_text(source)
-        settings = ScriptSettings(created=str(tmp_path / "created.txt")) if script else None
+        settings = ScriptSettings(scratch=str(tmp_path / "scratch")) if script else None
         reference = WorkloadReference(file=str(work / "train.py"), search_path=(str(work),), script=settings)
         made.append(LocalExecutor(reference, logs=tmp_path / "logs"))
         return made[-1]

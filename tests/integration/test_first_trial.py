@@ -57,7 +57,7 @@ import pathlib, time
 from autotune.data.facts import ScriptSettings, WorkloadReference
 from autotune.runtime.local import LocalExecutor
 
-script = ScriptSettings(created=str(pathlib.Path("created.txt").resolve()))
+script = ScriptSettings(scratch=str(pathlib.Path("scratch").resolve()))
 here = pathlib.Path.cwd()
 reference = WorkloadReference(file=str(here / "train.py"), search_path=(str(here),), script=script)
 executor = LocalExecutor(reference, logs=here)

@@ -83,7 +83,7 @@ def test_a_script_is_tuned_as_it_is_and_trains_with_its_recipe(folder, tmp_path,
     assert recipe.workload.args == tuple(arguments)
     logs = [file.read_text(encoding="utf-8") for file in (tmp_path / "run" / "trials").rglob("log.txt")]
     assert not any("/1073741824" in log for log in logs), "a trial's own number of epochs is nothing to the script"
-    assert not (tmp_path / "run" / "created.txt").exists()
+    assert not (tmp_path / "run" / "script-scratch").exists()
     run = autotune(folder, "run", str(tmp_path / "run" / "recipe.json"), f"{name}.py", *arguments)
     assert run.returncode == 0, run.stderr[-4000:]
 
