@@ -68,7 +68,8 @@ def _holds_recipes(path: Path) -> bool:
     """Return whether a path is a recipe file, or a folder of recipes: it has no run at any depth."""
     if not os.path.isdir(path):
         return os.path.isfile(path)  # Path.is_file raises on a name that is too long
-    return any(path.glob("*.json")) and not any(path.rglob("run.json"))
+    is_run = os.path.lexists(path / "run.json")
+    return not is_run and any(path.glob("*.json")) and not any(path.rglob("run.json"))
 
 
 def _read_run(directory: RunDirectory) -> _Compared:
