@@ -349,15 +349,13 @@ def test_a_leader_whose_weights_are_ruined_fails(tmp_path, monkeypatch, pairing)
     assert fresh.trials.alive == []
 
 
-@pytest.mark.parametrize("whole", [None, "whole"])
-def test_the_cost_between_epochs_is_measured_on_the_whole_for_both_sides(tmp_path, whole):
+def test_the_cost_between_epochs_is_taken_over_for_both_sides(tmp_path):
     trials = simulated_trials(SPEED, examples=100_000)
     fresh = Fresh(tmp_path, trials)
     assert fresh.run.boundary is not None
-    trials.whole = whole
     fresh.measure()
     timings = {live.configuration: live.timing.boundary for live in fresh.launched}
-    assert (timings[FAST] is None) == (timings[fresh.run.baseline] is None) == (whole is not None)
+    assert timings[FAST] == timings[fresh.run.baseline] is not None
 
 
 def test_a_leader_that_measures_its_boundary_has_time_for_it(tmp_path):

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import pytest
 from simulated_runs import FACTS, MACHINE, on_disk, simulated_trials, tune_simulated
 
-from autotune.data.errors import ApplyError, ArgumentError
+from autotune.data.errors import ApplyError
 from autotune.data.facts import Gpu
-from autotune.data.record import Outcome, Place
+from autotune.data.record import Outcome
 from autotune.machine import gpu
 from autotune.machine.gpu import missing_xla_flags
 from autotune.recipe import apply
@@ -326,13 +326,6 @@ def _then(trial, method, done):
             done()
 
     setattr(trial, method, wrapped)
-
-
-def test_seats_of_cores_do_not_share_a_gpu(tmp_path):
-    trials = on_gpu()
-    trials.place = lambda seat: Place(seat=seat, host="here", cores=(0,), of_cores=2)
-    with on_disk(tmp_path / "run") as directory, pytest.raises(ArgumentError, match="would share"):
-        tune_simulated(trials, directory, space=SPACE)
 
 
 def test_a_space_may_name_a_flag_that_is_a_knob():

@@ -7,10 +7,10 @@ from simulated_runs import BASELINE, FACTS
 
 from autotune.data.errors import WorkloadError
 from autotune.data.facts import ScriptFacts, ScriptSettings, Trains, WorkloadReference
+from autotune.data.record import Place
 from autotune.runtime import local
 from autotune.runtime.executor import SeatLost
 from autotune.runtime.local import LocalExecutor
-from autotune.runtime.places import cut_cores
 from autotune.runtime.protocol import TemplateReady
 from autotune.runtime.template_process import TemplateDied
 
@@ -38,12 +38,12 @@ def templates(monkeypatch):
             self.alive, self.closed = False, True
 
     monkeypatch.setattr(local, "Template", Template)
-    monkeypatch.setattr(local, "TrialProcess", lambda template, request, profile, asked: (template, request, asked))
+    monkeypatch.setattr(local, "TrialProcess", lambda template, request, profile: (template, request))
     return started
 
 
 def launched(executor, configuration=BASELINE, **how):
-    """The template, the request, and what was asked for where it was scaled."""
+    """The template and the request."""
     return executor.launch(configuration, log="/l", data=None, **how)
 
 
@@ -90,28 +90,20 @@ def test_a_template_that_dies_at_its_first_use_is_started_once_more(templates, t
                 executor._handles["local"].use_template({}, use)
 
 
-def test_each_seat_has_cores_of_its_own_and_the_whole_has_all(templates, tmp_path):
-    wide = BASELINE.replace(intra_op_threads=4)
-    with LocalExecutor(REFERENCE, logs=tmp_path, places=cut_cores(2, [0, 1, 2, 3])) as executor:
-        executor.open()
-        assert executor.seats == ("cpu0", "cpu1")
-        template, request, asked = launched(executor, wide, seat="cpu1")
-        assert template.variables == {"AUTOTUNE_CORES": "2,3"}
-        assert (request.configuration["intra_op_threads"], asked) == (2, {"intra_op_threads": 4})
-        template, request, asked = launched(executor, wide, seat=executor.whole)
-        assert (template.variables, request.configuration["intra_op_threads"], asked) == ({}, 4, {})
+TWO_GPUS = [Place(seat=f"gpu{number}", host="here", devices=(f"GPU-{number}",)) for number in range(2)]
 
 
 def test_a_seat_that_is_dropped_ends_its_templates_and_takes_no_trials(templates, tmp_path):
-    with LocalExecutor(REFERENCE, logs=tmp_path, places=cut_cores(2, [0, 1])) as executor:
+    with LocalExecutor(REFERENCE, logs=tmp_path, places=TWO_GPUS) as executor:
         executor.open()
-        template, *_ = launched(executor, seat="cpu1")
-        executor.drop("cpu1")
+        template, *_ = launched(executor, seat="gpu1")
+        executor.drop("gpu1")
+        assert template.variables == {"CUDA_VISIBLE_DEVICES": "GPU-1"}
         assert template.closed
         assert not templates.all[0].closed
-        assert executor.seats == ("cpu0",)
-        with pytest.raises(SeatLost, match="cpu1 is gone"):
-            launched(executor, seat="cpu1")
+        assert executor.seats == ("gpu0",)
+        with pytest.raises(SeatLost, match="gpu1 is gone"):
+            launched(executor, seat="gpu1")
 
 
 def test_what_no_fork_survives_gives_each_trial_a_fresh_interpreter(templates, tmp_path):
@@ -131,7 +123,7 @@ def test_a_script_that_was_run_before_is_known_and_knobs_win_over_its_variables(
     templates.ready = TemplateReady(workload=FACTS.model_copy(update={"script": script}))
     with LocalExecutor(REFERENCE, logs=tmp_path) as executor:
         executor.open()
-        template, request, _ = launched(executor, BASELINE.replace(onednn=False))
+        template, request = launched(executor, BASELINE.replace(onednn=False))
         assert (template.mode, template.variables) == ("known", {"TF_ENABLE_ONEDNN_OPTS": "0", "OWN": "x"})
         assert request.script == script
         monkeypatch.setattr(local, "fingerprint_of_script", lambda reference: "sha256:01")

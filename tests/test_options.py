@@ -111,7 +111,7 @@ def test_devices_of_a_seat_need_devices():
 
 def test_a_run_on_a_cluster_goes_on_where_the_command_line_says():
     begun = Options(budget=60.0, executor="ray", ray_address="head:6379", seats=4)
-    left_out = {"executor": "local", "seats": None, "ray_address": None, "seat_devices": 1, "all_seats": False}
+    left_out = {"executor": "local", "seats": None, "ray_address": None, "seat_devices": 1}
     with pytest.raises(ArgumentError) as caught:
         begun.resumed_with(left_out)
     assert "--ray-address head:6379" in caught.value.hint

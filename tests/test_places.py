@@ -1,32 +1,15 @@
-"""How a host is cut into seats, and how a configuration for the whole host stands on one of them."""
+"""GPUs of a host as seats, and the machine of one seat."""
 
 import pytest
-from simulated_runs import BASELINE, MACHINE
+from simulated_runs import MACHINE
 
 from autotune.data.errors import ArgumentError
 from autotune.data.facts import Gpu
 from autotune.machine.gpu import VisibleGpu
 from autotune.runtime import places
-from autotune.runtime.places import cut_cores, group_gpus, restrict_to_seat, scale_threads, whole_host
+from autotune.runtime.places import group_gpus, restrict_to_seat
 
 H100 = [VisibleGpu(f"GPU-{number}-aaaa", "NVIDIA H100") for number in range(4)]
-
-
-def test_cores_are_cut_into_disjoint_equal_parts():
-    seats = cut_cores(2, [0, 1, 2, 3, 6])
-    assert [each.cores for each in seats] == [(0, 1), (2, 3)]
-    assert [each.device for each in seats] == ["cores 0-1", "cores 2-3"]
-    assert {each.of_cores for each in seats} == {5}
-
-
-def test_one_seat_has_all_cores_and_is_not_cut():
-    (seat,) = cut_cores(1, [0, 2, 4])
-    assert (seat.cores, seat.of_cores, seat.device) == ((), 0, "cores 0,2,4")
-
-
-def test_more_seats_than_cores_are_refused():
-    with pytest.raises(ArgumentError, match="3 seats were asked for, and 2 cores"):
-        cut_cores(3, [0, 1])
 
 
 @pytest.mark.parametrize(
@@ -58,13 +41,6 @@ def test_devices_that_make_no_seats_are_refused(wanted, each, visible, message):
         group_gpus(wanted, each, visible)
 
 
-def test_threads_shrink_with_the_seat_and_stay_on_the_whole_host():
-    whole = BASELINE.replace(intra_op_threads=4, data_threads=1, inter_op_threads=0)
-    half = scale_threads(whole, cut_cores(2, [0, 1, 2, 3])[0])
-    assert (half["intra_op_threads"], half["data_threads"], half["inter_op_threads"]) == (2, 1, 0)
-    assert scale_threads(whole, whole_host()) == whole
-
-
 def test_a_recipe_names_the_gpus_of_one_seat(monkeypatch):
     mixed = [VisibleGpu("GPU-0", "NVIDIA L4"), *H100]
     monkeypatch.setattr(places, "visible_gpus", lambda: mixed)
@@ -73,4 +49,4 @@ def test_a_recipe_names_the_gpus_of_one_seat(monkeypatch):
     own = restrict_to_seat(machine, seats)
     assert [each.name for each in own.gpus] == ["NVIDIA H100"]
     assert own.differences(restrict_to_seat(machine, seats)) == ()
-    assert restrict_to_seat(machine, None) == restrict_to_seat(machine, cut_cores(2, [0, 1])) == machine
+    assert restrict_to_seat(machine, ()) == machine

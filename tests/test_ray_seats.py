@@ -14,13 +14,12 @@ from simulated_runs import BASELINE, FACTS, MACHINE, REFERENCE
 from autotune.data.errors import ArgumentError, NoStableConfigurationError, WorkloadError
 from autotune.data.facts import ScriptSettings, WorkloadReference
 from autotune.data.options import Options
-from autotune.data.record import Outcome
+from autotune.data.record import Outcome, Place
 from autotune.data.run_directory import RunDirectory
 from autotune.runtime import ray as ray_seats
 from autotune.runtime import ray_actor
 from autotune.runtime.executor import SeatLost, TrialFailed
-from autotune.runtime.places import cut_cores, whole_host
-from autotune.runtime.ray import RESOURCE, RayExecutor
+from autotune.runtime.ray import RayExecutor
 from autotune.runtime.ray_actor import Host, OpenedSeat, SeatActor, SeatSettings
 from autotune.tuning import tune
 
@@ -44,7 +43,7 @@ class Actor:
 
     def __init__(self, ray):
         free = [name for name, seats in ray.seats.items() for _ in range(seats - ray.taken.count(name))]
-        self.node, self.ray, self.slot = free[0], ray, None
+        self.node, self.ray = free[0], ray
         self.asked, self.files, self.answer = [], {}, None
         ray.taken.append(self.node)
         ray.actors.append(self)
@@ -58,16 +57,15 @@ class Actor:
         has_files = self.ray.files_are_there
         return Host(name=self.node, node=self.node, pid=1, machine=machine, devices=(), has_files=has_files)
 
-    def _open(self, slot, count):
-        self.slot = slot
+    def _open(self):
         if isinstance(self.ray.opens, Exception):
             return self.ray.opens
-        place = cut_cores(count, range(count))[slot] if count > 1 else whole_host()
+        place = Place(seat="local", host=self.node)
         print_ = self.ray.fingerprints.get(self.node, FACTS.fingerprint)
         return OpenedSeat(FACTS.model_copy(update={"fingerprint": print_}), "template", None, place)
 
-    def _launch(self, seat, configuration, *, log, options):
-        self.asked.append((seat, log, options["timing"]))
+    def _launch(self, configuration, *, log, options):
+        self.asked.append((log, options["timing"]))
         return 7
 
     def _call(self, number, method, **options):
@@ -100,12 +98,12 @@ class FakeRay:
 
     def nodes(self):
         return [
-            {"NodeID": name, "Alive": True, "Resources": {RESOURCE: seats, "CPU": 2.0}}
+            {"NodeID": name, "Alive": True, "Resources": {"GPU": seats, "CPU": 2.0}}
             for name, seats in self.seats.items()
         ]
 
     def cluster_resources(self):
-        return {RESOURCE: sum(self.seats.values())}
+        return {"GPU": sum(self.seats.values())}
 
     def wait(self, asked, **_):
         if isinstance(asked[0], OpenedSeat) and self.looks_until_open:
@@ -136,20 +134,7 @@ def opened(ray, **settings):
     return trials
 
 
-def slots(trials):
-    """The part of its node's cores that each seat has."""
-    return {seat: trials._handles[seat].slot for seat in trials.seats}
-
-
 # -------------------------------------------------------------------------------------------- coming and going
-
-
-def test_seats_that_come_at_the_same_time_have_cores_of_their_own():
-    ray = FakeRay(a=2, b=1)
-    ray.looks_until_open = 3
-    with opened(ray) as trials:
-        assert slots(trials) == {"seat0": 0, "seat1": 1, "seat2": 0}
-        assert len({trials.place(seat).cores for seat in trials.seats[:2]}) == 2
 
 
 def test_no_more_seats_are_used_than_were_asked_for():
@@ -190,14 +175,6 @@ def test_what_the_first_seat_cannot_import_ends_the_run_and_a_later_one_is_not_u
         assert said == ["a seat on b is not used: no such module"]
 
 
-def test_a_seat_that_is_made_anew_has_its_own_cores_again():
-    with opened(FakeRay(a=2)) as trials:
-        for seat in ("seat1", "seat0", "seat1"):
-            trials.restart(seat)
-            assert slots(trials) == {"seat0": 0, "seat1": 1}
-            assert len({trials.place(each).cores for each in trials.seats}) == 2
-
-
 def test_a_host_that_comes_after_one_was_lost_is_used():
     ray = FakeRay(a=1, b=1)
     with opened(ray) as trials:
@@ -229,7 +206,7 @@ def test_a_trial_is_started_and_asked_by_its_number(tmp_path):
     with opened(ray) as trials:
         (actor,) = ray.actors
         trial = trials.launch(BASELINE, log=str(tmp_path / "own.txt"), data=None)
-        assert actor.asked[0][:2] == ("", "own.txt")
+        assert actor.asked[0][0] == "own.txt"
         actor.answer = ("slice", "next")
         assert trial.measure(0.5, 20.0) == "slice"
         assert actor.asked[-1] == (7, "measure_continuously", {"seconds": 0.5, "count": 1, "timeout_seconds": 20.0})
@@ -238,21 +215,6 @@ def test_a_trial_is_started_and_asked_by_its_number(tmp_path):
         assert actor.asked[-1] == (7, "end")
         trial.kill()
         assert actor.asked.count((7, "end")) == 1
-
-
-def test_confirmations_run_on_all_cores_of_the_first_seats_host(tmp_path):
-    ray = FakeRay(a=2)
-    with opened(ray) as trials:
-        place = trials.place(trials.whole)
-        assert (place.seat, place.host, place.cores, place.of_cores) == ("whole", "a", (), 0)
-        trials.launch(BASELINE, seat=trials.whole, log=str(tmp_path / "log.txt"), data=None)
-        assert ray.actors[0].asked[0][0] == "whole"
-        trials.drop("seat0")
-        trials.launch(BASELINE, seat=trials.whole, log=str(tmp_path / "log.txt"), data=None)
-        assert ray.actors[1].asked[0][0] == "whole"
-        trials.drop("seat1")
-        with pytest.raises(SeatLost, match="whole is gone"):
-            trials.place(trials.whole)
 
 
 def test_a_failure_is_the_trials_own_and_its_files_come_to_the_driver(tmp_path):
@@ -346,9 +308,9 @@ def ray_module(monkeypatch):
     assert private.ray_constants.ENABLE_RAY_CLUSTER
 
 
-def test_a_ray_of_this_machines_own_is_private_and_has_as_many_seats_as_asked_for(ray_module):
-    ray_seats.connect(None, seats=3, directory=None, left=60.0)
-    assert (ray_module["address"], ray_module["resources"]) == ("local", {RESOURCE: 3})
+def test_a_ray_of_this_machines_own_is_private(ray_module):
+    ray_seats.connect(None, directory=None, left=60.0)
+    assert ray_module["address"] == "local"
     assert not ray_module["public"]
     assert not ray_module["loud"]
     assert (os.environ["RAY_AUTH_MODE"], len(os.environ["RAY_AUTH_TOKEN"])) == ("token", 64)
@@ -356,10 +318,9 @@ def test_a_ray_of_this_machines_own_is_private_and_has_as_many_seats_as_asked_fo
 
 
 def test_a_cluster_is_joined_as_it_is_and_given_the_working_directory(ray_module):
-    ray_seats.connect("auto", seats=3, directory="/home/me/project", left=60.0)
+    ray_seats.connect("auto", directory="/home/me/project", left=60.0)
     assert ray_module["address"] == "auto"
     assert ray_module["runtime_env"] == {"working_dir": "/home/me/project"}
-    assert "resources" not in ray_module
     assert ray_module["public"]
     assert not ray_module["loud"]
     assert "RAY_AUTH_TOKEN" not in os.environ
@@ -379,7 +340,6 @@ def nodes(*resources):
 def test_gpus_make_seats_within_one_node():
     ray = nodes({"GPU": 3.0, "CPU": 8}, {"CPU": 4}, {"GPU": 5}, {"GPU": 8})
     assert ray_seats._capacity(ray, 2) == ({"num_gpus": 2, "num_cpus": 0}, 3)
-    assert ray_seats._seats_on(ray, "0") == 1
     assert ray_seats._why_none_is_free(ray, 2) == "a seat needs 2 GPUs, others' jobs leave 1 free"
     assert ray_seats._why_none_is_free(ray, 8) == "no node of the cluster has 8 GPUs"
 
@@ -407,7 +367,7 @@ from autotune.runtime.ray import connect
 with socket.create_server(("127.0.0.1", 0)) as server:
     address = f"127.0.0.1:{server.getsockname()[1]}"
     try:
-        connect(address, seats=None, directory=None, left=1.0)
+        connect(address, directory=None, left=1.0)
     except ArgumentError as error:
         print(error.message)
 """
@@ -421,7 +381,7 @@ def test_what_answers_and_is_no_cluster_is_not_waited_for_beyond_the_budget():
 
 LOCAL = """
 from autotune.runtime.ray import connect
-ray = connect(None, seats=1, directory=None, left=60.0)
+ray = connect(None, directory=None, left=60.0)
 print(ray.get(ray.remote(lambda: "answers").remote(), timeout=60))
 """
 
@@ -439,15 +399,6 @@ def test_no_seat_is_waited_for_beyond_the_budget():
         left[0] = 0.0
         with pytest.raises(SeatLost, match="within 0 s"):
             trials.restart("seat0")
-
-
-def test_a_host_with_fewer_cores_than_seats_says_so(monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
-    actor = SeatActor(SETTINGS)
-    answer = actor.open(0, 4096)
-    actor.close()
-    assert isinstance(answer, ArgumentError)
-    assert "4096 seats were asked for" in str(answer)
 
 
 # --------------------------------------------------------------------------------------------------- the actor

@@ -3,8 +3,6 @@
 import threading
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import ClassVar
 
 import pytest
 from simulated import SimulatedTrials
@@ -27,16 +25,13 @@ from autotune.data.errors import NoStableConfigurationError
 from autotune.data.record import Outcome, Phase
 from autotune.runtime.executor import DeviceUnavailable, SeatLost
 from autotune.stats.deciding import Verdict
-from autotune.tuning import seats as seats_module
 from autotune.tuning.events import Notice, TrialBegan
 from autotune.tuning.loop import Loop
 from autotune.tuning.policy import Confirm, Wait, next_action
-from autotune.tuning.run import TimeIsUp
-from autotune.tuning.seat import Seat
-from autotune.tuning.seats import Contention, contention_of
 
 WAIT_SECONDS = 60.0
 SPEED = faster_by(jit_compile=1.5, batch_size=1.2)
+CHOICES = {"jit_compile": "[true, false]", "prefetch": "[1, 2]"}
 
 
 class TwoSeats(SimulatedTrials):
@@ -107,20 +102,6 @@ def test_a_seat_that_cannot_train_is_dropped_and_the_others_go_on(tmp_path, when
     assert trials.seats == ("left",)
     assert any("seat right is dropped" in each.text and "no card" in each.text for each in watcher.of(Notice))
     assert recipe.evidence.verdict is Verdict.FASTER
-
-
-def test_a_run_whose_time_ends_while_neighbours_are_timed_has_its_recipe(tmp_path, monkeypatch):
-    def too_late(seat):
-        raise TimeIsUp
-
-    class OneHost(SimulatedTrials):
-        def place(self, seat):
-            return super().place(seat).model_copy(update={"host": "one"})
-
-    monkeypatch.setattr(Seat, "rate", too_late)
-    trials = OneHost(facts=FACTS, seats=("left", "right"), samples_per_second=SPEED, noise=0.02)
-    recipe, _ = quick_tune(trials, tmp_path, budget=400.0, trials=2)
-    assert recipe.evidence.candidates == 2
 
 
 def test_a_seat_that_is_lost_in_another_look_takes_nothing_with_it(tmp_path):
@@ -210,26 +191,6 @@ def test_a_run_that_has_lost_every_seat_says_so_and_recommends_what_it_can(tmp_p
         quick_tune(Losing({"left": 9, "right": 9}), tmp_path, budget=400.0, trials=8)
 
 
-@pytest.mark.parametrize("all_seats", [False, True])
-def test_a_seat_whose_baseline_becomes_much_slower_is_dropped(tmp_path, all_seats):
-    watcher = Watcher()
-
-    class Throttled(SimulatedTrials):
-        def launch(self, configuration, *, seat="", **how):
-            trial = super().launch(configuration, seat=seat, **how)
-            trial.seat = seat
-            pace, launched = trial._pace, len(self.launched)
-            trial._pace = lambda: pace() * (0.7 if seat == "right" and len(self.launched) > max(6, launched) else 1.0)
-            return trial
-
-    trials = Throttled(facts=FACTS, seats=("left", "right"), samples_per_second=SPEED, noise=0.002)
-    recipe, _ = quick_tune(trials, tmp_path, budget=400.0, trials=12, observe=watcher, all_seats=all_seats)
-    dropped = [each.text for each in watcher.of(Notice) if "is dropped" in each.text]
-    assert ["its baseline became" in each for each in dropped] == ([] if all_seats else [True])
-    assert trials.seats == (("left", "right") if all_seats else ("left",))
-    assert recipe.evidence.verdict is Verdict.FASTER
-
-
 def test_seats_that_come_are_used_from_the_next_trial_on(tmp_path):
     watcher = Watcher()
 
@@ -246,41 +207,8 @@ def test_seats_that_come_are_used_from_the_next_trial_on(tmp_path):
     assert any("new seat: second" in each.text for each in watcher.of(Notice))
 
 
-def test_parts_of_a_host_rest_while_a_leader_is_confirmed_on_the_whole(tmp_path):
-    class Parts(SimulatedTrials):
-        working: ClassVar = []
-
-        def launch(self, configuration, *, seat="", **how):
-            trial = super().launch(configuration, seat=seat, **how)
-            measure, at_work = trial.measure_continuously, self.working
-
-            def watched(*arguments):
-                at_work.append(seat)
-                together.update({frozenset(at_work)})
-                try:
-                    return measure(*arguments)
-                finally:
-                    at_work.remove(seat)
-
-            trial.measure_continuously = watched
-            return trial
-
-    together = set()
-    trials = Parts(facts=FACTS, seats=("left", "right"), samples_per_second=SPEED, noise=0.02)
-    trials.whole, watcher = "whole", Watcher()
-    recipe, directory = quick_tune(trials, tmp_path, budget=400.0, trials=8, observe=watcher, train_samples=10**7)
-    confirmed = [each for each in directory.trials.values() if each.phase is Phase.CONFIRM]
-    assert {each.seat for each in confirmed} == {"whole"}
-    assert {each.seat for each in directory.trials.values() if each.phase is Phase.SEARCH} == {"left", "right"}
-    assert [each for each in together if "whole" in each] == [frozenset({"whole"})]
-    assert not any(
-        "with the current settings" in each.text for each in watcher.of(Notice)
-    )  # a part tells nothing of it
-    assert recipe.evidence.verdict is Verdict.FASTER
-
-
-@pytest.mark.parametrize("waits", [True, False])
-def test_neighbours_on_a_host_rest_while_a_leader_that_waits_for_input_is_confirmed(tmp_path, waits):
+@pytest.mark.parametrize(("waits", "gains"), [(True, "jit_compile"), (False, "prefetch"), (False, "jit_compile")])
+def test_neighbours_on_a_host_rest_while_a_leader_of_the_input_is_confirmed(tmp_path, waits, gains):
     class OneHost(SimulatedTrials):
         def place(self, seat):
             return super().place(seat).model_copy(update={"host": "one"})
@@ -292,21 +220,18 @@ def test_neighbours_on_a_host_rest_while_a_leader_that_waits_for_input_is_confir
 
     beside, loops = [], []
     gain = {"freeze_gain": lambda configuration: 1.5} if waits else {}
-    trials = OneHost(facts=FACTS, seats=("left", "right"), samples_per_second=SPEED, noise=0.02, **gain)
+    space = f'schema_version = 1\n[knobs.{gains}]\nkind = "categorical"\nchoices = {CHOICES[gains]}\n'
+    speed = faster_by(**{gains: 1.5})
+    trials = OneHost(facts=FACTS, seats=("left", "right"), samples_per_second=speed, noise=0.02, **gain)
     with pytest.MonkeyPatch.context() as patch:
         run = Loop.run
         patch.setattr(Loop, "run", lambda loop: (loops.append(loop), run(loop))[1])
-        _, directory = quick_tune(trials, tmp_path, budget=400.0, trials=8, all_seats=True)
+        _, directory = quick_tune(trials, tmp_path, budget=400.0, trials=8, space=space)
     confirmed = {number for number, each in directory.trials.items() if each.phase is Phase.CONFIRM}
-    assert ({busy for number, busy in beside if number in confirmed} == {0}) is waits
-
-
-def test_what_is_lost_on_the_whole_is_its_first_seat(tmp_path):
-    trials = Losing({"whole": 1})
-    trials.whole = "whole"
-    recipe, _ = quick_tune(trials, tmp_path, budget=400.0, trials=4)
-    assert trials.restarted == ["left"]
-    assert recipe.evidence.verdict is Verdict.FASTER
+    together = {busy for number, busy in beside if number in confirmed}
+    assert together
+    if waits or gains == "prefetch":
+        assert together == {0}
 
 
 def test_a_seat_that_is_lost_while_losses_are_compared_refuses_nothing(tmp_path):
@@ -356,44 +281,24 @@ def test_losses_are_compared_on_one_seat_at_a_time(tmp_path):
     assert set(most) == {1}
 
 
-def test_neighbours_that_slow_a_seat_down_are_left_idle(tmp_path):
+@pytest.mark.parametrize(("host", "share", "told"), [("one", 0.92, 1), ("one", 0.99, 0), ("", 0.92, 0)])
+def test_a_seat_that_others_of_its_host_slow_down_is_said_once(tmp_path, host, share, told):
     class Shared(SimulatedTrials):
-        waiting: ClassVar = []
-        meeting = threading.Condition()
-
         def place(self, seat):
-            return super().place(seat).model_copy(update={"host": "one"})
+            return super().place(seat).model_copy(update={"host": host or seat})
 
         def launch(self, configuration, *, seat="", **how):
             trial = super().launch(configuration, seat=seat, **how)
-            pace, measure = trial._pace, trial.measure_continuously
-
-            def beside(*arguments):
-                own = {"beside": False}
-                with self.meeting:
-                    for other in self.waiting:
-                        other["beside"] = own["beside"] = True
-                    self.waiting.append(own)
-                    self.meeting.notify_all()
-                    self.meeting.wait_for(lambda: own["beside"], timeout=0.2)
-                    self.waiting.remove(own)
-                    trial._pace = lambda: pace() * (0.92 if own["beside"] else 1.0)
-                    return measure(*arguments)
-
-            trial.measure_continuously = beside
+            pace = trial._pace
+            trial._pace = lambda: pace() * (share if len(self.launched) > 1 else 1.0)
             return trial
 
-    said = []
-    for all_seats in (False, True):
-        watcher = Watcher()
-        trials = Shared(facts=FACTS, seats=("left", "right"), samples_per_second=SPEED, noise=0.002)
-        folder = tmp_path / str(all_seats)
-        quick_tune(trials, folder, budget=60.0, trials=2, observe=watcher, all_seats=all_seats)
-        said.append([each.text for each in watcher.of(Notice) if "seats at once" in each.text])
-        assert len(trials.seats) == 1 + all_seats
-    assert len(said[0]) == 1
-    assert "2 seats at once slow each other by" in said[0][0]
-    assert said[1] == []
+    watcher = Watcher()
+    trials = Shared(facts=FACTS, seats=("left", "right"), samples_per_second=SPEED, noise=0.002)
+    quick_tune(trials, tmp_path, budget=120.0, trials=6, observe=watcher)
+    said = [each.text for each in watcher.of(Notice) if "they share its cores" in each.text]
+    assert len(said) == told
+    assert all("seat left trains 8% slower since other seats of one began" in text for text in said)
 
 
 def test_leaders_are_confirmed_on_several_seats_at_the_same_time():
@@ -402,29 +307,3 @@ def test_leaders_are_confirmed_on_several_seats_at_the_same_time():
     state = a_state(first, second, leaders=(busy,), busy=frozenset({10}), more_candidates=False)
     assert isinstance(next_action(replace(state, confirms_at_once=2)), Confirm)
     assert isinstance(next_action(state), Wait)
-
-
-def test_a_neighbour_costs_what_the_medians_tell():
-    assert not contention_of([100, 101, 99], [97, 98, 97]).is_too_much
-    assert contention_of([100, 101, 99], [90, 91, 92]).is_too_much
-    assert contention_of([100, 101, 99], [80, 99, 120]).is_too_much
-    assert not contention_of([100, 100.1, 100], [100, 102, 99]).is_too_much
-
-
-def test_a_host_whose_seats_are_too_many_drops_half_of_them_at_a_time(tmp_path, monkeypatch):
-    looks = []
-
-    def measured(seats, own):
-        looks.append(len(own))
-        return Contention(cost=0.3 if len(own) > 2 else 0.0, spread=1.0)
-
-    monkeypatch.setattr(seats_module, "_measure_contention", measured)
-    names = tuple("abcdefgh")
-    host = SimpleNamespace(place=lambda name: SimpleNamespace(host="one"), drop=lambda name: dropped.append(name))
-    dropped, watcher = [], Watcher()
-    run = SimpleNamespace(executor=host, interrupted=lambda: False, observe=watcher)
-    free = [SimpleNamespace(name=name, end_baseline=lambda: None) for name in names]
-    seats_module.drop_contended_seats(SimpleNamespace(free=free, together=lambda seats, action: None), run)
-    assert looks == [8, 4, 2]
-    assert [seat.name for seat in free] == ["a", "b"]
-    assert dropped == [*"efgh", *"cd"]

@@ -107,8 +107,8 @@ def say(template):
     """Starts a trial that has sent these messages."""
     started = []
 
-    def start(*messages, profile="none", **asked):
-        trial = TrialProcess(template, REQUEST, profile, asked)
+    def start(*messages, profile="none"):
+        trial = TrialProcess(template, REQUEST, profile)
         started.append(trial)
         for message in messages:
             template.far.send(message)
@@ -120,13 +120,12 @@ def say(template):
         template.far.close()
 
 
-def test_warming_up_is_timed_without_counting_and_scaled_knobs_are_told_as_asked(say):
-    trial = say(STARTED, protocol.FirstStep(loss=2.5, parameters=85002), READY, intra_op_threads=4, data_threads=4)
+def test_warming_up_is_timed_without_counting(say):
+    trial = say(STARTED, protocol.FirstStep(loss=2.5, parameters=85002), READY)
     warm = trial.warm_up(10.0)
     assert warm.first_step_seconds == pytest.approx(0.0)  # two looks, less the time of counting
     assert warm.ready_seconds == pytest.approx(0.05)
     assert (warm.first_loss, warm.parameters) == (2.5, 85002)
-    assert warm.started.in_force == {"intra_op_threads": 4, "data_threads": 1, "prefetch": 1}
 
 
 def test_what_is_in_force_is_told_before_the_first_step(say):

@@ -131,11 +131,7 @@ class Options:
         group="Several devices",
     )
     seats: int | None = option(
-        None,
-        "How many trials run at the same time, each on a part of the cores. With Ray, the most seats to use.",
-        (1, 4096),
-        may_change=True,
-        group="Several devices",
+        None, "The most seats of the Ray cluster to use.", (1, 4096), may_change=True, group="Several devices"
     )
     devices: str | None = option(
         None,
@@ -144,7 +140,6 @@ class Options:
         group="Several devices",
     )
     seat_devices: int = option(1, "GPUs that one trial uses.", (1, 64), group="Several devices")
-    all_seats: bool = option(False, "Keep seats that slow one another down.", may_change=True)
     ray_address: str | None = option(
         None,
         "The cluster's address; RAY_ADDRESS, or a Ray of this machine's own, when left out.",
@@ -170,8 +165,8 @@ class Options:
         for name in _HINTS:
             if wanted := _mismatch(name, getattr(self, name)):
                 raise ArgumentError(f"{name} is {getattr(self, name)!r}", hint=f"It {wanted}.")
-        if self.seats is not None and self.devices is not None:
-            raise ArgumentError("seats and devices were both given", hint="seats cuts cores, devices names GPUs.")
+        if self.seats is not None and self.executor == "local":
+            raise ArgumentError("seats is for the Ray executor", hint="On this machine seats are GPUs: use --devices.")
         if self.executor == "local" and self.seat_devices > 1 and self.devices is None:
             raise ArgumentError("seat_devices was given without devices", hint="Name them, too, such as --devices all.")
         if self.executor == "ray" and self.devices is not None:

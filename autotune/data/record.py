@@ -22,10 +22,8 @@ class Place(Frozen):
 
     seat: str
     host: str
-    device: str = ""  # in words, such as `NVIDIA H200 GPU-5c…` or `cores 0-3`; empty for all that there is
+    device: str = ""  # in words, such as `NVIDIA H200 GPU-5c…`; empty for all that there is
     devices: Many[str] = ()  # what stands in CUDA_VISIBLE_DEVICES; empty for all of the process's
-    cores: Many[int] = ()  # that the processes may use; empty for all of the driver's
-    of_cores: Count = 0  # how many all seats of the host have together; 0 where this one has all
 
 
 class Outcome(enum.StrEnum):

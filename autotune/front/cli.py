@@ -22,6 +22,7 @@ from autotune.front.commands import app
 
 _CHOSEN = "Leave it out: autotune chooses by itself what suits the workload and the memory."
 _REPLACED = {
+    "--all-seats": "Leave it out: seats that slow one another down are kept, and said.",
     "--book": "Give --begin-with, with a folder of recipes.",
     "--isolation": _CHOSEN,
     "--log-to": "Run `autotune export RUN --log-to TRACKER` once the run has ended.",

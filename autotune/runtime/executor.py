@@ -154,9 +154,6 @@ class Executor(abc.ABC):
 
     def __init__(self, isolation: Isolation = "template", seats: tuple[str, ...] = ()) -> None:
         self.seats = seats  # their names, at least one once it is open
-        # The name of a further seat that has what all others share, as all cores of a host; None where each seat is a
-        # whole. A recipe speaks of it, so confirmations run on it while the others rest.
-        self.whole: str | None = None
         self.machine: Machine | None = None  # what the first seat runs on; None for the driver's own machine
         self.started_by_import: StartedByImport | None = None  # what no fork survives; known once it is open
         self.isolation = isolation  # `spawn` where importing the workload leaves no choice

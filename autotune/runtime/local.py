@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import platform
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -14,7 +15,6 @@ from autotune.data.run_directory import LAYERS
 from autotune.recipe.apply import environment
 from autotune.runtime.containment import remove_all_layers
 from autotune.runtime.executor import IN_SEARCH, Executor, Isolation, TrialFailed
-from autotune.runtime.places import WHOLE, place_variables, scale_threads, whole_host, whole_of
 from autotune.runtime.protocol import Data, Trainings, TrialRequest, TrialTiming
 from autotune.runtime.sources import fingerprint_of, fingerprint_of_script
 from autotune.runtime.template_process import IMPORT_SECONDS, Mode, Template, TemplateDied
@@ -42,12 +42,10 @@ class LocalSeat:
         losses: Trainings | None = None,
     ) -> TrialProcess:
         """See `executor.SeatHandle`. Raises `WorkloadError` if the workload's file has changed since it was opened."""
-        scaled = scale_threads(configuration, self.place)
-        asked = {name: configuration[name] for name in scaled.differences(configuration)}
         facts = self._executor.facts
         assert facts is not None  # it is open
         request = TrialRequest(
-            configuration=dict(scaled),
+            configuration=dict(configuration),
             log=log,
             data=data,
             timing=timing,
@@ -58,7 +56,7 @@ class LocalSeat:
 
         def fork(template: Template) -> TrialProcess:
             self._executor.refuse_changes(template.wait_ready().workload)
-            return TrialProcess(template, request, self._profile, asked)
+            return TrialProcess(template, request, self._profile)
 
         return self.use_template(environment(configuration) if self._executor.isolation == "template" else {}, fork)
 
@@ -76,7 +74,8 @@ class LocalSeat:
         if found is None or not found.alive:
             if found is not None:
                 found.close()
-            found = self._templates[key] = self._executor.start_template({**place_variables(self.place), **variables})
+            devices = {"CUDA_VISIBLE_DEVICES": ",".join(self.place.devices)} if self.place.devices else {}
+            found = self._templates[key] = self._executor.start_template({**devices, **variables})
         return found
 
     def close(self) -> None:
@@ -99,18 +98,15 @@ class LocalExecutor(Executor):
         logs: Path,  # directory for the templates' logs
         isolation: Isolation = "template",
         profile: Profiled = "none",  # which trials are profiled at their end
-        places: Sequence[Place] | None = None,  # its seats; one that is the whole host when None
+        places: Sequence[Place] = (),  # its seats; one that is the whole host where none is given
         import_seconds: float = IMPORT_SECONDS,  # that importing the workload may take
     ) -> None:
         self._wanted, self._import_seconds = isolation, min(import_seconds, IMPORT_SECONDS)
         self._reference, self._logs, self._layers = reference, logs, logs.resolve() / LAYERS
         self._count = 0  # of templates
         remove_all_layers(self._layers)  # of a run that was killed, and is resumed now
-        places = [whole_host()] if places is None else list(places)
+        places = places or [Place(seat="local", host=platform.node())]
         super().__init__(seats=tuple(place.seat for place in places))
-        if any(place.of_cores for place in places):
-            self.whole = WHOLE
-            places = [*places, whole_of(places[0])]
         self._handles: dict[str, LocalSeat] = {place.seat: LocalSeat(place, self, profile) for place in places}
 
     def open(self) -> WorkloadFacts:

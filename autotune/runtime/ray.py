@@ -1,13 +1,11 @@
 """Trials on the seats of a Ray cluster: an actor a seat (see `ray_actor`). Only the driver writes the run.
 
-A seat has `seat_devices` GPUs. A cluster without GPUs has as many seats as it has of the resource `autotune_seat`;
-seats of one node share its cores. Without that resource each node is a seat. Ray is imported in a function.
+A seat has `seat_devices` GPUs. In a cluster without GPUs each node is a seat. Ray is imported in a function.
 """
 
 from __future__ import annotations
 
 import contextlib
-import copy
 import importlib
 import itertools
 import logging
@@ -25,16 +23,14 @@ from autotune.data.errors import ArgumentError, AutotuneError, NoStableConfigura
 from autotune.data.facts import WorkloadFacts, WorkloadReference
 from autotune.data.printable import first_line
 from autotune.data.record import Outcome, Place, Slice
-from autotune.runtime.executor import IN_SEARCH, Executor, Isolation, SeatHandle, SeatLost, TrialFailed, WarmUp, never
+from autotune.runtime.executor import IN_SEARCH, Executor, Isolation, SeatLost, TrialFailed, WarmUp, never
 from autotune.runtime.logs import open_log
-from autotune.runtime.places import WHOLE, whole_of
 from autotune.runtime.protocol import Data, Finished, LossCurves, Started, Trainings, TrialTiming
 from autotune.runtime.ray_actor import Host, OpenedSeat, SeatActor, SeatSettings
 from autotune.runtime.template_process import IMPORT_SECONDS
 from autotune.runtime.trial_process import LOOK_SECONDS, Profiled
 from autotune.space.configuration import Configuration
 
-RESOURCE = "autotune_seat"
 ADDRESS_SECONDS = 10.0  # until the cluster's address answers
 CONNECT_SECONDS = 60.0  # until Ray does, which tries for minutes where something else answers
 TOKEN = secrets.token_hex(32)  # of a Ray of this machine's own; Ray reads it once per process
@@ -112,8 +108,7 @@ class RaySeat:
     def __init__(self, name: str, ray: Any, settings: SeatSettings, resources: Mapping[str, Any]) -> None:
         self.name = name
         self.host: Host | None = None
-        self.slot: int | None = None  # its part of the node's cores
-        self._ray, self._inner_seat = ray, ""
+        self._ray = ray
         # Several calls at a time: a trial is ended while another call waits for it.
         options = {"max_concurrency": 8, "max_restarts": 0, **resources}
         self.actor = ray.remote(SeatActor).options(**options).remote(settings)
@@ -123,15 +118,9 @@ class RaySeat:
         """Return what the actor's start, then its `open`, gives; None while it is not there. Raises as `ask` does."""
         return self._answer(self._pending, SILENCE_SECONDS) if self._ray.wait([self._pending], timeout=0)[0] else None
 
-    def open(self, slot: int, count: int) -> None:
-        """Have the actor import the workload on one of `count` parts of its node's cores."""
-        self.slot, self._pending = slot, self.actor.open.remote(slot, count)
-
-    def as_whole(self) -> RaySeat:
-        """Return the seat that has all cores of this one's host."""
-        whole = copy.copy(self)
-        whole.place, whole._inner_seat = whole_of(self.place), WHOLE
-        return whole
+    def open(self) -> None:
+        """Have the actor import the workload."""
+        self._pending = self.actor.open.remote()
 
     def launch(
         self,
@@ -143,8 +132,7 @@ class RaySeat:
         losses: Trainings | None = None,
     ) -> RayTrial:
         options = {"data": data, "timing": timing, "losses": losses}
-        arguments = self._inner_seat, dict(configuration)
-        number = self.ask("launch", IMPORT_SECONDS, *arguments, log=Path(log).name, options=options)
+        number = self.ask("launch", IMPORT_SECONDS, dict(configuration), log=Path(log).name, options=options)
         return RayTrial(self, number, Path(log))
 
     def ask(
@@ -197,7 +185,7 @@ class RayExecutor(Executor):
         profile: Profiled = "none",
         address: str | None = None,  # RAY_ADDRESS when None; a Ray of this machine's own where that is unset
         seat_devices: int = 1,  # GPUs of a seat
-        seats: int | None = None,  # at most so many; parts of the cores of a Ray of this machine's own
+        seats: int | None = None,  # at most so many
         upload: bool = False,  # Ray copies the working directory to the hosts; else they share a file system
         say: Callable[[str], None] = lambda text: None,
         left: Callable[[], float] = lambda: 600.0,  # how many seconds waiting for a first seat may take
@@ -224,7 +212,7 @@ class RayExecutor(Executor):
     def open(self) -> WorkloadFacts:
         """See `executor.Executor`. Waits for the first seat as long as the budget lasts."""
         directory = self._settings.directory if self._settings.uploaded else None
-        self._ray = connect(self._address, seats=self._most, directory=directory, left=self._left())
+        self._ray = connect(self._address, directory=directory, left=self._left())
         began, said = time.monotonic(), False
         while not self.seats:
             self.refresh()
@@ -284,20 +272,11 @@ class RayExecutor(Executor):
             self.machine = self.machine or found.machine
             if differences := self.machine.differences(found.machine):
                 raise SeatLost(Outcome.CRASHED, "; ".join(differences))
-            self._open_on_free_cores(seat)
+            seat.open()
             return self._advance(seat)
         if isinstance(found, OpenedSeat):
             self._take_in(seat, found)
         return isinstance(found, OpenedSeat)
-
-    def _open_on_free_cores(self, seat: RaySeat) -> None:
-        """Open a seat on a part of its node's cores that no other seat has."""
-        assert seat.host is not None
-        node = seat.host.node
-        count = _seats_on(self._ray, node)
-        others = (other for other in (*self._handles.values(), *self._coming) if other.name != seat.name)
-        taken = {other.slot for other in others if other.host and other.host.node == node}
-        seat.open(min(set(range(count)) - taken, default=0), count)
 
     def _take_in(self, seat: RaySeat, opened: OpenedSeat) -> None:
         """Use a seat from now on."""
@@ -310,13 +289,6 @@ class RayExecutor(Executor):
         self._handles[seat.name] = seat
         self.isolation, self.started_by_import = opened.isolation, opened.started_by_import
         self.seats = (*(name for name in self.seats if name != seat.name), seat.name)
-        if seat.place.of_cores:
-            self.whole = WHOLE
-
-    def _handle(self, seat: str) -> SeatHandle:
-        if seat == WHOLE and self.seats:
-            return self._handles[self.seats[0]].as_whole()
-        return super()._handle(seat)
 
     def use_fresh_interpreters(self, seat: str) -> None:
         """See `executor.Executor`: other actors take the seats' places."""
@@ -365,12 +337,11 @@ class RayExecutor(Executor):
 # ------------------------------------------------------------------------------------------------- the cluster
 
 
-def connect(address: str | None, *, seats: int | None, directory: str | None, left: float) -> Any:
+def connect(address: str | None, *, directory: str | None, left: float) -> Any:
     """Connect to a cluster, and return the module `ray`.
 
     Args:
         address: The cluster's, or None for a Ray of this machine's own.
-        seats: How many seats a Ray of this machine's own has; what fits when None.
         directory: What Ray copies to the hosts.
         left: Seconds of the budget.
 
@@ -389,8 +360,6 @@ def connect(address: str | None, *, seats: int | None, directory: str | None, le
     options: dict[str, Any] = {"address": address or "local"}  # without one, Ray joins any that runs here
     if not address:
         options["include_dashboard"] = False
-    if not address and seats is not None:
-        options["resources"] = {RESOURCE: seats}
     if directory is not None:
         options["runtime_env"] = {"working_dir": directory}
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
@@ -458,19 +427,11 @@ def _private_and_quiet(*, own: bool) -> Iterator[None]:
 
 def _capacity(ray: Any, seat_devices: int) -> tuple[dict[str, Any], int]:
     """Return the resources that an actor asks of Ray, and how many seats the cluster can hold."""
-    total = ray.cluster_resources()
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    if total.get("GPU"):
+    if ray.cluster_resources().get("GPU"):
         return {"num_gpus": seat_devices, "num_cpus": 0}, sum(int(node.get("GPU", 0) // seat_devices) for node in nodes)
-    if total.get(RESOURCE):
-        return {"num_cpus": 0, "resources": {RESOURCE: 1}}, int(total[RESOURCE])
-    return {"num_cpus": min((int(node.get("CPU", 1)) for node in nodes), default=1)}, len(nodes)
-
-
-def _seats_on(ray: Any, node: str) -> int:
-    """Return how many seats share the cores of a node."""
-    own = next(found["Resources"] for found in ray.nodes() if found["NodeID"] == node)
-    return 1 if own.get("GPU") else int(own.get(RESOURCE, 1))
+    cores = [int(node["CPU"]) for node in nodes if node.get("CPU")]
+    return {"num_cpus": min(cores, default=1)}, len(cores)
 
 
 def _why_none_is_free(ray: Any, seat_devices: int) -> str:

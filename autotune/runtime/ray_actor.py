@@ -23,7 +23,6 @@ from autotune.machine.fingerprint import fingerprint
 from autotune.machine.scratch import make_scratch
 from autotune.runtime.executor import Isolation, LiveTrial, TrialFailed
 from autotune.runtime.local import LocalExecutor
-from autotune.runtime.places import cut_cores, whole_host
 from autotune.runtime.protocol import StartedByImport
 from autotune.runtime.trial_process import Profiled
 from autotune.space.configuration import Configuration
@@ -111,25 +110,18 @@ class SeatActor:
             has_files=file is None or os.path.exists(file),
         )
 
-    def open(self, slot: int, count: int) -> OpenedSeat | Exception:
-        """Import the workload on one of `count` parts of the host's cores."""
-        return _catch(lambda: self._open(slot, count))
+    def open(self) -> OpenedSeat | Exception:
+        """Import the workload."""
+        return _catch(self._open)
 
-    def _open(self, slot: int, count: int) -> OpenedSeat:
-        place = cut_cores(count)[slot] if count > 1 else whole_host()
+    def _open(self) -> OpenedSeat:
         self._executor = executor = LocalExecutor(
-            self._reference,
-            logs=self._scratch,
-            isolation=self._settings.isolation,
-            profile=self._settings.profile,
-            places=(place,),
+            self._reference, logs=self._scratch, isolation=self._settings.isolation, profile=self._settings.profile
         )
         facts = executor.open()
-        return OpenedSeat(facts, executor.isolation, executor.started_by_import, place)
+        return OpenedSeat(facts, executor.isolation, executor.started_by_import, executor.place(""))
 
-    def launch(
-        self, seat: str, configuration: Mapping[str, Any], *, log: str, options: Mapping[str, Any]
-    ) -> int | Exception:
+    def launch(self, configuration: Mapping[str, Any], *, log: str, options: Mapping[str, Any]) -> int | Exception:
         """Start a trial, and return its number."""
 
         def start() -> int:
@@ -137,9 +129,7 @@ class SeatActor:
             folder = self._scratch / str(number)
             folder.mkdir()
             assert self._executor is not None
-            self._trials[number] = self._executor.launch(
-                Configuration(configuration), seat=seat, log=str(folder / log), **options
-            )
+            self._trials[number] = self._executor.launch(Configuration(configuration), log=str(folder / log), **options)
             return number
 
         return _catch(start)

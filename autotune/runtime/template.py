@@ -40,7 +40,6 @@ from autotune.runtime import containment, protocol, supervisor
 from autotune.runtime.failures import is_out_of_memory, summarize_error
 from autotune.runtime.fork_server import ForkServer, fork, leave
 from autotune.runtime.forkability import ForkState
-from autotune.runtime.places import CORES_VARIABLE
 from autotune.runtime.waiting import WaitingProcess
 from autotune.space.variables import without_caches
 
@@ -81,8 +80,6 @@ class EntryPoint(Protocol):
 def main(arguments: list[str]) -> int:
     """Import, report, and serve the driver until it closes the socket."""
     descriptor, _, mode, reference_json, folder, name = arguments
-    if cores := os.environ.pop(CORES_VARIABLE, ""):
-        os.sched_setaffinity(0, map(int, cores.split(",")))  # TensorFlow makes as many threads
     os.environ.update(without_caches(os.environ))
     supervisor.fork_supervisor(int(descriptor))
     layers = Path(folder) if folder else None

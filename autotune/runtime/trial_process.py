@@ -6,11 +6,10 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from autotune.data.models import KnobValue
 from autotune.data.record import Outcome, Slice
 from autotune.runtime import protocol
 from autotune.runtime.containment import ALLOW_LARGE, LayerLimit
@@ -39,16 +38,9 @@ Message = TypeVar("Message")
 class TrialProcess:
     """A real trial: a fork of a template; see `executor.LiveTrial`."""
 
-    def __init__(
-        self,
-        template: Template,
-        request: protocol.TrialRequest,
-        profile: Profiled,
-        asked: Mapping[str, KnobValue],  # knobs that were scaled for the seat, as they were asked for
-    ) -> None:
+    def __init__(self, template: Template, request: protocol.TrialRequest, profile: Profiled) -> None:
         self.template = template
         self._profile = profile
-        self._scaled, self._asked = request.configuration, asked
         self._log = Path(request.log)
         self._requested = time.monotonic()
         self._kernel_kills = count_oom_kills()
@@ -63,11 +55,6 @@ class TrialProcess:
     ) -> WarmUp:
         deadline = self._requested + timeout_seconds
         started = self._expect(protocol.Started, deadline)
-        unscaled = {
-            name: self._asked[name] if name in self._asked and value == self._scaled[name] else value
-            for name, value in started.in_force.items()
-        }
-        started = started.model_copy(update={"in_force": unscaled})
         on_started(started)
         since = self._requested + started.counting_seconds - self._ran_seconds
         first = self._expect(protocol.FirstStep, deadline)

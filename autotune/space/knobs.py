@@ -98,7 +98,6 @@ class Knob:
     memory: Callable[[KnobValue], int | None] = lambda value: None  # ranks values by need; None: unknown
     numerics: Numerics = Numerics.SAME
     plain: KnobValue | None = None  # its value in the reference of the numerics check; None: the baseline's
-    per_core: bool = False  # a number of threads: scaled down on a part of the cores
     structural: bool = False  # changes what the pipeline is made of, and with it the cost between epochs
     changes: tuple[Change, ...] = ()  # worth a trial; without any, two of its other values are tried
     useful: Callable[[Situation], bool] = lambda now: True  # whether it can act there: else no trial changes it alone
@@ -145,7 +144,6 @@ def _op_threads(pool: str, summary: str) -> Knob:
         read=read,
         variable=variable,
         memory=_same_memory,
-        per_core=True,
     )
 
 
@@ -402,7 +400,6 @@ _TABLE = (
         set=_set_option("threading.private_threadpool_size"),
         read=attrgetter("threading.private_threadpool_size"),
         memory=lambda threads: _number(threads) or None,  # the shared pool is as wide as the machine
-        per_core=True,
         structural=True,
         changes=(change(near(16), num_parallel_calls=near(16)),),
         useful=_INPUT_WAITS,

@@ -241,9 +241,8 @@ class FreshPairs:
         run.measured(leader.trial)
 
     def _process(self, trial: Trial, leader: LeaderTrials, seat: str) -> MeasuredProcess:
-        run, boundary = self._run, self._boundaries.get(trial.configuration)
-        if boundary is None and run.executor.whole is None:  # the search has seen a part of the host, which is slower
-            boundary = self._known_boundary(trial, leader)
+        run = self._run
+        boundary = self._boundaries.get(trial.configuration) or self._known_boundary(trial, leader)
         return MeasuredProcess(
             run=run,
             deadline=self._deadline,

@@ -38,9 +38,9 @@ def watch_winner(found: SearchResult, opened: Opened, invocation: Invocation) ->
     if not seconds or champion is None or run.interrupted():
         return None
     run.observe(Began(text=f"watching the winner for {seconds:.0f} s"))
-    if not (seat := run.calm_seat):
+    if not run.executor.seats:  # all were lost
         return None
-    return soak(run, run.records[champion.number], seat=seat, seconds=seconds, limits=opened.limits)
+    return soak(run, run.records[champion.number], seat=run.executor.seats[0], seconds=seconds, limits=opened.limits)
 
 
 def soak(run: Run, confirmed: TrialRecord, *, seat: str, seconds: float, limits: Limits) -> Watch | None:

@@ -25,6 +25,7 @@ from autotune.recipe.answers import how_soon
 from autotune.runtime.executor import SeatLost
 from autotune.space.changes import Situation
 from autotune.space.configuration import Configuration, find_conflict
+from autotune.space.knobs import KNOBS, Stage
 from autotune.space.space_file import ResolvedSpace
 from autotune.stats.deciding import EndedBy
 from autotune.stats.same_loss import NOT_REACHED
@@ -107,7 +108,7 @@ class Loop:
         self._limits, self._units = limits, units
         self._import_seconds = import_seconds
         self._proposals = Proposals(space, sampler, first=list(first))
-        self._seats = Seats(run, deadline, seat, bracketed=seat.bracketed, all_at_once=options.all_seats)
+        self._seats = Seats(run, deadline, seat, bracketed=seat.bracketed)
         self._lost: list[Configuration] = []  # whose seat was lost: they are run again
         self._deadline = deadline
         self._exclusive = ExclusiveResources(run)
@@ -153,15 +154,15 @@ class Loop:
                     self._seats.do(partial(self._do, action), number, alone=alone)
 
     def _alone(self, action: Action) -> bool:
-        """Return whether no other seat may work meanwhile."""
+        """Return whether no other seat may work meanwhile: seats of a host share the cores that make the input."""
         executor = self._run.executor
-        if executor.whole is not None:
-            return isinstance(action, (FreshPair, CompareLosses, CompareLearning, LeaveOut))
         hosts = [executor.place(seat).host for seat in executor.seats]
         if not isinstance(action, FreshPair) or len(set(hosts)) == len(hosts):
             return False
-        # Seats of a host share the processor, which feeds a training that waits for its input.
-        return (self._knowledge.leader(action.leader).in_search.input_wait_fraction or 0.0) > WAITS
+        leader = self._knowledge.leader(action.leader)
+        changed = leader.trial.configuration.differences(self._run.baseline)
+        of_input = any(KNOBS[name].stage in (Stage.PIPELINE, Stage.OPTIONS) for name in changed if name != "batch_size")
+        return of_input or (leader.in_search.input_wait_fraction or 0.0) > WAITS
 
     def _without_seats(self) -> SearchResult:
         """End the run with what it has."""
@@ -202,8 +203,7 @@ class Loop:
                     self._leaders.begin(self._run.trials[number], error=error_of(self.state().next_leader))
                 case FreshPair(leader=number):
                     seat.end_baseline(examine=False)
-                    name = self._run.executor.whole or seat.name
-                    self._leaders.measure_pair(number, seat=name, left=self.state().left)
+                    self._leaders.measure_pair(number, seat=seat.name, left=self.state().left)
                 case LeaveOut(leader=number, knob=knob):
                     self._leave_out(number, knob, seat)
                 case GiveUp(leader=number):
@@ -255,7 +255,7 @@ class Loop:
             busy=self._seats.busy,
             compares_losses=self._compared in self._seats.busy,
             min_gain=options.min_gain,
-            confirms_at_once=1 if run.executor.whole else len(run.executor.seats),
+            confirms_at_once=len(run.executor.seats),
             interrupted=run.interrupted(),
         )
 
@@ -403,9 +403,8 @@ class Loop:
         ends = self._options.searching - CLOSING_SECONDS
         if not again and self._learning_seconds > 0:  # else nothing better is to be done with the time
             ends = min(run.clock() + self._learning_seconds, ends)
-        whole = run.executor.whole or seat.name
         try:
-            with Trainings(run, seat=whole, ends=ends, heading=heading, again=again) as trainings:
+            with Trainings(run, seat=seat.name, ends=ends, heading=heading, again=again) as trainings:
                 try:
                     found = branch(trainings, run.records[number])
                 except NotMeasured as why:
@@ -438,7 +437,7 @@ class Loop:
             run,
             knowledge.leader(number),
             knob,
-            seat=run.executor.whole or seat.name,
+            seat=seat.name,
             deadline=self._deadline,
             limits=self._trial_limits,
             spread=knowledge.spread(),
@@ -452,7 +451,7 @@ class Loop:
         heading = f"comparing losses with float32 without XLA: {run.changes(trial.configuration)}"
         ends = min(began + self._check_seconds, self._options.searching - CLOSING_SECONDS)
         try:
-            with Trainings(run, seat=run.executor.whole or seat.name, ends=ends, heading=heading) as trainings:
+            with Trainings(run, seat=seat.name, ends=ends, heading=heading) as trainings:
                 check = compare_numerics(trainings, trial.configuration)
         finally:
             self._compared = None

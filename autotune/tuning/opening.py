@@ -177,11 +177,6 @@ def open_run(
         limits=limits,
         import_seconds=import_seconds if executor.isolation == "template" else 0.0,
     )
-    if opened.device is Device.GPU and any(executor.place(name).of_cores for name in executor.seats):
-        raise ArgumentError(  # XLA tunes its kernels while it compiles, by timing them
-            "seats cuts the cores, and this training uses a GPU, which its seats would share",
-            hint="Leave --seats out; --devices gives each seat a GPU of its own.",
-        )
     for text in _notices(opened):
         invocation.observe(Notice(text=text))
     return opened

@@ -41,7 +41,6 @@ from autotune.version import __version__
 
 GROWTH_NOT_CHECKED = "whether this configuration leaks memory or the workload does"
 LOSS_NOT_CHECKED = {"finite_loss": "a finite training loss", "loss_falls": "whether the training loss falls"}
-PART_OF_HOST = "the speed of the whole machine (every trial ran on a part of its cores)"
 STEADY_NOT_CHECKED = {
     False: "the steady state (the {} had not reached a steady speed)",
     None: "the steady state (the {}'s warm-up had too few steps to tell)",
@@ -148,7 +147,7 @@ def _evidence(
         advice=_advice(None if champion is None else chosen, run, workload),
         stability=Stability(
             checks=tuple(check for check in checks if check.tells),
-            not_checked=(PART_OF_HOST,) * (run.executor.whole is not None)
+            not_checked=()
             if champion is None
             else _list_unchecked(chosen, reference, checks, run, watched, measured=measured),
         ),

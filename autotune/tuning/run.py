@@ -107,11 +107,6 @@ class Run:
         """Return whether there are, or may be, several seats."""
         return self.executor.elastic or len(self.executor.seats) > 1
 
-    @property
-    def calm_seat(self) -> str:
-        """The seat for measurements that need the machine to themselves; empty if all seats were lost."""
-        return self.executor.whole or next(iter(self.executor.seats), "")
-
     def interrupted(self) -> bool:
         """Return whether the user has asked to stop."""
         return self.interruptions() > 0

@@ -17,7 +17,7 @@ from autotune.runtime.protocol import Data, Started
 from autotune.space.configuration import Configuration, add_strategy_knobs, move_to_device, reset_idle
 from autotune.space.knobs import KNOBS, Device
 from autotune.stats.deciding import Stop, stop_measuring
-from autotune.stats.intervals import Spread, mean_interval
+from autotune.stats.intervals import Spread
 from autotune.tuning import costs
 from autotune.tuning.comparison import PATIENCE_SECONDS, Comparison, LiveBaseline, MeasuredProcess, baseline_error
 from autotune.tuning.costs import MUCH_WAITING, SLICE_SECONDS, is_busy, is_slow, slice_length, taken_seconds
@@ -31,8 +31,8 @@ BASELINE_SECONDS = 240.0  # until the baseline is warm: with less, a timeout is 
 BASELINE_SLICES, BASELINE_SLICES_SECONDS = 3, 12.0  # fewer slices where an epoch or a step is long
 BLOCK_SLICES = 3  # of the baseline before and after a candidate that runs alone; fewer where an epoch is long
 SLICE_PATIENCE_SECONDS = 5.0  # beyond three times a slice's length when the trial's own time is over
+MUCH_CONTENTION = 0.05  # share of a baseline's rate that the other seats of its host may take unsaid
 SHORT_BOUNDARY = 0.05  # share of an epoch of slow steps: a search trial with another pipeline takes it over then
-MOST_DRIFT = 0.1  # share by which a seat's baseline may become slower, until it is measured again
 
 
 class SameInForce(Exception):
@@ -41,10 +41,6 @@ class SameInForce(Exception):
     def __init__(self, configuration: Configuration) -> None:
         super().__init__()
         self.configuration = configuration
-
-
-class Drifted(Exception):
-    """A seat's baseline is much slower than it was at the start."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,6 +125,7 @@ class Seat:
         self._imported: set[tuple[tuple[str, str], ...]] = set()
         self._usual_length = SLICE_SECONDS
         self._before = 0  # slices of the baseline in earlier invocations, on another seat or another day
+        self._told_contention = False
 
     @property
     def baseline(self) -> LiveBaseline:
@@ -230,25 +227,19 @@ class Seat:
             self._live.kill()
         self.is_open = False
 
-    def rate(self) -> float:
-        """Return samples per second of the baseline in one more slice."""
-        self.baseline.ensure()
-        return self.baseline.trial.rate_of(self.baseline.slice(slice_length(self.baseline.warm)))
-
-    def _refuse_drift(self, trial: Trial) -> None:
-        """Measure the baseline again where it was slow beside a trial. Raises Drifted, and what a slice raises."""
-        # Ratios of this seat stay good: both sides were slow. What comes after may not be.
-        own = self.baseline.trial
+    def _report_contention(self, trial: Trial) -> None:
+        """Say once if the baseline is slower beside a trial than at its start, before the other seats began."""
+        executor, own = self._run.executor, self.baseline.trial
+        host = executor.place(self.name).host
+        shared = sum(executor.place(name).host == host for name in executor.seats) > 1
         usual = [own.rate_of(measured) for measured in own.slices[self._before :][:BASELINE_SLICES]]
         beside = [own.rate_of(pair.baseline) for pair in trial.pairs if not pair.disturbed]
-        if not beside or statistics.median(beside) > (1 - MOST_DRIFT) * statistics.median(usual):
+        if not shared or self._told_contention or not usual or not beside:
             return
-        again = [self.rate() for _ in range(BASELINE_SLICES)]
-        bounds = mean_interval([math.log(rate) for rate in usual]) if len(usual) > 1 else None
-        now = statistics.fmean(map(math.log, again))
-        slower = 1 - math.exp(now) / statistics.median(usual)
-        if slower > MOST_DRIFT and (bounds is None or now < bounds.low):
-            raise Drifted(f"its baseline became {slower:.0%} slower since the start")
+        if (cost := 1 - statistics.median(beside) / statistics.median(usual)) >= MUCH_CONTENTION:
+            self._told_contention = True
+            text = f"seat {self.name} trains {cost:.0%} slower since other seats of {host} began: they share its cores"
+            self._run.observe(Notice(text=text))
 
     def end_baseline(self, *, examine: bool = True) -> None:
         """Take the baseline's closing figures, and end it; with `examine` also those that take time."""
@@ -320,8 +311,7 @@ class Seat:
         record = run.keep(record)
         if ended is not None:
             raise ended
-        if run.several and len(run.executor.seats) > 1:
-            self._refuse_drift(trial)
+        self._report_contention(trial)
         return record
 
     def _compare(self, trial: Trial, limits: TrialLimits, enough: Callable[[], Stop | None]) -> None:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import queue
 import re
-import statistics
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 
 from autotune.data.errors import BudgetError, NoStableConfigurationError
 from autotune.data.printable import first_line
@@ -18,13 +15,10 @@ from autotune.data.record import Outcome, Pairing, Phase, TrialRecord
 from autotune.runtime.executor import SeatLost
 from autotune.space.configuration import Configuration
 from autotune.tuning.events import Notice
-from autotune.tuning.run import Deadline, Run, TimeIsUp
-from autotune.tuning.seat import BASELINE_SECONDS, Drifted, Seat
+from autotune.tuning.run import Deadline, Run
+from autotune.tuning.seat import BASELINE_SECONDS, Seat
 
 MOST_LOSSES = 2  # of a seat, until it is dropped
-LOOK_ROUNDS = 3  # in which the first seat of a host is timed alone, and beside its neighbours
-MOST_COST, MOST_SPREAD = 0.05, 1.5  # share of throughput lost, and times the usual spread, that are put up with
-FEWEST_RATES = 2  # of each kind
 FEWEST_FAILURES = 3  # failures for one reason, before anything is made of it
 _BUILDING = "while building"  # in a timeout's reason: the configuration has not acted on anything yet
 
@@ -43,11 +37,8 @@ class Seats:
     # A single seat works in the caller's thread. Several have a thread each while they do something. All of
     # them take turns in the driver, and release their turn while they wait for a trial.
 
-    def __init__(
-        self, run: Run, deadline: Deadline, first: Seat, *, bracketed: bool, all_at_once: bool = False
-    ) -> None:
+    def __init__(self, run: Run, deadline: Deadline, first: Seat, *, bracketed: bool) -> None:
         self._run, self._deadline, self._bracketed, self._first = run, deadline, bracketed, first
-        self._all_at_once = all_at_once
         self.free = [first]
         self._several = run.several
         self._begun: queue.SimpleQueue[None] = queue.SimpleQueue()
@@ -63,8 +54,6 @@ class Seats:
             self._run.turn.take()
             try:
                 self._take_in()
-                if not self._all_at_once:
-                    drop_contended_seats(self, self._run)
             except BaseException:
                 self._run.turn.give_back()
                 raise
@@ -101,8 +90,6 @@ class Seats:
         # What is done `alone` has ended on return; the caller has seen to it that no other seat works.
         seat = self.free[0]
         if alone or not self._several:
-            # What is done on the whole of a host is the first seat's there.
-            seat = next((free for free in self.free if free.name in self._run.executor.seats[:1]), seat)
             try:
                 self._restart(seat)
                 action(seat)
@@ -110,10 +97,8 @@ class Seats:
                 self.free.remove(seat)
                 self._lost(seat, lost)
             return
-        self._begin(self.free.pop(0), action, -1 if number is None else number)
-
-    def _begin(self, seat: Seat, action: Callable[[Seat], None], number: int) -> None:
-        self._running[seat] = number
+        self.free.remove(seat)
+        self._running[seat] = -1 if number is None else number
         threading.Thread(target=self._work, args=(seat, action), daemon=True).start()
         with self._run.turn.released():
             self._begun.get()
@@ -154,11 +139,11 @@ class Seats:
         del self._running[seat]
         if isinstance(error, SeatLost):
             self._lost(seat, error)
-        elif isinstance(error, Unusable) or (isinstance(error, Drifted) and not self._all_at_once):
+        elif isinstance(error, Unusable):
             self._drop(seat, str(error))
         else:
             self.free.append(seat)
-            if error is not None and not isinstance(error, Drifted):
+            if error is not None:
                 raise error
 
     # ------------------------------------------------------------------------------------- coming and going
@@ -190,95 +175,6 @@ class Seats:
         seat.abandon()
         self._run.executor.drop(seat.name)
         self._run.observe(Notice(text=f"seat {seat.name} is dropped: {why}"))
-
-    def together(self, seats: Sequence[Seat], action: Callable[[Seat], None]) -> None:
-        """Do the same on several seats at once, and wait for all. Raises the first thing that an action raised."""
-        for seat in seats:
-            if seat in self.free:
-                self.free.remove(seat)
-                self._begin(seat, action, -1)
-        errors: list[Exception] = []
-        while self._running:
-            try:
-                self.wait()
-            except Exception as error:
-                errors.append(error)
-        if errors:
-            raise errors[0]
-
-
-# Seats of one host may slow one another down, as by the width of its memory: the host then runs fewer at once.
-
-
-@dataclass(frozen=True, kw_only=True)
-class Contention:
-    """The slowdown of a seat's baseline while the other seats work."""
-
-    cost: float  # share of its throughput
-    spread: float  # of its slices, over that alone
-
-    @property
-    def is_too_much(self) -> bool:
-        """Return whether fewer seats would tell more."""
-        return self.cost > MOST_COST or self.spread > MOST_SPREAD
-
-    def in_words(self) -> str:
-        """Return a phrase such as `slow each other by 12%`."""
-        if self.cost > MOST_COST:
-            return f"slow each other by {self.cost:.0%}"
-        return f"make slices vary {self.spread:.1f} times as much"
-
-
-def contention_of(alone: Sequence[float], beside: Sequence[float]) -> Contention:
-    """Return the contention from a baseline's throughputs alone and beside busy neighbours, in turns."""
-    cost = 1 - statistics.median(beside) / statistics.median(alone)
-    spreads = [statistics.stdev(map(math.log, rates)) for rates in (alone, beside)]
-    # A few slices tell a spread badly: a wider one counts only where it is also wide for itself.
-    wider = spreads[1] / spreads[0] if spreads[0] > 0 else 1.0
-    return Contention(cost=cost, spread=wider if spreads[1] > MOST_COST else 1.0)
-
-
-def drop_contended_seats(seats: Seats, run: Run) -> None:
-    """Have each host run as many seats as do not slow one another down, by halves."""
-    hosts: dict[str, list[Seat]] = {}
-    for seat in seats.free:
-        hosts.setdefault(run.executor.place(seat.name).host, []).append(seat)
-    for host, there in hosts.items():
-        if len(there) > 1:
-            seats.together(there, lambda seat: None)  # warms all of them
-        own = [seat for seat in there if seat in seats.free]
-        while len(own) > 1 and not run.interrupted():
-            seen = _measure_contention(seats, own)
-            if seen is None or not seen.is_too_much:
-                break
-            count = len(own) // 2
-            text = f"{len(own)} seats at once {seen.in_words()} on {host}: using {count}; --all-seats keeps all"
-            run.observe(Notice(text=text))
-            for seat in own[count:]:
-                seats.free.remove(seat)
-                with contextlib.suppress(Exception):
-                    seat.end_baseline()
-                run.executor.drop(seat.name)
-            own = own[:count]
-
-
-def _measure_contention(seats: Seats, own: list[Seat]) -> Contention | None:
-    """Return what the first of these seats loses beside the others; None where the time does not hold it."""
-    alone: list[float] = []
-    beside: list[float] = []
-
-    def add(seat: Seat) -> None:
-        rate = seat.rate()
-        if seat is own[0]:
-            beside.append(rate)
-
-    try:
-        for _ in range(LOOK_ROUNDS):
-            seats.together(own[:1], lambda seat: alone.append(seat.rate()))
-            seats.together(own, add)
-    except TimeIsUp:
-        return None
-    return contention_of(alone, beside) if min(len(alone), len(beside)) >= FEWEST_RATES else None
 
 
 class ExclusiveResources:

@@ -22,7 +22,7 @@ from autotune.machine.gpu import visible_gpus
 from autotune.recipe.compiled import keep_compiled
 from autotune.recipe.recipe import Recipe, read_recipes
 from autotune.runtime.local import LocalExecutor
-from autotune.runtime.places import cut_cores, group_gpus, restrict_to_seat
+from autotune.runtime.places import group_gpus, restrict_to_seat
 from autotune.runtime.ray import RayExecutor
 from autotune.script.loading import refuse_while_loading
 from autotune.space.space_file import ResolvedSpace, SearchSpace, find_search_space, shipped_names
@@ -141,7 +141,7 @@ def run_tuning(request: Request, observe: Observer, *, wait: bool = False) -> Re
     options, directory, earlier = request.options, request.directory, request.earlier
     written = _read_search_space(directory, options, resumed=earlier is not None)
     begin_with = None if options.begin_with is None or earlier is not None else read_recipes(options.begin_with)
-    places = _cut_places(options)
+    places = () if options.devices is None else group_gpus(options.devices, options.seat_devices)
 
     def say(text: str) -> None:
         observe(Notice(text=text))
@@ -196,20 +196,11 @@ def _read_search_space(directory: RunDirectory, options: Options, *, resumed: bo
     return replace(find_search_space(directory.space_file), source=options.space)
 
 
-def _cut_places(options: Options) -> Sequence[Place] | None:
-    """Return this machine's seats; None where it is one, or trials run elsewhere. Raises ArgumentError."""
-    if options.executor == "ray":
-        return None
-    if options.devices is not None:
-        return group_gpus(options.devices, options.seat_devices)
-    return None if options.seats is None else cut_cores(options.seats)
-
-
-def _devices_of(options: Options, places: Sequence[Place] | None) -> Sequence[str]:
+def _devices_of(options: Options, places: Sequence[Place]) -> Sequence[str]:
     """Return the devices of this machine that a run uses; none where its trials run on a cluster."""
     if options.executor == "ray" and (options.ray_address or os.environ.get("RAY_ADDRESS")):
         return ()
-    chosen = [device for place in places or () for device in place.devices]
+    chosen = [device for place in places for device in place.devices]
     return chosen or [gpu.uuid for gpu in visible_gpus()] or [HOST_CPU]
 
 
@@ -231,7 +222,7 @@ def _executor(
     reference: WorkloadReference,
     directory: RunDirectory,
     options: Options,
-    places: Sequence[Place] | None,
+    places: Sequence[Place],
     *,
     say: Callable[[str], None],
     left: Callable[[], float],
@@ -337,7 +328,7 @@ def _tell_worth(opened: Opened, invocation: Invocation) -> None:
     """Tell whether the budget is in proportion to the training."""
     options, run = invocation.options, opened.run
     samples = options.train_samples or samples_of(opened.facts.script, opened.warm.started.examples)
-    rate = None if run.executor.whole else run.records[0].throughput  # a part of the host tells nothing of all
+    rate = run.records[0].throughput
     training = "the training" if options.train_samples else "one call of fit"
     for text in worth_notes(training, samples, None if rate is None else rate.value, options.budget):
         invocation.observe(Notice(text=text))

@@ -22,7 +22,7 @@ from autotune.report.history import load_history
 from autotune.runtime import ray as ray_seats
 from autotune.runtime.executor import SeatLost, TrialFailed
 from autotune.runtime.protocol import Data
-from autotune.runtime.ray import RESOURCE, RayExecutor
+from autotune.runtime.ray import RayExecutor
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # Ray warns of much
 cluster_utils = pytest.importorskip("ray.cluster_utils")
@@ -30,7 +30,7 @@ cluster_utils = pytest.importorskip("ray.cluster_utils")
 DATA = Data(examples=128, endless=False)
 SILENCE_SECONDS = 8.0
 FAULTY = Path(__file__).with_name("faulty.py")
-ONE_SEAT = {"num_cpus": 1, "resources": {RESOURCE: 1}}
+ONE_SEAT = {"num_cpus": 1}
 
 
 @pytest.fixture
@@ -185,7 +185,7 @@ def test_nodes_come_and_go(cluster, seats, tmp_path):
 HOLDER = """
 import ray, sys
 ray.init(address=sys.argv[1], log_to_driver=False)
-@ray.remote(num_cpus=0, resources={"autotune_seat": 1})
+@ray.remote(num_cpus=1)
 class Holder:
     def held(self):
         return True
@@ -220,7 +220,7 @@ def test_a_driver_that_is_killed_leaves_nothing_and_the_run_goes_on(cluster, tmp
     cluster.add_node(**ONE_SEAT)
     cluster.add_node(**ONE_SEAT)
     run = tmp_path / "run"
-    options = ["--executor", "ray", "--ray-address", cluster.address, "--all-seats"]
+    options = ["--executor", "ray", "--ray-address", cluster.address]
     command = [sys.executable, "-m", "autotune", "tune", str(REPOSITORY / "examples" / "digits_mlp.py"), *options]
     driver = subprocess.Popen(
         [*command, "--budget", "5m", "--out", str(run)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
