@@ -174,7 +174,7 @@ def test_a_file_that_is_no_recipe_is_named(folder, case):
         with pytest.raises(RecipeError, match=expected) as caught:
             Recipe.load(path)
         assert caught.value.message.startswith(f"{folder}/gpu.json")
-        assert ("move it out of" in caught.value.hint) == (path == folder)
+        assert ("Move it out of" in caught.value.hint) == (path == folder)
         assert ("a file of its own in one folder" in caught.value.hint) == (case == "a book")
 
 

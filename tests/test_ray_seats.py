@@ -459,7 +459,9 @@ def test_a_run_with_ray_upload_has_ray_copy_the_working_directory(tmp_path, monk
 
     monkeypatch.setattr(ray_seats, "connect", connect)
     directory = RunDirectory(tmp_path / "run")
-    with tune._executor(REFERENCE, directory, options, None, say=print, left=lambda: 60.0) as trials:
+    with tune._executor(
+        REFERENCE, directory, options, (), isolation="template", say=print, left=lambda: 60.0
+    ) as trials:
         trials.open()
         assert asked["directory"] == str(tmp_path)
         assert trials._settings.uploaded

@@ -535,6 +535,33 @@ def test_what_is_appended_to_a_file_that_exists_follows_what_it_holds(work):
     assert log.read_text() == "old"
 
 
+def fails_by_itself():
+    """Try what Python cannot do, and what opens a folder; return how each ended."""
+    acts = [
+        lambda: os.remove("nothing.txt"),
+        lambda: Path("nothing.txt").unlink(missing_ok=True),
+        lambda: open("nowhere/file.txt", "w").close(),
+        lambda: os.rmdir("nothing"),
+        lambda: tempfile.TemporaryFile(dir=".").close(),
+        lambda: os.symlink("mine.txt", "nowhere/link"),
+    ]
+    ended = []
+    for act in acts:
+        try:
+            act()
+            ended.append("done")
+        except OSError as error:
+            ended.append(type(error).__name__)
+    return ended
+
+
+def test_what_python_cannot_do_fails_as_it_does_without_a_watch(work):
+    usual = in_watched_fork(work.parent / "run", work, lambda _: os.chdir(work) or str(fails_by_itself()))
+    missing = "FileNotFoundError"
+    assert usual == str([missing, "done", missing, missing, "done", missing])
+    assert os.listdir(work) == []
+
+
 def changes_everything():
     """Create, change, rename and remove files, and read them back."""
     Path("mine.txt").write_text("new")

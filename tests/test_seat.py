@@ -14,7 +14,7 @@ from autotune.runtime.executor import TrialFailed
 from autotune.stats.intervals import Spread
 from autotune.tuning.events import Notice, TrialEnded
 from autotune.tuning.run import Interrupted, TimeIsUp
-from autotune.tuning.seat import SameInForce
+from autotune.tuning.seat import SameInForce, Seat
 
 OTHER = BASELINE.replace(prefetch=2)
 TWICE = faster_by(jit_compile=2.0)
@@ -82,6 +82,15 @@ def test_a_baseline_that_never_trains_in_a_fork_starts_once_more_in_a_fresh_inte
     (notice,) = [each.text for each in watcher.of(Notice)]
     assert "does not train in a fork" in notice
     assert "stuck" in notice
+
+
+def test_a_later_seats_baseline_that_fails_changes_nothing_for_the_others(tmp_path):
+    trials = simulated_trials()
+    searching = Searching(tmp_path, trials)
+    trials.failure = lambda each: TrialFailed(Outcome.CRASHED, "stuck")
+    with pytest.raises(NoStableConfigurationError):
+        Seat(searching.run, searching.deadline, name="other").start_baseline(60.0)
+    assert trials.isolation == "template"
 
 
 @pytest.mark.parametrize(("outcome", "error"), [(Outcome.TIMEOUT, BudgetError), (Outcome.ERROR, WorkloadError)])

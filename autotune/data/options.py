@@ -166,7 +166,9 @@ class Options:
             if wanted := _mismatch(name, getattr(self, name)):
                 raise ArgumentError(f"{name} is {getattr(self, name)!r}", hint=f"It {wanted}.")
         if self.seats is not None and self.executor == "local":
-            raise ArgumentError("seats is for the Ray executor", hint="On this machine seats are GPUs: use --devices.")
+            raise ArgumentError(
+                "seats is for the Ray executor", hint="Leave it out; --devices makes seats of the GPUs of this machine."
+            )
         if self.executor == "local" and self.seat_devices > 1 and self.devices is None:
             raise ArgumentError("seat_devices was given without devices", hint="Name them, too, such as --devices all.")
         if self.executor == "ray" and self.devices is not None:

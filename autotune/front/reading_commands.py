@@ -46,14 +46,17 @@ def show(
     from autotune.front.console import note, say
     from autotune.front.defaults import run_or_newest
     from autotune.front.tables import show_folder, show_history
-    from autotune.recipe.recipe import read_recipes, select_nearest
+    from autotune.recipe.recipe import holds_recipes, read_recipes, select_nearest
 
-    if json and diff is not None:
-        raise ArgumentError("--json and --diff were both given", hint="Give one of them.")
+    for option, is_given in {"--json": json, "--csv": csv is not None, "--parquet": parquet is not None}.items():
+        if is_given and diff is not None:
+            raise ArgumentError(f"{option} and --diff were both given", hint="Give one of them.")
     path, *others = runs or [run_or_newest(None)]
     path = follow_latest(path)
     is_run = os.path.lexists(path / "run.json")
-    holds_runs = os.path.isdir(path) and not any(path.glob("*.json"))  # Path.is_dir raises on a name that is too long
+    holds_runs = os.path.isdir(path) and not is_run and not holds_recipes(path)
+    if diff is not None and (others or holds_runs):
+        raise ArgumentError("--diff is for a single recipe", hint="Give one run or recipe.")
     if others or holds_runs or csv is not None or parquet is not None:
         from autotune.report.history import load_history
 
@@ -175,7 +178,7 @@ def compare(runs: Runs = None, /, *, csv: Path | None = None, parquet: Path | No
 def knobs(
     *,
     space: str | None = None,
-    batch_size: int = 32,
+    batch_size: int | None = None,
     examples: int | None = None,
     device: Literal["cpu", "gpu"] | None = None,
     cores: int | None = None,
@@ -185,7 +188,7 @@ def knobs(
 
     Args:
         space: A TOML file, or the name of a shipped search space: check it, and show its knobs and their values.
-        batch_size: With --space, the baseline's batch size.
+        batch_size: With --space, the baseline's batch size; 32 when left out.
         examples: With --space, examples per epoch; unknown when left out.
         device: With --space, what the training would run on; a GPU if NVIDIA's driver shows one, when left out.
         cores: With --space, processor cores; this machine's when left out.
@@ -194,8 +197,13 @@ def knobs(
     from autotune.front.tables import show_knobs
     from autotune.space.knobs import KNOBS
 
+    only_with_space = {"--batch-size": batch_size, "--examples": examples, "--device": device, "--cores": cores}
+    if space is None and (given := [name for name, value in only_with_space.items() if value is not None]):
+        raise ArgumentError(f"{given[0]} was given without --space", hint="Name a search space, such as --space quick.")
+    if space is not None and json:
+        raise ArgumentError("--space and --json were both given", hint="Give one of them.")
     if space is not None:
-        _show_space(space, batch_size, examples, device, cores)
+        _show_space(space, 32 if batch_size is None else batch_size, examples, device, cores)
     elif json:
         print_json("knobs", knobs=list(KNOBS.values()))
     else:

@@ -45,7 +45,9 @@ def lock_devices(
             lock = filelock.FileLock(path.with_suffix(".lock"))
             holder = path.with_suffix(".txt")  # not in the lock file, which filelock may truncate
             if not _try_to_lock(lock):
-                other = holder.read_text(encoding="utf-8", errors="replace") if holder.is_file() else "just started"
+                other = "just started"
+                with contextlib.suppress(OSError):
+                    other = holder.read_text(encoding="utf-8", errors="replace")
                 if other not in named:
                     then = "this one starts once that has ended" if wait else f"{DISTURBS}{advice}"
                     say(f"another autotune run is using {device} ({one_line(other)}): {then}")
@@ -55,6 +57,7 @@ def lock_devices(
                 lock.acquire(poll_interval=LOOK_SECONDS)
             if lock.is_locked:
                 locks.callback(lock.release)
+                locks.callback(holder.unlink, missing_ok=True)
                 with contextlib.suppress(OSError):  # a full disk
                     holder.write_text(own, encoding="utf-8", errors="replace")
         yield time.monotonic() - began if wait else 0.0

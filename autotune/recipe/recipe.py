@@ -557,6 +557,14 @@ def _find_nearest(source: RecipeSource, here: Machine) -> Selection:
     return Selection(path, recipe, fits, text=one_line(text, longest=LONGEST_MESSAGE))
 
 
+def holds_recipes(path: Path) -> bool:
+    """Return whether a path is a recipe file, or a folder of recipes: it has no run at any depth."""
+    if not os.path.isdir(path):
+        return os.path.isfile(path)  # Path.is_file raises on a name that is too long
+    is_run = os.path.lexists(path / "run.json")
+    return not is_run and any(path.glob("*.json")) and not any(path.rglob("run.json"))
+
+
 def _read_recipe(path: Path) -> Recipe:
     """Read the recipe of a file. Raises `RecipeError`."""
     try:
@@ -577,7 +585,7 @@ def _read_in_folder(path: Path) -> Recipe:
     try:
         return _read_recipe(path)
     except RecipeError as error:
-        raise RecipeError(error.message, hint=f"{error.hint} Or move it out of {path.parent}.") from error
+        raise RecipeError(error.message, hint=f"Move it out of {path.parent}, or put a recipe in its place.") from error
 
 
 def _drop_older(found: list[RecipeFile]) -> tuple[tuple[RecipeFile, ...], tuple[str, ...]]:

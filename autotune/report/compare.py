@@ -14,7 +14,7 @@ from autotune.data.models import KnobValue
 from autotune.data.printable import one_line
 from autotune.data.run_directory import RunDirectory
 from autotune.data.runs_on_disk import Paths, find_runs
-from autotune.recipe.recipe import Recipe, read_recipes
+from autotune.recipe.recipe import Recipe, holds_recipes, read_recipes
 from autotune.report.history import FLOAT, INTEGER, STRING, table, typed
 from autotune.space.configuration import Configuration
 
@@ -47,29 +47,22 @@ def compare(*runs: Paths) -> pd.DataFrame:
 
     Returns:
         A row for each run, in the order of the arguments, those found below one by path; then a row for each recipe
-        file. `claim` is the speed-up over the run's own baseline, with its interval `low` to `high`; `throughput` is
-        the recommended configuration's, in samples per second; `limited_by` is the baseline's bottleneck. `recommended`
-        is told by its changes to the run's baseline. `differs` says why a row's speeds may not be compared with the
-        first row's; it is empty where they may. What a run without a recipe lacks is NA.
+        file; of a folder of recipes, the newest of each kind of machine. `claim` is the speed-up over the run's own
+        baseline, with its interval `low` to `high`; `throughput` is the recommended configuration's, in samples per
+        second; `limited_by` is the baseline's bottleneck. `recommended` is told by its changes to the run's baseline.
+        `differs` says why a row's speeds may not be compared with the first row's; it is empty where they may. What a
+        run without a recipe lacks is NA.
 
     Raises:
         RunDirectoryError: Nothing was given, no run was found at a path, or a file there is damaged.
         RecipeError: A recipe cannot be read.
     """
     paths = [Path(path) for given in runs for path in ([given] if isinstance(given, str | os.PathLike) else given)]
-    of_recipes = [path for path in paths if _holds_recipes(path)]
+    of_recipes = [path for path in paths if holds_recipes(path)]
     of_runs = [path for path in paths if path not in of_recipes]
     found = [_read_run(directory) for directory in (find_runs(of_runs) if of_runs or not of_recipes else ())]
     found += [_of_recipe(recipe, recipe.created_by.run) for path in of_recipes for recipe in read_recipes(path).recipes]
     return table([other.row | {"differs": _differences(found[0], other)} for other in found], COLUMNS)
-
-
-def _holds_recipes(path: Path) -> bool:
-    """Return whether a path is a recipe file, or a folder of recipes: it has no run at any depth."""
-    if not os.path.isdir(path):
-        return os.path.isfile(path)  # Path.is_file raises on a name that is too long
-    is_run = os.path.lexists(path / "run.json")
-    return not is_run and any(path.glob("*.json")) and not any(path.rglob("run.json"))
 
 
 def _read_run(directory: RunDirectory) -> _Compared:

@@ -201,8 +201,8 @@ class Executor(abc.ABC):
         """Return whether trials of both are forks of different templates; fresh interpreters have none."""
         return self.isolation == "template" and environment(first) != environment(second)
 
-    def use_fresh_interpreters(self, seat: str) -> None:
-        """Import the workload afresh in each trial from now on; this seat has the baseline. Raises `SeatLost`."""
+    def use_fresh_interpreters(self) -> None:
+        """Import the workload afresh in each trial from now on. Call it before any trial runs. Raises `SeatLost`."""
         self.isolation = "spawn"
 
     def refresh(self) -> None:  # noqa: B027  # seats on one host neither come nor go

@@ -120,10 +120,10 @@ class LocalExecutor(Executor):
         self.started_by_import = ready.started
         self.facts = ready.workload
         if self._wanted == "spawn" or ready.started is not None:
-            self.use_fresh_interpreters(self.seats[0])
+            self.use_fresh_interpreters()
         return self.facts
 
-    def use_fresh_interpreters(self, seat: str) -> None:
+    def use_fresh_interpreters(self) -> None:
         """See `executor.Executor`."""
         self.close()
         self.isolation = "spawn"

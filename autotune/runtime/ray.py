@@ -290,9 +290,11 @@ class RayExecutor(Executor):
         self.isolation, self.started_by_import = opened.isolation, opened.started_by_import
         self.seats = (*(name for name in self.seats if name != seat.name), seat.name)
 
-    def use_fresh_interpreters(self, seat: str) -> None:
+    def use_fresh_interpreters(self) -> None:
         """See `executor.Executor`: other actors take the seats' places."""
         self._settings = self._settings._replace(isolation="spawn")
+        while self._coming:  # they have the settings of before; `refresh` asks for others
+            self._coming.pop().kill()
         for name in self.seats:
             self.restart(name)
 

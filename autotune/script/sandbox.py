@@ -36,7 +36,7 @@ _TRACKERS = frozenset({"wandb", "mlflow", "neptune", "comet_ml", "clearml", "dvc
 _RESULT_CALLBACKS = frozenset({"ModelCheckpoint", "CSVLogger"})
 _OTHER_WRITING_CALLBACKS = frozenset({"BackupAndRestore", "TensorBoard", "RemoteMonitor"})
 _WRITE_FLAGS = os.O_WRONLY | os.O_RDWR | os.O_TRUNC | os.O_CREAT
-_READING_CALLS = ("stat", "lstat", "access", "listdir", "scandir", "readlink", "rmdir")
+_READING_CALLS = ("stat", "lstat", "access", "chdir", "listdir", "scandir", "readlink", "rmdir")
 _CHANGING_CALLS = ("mkdir", "chmod", "utime", "truncate", "setxattr", "removexattr")
 _CHANGE_EVENTS: dict[str, tuple[tuple[int, int | None], ...]] = {
     **dict.fromkeys(("open", "os.truncate", "os.setxattr", "os.removexattr"), ((0, None),)),
@@ -48,6 +48,7 @@ _CHANGE_EVENTS: dict[str, tuple[tuple[int, int | None], ...]] = {
     "os.symlink": ((1, 2),),
 }
 """Python's audit events that change files: the index of the path, and the index of its `dir_fd`."""
+_REMOVING = frozenset({"os.remove", "os.rmdir"})
 _PROGRAM_EVENTS = {"subprocess.Popen": 1, "os.system": 0, "os.posix_spawn": 1, "os.exec": 1}
 """Audit events that start a program, and the index of its command."""
 _READING_PROGRAMS = frozenset(
@@ -180,7 +181,7 @@ class WriteWatch:
         folders = [self._temporary, "/dev", "/proc", "/sys", sys.prefix, sys.base_prefix, str(folder.parent)]
         folders += [os.path.expanduser(f"~/{name}") for name in (".cache", ".config", ".keras", ".local")]
         here = os.getcwd()
-        folders = [path for path in folders if not here.startswith(path.rstrip(os.sep))]
+        folders = [path for path in folders if not os.path.join(here, "").startswith(os.path.join(path, ""))]
         self._unwatched = tuple(os.path.join(path, "") for path in (*folders, str(folder)))
         self._own: dict[str, str] = {}  # paths in `folder`, which need not exist, by the path that the script names
         self._refused = False
@@ -294,8 +295,12 @@ class WriteWatch:
                 path = arguments[index]
                 if path is None or (event == "open" and isinstance(path, int)):
                     continue
-                directory = arguments[descriptor] if descriptor is not None else -1
-                self._check("overwrite" if event == "open" else "change", _full_path(path, directory))
+                full = _full_path(path, arguments[descriptor] if descriptor is not None else -1)
+                # What Python cannot do either fails by itself: a missing folder, a missing file that is removed, and
+                # the folder of an unnamed temporary file, which opens it.
+                fails = not os.path.isdir(os.path.dirname(full)) or (event in _REMOVING and not os.path.lexists(full))
+                if not (fails or (event == "open" and os.path.isdir(full))):
+                    self._check("overwrite" if event == "open" else "change", full)
 
     def _check(self, verb: str, full: str) -> None:
         if self._is_watched(full):
@@ -362,6 +367,8 @@ def _only_reads(command: Any) -> bool:
         words = [os.fsdecode(word) for word in command]
     if words[:2] == ["/bin/sh", "-c"]:
         return len(words) == 3 and _only_reads(words[2])
+    if any(word.startswith("--output") for word in words):
+        return False
     name = os.path.basename(words[0]) if words else ""
     return name in _READING_PROGRAMS or (name == "git" and words[1:2] != [] and words[1] in _READING_GIT)
 

@@ -73,7 +73,7 @@ def read_earlier(directory: RunDirectory) -> Earlier:
     if any(record.own_slices and not record.processes for record in usable.values()):
         raise RunDirectoryError(
             f"{directory.path} was begun by another version of autotune, whose records have another format",
-            hint="Start a new run. history, show and compare still read this one.",
+            hint="Start a new run. show and compare still read this one.",
         )
     return Earlier(
         run=run,

@@ -192,12 +192,12 @@ class Seat:
         run, trial = self._run, self.baseline.trial
         has_trained = bool(trial.slices or trial.processes)
         has_time = self._deadline.left() > 0 and not (hurried and failure.outcome is Outcome.TIMEOUT)
-        may_be_the_fork = failure.outcome in (Outcome.TIMEOUT, Outcome.CRASHED) and not has_trained
+        may_be_the_fork = failure.outcome in (Outcome.TIMEOUT, Outcome.CRASHED) and not has_trained and run.data is None
         if run.executor.isolation == "spawn" or not may_be_the_fork or not has_time:
             return False
         text = f"the baseline does not train in a fork ({failure.reason}); it starts once more in a fresh interpreter"
         run.observe(Notice(text=text))
-        run.executor.use_fresh_interpreters(self.name)
+        run.executor.use_fresh_interpreters()
         self.baseline.start_timeout = min(self.baseline.start_timeout, self._deadline.left())
         return True
 
@@ -234,7 +234,9 @@ class Seat:
         shared = sum(executor.place(name).host == host for name in executor.seats) > 1
         usual = [own.rate_of(measured) for measured in own.slices[self._before :][:BASELINE_SLICES]]
         beside = [own.rate_of(pair.baseline) for pair in trial.pairs if not pair.disturbed]
-        if not shared or self._told_contention or not usual or not beside:
+        others = sum(record.phase is Phase.BASELINE for record in self._run.records.values()) > 1
+        is_first = executor.seats[:1] == (self.name,)  # the others' baselines have never been alone
+        if not (shared and others and is_first and usual and beside) or self._told_contention:
             return
         if (cost := 1 - statistics.median(beside) / statistics.median(usual)) >= MUCH_CONTENTION:
             self._told_contention = True

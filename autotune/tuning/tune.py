@@ -21,6 +21,7 @@ from autotune.machine.fingerprint import fingerprint, require_linux
 from autotune.machine.gpu import visible_gpus
 from autotune.recipe.compiled import keep_compiled
 from autotune.recipe.recipe import Recipe, read_recipes
+from autotune.runtime.executor import Isolation
 from autotune.runtime.local import LocalExecutor
 from autotune.runtime.places import group_gpus, restrict_to_seat
 from autotune.runtime.ray import RayExecutor
@@ -169,7 +170,13 @@ def run_tuning(request: Request, observe: Observer, *, wait: bool = False) -> Re
         with (
             prepare_script(request.reference, directory, options) as reference,
             _executor(
-                reference, directory, options, places, say=say, left=lambda: options.budget - clock()
+                reference,
+                directory,
+                options,
+                places,
+                isolation="template" if earlier is None else earlier.run.isolation,
+                say=say,
+                left=lambda: options.budget - clock(),
             ) as processes,
         ):
             invocation = Invocation(
@@ -224,6 +231,7 @@ def _executor(
     options: Options,
     places: Sequence[Place],
     *,
+    isolation: Isolation,
     say: Callable[[str], None],
     left: Callable[[], float],
 ) -> LocalExecutor | RayExecutor:
@@ -231,6 +239,7 @@ def _executor(
     if options.executor == "ray":
         return RayExecutor(
             reference,
+            isolation=isolation,
             profile=options.profile,
             address=options.ray_address,
             seat_devices=options.seat_devices,
@@ -240,7 +249,12 @@ def _executor(
             left=left,
         )
     return LocalExecutor(
-        reference, logs=directory.log_directory, profile=options.profile, places=places, import_seconds=left()
+        reference,
+        logs=directory.log_directory,
+        isolation=isolation,
+        profile=options.profile,
+        places=places,
+        import_seconds=left(),
     )
 
 
