@@ -168,9 +168,10 @@ class SideEffects:
 
 
 class WriteWatch:
-    """Redirects what this process opens for writing, renames or removes by Python to files in `folder`.
+    """Redirects what this process writes to existing files, renames or removes by Python to files in `folder`.
 
-    `refuse` takes the error of a change that cannot be redirected. It need not return.
+    What the script creates is where it puts it, so that TensorFlow's readers and other programs find it. `refuse` takes
+    the error of a change that cannot be redirected. It need not return.
     """
 
     def __init__(
@@ -183,6 +184,7 @@ class WriteWatch:
         here = os.getcwd()
         folders = [path for path in folders if not os.path.join(here, "").startswith(os.path.join(path, ""))]
         self._unwatched = tuple(os.path.join(path, "") for path in (*folders, str(folder)))
+        self._new: set[str] = set()  # files and directories that this process has created
         self._own: dict[str, str] = {}  # paths in `folder`, which need not exist, by the path that the script names
         self._refused = False
 
@@ -218,8 +220,10 @@ class WriteWatch:
         return full
 
     def _changed(self, full: str, *, empty: bool = False) -> str:
-        """Return the path where a file is written; the first time, copy the file there."""
+        """Return the path where a file is written: a new one in its place, else a copy, made the first time."""
         shown = self._shown(full)
+        if shown == full and not os.path.lexists(full):
+            self._new.add(full)
         is_directory = os.path.isdir(shown)
         if shown != full or is_directory or not self._is_watched(full) or not os.path.isdir(os.path.dirname(full)):
             return shown  # the hook refuses to change a directory
@@ -237,6 +241,8 @@ class WriteWatch:
 
     def _is_watched(self, full: str) -> bool:
         """Return whether a file may be the user's; in the temporary directory, one from before the run."""
+        if any(path in self._new for path in (full, *map(str, Path(full).parents))):
+            return False
         if full.startswith(self._temporary) and self._temporary in self._unwatched:
             return _is_older(full, self._since)
         return not os.path.join(full, "").startswith(self._unwatched) and f"{os.sep}__pycache__{os.sep}" not in full
@@ -271,13 +277,22 @@ class WriteWatch:
             usual(src, dst, **descriptors)
             return
         source, target = (os.path.abspath(os.fsdecode(path)) for path in (src, dst))
+        if (
+            source in self._new
+            and self._shown(target) == target
+            and (target in self._new or not os.path.lexists(target))
+        ):
+            usual(source, target)
+            self._new.update(path.replace(source, target, 1) for path in list(self._new) if _is_at(path, source))
+            return
         usual(self._changed(source), self._changed(target, empty=True))
 
     def _connect(self, usual: Callable[..., Any], database: Any, *rest: Any, **named: Any) -> Any:
         """Connect to an SQLite database: a new one is this process's own, one that exists is refused by the hook."""
         full = _database_path(database)
-        if full is not None and (self._shown(full) != full or not os.path.isfile(full)):
+        if full is not None and (self._shown(full) != full or not os.path.lexists(full)):
             database = self._changed(full)
+            self._new.add(f"{full}-journal")
         return usual(database, *rest, **named)
 
     # ------------------------------------------------------------------------------------------ refused
@@ -298,7 +313,12 @@ class WriteWatch:
                 full = _full_path(path, arguments[descriptor] if descriptor is not None else -1)
                 # What Python cannot do either fails by itself: a missing folder, a missing file that is removed, and
                 # the folder of an unnamed temporary file, which opens it.
-                fails = not os.path.isdir(os.path.dirname(full)) or (event in _REMOVING and not os.path.lexists(full))
+                creates = event in ("open", "os.link", "os.symlink", "os.mkdir") and not os.path.lexists(full)
+                fails = (
+                    creates
+                    or not os.path.isdir(os.path.dirname(full))
+                    or (event in _REMOVING and not os.path.lexists(full))
+                )
                 if not (fails or (event == "open" and os.path.isdir(full))):
                     self._check("overwrite" if event == "open" else "change", full)
 
@@ -371,6 +391,11 @@ def _only_reads(command: Any) -> bool:
         return False
     name = os.path.basename(words[0]) if words else ""
     return name in _READING_PROGRAMS or (name == "git" and words[1:2] != [] and words[1] in _READING_GIT)
+
+
+def _is_at(path: str, folder: str) -> bool:
+    """Return whether a path is a folder or below it."""
+    return path == folder or path.startswith(folder + os.sep)
 
 
 def _is_older(path: str, than: float) -> bool:
