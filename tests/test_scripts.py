@@ -535,6 +535,26 @@ def test_what_is_appended_to_a_file_that_exists_follows_what_it_holds(work):
     assert log.read_text() == "old"
 
 
+def recreates_its_output(_):
+    """Write a database, and a directory and a link anew; return what is there."""
+    with contextlib.closing(sqlite3.connect("new.db")) as database:
+        database.execute("create table if not exists a (b)")
+    if os.path.exists("out"):
+        shutil.rmtree("out")
+    os.mkdir("out")
+    Path("out/a.txt").write_text("a")
+    if os.path.lexists("latest"):
+        os.remove("latest")
+    os.symlink("out", "latest")
+    return sorted(os.listdir("."))
+
+
+def test_what_a_trial_has_created_is_no_file_of_the_users_to_the_next_one(work):
+    for _ in range(2):
+        answer = in_watched_fork(work.parent / "run", work, recreates_its_output)
+        assert answer == str(["latest", "new.db", "out"]), answer
+
+
 def fails_by_itself():
     """Try what Python cannot do, and what opens a folder; return how each ended."""
     acts = [

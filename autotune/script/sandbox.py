@@ -49,6 +49,7 @@ _CHANGE_EVENTS: dict[str, tuple[tuple[int, int | None], ...]] = {
 }
 """Python's audit events that change files: the index of the path, and the index of its `dir_fd`."""
 _REMOVING = frozenset({"os.remove", "os.rmdir"})
+_CREATING = frozenset({"open", "os.link", "os.symlink"})
 _PROGRAM_EVENTS = {"subprocess.Popen": 1, "os.system": 0, "os.posix_spawn": 1, "os.exec": 1}
 """Audit events that start a program, and the index of its command."""
 _READING_PROGRAMS = frozenset(
@@ -70,6 +71,7 @@ _READING_PROGRAMS = frozenset(
 )
 _READING_GIT = frozenset({"describe", "log", "rev-parse", "status"})
 _SHELL_CHARACTERS = frozenset("<>|&;`$()\n\\'\"")
+CREATED = "created"  # the list of what trials have created, in their folder
 _ALLOW = "Write to another file, or pass --allow-writes to let every trial write to it."
 _ALLOW_PROGRAM = "Skip it while tuning, or pass --allow-writes to let every trial run it."
 
@@ -184,7 +186,11 @@ class WriteWatch:
         here = os.getcwd()
         folders = [path for path in folders if not os.path.join(here, "").startswith(os.path.join(path, ""))]
         self._unwatched = tuple(os.path.join(path, "") for path in (*folders, str(folder)))
-        self._new: set[str] = set()  # files and directories that this process has created
+        self._new: set[str] = (
+            set()
+        )  # files and directories that this run's trials have created, by the list in `folder`
+        with contextlib.suppress(OSError):
+            self._new.update((folder / CREATED).read_text(encoding="utf-8").split("\0"))
         self._own: dict[str, str] = {}  # paths in `folder`, which need not exist, by the path that the script names
         self._refused = False
 
@@ -222,8 +228,8 @@ class WriteWatch:
     def _changed(self, full: str, *, empty: bool = False) -> str:
         """Return the path where a file is written: a new one in its place, else a copy, made the first time."""
         shown = self._shown(full)
-        if shown == full and not os.path.lexists(full):
-            self._new.add(full)
+        if shown == full and not os.path.lexists(full) and self._is_watched(full):
+            self._create(full)
         is_directory = os.path.isdir(shown)
         if shown != full or is_directory or not self._is_watched(full) or not os.path.isdir(os.path.dirname(full)):
             return shown  # the hook refuses to change a directory
@@ -234,6 +240,13 @@ class WriteWatch:
                 shutil.copy2(full, own)
         self._own[full] = own
         return own
+
+    def _create(self, full: str) -> None:
+        """Note a file that is about to be created, also for the trials that come after this one."""
+        self._new.add(full)
+        os.makedirs(self._folder, exist_ok=True)
+        with contextlib.suppress(OSError), (self._folder / CREATED).open("a", encoding="utf-8") as stream:
+            stream.write(f"{full}\0")
 
     def _new_path(self) -> str:
         os.makedirs(self._folder, exist_ok=True)
@@ -283,7 +296,8 @@ class WriteWatch:
             and (target in self._new or not os.path.lexists(target))
         ):
             usual(source, target)
-            self._new.update(path.replace(source, target, 1) for path in list(self._new) if _is_at(path, source))
+            for path in [path for path in self._new if path == source or path.startswith(source + os.sep)]:
+                self._create(path.replace(source, target, 1))
             return
         usual(self._changed(source), self._changed(target, empty=True))
 
@@ -292,7 +306,7 @@ class WriteWatch:
         full = _database_path(database)
         if full is not None and (self._shown(full) != full or not os.path.lexists(full)):
             database = self._changed(full)
-            self._new.add(f"{full}-journal")
+            self._create(f"{full}-journal")
         return usual(database, *rest, **named)
 
     # ------------------------------------------------------------------------------------------ refused
@@ -311,16 +325,16 @@ class WriteWatch:
                 if path is None or (event == "open" and isinstance(path, int)):
                     continue
                 full = _full_path(path, arguments[descriptor] if descriptor is not None else -1)
-                # What Python cannot do either fails by itself: a missing folder, a missing file that is removed, and
-                # the folder of an unnamed temporary file, which opens it.
-                creates = event in ("open", "os.link", "os.symlink", "os.mkdir") and not os.path.lexists(full)
-                fails = (
-                    creates
-                    or not os.path.isdir(os.path.dirname(full))
-                    or (event in _REMOVING and not os.path.lexists(full))
-                )
-                if not (fails or (event == "open" and os.path.isdir(full))):
-                    self._check("overwrite" if event == "open" else "change", full)
+                there = os.path.lexists(full)
+                if not os.path.isdir(os.path.dirname(full)) or (event in _REMOVING and not there):
+                    continue  # it fails by itself
+                if event == "open" and os.path.isdir(full):
+                    continue  # for an unnamed temporary file in it
+                if not there and event in _CREATING:
+                    if self._is_watched(full):
+                        self._create(full)
+                    continue
+                self._check("overwrite" if event == "open" else "change", full)
 
     def _check(self, verb: str, full: str) -> None:
         if self._is_watched(full):
@@ -391,11 +405,6 @@ def _only_reads(command: Any) -> bool:
         return False
     name = os.path.basename(words[0]) if words else ""
     return name in _READING_PROGRAMS or (name == "git" and words[1:2] != [] and words[1] in _READING_GIT)
-
-
-def _is_at(path: str, folder: str) -> bool:
-    """Return whether a path is a folder or below it."""
-    return path == folder or path.startswith(folder + os.sep)
 
 
 def _is_older(path: str, than: float) -> bool:
