@@ -585,7 +585,7 @@ def _read_in_folder(path: Path) -> Recipe:
     try:
         return _read_recipe(path)
     except RecipeError as error:
-        raise RecipeError(error.message, hint=f"Move it out of {path.parent}, or put a recipe in its place.") from error
+        raise RecipeError(error.message, hint=f"Move it out of {path.parent}, or mend it: {error.hint}") from error
 
 
 def _drop_older(found: list[RecipeFile]) -> tuple[tuple[RecipeFile, ...], tuple[str, ...]]:
