@@ -299,7 +299,7 @@ def test_no_gain_says_what_is_excluded_and_to_keep_what_there_is(recipes):
     exhausted = "nothing tried can be more than 10% faster (1 candidate tried, the search space is exhausted)"
     assert exhausted in shown(recipe, excluded_gain=0.1, ended_by=EndedBy.EXHAUSTED)
     assert "no candidate could be measured (1 candidate tried" in shown(recipe, excluded_gain=None)
-    assert "Best candidate: batch_size=128: ×" in text
+    assert "Best candidate" not in text
     assert "Training code that trains like it needs no change." in text
     assert "NumPy arrays passed to fit, or a tf.distribute strategy" in text
     assert "Recipe.load" not in text

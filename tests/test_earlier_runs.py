@@ -22,7 +22,7 @@ from simulated_runs import (
 )
 from test_folders import a_recipe
 from test_kind import H200, a_machine
-from test_same_workload import a_script, a_workload
+from test_same_workload import RENAMED, a_script, a_workload
 
 from autotune.data.facts import Gpu
 from autotune.data.figures import Interval
@@ -121,6 +121,22 @@ def test_a_leader_has_led_over_the_most_candidates_of_any_run_that_it_won(tmp_pa
     before = EarlierLeader(run="zero", changes={"jit_compile": True}, led_over=9)
     write("three", {FAST: 1.5}, confirmed=[FAST], leaders=(before,))
     assert found_in(tmp_path)[0] == ("three", {"jit_compile": True}, 9)
+
+
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [
+        ({"reference": "other.py", "name": "other", "fingerprint": "sha256:01"}, False),
+        ({"reference": "two/train.py", "fingerprint": "sha256:01"}, False),
+        ({"fingerprint": "sha256:01"}, True),
+        ({"reference": "./train.py", "fingerprint": "sha256:01"}, True),
+        ({"reference": "experiment.py", "name": "experiment", "script": RENAMED}, True),
+    ],
+    ids=["another script", "the same name elsewhere", "edited", "by another path", "renamed"],
+)
+def test_another_script_of_the_same_shapes_has_no_leaders_here(tmp_path, write, changes, found):
+    write("train/one", {FAST: 1.5}, confirmed=[FAST])
+    assert bool(found_in(tmp_path, workload=a_workload(**{"script": a_script(), **changes}))) is found
 
 
 @pytest.mark.parametrize(

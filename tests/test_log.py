@@ -51,6 +51,23 @@ def test_the_tail_keeps_what_stands_between_noise(log):
     assert read_tail(log) == "one\n  two"
 
 
+@pytest.mark.parametrize(
+    "states",
+    [
+        [
+            "\x1b[1m 1/20\x1b[0m \x1b[37m━━━━━━━━\x1b[0m \x1b[1m2s\x1b[0m 120ms/step - loss: 1.2",
+            " 20/20 ━━━━━━━━ 1s 3ms/step",
+        ],
+        ["\r 1/20 [>......] - ETA: 1s - loss: 1.2", "\r20/20 [=======] - 1s 3ms/step"],
+        ["\r  5%|▌         | 1/20 [00:01<00:19]", "\rEpoch 1: 100%|██████████| 20/20 [00:20<00:00]"],
+    ],
+    ids=["Keras 3", "Keras 2", "tqdm"],
+)
+def test_of_a_progress_bar_the_last_state_is_kept(log, states):
+    log.write_text("\n".join(["Epoch 1/1", *states[:1] * 50, states[1], "3/4 of the data are used"]))
+    assert read_tail(log).splitlines() == ["Epoch 1/1", states[1].strip("\r"), "3/4 of the data are used"]
+
+
 def test_noise_at_the_end_does_not_push_the_reason_out(log):
     log.write_text("the reason\n" + "\n".join(NOISE * 5))
     assert read_tail(log) == "the reason"

@@ -127,6 +127,12 @@ def test_a_run_directory_does_not_allow_writes():
     assert begun.resumed_with({"allow_writes": True}) == begun
 
 
+def test_the_command_that_resumes_has_the_scripts_arguments():
+    begun = Options(budget=60.0, args=("--epochs", "3"))
+    assert begun.to_repeat == ["--", "--epochs", "3"]
+    assert begun.resumed_with({"args": begun.args}) == begun.resumed_with({"args": None}) == begun
+
+
 SECRET = ("--token=hunter22", "--epochs", "3")
 
 

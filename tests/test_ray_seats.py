@@ -465,6 +465,8 @@ def test_a_run_with_ray_upload_has_ray_copy_the_working_directory(tmp_path, monk
         trials.open()
         assert asked["directory"] == str(tmp_path)
         assert trials._settings.uploaded
+        trials.use_fresh_interpreters()
+        assert trials._settings.isolation == "spawn", "also of seats that open later"
 
 
 def test_what_an_actors_trial_has_written_is_handed_over_up_to_a_limit(actor_with, monkeypatch):

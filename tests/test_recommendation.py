@@ -11,11 +11,12 @@ from autotune.data.record import Outcome, Phase
 from autotune.recipe.recipe import Recipe
 from autotune.runtime.executor import TrialFailed
 from autotune.stats.deciding import EndedBy, Verdict
+from autotune.stats.intervals import Spread
 from autotune.stats.stability import DEVICE_MEMORY, check_falling_loss, check_finite_loss, check_peak_memory
 from autotune.tuning import tune
 from autotune.tuning.events import PairMeasured, TrialBegan, TrialEnded, silent
 from autotune.tuning.recommend import break_even, recommend
-from autotune.tuning.state import EXCLUDED_GAIN
+from autotune.tuning.state import EXCLUDED_GAIN, Candidate
 
 ONE_CANDIDATE = """
 schema_version = 1
@@ -144,15 +145,49 @@ def test_excluded_gains_are_told_where_nothing_is_faster(tmp_path):
     assert 0 < evidence.excluded_gain < EXCLUDED_GAIN
     assert evidence.candidates == 1
     assert evidence.ended_by is EndedBy.EXHAUSTED
-    assert recipe.candidate.configuration == dict(FAST)
     assert evidence.go_on_seconds is None
     assert evidence.stability.not_checked == ()
     assert evidence.break_even_samples == 0
     assert recipe.learning_rate_rule is None
 
 
+@pytest.mark.parametrize(("speed", "named"), [(0.4, False), (1.0, False), (1.06, True)])
+def test_only_what_looks_faster_is_a_best_candidate(tmp_path, speed, named):
+    trials = simulated_trials(faster_by(batch_size=speed), noise=0.001)
+    recipe, _ = quick_tune(trials, tmp_path, space=ONE_CANDIDATE, min_gain=0.2)
+    assert recipe.evidence.verdict is Verdict.NO_SIGNIFICANT_GAIN
+    assert (recipe.candidate is not None) is named
+
+
+def test_a_knob_tried_only_beside_slow_changes_is_not_excluded(ended):
+    """By itself, or in something that is not slow, a change shows what it gives."""
+
+    def tried(ratio, **changes):
+        return Candidate(number=1, configuration=BASELINE.replace(**changes), ratio=ratio, pairs=8)
+
+    slow = tried(-0.5, jit_compile=True, prefetch=2)
+    fair = tried(-0.04, prefetch=2, steps_per_execution=8)
+    alone = tried(-0.5, jit_compile=True)
+    for candidates, named in [
+        ([slow], ["jit_compile", "prefetch"]),
+        ([slow, fair], ["jit_compile"]),
+        ([slow, alone], ["prefetch"]),
+    ]:
+        state = dataclasses.replace(
+            ended.given["found"].state,
+            candidates=tuple(candidates),
+            leaders=(),
+            exhausted=True,
+            spread=Spread(deviation=0.001, degrees=50),
+        )
+        found = dataclasses.replace(ended.given["found"], state=state)
+        evidence = ended.recipe(found=found).evidence
+        assert evidence.verdict is Verdict.NO_SIGNIFICANT_GAIN
+        assert [gap.partition(" by itself")[0] for gap in evidence.stability.not_checked] == named
+
+
 def test_a_candidate_in_doubt_leaves_the_verdict_open(tmp_path):
-    trials = simulated_trials(faster_by(batch_size=1.1), noise=0.2, seed=1)
+    trials = simulated_trials(faster_by(batch_size=1.1), noise=0.2, seed=4)
     recipe = quick_tune(trials, tmp_path, space=ONE_CANDIDATE, budget=60.0)[0]
     evidence = recipe.evidence
     assert evidence.verdict is Verdict.UNDECIDED

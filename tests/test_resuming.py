@@ -599,3 +599,11 @@ def test_the_number_of_an_interrupted_trial_is_not_used_again(tmp_path):
     earlier = read_earlier(directory)
     assert sorted(earlier.records) == [0, 1]
     assert earlier.next_number == 4
+
+
+def test_a_run_that_needs_fresh_interpreters_says_so_to_who_resumes_it(tmp_path):
+    machine = trials()
+    stuck = TrialFailed(Outcome.TIMEOUT, "stuck")
+    machine.failure = lambda each: stuck if machine.isolation == "template" else None
+    stopped = stop_at(tmp_path / "run", 2, on=machine)
+    assert stopped.read_run().isolation == "spawn"

@@ -117,6 +117,14 @@ def test_the_latest_link_is_followed_to_the_run_itself_and_no_other_link_is(tmp_
     assert follow_latest(run) == run
 
 
+def test_a_new_run_beside_the_users_links_asks_for_another_place(tmp_path):
+    (tmp_path / "mine").symlink_to("/etc/hostname")
+    with pytest.raises(RunDirectoryError, match="is a link") as caught, RunDirectory(tmp_path).claim():
+        pass
+    assert caught.value.hint == "Give --out another directory."
+    assert (tmp_path / "mine").is_symlink()
+
+
 def test_no_link_is_made_beside_a_directory_that_the_user_named_or_over_a_file_of_the_users(tmp_path):
     RunDirectory(tmp_path / "mine").link_latest()
     assert list(tmp_path.iterdir()) == []

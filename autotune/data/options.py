@@ -185,12 +185,12 @@ class Options:
 
     @property
     def to_repeat(self) -> list[str]:
-        """The arguments that `--resume` needs again: credentials, and choices that no file may make."""
+        """The words of the command that resumes: the script's arguments, credentials, choices that no file may make."""
         words = ["--allow-writes"] if self.allow_writes else []
         if self.ray_address is not None:
             words += ["--ray-address", self.ray_address]
         recorded = mask_arguments(self.args)
-        return [*words, "--", *recorded] if masked_names(recorded) else words
+        return [*words, "--", *recorded] if recorded else words
 
     def resumed_with(self, given: Mapping[str, object]) -> Options:
         """Return the options with which a run that had these continues. Raises ArgumentError."""

@@ -137,7 +137,7 @@ class RunDirectory:
             raise RunDirectoryError(f"cannot write to {self.path}: its path is not UTF-8", hint=hint)
         with self._refusals(hint, "Give --out a directory you may write to."):
             self.path.mkdir(parents=True, exist_ok=True)
-            self.refuse_links()
+            self.refuse_links(hint)
             if (self.path / "run.json").exists():
                 raise RunDirectoryError(f"{self.path} holds a run already", hint=hint)
             for name in sorted({pattern.partition("/")[0] for pattern in OWN_FILES}):
@@ -194,13 +194,13 @@ class RunDirectory:
             problem = f"cannot write to {self.path}: {error.strerror}"
             raise RunDirectoryError(problem, hint=not_writable) from error
 
-    def refuse_links(self) -> None:
+    def refuse_links(self, hint: str = "Remove it, or put the file itself in its place.") -> None:
         """Raise `RunDirectoryError` where it holds a link, a pipe or a device: it may come from somebody else."""
         if not self._is_self_contained:
-            self._refuse_links_below(self.path)
+            self._refuse_links_below(self.path, hint)
             self._is_self_contained = True
 
-    def _refuse_links_below(self, folder: Path) -> None:
+    def _refuse_links_below(self, folder: Path, hint: str) -> None:
         try:
             entries = list(os.scandir(folder))
         except (FileNotFoundError, NotADirectoryError):
@@ -212,12 +212,11 @@ class RunDirectory:
             if entry.is_dir(follow_symlinks=False):
                 patterns = {self.path: SCRATCH_FOLDERS, self.log_directory: (LAYERS,)}.get(folder, ())
                 if not any(fnmatch(entry.name, pattern) for pattern in patterns):
-                    self._refuse_links_below(Path(entry.path))
+                    self._refuse_links_below(Path(entry.path), hint)
             elif not entry.is_file(follow_symlinks=False) and os.path.lexists(entry.path):
                 kind = "a link" if entry.is_symlink() else "a pipe or a device"
                 raise RunDirectoryError(
-                    f"{entry.path} is {kind}, and a run directory holds only files of its own",
-                    hint="Remove it, or put the file itself in its place.",
+                    f"{entry.path} is {kind}, and a run directory holds only files of its own", hint=hint
                 )
 
     def _remove_leftovers(self) -> None:

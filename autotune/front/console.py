@@ -240,7 +240,7 @@ class Progress:
     def _status(self) -> Table:
         spent = self._clock() - self._began
         best = "none yet"
-        if self._measured:
+        if self._measured and max(self._measured.values())[0] > 1:
             best = "×{:.2f}  {}".format(*max(self._measured.values()))
         failures = ", ".join(f"{count} {name}" for name, count in sorted(self._failures.items()))
         grid = Table.grid(padding=(0, 2))

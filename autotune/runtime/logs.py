@@ -36,6 +36,8 @@ _BARE = re.compile(
     r"|Skipping registering GPU devices\.\.\.$"
     r"|Extension modules: \w[\w.]*, .* \(total: \d+\)$"
 )
+# A state of a progress bar: Keras's ` 3/20 ━━━…` or ` 3/20 [==>…]`, and tqdm's ` 15%|█▌ …`.
+_BAR = re.compile(r"\s*(?:\d+/(?:\d+|Unknown) +(?:[━╸]|\[[=>.]|\d+s )|(?:.*: )? *\d+%\|)")
 
 
 def open_log(path: str | Path) -> int:
@@ -80,12 +82,17 @@ def _end_text(log: Path) -> str:
 
 
 def remove_runtime_noise(text: str) -> str:
-    """Drop the runtime's information lines, warnings and harmless errors; keep what mentions memory."""
+    """Drop the runtime's information lines, warnings and harmless errors, and all but the last state of progress bars.
+
+    Lines that mention memory are kept.
+    """
     remaining: list[str] = []
     dropped = False
     for line in text.splitlines():
         dropped = _is_noise(line) or (dropped and line.lstrip().startswith("[[{{node "))
         if not dropped:
+            while _BAR.match(line) and remaining and (not remaining[-1].strip() or _BAR.match(remaining[-1])):
+                remaining.pop()
             remaining.append(line)
     return "\n".join(remaining)
 

@@ -7,6 +7,7 @@ nothing, and a damaged run is skipped.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,7 +18,7 @@ from autotune.data.facts import Machine
 from autotune.data.models import KnobValue
 from autotune.data.printable import one_line
 from autotune.data.record import Outcome, Phase, Standing, TrialRecord
-from autotune.data.run_directory import EarlierLeader, RunDirectory, RunRecord
+from autotune.data.run_directory import EarlierLeader, RunDirectory, RunRecord, WorkloadRecord
 from autotune.data.runs_on_disk import newest_runs
 from autotune.machine.kind import find_nearest, kind_of
 from autotune.recipe.recipe import Recipe
@@ -124,11 +125,18 @@ def _same_runs(results: Path, run: RunRecord) -> list[tuple[int, RunDirectory, R
             continue
         if run.workload is None or earlier.workload is None or first_difference(run.workload, earlier.workload):
             continue
-        if _objective_of(earlier) != _objective_of(run):
+        if not _is_same_file(run.workload, earlier.workload) or _objective_of(earlier) != _objective_of(run):
             continue
         kinship = _kinship(earlier.machine, run.machine, same_device=earlier.workload.device == run.workload.device)
         same.append((kinship, directory, earlier))
     return sorted(same, key=lambda found: found[0])
+
+
+def _is_same_file(workload: WorkloadRecord, other: WorkloadRecord) -> bool:
+    """Return whether two runs tuned the same script: another one of the same shapes may compute something else."""
+    if workload.script is None or other.script is None or workload.fingerprint == other.fingerprint:
+        return True
+    return os.path.normpath(workload.reference) == os.path.normpath(other.reference)
 
 
 # ------------------------------------------------------------------------------------------ their leaders

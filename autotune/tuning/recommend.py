@@ -47,6 +47,7 @@ STEADY_NOT_CHECKED = {
 }
 ROUND_TO_SECONDS, MARGIN = 10, 1.5  # of the budget that is named to go on with
 LEAST_BUDGET_SECONDS = 60.0
+SLOW = 0.05  # as a logarithm, below the baseline: such a candidate says nothing of each of its changes
 FEWEST_VERIFYING = 4  # processes a side, with which `verify` can judge a claim
 
 
@@ -147,7 +148,7 @@ def _evidence(
         advice=_advice(None if champion is None else chosen, run, workload),
         stability=Stability(
             checks=tuple(check for check in checks if check.tells),
-            not_checked=()
+            not_checked=_list_masked(state.candidates, run.baseline, verdict)
             if champion is None
             else _list_unchecked(chosen, reference, checks, run, watched, measured=measured),
         ),
@@ -239,6 +240,9 @@ def _best_candidate(found: SearchResult, watched: Watch | None, run: Run, min_ga
         leader = state.standing.get(best.number)
     else:
         return None
+    shown = best.ratio if leader is None or leader.ratio is None else leader.ratio.value
+    if round(math.exp(shown), 2) <= 1:
+        return None
     return BestCandidate(
         configuration=dict(best.configuration),
         speedup=None if leader is None or leader.ratio is None else leader.ratio.ratio,
@@ -281,6 +285,18 @@ def _processes(leader: Leader) -> str:
 
 
 # ------------------------------------------------------------------------------------------------ the parts
+
+
+def _list_masked(candidates: Sequence[Candidate], baseline: Configuration, verdict: Verdict) -> tuple[str, ...]:
+    """List the knobs of which no gain is excluded: each was tried only together with something slow."""
+    tried: dict[str, bool] = {}
+    for candidate in candidates if verdict is Verdict.NO_SIGNIFICANT_GAIN else ():
+        changed = candidate.configuration.differences(baseline) if candidate.measured else {}
+        is_clear = len(changed) == 1 or candidate.ratio > -SLOW
+        tried.update((knob, tried.get(knob, False) or is_clear) for knob in changed)
+    return tuple(
+        f"{knob} by itself: it was tried only together with slower changes" for knob in tried if not tried[knob]
+    )
 
 
 def _list_unchecked(
