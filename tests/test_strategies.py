@@ -1,6 +1,8 @@
 """Knobs of a `tf.distribute` strategy: where they exist, what they exclude, and how a training scales."""
 
 import itertools
+import re
+from types import SimpleNamespace
 
 import pytest
 from simulated_runs import SMALL_SPACE, a_record, an_invocation, on_disk, quick_tune, simulated_trials, tune_simulated
@@ -10,6 +12,7 @@ from autotune.data.errors import RecipeError, WorkloadError
 from autotune.data.facts import ScriptFacts, Trains, WorkloadFacts
 from autotune.recipe.advice import advice, usage
 from autotune.recipe.recipe import Recipe
+from autotune.script.strategies import refuse_strategies
 from autotune.space.changes import Situation
 from autotune.space.configuration import baseline_configuration, find_conflict, normalize, read_trials
 from autotune.space.knobs import KNOBS, STRATEGY_KNOBS, Device
@@ -211,6 +214,23 @@ def test_a_recipe_is_verified_where_a_trial_has_as_many_devices(tmp_path):
                 continue
             with pytest.raises(RecipeError, match="with several devices per trial; here a trial has one"):
                 verify_with(invocation, recipe)
+
+
+def test_only_a_tpu_strategy_that_was_made_is_refused():
+    class TPUStrategy:
+        def __init__(self, resolver):
+            if resolver is None:
+                raise ValueError("no TPU")
+
+    refused = []
+    distribute = SimpleNamespace(TPUStrategy=TPUStrategy, experimental=SimpleNamespace())
+    refuse_strategies(SimpleNamespace(distribute=distribute), refused.append)
+    with pytest.raises(ValueError, match="no TPU"):
+        TPUStrategy(None)
+    assert not refused
+    TPUStrategy("a TPU")
+    (error,) = refused
+    assert re.match(r".*test_strategies\.py, line \d+: makes a TPUStrategy: ", error.message)
 
 
 def test_a_loop_is_told_the_lines_that_it_needs_where_there_are_several_devices():

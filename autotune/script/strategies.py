@@ -13,6 +13,7 @@ import signal
 import socket
 import sys
 import threading
+import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
@@ -25,6 +26,7 @@ from autotune.machine.gpu import visible_gpus
 from autotune.recipe.apply import strategy_of
 from autotune.recipe.keras_api import keras_api
 from autotune.recipe.tf_private import let_mirrored_variables_be_numbers
+from autotune.runtime.failures import locate_user_line
 from autotune.runtime.supervisor import die_with_parent
 from autotune.script.interpose import around
 
@@ -36,11 +38,20 @@ REFUSED = {
 
 
 def refuse_strategies(tf: Any, refuse: Any) -> None:
-    """Have `refuse` called with the error where a script makes a strategy that cannot be tuned."""
+    """Have `refuse` called with the error where a script makes a strategy that cannot be tuned.
 
-    def refuses(name: str, why: str) -> Any:
-        hint = "Train by fit under tf.distribute.MirroredStrategy, on one host."
-        return lambda *_, **__: refuse(WorkloadError(f"the script makes a {name}: {why}", hint=hint))
+    A TPUStrategy fails by itself without a TPU: scripts catch that and train without one.
+    """
+
+    def refuses(name: str, why: str) -> Callable[..., None]:
+        def make(usual: Callable[..., None], *arguments: Any, **named: Any) -> None:
+            if name == "TPUStrategy":
+                usual(*arguments, **named)
+            line = locate_user_line(traceback.extract_stack())
+            hint = "Train by fit under tf.distribute.MirroredStrategy, on one host."
+            refuse(WorkloadError(f"{line}: makes a {name}: {why}", hint=hint))
+
+        return make
 
     for kind, (name, why) in refused_kinds(tf):
         around(kind, "__init__", refuses(name, why))
@@ -52,7 +63,6 @@ def refused_kinds(tf: Any) -> Iterator[tuple[Any, tuple[str, str]]]:
         for owner in (tf.distribute, tf.distribute.experimental):
             if hasattr(owner, name):
                 yield getattr(owner, name), (name, why)
-    yield tf.distribute.cluster_resolver.TPUClusterResolver, ("TPUStrategy", REFUSED["TPUStrategy"])
     distribution = getattr(sys.modules.get("keras"), "distribution", None)
     for name in ("DataParallel", "ModelParallel") if distribution is not None else ():
         why = "keras.distribution acts on the JAX backend only"
@@ -95,10 +105,6 @@ def refuse_another_scope(model: Any, values: Mapping[str, KnobValue]) -> None:
 
 
 VARIABLE = "TF_CONFIG"
-FIT_FAILS = WorkloadError(
-    "fit under a MultiWorkerMirroredStrategy of several workers cannot be tuned; in Keras 3 it fails (keras#20585)",
-    hint="Train by a loop with strategy.run, which does work, or tune one worker: leave TF_CONFIG out.",
-)
 _OF_THIS_HOST = ("localhost", "127.0.0.1", "[::1]")
 
 
@@ -198,9 +204,9 @@ def before_strategy(tf: Any, act: Callable[[], object]) -> None:
         for given in (*arguments, *named.values()):
             by_config = isinstance(given, resolvers.TFConfigClusterResolver)
             if isinstance(given, resolvers.ClusterResolver) and not by_config:
-                found = with_article(type(given).__name__)
+                line, found = locate_user_line(traceback.extract_stack()), with_article(type(given).__name__)
                 raise WorkloadError(
-                    f"the script names its workers by {found}, and trials name theirs in {VARIABLE}",
+                    f"{line}: names the workers by {found}, and trials name theirs in {VARIABLE}",
                     hint="Leave the resolver out for tuning, or use a TFConfigClusterResolver.",
                 )
         act()

@@ -200,7 +200,13 @@ class Survey(Hooks):
         """See `Hooks`."""
         use_keras(keras_of(model) or keras_in_use())
         if self._workers > 1:
-            self._fail(strategies.FIT_FAILS)
+            self._fail(
+                WorkloadError(
+                    f"{site}, under a MultiWorkerMirroredStrategy of several workers, cannot be tuned; in Keras 3 it "
+                    "fails (keras#20585)",
+                    hint="Train by a loop with strategy.run, which does work, or tune one worker: leave TF_CONFIG out.",
+                )
+            )
         if children.is_child():
             children.refuse_training()
         number, began = len(self._fits) + 1, time.perf_counter()

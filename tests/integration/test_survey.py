@@ -155,7 +155,32 @@ for epoch in range(4):
         weight.assign_sub(0.1)
 """,
     "parameter_server": "import tensorflow as tf\ntf.distribute.ParameterServerStrategy(None)\n",
-    "tpu": "import tensorflow as tf\ntf.distribute.cluster_resolver.TPUClusterResolver(tpu='local')\n",
+    "looks_for_a_tpu": """
+import tensorflow as tf
+
+TPUClusterResolver = tf.distribute.cluster_resolver.TPUClusterResolver
+
+def connect(tpu):
+    resolver = TPUClusterResolver.connect(tpu)
+    return tf.distribute.TPUStrategy(resolver)
+
+def initialise(tpu):
+    resolver = TPUClusterResolver(tpu=tpu)
+    tf.config.experimental_connect_to_cluster(resolver)
+    tf.tpu.experimental.initialize_tpu_system(resolver)
+    return tf.distribute.experimental.TPUStrategy(resolver)
+
+strategy = tf.distribute.get_strategy()
+for find, tpu in [(connect, None), (connect, ""), (initialise, "local"), (tf.distribute.TPUStrategy, None)]:
+    try:
+        strategy = find(tpu)
+    except:
+        print("no", tpu)
+assert not tf.config.list_logical_devices("TPU")
+with strategy.scope():
+"""
+    + COMPILED.replace("\n", "\n    ")
+    + "\nmodel.fit(x, y, batch_size=24 * strategy.num_replicas_in_sync)\n",
     "of_keras": "import keras\nkeras.distribution.DataParallel(devices=['cpu:0'])\n",
     "mirrored": """
 import tensorflow as tf
@@ -523,9 +548,8 @@ def test_a_fork_that_ends_does_not_answer_for_the_script(told):
         ("exits", "train.py raised SystemExit: 2", "`autotune tune train.py -- --epochs 90`"),
         ("asks", "asks for input", "argument of the script"),
         ("session", "train.py, line 3: opens a tf.compat.v1.Session", "tf.GradientTape"),
-        ("parameter_server", "makes a ParameterServerStrategy: autotune does not tune it", "fit"),
-        ("tpu", "makes a TPUStrategy: there is no tensorflow-tpu for TensorFlow 2.21", "MirroredStrategy"),
-        ("of_keras", "keras.distribution.DataParallel: keras.distribution acts on the JAX", "MirroredStrategy"),
+        ("parameter_server", "train.py, line 2: makes a ParameterServerStrategy: autotune does not tune it", "fit"),
+        ("of_keras", "train.py, line 2: makes a keras.distribution.DataParallel: keras.", "MirroredStrategy"),
         ("epoch_inside", "line 19: train_epoch loops over a dataset inside a tf.function", "on one batch"),
         ("distributed_epoch_inside", "train_epoch loops over a dataset inside a tf.function", "on one batch"),
         ("misses_a_package", "raised ModuleNotFoundError: No module named 'no_such_package'", "python train.py"),
@@ -545,6 +569,10 @@ def test_a_script_keeps_a_strategy_of_its_own(told):
     assert "fails inside TensorFlow" in why["steps_per_execution"]
     assert "strategy.run(step" in told["numpy_slices"]["facts"]["script"]["not_reached"]["strategy"]
     assert "strategy" not in told["pipeline"]["facts"]["script"]["not_reached"]
+
+
+def test_a_script_that_finds_no_tpu_is_tuned_without_one(told):
+    assert facts(told, "looks_for_a_tpu")["batch_size"] == 24
 
 
 def test_a_script_has_its_own_arguments_and_may_print(told):

@@ -321,7 +321,7 @@ def test_one_worker_trains_by_itself(opened, source, workers):
         (
             BY_FIT,
             ("localhost:1", "localhost:2"),
-            "fit under .* of several workers cannot be tuned.*keras#20585",
+            r"fit\(\) in train\.py, line \d+, under .* of several workers, cannot be tuned.*keras#20585",
             "strategy.run",
         ),
         (
@@ -330,7 +330,12 @@ def test_one_worker_trains_by_itself(opened, source, workers):
             "TF_CONFIG names far.away:2, a worker on another host",
             "localhost",
         ),
-        (BY_RESOLVER, (), "names its workers by a SimpleClusterResolver", "TFConfigClusterResolver"),
+        (
+            BY_RESOLVER,
+            (),
+            r"train\.py, line \d+: names the workers by a SimpleClusterResolver",
+            "TFConfigClusterResolver",
+        ),
     ],
 )
 def test_what_trials_cannot_run_is_refused_in_a_sentence(opened, source, workers, message, hint):
