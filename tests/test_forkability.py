@@ -135,6 +135,36 @@ def test_each_fork_reads_and_writes_on_where_the_script_was(tmp_path):
     assert (tmp_path / "log.txt").read_text() == "begun trial"
 
 
+def test_a_fork_keeps_what_a_library_closes_or_opens_anew_in_it(tmp_path):
+    for name in ("font.ttf", "rows.csv", "words.txt", "other.txt"):
+        (tmp_path / name).write_text(f"{name} 0123456789")
+
+    def script():
+        check = ForkCheck()
+        font, rows, words = (os.open(tmp_path / name, os.O_RDONLY) for name in ("font.ttf", "rows.csv", "words.txt"))
+        log = os.open(tmp_path / "log.txt", os.O_WRONLY | os.O_CREAT)
+        os.write(log, b"begun")
+        os.read(rows, 9)
+        os.read(words, 10)
+
+        def in_each_fork():
+            os.dup2(os.open(tmp_path / "other.txt", os.O_RDONLY), rows)
+            os.close(font)
+            os.close(log)
+
+        os.register_at_fork(after_in_child=in_each_fork)
+        state = check.state()
+
+        def trial():
+            state.restore()
+            closed = [number for number in (font, log) if not os.path.exists(f"/proc/self/fd/{number}")]
+            return [len(closed), os.read(rows, 5).decode(), os.read(words, 3).decode()]
+
+        return [in_fork(trial), in_fork(trial)]
+
+    assert in_fork(script) == [[2, "other", "012"]] * 2
+
+
 def test_each_fork_draws_the_numbers_that_the_script_would():
     def script():
         check = ForkCheck()

@@ -40,7 +40,7 @@ class OpenFile:
     descriptor: int
     path: str
     flags: int  # of `open`
-    offset: int
+    status: os.stat_result
 
     @property
     def is_written(self) -> bool:
@@ -50,12 +50,19 @@ class OpenFile:
     def reopen(self) -> None:
         """Open the file again at the same descriptor, with an offset that no other process moves.
 
-        A file that is written is opened by its path, so that the process's own layer takes what it writes.
+        A file that is written is opened by its path, so that the process's own layer takes what it writes. A descriptor
+        that a library has closed in this fork, or given to another file, is left as it is: matplotlib closes its fonts.
         """
+        try:
+            is_same = os.path.samestat(os.fstat(self.descriptor), self.status)
+            if not is_same or fcntl.fcntl(self.descriptor, fcntl.F_GETFL) != self.flags:
+                return
+        except OSError:
+            return
         source = self.path if self.is_written else f"/proc/self/fd/{self.descriptor}"
         inheritable = os.get_inheritable(self.descriptor)
         opened = os.open(source, self.flags | os.O_CLOEXEC)
-        os.lseek(opened, self.offset, os.SEEK_SET)
+        os.lseek(opened, os.lseek(self.descriptor, 0, os.SEEK_CUR), os.SEEK_SET)
         os.dup2(opened, self.descriptor, inheritable=inheritable)
         os.close(opened)
 
@@ -161,7 +168,7 @@ def open_files(descriptors: Sequence[int]) -> Iterator[OpenFile]:
         if not stat.S_ISREG(status.st_mode) or path.startswith("/memfd:"):
             raise Unforkable(f"{describe_descriptor(path)} is open")
         flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
-        file = OpenFile(descriptor=descriptor, path=path, flags=flags, offset=os.lseek(descriptor, 0, os.SEEK_CUR))
+        file = OpenFile(descriptor=descriptor, path=path, flags=flags, status=status)
         if file.is_written and status.st_nlink == 0:
             raise Unforkable("a temporary file without a name is open")
         with open(f"/proc/self/fd/{descriptor}", "rb", buffering=0) as stream:

@@ -173,8 +173,9 @@ def _share_start(
             supervisor.adopt_orphans()
             server.contain()
             reason = entry.share_start(reference, variables, server, writing, known=known)
-        except BaseException:
+        except BaseException as error:
             traceback.print_exc()  # the template goes on without
+            reason = f"trials cannot share that, because {summarize_error(error)}"
         finally:
             os.write(writing, json.dumps({"reason": reason}).encode() + b"\n")
             leave(0)
@@ -191,7 +192,13 @@ def _share_start(
     _, status = os.waitpid(pid, 0)
     supervisor.kill_orphans(others)
     code = os.waitstatus_to_exitcode(status)
-    return (128 - code if code < 0 else code) if answer.get("serves") else None, str(answer.get("reason", ""))
+    if answer.get("serves"):
+        return 128 - code if code < 0 else code, ""
+    if not answer and code < 0:
+        answer["reason"] = (
+            f"trials cannot share that, because {signal.Signals(-code).name} ended the process that ran it"
+        )
+    return None, str(answer.get("reason", ""))
 
 
 def inspect_import() -> tuple[protocol.StartedByImport | None, dict[str, Any]]:

@@ -133,11 +133,11 @@ class _Start:
             for restore in reversed(self._restores):
                 restore()
             self._become_server(self._examine())
-        except BaseException:
+        except BaseException as error:
             traceback.print_exc()
-            if os.getpid() == self.process:
-                self._give_up("")
-            leave(1)
+            line = locate_user_line(traceback.extract_stack())
+            error_text = failures.summarize_error(error)
+            self._give_up(f"trials cannot share that, because {error_text} when {line}, starts TensorFlow")
 
     def _examine(self) -> ForkState:
         """Return what forks must restore. Gives up where this process cannot or need not be forked."""
@@ -164,16 +164,21 @@ class _Start:
             with contextlib.suppress(Exception):  # the script may have closed it
                 stream.flush()
         facts: WorkloadFacts | None = None
+        asked = fork_to_ask()
+        if isinstance(asked, int):
+            self._answer = asked
+            state.restore()
+            if self._known:  # this fork only shows that trials can be forked
+                send_answer(asked, {"facts": None})
+                leave(0)
+            note_process()
+            survey = Survey(self._reference, self._variables, asked, environment=self._environment)
+            self.role.enter_context(survey.watching())
+            return
+        if "facts" not in asked:
+            why = asked.get("message", "the script died")
+            self._give_up(asked.get("reason") or f"trials cannot share that, because in a fork of it {why}")
         if not self._known:
-            asked = fork_to_ask()
-            if isinstance(asked, int):
-                state.restore()
-                note_process()
-                survey = Survey(self._reference, self._variables, asked, environment=self._environment)
-                self.role.enter_context(survey.watching())
-                return
-            if "facts" not in asked:
-                self._give_up("")
             facts = WorkloadFacts.model_validate(asked["facts"])
             assert facts.script is not None
             script = facts.script.model_copy(update={"shared_seconds": self._seconds})
@@ -189,8 +194,9 @@ class _Start:
         self.role.enter_context(_trial(request, channel, self._reference, self._here))
 
     def _give_up(self, reason: str) -> NoReturn:
-        """End this process: the template goes on without it."""
-        send_answer(self._answer, {"reason": reason})
+        """End this process, and say why to the one that has forked it, which goes on without it."""
+        with contextlib.suppress(OSError):  # it serves already
+            send_answer(self._answer, {"reason": reason})
         leave(0)
 
 

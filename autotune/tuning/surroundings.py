@@ -22,7 +22,6 @@ from autotune.stats.stability import MOST_RETRACES, MOST_SKIPPED, RETRACING_ADVI
 
 WORTH_SHARE = 0.02  # of a training that tuning it may cost
 LONG_BEFORE_SHARE = 1 / 3  # of a trial, which a script may take before it trains without a notice
-EXPLAINED_SECONDS = 5.0  # before the training, from which on it is said why trials do not share them
 MUCH_FOREIGN = 0.15  # share of the processor that others may take while the baseline is timed without a notice
 NOTABLE_ENDS = 0.1  # share of its time that a training may spend between epochs without a notice
 _SET_CARDINALITY = "set the cardinality: dataset.apply(tf.data.experimental.assert_cardinality(N))"
@@ -99,8 +98,7 @@ def script_notes(
     if script.shared_seconds:
         yield f"the script's first {script.shared_seconds:.0f} s, before TensorFlow starts, run once for all trials"
     if script.before_seconds > LONG_BEFORE_SHARE * ready_seconds:
-        explain = script.repeats_start and script.before_seconds > EXPLAINED_SECONDS
-        reason = f"{script.repeats_start}. Change that, or " if explain else ""
+        reason = f"{script.repeats_start}. Change that, or " if script.repeats_start else ""
         yield (
             f"the script runs {script.before_seconds:.0f} s before it trains, in every trial: {reason}save the "
             "prepared data to a file first, and load that file in the script"

@@ -129,6 +129,14 @@ def test_a_loop_of_the_scripts_own_trains_on_beyond_its_epochs(opened, counter):
             "trials cannot share that, because an SQLite database is open",
         ),
         ("tf.constant(1)", "train.py, line 13, starts TensorFlow: move it below"),
+        (
+            "os.register_at_fork(after_in_child=rows.close)",
+            "because in a fork of it train.py raised ValueError: I/O operation on closed file",
+        ),
+        (
+            "os.register_at_fork(after_in_child=lambda: setattr(os, 'lseek', None))",
+            "because TypeError: 'NoneType' object is not callable when train.py, line 16, starts TensorFlow",
+        ),
     ],
 )
 def test_each_trial_runs_from_the_first_line_where_it_must(opened, counter, tmp_path, more, reason):
