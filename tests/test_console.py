@@ -18,6 +18,7 @@ from test_recommendation import run_that_is
 
 import autotune
 from autotune.data.errors import RecipeError, WorkloadError
+from autotune.data.facts import ScriptFacts, Trains
 from autotune.data.figures import Check, Interval
 from autotune.data.printable import duration, memory_size, one_line
 from autotune.data.record import Looks, Outcome, Phase, Standing, TrialRecord
@@ -467,6 +468,18 @@ def test_what_tuning_costs_is_set_against_what_it_saves(recipes, spent, end):
     (line,) = [line for line in text.splitlines() if line.startswith("Your training")]
     assert line.startswith("Your training of 3,600,000 samples takes 30:00 instead of 1:00:00. Tuning took ")
     assert line.endswith(end)
+
+
+def test_no_total_is_claimed_of_a_training_that_may_end_early(recipes):
+    recipe = recipes[Verdict.FASTER]
+    script = ScriptFacts(trains=Trains.FIT, baseline={}, ends_early="EarlyStopping (train.py, line 30)")
+    recipe = recipe.model_copy(update={"workload": recipe.workload.model_copy(update={"script": script})})
+    rates = {"baseline_throughput": 1000.0, "throughput": 2000.0}
+    text = shown(
+        recipe, examples_per_epoch=40_000, **{name: Interval(value=r, low=r, high=r) for name, r in rates.items()}
+    )
+    assert "An epoch takes 20 s instead of 40 s. EarlyStopping (train.py, line 30) may end your training" in text
+    assert "samples takes" not in text
 
 
 @pytest.mark.parametrize("in_notebook", [True, False])

@@ -1,16 +1,19 @@
 """How a script's own training is seen and changed: its `fit`, its loop and its callbacks, without TensorFlow."""
 
+import re
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from autotune.data.facts import ScriptFacts, Trains, WorkloadReference
-from autotune.script import loop_watch, reach, trial
+from autotune.script import loop_watch, reach, trial, work
 from autotune.script.fit_call import FitCall, honours_batch_size
 from autotune.script.interpose import Hooks, Wrappers
 from autotune.script.loop_watch import LoopWatch
 from autotune.script.settings import Settings
+from autotune.script.work import early_ends
 
 # ------------------------------------------------------------------------------------------ `fit`
 
@@ -54,6 +57,52 @@ class Callback:
 
     def on_epoch_begin(self, epoch, logs=None):
         self.seen.append(epoch)
+
+
+class EarlyStopping:
+    """Sets the flag itself; a time limit and a lambda do so by a function."""
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.model.stop_training = True
+
+
+class TimeLimit:
+    def on_epoch_end(self, epoch, logs=None):
+        self.leave()
+
+    def leave(self):
+        set_flag(self.model)
+
+
+def set_flag(model):
+    setattr(model, "stop_training", model is not None)  # noqa: B010  # as scripts write it in a lambda
+
+
+class TerminateOnNaN:
+    def on_epoch_end(self, epoch, logs=None):
+        self.model.stop_training = logs is None
+
+
+ON_EPOCH_END = SimpleNamespace(on_epoch_end=lambda epoch, logs: set_flag(None))
+
+
+@pytest.mark.parametrize("ender", [EarlyStopping(), TimeLimit(), ON_EPOCH_END], ids=lambda ender: type(ender).__name__)
+@pytest.mark.parametrize("is_model", [False, True])
+def test_what_may_end_a_fit_early_is_named_with_its_line(ender, is_model):
+    found = early_ends([] if is_model else [ender], ender if is_model else None, [], str(Path(__file__).parent))
+    assert re.fullmatch(rf"{type(ender).__name__} \({Path(__file__).name}, line \d+\)", found)
+
+
+def test_a_callback_of_kerass_is_named_with_the_line_that_makes_it(monkeypatch, tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text("import keras\n\nmodel.fit(x, callbacks=[keras.callbacks.EarlyStopping()])\n")
+    monkeypatch.setattr(work, "is_installed", lambda file: True)
+    assert early_ends(EarlyStopping(), None, [script], str(tmp_path)) == "EarlyStopping (train.py, line 3)"
+
+
+@pytest.mark.parametrize("callback", [TerminateOnNaN(), Callback(), SimpleNamespace(on_epoch_end=print)])
+def test_other_callbacks_end_no_fit_early(callback):
+    assert early_ends([callback], callback, [], "") == ""
 
 
 def test_callbacks_see_the_scripts_own_epochs_over_and_over():

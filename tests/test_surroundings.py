@@ -16,7 +16,7 @@ from simulated_runs import (
 )
 
 from autotune.data.errors import WorkloadError
-from autotune.data.facts import GpuUse
+from autotune.data.facts import GpuUse, ScriptFacts, Trains
 from autotune.recipe.apply import environment
 from autotune.space.knobs import Device
 from autotune.tuning.events import Notice
@@ -26,6 +26,8 @@ from autotune.tuning.surroundings import (
     foreign_load,
     instabilities,
     refuse_knobs_that_cannot_act,
+    samples_of,
+    script_notes,
     worth_notes,
 )
 
@@ -241,6 +243,14 @@ def test_what_the_note_on_the_budget_is_of_is_said():
     assert minutes == "one call of fit takes 6 min with the current settings: the budget of 60 s is 17% of that"
     (instant,) = worth_notes("one call of fit", samples=30, rate=100.0, budget=60.0)
     assert instant.startswith("one call of fit takes 0.3 s with the current settings")
+
+
+@pytest.mark.parametrize(("ender", "samples"), [("", 5000), ("TimeLimit (train.py, line 9)", None)])
+def test_a_training_that_may_end_early_has_no_known_samples(ender, samples):
+    script = ScriptFacts(trains=Trains.FIT, baseline={}, epochs=50, ends_early=ender)
+    assert samples_of(script, 100) == samples
+    said = "TimeLimit (train.py, line 9) may end the training before its 50 epochs: no total time is claimed"
+    assert (said in list(script_notes(script, 1.0))) is bool(ender)
 
 
 @pytest.mark.parametrize(

@@ -87,6 +87,7 @@ class ScriptFacts(Frozen):
     shared_seconds: Amount = 0.0  # what the script does before TensorFlow's runtime starts, if once for all trials
     repeats_start: str = ""  # why each trial does that by itself; empty where that takes no time
     epochs: int | None = None  # of the training, as the script asks for them
+    ends_early: str = ""  # what may end the tuned `fit` before its last epoch, with its line; empty for nothing
     schedule: str | None = None  # the optimizer's learning-rate schedule, which counts steps
     batch_notes: Many[str] = ()  # what else a larger batch size changes, in words; empty where it is not varied
     variables: dict[str, str] = Field({})  # of the environment, that the script sets before it imports TensorFlow

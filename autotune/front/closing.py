@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console as RichConsole
 from rich.text import Text
 
-from autotune.data.printable import duration, memory_size
+from autotune.data.printable import duration, memory_size, time_in_words
 from autotune.front.console import note, print_table, ratio, say, terminal
 from autotune.recipe.advice import describe_candidate, learning_caveats, verdict_in_words
 from autotune.recipe.next_steps import next_steps
@@ -128,10 +128,15 @@ def _watch_in_words(watch: Watch, unit: str) -> str:
 
 
 def _saving_in_words(recipe: Recipe) -> str:
-    evidence, samples = recipe.evidence, recipe.workload.train_samples
+    evidence, workload = recipe.evidence, recipe.workload
+    ends_early = "" if workload.train_samples is not None or workload.script is None else workload.script.ends_early
+    samples = evidence.examples_per_epoch if ends_early else workload.train_samples
     if samples is None or not recipe.changes:
         return ""
     before, after = samples / evidence.baseline_throughput.value, samples / evidence.throughput.value
+    if ends_early:
+        times = f"An epoch takes {time_in_words(after)} instead of {time_in_words(before)}"
+        return f"{times}. {ends_early} may end your training early, so no total is claimed."
     spent = recipe.created_by.spent_seconds
     saved = before - after
     cost = f"Tuning took {duration(spent)}"

@@ -26,7 +26,15 @@ from autotune.script.loop_ends import StepLoop, find_step_loop
 from autotune.script.loop_watch import LoopWatch
 from autotune.script.sandbox import SideEffects
 from autotune.script.settings import as_knob, given_values
-from autotune.script.work import count_of_loop, held_steps, is_batched, is_endless, loss_names, notes_on_batches
+from autotune.script.work import (
+    count_of_loop,
+    early_ends,
+    held_steps,
+    is_batched,
+    is_endless,
+    loss_names,
+    notes_on_batches,
+)
 from autotune.space.configuration import ONE_STEP
 from autotune.space.keras_in_use import keras_in_use
 from autotune.space.knobs import AS_WRITTEN, KNOBS, STRATEGY_KNOBS, Device, Stage
@@ -125,6 +133,7 @@ def facts_of_fit(
         fit_site=site,
         compile_site=context.wrappers.compiled_at,
         epochs=call.epochs,
+        ends_early=early_ends(arguments["callbacks"], call.model, context.own_files, context.directory),
         optimizers=() if optimizer is None else (optimizer,),
         callbacks=arguments["callbacks"],
         tunes_steps=tunes_steps,

@@ -5,16 +5,22 @@ Such knobs are held at the script's own value, or the dependence is named.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import dis
+import re
+import types
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from autotune.data.facts import Site
-from autotune.script.call_sites import shown
+from autotune.runtime.sources import is_installed
+from autotune.script.call_sites import calls_in, shown
 from autotune.script.dataset_trace import batch_calls
 from autotune.script.loop_ends import StepLoop
 from autotune.script.sandbox import listed_callbacks
 
 _ON_BATCH = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
+_KERAS_MODELS = re.compile(r"keras\.src\.(engine|trainers|backend|models)\b")  # reset `stop_training` in each `fit`
 _EACH_SO_MANY = {
     "BackupAndRestore": "save_freq",
     "ModelCheckpoint": "save_freq",
@@ -78,6 +84,47 @@ def _own_hook(callback: Any) -> tuple[str, Callable[..., Any]] | None:
         if function is not None and module.partition(".")[0] not in ("keras", "tf_keras"):
             return name, function
     return None
+
+
+def early_ends(callbacks: Any, model: Any, files: Sequence[Path], directory: str) -> str:
+    """Return what may end a `fit` before its last epoch, with lines; empty for nothing. `files`: the script's own."""
+    found = []
+    for ender in (*_flat(callbacks), model):
+        known = [vars(kind) for kind in type(ender).__mro__ if kind.__name__ != "TerminateOnNaN"]
+        values = [value for names in (getattr(ender, "__dict__", {}), *known) for value in list(names.values())]
+        functions = _functions_in(values, lambda function: _KERAS_MODELS.search(function.__module__ or "") is None)
+        code = next((function.__code__ for function in functions if _stops_training(function, set())), None)
+        if code is None:
+            continue
+        name = type(ender).__name__
+        places = [f"{shown(code.co_filename, directory)}, line {code.co_firstlineno}"]
+        if is_installed(code.co_filename):  # the line that makes it says more
+            sites = [site for file in files for site, _ in calls_in(str(file), directory).values()]
+            places = [f"{site.file}, line {site.line}" for site in sites if site.call == name]
+        found.append(f"{name} ({places[0]})" if len(places) == 1 else name)
+    return ", ".join(dict.fromkeys(found))
+
+
+def _functions_in(values: Iterable[Any], counts: Callable[[Any], bool]) -> list[types.FunctionType]:
+    functions = [getattr(value, "__func__", value) for value in values]
+    return [function for function in functions if isinstance(function, types.FunctionType) and counts(function)]
+
+
+def _stops_training(function: types.FunctionType, seen: set[Any]) -> bool:
+    """Return whether a function sets `stop_training`, or names a function of the user's that does."""
+    seen.add(function)
+    codes, names = [function.__code__], set[str]()
+    for code in codes:  # with those of the functions inside
+        steps = dis.get_instructions(code)
+        stores = any(step.opname == "STORE_ATTR" and step.argval == "stop_training" for step in steps)
+        if stores or "stop_training" in code.co_consts:
+            return True
+        codes += [part for part in code.co_consts if isinstance(part, types.CodeType)]
+        names.update(code.co_names)
+    cells = [cell.cell_contents for cell in function.__closure__ or () if cell != types.CellType()]
+    used = [*cells, *(function.__globals__.get(name) for name in names)]
+    own = _functions_in(used, lambda found: found not in seen and not is_installed(found.__code__.co_filename))
+    return any(_stops_training(found, seen) for found in own)
 
 
 def held_steps(callbacks: Any, directory: str) -> str:

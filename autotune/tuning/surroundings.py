@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 from autotune.data.errors import WorkloadError
 from autotune.data.facts import NO_XLA, ScriptFacts, Trains, WorkloadFacts
-from autotune.data.printable import time_in_words
+from autotune.data.printable import plural, time_in_words
 from autotune.data.record import Slice
 from autotune.runtime.executor import WarmUp
 from autotune.space.configuration import Configuration, format_value
@@ -90,6 +90,9 @@ def script_notes(
     for why, names in by_reason.items():
         yield f"not varied: {', '.join(names)}: {why}"
     yield from script.batch_notes
+    if script.ends_early:
+        whole = plural(script.epochs or 1, "epoch")
+        yield f"{script.ends_early} may end the training before its {whole}: no total time is claimed"
     if script.tunes_steps:
         steps = script.baseline["steps_per_execution"]
         yield f'the script compiles with steps_per_execution="auto": the baseline has {steps}, which Keras settled on'
@@ -116,8 +119,10 @@ def script_notes(
 
 
 def samples_of(script: ScriptFacts | None, examples: int | None) -> int | None:
-    """Return the samples of a script's own training; None where that is not known."""
-    return script.epochs * examples if script is not None and script.epochs and examples else None
+    """Return the samples of a script's own training; None where that is not known, or it may end early."""
+    if script is None or script.ends_early or not script.epochs or not examples:
+        return None
+    return script.epochs * examples
 
 
 def worth_notes(training: str, samples: int | None, rate: float | None, budget: float) -> Iterator[str]:
