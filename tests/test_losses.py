@@ -57,6 +57,13 @@ def test_float32_without_xla_is_the_measure_itself(started):
     assert trials.launched == []
 
 
+def test_float64_is_the_measure_where_the_baseline_has_it(started):
+    trials, run, _ = started(baseline=BASELINE.replace(precision="float64"))
+    check = checked(run, BASELINE.replace(precision="float64", jit_compile=True))
+    assert trials.launched[0].configuration["precision"] == "float64"
+    assert "in float64 without XLA" in check.detail
+
+
 def test_the_reference_has_the_candidates_batch_size(started):
     trials, run, _ = started()
     checked(run, BASELINE.replace(batch_size=128, jit_compile=True, prefetch=2))

@@ -16,6 +16,7 @@ from autotune.data.figures import Interval
 from autotune.data.printable import LONGEST_MESSAGE
 from autotune.recipe import apply, training_data
 from autotune.recipe import recipe as recipe_module
+from autotune.recipe.advice import learning_caveats
 from autotune.recipe.answers import Answer, LearningRateRule, SameLoss
 from autotune.recipe.apply import environment
 from autotune.recipe.evidence import FAILED_A_CHECK, BestCandidate
@@ -419,6 +420,28 @@ def test_a_notebook_shows_both_answers_as_the_run_ends_with_them(recipe):
     alone = recipe.model_copy(update={"larger_batch": None})
     assert alone.answers == []
     assert "Recommended" not in alone._repr_html_()
+
+
+@pytest.mark.parametrize(
+    ("baseline", "changes", "said"),
+    [
+        ({}, {"prefetch": 1}, "nothing about learning changes"),
+        ({}, {"precision": "mixed_bfloat16"}, "same batches, lower precision"),
+        ({"precision": "float64"}, {"precision": "float32"}, "same batches, lower precision"),
+        ({"precision": "mixed_float16"}, {"precision": "float32"}, "same batches, higher precision"),
+        ({"tensor_float_32": False}, {"tensor_float_32": True}, "same batches, lower precision"),
+    ],
+)
+def test_another_precision_is_never_the_same_training(recipe, baseline, changes, said):
+    before = {**recipe.baseline, **baseline}
+    rates = {"speedup": recipe.evidence.speedup, "throughput": recipe.evidence.throughput, "confirmed": True}
+    same = Answer(configuration={**before, **changes}, **rates)
+    found = {"baseline": before, "configuration": same.configuration, "same_training": same}
+    alone = recipe.model_copy(update={**found, "larger_batch": None, "learning_rate_rule": None})
+    both = alone.model_copy(update={"larger_batch": Answer(configuration={**before, "batch_size": 256}, **rates)})
+    assert both.answers[0][1].endswith(said)
+    assert learning_caveats(both) == []
+    assert learning_caveats(alone) == ([] if "nothing" in said else [f"{said.capitalize()}."])
 
 
 @pytest.mark.parametrize("value", [True, False, "LD_PRELOAD=/tmp/x.so", "0\nPATH=/tmp"])

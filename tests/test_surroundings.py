@@ -100,8 +100,8 @@ def test_what_the_workload_alone_names_stands(shell, name, value):
 
 
 def test_a_policy_that_no_knob_stands_for_is_refused(shell):
-    with pytest.raises(WorkloadError, match="sets precision='float64'") as caught:
-        taken(facts(precision="float64"))
+    with pytest.raises(WorkloadError, match="sets precision='mixed_float64'") as caught:
+        taken(facts(precision="mixed_float64"))
     assert "mixed_bfloat16" in caught.value.hint
 
 
@@ -197,6 +197,22 @@ def test_a_run_measures_against_what_the_file_sets(shell, tmp_path):
         assert directory.read_run().baseline["precision"] == "mixed_bfloat16"
     assert recipe.baseline["precision"] == "mixed_bfloat16"
     assert any("sets precision=mixed_bfloat16" in each.text for each in watcher.of(Notice))
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+def test_a_precision_that_the_file_chooses_is_kept(shell, tmp_path, allowed):
+    trials = simulated_trials(faster_by(precision=3.0, jit_compile=1.5), noise=0.02)
+    trials.facts = facts(precision="float64")
+    watcher = Watcher()
+    knobs = {"precision": '["float64", "mixed_bfloat16"]', "jit_compile": "[false, true]"}
+    tables = [f'[knobs.{name}]\nkind = "categorical"\nchoices = {choices}' for name, choices in knobs.items()]
+    space = "\n".join(["schema_version = 1", *tables])
+    with on_disk(tmp_path / "run") as directory:
+        recipe = tune_simulated(trials, directory, observe=watcher, space=space, allow_precision=allowed)
+    assert (recipe.baseline["precision"], recipe.configuration["jit_compile"]) == ("float64", True)
+    assert ("precision" in recipe.changes) is allowed
+    said = "not varied: precision: the workload chooses precision=float64; --allow-precision varies it"
+    assert (said in [notice.text for notice in watcher.of(Notice)]) is not allowed
 
 
 @pytest.mark.parametrize(

@@ -115,6 +115,7 @@ class ScriptSettings(Frozen):
     fit: int | None = None  # which `fit` is tuned, from 1; None for the longest
     allow_writes: bool = False  # trials may write to files that exist
     allow_cache: bool = False  # the knob `cache` may be tried
+    allow_precision: bool = False  # the precision may vary where the script chooses it
     loss: str | None = None  # which returned number of a loop's step is the loss
     scratch: str | None = None  # the directory for files of this run's trials
     since: float = 0.0  # when the run began: temporary files that changed before are the user's

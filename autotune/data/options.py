@@ -118,6 +118,7 @@ class Options:
     )
     allow_writes: bool = option(False, "Let the script write to existing files, in each trial.")
     allow_cache: bool = option(False, "Also try to keep the output of a script's maps in memory: the knob cache.")
+    allow_precision: bool = option(False, "Also vary the precision where the script chooses its dtype itself.")
     train_samples: int | None = option(
         None,
         "Samples that the long training will take, to say whether tuning is worth it; a script's epochs when left out.",

@@ -156,7 +156,7 @@ def run(
         strict: Stop if no recipe was measured on this kind of machine. Otherwise autotune warns, and trains with a
             single recipe all the same. If a folder has none, it trains as the script has it.
         candidate: Train with the best candidate of an undecided run, which is not confirmed to be faster.
-        same_training: Train with the fastest configuration that changes nothing about learning.
+        same_training: Train with the fastest configuration at the script's own batch size.
         larger_batch: Train with the best configuration of another batch size, although it is not recommended.
         json: End standard output with a line of JSON (docs/json.md).
     """

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from autotune.data.facts import ScriptFacts
 from autotune.data.record import TrialRecord
-from autotune.recipe.answers import NOT_PROMISED, describe_factor
+from autotune.recipe.answers import NOT_PROMISED, describe_factor, describe_precision
 from autotune.recipe.apply import environment
 from autotune.space.configuration import Configuration
 from autotune.stats.bottleneck import NOT_INSTALLED
@@ -99,10 +99,11 @@ def describe_candidate(best: BestCandidate, baseline: Configuration) -> str:
 
 
 def learning_caveats(recipe: Recipe) -> list[str]:
-    """Return what is not promised of the recommended batch size, and what the script must change for it."""
+    """Return what is not promised of the recommended precision or batch size, and what the script must change."""
     rule, script = recipe.learning_rate_rule, recipe.workload.script
     if rule is None:
-        return []
+        effect = describe_precision(Configuration(recipe.configuration), Configuration(recipe.baseline))
+        return [f"{effect.capitalize()}."] if effect and not recipe.answers else []
     said = [NOT_PROMISED]
     if rule.same_loss is None:
         size = Configuration(recipe.configuration).update_size

@@ -9,6 +9,7 @@ from autotune.data.models import Count, Positive
 from autotune.data.record import Rule
 from autotune.recipe.evidence import BestCandidate, Knobs, Part
 from autotune.space.configuration import Configuration
+from autotune.space.knobs import PRECISIONS
 from autotune.stats.same_loss import NOT_REACHED
 
 NOTHING_SHOWN = "the baseline: nothing faster was shown"
@@ -43,7 +44,7 @@ class Answer(Part):
     speedup: Interval = Field(description="Samples per second, over the baseline's.")
     throughput: Interval = Field(description="Samples per second in a long training.")
     confirmed: bool = Field(description="In fresh processes; else it is the search's figure: a hint, never a claim.")
-    learning_rate_rule: LearningRateRule | None = Field(None, description="Null where nothing about learning changes.")
+    learning_rate_rule: LearningRateRule | None = Field(None, description="Null where the batches are the same.")
 
 
 def describe_answers(
@@ -91,8 +92,9 @@ def describe_answers(
 def _describe_same(same: Answer | None, closest: BestCandidate | None, baseline: Configuration) -> str:
     """Return the answer of the same training in words."""
     if same is not None:
-        changes = Configuration(same.configuration).describe(baseline)
-        return f"{same.speedup.shown()}   {changes}   nothing about learning changes"
+        configuration = Configuration(same.configuration)
+        effect = describe_precision(configuration, baseline) or "nothing about learning changes"
+        return f"{same.speedup.shown()}   {configuration.describe(baseline)}   {effect}"
     if closest is None or not closest.may_be_faster:
         return NOTHING_SHOWN
     candidate = Configuration(closest.configuration)
@@ -100,6 +102,16 @@ def _describe_same(same: Answer | None, closest: BestCandidate | None, baseline:
         return NOTHING_SHOWN
     best = f"×{closest.estimate.value:.3g} {candidate.describe(baseline)}"
     return f"the baseline; nothing faster is confirmed, and the best so far is {best}"
+
+
+def describe_precision(configuration: Configuration, baseline: Configuration) -> str:
+    """Return how the precision of a configuration differs from the baseline's; empty where it does not."""
+    sides = [
+        (PRECISIONS.index(str(side.get("precision", "float32"))), bool(side.get("tensor_float_32", False)))
+        for side in (configuration, baseline)
+    ]
+    lower = any(own > usual for own, usual in zip(*sides, strict=True))
+    return "" if sides[0] == sides[1] else f"same batches, {'lower' if lower else 'higher'} precision"
 
 
 def how_soon(speedup: Interval) -> str:

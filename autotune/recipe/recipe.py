@@ -99,7 +99,7 @@ class Recipe(Part):
     baseline: Knobs
     evidence: Evidence
     candidate: BestCandidate | None = Field(None, description="What came closest, when nothing is recommended.")
-    learning_rate_rule: LearningRateRule | None = Field(description="Null where nothing about learning changes.")
+    learning_rate_rule: LearningRateRule | None = Field(description="Null where the batches are the same.")
     same_training: Answer | None = Field(None, description="The fastest at the script's own batch size, if confirmed.")
     larger_batch: Answer | None = Field(
         None, description="The best with another batch size; null where none was tried."
@@ -383,7 +383,7 @@ class Recipe(Part):
         return self._with(None)
 
     def with_same_training(self) -> Self:
-        """Return the recipe of the fastest configuration that changes nothing about learning; perhaps the baseline.
+        """Return the recipe of the fastest configuration of the same batches; perhaps the baseline.
 
         Raises:
             RecipeError: The run looked for something else, whatever the batch size.

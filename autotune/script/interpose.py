@@ -65,6 +65,7 @@ class Wrappers:
         self.settings, self.hooks, self.directory, self.scratch = settings, hooks, directory, scratch
         self.compiled_at: Site | None = None  # the script's last `compile`, and its `jit_compile`
         self.jit_compile: Any = "auto"
+        self.set_at: dict[str, Site] = {}  # where the script sets knobs that have no call sites, and `floatx`
         self._inert = 0
 
     def install(self) -> None:
@@ -117,6 +118,10 @@ class Wrappers:
         policy = precision.set_global_policy  # also `keras.config.set_dtype_policy`
         self._at_site(precision, "set_global_policy", functools.partial(self._set_knob, "precision"))
         replace_everywhere(policy, precision.set_global_policy, below=(keras.__name__,))
+        setattr(sys.modules[policy.__module__], policy.__name__, policy)  # Keras 3 calls it for the first layer
+        backend, floatx = keras.backend, keras.backend.set_floatx
+        self._at_site(backend, "set_floatx", functools.partial(self._set_knob, "floatx"))  # no knob: it keeps its value
+        replace_everywhere(floatx, backend.set_floatx, below=(keras.__name__,))
         self._at_site(owner_of(keras.Model, "compile"), "compile", self._compile)
         self._at_site(owner_of(keras.Model, "fit"), "fit", self._fit)
         for name in ("evaluate", "predict"):
@@ -148,8 +153,9 @@ class Wrappers:
         with self.inert():
             return usual(*arguments, **named)
 
-    def _set_knob(self, knob: str, usual: Callable[..., Any], _: Site, bound: BoundArguments) -> Any:
+    def _set_knob(self, knob: str, usual: Callable[..., Any], site: Site, bound: BoundArguments) -> Any:
         """Call a function that sets one value, with the knob's value instead of the script's."""
+        self.set_at[knob] = site
         (value,) = bound.arguments.values()
         return usual(self.settings.value(knob, value))
 

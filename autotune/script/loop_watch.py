@@ -64,6 +64,7 @@ class LoopWatch:
         self.parts = 1  # batches of the dataset that a step reads: one per replica, where a function makes the dataset
         self.strategy = ""  # the name of the `tf.distribute` strategy that runs the steps
         self.optimizers: WeakValueDictionary[int, Any] = WeakValueDictionary()  # all that update weights
+        self.layers: WeakValueDictionary[int, Any] = WeakValueDictionary()  # all that were called, if they are watched
         self.step_function: Site | None = None  # the largest `tf.function` that updates weights and XLA can compile
         self.jit_compile = False  # the script compiles it
         self.wait_seconds = 0.0  # how long reading has taken
@@ -254,6 +255,7 @@ class LoopWatch:
 
     def _call_layer(self, usual: Callable[..., Any], layer: Any, *arguments: Any, **named: Any) -> Any:
         self._forward_calls += not self._calls
+        self.layers[id(layer)] = layer
         if arguments:
             length = _length(arguments[0])  # in a trace, where it is known
             self._last_length = max(length, self._last_length) if self._calls else length or self._last_length

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ from autotune.script.work import (
 )
 from autotune.space.configuration import ONE_STEP
 from autotune.space.keras_in_use import keras_in_use
-from autotune.space.knobs import AS_WRITTEN, KNOBS, STRATEGY_KNOBS, Device, Stage
+from autotune.space.knobs import ALLOW_PRECISION, AS_WRITTEN, KNOBS, PRECISION_KNOBS, STRATEGY_KNOBS, Device, Stage
 from autotune.training.pipeline import batch_length
 
 _XLA = [name for name in KNOBS if name == "jit_compile" or name.startswith("xla_")]
@@ -135,6 +135,7 @@ def facts_of_fit(
         epochs=call.epochs,
         ends_early=early_ends(arguments["callbacks"], call.model, context.own_files, context.directory),
         optimizers=() if optimizer is None else (optimizer,),
+        typed=(*call.model._flatten_layers(), *call.model.trainable_weights),
         callbacks=arguments["callbacks"],
         tunes_steps=tunes_steps,
     )
@@ -163,6 +164,7 @@ def facts_of_loop(watch: LoopWatch, examples: int, context: ScriptContext) -> Wo
         _not_reached_by_loop(watch, dataset) | ({"batch_size": f"{why}; {_UNLOCK}"} if why else {}),
         batch_size,
         optimizers=tuple(watch.optimizers.values()),
+        typed=(*watch.layers.values(), *watch.trained_weights()),
         loop=loop,
         trains=Trains.LOOP,
         step_function=watch.step_function,
@@ -179,6 +181,7 @@ def _facts(
     batch_size: int,
     *,
     optimizers: Sequence[Any],
+    typed: Iterable[Any],
     callbacks: Any = (),
     loop: StepLoop | None = None,
     validates: bool = False,
@@ -193,6 +196,7 @@ def _facts(
         reasons: Why knobs do not reach the training.
         batch_size: The script's.
         optimizers: That update weights.
+        typed: Layers and weights of the model.
         callbacks: Of `fit`.
         loop: Of the script's own; None for `fit`.
         validates: It validates.
@@ -206,6 +210,8 @@ def _facts(
     if "num_parallel_calls" not in sites:
         reasons.setdefault("num_parallel_calls", _NO_MAP)
     reasons |= _set_by_script(context)
+    if settings is None or not settings.allow_precision:
+        reasons |= _chosen_precision(context.wrappers.set_at, typed)
     if settings is not None and settings.allow_cache:
         cached, why = (None, _NO_DATASET) if dataset is None else cacheable_map(dataset)
         if cached is None:
@@ -303,6 +309,21 @@ def _set_by_script(context: ScriptContext) -> dict[str, str]:
         for name, variable in variables.items()
         if variable in context.variables or os.environ.get(variable) != context.environment.get(variable)
     }
+
+
+def _chosen_precision(set_at: Mapping[str, Site], typed: Iterable[Any]) -> dict[str, str]:
+    """Return why knobs of precision do not vary: the script sets them, or some layers and weights have own dtypes."""
+    import tensorflow as tf
+
+    sites = {"precision": set_at["floatx"], **set_at} if "floatx" in set_at else set_at
+    reasons = {name: f"{sites[name]} chooses it; {ALLOW_PRECISION}" for name in PRECISION_KNOBS if name in sites}
+    policy = str(apply.in_force()["precision"])
+    usual = {policy.removeprefix("mixed_"), "float32" if policy.startswith("mixed_") else policy}
+    for part in typed:
+        dtype = getattr(part, "compute_dtype", None) or part.dtype  # a policy of its own, or a variable's type
+        if dtype and tf.as_dtype(dtype).is_floating and (name := tf.as_dtype(dtype).name) not in usual:
+            reasons.setdefault("precision", f"{part.name} has the dtype {name}; {ALLOW_PRECISION}")
+    return reasons
 
 
 def _not_reached_by_loop(watch: LoopWatch, dataset: Any) -> dict[str, str]:

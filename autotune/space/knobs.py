@@ -23,6 +23,8 @@ from autotune.space.variables import TF_XLA, XLA, variable_fields
 
 AS_WRITTEN = "as_written"
 """Of a script's calls that differ among themselves: each keeps its own value."""
+PRECISIONS = ("float64", "float32", "mixed_bfloat16", "mixed_float16", "bfloat16", "float16")
+"""Keras's dtype policies for floating-point numbers, from the highest precision to the lowest."""
 
 
 class Stage(enum.StrEnum):
@@ -111,6 +113,12 @@ _INPUT_WAITS = attrgetter("waits_for_input")  # of a `Situation`
 _ARITHMETIC: dict[str, Any] = {"numerics": Numerics.ARITHMETIC, "plain": False}
 _OF_SCRIPT: dict[str, Any] = {"default": None, "stage": Stage.PIPELINE, "structural": True, "of_workload": True}
 _OF_STRATEGY: dict[str, Any] = {"stage": Stage.SCOPE, "of_workload": True}
+
+
+def _read_policy(tf: Any) -> str:
+    policy = keras_module().mixed_precision.global_policy()
+    computes_in = str(policy.compute_dtype)
+    return computes_in if computes_in == policy.variable_dtype else f"mixed_{computes_in}"
 
 
 def _same_memory(value: KnobValue) -> int:
@@ -320,13 +328,13 @@ _TABLE = (
     Knob(
         name="precision",
         summary="Keras dtype policy: what the layers compute in",
-        domain=Domain(words=("float32", "mixed_bfloat16", "mixed_float16")),
+        domain=Domain(words=PRECISIONS),
         default="float32",
         stage=Stage.BUILD,
         set=lambda tf, policy: keras_module().mixed_precision.set_global_policy(policy),
-        read=lambda tf: str(keras_module().mixed_precision.global_policy().name),
+        read=_read_policy,
         capability={"mixed_float16": 7.0, "mixed_bfloat16": 8.0},  # NVIDIA's tensor cores: Volta, Ampere
-        memory=lambda policy: int(policy == "float32"),
+        memory=lambda policy: {"float64": 2, "float32": 1}.get(str(policy), 0),
         numerics=Numerics.ARITHMETIC,
         plain="float32",
         changes=tuple(change(exactly(policy)) for policy in ("mixed_bfloat16", "mixed_float16", "float32")),
@@ -528,6 +536,9 @@ _TABLE = (
     ),
 )
 
+PRECISION_KNOBS = ("precision", "tensor_float_32")
+"""They stay as a script or workload sets them, unless the user allows another precision."""
+ALLOW_PRECISION = "--allow-precision varies it"
 STRATEGY_KNOBS = ("strategy", "replicas", "cross_device", "auto_shard_policy", "per_replica_buffer_size")
 """They exist only where a seat has several devices, and in the recipes of such searches."""
 KNOBS: dict[str, Knob] = {knob.name: knob for knob in _TABLE}

@@ -16,14 +16,14 @@ FEWEST_STEPS = 9
 Curve = Sequence[float | None]  # losses by step; None for one that was not finite
 
 
-def check_parity(float32: Sequence[Curve], curve: Curve) -> Check:
-    """Check that a loss curve ends where float32 without XLA may end."""
+def check_parity(float32: Sequence[Curve], curve: Curve, precision: str = "float32") -> Check:
+    """Check that a loss curve ends where float32 without XLA may end, or another `precision` of the reference."""
     # The first of `float32` begins with the weights of `curve`; the spread over all says what weights make of it.
     steps = min([len(curve), *map(len, float32)], default=0)
     if steps < FEWEST_STEPS:
         return cannot_tell(f"{steps} step{' was' if steps == 1 else 's were'} seen, {FEWEST_STEPS} are needed")
     if any(None in losses[:steps] for losses in float32):
-        return cannot_tell("float32 without XLA itself has a loss that is not finite")
+        return cannot_tell(f"{precision} without XLA itself has a loss that is not finite")
     if None in curve[:steps]:
         return Check(name=NAME, passed=False, detail=f"no finite loss at step {curve.index(None) + 1}")
     ends = [_late(losses[:steps]) for losses in float32]
@@ -31,14 +31,14 @@ def check_parity(float32: Sequence[Curve], curve: Curve) -> Check:
     tolerance = max(_half_width(ends) * math.sqrt(2), LEAST_TOLERANCE * fall)
     falls = f"by {fall:.3g}, and other weights make {tolerance:.3g} of difference"
     if fall <= tolerance:
-        return cannot_tell(f"within {steps} steps float32 falls {falls}")
+        return cannot_tell(f"within {steps} steps {precision} falls {falls}")
     own = _late(curve[:steps])
     return Check(
         name=NAME,
         passed=own - ends[0] <= tolerance,
         value=own - ends[0],
         limit=tolerance,
-        detail=f"after {steps} steps the loss is {own:.4g}, in float32 without XLA {ends[0]:.4g} from the same "
+        detail=f"after {steps} steps the loss is {own:.4g}, in {precision} without XLA {ends[0]:.4g} from the same "
         f"weights and batches; it fell {falls}",
     )
 

@@ -41,8 +41,9 @@ def numerics_of(configuration: Configuration) -> tuple[object, ...]:
 
 
 def plain_numerics(baseline: Configuration, *, batch_size: int) -> Configuration:
-    """Return the baseline at a batch size, in float32 without XLA: what numerics are compared with."""
-    plain = {name: KNOBS[name].plain for name in baseline}
+    """Return the baseline at a batch size, without XLA in float32 or higher: what numerics are compared with."""
+    is_higher = baseline.get("precision") == "float64"
+    plain = {name: KNOBS[name].plain for name in baseline if name != "precision" or not is_higher}
     changes = {name: value for name, value in plain.items() if value is not None}
     return baseline.replace(**changes, batch_size=batch_size)
 
@@ -148,7 +149,9 @@ def compare_numerics(trainings: Trainings, configuration: Configuration) -> Chec
     run = trainings.run
     plain = plain_numerics(run.baseline, batch_size=configuration.batch_size)
     if numerics_of(configuration) == numerics_of(plain):
-        return Check(name=NAME, passed=True, value=0.0, limit=0.0, detail="computes in float32 without XLA")
+        return Check(
+            name=NAME, passed=True, value=0.0, limit=0.0, detail=f"computes in {plain['precision']} without XLA"
+        )
     check = _compared(trainings, configuration, plain)
     if not check.tells:
         run.observe(Notice(text=f"numerics parity of {run.changes(configuration)}: {check.detail}"))
@@ -166,7 +169,7 @@ def _compared(trainings: Trainings, configuration: Configuration, plain: Configu
         float32 = trainings.curves(plain, recorded=size, seeds=PARITY_SEEDS, steps=PARITY_STEPS, seconds=seconds)
     except TrialFailed as failure:
         refuse_lost(failure, run)
-        return cannot_tell(f"float32 without XLA gave no losses at batch_size={size}: {failure.reason}")
+        return cannot_tell(f"{plain['precision']} without XLA gave no losses at batch_size={size}: {failure.reason}")
     if not float32 or not float32[0]:
         return cannot_tell("the model reports no loss")
     try:
@@ -180,7 +183,7 @@ def _compared(trainings: Trainings, configuration: Configuration, plain: Configu
         if failure.outcome is Outcome.TIMEOUT:
             return cannot_tell("its losses did not come within the time there was")
         return Check(name=NAME, passed=False, detail=failure.reason)
-    return check_parity(float32, own[0])
+    return check_parity(float32, own[0], str(plain["precision"]))
 
 
 def refuse_lost(failure: TrialFailed, run: Run) -> None:

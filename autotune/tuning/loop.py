@@ -36,7 +36,7 @@ from autotune.tuning.confirmation import FreshPairs, LeaderTrials
 from autotune.tuning.events import Notice
 from autotune.tuning.knowledge import Knowledge, LearningResult, parity_checks
 from autotune.tuning.leaders import Leaders
-from autotune.tuning.learning import NotMeasured, Trainings, branch, compare_numerics, numerics_of
+from autotune.tuning.learning import NotMeasured, Trainings, branch, compare_numerics, numerics_of, plain_numerics
 from autotune.tuning.policy import (
     LEARNING_AGAIN_SHARE,
     SAFELY_LONGER,
@@ -448,7 +448,8 @@ class Loop:
         """See whether a leader learns as float32 without XLA does."""
         run, began = self._run, self._run.clock()
         seat.end_baseline(examine=False)
-        heading = f"comparing losses with float32 without XLA: {run.changes(trial.configuration)}"
+        plain = plain_numerics(run.baseline, batch_size=run.baseline.batch_size)["precision"]
+        heading = f"comparing losses with {plain} without XLA: {run.changes(trial.configuration)}"
         ends = min(began + self._check_seconds, self._options.searching - CLOSING_SECONDS)
         try:
             with Trainings(run, seat=seat.name, ends=ends, heading=heading) as trainings:

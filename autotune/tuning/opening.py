@@ -38,8 +38,10 @@ from autotune.tuning.seat import BASELINE_SECONDS, Seat
 from autotune.tuning.surroundings import (
     adopt_imported_settings,
     baseline_warnings,
+    chosen_precision,
     foreign_load,
     instabilities,
+    not_varied_notes,
     refit_notes,
     refuse_knobs_that_cannot_act,
     script_notes,
@@ -72,10 +74,11 @@ def prepare_script(
 
     Raises ArgumentError if such an option is given for a `Workload`.
     """
-    said = {name: getattr(options, name) for name in ("fit", "loss", "allow_writes", "allow_cache")}
+    names = ("fit", "loss", "allow_writes", "allow_cache", "allow_precision")
+    said = {name: getattr(options, name) for name in names}
     if reference.script is None:
         for name, given in said.items():
-            if given:
+            if given and name != "allow_precision":
                 option = name.replace("_", "-")
                 raise ArgumentError(f"--{option} is for scripts, and {reference} is a Workload", hint="Leave it out.")
         yield reference
@@ -217,6 +220,7 @@ def _new_run(invocation: Invocation, facts: WorkloadFacts, device: Device, inter
     options, earlier, script = invocation.options, invocation.earlier, facts.script
     baseline = baseline_of(facts, str(invocation.reference), device, invocation.observe)
     no_branches = _why_no_branches(invocation, script)
+    chosen = {} if options.allow_precision else chosen_precision(baseline)
     return Run(
         directory=invocation.directory,
         executor=invocation.executor,
@@ -228,7 +232,7 @@ def _new_run(invocation: Invocation, facts: WorkloadFacts, device: Device, inter
         observe=invocation.observe,
         interruptions=interruptions,
         rng=random.Random(options.seed),
-        not_reached={} if script is None else script.not_reached,
+        not_reached=chosen if script is None else chosen | script.not_reached,
         objective=options.objective,
         unit="samples" if script is None else script.unit,
         baseline=_set_global_batch(baseline, options.global_batch, facts),
@@ -301,8 +305,9 @@ def _notices(opened: Opened) -> Iterator[str]:
         yield f"strategy is not varied: {NOT_ACCUMULATED}"
     own = {} if script is None else script.variables
     yield from variables.environment_notes({**os.environ, **own}, opened.machine.packages.get("tensorflow", ""))
+    yield from not_varied_notes(opened.run.not_reached, warm.started.devices, opened.device)
     if script is not None:
-        yield from script_notes(script, warm.ready_seconds, warm.started.devices, opened.device)
+        yield from script_notes(script, warm.ready_seconds)
     yield from baseline_warnings(facts, warm, opened.device)
     yield from refit_notes(script, slices)
     yield from instabilities(slices)
@@ -400,8 +405,7 @@ def choose_space(written: SearchSpace | None, opened: Opened, options: Options) 
     fixed = dict.fromkeys(opened.warm.started.set_by_dataset, "the workload's dataset() sets it itself")
     if options.fixed_batch:
         fixed["batch_size"] = "kept by --fixed-batch"
-    if opened.facts.script is not None:
-        fixed |= opened.facts.script.not_reached
+    fixed |= opened.run.not_reached
 
     def resolve(space: SearchSpace) -> ResolvedSpace:
         if opened.device is Device.GPU:

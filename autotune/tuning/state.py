@@ -49,7 +49,7 @@ class Candidate:
 
     @property
     def is_same_training(self) -> bool:
-        """Return whether nothing about learning changes."""
+        """Return whether the batches are the baseline's."""
         return self.batch_ratio == 1
 
     @property
@@ -87,7 +87,7 @@ class Leader:
 
     @property
     def is_same_training(self) -> bool:
-        """Return whether nothing about learning changes."""
+        """Return whether the batches are the baseline's."""
         return self.batch_ratio == 1
 
 
@@ -135,7 +135,7 @@ class State:
 
     @cached_property
     def same_training(self) -> Leader | None:
-        """The confirmed leader that changes nothing about learning."""
+        """The confirmed leader of the same batches."""
         return self.champions.get(1.0)
 
     @cached_property

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from autotune.data.errors import WorkloadError
 from autotune.data.facts import NO_XLA, ScriptFacts, Trains, WorkloadFacts
@@ -16,7 +16,7 @@ from autotune.data.printable import plural, time_in_words
 from autotune.data.record import Slice
 from autotune.runtime.executor import WarmUp
 from autotune.space.configuration import Configuration, format_value
-from autotune.space.knobs import KNOBS, STRATEGY_KNOBS, Device, Stage
+from autotune.space.knobs import ALLOW_PRECISION, KNOBS, PRECISION_KNOBS, STRATEGY_KNOBS, Device, Stage
 from autotune.stats.disturbance import gpu_load_of, load_of
 from autotune.stats.stability import MOST_RETRACES, MOST_SKIPPED, RETRACING_ADVICE
 
@@ -71,9 +71,27 @@ def refuse_knobs_that_cannot_act(facts: WorkloadFacts, *, where: str) -> None:
             )
 
 
-def script_notes(
-    script: ScriptFacts, ready_seconds: float, devices: int = 1, device: Device = Device.CPU
-) -> Iterator[str]:
+def chosen_precision(baseline: Configuration) -> dict[str, str]:
+    """Return the knobs of precision that do not vary because the workload has set them, and why."""
+    chosen = {name: baseline[name] for name in PRECISION_KNOBS if name in baseline}
+    return {
+        name: f"the workload chooses {name}={format_value(value)}; {ALLOW_PRECISION}"
+        for name, value in chosen.items()
+        if value != KNOBS[name].default
+    }
+
+
+def not_varied_notes(not_reached: Mapping[str, str], devices: int = 1, device: Device = Device.CPU) -> Iterator[str]:
+    """Yield a notice for each reason why knobs do not vary."""
+    by_reason: dict[str, list[str]] = {}
+    for name, why in not_reached.items():
+        if device in KNOBS[name].devices and (devices > 1 or name not in STRATEGY_KNOBS):
+            by_reason.setdefault(why, []).append(name)
+    for why, names in by_reason.items():
+        yield f"not varied: {', '.join(names)}: {why}"
+
+
+def script_notes(script: ScriptFacts, ready_seconds: float) -> Iterator[str]:
     """Yield what to know of how a script is tuned; `ready_seconds` is what its baseline took to be warm."""
     if len({fit.site and fit.site.key for fit in script.fits}) > 1:
         chosen = script.fits[script.fit - 1]
@@ -83,12 +101,6 @@ def script_notes(
         )
     if script.left_out:
         yield f"trials omit these writers: {', '.join(script.left_out)}"
-    by_reason: dict[str, list[str]] = {}
-    for name, why in script.not_reached.items():
-        if device in KNOBS[name].devices and (devices > 1 or name not in STRATEGY_KNOBS):
-            by_reason.setdefault(why, []).append(name)
-    for why, names in by_reason.items():
-        yield f"not varied: {', '.join(names)}: {why}"
     yield from script.batch_notes
     if script.ends_early:
         whole = plural(script.epochs or 1, "epoch")

@@ -57,6 +57,7 @@ SCRIPTS = {
     "legacy_loop": in_keras_2(LOOP).replace("keras.optimizers.SGD(0.01)", LEGACY),
     "sequence": SEQUENCE,
     "uncounted": UNCOUNTED,
+    "floatx": "import tf_keras\ntf_keras.backend.set_floatx('float64')\n" + in_keras_2(ARRAYS),
 }
 FITS = ("dataset", "arrays", "legacy")
 
@@ -80,7 +81,7 @@ def test_a_survey_tells_the_keras_and_the_scripts_own_values(surveyed):
     assert {facts.keras for facts in surveyed.values()} == {KerasVersion.KERAS_2}
     own = {name: facts.script.baseline for name, facts in surveyed.items()}
     assert own["dataset"]["jit_compile"] is False, "Keras 2 has no rule by which it turns XLA on"
-    assert own["dataset"]["precision"] == "float32"
+    assert (own["dataset"]["precision"], own["floatx"]["precision"]) == ("float32", "float64")
     assert {name: own["sequence"][name] for name in ("workers", "use_multiprocessing", "max_queue_size")} == {
         "workers": 2,
         "use_multiprocessing": False,
@@ -89,6 +90,8 @@ def test_a_survey_tells_the_keras_and_the_scripts_own_values(surveyed):
     reasons = {name: facts.script.not_reached for name, facts in surveyed.items()}
     assert "one iterator" in reasons["arrays"]["persistent_iterator"]
     assert "persistent_iterator" not in reasons["dataset"]
+    assert reasons["floatx"]["precision"].startswith("set_floatx() in train.py, line 2 chooses it")
+    assert "precision" not in reasons["dataset"]
     assert "known cardinality" in reasons["uncounted"]["steps_per_execution"]
     assert "steps_per_execution" not in reasons["dataset"]
 

@@ -77,6 +77,20 @@ model.fit(tf.data.Dataset.zip(tuple(parts)))
     "policy": "import keras\nkeras.mixed_precision.set_global_policy('mixed_bfloat16')\n"
     + COMPILED
     + "tf.config.threading\nmodel.fit(x, y)\n",
+    "policy_object": "import keras\nkeras.config.set_dtype_policy(keras.DTypePolicy('mixed_float16'))\n"
+    + COMPILED
+    + "model.fit(x, y)\n",
+    "floatx": "from keras.config import set_floatx\nset_floatx('float64')\n" + COMPILED + "model.fit(x, y)\n",
+    "floatx_allowed": "import keras\nkeras.backend.set_floatx('float16')\n" + COMPILED + "model.fit(x, y)\n",
+    "layers_in_float64": COMPILED.replace("layers.Dense(1)", "layers.Dense(1, dtype='float64', name='wide')")
+    + "model.fit(x, y)\n",
+    "last_layer_in_float32": "import keras\nkeras.config.set_floatx('float32')\n"
+    + COMPILED.replace("layers.Dense(1)", "layers.Dense(1, dtype='float32')")
+    + "model.fit(x, y)\n",
+    "loop_in_float64": TAPE.replace("layers.Dense(1)", "layers.Dense(1, dtype='float64', name='wide')").replace(
+        "- labels", "- tf.cast(labels, 'float64')"
+    )
+    + "step = tf.function(step)\nfor epoch in range(4):\n    for a, b in batches:\n        step(a, b)\n",
     "two_fits": COMPILED + "model.fit(x, y, epochs=2)\nmodel.fit(x, y, epochs=50)\nmodel.fit(x, y, epochs=3)\n",
     "wrong_fit": COMPILED + "model.fit(x, y)\nmodel.fit(x, y)\n",
     "callbacks": COMPILED
@@ -352,6 +366,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "wrong_fit": {"fit": 3},
     "cacheable": {"allow_cache": True},
     "cached": {"allow_cache": True},
+    "floatx_allowed": {"allow_precision": True},
 }
 FILES = {"overwrites": {"kept.txt": "old", "train.log": "old"}, "removes": {"out/model.txt": "weights"}}
 
@@ -446,6 +461,29 @@ def test_steps_per_epoch_follow_only_where_they_are_the_datas(told):
 def test_what_a_script_sets_itself_is_its_baseline(told):
     assert script(told, "policy")["baseline"]["precision"] == "mixed_bfloat16"
     assert script(told, "schedule")["schedule"] == "CosineDecay"
+
+
+@pytest.mark.parametrize(
+    ("name", "precision", "reason"),
+    [
+        ("policy", "mixed_bfloat16", "set_global_policy() in train.py, line 2 chooses it"),
+        ("policy_object", "mixed_float16", "set_dtype_policy() in train.py, line 2 chooses it"),
+        ("floatx", "float64", "set_floatx() in train.py, line 2 chooses it"),
+        ("layers_in_float64", "float32", "wide has the dtype float64"),
+        ("last_layer_in_float32", "float32", "set_floatx() in train.py, line 2 chooses it"),
+        ("loop_in_float64", "float32", "wide has the dtype float64"),
+    ],
+)
+def test_a_precision_that_a_script_chooses_is_not_varied(told, name, precision, reason):
+    found = script(told, name)
+    assert found["baseline"]["precision"] == precision
+    assert found["not_reached"]["precision"] == f"{reason}; --allow-precision varies it"
+
+
+def test_a_precision_varies_where_none_is_chosen_or_it_is_allowed(told):
+    assert script(told, "floatx_allowed")["baseline"]["precision"] == "float16"
+    for name in ("floatx_allowed", "pipeline", "tape"):
+        assert "precision" not in script(told, name)["not_reached"]
 
 
 def test_a_variable_that_a_script_sets_itself_is_not_varied(told):
