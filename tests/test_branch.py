@@ -1,7 +1,12 @@
-"""Which batches of a recording are for the probe, and which are trained on."""
+"""Which batches of a recording are for the probe, and which state a training cannot begin with."""
 
+from types import SimpleNamespace
+
+import numpy as np
 import pytest
 
+from autotune.runtime.failures import TrainingFailed
+from autotune.training import branch
 from autotune.training.branch import probe_distance
 
 
@@ -11,3 +16,27 @@ from autotune.training.branch import probe_distance
 def test_a_fifth_at_most_is_for_the_probe_and_never_more_than_is_wanted(batches, probes, kept):
     distance = probe_distance(batches, probes)
     assert len(range(distance - 1, batches, distance)) == kept
+
+
+class Optimizer:
+    """Has made no variables yet in the training that was saved."""
+
+    variables = (np.zeros(3),)
+
+
+@pytest.mark.parametrize(
+    ("optimizers", "why"),
+    [
+        ({"critic": Optimizer(), "others": {"maker": Optimizer()}}, "gan.critic, gan.others: the model has optimizers"),
+        ({"others": {"decay": 0.5}}, "optimizer state do not fit the model of this configuration"),
+    ],
+)
+def test_optimizers_whose_state_is_not_saved_are_named(tmp_path, monkeypatch, optimizers, why):
+    api = SimpleNamespace(
+        optimizer_bases=lambda: (Optimizer,), optimizer_variables=lambda optimizer: optimizer.variables
+    )
+    monkeypatch.setattr(branch, "keras_api", lambda: api)
+    np.savez(tmp_path / "state.npz", **{"weight 0": np.zeros(2)})
+    model = SimpleNamespace(name="gan", optimizer=Optimizer(), weights=[np.zeros(2)], **optimizers)
+    with pytest.raises(TrainingFailed, match=why):
+        branch._read_state(model, str(tmp_path / "state.npz"))

@@ -265,7 +265,9 @@ class LoopTraining(TrialHooks):
                 self._end()
             return
         if self._trial is None:
+            took = time.perf_counter() - (self._watch.step_began_at or time.perf_counter())
             self._trial = self._begin(examples)
+            self._trial.clock.note_begun(took)
         elif self._restarted:
             self._trial.clock.restarted(self._watch.read_at or time.perf_counter())
         self._restarted = False

@@ -69,6 +69,7 @@ class LoopWatch:
         self.jit_compile = False  # the script compiles it
         self.wait_seconds = 0.0  # how long reading has taken
         self.read_at: float | None = None  # when an element was last read
+        self._called_at: float | None = None  # when a call that updates weights was last made, where it is a step
         self.work: list[int] = []  # calls of layers and functions before each update, where no dataset is read
         self._last_read: Any = None  # the iterator that was last read, and the element, until that has been used
         self._updates = 0  # since the last step
@@ -156,6 +157,11 @@ class LoopWatch:
     def work_varies(self) -> bool:
         """True if updates take different numbers of calls. The first may build the model as well."""
         return self.by_call and self.dataset is None and len(set(self.work[1:])) > 1
+
+    @property
+    def step_began_at(self) -> float | None:
+        """When the step that ends now has begun: its input was read, or its function called; None if not known."""
+        return self._called_at if self.by_call else self.read_at
 
     # ------------------------------------------------------------------------------------------ reading
 
@@ -245,11 +251,13 @@ class LoopWatch:
         outermost = not self._calls
         self._forward_calls += outermost
         self._calls.append((function, arguments))
+        began = time.perf_counter()
         try:
             result = usual(function, *arguments, **named)
         finally:
             self._calls.pop()
         if outermost and function in self._updating:
+            self._called_at = began
             self._update(id(function), arguments, _scalars(result))
         return result
 
@@ -298,6 +306,7 @@ class LoopWatch:
                 return
 
     def _train_on_batch(self, usual: Callable[..., Any], model: Any, x: Any, *arguments: Any, **named: Any) -> Any:
+        self._called_at = time.perf_counter()
         with self._wrappers.inert():
             result = usual(model, x, *arguments, **named)
         self.optimizers[id(model.optimizer)] = model.optimizer

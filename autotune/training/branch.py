@@ -119,10 +119,22 @@ def _read_state(model: keras.Model, file: str) -> dict[str, Any]:
         state = {name: saved[name] for name in saved.files}
     shapes = {name: tuple(values.shape) for name, values in state.items()}
     if shapes != {name: tuple(variable.shape) for name, variable in variables.items()}:
-        raise TrainingFailed(
-            Outcome.ERROR, "the baseline's weights and optimizer state do not fit the model of this configuration"
-        )
+        why = "the baseline's weights and optimizer state do not fit the model of this configuration"
+        if own := _own_optimizers(model):
+            why = f"{', '.join(own)}: the model has optimizers beside that of compile(), and their state is not saved"
+        raise TrainingFailed(Outcome.ERROR, why)
     return state
+
+
+def _own_optimizers(model: keras.Model) -> list[str]:
+    """Return the attributes of a model that hold optimizers beside that of `compile`, as a GAN has."""
+    kinds = keras_api().optimizer_bases()
+
+    def holds(value: Any) -> bool:
+        parts = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else [value]
+        return any(isinstance(part, kinds) for part in parts)
+
+    return [f"{model.name}.{name}" for name, value in vars(model).items() if name != "optimizer" and holds(value)]
 
 
 def _assign(variables: dict[str, Any], values: dict[str, Any]) -> None:

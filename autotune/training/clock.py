@@ -209,6 +209,10 @@ class StepClock:
         if isinstance(self._timing, _ByEpochs):
             self._timing.leave_out(seconds)
 
+    def note_begun(self, seconds: float) -> None:
+        """Note that the first call began so many seconds ago."""
+        self._last_call_at = self.now() - seconds
+
     def call_ended(self, logs: Any) -> None:
         """Note that a call of the train function returned these numbers. Raises TrainingEnded at `Finish`."""
         self.logs = logs

@@ -141,6 +141,22 @@ LOOPS = {
 }
 
 
+LOOPS_THAT_COMPILE = {
+    "a dataset": "    for a, b in data.take(16).repeat(40):\n        step(a, b)\n",
+    "arrays": "    for i in range(640):\n        step(tf.constant(x[:2]), tf.constant(y[:2]))\n",
+    "arrays by Keras": "    model.compile(optimizer, 'mse')\n"
+    "    for i in range(640):\n        model.train_on_batch(x[:2], y[:2])\n",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("reads", LOOPS_THAT_COMPILE)
+def test_the_first_step_of_a_loop_is_its_compile_time(opened, reads):
+    """Tracing takes many steps' time, whatever the machine does meanwhile."""
+    ready = opened(LOOP + LOOPS_THAT_COMPILE[reads]).launch().warm_up(PATIENCE_SECONDS).ready
+    assert ready.compile_seconds > ready.call_seconds
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("reads_by", LOOPS)
 def test_what_a_loop_does_between_long_epochs_is_charged(opened, reads_by):
