@@ -74,18 +74,21 @@ class Condition:
     Args:
         pool: Whose recorded instances are played.
         shock: Scale of a Student t with three degrees of freedom, as a logarithm, by which each process differs.
+        spread: Deviation of the logarithm by which a pair of processes differs, on a disturbed machine.
         restless: By how much more than the baseline's the candidate's slices vary.
     """
 
     pool: str
     shock: float = 0.0
+    spread: float = 0.0
     restless: float = 1.0
 
     def drawn_shock(self, rng: random.Random) -> float:
         """Draw by how much a process is faster, for all its life."""
+        spread = self.spread / math.sqrt(2) * rng.gauss(0.0, 1.0) if self.spread else 0.0
         if not self.shock:
-            return 0.0
-        return self.shock * rng.gauss(0.0, 1.0) / math.sqrt(rng.gammavariate(1.5, 2.0) / 3.0)
+            return spread
+        return spread + self.shock * rng.gauss(0.0, 1.0) / math.sqrt(rng.gammavariate(1.5, 2.0) / 3.0)
 
     def lost(self, recording: Recording) -> float:
         """Return the logarithm of the throughput that a restless candidate loses: a training pays for slow slices."""

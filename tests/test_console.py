@@ -301,6 +301,7 @@ def test_no_gain_says_what_is_excluded_and_to_keep_what_there_is(recipes):
     assert exhausted in shown(recipe, excluded_gain=0.1, ended_by=EndedBy.EXHAUSTED)
     assert "no candidate could be measured (1 candidate tried" in shown(recipe, excluded_gain=None)
     assert "Best candidate" not in text
+    assert "vary too much to exclude a gain" in shown(recipe, excluded_gain=6.7e14)
     assert "Training code that trains like it needs no change." in text
     assert "NumPy arrays passed to fit, or a tf.distribute strategy" in text
     assert "Recipe.load" not in text

@@ -316,13 +316,12 @@ def tuned(results, name, trials, /, *, watcher=None, **options):
 def test_a_second_run_begins_with_the_leaders_of_the_first_and_settles_soon(tmp_path):
     first, searched, _ = tuned(tmp_path, "simulated/one", simulated_trials(SPEED, **QUIET))
     watcher = Watcher()
-    second, tried, confirmed = tuned(tmp_path, "simulated/two", simulated_trials(SPEED, **QUIET), watcher=watcher)
+    second, tried, _ = tuned(tmp_path, "simulated/two", simulated_trials(SPEED, **QUIET), watcher=watcher)
     assert first.evidence.verdict is second.evidence.verdict is Verdict.FASTER
     assert tried[0].configuration == first.configuration
     assert len(searched) > 8
     assert len(tried) == 2
     assert second.evidence.ended_by is EndedBy.SETTLED
-    assert max(record.ended_at_seconds for record in confirmed) < tried[1].ended_at_seconds
     assert second.created_by.started_from == ("simulated/one",)
     (notice,) = [event.text for event in watcher.of(Notice) if "earlier runs" in event.text]
     assert notice.startswith("starting from the leaders of simulated/one: ")
@@ -385,7 +384,7 @@ def test_a_run_begins_with_the_configurations_of_recipes_and_says_so(tmp_path):
     elsewhere.save(tmp_path / "elsewhere.json")
     watcher, source = Watcher(), read_recipes(tmp_path / "elsewhere.json")
     trials = simulated_trials(SPEED, **QUIET)
-    second, tried, confirmed = tuned(tmp_path, "two", trials, watcher=watcher, results=None, begin_with=source)
+    second, tried, _ = tuned(tmp_path, "two", trials, watcher=watcher, results=None, begin_with=source)
     name = "the recipe of simulated × 8 cores, TensorFlow 2.21, Keras 3"
     assert tried[0].configuration == first.configuration
     claimed = min(looks.confirmed_at_seconds for record in confirmed for looks in record.looks)

@@ -103,15 +103,37 @@ def test_claims_cover_a_candidate_that_is_more_restless_than_the_trials_that_the
 
 
 def test_the_variance_is_weighed_by_degrees_of_freedom():
-    found = claim_interval([[0.1, 0.1], [0.3, 0.3]], prior=ProcessPrior(deviation=0.1, degrees=4))
+    found = claim_interval([[0.1, 0.1], [0.3, 0.3]], prior=ProcessPrior(deviation=0.1, degrees=4, disturbed=0.0))
     variance = (4 * 0.01 + 1 * 0.02) / 5
     assert found.value == pytest.approx(0.2)
     assert found.half_width == pytest.approx(t_quantile(0.95, 5) * math.sqrt(variance / 2))
 
 
-def test_pairs_that_contradict_the_prior_stand_alone():
-    found = claim_interval([[0.0], [0.6]], prior=ProcessPrior(deviation=0.05, degrees=8))
-    assert found.half_width == pytest.approx(t_quantile(0.95, 1) * 0.3)
+@pytest.mark.parametrize("deviation", [0.02, 0.1, 0.2, 0.4])
+def test_looks_at_every_pair_of_a_disturbed_machine_claim_nothing_false(deviation):
+    """Eleven looks at 99.5% stand for 97.5%; the prior expects a quiet machine."""
+    rng, prior, worlds = random.Random(5), ProcessPrior(deviation=0.04, degrees=4), WORLDS // 4
+    false = 0
+    for _ in range(worlds):
+        means = [[rng.gauss(0.0, deviation)] for _ in range(12)]
+        false += any(
+            claim_interval(means[:count], prior=prior, confidence=0.995).low > 0 for count in range(2, len(means) + 1)
+        )
+    assert false <= 0.05 * worlds
+
+
+def test_two_pairs_of_a_disturbed_machine_still_bound_a_gain():
+    prior = ProcessPrior(deviation=0.04, degrees=4)
+    found = claim_interval([[math.log(5)], [math.log(26)]], prior=prior, confidence=0.975)
+    assert found.low > math.log(2)
+    assert found.high < math.log(60)
+
+
+def test_pairs_that_other_trials_repeated_tell_a_quiet_machine_from_a_disturbed_one():
+    quiet, disturbed = (process_prior([[[0.0, 0.01], [of, of]]] * 4, rounds=2) for of in (0.01, 0.5))
+    unknown = process_prior([], rounds=2)
+    assert quiet.disturbed < unknown.disturbed < disturbed.disturbed
+    assert quiet.half_width(2, 0.995) < unknown.half_width(2, 0.995)
 
 
 def test_two_processes_that_agree_by_chance_get_no_narrower_interval_than_other_trials_have_shown():
@@ -122,7 +144,7 @@ def test_two_processes_that_agree_by_chance_get_no_narrower_interval_than_other_
 
 def test_slices_that_vary_widen_the_interval_of_processes_that_agree():
     noisy = [[0.0, 0.4], [0.4, 0.0]]
-    found = claim_interval(noisy, prior=ProcessPrior(deviation=0.01, degrees=8))
+    found = claim_interval(noisy, prior=ProcessPrior(deviation=0.01, degrees=8, disturbed=0.0))
     assert found.half_width == pytest.approx(t_quantile(0.95, 9) * math.sqrt(0.08 / 2 / 2))
 
 
@@ -216,6 +238,12 @@ def test_nothing_is_borrowed_from_trials_that_know_nothing():
 
 def test_half_width_is_half_the_distance():
     assert LogInterval(value=1.0, low=-1.0, high=3.0, count=2).half_width == 2.0
+
+
+@pytest.mark.parametrize(("low", "high", "shown"), [(0.0, 7.6e15, False), (1.1, 120.0, False), (3.5, 38.0, True)])
+def test_bounds_that_read_like_a_fault_are_not_shown(low, high, shown):
+    text = Interval(value=11.4, low=low, high=high).shown()
+    assert text == (f"×11.40 ({low:.2f} to {high:.2f})" if shown else "×11.40 (too uncertain to tell)")
 
 
 @given(st.floats(0.01, 100.0), st.floats(0.0, 0.9), st.floats(1.0, 10.0))

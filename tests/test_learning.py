@@ -296,7 +296,7 @@ def test_leaders_of_earlier_runs_come_first_whatever_their_batch_size(tmp_path):
     trials = simulated_trials(faster_by(batch_size=2.0), noise=0.02)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tune, "starting_points", lambda found, space: leaders)
-        _, directory = quick_tune(trials, tmp_path, space=BOTH, budget=60.0, objective="time_to_loss")
+        _, directory = quick_tune(trials, tmp_path, space=BOTH, budget=90.0, objective="time_to_loss")
     tried = [record for record in directory.trials.values() if record.phase is Phase.SEARCH]
     assert [record.configuration for record in tried[:2]] == [dict(leader) for leader in leaders]
 

@@ -35,7 +35,7 @@ from autotune.tuning.state import USUAL_PRIOR
 
 SLOWER = tuple(a_candidate(number, -0.5) for number in range(1, 8))
 """Tried candidates of which a gain is excluded."""
-FAST = a_candidate(9, 0.5, processes=2)
+FAST = a_candidate(9, 1.2, processes=2)
 CONFIRMED = a_leader(9, standing=Standing.CONFIRMED, low=0.4, high=0.55, processes=4)
 NOT_SHOWN = Standing.NOT_SHOWN
 

@@ -10,6 +10,8 @@ from pydantic import Field, FiniteFloat, model_validator
 
 from autotune.data.models import Amount, Frozen, Many
 
+TOO_UNCERTAIN = 100.0  # ratio of an interval's bounds above which they are not shown
+
 
 @dataclass(frozen=True, kw_only=True)
 class LogInterval:
@@ -49,6 +51,8 @@ class Interval(Frozen, strict=True):
     def shown(self, unit: str = "×", form: str = ".2f") -> str:
         """Return `×2.57 (2.28 to 2.90)`; bounds that are the figure itself are no interval."""
         bounds = f" ({self.low:{form}} to {self.high:{form}})" if self.low < self.high else ""
+        if self.high > TOO_UNCERTAIN * self.low:
+            bounds = " (too uncertain to tell)"
         return f"{unit}{self.value:{form}}{bounds}"
 
     @property

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 UNUSED_SHARE, CLOSING_SECONDS = 0.05, 2.0  # that may be left of a budget that has ended
 WORTH_SAYING = 1.05  # the least upper bound on a gain that is worth a sentence
+LARGEST_BOUND = 9.0  # gain, as a share, above which a bound says nothing
 GOOD_SCALING = 0.7  # share of its devices' speed; a training that reaches less gets a notice
 _HELPS = {  # knobs that could help against a limit
     "input": ("num_parallel_calls", "prefetch", "data_threads", "persistent_iterator"),
@@ -66,6 +67,8 @@ def verdict_in_words(recipe: Recipe) -> str:
             found = f"nothing tried{where} can be more than {percent}% faster"
             if evidence.objective == "energy":
                 found = f"nothing tried can gain more than {percent}% in energy per sample"
+            if evidence.excluded_gain > LARGEST_BOUND:
+                found = "nothing tried was shown to be faster, and the figures vary too much to exclude a gain"
         return f"No significant gain: {found} ({tried}). Keep your current settings."
     if evidence.verdict is Verdict.UNSTABLE:
         better = "more economical" if evidence.objective == "energy" else "faster"
@@ -73,6 +76,8 @@ def verdict_in_words(recipe: Recipe) -> str:
         return f"Unstable: {failed} ({tried}). Keep your current settings."
     sentence = f"Undecided: {_why_ended(recipe)} before the answer was settled ({tried})."
     if evidence.smallest_gain_shown is not None:
+        if evidence.smallest_gain_shown > LARGEST_BOUND:
+            return f"{sentence} The figures vary too much on this machine as it is now to show any gain."
         sentence += f" Only gains of {math.ceil(100 * evidence.smallest_gain_shown)}% or more could have been shown."
     return sentence
 

@@ -17,7 +17,7 @@ CONFIDENCE = 0.95
 Measured = tuple[float, int]  # a slice as samples per second, and the examples that it trained on
 BORROWED_DEGREES = 8  # most that a trial borrows from the others: one that is noisier shows it
 LEAST_DEVIATION = 0.02  # log deviation between processes that is allowed for even where slices show none
-CONTRADICTION = 0.05  # how rarely pairs that the prior describes vary so much that they are taken to contradict it
+DISTURBED_SHARE, DISTURBED_DEVIATION = 0.2, 0.35  # how often machines are disturbed; log deviation between pairs then
 PRIOR_DEGREES = 4  # that recordings, and at most that a run's other processes, lend to a claim
 NOISY_DEVIATION = 0.179  # log deviation of single slice pairs on a disturbed machine: what is taken before any is known
 TEMPLATE_DEVIATION, TEMPLATE_DEGREES = 0.02, 14  # log deviation between forks of two templates that import the same
@@ -37,14 +37,6 @@ def t_quantile(confidence: float, degrees: float) -> float:
     from scipy import special  # takes 0.2 s to import; scipy.stats takes 1 s
 
     return float(special.stdtrit(degrees, 0.5 + confidence / 2))
-
-
-@functools.lru_cache(maxsize=512)
-def f_quantile(confidence: float, degrees: float, other_degrees: float) -> float:
-    """Return the quantile of the F distribution: of a ratio of two variances with these degrees of freedom."""
-    from scipy import special
-
-    return float(special.fdtri(degrees, other_degrees, confidence))
 
 
 def _around(mean: float, margin: float, count: int) -> LogInterval:
@@ -69,16 +61,60 @@ def mean_interval(
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessPrior:
-    """The expected spread of the means of fresh pairs of processes, from anything but these pairs."""
+    """The expected spread of the means of fresh pairs of processes, from anything but these pairs.
 
-    deviation: float
+    The machine is quiet or disturbed. Of a disturbed one, pairs vary by `DISTURBED_DEVIATION` or more.
+    """
+
+    deviation: float  # on a quiet machine
     degrees: int
     least: float = 0.0  # deviation that the processes of other trials have shown: no claim takes less
     least_degrees: int = 0  # of that
+    disturbed: float = DISTURBED_SHARE  # the chance that the machine is disturbed
 
     def half_width(self, count: int, confidence: float) -> float:
-        """Return the half-width that an interval should have after so many pairs."""
-        return t_quantile(confidence, self.degrees + count - 1) * self.deviation / math.sqrt(count)
+        """Return the half-width that an interval should have after so many pairs, if they vary as on a quiet machine.
+
+        One process shows nothing of its spread: the quiet machine's is taken.
+        """
+        if count < 2:
+            return t_quantile(confidence, self.degrees) * self.deviation
+        return _half_width(self, self.deviation**2, count, confidence)
+
+
+def _log_likelihood(expected: float, lent: float, own: float, degrees: int) -> float:
+    """Return how likely a variance between pairs is where `lent` degrees expect another, as a logarithm.
+
+    The variance has a scaled inverse chi-square prior, over which this is integrated; a constant is left out.
+    """
+    total = lent + degrees
+    squares = lent * expected + degrees * own
+    gammas = math.lgamma(total / 2) - math.lgamma(lent / 2)
+    return gammas + (lent * math.log(lent * expected) - total * math.log(squares)) / 2
+
+
+@functools.lru_cache(maxsize=4096)
+def _half_width(prior: ProcessPrior, own: float, count: int, confidence: float, predicted: float = 0.0) -> float:
+    """Return the half-width of an interval over pairs whose variance is `own`, and at least as `predicted`."""
+    from scipy import special
+
+    disturbed = max(DISTURBED_DEVIATION, prior.deviation, prior.least)
+    states = []
+    for share, deviation, lent in (
+        (1 - prior.disturbed, prior.deviation, prior.degrees),
+        (prior.disturbed, disturbed, PRIOR_DEGREES),
+    ):
+        expected, degrees = max(deviation**2, predicted), lent + count - 1
+        variance = max(predicted, (lent * expected + (count - 1) * own) / degrees)
+        likelihood = share * math.exp(_log_likelihood(expected, lent, own, count - 1))
+        states.append((likelihood, math.sqrt(variance / count), degrees))
+    total = sum(likelihood for likelihood, _, _ in states)
+    low, high = sorted(t_quantile(confidence, degrees) * error for _, error, degrees in states)
+    for _ in range(40):
+        middle = (low + high) / 2
+        outside = sum(2 * part * float(special.stdtr(degrees, -middle / error)) for part, error, degrees in states)
+        low, high = (middle, high) if outside > (1 - confidence) * total else (low, middle)
+    return high
 
 
 def claim_interval(
@@ -90,22 +126,18 @@ def claim_interval(
 ) -> LogInterval:
     """Return the mean over fresh pairs of processes, with a moderated Student-t interval.
 
-    The variance between pairs is `(d0 * s0**2 + d * s**2) / (d0 + d)`, with `d0 + d` degrees of freedom (empirical
-    Bayes: Smyth 2004, doi:10.2202/1544-6115.1027). Pairs that contradict the prior stand alone (Phipson et al. 2016,
-    doi:10.1214/16-AOAS920). The variance is never smaller than what other trials of the run have shown, nor than the
-    slices within the pairs predict: a noisy candidate must not profit from quiet ones.
+    Of a quiet and of a disturbed machine, the variance between pairs is `(d0 * s0**2 + d * s**2) / (d0 + d)`, with
+    `d0 + d` degrees of freedom (empirical Bayes: Smyth 2004, doi:10.2202/1544-6115.1027). Both are mixed by how likely
+    they make the variance that was seen, so pairs that vary much leave the prior without losing all its degrees. The
+    variance is never smaller than what other trials of the run have shown, nor than the slices within the pairs
+    predict: a noisy candidate must not profit from quiet ones.
     """
     means = [statistics.fmean(values) for values in processes]
     mean, count = statistics.fmean(means), len(means)
     if count < 2:
         return _around(mean, math.inf, count)
-    own, degrees = statistics.variance(means), prior.degrees + count - 1
     predicted = max(_predicted_variance(processes), LEAST_DEVIATION**2)
-    expected = max(prior.deviation**2, predicted)
-    variance = max(predicted, (prior.degrees * expected + (count - 1) * own) / degrees)
-    if own > f_quantile(1 - CONTRADICTION, count - 1, prior.degrees) * expected:
-        variance, degrees = own, count - 1
-    margin = t_quantile(confidence, degrees) * math.sqrt(variance / count)
+    margin = _half_width(prior, statistics.variance(means), count, confidence, predicted)
     if prior.least:
         margin = max(margin, t_quantile(confidence, prior.least_degrees + count - 1) * prior.least / math.sqrt(count))
     if other_template:
@@ -137,7 +169,18 @@ def process_prior(trials: Sequence[Sequence[Sequence[float]]], *, rounds: int) -
     lent = min(PRIOR_DEGREES, seen.degrees)
     pooled = expected + unexplained * lent / (PRIOR_DEGREES + lent)
     least = math.sqrt(expected + unexplained) if seen.degrees else 0.0
-    return ProcessPrior(deviation=math.sqrt(pooled), degrees=PRIOR_DEGREES + lent, least=least, least_degrees=lent)
+    odds = DISTURBED_SHARE / (1 - DISTURBED_SHARE)
+    if lent:
+        rough = max(DISTURBED_DEVIATION**2, expected)
+        likelihoods = (_log_likelihood(of, PRIOR_DEGREES, seen.deviation**2, lent) for of in (rough, expected))
+        odds *= math.exp(next(likelihoods) - next(likelihoods))
+    return ProcessPrior(
+        deviation=math.sqrt(pooled),
+        degrees=PRIOR_DEGREES + lent,
+        least=least,
+        least_degrees=lent,
+        disturbed=odds / (1 + odds),
+    )
 
 
 def pooled_spread(groups: Sequence[Sequence[float]]) -> Spread:
