@@ -384,7 +384,7 @@ def test_a_run_begins_with_the_configurations_of_recipes_and_says_so(tmp_path):
     elsewhere.save(tmp_path / "elsewhere.json")
     watcher, source = Watcher(), read_recipes(tmp_path / "elsewhere.json")
     trials = simulated_trials(SPEED, **QUIET)
-    second, tried, _ = tuned(tmp_path, "two", trials, watcher=watcher, results=None, begin_with=source)
+    second, tried, confirmed = tuned(tmp_path, "two", trials, watcher=watcher, results=None, begin_with=source)
     name = "the recipe of simulated × 8 cores, TensorFlow 2.21, Keras 3"
     assert tried[0].configuration == first.configuration
     claimed = min(looks.confirmed_at_seconds for record in confirmed for looks in record.looks)
