@@ -28,7 +28,10 @@ class Optimizer:
     ("optimizers", "why"),
     [
         ({"critic": Optimizer(), "others": {"maker": Optimizer()}}, "gan.critic, gan.others: the model has optimizers"),
-        ({"others": {"decay": 0.5}}, "optimizer state do not fit the model of this configuration"),
+        (
+            {"others": {"decay": 0.5}, "_self_names": {"optimizer": Optimizer()}},
+            "^the baseline's weights and optimizer state do not fit the model of this configuration",
+        ),
     ],
 )
 def test_optimizers_whose_state_is_not_saved_are_named(tmp_path, monkeypatch, optimizers, why):

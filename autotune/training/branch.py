@@ -134,7 +134,8 @@ def _own_optimizers(model: keras.Model) -> list[str]:
         parts = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else [value]
         return any(isinstance(part, kinds) for part in parts)
 
-    return [f"{model.name}.{name}" for name, value in vars(model).items() if name != "optimizer" and holds(value)]
+    given = {name: value for name, value in vars(model).items() if not name.startswith("_self_")}  # TensorFlow's own
+    return [f"{model.name}.{name}" for name, value in given.items() if name != "optimizer" and holds(value)]
 
 
 def _assign(variables: dict[str, Any], values: dict[str, Any]) -> None:
