@@ -116,6 +116,20 @@ def _step_code(
                 wanted |= {called for statement in function.body for called in _called(statement)}
 
 
+def find_counted_calls(files: Sequence[Path], model: object, directory: str) -> str:
+    """Return where a model's `train_step` adds up its calls in a number that its class reads; empty if it does not."""
+    names = {kind.__name__ for kind in type(model).__mro__}
+    for file, tree in ((file, parse_source(file)) for file in files):
+        for owner in (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and node.name in names):
+            loaded = (node for node in _walk_computing(owner) if isinstance(getattr(node, "ctx", None), ast.Load))
+            read = {ast.unparse(node) for node in loaded}
+            steps = [node for node in owner.body if isinstance(node, _FUNCTIONS) and node.name == "train_step"]
+            for count in (node for step in steps for node in ast.walk(step) if isinstance(node, ast.AugAssign)):
+                if isinstance(count.value, ast.Constant) and ast.unparse(count.target) in read:
+                    return _line(file, count, directory)
+    return ""
+
+
 def _blocks(node: ast.AST, scope: ast.AST) -> Iterator[tuple[list[ast.stmt], ast.AST]]:
     """Yield all lists of statements below a node, each with the function that it stands in."""
     scope = node if isinstance(node, _FUNCTIONS) else scope

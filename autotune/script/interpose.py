@@ -108,6 +108,8 @@ class Wrappers:
             (threading, "set_intra_op_parallelism_threads", "intra_op_threads"),
             (threading, "set_inter_op_parallelism_threads", "inter_op_threads"),
             (experimental, "enable_tensor_float_32_execution", "tensor_float_32"),
+            (tf.config, "run_functions_eagerly", "run_functions_eagerly"),  # no knob: it keeps its value
+            (tf.config, "experimental_run_functions_eagerly", "run_functions_eagerly"),
         ):
             self._at_site(owner, name, functools.partial(self._set_knob, knob))
         self.hooks.imported("tensorflow")
@@ -190,6 +192,9 @@ class Wrappers:
     def _compile(self, usual: Callable[..., Any], site: Site, bound: BoundArguments) -> Any:
         bound.apply_defaults()
         self.compiled_at = site
+        self.set_at.pop("run_eagerly", None)
+        if bound.arguments.get("run_eagerly"):
+            self.set_at["run_eagerly"] = site
         if "jit_compile" in bound.arguments:
             api = keras_api(keras_of(bound.args[0]))
             self.jit_compile = api.jit_compile(bound.arguments["jit_compile"])

@@ -17,7 +17,7 @@ from autotune.recipe import apply
 from autotune.recipe.keras_api import keras_api
 from autotune.recipe.tf_private import inputs_of, name_of_strategy, sums_by_collectives
 from autotune.runtime.sources import directory_of, file_of, fingerprint_of_script, own_files
-from autotune.script.batch_constants import find_batch_constant, find_summed_loss
+from autotune.script.batch_constants import find_batch_constant, find_counted_calls, find_summed_loss
 from autotune.script.call_sites import enclosing_ranges, running_frames
 from autotune.script.dataset_trace import BATCHES, batch_calls, cacheable_map, calls_for, drops_remainder, upstream
 from autotune.script.fit_call import VALIDATION_HINT, FitCall, honours_batch_size
@@ -113,6 +113,12 @@ def facts_of_fit(
     given |= call.loading
     batch_size, optimizer = call.batch_size or batch_length(dataset), getattr(call.model, "optimizer", None)
     reasons = _not_reached_by_fit(call, dataset)
+    if eager := _why_eager(context.wrappers.set_at, call.model):
+        reasons |= dict.fromkeys((*_XLA, "steps_per_execution"), eager)
+        if "batch_size" not in reasons and (
+            counted := find_counted_calls(context.own_files, call.model, context.directory)
+        ):
+            reasons["batch_size"] = f"{counted} counts the calls of train_step, and reads that number"
     if why := held_steps(arguments["callbacks"], context.directory):
         reasons.setdefault("steps_per_execution", why)
     own = dataset if call.kind == "dataset" else None
@@ -155,13 +161,14 @@ def facts_of_loop(watch: LoopWatch, examples: int, context: ScriptContext) -> Wo
         )
     directory = context.directory
     loop = find_step_loop(running_frames(), directory, is_batched)
+    eager = dict.fromkeys(_XLA, how) if (how := _why_eager(context.wrappers.set_at)) else {}
     why = why or count_of_loop(loop, dataset)
     why = why or find_batch_constant(context.own_files, [call.site for call in calls], batch_size, directory)
     return _facts(
         context,
         dataset,
         runtime_knobs() | {"jit_compile": watch.jit_compile},
-        _not_reached_by_loop(watch, dataset) | ({"batch_size": f"{why}; {_UNLOCK}"} if why else {}),
+        _not_reached_by_loop(watch, dataset) | eager | ({"batch_size": f"{why}; {_UNLOCK}"} if why else {}),
         batch_size,
         optimizers=tuple(watch.optimizers.values()),
         typed=(*watch.layers.values(), *watch.trained_weights()),
@@ -324,6 +331,20 @@ def _chosen_precision(set_at: Mapping[str, Site], typed: Iterable[Any]) -> dict[
         if dtype and tf.as_dtype(dtype).is_floating and (name := tf.as_dtype(dtype).name) not in usual:
             reasons.setdefault("precision", f"{part.name} has the dtype {name}; {ALLOW_PRECISION}")
     return reasons
+
+
+def _why_eager(set_at: Mapping[str, Site], model: Any = None) -> str:
+    """Return how the script has its steps run without a compiled function; empty where it does not."""
+    import tensorflow as tf
+
+    everywhere = tf.config.functions_run_eagerly()
+    if not everywhere and not getattr(model, "run_eagerly", False):
+        return ""
+    name = "run_functions_eagerly" if everywhere else "run_eagerly"
+    shown = "tf.config.run_functions_eagerly(True)" if everywhere else "compile(run_eagerly=True)"
+    site = set_at.get(name)
+    where = f"the model's {name} is set" if site is None else f"{shown}, {site.file}, line {site.line}"
+    return f"{where}: each operation runs by itself; remove it to tune this"
 
 
 def _not_reached_by_loop(watch: LoopWatch, dataset: Any) -> dict[str, str]:

@@ -33,6 +33,22 @@ LOOPS = {
     "next_to_the_end": "for e in range(9):\n    it = iter(batches)\n    while True:\n        try:\n"
     "            step(*next(it))\n        except StopIteration:\n            break",
 }
+EAGER_FUNCTIONS = "tf.config.run_functions_eagerly(True)\n"
+COUNTING = """
+class Counting(keras.Sequential):
+    calls = 0
+
+    def train_step(self, data):
+        self.calls += 1
+        return super().train_step(data)
+
+    def compute_loss(self, *args, **named):
+        return super().compute_loss(*args, **named) * min(1.0, self.calls / 50)
+
+model = Counting([keras.Input((4,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse", run_eagerly=True)
+model.fit(x, y)
+"""
 LOSS = "tf.reduce_mean((model(images) - labels) ** 2)"
 SCRIPTS = {
     **{f"loop_{name}": f"{STEP}{source}\n" for name, source in LOOPS.items()},
@@ -70,6 +86,16 @@ SCRIPTS = {
     + MODEL
     + "def own_loss(a, b):\n    return tf.reduce_sum((a - b) ** 2) / N\n\n"
     + "model.compile('sgd', own_loss)\nmodel.fit(x, y, batch_size=N)\n",
+    "eager": MODEL + "model.compile('sgd', 'mse',\n    run_eagerly=True)\nmodel.fit(x, y)\n",
+    "eager_by_attribute": COMPILED + "model.run_eagerly = True\nmodel.fit(x, y)\n",
+    "eager_functions": COMPILED + EAGER_FUNCTIONS + "model.fit(x, y)\n",
+    "loop_with_eager_functions": STEP + EAGER_FUNCTIONS + "for a, b in batches:\n    step(a, b)\n",
+    "graphs_again": MODEL
+    + EAGER_FUNCTIONS
+    + "tf.config.run_functions_eagerly(False)\n"
+    + "model.compile('sgd', 'mse', run_eagerly=True)\nmodel.compile('sgd', 'mse')\nmodel.fit(x, y)\n",
+    "eager_with_counter": MODEL + COUNTING,
+    "graph_with_counter": MODEL + COUNTING.replace("True", "False"),
     "fixed_input": COMPILED.replace("keras.Input((4,))", "keras.Input((4,), batch_size=32)") + "model.fit(x, y)\n",
 }
 """Each is surveyed in a directory of its own."""
@@ -171,3 +197,32 @@ def test_a_step_that_computes_with_the_batch_size_keeps_it(surveyed, name, text)
 
 def test_a_model_built_for_one_batch_size_keeps_it(surveyed):
     assert "builds the model for one batch size" in surveyed["fixed_input"]["not_reached"]["batch_size"]
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "text"),
+    [
+        ("eager", "compile(run_eagerly=True), ", "model.compile("),
+        ("eager_functions", "tf.config.run_functions_eagerly(True), ", "run_functions_eagerly"),
+        ("loop_with_eager_functions", "tf.config.run_functions_eagerly(True), ", "run_functions_eagerly"),
+        ("eager_by_attribute", "the model's run_eagerly is set", None),
+    ],
+)
+def test_steps_that_run_eagerly_keep_what_compiles_and_the_line_is_named(surveyed, name, words, text):
+    held = surveyed[name]["not_reached"]
+    why = words if text is None else words + line_of(name, text).strip()
+    assert held["jit_compile"].startswith(f"{why}: each operation runs by itself")
+    assert held["xla_auto_clustering"] == held["jit_compile"]
+    assert name.startswith("loop") or held["steps_per_execution"] == held["jit_compile"]
+
+
+def test_a_counter_of_calls_in_an_eager_step_keeps_the_batch_size(surveyed):
+    reason = surveyed["eager_with_counter"]["not_reached"]["batch_size"]
+    assert reason.startswith(line_of("eager_with_counter", "self.calls += 1") + "counts the calls of train_step")
+
+
+def test_steps_that_run_as_functions_are_tuned(surveyed):
+    """A number of Python's does not change there after the function was traced."""
+    for name in ("graphs_again", "graph_with_counter"):
+        assert not surveyed[name]["not_reached"].keys() & {"jit_compile", "steps_per_execution", "batch_size"}
+    assert "batch_size" not in surveyed["eager"]["not_reached"]
