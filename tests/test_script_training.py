@@ -114,6 +114,14 @@ def test_callbacks_see_the_scripts_own_epochs_over_and_over():
     assert callback.seen == [0, 1, 0, 1, 0, 2, 3, 4, 2, 3]
 
 
+def test_the_last_epoch_of_one_is_seen_twice_where_two_are_trained():
+    callback = Callback()
+    trial._repeat_epochs(callback, 7, 1, start=7)
+    for epoch in (7, 8):
+        callback.on_epoch_begin(epoch)
+    assert callback.seen == [7, 7]
+
+
 # ------------------------------------------------------------------------------------------ a loop of its own
 
 EPOCHS = """

@@ -33,10 +33,12 @@ FEW_STEPS = 3  # of each `fit` that is not tuned
 
 
 def few_steps(model: keras.Model, usual: Callable[..., Any], arguments: dict[str, Any], callbacks: list[Any]) -> Any:
-    """Run a `fit` for a few steps; its history has the keys that the script may read."""
+    """Run the last epoch of a `fit` for a few steps; its history has the keys that the script may read."""
+    last = last_epochs(arguments, 1)
     few = {
         "steps_per_epoch": FEW_STEPS,
-        "epochs": arguments["initial_epoch"] + 1,
+        "initial_epoch": last,
+        "epochs": last + 1,
         "callbacks": callbacks,
         "verbose": 0,
         "validation_freq": 1,
@@ -44,6 +46,11 @@ def few_steps(model: keras.Model, usual: Callable[..., Any], arguments: dict[str
     if arguments["validation_data"] is not None or arguments["validation_split"]:
         few["validation_steps"] = 1
     return usual(model, **(arguments | few))
+
+
+def last_epochs(arguments: Mapping[str, Any], count: int) -> int:
+    """Return the first of the last epochs of a `fit`: a script may load a file that is named after its last epoch."""
+    return max(int(arguments["initial_epoch"]), int(arguments["epochs"]) - count)
 
 
 def settle_steps(call: FitCall, usual: Callable[..., Any], callbacks: list[Any]) -> None:

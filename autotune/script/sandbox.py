@@ -25,6 +25,7 @@ from autotune.recipe.keras_api import KERAS_PACKAGES
 from autotune.runtime import containment
 from autotune.runtime.failures import locate_user_line, select_user_frames
 from autotune.script.interpose import around, replace_everywhere
+from autotune.training.boundary import CALLS_PER_EPOCH
 
 _TRACKERS_OFF = {
     "WANDB_MODE": "disabled",
@@ -137,7 +138,10 @@ class SideEffects:
             self._watch.install()
 
     def without_writers(self, callbacks: Any, *, timed: bool = False) -> list[Any]:
-        """Return the callbacks of `fit` that do not write. A contained `fit` that is not timed keeps its results."""
+        """Return the callbacks of `fit` that do not write. A contained `fit` that is not timed keeps its results.
+
+        It has few steps, so a callback that saves every N of them saves more often.
+        """
         keeps_results = containment.is_active() and not timed  # the script may load what its earlier `fit` has saved
         harmless = []
         for callback in listed_callbacks(callbacks):
@@ -151,6 +155,8 @@ class SideEffects:
                 self._leave_out(type(callback).__name__)
             if not writes and (keeps_results or not saves_results):
                 harmless.append(callback)
+                if saves_results and isinstance(getattr(callback, "save_freq", None), int):
+                    callback.save_freq = min(callback.save_freq, CALLS_PER_EPOCH)
         return harmless
 
     def _leave_out(self, name: str) -> None:

@@ -27,7 +27,7 @@ from autotune.runtime.fork_server import leave
 from autotune.script import strategies
 from autotune.script.dataset_trace import drops_remainder
 from autotune.script.execute import is_scripts_fork, note_process, run_as_main
-from autotune.script.fit_call import VALIDATION_HINT, FitCall, few_steps
+from autotune.script.fit_call import VALIDATION_HINT, FitCall, few_steps, last_epochs
 from autotune.script.long_run import changed_arguments
 from autotune.script.loop_trial import LoopTraining, OtherWorker, TrialHooks
 from autotune.script.settings import Settings
@@ -182,18 +182,20 @@ class FitTraining(TrialHooks):
 
     def time(self, call: FitCall, usual: Callable[..., Any]) -> Any:
         """Time the tuned `fit` and end the process; or measure how the script calls it again, and return its result."""
-        arguments = call.arguments
-        callbacks = self.effects.without_writers(arguments["callbacks"], timed=True)
-        for callback in callbacks:
-            _repeat_epochs(callback, int(arguments["initial_epoch"]), max(1, call.epochs))
-        history = self._refit(call, usual, callbacks)
+        history = self._refit(call, usual)
         if self._refits is not None and not self._refits.are_measured:
             return history
+        callbacks = self.effects.without_writers(call.arguments["callbacks"], timed=True)
+        for callback in callbacks:
+            _repeat_epochs(callback, int(call.arguments["initial_epoch"]), max(1, call.epochs))
         self._obey(partial(self._train, call, callbacks))
         return leave(0)
 
-    def _refit(self, call: FitCall, usual: Callable[..., Any], callbacks: list[Any]) -> Any:
-        """Run a `fit` that the script calls again and again as it is, but shorter."""
+    def _refit(self, call: FitCall, usual: Callable[..., Any]) -> Any:
+        """Run a `fit` that the script calls again and again as it is, but its last two epochs only, cut short.
+
+        The script may load what it saves, so writers are kept.
+        """
         import tensorflow as tf
 
         if self.facts.fit_calls < 2 or self.request.losses is not None:
@@ -203,6 +205,10 @@ class FitTraining(TrialHooks):
             return None
         try:
             arguments = {**call.arguments, **changed_arguments(call, self.configuration, self.facts)}
+            arguments["initial_epoch"] = first = last_epochs(arguments, 2)
+            callbacks = self.effects.without_writers(arguments["callbacks"])
+            for callback in callbacks:
+                _repeat_epochs(callback, first, max(1, int(arguments["epochs"]) - first), start=first)
             return self._refits.run(call.model, usual, arguments, callbacks)
         except BaseException as error:
             self.fail(error)
@@ -275,8 +281,8 @@ def _report_epochs(epochs: int) -> Any:
     return ReportEpochs()
 
 
-def _repeat_epochs(callback: Any, first: int, epochs: int) -> None:
-    """Have a callback see the script's own epochs over and over: a trial trains more of them."""
+def _repeat_epochs(callback: Any, first: int, epochs: int, *, start: int = 0) -> None:
+    """Have a callback see the script's own epochs over and over: a trial counts its epochs on from `start`."""
     for name in ("on_epoch_begin", "on_epoch_end"):
         present = getattr(callback, name, None)
         if present is None:
@@ -285,7 +291,7 @@ def _repeat_epochs(callback: Any, first: int, epochs: int) -> None:
         usual = getattr(vars(callback).get(name), "_autotune_usual", present)
 
         def again(epoch: int, *rest: Any, usual: Any = usual, **named: Any) -> Any:
-            return usual(first + epoch % epochs, *rest, **named)
+            return usual(first + (epoch - start) % epochs, *rest, **named)
 
         again._autotune_usual = usual  # type: ignore[attr-defined]
         setattr(callback, name, again)

@@ -62,6 +62,29 @@ model = keras.models.load_model("best.keras")
 model.fit(x, x[:, :1], batch_size=16, epochs=3, callbacks=[best], verbose=0)
 """
 )
+FOLDS = (
+    TRAIN
+    + """
+def save_as(name, **options):
+    return keras.callbacks.ModelCheckpoint(f"{fold}-{name}", save_weights_only=True, **options)
+
+
+def train(fold):
+    best = keras.callbacks.ModelCheckpoint(f"{fold}.keras", monitor="val_loss", save_best_only=True)
+    others = [save_as("{epoch:02d}.weights.h5"), save_as("often.weights.h5", save_freq=9)]
+    model.fit(
+        x, x[:, :1], batch_size=4, epochs=5, validation_split=0.25, verbose=0,
+        callbacks=[best, *others, keras.callbacks.CSVLogger(f"{fold}.csv")],
+    )
+    for name in ("05", "often"):
+        model.load_weights(f"{fold}-{name}.weights.h5")
+    print(keras.models.load_model(f"{fold}.keras").predict(x), open(f"{fold}.csv").read().split("val_loss")[1])
+
+
+for fold in range(3):
+    train(fold)
+"""
+)
 OLD = ("rows.csv", "shell.txt", "child.txt", "mode.txt", "copied.txt", "renamed.txt", "model.keras", "best.keras")
 WRITES_MUCH = "open('much.bin', 'wb').write(bytes(1 << 26))\n"
 WORKLOAD = """
@@ -156,6 +179,17 @@ def test_a_script_writes_through_every_door_and_its_files_stay(opened, work, tmp
     assert facts.script.left_out == ("ModelCheckpoint",)
     for number in range(2):
         assert warm_up(processes, tmp_path / str(number) / "log.txt") == 64
+    assert snapshot(work) == before
+
+
+def test_a_fold_loads_what_its_fit_has_saved_in_a_trial_too(opened, work, tmp_path):
+    if why := containment.why_unavailable(tmp_path / "layers"):
+        pytest.skip(why)
+    (work / "0.keras").write_text("old")
+    processes = opened(FOLDS)
+    before = snapshot(work)
+    assert processes.open().script.fit_calls > 1
+    assert warm_up(processes, tmp_path / "0" / "log.txt") == 48
     assert snapshot(work) == before
 
 
