@@ -75,6 +75,67 @@ def test_its_last_line_says_the_factor_over_the_baseline():
     assert f"×{gain:.2f} of the baseline" in training.said[-1]
 
 
+def test_a_slow_training_has_its_rate_in_its_last_line():
+    made = recipe()
+    rate = made.evidence.throughput.model_copy(update={"value": 0.8, "low": 0.8, "high": 0.8})
+    training = Training(made.model_copy(update={"evidence": made.evidence.model_copy(update={"throughput": rate})}))
+    training.run(6000.0, 0.5 / recipe().evidence.throughput.value)
+    training.guard.ended()
+    assert training.said[0].startswith("0.5 samples/s, 62% of what the recipe claims")
+    assert training.said[-1].startswith("trained at 0.5 samples/s, ")
+
+
+def test_what_the_first_epoch_compiles_at_its_end_is_left_out():
+    training = Training(recipe())
+    training.run(40.0, 0.9)
+    training.now += 500.0
+    training.guard.epoch_ended()
+    training.now += 100.0
+    training.guard.epoch_ended()  # as a loop begins its next epoch
+    early, training.said = training.said, []
+    training.run(40.0, 0.9)
+    training.guard.epoch_ended()
+    training.guard.ended()
+    assert training.guard.throughput == pytest.approx(0.9 * training.guard.claimed, rel=0.01)
+    assert len(early + training.said) == 1
+
+
+def test_a_training_of_one_epoch_has_a_last_line_as_well():
+    training = Training(recipe())
+    training.run(40.0, 0.9)
+    training.guard.epoch_ended()
+    training.guard.ended()
+    assert training.guard.throughput == pytest.approx(0.9 * training.guard.claimed, rel=0.01)
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+def test_what_lies_before_another_models_first_step_is_left_out(is_new):
+    training = Training(recipe())
+    training.run(40.0, 0.9)
+    training.guard.ended()
+    step = training._step if not is_new else lambda iterator: training._step(iterator)
+    training.train = training.guard.wrap(step, examples_per_call=EXAMPLES)
+    training.now += 200.0
+    training.run(40.0, 0.9)
+    training.guard.ended()
+    share = training.guard.throughput / training.guard.claimed
+    assert share == pytest.approx(0.9, rel=0.01) if is_new else share < 0.5, "one model's pauses are its training's"
+
+
+def test_a_training_of_other_epochs_is_not_compared_with_the_baseline():
+    made = recipe()
+    made = made.model_copy(update={"evidence": made.evidence.model_copy(update={"examples_per_epoch": 3 * EXAMPLES})})
+    training = Training(made)
+    training.run(20.0, 0.2)
+    training.guard.epoch_ended()
+    training.run(60.0, 0.2)
+    training.guard.ended()
+    warning, last = training.said
+    assert "instead of the recipe's" in warning
+    assert "no comparison" in last
+    assert "×" not in last
+
+
 def test_a_training_that_becomes_slow_later_is_warned_of_as_well():
     training = Training(recipe())
     training.run(600.0, 1.0)

@@ -42,6 +42,11 @@ def time_in_words(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 7170 else f"{seconds / 3600:,.1f} hours"
 
 
+def rate_text(value: float) -> str:
+    """Return a number of something per second: `12,345`, or `2.4` if it is small."""
+    return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
+
+
 def memory_size(count: int | None) -> str:
     """Return bytes for people: `607 MiB`; a dash where they are not known."""
     if count is None:

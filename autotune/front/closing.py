@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console as RichConsole
 from rich.text import Text
 
-from autotune.data.printable import duration, memory_size, time_in_words
+from autotune.data.printable import duration, memory_size, rate_text, time_in_words
 from autotune.front.console import note, print_table, ratio, say, terminal
 from autotune.recipe.advice import describe_candidate, learning_caveats, verdict_in_words
 from autotune.recipe.next_steps import next_steps
@@ -92,7 +92,10 @@ def _rows(recipe: Recipe) -> list[tuple[str, ...]]:
     evidence, now = recipe.evidence, recipe.baseline
     energies = evidence.baseline_joules_per_sample, evidence.joules_per_sample
     before, after = evidence.baseline_peak_memory_bytes, evidence.peak_memory_bytes
-    throughputs = (rate.shown("", ",.0f") for rate in (evidence.baseline_throughput, evidence.throughput))
+    throughputs = (
+        rate.shown("", ",.0f" if rate.value >= 10 else ".2g")
+        for rate in (evidence.baseline_throughput, evidence.throughput)
+    )
     compiling = (
         "–" if seconds is None else f"{seconds:.1f} s"
         for seconds in (evidence.baseline_compile_seconds, evidence.compile_seconds)
@@ -118,7 +121,7 @@ def _energy(joules: float | None) -> str:
 def _watch_in_words(watch: Watch, unit: str) -> str:
     if watch.failure:
         return f"It failed while it trained without a pause (`--soak`): {watch.failure}."
-    rate = "" if watch.throughput is None else f" at {watch.throughput.value:,.0f} {unit}/s"
+    rate = "" if watch.throughput is None else f" at {rate_text(watch.throughput.value)} {unit}/s"
     failed = [check.detail for check in watch.checks if not check.passed]
     sound = "no memory leak and no hang"
     if not all(check.tells for check in watch.checks):

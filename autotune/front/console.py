@@ -22,7 +22,7 @@ from rich.text import Text
 
 from autotune.data.errors import AutotuneError
 from autotune.data.figures import Interval
-from autotune.data.printable import duration, first_line, one_line
+from autotune.data.printable import duration, first_line, one_line, rate_text
 from autotune.data.record import Outcome, Phase, Standing, TrialRecord
 from autotune.stats.disturbance import CAUSES
 from autotune.tuning.events import Began, Event, Notice, PairMeasured, RunBegan, TrialBegan, TrialEnded, TrialMeasured
@@ -125,11 +125,6 @@ def speed(interval: Interval | None) -> str:
         return "–"
     vague = interval.low <= 0 or interval.high >= 2.0 * interval.low
     return f"×{interval.value:.2f}" + (" (uncertain)" if vague else "")
-
-
-def rate(value: float) -> str:
-    """Return a number of something per second: `12,345`, or `2.4` if it is small."""
-    return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
 
 
 # ------------------------------------------------------------------------------------------------- progress
@@ -267,7 +262,7 @@ def trial_line(record: TrialRecord, changes: str, *, stamp: str, unit: str = "sa
     if record.outcome is Outcome.OK:
         shown = speed(record.speedup)
         if record.speedup is None and not record.pairs and record.throughput is not None:
-            shown = f"{rate(record.throughput.value)} {unit}/s"
+            shown = f"{rate_text(record.throughput.value)} {unit}/s"
         if record.ablation is not None:
             shown = f"gives {speed(record.ablation.gain)}"
         text.append(f"{shown:<18}", style="green" if record.speedup and record.speedup.low > 1 else "")

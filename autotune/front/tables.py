@@ -15,9 +15,9 @@ from rich.console import Console as RichConsole
 from rich.text import Text
 
 from autotune.data.figures import Interval
-from autotune.data.printable import one_line, plural
+from autotune.data.printable import one_line, plural, rate_text
 from autotune.data.record import Outcome
-from autotune.front.console import print_table, rate, ratio, say, terminal
+from autotune.front.console import print_table, ratio, say, terminal
 from autotune.machine.doctor import Finding, Level, first_fix
 from autotune.recipe.recipe import RecipeSource, select_recipe
 from autotune.report.machines import describe_transfer, row_of
@@ -73,7 +73,7 @@ def _result(trial: dict[str, Any]) -> str:
 
 
 def _rate(trial: dict[str, Any]) -> str | None:
-    return None if trial["throughput"] is None else rate(trial["throughput"])
+    return None if trial["throughput"] is None else rate_text(trial["throughput"])
 
 
 def _changes(trial: dict[str, Any]) -> str:

@@ -9,13 +9,14 @@ import contextlib
 import json
 import sys
 import time
+import weakref
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from autotune.data.facts import Machine
-from autotune.data.printable import printable
+from autotune.data.printable import printable, rate_text
 from autotune.machine.fingerprint import fingerprint
 from autotune.machine.telemetry import Counters, between, read_counters
 from autotune.recipe.evidence import Evidence
@@ -62,8 +63,12 @@ class Guard:
         self._calls = self._examples_per_call = 0
         self._epoch_examples = self._largest_call = 0  # of the epoch in progress
         self._checked_epoch = evidence.examples_per_epoch is None
+        self._is_other_work = False  # the first epoch was not the recipe's
+        self._calls_of_first_epoch: int | None = None
+        self._seen = weakref.WeakSet[Any]()  # train functions, which compile in their first call
         self._looked: _Moment | None = None
         self._first_at = self._written_at = 0.0
+        self._early: _Moment | None = None  # warm, but within the first epoch, which compiles as it ends
         self._warm: _Moment | None = None
         self._window: _Moment
         self._counters: Counters
@@ -71,10 +76,17 @@ class Guard:
 
     def wrap(self, train_function: Callable[[Any], Any], *, examples_per_call: int) -> Callable[[Any], Any]:
         """Return a `train_function` that counts its calls."""
+        compiles = self._looked is not None and train_function not in self._seen
+        self._seen.add(train_function)
 
         def counted(iterator: Any) -> Any:
+            nonlocal compiles
             logs = train_function(iterator)
-            self.called(examples_per_call)
+            if compiles:
+                self._leave_out_pause()
+            else:
+                self.called(examples_per_call)
+            compiles = False
             return logs
 
         return counted
@@ -89,13 +101,30 @@ class Guard:
         if self._examples_per_call and (self._looked is None or now - self._looked.at >= CHECK_SECONDS):
             self._look(now)
 
+    def _leave_out_pause(self) -> None:
+        """Leave out what passed between the last look and now: another model was made and compiled."""
+        assert self._looked is not None
+        now = self._clock()
+        pause, self._looked = now - self._looked.at, _Moment(now, self._calls)
+        self._first_at += pause
+        if self._warm is not None:
+            self._warm, self._window = (_Moment(of.at + pause, of.calls) for of in (self._warm, self._window))
+
     def epoch_ended(self) -> None:
-        """Compare the first epoch with the recipe's: an epoch of other work is not the training that was tuned."""
+        """Compare the first epoch with the recipe's: an epoch of other work is not the training that was tuned.
+
+        Later epochs are measured from the end of the first, which has compiled for its last batch and for validation.
+        """
+        if self._warm is not None and self._calls_of_first_epoch in (None, self._calls):
+            self._calls_of_first_epoch, self._early = self._calls, self._early or self._warm
+            self._warm = self._looked = _Moment(self._clock(), self._calls)
+            self._begin_window(self._warm)
         seen, expected, self._epoch_examples = self._epoch_examples, self._evidence.examples_per_epoch, 0
         if self._checked_epoch or expected is None or not seen:
             return
         self._checked_epoch = True
-        if abs(seen - expected) >= self._largest_call:  # the last call may have fewer examples
+        self._is_other_work = abs(seen - expected) >= self._largest_call  # the last call may have fewer examples
+        if self._is_other_work:
             self._say(
                 f"the first epoch trained on about {seen:,} examples instead of the recipe's {expected:,}: the data is "
                 "another, or the script ends an epoch by a number of steps; tune it again"
@@ -115,10 +144,10 @@ class Guard:
         if now - self._window.at < JUDGE_SECONDS:
             return
         share = self._rate_since(self._window) / self.claimed
-        if share < SLOW and not self._warned:
+        if share < SLOW and not self._warned and not self._is_other_work:
             self._warned = True
             cause = self._cause(now - self._window.at)
-            self._say(f"{share * self.claimed:,.0f} samples/s, {share:.0%} of what the recipe claims: {cause}")
+            self._say(f"{rate_text(share * self.claimed)} samples/s, {share:.0%} of what the recipe claims: {cause}")
         self._begin_window(self._looked)
 
     def _begin_window(self, now: _Moment) -> None:
@@ -146,7 +175,7 @@ class Guard:
         rate = self._rate_since(self._warm)
         line = {
             "at": datetime.now(UTC).isoformat(timespec="seconds"),
-            "samples_per_second": round(rate, 2),
+            "samples_per_second": float(f"{rate:.6g}"),
             "of_claim": round(rate / self.claimed, 4),
             "calls": self._calls,
         }
@@ -156,9 +185,10 @@ class Guard:
     @property
     def throughput(self) -> float | None:
         """Samples per second since it was warm, as last looked at; None if that is too short to tell."""
-        if self._warm is None or self._looked is None or self._looked.at - self._warm.at < CHECK_SECONDS:
-            return None
-        return self._rate_since(self._warm)
+        for begun in (self._warm, self._early):
+            if begun is not None and self._looked is not None and self._looked.at - begun.at >= CHECK_SECONDS:
+                return self._rate_since(begun)
+        return None
 
     def ended(self) -> None:
         """Say how fast the training was, now that it has ended."""
@@ -169,10 +199,12 @@ class Guard:
         if rate is None:
             return
         self._write(self._looked.at)
-        self._say(
-            f"trained at {rate:,.0f} samples/s, ×{rate / evidence.baseline_throughput.value:.2f} of the baseline "
-            f"when it was tuned (claimed: ×{evidence.speedup.value:.2f})"
-        )
+        said = f"trained at {rate_text(rate)} samples/s, "
+        if self._is_other_work:
+            self._say(f"{said}on other epochs than the recipe's: its baseline is no comparison")
+            return
+        ratio, claimed = rate / evidence.baseline_throughput.value, evidence.speedup.value
+        self._say(f"{said}×{ratio:.2f} of the baseline when it was tuned (claimed: ×{claimed:.2f})")
 
 
 def guard_callback(guard: Guard, batch_size: int) -> Any:

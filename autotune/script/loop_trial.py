@@ -205,11 +205,11 @@ class LoopTraining(TrialHooks):
         """See `Hooks`."""
         if self._trial is None or self._trial.clock.progress.training.examples is None:
             return
+        clock, is_seen_whole = self._trial.clock, self._gaps is None and not self._restarted
         if self._gaps is not None and self._last_step_at is not None:
             self._gaps.add(time.perf_counter() - self._last_step_at)
             if self._gaps.are_enough:
                 self._time_by_steps()
-        clock, is_seen_whole = self._trial.clock, self._gaps is None and not self._restarted
         if is_seen_whole and clock.progress.calls:  # the script may have left the epoch before its data ended
             clock.progress.calls_of_last_epoch = clock.progress.calls
         clock.epoch_began()

@@ -212,10 +212,11 @@ class LoopWatch:
             return
         if self.place is None and self._updates and not self.by_call:
             self.dataset, self.place, self.parts = origin.dataset, origin.place, origin.parts
-        if origin.place != self.place:
-            return
-        self._unused.append(self._workers * _length(last[1]))
-        if self._updates:  # several elements may make one update, and an evaluation makes none
+        if self.place is None or origin.place == self.place:  # the first update may follow several elements
+            self._unused.append(self._workers * _length(last[1]))
+        if (
+            origin.place == self.place and self._updates
+        ):  # several elements may make one update, and an evaluation makes none
             logs, self._logs, self._updates = self._logs, None, 0
             lengths, self._unused = self._unused, []
             for length in lengths:

@@ -165,3 +165,10 @@ def test_what_a_loop_does_between_long_epochs_is_charged(opened, reads_by):
     assert ready.timed_by == "steps"
     charged = ready.epoch_overhead_seconds
     assert charged >= BETWEEN_SECONDS if reads_by == "for" else charged == 0.0
+
+
+@pytest.mark.slow
+def test_an_epoch_that_a_trial_cuts_short_is_not_the_loops_epoch(opened):
+    trial = opened(LOOP + LOOPS["for"]).launch()
+    trial.warm_up(PATIENCE_SECONDS)
+    assert trial.finish(0.0, PATIENCE_SECONDS).calls_per_epoch in (None, 256)
