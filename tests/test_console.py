@@ -78,6 +78,16 @@ def test_after_fifteen_seconds_of_silence_what_goes_on_is_told():
     assert output.getvalue().removeprefix(before).splitlines() == [" 0:16  … importing the workload, for 16 s"]
 
 
+def test_what_has_no_line_of_its_own_is_told_after_a_silence():
+    output, times = io.StringIO(), [0.0]
+    progress = Progress(Console(file=output, width=100), clock=lambda: times[-1])
+    progress(Began(text="looking at the script: call 2 of fit()", shown=False))
+    assert output.getvalue() == ""
+    times.append(20.0)
+    progress.break_silence()
+    assert "… looking at the script: call 2 of fit(), for 20 s" in output.getvalue()
+
+
 def test_the_silence_is_watched_while_a_run_goes_on():
     told = threading.Event()
     progress = Progress(Console(file=io.StringIO()))

@@ -61,6 +61,7 @@ EVERY_MESSAGE = [
     protocol.TemplateReady(workload=FACTS, started="cuda"),
     protocol.TemplateReady(workload=None),
     protocol.TemplateFailed(message="no", hint="mend", detail="a\nb", users=False),
+    protocol.Surveying(text="call 2 of fit() in train.py, line 12"),
     protocol.Forked(pid=4711),
     protocol.Exited(pid=4711, status=0),
     protocol.Exited(pid=4711, status=-9),

@@ -208,6 +208,14 @@ def test_a_fork_answers_and_nothing_of_it_is_left():
     else:
         pytest.fail("the child lives")
     assert run_in_fork(lambda pipe: os._exit(1)) == {}
+    doing = []
+
+    def work(pipe):
+        send_answer(pipe, {"doing": "the work"})
+        send_answer(pipe, {"result": 1})
+
+    assert run_in_fork(work, tell=doing.append) == {"result": 1}
+    assert doing == ["the work"]
 
 
 def test_a_range_becomes_endless_while_the_script_runs(tmp_path):

@@ -199,7 +199,8 @@ class Progress:
             self._line(Text(f"{one_line(event.workload)}: {about}"))
         elif isinstance(event, Began):
             self._current, self._estimate = one_line(event.text), ""
-            self._line(Text(f"{self._stamp()}  {one_line(event.text)}"))
+            if event.shown:
+                self._line(Text(f"{self._stamp()}  {one_line(event.text)}"))
         elif isinstance(event, TrialBegan):
             self._current, self._estimate = f"trial {event.trial}: {one_line(event.changes)}", "starting"
         elif isinstance(event, TrialMeasured):

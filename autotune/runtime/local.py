@@ -15,7 +15,7 @@ from autotune.data.run_directory import LAYERS
 from autotune.recipe.apply import environment
 from autotune.runtime.containment import remove_all_layers
 from autotune.runtime.executor import IN_SEARCH, Executor, Isolation, TrialFailed
-from autotune.runtime.protocol import Data, Trainings, TrialRequest, TrialTiming
+from autotune.runtime.protocol import Data, TemplateReady, Trainings, TrialRequest, TrialTiming
 from autotune.runtime.sources import fingerprint_of, fingerprint_of_script
 from autotune.runtime.template_process import IMPORT_SECONDS, Mode, Template, TemplateDied
 from autotune.runtime.trial_process import Profiled, TrialProcess
@@ -111,9 +111,13 @@ class LocalExecutor(Executor):
 
     def open(self) -> WorkloadFacts:
         """See `executor.Executor`. Raises `WorkloadError`, or `NoStableConfigurationError` for want of memory."""
+
+        def wait_ready(template: Template) -> TemplateReady:
+            template.tell = self.tell
+            return template.wait_ready(self._import_seconds)
+
         try:
-            first = self._handles[self.seats[0]]
-            ready = first.use_template({}, lambda template: template.wait_ready(self._import_seconds))
+            ready = self._handles[self.seats[0]].use_template({}, wait_ready)
         except TrialFailed as failure:
             raise NoStableConfigurationError(failure.reason, hint=failure.hint, detail=failure.log_tail) from failure
         assert ready.workload is not None

@@ -118,6 +118,13 @@ class TemplateReady(Frozen):
     waits: bool = False  # the process that has surveyed the script waits to go on as the first trial
 
 
+class Surveying(Frozen):
+    """The script that the template looks at has come so far."""
+
+    kind: Literal["surveying"] = "surveying"
+    text: str
+
+
 class TemplateFailed(Frozen):
     """The user's module cannot be used, or TensorFlow cannot be imported."""
 
@@ -252,7 +259,7 @@ class Failed(Frozen):
 
 Message = Annotated[  # to the template, from it, to the trial, from it
     TrialRequest
-    | (TemplateReady | TemplateFailed | Forked | Exited)
+    | (TemplateReady | TemplateFailed | Surveying | Forked | Exited)
     | (Measure | Finish)
     | (Started | FirstStep | Ready | SliceDone | LossCurves | Finished | Failed),
     Field(discriminator="kind"),

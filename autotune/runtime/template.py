@@ -60,10 +60,12 @@ class EntryPoint(Protocol):
         variables: dict[str, str],
         in_force: dict[str, Any],
         leave_template: Callable[[], None],
+        tell: Callable[[str], object],
     ) -> tuple[WorkloadFacts, WaitingProcess | None]:
         """Return what the driver may know of the workload without TensorFlow.
 
-        A script is surveyed in a fork, which first calls `leave_template` and may then wait for the first trial.
+        A script is surveyed in a fork, which first calls `leave_template` and may then wait for the first trial. `tell`
+        is called in this process with what the fork runs.
         """
 
     def share_start(
@@ -100,7 +102,14 @@ def main(arguments: list[str]) -> int:
                     return status
             facts = None
             if mode == "new":
-                facts, waiting = entry.describe_workload(reference, workload, variables, in_force, control.close)
+                facts, waiting = entry.describe_workload(
+                    reference,
+                    workload,
+                    variables,
+                    in_force,
+                    control.close,
+                    lambda text: control.send(protocol.Surveying(text=text)),
+                )
                 facts = _complete(facts, uncontained, reason)
             ready = protocol.TemplateReady(workload=facts, started=started, waits=waiting is not None)
     except Exception as error:

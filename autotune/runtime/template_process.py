@@ -13,7 +13,7 @@ import subprocess
 import sys
 import sysconfig
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -75,6 +75,7 @@ class Template:
         self.pid = self._process.pid  # the supervisor's, which lives as long as anything below it
         self._channel = Channel(ours)
         self._ready: protocol.TemplateReady | None = None
+        self.tell: Callable[[str], object] = lambda text: None  # told what runs while it imports
         self.waits = False  # one of its processes waits to go on as its first trial
         self._exits: dict[int, int] = {}
 
@@ -102,6 +103,9 @@ class Template:
                     raise _no_memory(answer.message, read_tail(self._log))
                 kind = WorkloadError if answer.users else TrialProcessError
                 raise kind(answer.message, hint=answer.hint, detail=answer.detail)
+            if isinstance(answer, protocol.Surveying):
+                self.tell(answer.text)
+                continue
             assert isinstance(answer, protocol.TemplateReady)
             self._ready, self.waits = answer, answer.waits
         return self._ready

@@ -154,13 +154,15 @@ def send_answer(pipe: int, answer: dict[str, Any]) -> None:
         stream.write(json.dumps(answer).encode() + b"\n")
 
 
-def run_in_fork(run: Callable[[int], object], *, may_wait: bool = False) -> dict[str, Any]:
+def run_in_fork(
+    run: Callable[[int], object], *, may_wait: bool = False, tell: Callable[[str], object] = str
+) -> dict[str, Any]:
     """Run a function in a fork of this process, with a pipe for `send_answer`; return the answer, empty without one.
 
     The fork and the processes that it has started are killed. With `may_wait` they live on if the answer says that the
-    fork is `waiting`.
+    fork is `waiting`. `tell` gets the texts that the fork sends as `doing` before its answer.
     """
-    asked = fork_to_ask(may_wait=may_wait)
+    asked = fork_to_ask(may_wait=may_wait, tell=tell)
     if isinstance(asked, dict):
         return asked
     try:
@@ -169,10 +171,10 @@ def run_in_fork(run: Callable[[int], object], *, may_wait: bool = False) -> dict
         os._exit(0)
 
 
-def fork_to_ask(*, may_wait: bool = False) -> int | dict[str, Any]:
+def fork_to_ask(*, may_wait: bool = False, tell: Callable[[str], object] = str) -> int | dict[str, Any]:
     """Fork; return a pipe for `send_answer` in the fork and, once it has ended, its answer in this process.
 
-    For `may_wait` see `run_in_fork`.
+    For `may_wait` and `tell` see `run_in_fork`.
     """
     reading, writing = os.pipe()
     parent = os.getpid()
@@ -188,8 +190,10 @@ def fork_to_ask(*, may_wait: bool = False) -> int | dict[str, Any]:
         return writing
     os.close(writing)
     with open(reading, "rb") as stream:  # its children may hold the pipe open for ever
-        line = stream.readline()
-    answer: dict[str, Any] = json.loads(line or "{}")
+        answer: dict[str, Any] = json.loads(stream.readline() or "{}")
+        while "doing" in answer:
+            tell(answer["doing"])
+            answer = json.loads(stream.readline() or "{}")
     if may_wait and "waiting" in answer:
         return answer
     with contextlib.suppress(ChildProcessError):

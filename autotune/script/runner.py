@@ -124,9 +124,10 @@ def describe_workload(
     variables: dict[str, str],
     in_force: dict[str, Any],
     leave_template: Callable[[], None],
+    tell: Callable[[str], object],
 ) -> tuple[WorkloadFacts, WaitingProcess | None]:
     """Return the facts of the workload that the driver needs; a script runs in a fork up to its training."""
     if workload is None:
-        return survey_script(reference, variables, leave_template)
+        return survey_script(reference, variables, leave_template, tell)
     apply.note_layers()
     return facts_of(workload, reference, in_force), None

@@ -164,7 +164,7 @@ class _Start:
             with contextlib.suppress(Exception):  # the script may have closed it
                 stream.flush()
         facts: WorkloadFacts | None = None
-        asked = fork_to_ask()
+        asked = fork_to_ask(tell=lambda text: self._server.control.send(protocol.Surveying(text=text)))
         if isinstance(asked, int):
             self._answer = asked
             state.restore()

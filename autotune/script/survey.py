@@ -48,16 +48,22 @@ Found = TypeVar("Found")
 MOST_FAILED_FITS = 3  # of a script that retries for ever
 MOST_FITS, LONGEST_SECONDS = 10, 60.0
 """Calls of `fit` that are surveyed, and the time after which no further one is."""
+REPEATED_SECONDS, UNSEEN_SECONDS = 3.0, 20.0
+"""Seconds after the tuned `fit` from which a loop's next call of it ends the survey; more where others may follow."""
 NEGLIGIBLE = 0.01
 """Share of a call of `fit`, up to which the time before the next call need not be measured."""
 
 
 def survey(
-    reference: WorkloadReference, variables: dict[str, str], leave_template: Callable[[], None]
+    reference: WorkloadReference,
+    variables: dict[str, str],
+    leave_template: Callable[[], None],
+    tell: Callable[[str], object] = str,
 ) -> tuple[WorkloadFacts, WaitingProcess | None]:
     """Run the script in a fork of this process, and return its facts.
 
-    Return also the fork, where it waits at the script's training to go on as the first trial.
+    Return also the fork, where it waits at the script's training to go on as the first trial. `tell` is called with
+    what the script does meanwhile.
 
     Raises:
         WorkloadError: It cannot be tuned; the message says why, and what to do.
@@ -75,7 +81,7 @@ def survey(
             ours.close()
             Survey(reference, variables, answer, workers, began=began, requests=theirs).run()
 
-        return run_in_fork(run_script, may_wait=True)
+        return run_in_fork(run_script, may_wait=True, tell=tell)
 
     with contextlib.closing(theirs):
         found = run()
@@ -135,7 +141,7 @@ class Survey(Hooks):
         directory = directory_of(reference)
         own = own_files(file_of(reference), Path(directory))
         self._repeats = is_called_in_loop(own, "fit")
-        self._only = count_method_calls(own, "fit") <= 1
+        self._calls = count_method_calls(own, "fit")
         self._fits: list[Fit] = []
         self._facts: list[WorkloadFacts] = []
         self._failed_fits: list[tuple[Site, WorkloadFacts]] = []  # calls of `fit` that raised when cut short
@@ -212,18 +218,21 @@ class Survey(Hooks):
         number, began = len(self._fits) + 1, time.perf_counter()
         if self._around.before_seconds is None:
             self._around.before_seconds = began - self._began
+        self._end_if_known(site, began)
+        doing = f"call {number} of {site}"
         callbacks = self._effects.without_writers(arguments["callbacks"])
         call = FitCall(model=model, arguments=arguments, settings=self._wrappers.settings)
         tunes_steps = keras_api().tunes_steps(model)
         if tunes_steps:
             self._find(partial(settle_steps, call, usual, callbacks))
         facts = self._find(partial(facts_of_fit, call, number, site, self._around, tunes_steps=tunes_steps))
-        if not self._repeats and (self._wanted == number or (self._wanted is None and self._only)):
+        if not self._repeats and (self._wanted == number or (self._wanted is None and self._calls <= 1)):
             self._note(site, facts, 0.0)
             # Keras starts workers once for an epoch: those that the survey has started would hang its second reader.
             if self._workers or self._requests is None or call.has_workers or tunes_steps:
                 self._end()
             return self._go_on(self._requests, call, usual, ran_seconds=began - self._began)
+        send_answer(self._answer, {"doing": doing})
         ends: list[float] = []
         clock = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: ends.append(time.perf_counter()))
         try:
@@ -242,7 +251,21 @@ class Survey(Hooks):
         self._fits_ended_at.append(time.perf_counter())
         if number >= MOST_FITS or time.perf_counter() - self._began > LONGEST_SECONDS:
             self._end()
+        send_answer(self._answer, {"doing": f"what follows {doing}"})
         return history
+
+    def _end_if_known(self, site: Site, now: float) -> None:
+        """Answer if a loop comes round to the tuned `fit`, and what lies between its calls takes long."""
+        sites = [fit.site and fit.site.key for fit in self._fits]
+        if not self._repeats or site.key not in sites or not self._has_wanted_fit or sites[self._tuned - 1] != site.key:
+            return
+        first = sites.index(site.key)
+        longest = REPEATED_SECONDS if self._wanted or len(set(sites)) >= self._calls else UNSEEN_SECONDS
+        if now - self._fits_ended_at[first] >= longest:
+            self._facts.append(self._facts[first])
+            self._fits.append(self._fits[first])
+            self._fits_ended_at.append(now)
+            self._end()
 
     def _go_on(
         self, requests: protocol.Channel, call: FitCall, usual: Callable[..., Any], *, ran_seconds: float
@@ -317,13 +340,18 @@ class Survey(Hooks):
         """Answer with the facts of the tuned `fit`."""
         self._answer_with({"facts": self._choose_facts().model_dump(mode="json")})
 
-    def _choose_facts(self) -> WorkloadFacts:
-        """Return the facts of the longest `fit`, or of the one that was asked for."""
+    @property
+    def _tuned(self) -> int:
+        """The number of the `fit` that was asked for, else of the longest so far."""
         planned: defaultdict[object, float] = defaultdict(float)
         for fit in self._fits:  # a `fit` in a loop over folds or epochs counts as a whole
             planned[fit.site and fit.site.key] += fit.planned_seconds
         seconds = [planned[fit.site and fit.site.key] for fit in self._fits]
-        number = self._wanted or seconds.index(max(seconds)) + 1
+        return self._wanted or seconds.index(max(seconds)) + 1
+
+    def _choose_facts(self) -> WorkloadFacts:
+        """Return the facts of the longest `fit`, or of the one that was asked for."""
+        number = self._tuned
         if number > len(self._fits):
             self._fail(
                 WorkloadError(

@@ -30,9 +30,10 @@ class RunBegan:
 
 @dataclass(frozen=True, kw_only=True)
 class Began:
-    """Something other than a trial began that takes time, in words."""
+    """Something other than a trial began that takes time, in words. It has a line of its own if it is `shown`."""
 
     text: str
+    shown: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)

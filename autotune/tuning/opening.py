@@ -189,6 +189,7 @@ def _import_workload(invocation: Invocation, check: Callable[[WorkloadFacts], No
     """Import the workload where trials run; return what it is and the seconds that took."""
     executor, observe = invocation.executor, invocation.observe
     observe(Began(text="importing the workload"))
+    executor.tell = lambda text: observe(Began(text=f"looking at the script: {text}", shown=False))
     began = invocation.clock()
     facts = executor.open()
     seconds = invocation.clock() - began

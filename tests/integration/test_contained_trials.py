@@ -188,7 +188,10 @@ def test_a_fold_loads_what_its_fit_has_saved_in_a_trial_too(opened, work, tmp_pa
     (work / "0.keras").write_text("old")
     processes = opened(FOLDS)
     before = snapshot(work)
+    told: list[str] = []
+    processes.tell = told.append
     assert processes.open().script.fit_calls > 1
+    assert told[:3] == [f"{when} of fit() in train.py, line 16" for when in ("call 1", "what follows call 1", "call 2")]
     assert warm_up(processes, tmp_path / "0" / "log.txt") == 48
     assert snapshot(work) == before
 

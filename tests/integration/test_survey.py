@@ -36,6 +36,13 @@ batches = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(96).batch(16)
 """
 )
 
+SLOW = """
+import time
+
+passed, usual = [0.0], time.perf_counter
+time.perf_counter = lambda: usual() + passed[0]  # as if what follows each fit took seconds
+"""
+
 SCRIPTS = {
     "arrays": COMPILED + "model.fit(x, y, batch_size=16, epochs=3, validation_split=0.25)\n",
     "arrays_by_default": COMPILED + "model.fit(x, y)\n",
@@ -115,6 +122,14 @@ logging.info("begins")
     + COMPILED
     + "model.fit(x, y)\n",
     "folds": COMPILED + "for fold in range(4):\n    model.fit(x, y, epochs=2)\nmodel.fit(x, y, epochs=3)\n",
+    "slow_folds": COMPILED + SLOW + "for fold in range(4):\n    model.fit(x, y, epochs=2)\n    passed[0] += 5\n",
+    "slow_folds_of_the_last": COMPILED
+    + SLOW
+    + "def train(epochs):\n    model.fit(x, y, epochs=epochs)\n    passed[0] += 30\n\n"
+    + "model.fit(x, y)\nfor fold in range(4):\n    train(2)\n",
+    "slow_folds_then_all": COMPILED
+    + SLOW
+    + "for fold in range(4):\n    model.fit(x, y, epochs=2)\n    passed[0] += 5\nmodel.fit(x, y, epochs=30)\n",
     "partial": TAPE
     + "import functools\nstep = tf.function(functools.partial(step))\n"
     + "for epoch in [e for e in range(4)]:\n    for a, b in batches:\n        step(a, b)\n",
@@ -548,6 +563,13 @@ def test_the_executions_of_one_fit_count_together(told):
     assert (found["fit"], found["fit_calls"]) == (1, 4)
     assert len({each["site"]["line"] for each in found["fits"]}) == 2
     assert found["fit_site"]["line"] == 10
+
+
+def test_a_loop_is_surveyed_up_to_its_second_slow_round(told):
+    assert len(script(told, "slow_folds")["fits"]) == script(told, "slow_folds")["fit_calls"] == 2
+    within = script(told, "slow_folds_of_the_last")
+    assert ([each["site"]["line"] for each in within["fits"]], within["fit_calls"]) == ([18, 15, 15], 2)
+    assert len(script(told, "slow_folds_then_all")["fits"]) == script(told, "slow_folds_then_all")["fit"] == 5
 
 
 def test_an_evaluation_by_the_same_helper_is_no_training(told):
