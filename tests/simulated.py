@@ -14,6 +14,7 @@ import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from autotune.data.facts import GpuUse, WorkloadFacts
 from autotune.data.models import KnobValue
@@ -168,7 +169,7 @@ class SimulatedTrial:
             first_step_seconds=first_step_seconds,
             ready_seconds=trials.clock() - self._requested,
             first_loss=FIRST_LOSS,
-            parameters=1000,
+            **trials.model(self.configuration),
         )
 
     def measure(self, seconds: float, timeout_seconds: float) -> Slice:
@@ -428,6 +429,7 @@ class SimulatedTrials(Executor):
         cards: What NVML tells of the cards in a slice of so many seconds; nothing, when not given.
         uncounted_seconds: What the second slice of a trial that is timed by steps takes beyond what counts in it, as
             where an epoch ends; each such trial tells of it beforehand.
+        model: The number and the shapes of a process's weights.
         started_by_import: What importing the workload would wake.
         seats: Names of the seats.
     """
@@ -466,6 +468,7 @@ class SimulatedTrials(Executor):
         slow_calls: Callable[[Configuration], float] = lambda configuration: 0.0,
         cards: Callable[[Configuration, float], tuple[GpuUse, ...]] = lambda configuration, seconds: (),
         uncounted_seconds: float = 0.0,
+        model: Callable[[Configuration], Mapping[str, Any]] = lambda configuration: {"parameters": 1000},
         started_by_import: StartedByImport | None = None,
         seats: tuple[str, ...] = ("simulated",),
     ) -> None:
@@ -491,7 +494,7 @@ class SimulatedTrials(Executor):
         self.freeze_gain = freeze_gain or _no_gain
         self.leak, self.device_leak = leak or (lambda configuration: 0.0), device_leak
         self.retraces, self.skipped_share = retraces, skipped_share
-        self.slow_calls, self.cards = slow_calls, cards
+        self.slow_calls, self.cards, self.model = slow_calls, cards, model
         self.uncounted_seconds, self.started_by_import = uncounted_seconds, started_by_import
         self.random = random.Random(seed)
         self._seed = seed

@@ -258,6 +258,7 @@ def run_on(trials, path, *, observe=silent, interruptions=lambda: 0, seed=0):
     return Run(
         directory=MemoryDirectory(Path(path)),
         executor=trials,
+        reference=REFERENCE,
         clock=trials.clock,
         observe=observe,
         interruptions=interruptions,

@@ -16,11 +16,19 @@ from autotune.training.gauges import Weights, check_finite_weights
 from autotune.training.progress import Training
 from autotune.training.session import TimedTrial, TrainingSession
 
+
+class Shape(tuple):
+    """The shape of a tensor."""
+
+    def num_elements(self):
+        return math.prod(self)
+
+
 NUMPY = SimpleNamespace(
     as_dtype=lambda dtype: SimpleNamespace(is_floating=np.issubdtype(dtype, np.floating)),
     convert_to_tensor=lambda variable: variable.value,
     reduce_any=np.any,
-    TensorShape=lambda shape: SimpleNamespace(num_elements=lambda: math.prod(shape)),
+    TensorShape=lambda shape: Shape(shape),
     math=SimpleNamespace(is_nan=np.isnan, is_inf=np.isinf),
 )
 
@@ -142,11 +150,11 @@ def test_a_boundary_is_left_out_where_the_baselines_was_and_of_epochs_that_are_t
         clock.change_to_steps()
 
 
-def test_weights_are_counted_after_the_first_step_which_builds_some_models(timed):
+def test_weights_are_told_after_the_first_step_which_builds_some_models(timed):
     made = timed()
     made.trial._session.variables += [Variable(1.0, 2.0, 3.0), Variable(4.0)]
     made.trial.clock.call_ended({"loss": 2.5})
-    assert made.sent[1] == FirstStep(loss=2.5, parameters=5)
+    assert made.sent[1] == FirstStep(loss=2.5, parameters=5, shapes=("(1,)", "(1,)", "(3,)"))
 
 
 def test_closing_figures_come_at_once_and_again_with_what_takes_time(timed):

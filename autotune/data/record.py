@@ -38,6 +38,7 @@ class Outcome(enum.StrEnum):
     ERROR = "error"  # a Python exception in the user's code or in TensorFlow
     NONFINITE = "nonfinite"
     UNSTABLE = "unstable"
+    OTHER_MODEL = "other_model"  # its process built another model than the baseline's
     INTERRUPTED = "interrupted"
 
     @property

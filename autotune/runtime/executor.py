@@ -91,6 +91,7 @@ class WarmUp:
     ready_seconds: float  # from the request to the steady state, without counting and what was done aside
     first_loss: float | None  # training loss after the first call
     parameters: int = 0  # weights of the model, once it has trained a step
+    shapes: tuple[str, ...] = ()  # of those that are trained
 
 
 class LiveTrial(Protocol):

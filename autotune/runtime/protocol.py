@@ -194,6 +194,7 @@ class FirstStep(Frozen):
     kind: Literal["first_step"] = "first_step"
     loss: FiniteFloat | None = None
     parameters: Count = 0  # weights, trainable and other: some models are built by their first step
+    shapes: Many[str] = ()  # of the trained ones, sorted: `(64, 10)`
 
 
 class Ready(Frozen):

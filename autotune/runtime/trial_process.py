@@ -69,6 +69,7 @@ class TrialProcess:
             ready_seconds=max(0.0, time.monotonic() - since - ready.saving_seconds),
             first_loss=first.loss,
             parameters=first.parameters,
+            shapes=first.shapes,
         )
 
     def measure(self, seconds: float, timeout_seconds: float) -> Slice:

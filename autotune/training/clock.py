@@ -80,7 +80,7 @@ class StepClock:
         saves_state: Saves weights and optimizer; returns whether it did.
         save_after: Steps after which to do that, once; a warm training is saved in any case.
         gauges: What is measured in each slice.
-        count_parameters: Counts the model's weights, after the first step.
+        describe_weights: Returns the fields of `FirstStep` about the model's weights, after that step.
         freeze: Stops the process; returns when the tuner lets it continue.
         clock: Seconds, monotonic.
     """
@@ -97,7 +97,7 @@ class StepClock:
         saves_state: Callable[[], bool] = lambda: False,
         save_after: float = math.inf,
         gauges: Sequence[Gauge] = (),
-        count_parameters: Callable[[], int] = lambda: 0,
+        describe_weights: Callable[[], dict[str, Any]] = dict,
         freeze: Callable[[], None] = freeze_own_group,  # returns when the tuner lets the process continue
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -110,7 +110,7 @@ class StepClock:
         self.logs: Any = None  # what it reported last
         self.epoch_logs: Any = None  # ... of a whole epoch: Keras resets its means in each
         self._tuner = tuner
-        self._count_parameters = count_parameters
+        self._describe_weights = describe_weights
         self._between = between_epochs
         self._saves_state = saves_state
         self._save_after: float | None = save_after  # None once that was done
@@ -226,7 +226,7 @@ class StepClock:
         if first:
             self._first_call_ended_at = now
             self.warm_up.compiling_seconds.append(seconds)
-            self._tuner.send(FirstStep(loss=finite_loss(self.logs, step=1), parameters=self._count_parameters()))
+            self._tuner.send(FirstStep(loss=finite_loss(self.logs, step=1), **self._describe_weights()))
         self._timing.call_ended(now, seconds)
         if self._save_after is not None and self.progress.steps >= self._save_after:
             self._save_state()

@@ -96,6 +96,12 @@ def count_parameters(weights: Weights) -> int:
     return sum(int(tf.TensorShape(weight.shape).num_elements() or 0) for weight in weights.variables)
 
 
+def describe_weights(weights: Weights) -> dict[str, Any]:
+    """Return the fields of `FirstStep` that tell one model from another."""
+    shapes = sorted(str(tf.TensorShape(weight.shape)) for weight in weights.trained)
+    return {"parameters": count_parameters(weights), "shapes": tuple(shapes)}
+
+
 def _is_ruined(values: tf.Tensor, *, is_trained: bool) -> tf.Tensor:
     return tf.reduce_any(tf.math.is_nan(values) | (tf.math.is_inf(values) & is_trained))
 

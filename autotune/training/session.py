@@ -102,7 +102,7 @@ class TimedTrial:
                 *session.gauges(),
                 gauges.finite_weights_gauge(session.weights, session.progress),
             ],
-            count_parameters=lambda: gauges.count_parameters(session.weights()),
+            describe_weights=lambda: gauges.describe_weights(session.weights()),
         )
 
     @property

@@ -87,6 +87,7 @@ class MeasuredProcess:
                     )
                     trial.instances += 1
                     warm = live.warm_up(timeout, self._note_started)
+                run.refuse_another_model(trial, warm)
                 self._warm = warm
                 trial.note_warm(warm)
         except BaseException:

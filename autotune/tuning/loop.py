@@ -217,6 +217,9 @@ class Loop:
             if self._seats.others or not stands:
                 raise
             self._stop_measuring(error.message)
+        finally:
+            if self._run.model_error is not None:
+                raise self._run.model_error
 
     def _stop_measuring(self, why: str) -> None:
         """End the run with what was measured."""

@@ -225,6 +225,7 @@ def _new_run(invocation: Invocation, facts: WorkloadFacts, device: Device, inter
     return Run(
         directory=invocation.directory,
         executor=invocation.executor,
+        reference=invocation.reference,
         clock=invocation.clock,
         budget=options.budget,
         state_file=None if no_branches else _state_file(invocation),

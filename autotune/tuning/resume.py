@@ -118,13 +118,15 @@ def refuse_another_workload(earlier: Earlier, *, fingerprint: str) -> None:
 
 
 def refuse_another_question(
-    earlier: Earlier, *, baseline: Configuration, choices: Mapping[str, Sequence[KnobValue]]
+    earlier: Earlier, *, baseline: Configuration, choices: Mapping[str, Sequence[KnobValue]], parameters: int
 ) -> None:
-    """Refuse to mix figures of two baselines or search spaces. Raises RunDirectoryError."""
+    """Refuse to mix figures of two baselines, models or search spaces. Raises RunDirectoryError."""
     run = earlier.run
     changed = []
     if run.baseline is not None and Configuration(run.baseline) != baseline:
         changed.append("the baseline")
+    if run.workload is not None and run.workload.parameters not in (None, parameters):
+        changed.append(f"the model ({run.workload.parameters:,} weights before, {parameters:,} now)")
     before = {} if run.search_space is None else run.search_space.choices
     if before and {k: tuple(v) for k, v in before.items()} != {k: tuple(v) for k, v in choices.items()}:
         changed.append("the search space")

@@ -13,15 +13,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from autotune.data.credentials import mask_text
+from autotune.data.errors import WorkloadError
+from autotune.data.facts import WorkloadReference
 from autotune.data.options import Objective
 from autotune.data.record import Boundary, Outcome, Phase, TrialRecord
 from autotune.data.run_directory import RunDirectory
-from autotune.runtime.executor import Clock, DeviceUnavailable, Executor, TrialFailed
+from autotune.runtime.executor import Clock, DeviceUnavailable, Executor, TrialFailed, WarmUp
 from autotune.runtime.logs import is_busy_gpu_error
 from autotune.runtime.protocol import Data
 from autotune.space.configuration import Configuration
 from autotune.stats.ratios import scaling_efficiency
 from autotune.tuning.events import Observer, TrialBegan, TrialEnded, TrialMeasured
+from autotune.tuning.same_model import MOST_OTHER_MODELS, find_model_difference, make_other_models_error
 from autotune.tuning.trial import Trial
 
 CLOSING_SECONDS = 1.0  # for ending the processes and writing the recipe
@@ -100,6 +103,10 @@ class Run:
     trains_by_loop: bool = False  # a loop of the script's own, not `fit`
     spent_before: float = 0.0  # seconds of earlier invocations that do not count for the budget
     credentials: tuple[str, ...] = ()  # which no record may hold
+    reference: WorkloadReference  # where the workload is
+    model: WarmUp | None = None  # the baseline's first report, which tells its model; None until then
+    other_models: list[str] = field(default_factory=list)  # what trained another one, in words
+    model_error: WorkloadError | None = None  # the models differ by chance: the run ends
     turn: Turn = field(default_factory=Turn)
 
     @functools.cached_property
@@ -146,6 +153,21 @@ class Run:
                 f"TensorFlow sees {sees}; the baseline saw {saw}",
                 hint="The GPU or container may have lost its driver; check nvidia-smi.",
             )
+
+    def refuse_another_model(self, trial: Trial, warm: WarmUp) -> None:
+        """Refuse a process that has built another model than the baseline's first. Raises TrialFailed."""
+        self.model = self.model or warm
+        same_batch = trial.configuration.batch_size == self.baseline.batch_size
+        difference = find_model_difference(self.model, warm, same_batch=same_batch)
+        if not difference:
+            return
+        is_baseline = trial.configuration == self.baseline
+        who = "the baseline, started again," if is_baseline else f"trial {trial.number}"
+        self.other_models.append(f"{who} {difference}")
+        own = [record for record in self.records.values() if record.configuration == dict(trial.configuration)]
+        if len(self.other_models) >= MOST_OTHER_MODELS or any(record.outcome.measured for record in own):
+            self.model_error = make_other_models_error(self.reference, self.other_models)
+        raise TrialFailed(Outcome.OTHER_MODEL, difference)
 
     def measured(self, trial: Trial) -> None:
         """Tell the observer of the estimate so far."""

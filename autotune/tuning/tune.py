@@ -282,7 +282,9 @@ def _tune_opened(opened: Opened, invocation: Invocation, written: SearchSpace | 
     _tell_worth(opened, invocation)
     written, space = choose_space(written, opened, options)
     if earlier is not None:
-        refuse_another_question(earlier, baseline=run.baseline, choices=space.choices)
+        refuse_another_question(
+            earlier, baseline=run.baseline, choices=space.choices, parameters=opened.warm.parameters
+        )
         opened.seat.keep_baseline()
     record = _note_leaders(complete_run_record(opened, invocation, written.source, space), invocation, space)
     directory.write_run(record)

@@ -264,6 +264,8 @@ def measure_pairs(in_search: TrialRecord, opened: Opened, *, until: float) -> tu
             break
         if taken := confirmation.trial.instance_seconds:
             expected = sum(taken) / len(taken)
+    if run.model_error is not None:
+        raise run.model_error
     if confirmation.reference.slices:
         run.keep(confirmation.reference.record(Outcome.OK), announce=False)
     now = measured_claim(confirmation, opened)  # over processes, not over all slices
