@@ -127,6 +127,29 @@ def test_without_losses_of_the_branches_a_larger_batch_is_not_recommended(tmp_pa
     assert [why in event.text for event in watcher.of(Notice) if "learns" in event.text] == [True]
 
 
+@pytest.mark.parametrize(
+    ("growth", "comparable"), [(lambda size: 1.0, False), (lambda size: float(size), True)], ids=["steps", "examples"]
+)
+def test_a_larger_batch_of_a_training_that_counts_steps_is_not_recommended(tmp_path, growth, comparable):
+    trials = simulated_trials(faster_by(batch_size=2.0, jit_compile=1.2), noise=0.02, critical_batch=LEARNS_AS_FAST)
+    launch = trials.launch
+
+    def counting(configuration, *, losses=None, **how):
+        trial = launch(configuration, losses=losses, **how)
+        if isinstance(losses, BranchRuns):
+            counted = {"vae/kl/calls (vae.py, line 31)": (growth(configuration.batch_size),) * 3}
+            usual = trial.loss_curves
+            trial.loss_curves = lambda *given: usual(*given).model_copy(update={"counted": counted})
+        return trial
+
+    trials.launch = counting
+    recipe, _ = quick_tune(trials, tmp_path, space=BOTH, budget=400.0, objective="time_to_loss")
+    assert (recipe.configuration["batch_size"] == 128) is comparable
+    if not comparable:
+        assert recipe.changes == {"jit_compile": True}
+        assert recipe.answers[2][1].startswith("not comparable: vae/kl/calls (vae.py, line 31) counts steps")
+
+
 def test_how_a_larger_batch_of_a_custom_loop_learns_is_not_measured(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     trials = simulated_trials(faster_by(batch_size=2.0, jit_compile=1.2), noise=0.02)

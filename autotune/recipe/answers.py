@@ -10,7 +10,7 @@ from autotune.data.record import Rule
 from autotune.recipe.evidence import BestCandidate, Knobs, Part
 from autotune.space.configuration import Configuration
 from autotune.space.knobs import PRECISIONS
-from autotune.stats.same_loss import NOT_REACHED
+from autotune.stats.same_loss import NOT_COMPARABLE, NOT_REACHED
 
 NOTHING_SHOWN = "the baseline: nothing faster was shown"
 NOT_PROMISED = "Not promised of the other batch size: final accuracy, other schedules, later training."
@@ -135,7 +135,8 @@ def _describe_unmeasured(rule: LearningRateRule | None) -> str:
     if rule is None or not rule.not_measured:
         return "how it learns was not measured"
     why = rule.not_measured
-    return why if why == NOT_REACHED else f"how it learns was not measured: {why}"
+    is_whole = why == NOT_REACHED or why.startswith(NOT_COMPARABLE.partition("{")[0])
+    return why if is_whole else f"how it learns was not measured: {why}"
 
 
 def describe_factor(rule: Rule, factor: float) -> str:

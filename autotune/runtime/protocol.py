@@ -232,6 +232,8 @@ class LossCurves(Frozen):
     kind: Literal["loss_curves"] = "loss_curves"
     curves: Many[Many[FiniteFloat | None]]
     gpus: Many[str]  # names of the GPUs that TensorFlow sees
+    # Of a branch: variables that change at each step, and by how much.
+    counted: dict[str, Many[FiniteFloat]] = Field(default_factory=dict)
 
 
 class Finished(Frozen):

@@ -224,14 +224,15 @@ class FitTraining(TrialHooks):
             refuse_idle_precision(model, str(configuration["precision"]))
         examples = call.examples(dataset)
         if isinstance(request.losses, protocol.BranchRuns):
-            found = branch_losses(
+            found, counted = branch_losses(
                 model,
                 lambda: call.with_class_weight(train.one_epoch),
                 call.validation(),
                 request.losses,
                 batch_size=call.batch_used or configuration.batch_size,
+                callbacks=callbacks,
             )
-            self.channel.send(protocol.LossCurves(curves=found, gpus=gauges.gpu_names()))
+            self.channel.send(protocol.LossCurves(curves=found, gpus=gauges.gpu_names(), counted=counted))
             return
         if isinstance(request.losses, protocol.LossRuns):
             curves = loss_curves(

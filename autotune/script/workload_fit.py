@@ -23,6 +23,7 @@ from autotune.training.branch import branch_losses
 from autotune.training.fit import Parts, refuse_idle_precision, set_compiled, time_fit
 from autotune.training.losses import Curves, loss_curves
 from autotune.training.pipeline import BATCHES, ENDLESS, Batches, batches_in, elements_in, refuse_uneven
+from autotune.training.step_counters import Counted
 
 LOOK_BATCHES, LOOK_SECONDS = 32, 1.0  # of a dataset that batches by itself: no further one so long after the first
 
@@ -31,7 +32,8 @@ def run(request: TrialRequest, channel: Channel, workload: Workload, configurati
     """Run one trial of a workload to its end."""
     single = configuration.replace(steps_per_execution=1, persistent_iterator=False)
     if isinstance(request.losses, BranchRuns):
-        channel.send(LossCurves(curves=_branch(workload, single, request.losses), gpus=gauges.gpu_names()))
+        found, counted = _branch(workload, single, request.losses)
+        channel.send(LossCurves(curves=found, gpus=gauges.gpu_names(), counted=counted))
         return
     if isinstance(request.losses, LossRuns):
         curves = loss_curves(
@@ -69,7 +71,7 @@ def run(request: TrialRequest, channel: Channel, workload: Workload, configurati
     time_fit(request, channel, configuration, parts)
 
 
-def _branch(workload: Workload, configuration: Configuration, runs: BranchRuns) -> Curves:
+def _branch(workload: Workload, configuration: Configuration, runs: BranchRuns) -> tuple[Curves, Counted]:
     """Train from the baseline's state, on batches of the size that is recorded, for the losses on held-out examples."""
     recorded = configuration.replace(batch_size=runs.recorded_batch_size)
 

@@ -21,6 +21,7 @@ FEWEST_SEEDS = 4  # two to choose the learning-rate rule by, and two to measure 
 DEGREE = 4  # of the polynomial that losses follow
 LARGEST_RATIO, SHIFTS = 15.0, 55  # of examples; and the logarithms that are tried, evenly spread, before one is refined
 NOT_REACHED = "it does not reach the losses that the baseline reaches"
+NOT_COMPARABLE = "not comparable: {} counts steps, of which a larger batch has fewer"
 HARDLY_FALLS = "the baseline's own losses hardly fall in so few examples"
 TOO_FEW_ENDED = "too few of its trainings came to their end in time"
 
@@ -203,3 +204,12 @@ def best_batch_size(critical: float, step_seconds: Mapping[int, float]) -> float
     if per_example <= 0:
         return math.inf
     return math.sqrt(max(0.0, fixed) * critical / per_example)
+
+
+def find_step_counter(counted: Mapping[str, Sequence[float]], others: Mapping[str, Sequence[float]]) -> str:
+    """Return what changes alike from step to step at two batch sizes, so that it counts steps; or nothing."""
+    for name, values in counted.items():
+        pairs = [*zip(values, others.get(name, ()), strict=False)]
+        if len(pairs) == len(values) and all(math.isclose(one, other, rel_tol=1e-4) for one, other in pairs):
+            return name
+    return ""

@@ -5,16 +5,17 @@ the batch. So the baseline's process saves weights and optimizer once it has tra
 that state, reads the same recorded examples in an order drawn by its seed, and is evaluated after equal numbers of
 examples.
 
-No callback of the script's runs here: its schedule goes on by steps, and where a callback sets the learning rate, each
-training has the rate that was in force at the state.
+No callback of the script's runs in these: its schedule goes on by steps, and where a callback sets the learning rate,
+each training has the rate that was in force at the state.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from autotune.recipe.tf_private import keras, tf
 from autotune.runtime.failures import TrainingFailed
 from autotune.runtime.protocol import BranchRuns
 from autotune.training.losses import Curves, build, most_recorded, open_recording
+from autotune.training.step_counters import COUNTED_STEPS, Counted, ReadVariables, changing
 
 PROBE_BATCHES = 4  # of the recorded size, that are evaluated at once
 LARGEST_STATE_BYTES = 2 << 30  # of weights and optimizer together: a larger state is not saved
@@ -66,10 +68,12 @@ def branch_losses(
     runs: BranchRuns,
     *,
     batch_size: int,
-) -> Curves:
+    callbacks: Sequence[Any] = (),
+) -> tuple[Curves, Counted]:
     """Return the losses on the probe, of each scale of the learning rate with all seeds; empty where time was short.
 
-    All scales of a seed are run before the next seed.
+    All scales of a seed are run before the next seed. The second value has what changes with the steps in the script's
+    own part of a step; `callbacks` are the script's, which may change it.
 
     Raises:
         TrainingFailed: The state does not fit this model, or examples cannot be batched anew.
@@ -85,6 +89,8 @@ def branch_losses(
     state = _read_state(model, runs.state)
     untouched = {name: variable.numpy() for name, variable in _rest(model).items()}
     deadline = time.perf_counter() + runs.seconds
+    _assign(_variables(model), state)
+    counted = _count_steps(model, training, callbacks, batch_size=batch_size)
     curves: dict[tuple[float, int], tuple[float | None, ...]] = {}
     for seed, scale in itertools.product(runs.seeds, runs.scales):
         factor.assign(scale)
@@ -93,7 +99,31 @@ def branch_losses(
         _assign(_rest(model), untouched)
         curve = _train(model, training, probe, runs, batch_size=batch_size, seed=seed, deadline=deadline)
         curves[scale, seed] = curve if len(curve) == runs.probes else ()
-    return tuple(curves.get((scale, seed), ()) for scale in runs.scales for seed in runs.seeds)
+    return tuple(curves.get((scale, seed), ()) for scale in runs.scales for seed in runs.seeds), counted
+
+
+def _count_steps(
+    model: keras.Model, examples: tf.data.Dataset, callbacks: Sequence[Any], *, batch_size: int
+) -> Counted:
+    """Train a few steps with the script's callbacks; return what changes with them."""
+    batches = examples.repeat().batch(batch_size, drop_remainder=True)
+    iterator = iter(model.distribute_strategy.experimental_distribute_dataset(batches))
+    told = keras.callbacks.CallbackList(list(callbacks), model=model, epochs=1, verbose=0)
+    variables, values = ReadVariables(model), []
+
+    def tell(event: str, *given: Any) -> None:
+        with contextlib.suppress(Exception):  # what the script's callback makes of a few steps is of no matter
+            getattr(told, event)(*given)
+
+    tell("on_train_begin")
+    tell("on_epoch_begin", 0)
+    for step in range(COUNTED_STEPS):
+        tell("on_train_batch_begin", step)
+        with variables.watch():
+            model.train_function(iterator)
+        tell("on_train_batch_end", step, {"loss": 0.0})
+        values.append(variables.values())
+    return changing(values)
 
 
 def _rest(model: keras.Model) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from autotune.runtime.protocol import BranchRuns, LossRuns
 from autotune.space.configuration import Configuration
 from autotune.space.knobs import KNOBS, Numerics
 from autotune.stats.numerics import NAME, cannot_tell, check_parity
-from autotune.stats.same_loss import FEWEST_SEEDS
+from autotune.stats.same_loss import FEWEST_SEEDS, NOT_COMPARABLE, find_step_counter
 from autotune.tuning.events import Began, Notice
 from autotune.tuning.run import Interrupted, Run, reclassify_busy_gpu
 
@@ -96,9 +96,11 @@ class Trainings:
             most_steps=steps,
             seconds=seconds,
         )
-        return self.train(configuration, losses)
+        return self.train(configuration, losses).curves
 
-    def branch_curves(self, configuration: Configuration, *, state: str, runs: Mapping[str, Any]) -> Curves:
+    def branch_curves(
+        self, configuration: Configuration, *, state: str, runs: Mapping[str, Any]
+    ) -> protocol.LossCurves:
         """Return the losses on the probe of trainings that branch from a state; `runs` are more of `BranchRuns`."""
         # Raises TrialFailed, DeviceUnavailable, Interrupted.
         recorded = self.run.baseline.batch_size
@@ -118,7 +120,7 @@ class Trainings:
             self._scratch = Path(tempfile.mkdtemp(prefix="scratch-", dir=self.run.directory.path))
         return str((self._scratch / name).resolve())
 
-    def train(self, configuration: Configuration, losses: protocol.Trainings) -> Curves:
+    def train(self, configuration: Configuration, losses: protocol.Trainings) -> protocol.LossCurves:
         """Return the losses of these trainings. Raises TrialFailed, DeviceUnavailable, Interrupted."""
         if self.run.interrupted():
             raise Interrupted
@@ -140,7 +142,7 @@ class Trainings:
                     raise Interrupted from None
                 raise
         self.run.refuse_other_devices(found.gpus)
-        return found.curves
+        return found
 
 
 def compare_numerics(trainings: Trainings, configuration: Configuration) -> Check:
@@ -227,9 +229,13 @@ def branch(trainings: Trainings, leader: TrialRecord) -> Branch:
     steps = state_steps(run)
     seeds, examples = _branch_size(trainings, leader)
 
+    counted: list[Mapping[str, Sequence[float]]] = []
+
     def train(configuration: Configuration, scales: Sequence[float]) -> Curves:
         runs = {"seeds": tuple(range(seeds)), "scales": tuple(scales), "examples": examples}
-        curves = trainings.branch_curves(configuration, state=str(run.state_file), runs=runs)
+        found = trainings.branch_curves(configuration, state=str(run.state_file), runs=runs)
+        counted.append(found.counted)
+        curves = found.curves
         whole = [all(curves[seed::seeds]) for seed in range(seeds)]
         if len(curves) != seeds * len(scales) or sum(whole) < FEWEST_SEEDS:
             raise TooLittleTime(kept=kept)
@@ -243,6 +249,8 @@ def branch(trainings: Trainings, leader: TrialRecord) -> Branch:
         if failure.outcome is Outcome.TIMEOUT:
             raise TooLittleTime(kept=kept) from failure
         raise NotMeasured(failure.reason) from failure
+    if counter := find_step_counter(*counted):
+        raise NotMeasured(NOT_COMPARABLE.format(counter))
     by_rule = {rule: after[place * seeds : (place + 1) * seeds] for place, rule in enumerate(factors)}
     return Branch(
         after_steps=steps,

@@ -7,6 +7,7 @@ from real_trials import PATIENCE_SECONDS
 
 from autotune.runtime.executor import TrialFailed
 from autotune.runtime.protocol import BranchRuns, Data
+from autotune.stats.same_loss import find_step_counter
 
 pytestmark = pytest.mark.slow
 
@@ -112,7 +113,7 @@ def losses(seeds, scales):
     traced.clear()
     runs = BranchRuns(state="state.npz", folder=f"{Path.cwd()}/batches", recorded_batch_size=32, seeds=seeds,
                       scales=scales, examples=320, probes=4, probe_examples=512, seconds=600.0)
-    return branch_losses(model, lambda: data, None, runs, batch_size=32), len(traced)
+    return branch_losses(model, lambda: data, None, runs, batch_size=32)[0], len(traced)
 
 
 first, traces = losses((0, 1), (1.0, 4.0, 0.01))
@@ -157,3 +158,90 @@ def test_class_weights_of_fit_act_on_the_batches_of_a_dataset(run_code):
             assert found == wanted, found
         """
     )
+
+
+COUNTERS = """
+import json
+from pathlib import Path
+
+import numpy as np
+import tensorflow as tf
+
+from autotune.recipe.tf_private import keras
+from autotune.runtime.protocol import BranchRuns
+from autotune.training.branch import branch_losses, save_state
+
+x = np.random.default_rng(0).normal(size=(608, 8)).astype("float32")
+data = tf.data.Dataset.from_tensor_slices((x, x[:, :1] ** 2)).batch(32)
+shared = tf.Variable(0.5)
+
+
+class Own(keras.layers.Layer):
+    def build(self, shape):
+        self.kept = self.add_weight(shape=(), initializer="zeros", trainable=False, name="kept")
+
+    def call(self, inputs, training=None):
+        if CASE == "a layer's calls":
+            self.kept.assign(self.kept + 1.0)
+        if CASE == "its examples":
+            self.kept.assign(self.kept + tf.cast(tf.shape(inputs)[0], tf.float32))
+        if CASE == "an average":
+            self.kept.assign(0.9 * self.kept + 0.1 * tf.reduce_mean(inputs**2))
+        self.add_loss(tf.minimum(1.0, self.kept / 1000.0) * tf.reduce_mean(inputs**2))
+        return inputs
+
+
+class Rate(keras.optimizers.schedules.LearningRateSchedule):
+    def __call__(self, step):
+        return 0.01 / (1.0 + tf.cast(step, tf.float32))
+
+
+class Calls(keras.metrics.Metric):
+    def __init__(self):
+        super().__init__()
+        self.calls = self.add_weight(name="calls", initializer="zeros")
+
+    def update_state(self, *_, **__):
+        self.calls.assign(self.calls + 1.0)
+
+    def result(self):
+        return self.calls
+
+
+class Anneal(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        shared.assign(shared * 0.9)
+
+
+def loss(labels, found):
+    if CASE == "the optimizer's iterations":
+        return keras.losses.mean_squared_error(labels, found) / tf.cast(1 + model.optimizer.iterations, tf.float32)
+    return keras.losses.mean_squared_error(labels, found) * (shared if CASE == "a callback's variable" else 1.0)
+
+
+found = {}
+cases = ["a layer's calls", "the optimizer's iterations", "a callback's variable", "its examples", "an average", "Keras's own"]
+for number, CASE in enumerate(cases):
+    layers = [keras.layers.Dense(16, "relu"), Own(), keras.layers.Dropout(0.5), keras.layers.BatchNormalization()]
+    model = keras.Sequential([keras.layers.Input((8,)), *layers, keras.layers.Dense(1)])
+    model.compile(keras.optimizers.Adam(Rate()), loss, metrics=[Calls()])
+    model.fit(data, epochs=1, verbose=0)
+    save_state(model, Path("state.npz"))
+    found[CASE] = []
+    for size in (32, 128):
+        runs = BranchRuns(state="state.npz", folder=f"{Path.cwd()}/{number}", recorded_batch_size=32, seeds=(0,),
+                          scales=(1.0,), examples=128, probes=1, probe_examples=64, seconds=600.0)
+        shared.assign(0.5)
+        found[CASE].append(branch_losses(model, lambda: data, None, runs, batch_size=size, callbacks=[Anneal()])[1])
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.parametrize("legacy", ["0", "1"], ids=["Keras 3", "Keras 2"])
+def test_what_counts_steps_and_weighs_a_loss_is_found(run_code, legacy):
+    """Schedules, metrics, dropout, averages of the data and counted examples are no such thing."""
+    found = json.loads(run_code(COUNTERS, TF_USE_LEGACY_KERAS=legacy).stdout)
+    counters = {case: find_step_counter(*both) for case, both in found.items()}
+    assert "kept (<string>, line " in counters["a layer's calls"]
+    named = [case for case, counter in counters.items() if counter]
+    assert named == ["a layer's calls", "the optimizer's iterations", "a callback's variable"]

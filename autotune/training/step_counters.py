@@ -1,0 +1,107 @@
+"""Find what depends on the number of steps in a training: a loss that it weighs learns otherwise in larger batches.
+
+Such as the weight of a loss that is annealed. Four times fewer steps of a larger batch anneal it less, so losses of an
+equal number of examples do not compare. A variable counts steps if the user's code reads it while the training step is
+traced, and it changes alike from step to step at two batch sizes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from autotune.recipe.keras_api import KERAS_PACKAGES
+from autotune.recipe.tf_private import keras, say_missing, tf
+from autotune.runtime.failures import select_user_frames
+
+COUNTED_STEPS = 4
+LARGEST_VALUE = 16  # elements of a variable that may count
+Counted = dict[str, tuple[float, ...]]  # by the variable's name and line: by how much each element changes at each step
+
+
+class ReadVariables:
+    """The variables that the user's code reads in a training step, by the name and the line of each."""
+
+    def __init__(self, model: keras.Model) -> None:
+        self._read: dict[int, tuple[Any, Any, str]] = {}  # by the id of its handle: that, its type, and the line
+        of_metrics = (variable for metric in model.metrics for variable in metric.variables)
+        others = (*model.trainable_variables, *of_metrics)
+        self._others = {id(handle) for variable in others for handle in _handles(variable)}
+        self._names = {id(handle): _name(variable) for variable in model.variables for handle in _handles(variable)}
+
+    @contextlib.contextmanager
+    def watch(self) -> Iterator[None]:
+        """Collect them from what is traced meanwhile."""
+        try:
+            from tensorflow.python.ops import gen_resource_variable_ops as ops
+            from tensorflow.python.util.tf_stack import extract_stack
+
+            usual = ops.read_variable_op
+        except (ImportError, AttributeError):
+            say_missing("read_variable_op", "variables that count steps are not found")
+            yield
+            return
+
+        def read(handle: Any, dtype: Any, *rest: Any, **named: Any) -> Any:
+            if id(handle) not in self._others | self._read.keys() and (line := _reader(extract_stack())):
+                self._read[id(handle)] = handle, dtype, line
+            return usual(handle, dtype, *rest, **named)
+
+        ops.read_variable_op = read
+        try:
+            yield
+        finally:
+            ops.read_variable_op = usual
+
+    def values(self) -> dict[str, list[float]]:
+        """Return the elements of each small one now."""
+        found = {}
+        for known, (handle, dtype, line) in self._read.items():
+            if not (dtype.is_floating or dtype.is_integer) or not hasattr(handle, "numpy"):
+                continue  # of another graph, such as that of a dataset
+            value = np.asarray(tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype), np.float64)
+            if value.size <= LARGEST_VALUE:
+                found[f"{self._names.get(known, 'a variable')} ({line})"] = [float(element) for element in value.flat]
+        return found
+
+
+def _handles(variable: Any) -> list[Any]:
+    """Return the handles of a variable of Keras or TensorFlow, one for each device."""
+    value = getattr(variable, "_value", variable)
+    return [part.handle for part in getattr(value, "values", None) or [value]]
+
+
+def _name(variable: Any) -> str:
+    return str(getattr(variable, "path", variable.name)).partition(":")[0]
+
+
+def _reader(stack: Sequence[Any]) -> str:
+    """Return the user's line that reads a variable; empty where Keras reads it for itself."""
+    # Keras's optimizers read `iterations`, and a schedule of the user's does so for them.
+    inner = [f"{os.sep}{package}{os.sep}src{os.sep}" for package in KERAS_PACKAGES]
+    own = [frame for frame in stack if any(part in frame.filename for part in inner)]
+    if any(f"{os.sep}optimizers{os.sep}" in frame.filename for frame in own):
+        return ""
+    users = select_user_frames(stack)
+    last = users[-1] if users else None
+    between = stack[[*stack].index(last) + 1 :] if last is not None else stack
+    passes_on = (f"{os.sep}backend{os.sep}", f"{os.sep}ops{os.sep}")
+    if last is None or any(frame in own and not any(part in frame.filename for part in passes_on) for frame in between):
+        return ""
+    return f"{os.path.basename(last.filename)}, line {last.lineno}"
+
+
+def changing(values: Sequence[Mapping[str, Sequence[float]]]) -> Counted:
+    """Return by how much each variable changed from step to step, of those that changed at every step."""
+    found = {}
+    for name in values[-1]:
+        states = [step[name] for step in values if name in step]
+        changes = [tuple(np.subtract(after, before).tolist()) for before, after in itertools.pairwise(states)]
+        if len(states) == len(values) and all(map(any, changes)):
+            found[name] = tuple(change for step in changes for change in step)
+    return found
