@@ -334,7 +334,8 @@ class SimulatedTrial:
     def _pace(self) -> float:
         """Samples per second now, but for the noise of a single slice."""
         trials = self._trials
-        return trials.samples_per_second(self.configuration) * self._luck * trials.drift(trials.clock())
+        factor = self._luck * trials.drift(trials.clock()) * trials.progress(self._trained)
+        return trials.samples_per_second(self.configuration) * factor
 
     def _shape(self, pace: float) -> tuple[bool, float, float]:
         """Whether it is timed by epochs, seconds per call, and seconds per epoch (infinite without an end)."""
@@ -396,6 +397,7 @@ class SimulatedTrials(Executor):
         samples_per_second: Of a long training, epoch boundaries included.
         noise: Standard deviation of a slice's speed, as a logarithm: 0.1 is about ten percent.
         drift: Speed of the whole machine as a factor, by seconds on the clock; it hits everything alike.
+        progress: Speed of a process as a factor, by the examples that it has trained on.
         foreign_load: Share of the machine that others take, by seconds on the clock; below 1.
         load_shows: Whether the slices tell of it.
         instance_noise: Standard deviation of a process's speed against others of its configuration, as a
@@ -441,6 +443,7 @@ class SimulatedTrials(Executor):
         samples_per_second: Callable[[Configuration], float],
         noise: float = 0.0,
         drift: Callable[[float], float] | None = None,
+        progress: Callable[[int], float] = lambda examples: 1.0,
         foreign_load: Callable[[float], float] | None = None,
         load_shows: bool = True,
         instance_noise: float = 0.0,
@@ -477,6 +480,7 @@ class SimulatedTrials(Executor):
         self.samples_per_second = samples_per_second
         self.noise = noise
         self.drift = drift or (lambda seconds: 1.0)
+        self.progress = progress
         self.foreign_load = foreign_load or (lambda seconds: 0.0)
         self.load_shows = load_shows
         self.instance_noise, self.template_noise = instance_noise, template_noise

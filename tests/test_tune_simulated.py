@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import json
+import math
 import random
 import signal
 from pathlib import Path
@@ -642,3 +643,26 @@ def test_xla_that_keras_does_not_give_is_no_gain(tmp_path):
     asked = [each for each in searched(records) if each.asked and each.asked["jit_compile"]]
     assert [each.reason.partition(":")[0] for each in asked] == ["the same as a trial before"]
     assert FAST not in {Configuration(recipe.configuration)}
+
+
+@pytest.mark.parametrize("later", [0.3, 0.8, 1.6])
+def test_work_that_changes_with_progress_claims_nothing(tmp_path, later):
+    """A live baseline has trained for longer than its candidates: their sides do not do the same work."""
+    trials = simulated_trials(progress=lambda examples: later if examples > 60_000 else 1.0, **QUIET)
+    recipe, _ = quick_tune(trials, tmp_path / "run")
+    (check,) = recipe.evidence.stability.checks
+    assert (recipe.evidence.verdict, check.name) == (Verdict.UNDECIDED, "steady_work")
+    assert math.isclose(check.value, later, rel_tol=0.1)
+    assert (recipe.changes, recipe.candidate, recipe.larger_batch) == ({}, None, None)
+
+
+@pytest.mark.parametrize(("gain", "expected"), [(1.4, Verdict.FASTER), (1.0, Verdict.UNDECIDED)])
+def test_a_machine_that_slows_down_is_no_changing_work(tmp_path, gain, expected):
+    """Others take half of the machine for a while, again and again; no slice tells of it."""
+    trials = simulated_trials(
+        faster_by(jit_compile=gain), drift=lambda second: 0.5 if second % 80 > 40 else 1.0, **QUIET
+    )
+    recipe, _ = quick_tune(trials, tmp_path / "run")
+    assert recipe.evidence.verdict is expected  # without a word of changing work
+    assert all(check.passed for check in recipe.evidence.stability.checks)
+    assert sum(trial.configuration == trials.launched[0].configuration for trial in trials.launched) > 2

@@ -15,6 +15,7 @@ from autotune.recipe.apply import environment
 from autotune.space.configuration import Configuration
 from autotune.stats.bottleneck import NOT_INSTALLED
 from autotune.stats.deciding import EndedBy, Verdict
+from autotune.stats.stability import STEADY_WORK
 
 if TYPE_CHECKING:
     from autotune.recipe.evidence import BestCandidate
@@ -74,6 +75,9 @@ def verdict_in_words(recipe: Recipe) -> str:
         better = "more economical" if evidence.objective == "energy" else "faster"
         failed = f"every {better} candidate failed a stability check"
         return f"Unstable: {failed} ({tried}). Keep your current settings."
+    if any(check.name == STEADY_WORK for check in evidence.stability.checks):
+        why = "the speed of its steps changes as the training goes on, and brief trials cannot stand for all of it"
+        return f"Undecided: {why} ({tried}). Keep your current settings."
     sentence = f"Undecided: {_why_ended(recipe)} before the answer was settled ({tried})."
     if evidence.smallest_gain_shown is not None:
         if evidence.smallest_gain_shown > LARGEST_BOUND:

@@ -21,6 +21,7 @@ RETRACING_ADVICE = (
 )
 MOST_HANGS = 2  # slices that decide nothing: one burst of whatever else runs reaches two
 THROTTLING = "throttling"
+STEADY_WORK = "steady_work"
 MOST_THROTTLED = 0.25  # share of slices beyond the baseline's: both sides take turns on one GPU, and heat it equally
 MOST_SKIPPED = 0.05  # share of steps beyond the baseline's: a scale that grows every 2,000 steps skips one
 FEWEST_SLICES = 6  # of a process whose memory is judged
@@ -159,6 +160,16 @@ def check_constant_work(own: Sequence[float], baseline: Sequence[float]) -> Chec
         f"×{gain:.2f}"
     )
     return Check(name="constant_work", passed=varies < gain, value=varies, limit=gain, detail=detail)
+
+
+def check_steady_work(ratio: float, *, examples: int) -> Check:
+    """Return a failed check: after so many examples the baseline trains so many times as fast as a fresh process."""
+    detail = (
+        f"after {examples:,} examples the baseline trains ×{ratio:.2f} as fast as a fresh process of it beside it: the "
+        "work of a step depends on the progress of the training, by the order or size of its data, a growing buffer or "
+        "layers that are frozen for a while; tune with the work of its longest phase, held fixed"
+    )
+    return Check(name=STEADY_WORK, passed=False, value=ratio, limit=1.0, detail=detail)
 
 
 @dataclass(frozen=True, kw_only=True)

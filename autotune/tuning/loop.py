@@ -54,7 +54,7 @@ from autotune.tuning.policy import (
     error_of,
     next_action,
 )
-from autotune.tuning.rules import Limits, known_to_fail, needs_as_long
+from autotune.tuning.rules import Limits, changing_work, known_to_fail, needs_as_long
 from autotune.tuning.run import CLOSING_SECONDS, Deadline, Interrupted, Run, TimeIsUp
 from autotune.tuning.sampler import Sampler
 from autotune.tuning.seat import SameInForce, Seat, TrialLimits
@@ -140,6 +140,8 @@ class Loop:
                     return self._without_seats()
                 state = self.state()
                 action = next_action(state)
+                if not self._time_is_up and (work := changing_work(self._run.records.values())) is not None:
+                    self._stop_measuring(work.detail)
                 if self._time_is_up:
                     action = Wait() if state.busy else End(self._ended_by)
                 if isinstance(action, End):

@@ -32,7 +32,7 @@ from autotune.tuning import policy
 from autotune.tuning.answers import answer_of, learning_of, likely_larger_batch
 from autotune.tuning.learning import numerics_of
 from autotune.tuning.loop import SearchResult
-from autotune.tuning.rules import epoch_work
+from autotune.tuning.rules import changing_work, epoch_work
 from autotune.tuning.run import Run
 from autotune.tuning.state import Candidate, Leader
 from autotune.tuning.surroundings import samples_of
@@ -59,6 +59,9 @@ def recommend(*, found: SearchResult, watched: Watch | None, run: Run, record: R
     if watched is not None and (watched.failure or not all(check.passed for check in watched.checks)):
         failed, champion = champion, None
         same, larger = (None if leader is failed else leader for leader in (same, larger))
+    changes = changing_work(run.records.values())
+    if changes is not None:  # a claim about its beginning is none about the training
+        champion = same = larger = None
     configuration = run.baseline
     if champion is not None:
         configuration = found.confirmations[champion.number].trial.configuration
@@ -69,10 +72,14 @@ def recommend(*, found: SearchResult, watched: Watch | None, run: Run, record: R
         evidence=_evidence(
             found, champion, watched, run, workload, measured=rule is not None and rule.same_loss is not None
         ),
-        candidate=None if champion is not None else _best_candidate(found, watched, run, options.min_gain),
+        candidate=None
+        if champion is not None or changes is not None
+        else _best_candidate(found, watched, run, options.min_gain),
         learning_rate_rule=rule,
         same_training=None if run.objective != "time_to_loss" else answer_of(same, found, run),
-        larger_batch=answer_of(larger, found, run) if found.state.larger_batch else likely_larger_batch(found, run),
+        larger_batch=answer_of(larger, found, run)
+        if found.state.larger_batch or changes is not None
+        else likely_larger_batch(found, run),
         machine=record.machine,
         workload=RecipeWorkload(
             **{name: known for name, known in workload if name in RecipeWorkload.model_fields},
@@ -112,12 +119,13 @@ def _evidence(
     """Gather what the verdict rests on: of the champion beside its baseline, or of the baseline's trial alone."""
     state, searched = found.state, run.records[0]
     chosen = reference = searched
-    checks: tuple[Check, ...] = ()
+    changes = changing_work(run.records.values())
+    checks: tuple[Check, ...] = () if changes is None else (changes,)
     if champion is not None:
         chosen, checks = run.records[champion.number], found.checks[champion.number]
         reference = run.records[found.confirmations[champion.number].reference.number]
-    verdict = _verdict(found, champion)
-    is_undecided = verdict is Verdict.UNDECIDED
+    verdict = _verdict(found, champion) if changes is None else Verdict.UNDECIDED
+    is_undecided = verdict is Verdict.UNDECIDED and changes is None
     base_rate = reference.throughput or searched.throughput
     assert base_rate is not None
     rate = chosen.throughput or base_rate
@@ -154,7 +162,7 @@ def _evidence(
         ),
         confirmation=_confirmation(found, champion or _closest_leader(found), run),
         smallest_gain_shown=math.expm1(policy.smallest_gain_shown(state)) if is_undecided else None,
-        go_on_seconds=_go_on_seconds(found, is_undecided=is_undecided),
+        go_on_seconds=None if changes is not None else _go_on_seconds(found, is_undecided=is_undecided),
         verify_seconds=None if champion is None else _verify_seconds(champion),
         contributions=() if champion is None else _contributions(champion, run),
         watch=watched,

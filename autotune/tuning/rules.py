@@ -18,6 +18,7 @@ from autotune.stats.stability import (
     DEVICE_MEMORY,
     HOST_GROWTH,
     HOST_MEMORY,
+    STEADY_WORK,
     CallSeconds,
     EpochWork,
     check_constant_work,
@@ -85,6 +86,12 @@ def checks_of(
         beside = [pair.baseline.steps / pair.baseline.seconds for pair in pairs]
         checks.append(check_constant_work(own, beside))
     return tuple(checks)
+
+
+def changing_work(records: Iterable[TrialRecord]) -> Check | None:
+    """Return the failed check of a baseline whose work changes as it trains on; None without one."""
+    baselines = [record for record in records if record.phase is Phase.BASELINE]
+    return next((check for record in baselines for check in record.checks if check.name == STEADY_WORK), None)
 
 
 def epoch_work(record: TrialRecord) -> EpochWork:

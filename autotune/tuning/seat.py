@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from autotune.data.errors import MeasuringStoppedError
 from autotune.data.figures import LogInterval
@@ -16,8 +16,9 @@ from autotune.runtime.logs import is_busy_gpu_error
 from autotune.runtime.protocol import Data, Started
 from autotune.space.configuration import Configuration, add_strategy_knobs, move_to_device, reset_idle
 from autotune.space.knobs import KNOBS, Device
-from autotune.stats.deciding import Stop, stop_measuring
-from autotune.stats.intervals import Spread
+from autotune.stats.deciding import FEWEST_PAIRS, Stop, stop_measuring
+from autotune.stats.intervals import Spread, mean_interval
+from autotune.stats.stability import check_steady_work
 from autotune.tuning import costs
 from autotune.tuning.comparison import PATIENCE_SECONDS, Comparison, LiveBaseline, MeasuredProcess, baseline_error
 from autotune.tuning.costs import MUCH_WAITING, SLICE_SECONDS, is_busy, is_slow, slice_length, taken_seconds
@@ -32,6 +33,9 @@ BASELINE_SLICES, BASELINE_SLICES_SECONDS = 3, 12.0  # fewer slices where an epoc
 BLOCK_SLICES = 3  # of the baseline before and after a candidate that runs alone; fewer where an epoch is long
 SLICE_PATIENCE_SECONDS = 5.0  # beyond three times a slice's length when the trial's own time is over
 MUCH_CONTENTION = 0.05  # share of a baseline's rate that the other seats of its host may take unsaid
+DRIFT, MUCH_DRIFT = 0.1, 0.25  # changes of the baseline's speed: one that is examined if it lasts, and one at once
+DRIFT_PAIRS = 12  # of the live baseline and a fresh one, at most
+USUAL_SLICES = 12  # of the baseline, that tell its speed
 SHORT_BOUNDARY = 0.05  # share of an epoch of slow steps: a search trial with another pipeline takes it over then
 
 
@@ -126,6 +130,8 @@ class Seat:
         self._usual_length = SLICE_SECONDS
         self._before = 0  # slices of the baseline in earlier invocations, on another seat or another day
         self._told_contention = False
+        self._rates: list[float] = []  # of the baseline, as logarithms, before they changed
+        self._changed = 0.0  # by how much they did beside the last trial
 
     @property
     def baseline(self) -> LiveBaseline:
@@ -314,7 +320,47 @@ class Seat:
         if ended is not None:
             raise ended
         self._report_contention(trial)
+        self._examine_progress(trial, limits)
         return record
+
+    def _examine_progress(self, trial: Trial, limits: TrialLimits) -> None:
+        """Find out whether the live baseline is faster or slower than a fresh one, and note it in its trial.
+
+        A busy machine changes its speed, too. So where it has changed, a fresh process takes turns with it.
+        """
+        run, own = self._run, self.baseline.trial
+        beside = [pair for pair in trial.pairs if pair.instance == trial.instances - 1 and not pair.in_blocks]
+        rates = [math.log(own.rate_of(pair.baseline)) for pair in beside if not pair.disturbed]
+        if not self._rates:
+            self._rates = [math.log(own.rate_of(alone)) for alone in own.slices[self._before :][:BASELINE_SLICES]]
+        usual, self._rates = self._rates, [*self._rates, *rates][:USUAL_SLICES]
+        if self.baseline.live is None or not rates or not usual:
+            return
+        before, (now, then) = self._changed, [mean_interval(side, confidence=0.99) for side in (rates, usual)]
+        self._changed = now.value - then.value
+        lasts = before * self._changed > 0 and min(abs(before), abs(self._changed)) > math.log1p(DRIFT)
+        is_chance = abs(self._changed) < math.hypot(now.half_width, then.half_width)
+        if is_chance or (not lasts and abs(self._changed) < math.log1p(MUCH_DRIFT)):
+            return
+        self._rates, self._changed = rates, 0.0
+        fresh, own_limits = run.new_trial(Phase.BASELINE, run.baseline), replace(limits, measured=limits.timeout)
+
+        def enough() -> Stop | None:
+            pairs, gain = len(fresh.log_ratios), mean_interval(fresh.log_ratios, confidence=0.99)
+            tells = pairs >= FEWEST_PAIRS and (_differs(gain) or gain.half_width < math.log1p(DRIFT / 2))
+            return Stop.TIME if tells or pairs >= DRIFT_PAIRS else None
+
+        try:
+            self._compare(fresh, own_limits, enough)
+        except TrialFailed:
+            return  # it tells nothing
+        finally:
+            del run.trials[fresh.number]
+        gain = mean_interval(fresh.log_ratios, confidence=0.99)
+        if len(fresh.log_ratios) >= FEWEST_PAIRS and _differs(gain):
+            trained = max(pair.baseline.trained_examples or 0 for pair in fresh.pairs)
+            own.checks = (check_steady_work(math.exp(-gain.value), examples=trained),)
+            run.keep(own.record(Outcome.OK), announce=False)
 
     def _compare(self, trial: Trial, limits: TrialLimits, enough: Callable[[], Stop | None]) -> None:
         """Compare a candidate with the live baseline: in turns where both fit in memory, else in blocks."""
@@ -380,6 +426,11 @@ class Seat:
         trial.configuration = in_force
         if is_known:
             raise SameInForce(in_force)
+
+
+def _differs(gain: LogInterval) -> bool:
+    """Return whether two processes of one configuration surely differ in speed."""
+    return abs(gain.value) > math.log1p(DRIFT) and abs(gain.value) - gain.half_width > math.log1p(DRIFT / 2)
 
 
 def _is_saved(run: Run) -> bool:
