@@ -41,7 +41,8 @@ def mapped(source, line, *operations):
     tag(made, DatasetCall("num_parallel_calls", SITE.model_copy(update={"call": "map", "line": line}), 1, 1))
     nodes = [SimpleNamespace(op=name) for name in operations]
     graph = SimpleNamespace(node=nodes[:1], library=SimpleNamespace(function=[SimpleNamespace(node_def=nodes[1:])]))
-    made._map_func = SimpleNamespace(function=SimpleNamespace(graph=SimpleNamespace(as_graph_def=lambda: graph)))
+    function = SimpleNamespace(function=SimpleNamespace(graph=SimpleNamespace(as_graph_def=lambda: graph)))
+    made._functions = lambda: [function]
     return made
 
 
@@ -113,7 +114,12 @@ def test_the_last_batch_of_an_epoch_may_be_smaller():
 def test_the_last_map_whose_results_stay_may_be_cached():
     plain = mapped(mapped(dataset("TensorSlice"), 3, "Cast"), 4, "Mul", "Add")
     assert cacheable_map(batched(dataset("Shuffle", plain)))[0].line == 4
-    for operations in (("RandomUniform",), ("Mul", "StatelessRandomUniformV2"), ("EagerPyFunc",)):
+    for operations in (
+        ("RandomUniform",),
+        ("Mul", "StatelessRandomUniformV2"),
+        ("EagerPyFunc",),
+        ("AssignAddVariableOp",),
+    ):
         assert cacheable_map(batched(mapped(plain, 5, *operations)))[0].line == 4
     assert cacheable_map(mapped(dataset("Shuffle", plain), 5, "Mul"))[0].line == 4
     none, why = cacheable_map(mapped(dataset("Shuffle", dataset("TensorSlice")), 5, "Mul"))

@@ -79,15 +79,20 @@ def computing_layers(layer: keras.Layer) -> Iterator[keras.Layer]:
         yield from computing_layers(inner)
 
 
-def operations_of_map(dataset: tf.data.Dataset) -> set[str] | None:
-    """Return the kinds of operations in the function of a `map`; None where they cannot be seen."""
+def functions_of(dataset: tf.data.Dataset) -> list[Any]:
+    """Return the functions of a dataset, as `tf.data` wraps them; empty where they cannot be seen."""
     try:
-        graph = dataset._map_func.function.graph.as_graph_def()
+        return list(dataset._functions())
     except AttributeError:
-        say_missing("Dataset._map_func", "no map is known to be deterministic")
-        return None
-    nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
-    return {node.op for node in nodes}
+        say_missing("Dataset._functions", "no map is known to be deterministic, or to read what changes")
+        return []
+
+
+def operations_of(dataset: tf.data.Dataset) -> set[str]:
+    """Return the kinds of operations in the functions of a dataset; empty where they cannot be seen."""
+    graphs = [function.function.graph.as_graph_def() for function in functions_of(dataset)]
+    inner = [node for graph in graphs for function in graph.library.function for node in function.node_def]
+    return {node.op for node in [*inner, *(node for graph in graphs for node in graph.node)]}
 
 
 def sums_by_collectives(strategy: tf.distribute.Strategy) -> bool:

@@ -34,12 +34,17 @@ def running_frames() -> list[FrameType]:
     frame = users_frame()
     while frame is not None:
         file = frame.f_code.co_filename
-        if not _is_library(file) and not is_installed(file):  # such as a progress bar's
+        if is_own(file):
             found.append(frame)
         if frame.f_code.co_name == "<module>" and frame.f_globals.get("__name__") == "__main__":
             break
         frame = frame.f_back
     return found
+
+
+def is_own(file: str) -> bool:
+    """Return whether code is the user's, and not that of an installed package such as a progress bar."""
+    return not _is_library(file) and not is_installed(file)
 
 
 @functools.cache

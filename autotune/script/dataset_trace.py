@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from autotune.data.facts import Site
 from autotune.recipe.apply import kind_of
-from autotune.recipe.tf_private import inputs_of, operations_of_map
+from autotune.recipe.tf_private import inputs_of, operations_of
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -125,8 +126,8 @@ def cacheable_map(dataset: tf.data.Dataset) -> tuple[Site | None, str]:
         if kind in DIFFERS_BY_EPOCH:
             break
         if kind in ("Map", "ParallelMap"):
-            operations = operations_of_map(part)
-            if operations is None or any("Random" in name or "PyFunc" in name for name in operations):
+            operations = operations_of(part)
+            if not operations or any(re.search("Random|PyFunc|Assign", name) for name in operations):
                 break
             call = _call_of(part)
             site = site if call is None else call.site

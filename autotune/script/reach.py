@@ -19,8 +19,9 @@ from autotune.recipe.tf_private import inputs_of, name_of_strategy, sums_by_coll
 from autotune.runtime.sources import directory_of, file_of, fingerprint_of_script, own_files
 from autotune.script.batch_constants import find_batch_constant, find_counted_calls, find_summed_loss
 from autotune.script.call_sites import enclosing_ranges, running_frames
+from autotune.script.changing_state import READS_AHEAD, OwnSource
 from autotune.script.dataset_trace import BATCHES, batch_calls, cacheable_map, calls_for, drops_remainder, upstream
-from autotune.script.fit_call import VALIDATION_HINT, FitCall, honours_batch_size
+from autotune.script.fit_call import LOADING, VALIDATION_HINT, FitCall, honours_batch_size
 from autotune.script.interpose import Wrappers
 from autotune.script.loop_ends import StepLoop, find_step_loop
 from autotune.script.loop_watch import LoopWatch
@@ -122,6 +123,10 @@ def facts_of_fit(
     if why := held_steps(arguments["callbacks"], context.directory):
         reasons.setdefault("steps_per_execution", why)
     own = dataset if call.kind == "dataset" else None
+    if call.kind == "py_dataset":  # Keras calls `on_epoch_end` while no batch is made
+        kind = type(arguments["x"])
+        why = OwnSource(context.own_files, context.directory).describe([kind.__getitem__, kind.on_epoch_end])
+        reasons |= dict.fromkeys(LOADING if why else (), why)
     if "batch_size" not in reasons:
         given_at = [found.site for found in batch_calls(own)[0]] if own is not None else [site]
         files, losses = context.own_files, loss_names(call.model)
@@ -141,7 +146,8 @@ def facts_of_fit(
         epochs=call.epochs,
         ends_early=early_ends(arguments["callbacks"], call.model, context.own_files, context.directory),
         optimizers=() if optimizer is None else (optimizer,),
-        typed=(*call.model._flatten_layers(), *call.model.trainable_weights),
+        layers=call.model._flatten_layers(),
+        weights=call.model.variables if call.model.built else (),  # Keras 2 raises an exception before
         callbacks=arguments["callbacks"],
         tunes_steps=tunes_steps,
     )
@@ -171,7 +177,8 @@ def facts_of_loop(watch: LoopWatch, examples: int, context: ScriptContext) -> Wo
         _not_reached_by_loop(watch, dataset) | eager | ({"batch_size": f"{why}; {_UNLOCK}"} if why else {}),
         batch_size,
         optimizers=tuple(watch.optimizers.values()),
-        typed=(*watch.layers.values(), *watch.trained_weights()),
+        layers=watch.layers.values(),
+        weights=watch.trained_weights(),
         loop=loop,
         trains=Trains.LOOP,
         step_function=watch.step_function,
@@ -188,7 +195,8 @@ def _facts(
     batch_size: int,
     *,
     optimizers: Sequence[Any],
-    typed: Iterable[Any],
+    layers: Iterable[Any],
+    weights: Sequence[Any],
     callbacks: Any = (),
     loop: StepLoop | None = None,
     validates: bool = False,
@@ -203,7 +211,8 @@ def _facts(
         reasons: Why knobs do not reach the training.
         batch_size: The script's.
         optimizers: That update weights.
-        typed: Layers and weights of the model.
+        layers: That were called, in the model or outside of it.
+        weights: That are trained, and more variables of the model.
         callbacks: Of `fit`.
         loop: Of the script's own; None for `fit`.
         validates: It validates.
@@ -218,9 +227,17 @@ def _facts(
         reasons.setdefault("num_parallel_calls", _NO_MAP)
     reasons |= _set_by_script(context)
     if settings is None or not settings.allow_precision:
-        reasons |= _chosen_precision(context.wrappers.set_at, typed)
+        reasons |= _chosen_precision(context.wrappers.set_at, [*layers, *weights])
+    changing = ""
+    if dataset is not None:
+        trained = [
+            *weights,
+            *(found for optimizer in optimizers for found in keras_api().optimizer_variables(optimizer)),
+        ]
+        changing = OwnSource(context.own_files, context.directory).describe_dataset(dataset, trained)
+        reasons |= dict.fromkeys(READS_AHEAD if changing else (), changing)
     if settings is not None and settings.allow_cache:
-        cached, why = (None, _NO_DATASET) if dataset is None else cacheable_map(dataset)
+        cached, why = (None, changing or _NO_DATASET) if dataset is None or changing else cacheable_map(dataset)
         if cached is None:
             reasons["cache"] = why
         else:

@@ -57,6 +57,7 @@ SCRIPTS = {
     "legacy_loop": in_keras_2(LOOP).replace("keras.optimizers.SGD(0.01)", LEGACY),
     "sequence": SEQUENCE,
     "uncounted": UNCOUNTED,
+    "unbuilt": in_keras_2(TRAIN).replace("keras.Input((4,)), ", ""),
     "floatx": "import tf_keras\ntf_keras.backend.set_floatx('float64')\n" + in_keras_2(ARRAYS),
 }
 FITS = ("dataset", "arrays", "legacy")

@@ -383,6 +383,115 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "cached": {"allow_cache": True},
     "floatx_allowed": {"allow_precision": True},
 }
+STATE = (
+    COMPILED
+    + """
+data = tf.data.Dataset.from_tensor_slices((x, y))
+spec = tf.TensorSpec((4,)), tf.TensorSpec((1,))
+rate, table = tf.Variable(1.0), tf.lookup.experimental.MutableHashTable(tf.int64, tf.float32, 0.0)
+table.insert([1], [2.0])
+rng, names = tf.random.Generator.from_seed(1), keras.layers.StringLookup()
+names.adapt(["a"])
+flip, teacher, level, queue = keras.layers.RandomFlip(), keras.Sequential([keras.layers.Dense(4)]), 0, []
+
+def act(*actions):
+    return [keras.callbacks.LambdaCallback(on_epoch_end=action) for action in actions]
+
+def rise(epoch, logs):
+    global level
+    level += 1
+
+class Examples:
+    def __init__(self):
+        self.hardness, self.order = 0, np.arange(96)
+    def __call__(self):
+        np.random.shuffle(self.order)
+        for index in self.order:
+            yield self.images()[index], y[index]
+    def images(self):
+        return x + self.hardness
+    def harden(self, epoch):
+        self.hardness = epoch
+
+def generated(function, size=8):
+    return tf.data.Dataset.from_generator(function, output_signature=spec).batch(size)
+
+def leveled():
+    for images, labels in zip(x, y):
+        yield images + level, labels
+
+def count_queue(images):
+    return images + len(queue)
+
+class Batches(keras.utils.PyDataset):
+    size, shown = 8, None
+    def __len__(self):
+        return 12
+    def __getitem__(self, index):
+        return x[:8] * self.size, y[:8]
+    def on_epoch_end(self):
+        self.size = np.random.randint(9)
+
+class Timed(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        self.seen = batch
+
+source = Examples()
+"""
+)
+STATES = {  # the function that reads state, and what
+    "variable": (
+        "model.fit(data.map(lambda a, b: (a * rate, b)).batch(8), callbacks=act(lambda *_: rate.assign(2.0)))",
+        "a variable or lookup table",
+    ),
+    "table": (
+        "model.fit(data.map(lambda a, b: (a * table.lookup(tf.constant(1, tf.int64)), b)).batch(8),"
+        " callbacks=act(lambda *_: table.insert([1], [3.0])))",
+        "a variable or lookup table",
+    ),
+    "optimizer": (
+        "model.fit(data.map(lambda a, b: (a + tf.cast(model.optimizer.iterations, 'float32'), b)).batch(8))",
+        "a variable or lookup table",
+    ),
+    "teacher": (
+        "model.fit(data.batch(8).map(lambda a, b: (teacher(a), b)),"
+        " callbacks=act(lambda *_: teacher.set_weights(teacher.get_weights())))",
+        "a variable or lookup table",
+    ),
+    "attribute": (
+        "model.fit(generated(lambda: source()), callbacks=act(lambda epoch, _: source.harden(epoch)))",
+        "hardness",
+    ),
+    "global_name": ("model.fit(generated(leveled), callbacks=act(rise))", "level"),
+    "list": (
+        "model.fit(data.batch(8).map(lambda a, b: (tf.ensure_shape(tf.py_function(count_queue, [a], tf.float32),"
+        " (None, 4)), b)), callbacks=act(lambda epoch, _: queue.append(epoch)))",
+        "queue",
+    ),
+    "sequence": (
+        "batches = Batches()\n"
+        "def shrink(epoch, logs):\n    batches.size -= 1\n"
+        "model.fit(batches, callbacks=act(shrink))",
+        "size",
+    ),
+    "shuffled": ("model.fit(Batches(), callbacks=[Timed()])", ""),
+    "generator": ("del Examples.harden\nmodel.fit(generated(lambda: zip(x, y)), callbacks=[Timed()])", ""),
+    "untouched": (
+        "def parse(a, b):\n    a += rng.normal((4,)) * rate * table.lookup(tf.constant(1, tf.int64))\n"
+        "    return flip(tf.reshape(a, (1, 2, 2, 1)), training=True)[0, 0] + tf.cast(names('a'), 'float32'), b\n"
+        "model = keras.Sequential([keras.Input((2, 1)), keras.layers.Flatten(), keras.layers.Dense(1)])\n"
+        "model.compile('sgd', 'mse')\nmodel.fit(data.map(parse).batch(8), callbacks=[Timed()])",
+        "",
+    ),
+}
+SCRIPTS |= {f"state_{name}": f"{STATE}{call}\n" for name, (call, _) in STATES.items()}
+LOOP_STATE = TAPE.replace(".batch(16)", ".map(lambda a, b: (a * rate, b)).batch(16)").replace(
+    "optimizer =", "rate = tf.Variable(1.0)\noptimizer ="
+)
+SCRIPTS["state_loop"] = LOOP_STATE + (
+    "step = tf.function(step)\n"
+    "for epoch in range(4):\n    for a, b in batches:\n        step(a, b)\n    rate.assign(2.0)\n"
+)
 FILES = {"overwrites": {"kept.txt": "old", "train.log": "old"}, "removes": {"out/model.txt": "weights"}}
 
 
@@ -476,6 +585,26 @@ def test_steps_per_epoch_follow_only_where_they_are_the_datas(told):
 def test_what_a_script_sets_itself_is_its_baseline(told):
     assert script(told, "policy")["baseline"]["precision"] == "mixed_bfloat16"
     assert script(told, "schedule")["schedule"] == "CosineDecay"
+
+
+@pytest.mark.parametrize("name", [name for name, (_, read) in STATES.items() if read])
+def test_batches_are_not_read_ahead_of_what_they_depend_on(told, name):
+    reasons, read = script(told, f"state_{name}")["not_reached"], STATES[name][1]
+    for knob in ("workers", "max_queue_size") if name == "sequence" else ("persistent_iterator", "prefetch"):
+        assert reasons[knob].startswith("the function in train.py, line ")
+        assert f" reads {read}, which may change during the training" in reasons[knob]
+    assert "steps_per_execution" not in reasons
+
+
+def test_a_loops_batches_are_not_read_ahead_of_a_variable(told):
+    assert "a variable or lookup table" in script(told, "state_loop")["not_reached"]["num_parallel_calls"]
+
+
+@pytest.mark.parametrize("name", [name for name, (_, read) in STATES.items() if not read])
+def test_batches_of_nothing_that_changes_are_read_ahead(told, name):
+    reasons = script(told, f"state_{name}")["not_reached"]
+    assert not any("old value" in reason for reason in reasons.values())
+    assert name == "shuffled" or "prefetch" not in reasons
 
 
 @pytest.mark.parametrize(

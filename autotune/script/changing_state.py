@@ -1,0 +1,171 @@
+"""Find what a dataset's functions read and the script changes as it trains: batches read ahead have the old value.
+
+A traced function reads the resources that it captures. A generator or `py_function` reads what its source names.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import os
+import re
+from collections import defaultdict, deque
+from collections.abc import Collection, Iterable
+from pathlib import Path
+from types import CodeType
+from typing import Any
+
+from autotune.recipe.tf_private import functions_of, operations_of
+from autotune.runtime.sources import parse_source
+from autotune.script.call_sites import is_own, shown
+from autotune.script.dataset_trace import upstream
+
+READS_AHEAD = ("persistent_iterator", "prefetch", "num_parallel_calls", "prefetch_to_device", "per_replica_buffer_size")
+_FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+_SPECIAL = ("__call__", "__getitem__", "__iter__", "__len__", "__next__")  # called without being named
+_WRITES = {"Var": re.compile("assign|scatter|set_(value|weights)"), "lookup": re.compile("insert|remove|erase")}
+_CHANGES = re.compile("assign|insert|remove|append|extend|update|pop|clear|add$|discard|put|fill|sort|set_|reset")
+_CHANGES_ARGUMENT = ("copyto", "put", "set_value", "shuffle")
+_RANDOM = re.compile("StateVar|seed_generator_state")  # generators that only the dataset's own functions advance
+
+
+class OwnSource:
+    """The functions in a script's own files; `directory` is the script's."""
+
+    def __init__(self, files: Iterable[Path], directory: str) -> None:
+        self._directory = directory
+        self._at: defaultdict[tuple[str, int], list[Any]] = defaultdict(list)  # functions by file and first line
+        self._outer: dict[Any, Any] = {}  # the function around each function
+        self._nodes: defaultdict[Any, list[tuple[Any, bool]]] = defaultdict(list)  # by function; whether in a loop
+        for file in files:
+            self._collect(os.path.realpath(file), parse_source(file), None, in_loop=False)
+
+    def _collect(self, file: str, tree: ast.AST, function: Any, *, in_loop: bool) -> None:
+        for node in ast.iter_child_nodes(tree):
+            if isinstance(node, _FUNCTIONS):
+                first = min([node.lineno, *(mark.lineno for mark in getattr(node, "decorator_list", ()))])
+                self._at[file, first].append(node)
+                self._outer[node] = function
+                self._collect(file, node, node, in_loop=False)
+            else:
+                self._nodes[function].append((node, in_loop))
+                self._collect(file, node, function, in_loop=in_loop or isinstance(node, ast.For | ast.While))
+
+    def describe_dataset(self, dataset: Any, trained: Iterable[Any]) -> str:
+        """Return what a function of a dataset reads that may change; empty if none does. `trained`: variables."""
+        wrapped = (variable if callable(variable.value) else variable.value for variable in trained)  # by Keras 3
+        written = {id(getattr(variable, "_handle", None)) for variable in wrapped}
+        for part in upstream(dataset):
+            is_python = any("PyFunc" in name for name in operations_of(part))
+            for function in functions_of(part):
+                resources = [value for value in function.function.captured_inputs if value.dtype.name == "resource"]
+                if why := self.describe([function._func], resources, written, is_python=is_python):
+                    return why
+        return ""
+
+    def describe(
+        self,
+        functions: Iterable[Any],
+        resources: Iterable[Any] = (),
+        written: Collection[int] = (),
+        *,
+        is_python: bool = True,
+    ) -> str:
+        """Return what the first of these functions reads that may change; empty if nothing.
+
+        `resources`: what it captures. `written`: the identities of those that the training writes. `is_python`: it
+        runs for each batch, and reads what it names.
+        """
+        code = [found for function in functions for found in _code_of(function)]
+        readers = [node for found in code for node in self._nodes_at(found)]
+        for reader in readers:  # which grow by the functions that they name or contain
+            named = {name.lstrip(".") for name in self._names_read(reader)}
+            found = (node for node, outer in self._outer.items() if outer is reader or _name(node) in named)
+            readers += [node for node in found if node not in readers]
+        names, methods = self._changes(readers)
+        read = sorted({name for reader in readers for name in self._names_read(reader)} & names) if is_python else []
+        for handle in resources:
+            kind = next((kind for kind in _WRITES if f"::{kind}" in str(handle)), "")
+            by_script = kind and not _RANDOM.search(str(handle)) and any(map(_WRITES[kind].match, methods))
+            read += ["a variable or lookup table"] if by_script or id(handle) in written else []
+        place = (
+            f"{shown(code[0].co_filename, self._directory)}, line {code[0].co_firstlineno}," if code else "the dataset"
+        )
+        late = "which may change during the training, and batches read ahead would have the old value"
+        return f"the function in {place} reads {read[0].lstrip('.')}, {late}" if read else ""
+
+    def _nodes_at(self, code: CodeType) -> list[Any]:
+        """Return the function of some code; of several that begin in its line, the innermost around its first place."""
+        found = self._at[os.path.realpath(code.co_filename), code.co_firstlineno]
+        place = next(((line, column) for line, _, column, end in code.co_positions() if end), (0, 0))
+        around = {(node.lineno, node.col_offset): node for node in found if _end(node) > place}
+        starts = [start for start in around if start < place]
+        return [around[max(starts)]] if len(found) > 1 and starts else found
+
+    def _names_read(self, function: Any) -> set[str]:
+        """Return the names from outside of a function that it reads, and `.attributes`."""
+        nodes = [node for node, _ in self._nodes[function]]
+        names = [node for node in nodes if isinstance(node, ast.Name)]
+        local = {name.id for name in names if not isinstance(name.ctx, ast.Load)}
+        local |= {node.arg for node in ast.walk(function.args) if isinstance(node, ast.arg)}
+        attributes = {f".{node.attr}" for node in nodes if isinstance(node, ast.Attribute)}
+        return {name.id for name in names} - local | attributes
+
+    def _changes(self, readers: Collection[Any]) -> tuple[set[str], set[str]]:
+        """Return the names and `.attributes` that other functions and loops change, and the methods that they call."""
+        names: set[str] = set()
+        methods: set[str] = set()
+        around = {self._outer[reader] for reader in readers}  # whose variables they read
+        for function, nodes in self._nodes.items():
+            if function in readers or _name(function) == "__init__":
+                continue
+            outer = (node for node, _ in nodes if isinstance(node, ast.Global | ast.Nonlocal))
+            names |= {name for node in outer for name in node.names}
+            for node, in_loop in nodes:
+                if function is None and not in_loop:
+                    continue
+                if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                    methods.add(node.func.attr)
+                    names |= {_target(node.func.value)} if _CHANGES.match(node.func.attr) else set()
+                    names |= set(map(_target, node.args[:1])) if node.func.attr in _CHANGES_ARGUMENT else set()
+                elif isinstance(getattr(node, "ctx", None), ast.Store):
+                    is_shared = not isinstance(node, ast.Name) or (in_loop and (function is None or function in around))
+                    names |= {_target(node)} if is_shared else set()
+        return names - {"", "self"}, methods
+
+
+def _name(function: Any) -> str:
+    return getattr(function, "name", "")
+
+
+def _end(node: Any) -> tuple[int, int]:
+    return node.end_lineno, node.end_col_offset
+
+
+def _target(node: ast.expr) -> str:
+    """Return the name or `.attribute` that an expression changes."""
+    while isinstance(node, ast.Subscript):
+        node = node.value
+    return f".{node.attr}" if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
+def _code_of(function: Any) -> list[CodeType]:
+    """Return the user's code in a function that `tf.data` calls, whatever wraps it, and in what that names."""
+    waiting, seen, found = deque([function]), set(), []
+    while waiting:
+        part = waiting.popleft()
+        if id(part) in seen:
+            continue
+        seen.add(id(part))
+        code, scope = getattr(part, "__code__", None), getattr(part, "__globals__", {})
+        if isinstance(code, CodeType) and is_own(code.co_filename):
+            found.append(code)
+            inner = [code, *(value for value in code.co_consts if isinstance(value, CodeType))]
+            waiting += [scope[name] for names in inner for name in names.co_names if name in scope]
+        names = ("__func__", "func", "python_function", "_generator")
+        waiting += filter(callable, (getattr(part, name, None) for name in names))
+        waiting += [getattr(type(part), name) for name in _SPECIAL if hasattr(type(part), name)]
+        for cell in getattr(part, "__closure__", None) or ():
+            with contextlib.suppress(ValueError):  # it is empty
+                waiting.append(cell.cell_contents)
+    return found
