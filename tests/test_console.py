@@ -493,6 +493,23 @@ def test_no_total_is_claimed_of_a_training_that_may_end_early(recipes):
     assert "samples takes" not in text
 
 
+@pytest.mark.parametrize(
+    ("seconds", "times"),
+    [
+        (30.0, "takes 30:50 instead of 31:40, 30 min of it for "),
+        (None, "takes 0:50 instead of 1:40, without the time of "),
+    ],
+)
+def test_a_total_contains_what_writers_take_or_says_not(recipes, seconds, times):
+    recipe = recipes[Verdict.FASTER]
+    script = ScriptFacts(trains=Trains.FIT, baseline={}, left_out=("ModelCheckpoint",), writing_seconds=seconds)
+    update = {"script": script, "train_samples": 60_000}
+    recipe = recipe.model_copy(update={"workload": recipe.workload.model_copy(update=update)})
+    rates = {"baseline_throughput": Interval(value=600.0, low=600.0, high=600.0)}
+    rates["throughput"] = Interval(value=1200.0, low=1200.0, high=1200.0)
+    assert f"samples {times}ModelCheckpoint." in shown(recipe, examples_per_epoch=1000, **rates)
+
+
 @pytest.mark.parametrize("in_notebook", [True, False])
 def test_a_tuning_from_python_shows_its_lines_in_a_notebook_only(capsys, monkeypatch, in_notebook):
     def run_tuning(request, observe, *, wait):

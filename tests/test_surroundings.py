@@ -251,14 +251,26 @@ def test_a_run_tells_of_a_baseline_that_retraces(tmp_path):
 
 
 def test_what_the_note_on_the_budget_is_of_is_said():
-    (short,) = worth_notes("one call of fit", samples=1000, rate=100.0, budget=60.0)
+    (short,) = worth_notes("one call of fit", 10.0, 60.0)
     assert short.startswith("one call of fit takes 10 s with the current settings, less than the budget")
-    (long,) = worth_notes("the training", samples=36_000_000, rate=100.0, budget=100_000.0)
+    (long,) = worth_notes("the training", 360000.0, 100_000.0)
     assert long == "the training takes 100.0 hours with the current settings: the budget of 27.8 hours is 28% of that"
-    (minutes,) = worth_notes("one call of fit", samples=36_000, rate=100.0, budget=60.0)
+    (minutes,) = worth_notes("one call of fit", 360.0, 60.0)
     assert minutes == "one call of fit takes 6 min with the current settings: the budget of 60 s is 17% of that"
-    (instant,) = worth_notes("one call of fit", samples=30, rate=100.0, budget=60.0)
+    (instant,) = worth_notes("one call of fit", 0.3, 60.0)
     assert instant.startswith("one call of fit takes 0.3 s with the current settings")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "share"), [(0.35, "they add 0.35 s to an epoch"), (None, "no figure contains their time")]
+)
+def test_what_writers_take_is_said_and_part_of_a_total(seconds, share):
+    script = ScriptFacts(
+        trains=Trains.FIT, baseline={}, left_out=("ModelCheckpoint (train.py, line 40)",), writing_seconds=seconds
+    )
+    assert f"trials omit these writers: ModelCheckpoint (train.py, line 40); {share}" in list(script_notes(script, 1.0))
+    assert script.total_seconds(3000, 100.0, 1000) == pytest.approx(30.0 + 3 * (seconds or 0.0))
+    assert script.total_seconds(3000, 100.0, None) == 30.0
 
 
 @pytest.mark.parametrize(("ender", "samples"), [("", 5000), ("TimeLimit (train.py, line 9)", None)])

@@ -83,6 +83,7 @@ class ScriptFacts(Frozen):
     sites: dict[str, Many[Site]] = Field({})  # where a knob reaches the script's own calls
     not_reached: dict[str, str] = Field({})  # knobs that do not reach it, with the reason and the next step
     left_out: Many[str] = ()  # what trials leave out: callbacks and saves that write
+    writing_seconds: Amount | None = None  # that those callbacks take at the end of an epoch; None if not measured
     before_seconds: FiniteFloat = 0.0  # what each trial of the script does before it trains
     shared_seconds: Amount = 0.0  # what the script does before TensorFlow's runtime starts, if once for all trials
     repeats_start: str = ""  # why each trial does that by itself; empty where that takes no time
@@ -102,6 +103,10 @@ class ScriptFacts(Frozen):
     def unit(self) -> str:
         """The unit of its speed: updates if the examples of an update are unknown, else samples."""
         return "updates" if self.work_varies else "samples"
+
+    def total_seconds(self, samples: int, rate: float, examples: int | None) -> float:
+        """Return the seconds of a training, with its writers'. `examples`: of an epoch, None where there are none."""
+        return samples / rate + (samples / examples * (self.writing_seconds or 0.0) if examples else 0.0)
 
     @property
     def recorded(self) -> ScriptFacts:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console as RichConsole
 from rich.text import Text
 
+from autotune.data.facts import ScriptFacts, Trains
 from autotune.data.printable import duration, memory_size, rate_text, time_in_words
 from autotune.front.console import note, print_table, ratio, say, terminal
 from autotune.recipe.advice import describe_candidate, learning_caveats, verdict_in_words
@@ -136,16 +137,22 @@ def _saving_in_words(recipe: Recipe) -> str:
     samples = evidence.examples_per_epoch if ends_early else workload.train_samples
     if samples is None or not recipe.changes:
         return ""
-    before, after = samples / evidence.baseline_throughput.value, samples / evidence.throughput.value
+    script = workload.script or ScriptFacts(trains=Trains.FIT, baseline={})
+    rates = evidence.baseline_throughput.value, evidence.throughput.value
+    before, after = (script.total_seconds(samples, rate, evidence.examples_per_epoch) for rate in rates)
+    writing = after - samples / rates[1]
+    omitted = f"{time_in_words(writing)} of it for" if writing else "without the time of"
+    writers = f", {omitted} {', '.join(script.left_out)}" if script.left_out else ""
     if ends_early:
-        times = f"An epoch takes {time_in_words(after)} instead of {time_in_words(before)}"
+        times = f"An epoch takes {time_in_words(after)} instead of {time_in_words(before)}{writers}"
         return f"{times}. {ends_early} may end your training early, so no total is claimed."
     spent = recipe.created_by.spent_seconds
     saved = before - after
     cost = f"Tuning took {duration(spent)}"
     if saved > spent:
         cost += f", and pays for itself after {duration(spent * after / saved)} of training"
-    return f"Your training of {samples:,} samples takes {duration(after)} instead of {duration(before)}. {cost}."
+    times = f"takes {duration(after)} instead of {duration(before)}{writers}"
+    return f"Your training of {samples:,} samples {times}. {cost}."
 
 
 def show_usage(

@@ -212,7 +212,8 @@ class Ready(Frozen):
     run_in_seconds: Amount = 0.0  # trained after each freeze before a slice begins
     boundary: Boundary | None = None  # measured here; None if taken over, or epochs are whole or endless
     state_steps: Count | None = None  # steps that it had trained when its state was saved; None if it was not
-    saving_seconds: Amount = 0.0  # for saving the state, which later trials do not
+    saving_seconds: Amount = 0.0  # for saving the state and timing writers, which later trials do not
+    writing_seconds: Amount | None = None  # an epoch's, of writers that trials omit; None if not measured
     uncounted_seconds: Amount = 0.0  # how long a slice may take beyond what counts in it
 
 

@@ -117,6 +117,12 @@ def calls_in(file: str, directory: str) -> dict[tuple[int, int], tuple[Site, ast
     return found
 
 
+def with_line(name: str, files: Sequence[Path], directory: str) -> str:
+    """Return a name with the line of the only call of it in these files; the name alone without one, or of several."""
+    sites = [site for file in files for site, _ in calls_in(str(file), directory).values() if site.call == name]
+    return f"{name} ({sites[0].file}, line {sites[0].line})" if len(sites) == 1 else name
+
+
 def enclosing_ranges(file: str, line: int, directory: str) -> list[Site]:
     """Return the calls of `range` that drive the `for` loops around a line, the innermost loop first."""
     loops = [node for node in ast.walk(parse_source(Path(file))) if isinstance(node, ast.For)]

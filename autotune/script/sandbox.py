@@ -98,6 +98,7 @@ class SideEffects:
     def __init__(self, reference: WorkloadReference, refuse: Callable[[WorkloadError], None]) -> None:
         settings = reference.script or ScriptSettings()
         self.left_out: list[str] = []
+        self._writers: list[Any] = []  # callbacks of the last `fit` that write
         self.scratch = Path(settings.scratch or f"{tempfile.gettempdir()}/autotune-scratch-{os.getpid()}")
         """A directory for this process's own files, such as caches; the run removes it."""
         self._allow_writes = settings.allow_writes
@@ -143,7 +144,7 @@ class SideEffects:
         It has few steps, so a callback that saves every N of them saves more often.
         """
         keeps_results = containment.is_active() and not timed  # the script may load what its earlier `fit` has saved
-        harmless = []
+        harmless, self._writers = [], []
         for callback in listed_callbacks(callbacks):
             kinds = type(callback).__mro__
             names = {kind.__name__ for kind in kinds}
@@ -153,11 +154,35 @@ class SideEffects:
             )
             if writes or saves_results:
                 self._leave_out(type(callback).__name__)
+                self._writers.append(callback)
             if not writes and (keeps_results or not saves_results):
                 harmless.append(callback)
                 if saves_results and isinstance(getattr(callback, "save_freq", None), int):
                     callback.save_freq = min(callback.save_freq, CALLS_PER_EPOCH)
         return harmless
+
+    def time_writers(self, model: Any) -> float | None:
+        """Return what the callbacks of the timed `fit` that write take at the end of an epoch; None if one cannot run.
+
+        One that restores, uploads or writes between steps cannot: its training would not go on as it was.
+        """
+        seconds = 0.0
+        for writer in self._writers if containment.is_active() else ():
+            names = {kind.__name__ for kind in type(writer).__mro__}
+            if not names & _RESULT_CALLBACKS or getattr(writer, "save_freq", "epoch") != "epoch":
+                return None
+            wanted = re.findall(r"{(\w+)", str(getattr(writer, "filepath", "")))
+            logs = dict.fromkeys({*wanted, "loss", str(getattr(writer, "monitor", "loss"))} - {"epoch", "batch"}, 0.0)
+            try:
+                writer.set_model(model)
+                writer.on_train_begin()
+                began = time.perf_counter()
+                writer.on_epoch_end(0, logs)
+                seconds += time.perf_counter() - began
+                writer.on_train_end()
+            except Exception:  # the user's class may raise anything
+                return None
+        return seconds or None
 
     def _leave_out(self, name: str) -> None:
         if name not in self.left_out:

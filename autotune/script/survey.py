@@ -29,7 +29,7 @@ from autotune.runtime.fork_server import leave
 from autotune.runtime.sources import directory_of, file_of, own_files
 from autotune.runtime.waiting import Output, WaitingProcess
 from autotune.script import children, strategies
-from autotune.script.call_sites import count_method_calls, is_called_in_loop
+from autotune.script.call_sites import count_method_calls, is_called_in_loop, with_line
 from autotune.script.execute import run_in_fork, send_answer
 from autotune.script.fit_call import FitCall, few_steps, settle_steps
 from autotune.script.interpose import Hooks, Wrappers
@@ -361,11 +361,12 @@ class Survey(Hooks):
             )
         chosen = self._facts[number - 1]
         assert chosen.script is not None
+        own = self._around.own_files
         script = chosen.script.model_copy(
             update={
                 "fits": tuple(self._fits),
                 "fit_calls": self._calls_worth_timing(number - 1),
-                "left_out": tuple(self._effects.left_out),
+                "left_out": tuple(with_line(name, own, self._around.directory) for name in self._effects.left_out),
             }
         )
         return chosen.model_copy(update={"script": script})

@@ -255,6 +255,7 @@ class FitTraining(TrialHooks):
             refit_seconds=0.0 if self._refits is None else self._refits.seconds / epochs,
             compiling_seconds=None if self._refits is None else self._refits.first_call_seconds,
             epochs=epochs,
+            time_writers=partial(self.effects.time_writers, model) if request.data is None else lambda: None,
             validated_by=str(self.facts.fit_site),
             validation_hint=VALIDATION_HINT,
         )

@@ -14,7 +14,7 @@ from typing import Any
 
 from autotune.data.facts import Site
 from autotune.runtime.sources import is_installed
-from autotune.script.call_sites import calls_in, shown
+from autotune.script.call_sites import shown, with_line
 from autotune.script.dataset_trace import batch_calls
 from autotune.script.loop_ends import StepLoop
 from autotune.script.sandbox import listed_callbacks
@@ -97,11 +97,9 @@ def early_ends(callbacks: Any, model: Any, files: Sequence[Path], directory: str
         if code is None:
             continue
         name = type(ender).__name__
-        places = [f"{shown(code.co_filename, directory)}, line {code.co_firstlineno}"]
-        if is_installed(code.co_filename):  # the line that makes it says more
-            sites = [site for file in files for site, _ in calls_in(str(file), directory).values()]
-            places = [f"{site.file}, line {site.line}" for site in sites if site.call == name]
-        found.append(f"{name} ({places[0]})" if len(places) == 1 else name)
+        is_own = not is_installed(code.co_filename)  # otherwise the line that makes it says more
+        where = f"{name} ({shown(code.co_filename, directory)}, line {code.co_firstlineno})"
+        found.append(where if is_own else with_line(name, files, directory))
     return ", ".join(dict.fromkeys(found))
 
 

@@ -79,6 +79,7 @@ class StepClock:
         longest_boundary_epoch_seconds: What lies between epochs that are longer than this is not measured.
         saves_state: Saves weights and optimizer; returns whether it did.
         save_after: Steps after which to do that, once; a warm training is saved in any case.
+        time_writers: Times the writers that trials omit, once the training is warm; returns None where it cannot.
         gauges: What is measured in each slice.
         describe_weights: Returns the fields of `FirstStep` about the model's weights, after that step.
         freeze: Stops the process; returns when the tuner lets it continue.
@@ -96,6 +97,7 @@ class StepClock:
         longest_boundary_epoch_seconds: float = math.inf,
         saves_state: Callable[[], bool] = lambda: False,
         save_after: float = math.inf,
+        time_writers: Callable[[], float | None] = lambda: None,
         gauges: Sequence[Gauge] = (),
         describe_weights: Callable[[], dict[str, Any]] = dict,
         freeze: Callable[[], None] = freeze_own_group,  # returns when the tuner lets the process continue
@@ -115,6 +117,7 @@ class StepClock:
         self._saves_state = saves_state
         self._save_after: float | None = save_after  # None once that was done
         self._state_steps: int | None = None
+        self._time_writers = time_writers
         self._saving_seconds = 0.0
         self._longest_boundary_epoch_seconds = longest_boundary_epoch_seconds
         self._epochs_before_restart = 0
@@ -179,8 +182,11 @@ class StepClock:
         """Report that the training is warm, with the figures of this way of timing, and freeze it for the tuner."""
         warmup_seconds = self.now() - self._first_call_ended_at
         self._save_state()
+        writing_seconds = self._time_writers()
+        self._saving_seconds += writing_seconds or 0.0
         self._tuner.send(
             Ready(
+                writing_seconds=writing_seconds,
                 warmup_seconds=warmup_seconds,
                 compile_seconds=self.warm_up.compile_seconds,
                 call_seconds=self.warm_up.usual_call_seconds,

@@ -55,6 +55,7 @@ class Parts:
     validated_by: str = "validation()"  # what makes the validation data, as shown to the user
     validation_hint: str = "Take as much of it as is validated: dataset.take(N)."
     epochs: int | None = None  # that the script asks for; None where nothing says
+    time_writers: Callable[[], float | None] = lambda: None  # those that the trial omits, at the end of an epoch
     explain: Callable[[Exception], Exception | None] = lambda error: None  # why the very first step failed, if known
 
 
@@ -117,7 +118,7 @@ class FitSession(TrainingSession):
         )
         super().__init__(training, data)
         model, known = parts.model, request.timing.boundary
-        self.parts, self.strategy = parts, model.distribute_strategy
+        self.parts, self.strategy, self.time_writers = parts, model.distribute_strategy, parts.time_writers
         self.known_between_epochs = None if known is None else take_over(known, parts.train, training)
         if parts.epochs and training.steps_per_epoch:
             self.planned_steps = parts.epochs * training.steps_per_epoch

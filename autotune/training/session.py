@@ -38,6 +38,8 @@ class TrainingSession(abc.ABC):
     """The `tf.distribute` strategy that says which GPUs it uses; None where nothing says."""
     planned_steps: float | None = None
     """Of the whole training, where the script says; None elsewhere."""
+    time_writers: Callable[[], float | None] = staticmethod(lambda: None)
+    """Times the writers that the trial omits, at the end of an epoch."""
 
     def __init__(self, training: Training, data: Data) -> None:
         self.training, self.data = training, data
@@ -95,6 +97,7 @@ class TimedTrial:
             longest_boundary_epoch_seconds=_longest_boundary_epoch(request.timing),
             saves_state=lambda: bool(state) and session.save_state(Path(state)),
             save_after=_first_steps(session) if state else math.inf,
+            time_writers=session.time_writers,
             gauges=[
                 *gauges.gpu_gauges(gauges.cards_in_use(session.strategy)),
                 gauges.measure_machine,

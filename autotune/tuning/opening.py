@@ -170,6 +170,9 @@ def open_run(
         device_bytes=run.device_limit_bytes or invocation.limits.device_bytes,
         work_varies=facts.script is not None and facts.script.work_varies,
     )
+    if (script := facts.script) is not None:
+        script = script.model_copy(update={"writing_seconds": warm.ready.writing_seconds})
+        facts = facts.model_copy(update={"script": script})
     opened = Opened(
         run=run,
         facts=facts,

@@ -100,7 +100,9 @@ def script_notes(script: ScriptFacts, ready_seconds: float) -> Iterator[str]:
             "steps per trial. --fit N selects another"
         )
     if script.left_out:
-        yield f"trials omit these writers: {', '.join(script.left_out)}"
+        seconds = script.writing_seconds
+        share = "no figure contains their time" if seconds is None else f"they add {seconds:.2g} s to an epoch"
+        yield f"trials omit these writers: {', '.join(script.left_out)}; {share}"
     yield from script.batch_notes
     if script.ends_early:
         whole = plural(script.epochs or 1, "epoch")
@@ -137,18 +139,14 @@ def samples_of(script: ScriptFacts | None, examples: int | None) -> int | None:
     return script.epochs * examples
 
 
-def worth_notes(training: str, samples: int | None, rate: float | None, budget: float) -> Iterator[str]:
+def worth_notes(training: str, whole: float, budget: float) -> Iterator[str]:
     """Say whether a budget is in proportion to the training.
 
     Args:
         training: The training, or one call of `fit`, of which a script may make many.
-        samples: Of it; None where that is not known.
-        rate: Of the baseline, samples per second.
+        whole: Seconds that it takes with the baseline.
         budget: Seconds.
     """
-    if samples is None or not rate:
-        return
-    whole = samples / rate
     if budget > whole:
         yield (
             f"{training} takes {time_in_words(whole)} with the current settings, less than the budget: tuning pays off "

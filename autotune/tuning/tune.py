@@ -343,8 +343,11 @@ def _note_leaders(record: RunRecord, invocation: Invocation, space: ResolvedSpac
 def _tell_worth(opened: Opened, invocation: Invocation) -> None:
     """Tell whether the budget is in proportion to the training."""
     options, run = invocation.options, opened.run
-    samples = options.train_samples or samples_of(opened.facts.script, opened.warm.started.examples)
-    rate = run.records[0].throughput
+    script, examples, rate = opened.facts.script, opened.warm.started.examples, run.records[0].throughput
+    samples = options.train_samples or samples_of(script, examples)
+    if samples is None or rate is None:
+        return
+    whole = samples / rate.value if script is None else script.total_seconds(samples, rate.value, examples)
     training = "the training" if options.train_samples else "one call of fit"
-    for text in worth_notes(training, samples, None if rate is None else rate.value, options.budget):
+    for text in worth_notes(training, whole, options.budget):
         invocation.observe(Notice(text=text))

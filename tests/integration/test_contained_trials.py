@@ -14,8 +14,9 @@ from autotune.data.errors import WorkloadError
 from autotune.data.facts import ScriptSettings, WorkloadReference
 from autotune.data.record import Outcome
 from autotune.runtime import containment
-from autotune.runtime.executor import TrialFailed
+from autotune.runtime.executor import TrialFailed, WarmUp
 from autotune.runtime.local import LocalExecutor
+from autotune.runtime.protocol import Data
 
 TRAIN = """
 import keras
@@ -155,14 +156,12 @@ def opened(work: Path, tmp_path: Path) -> Any:
     assert not (tmp_path / "logs" / "layers").exists()
 
 
-def warm_up(processes: LocalExecutor, log: Path) -> int:
-    """Start a trial, and return its number of examples once it trains."""
+def warm_up(processes: LocalExecutor, log: Path, data: Data | None = None) -> WarmUp:
+    """Start a trial, and return what it reports once it trains."""
     log.parent.mkdir(exist_ok=True)
-    trial = processes.launch(configuration(16), log=str(log), data=None, timing=QUICK)
+    trial = processes.launch(configuration(16), log=str(log), data=data, timing=QUICK)
     try:
-        examples = trial.warm_up(120).started.examples
-        assert examples is not None
-        return examples
+        return trial.warm_up(120)
     finally:
         trial.kill()
 
@@ -176,9 +175,9 @@ def test_a_script_writes_through_every_door_and_its_files_stay(opened, work, tmp
     before = snapshot(work)
     facts = processes.open()
     assert facts.uncontained == ""
-    assert facts.script.left_out == ("ModelCheckpoint",)
+    assert facts.script.left_out == ("ModelCheckpoint (train.py, line 36)",)
     for number in range(2):
-        assert warm_up(processes, tmp_path / str(number) / "log.txt") == 64
+        assert warm_up(processes, tmp_path / str(number) / "log.txt").started.examples == 64
     assert snapshot(work) == before
 
 
@@ -192,7 +191,42 @@ def test_a_fold_loads_what_its_fit_has_saved_in_a_trial_too(opened, work, tmp_pa
     processes.tell = told.append
     assert processes.open().script.fit_calls > 1
     assert told[:3] == [f"{when} of fit() in train.py, line 16" for when in ("call 1", "what follows call 1", "call 2")]
-    assert warm_up(processes, tmp_path / "0" / "log.txt") == 48
+    assert warm_up(processes, tmp_path / "0" / "log.txt").started.examples == 48
+    assert snapshot(work) == before
+
+
+SAVING = """
+class Slow(keras.callbacks.ModelCheckpoint):
+    def on_epoch_end(self, epoch, logs=None):
+        assert not self.monitor_op or logs[self.monitor] is not None
+        super().on_epoch_end(epoch, logs)
+        print("saved", epoch, *sorted(os.listdir(".")), flush=True)
+
+"""
+
+
+@pytest.mark.parametrize(
+    ("writers", "is_timed"),
+    [
+        ("Slow('{epoch}-{val_loss:.2f}.keras', save_best_only=True), keras.callbacks.CSVLogger('log.csv')", True),
+        ("Slow('a.keras', save_freq=3)", False),
+        ("Slow('a.keras'), keras.callbacks.TensorBoard('logs')", False),
+        ("Slow('{loss:d}.keras')", False),
+    ],
+)
+def test_the_writers_that_trials_omit_are_timed_once(opened, work, tmp_path, writers, is_timed):
+    if why := containment.why_unavailable(tmp_path / "layers"):
+        pytest.skip(why)
+    (work / "1-0.00.keras").write_text("old")
+    processes = opened(f"import os\n{TRAIN}{SAVING}model.fit(x, x[:, :1], verbose=0, callbacks=[{writers}])\n")
+    before = snapshot(work)
+    processes.open()
+    first = warm_up(processes, tmp_path / "0" / "log.txt")
+    assert (first.ready.writing_seconds is not None) is is_timed
+    saved = "saved 0 1-0.00.keras train.py" in (tmp_path / "0" / "log.txt").read_text()
+    assert saved is is_timed
+    later = warm_up(processes, tmp_path / "1" / "log.txt", Data.found_by(first.started))
+    assert later.ready.writing_seconds is None
     assert snapshot(work) == before
 
 
@@ -203,7 +237,7 @@ def test_trials_of_a_workload_find_what_its_import_has_written(opened, work, tmp
     processes = opened(WORKLOAD.format(more=""), script=False)
     before = snapshot(work)
     processes.open()
-    assert warm_up(processes, tmp_path / "0" / "log.txt") == 64
+    assert warm_up(processes, tmp_path / "0" / "log.txt").started.examples == 64
     assert snapshot(work) == before
 
 

@@ -661,7 +661,7 @@ def test_what_is_the_same_in_each_epoch_may_be_cached(told):
 
 
 def test_what_writes_is_left_out(told, folder):
-    assert script(told, "callbacks")["left_out"] == ["ModelCheckpoint"]
+    assert script(told, "callbacks")["left_out"] == ["ModelCheckpoint (train.py, line 10)"]
     assert "Model.save" in script(told, "saves_before")["left_out"]
     assert not (folder / "saves_before" / "first.keras").exists()
     assert not (folder / "callbacks" / "a.keras").exists()
