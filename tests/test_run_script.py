@@ -67,6 +67,18 @@ def test_a_recipe_without_changes_says_that_the_script_runs_as_it_is(recipe):
     assert "the recipe is the baseline: the script runs as it is" in ended.stderr
 
 
+def test_a_script_that_would_lose_its_recipe_names_the_command(recipe):
+    changed = Recipe.load(recipe).model_copy(update={"configuration": {**Recipe.load(recipe).baseline, "prefetch": 3}})
+    changed.save(recipe)
+    restart = "import os, sys\nif 'SEEN' not in os.environ:\n    os.environ['SEEN'] = '1'\n"
+    restart += "    os.execv(sys.executable, [sys.executable] + sys.argv)\nos.execlp('echo', 'echo', 'trained')\n"
+    (recipe.parent / "train.py").write_text(restart, encoding="utf-8")
+    ended = run(recipe)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert "train.py, line 4: starts the script again in place of its process" in ended.stderr
+    assert f"SEEN=1 autotune run {recipe} train.py" in ended.stderr
+
+
 def test_a_recipe_without_changes_has_no_edit(recipe):
     command = [sys.executable, "-m", "autotune", "show", str(recipe), "--diff", "train.py"]
     ended = subprocess.run(command, cwd=recipe.parent, capture_output=True, text=True, check=False)

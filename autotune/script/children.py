@@ -8,15 +8,21 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
+import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
+from autotune.data.credentials import MASK, is_credential, mask_arguments
+from autotune.data.errors import WorkloadError
+from autotune.data.facts import WorkloadReference
 from autotune.recipe.keras_api import KERAS_PACKAGES, api_of
 from autotune.runtime.failures import after_import, locate_user_line
+from autotune.runtime.sources import file_of
 
 _VARIABLE = "AUTOTUNE_SURVEY"  # the survey's process, its pipe, and whether an import already ends it
 _FOLDER = str(Path(__file__).with_name("child_site"))
@@ -63,14 +69,63 @@ def answer_for_parent(answer: Mapping[str, Any]) -> NoReturn:
         os._exit(1)
 
 
+def refuse_restarts(
+    reference: WorkloadReference, refuse: Callable[[WorkloadError], object] | None = None, *, recipe: Path | None = None
+) -> dict[str, str]:
+    """Have `refuse` called where the script replaces this process: often it sets what Python reads when it starts.
+
+    Return the environment to compare with.
+
+    Args:
+        reference: The script.
+        refuse: Takes the error; it is raised where this is None.
+        recipe: With which the script runs. It may start another program, as it may have trained.
+    """
+    process, before, file = os.getpid(), dict(os.environ), os.path.realpath(file_of(reference))
+    command = "autotune tune" if recipe is None else f"autotune run {shlex.quote(str(recipe))}"
+    script = f"-m {reference.module}" if reference.file is None else shlex.quote(reference.shown)
+
+    def audit(event: str, arguments: tuple[Any, ...]) -> None:
+        if event != "os.exec" or os.getpid() != process:
+            return
+        line, words = locate_user_line(traceback.extract_stack()), list(map(os.fsdecode, arguments[1]))
+        own = [index for index, word in enumerate(words) if word == reference.module or os.path.realpath(word) == file]
+        if own:
+            given = {os.fsdecode(name): os.fsdecode(text) for name, text in (arguments[2] or os.environ).items()}
+            changed = {name: text for name, text in given.items() if before.get(name) != text}
+            hint = f"Start it like that: `{_command(changed, f'{command} {script}', words[own[0] + 1 :])}`."
+            error = WorkloadError(f"{line}: starts the script again in place of its process", hint=hint)
+        elif recipe is None:
+            shown = shlex.join(mask_arguments(words))
+            error = WorkloadError(f"{line}: replaces the process by `{shown}`", hint="Tune the program that trains.")
+        else:
+            return
+        if refuse is None:
+            raise error
+        refuse(error)
+
+    sys.addaudithook(audit)
+    return before
+
+
+def _command(variables: Mapping[str, str], start: str, args: Sequence[str]) -> str:
+    """Return a command line that sets variables, begins with `start` and gives a script arguments."""
+    sets = [f"{name}={MASK if is_credential(name) else shlex.quote(text)}" for name, text in variables.items()]
+    dashes = ["--"] if args and start.startswith("autotune tune ") else []
+    return " ".join([*sets, start, *dashes, *map(shlex.quote, mask_arguments(args))])
+
+
 def refuse_training(*_: Any, **__: Any) -> NoReturn:
     """Answer that the script trains in a child process, with the line that trains."""
-    line = locate_user_line(traceback.extract_stack())
+    line, trains = locate_user_line(traceback.extract_stack()), "the file that trains"
+    if sys.argv[0] in sys.orig_argv:  # this is no fork, and runs a file
+        own = {name: text for name, text in os.environ.items() if name.startswith("PYTHON") and name != "PYTHONPATH"}
+        trains += f": `{_command(own, f'autotune tune {shlex.quote(sys.argv[0])}', sys.argv[1:])}`"
     answer_for_parent(
         {
             "message": f"{line}: trains in a process that the script starts, and only the script's own process can be "
             "timed",
-            "hint": "Have the script train in its own process, such as by an option; or tune the file that trains.",
+            "hint": f"Have the script train in its own process, such as by an option; or tune {trains}.",
         }
     )
 

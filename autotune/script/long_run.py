@@ -24,6 +24,7 @@ from autotune.recipe.keras_api import api_of, keras_api, refuse_other_keras
 from autotune.recipe.learning_rate import ScaledTrainings, factor_of, scale_updates
 from autotune.recipe.tf_private import keras, with_names_alike
 from autotune.runtime.sources import directory_of, file_of
+from autotune.script import children
 from autotune.script.execute import run_as_main
 from autotune.script.fit_call import LOADING, FitCall
 from autotune.script.interpose import Hooks, Wrappers, around
@@ -310,6 +311,8 @@ class PreparedRun:
 
     def __call__(self) -> int:
         """Run the script."""
+        if self.recipe_file is not None:
+            children.refuse_restarts(self.reference, recipe=self.recipe_file)
         return _run(self.reference, self.long_run)
 
 

@@ -51,6 +51,7 @@ def share_start(
         return ""
     start = _Start(reference, variables, server, answer, known=known)
     children.watch_children(answer)
+    children.refuse_restarts(reference, lambda _: start.give_up(""))  # the survey says it
     effects = SideEffects(reference, lambda _: None)
     effects.install(tf)
     _stop_monitor_of_progress_bars()
@@ -137,24 +138,24 @@ class _Start:
             traceback.print_exc()
             line = locate_user_line(traceback.extract_stack())
             error_text = failures.summarize_error(error)
-            self._give_up(f"trials cannot share that, because {error_text} when {line}, starts TensorFlow")
+            self.give_up(f"trials cannot share that, because {error_text} when {line}, starts TensorFlow")
 
     def _examine(self) -> ForkState:
         """Return what forks must restore. Gives up where this process cannot or need not be forked."""
         self._seconds = time.perf_counter() - self._began
         line = locate_user_line(traceback.extract_stack())
         if threading.current_thread() is not threading.main_thread():
-            self._give_up(f"trials cannot share that, because {line}, starts TensorFlow in a thread")
+            self.give_up(f"trials cannot share that, because {line}, starts TensorFlow in a thread")
         if self._seconds < SHORTEST_SECONDS:
-            self._give_up(
+            self.give_up(
                 f"{line}, starts TensorFlow: move it below the data preparation, which then runs once for all trials"
             )
         if os.environ.get(strategies.VARIABLE):
-            self._give_up("")
+            self.give_up("")
         try:
             return self._check.state()
         except Unforkable as error:
-            self._give_up(f"trials cannot share that, because {error} when {line}, starts TensorFlow")
+            self.give_up(f"trials cannot share that, because {error} when {line}, starts TensorFlow")
 
     def _become_server(self, state: ForkState) -> None:
         """Survey the script, and serve the driver. Returns in forks, whose role has begun."""
@@ -177,7 +178,7 @@ class _Start:
             return
         if "facts" not in asked:
             why = asked.get("message", "the script died")
-            self._give_up(asked.get("reason") or f"trials cannot share that, because in a fork of it {why}")
+            self.give_up(asked.get("reason") or f"trials cannot share that, because in a fork of it {why}")
         if not self._known:
             facts = WorkloadFacts.model_validate(asked["facts"])
             assert facts.script is not None
@@ -193,7 +194,7 @@ class _Start:
         note_process()
         self.role.enter_context(_trial(request, channel, self._reference, self._here))
 
-    def _give_up(self, reason: str) -> NoReturn:
+    def give_up(self, reason: str) -> NoReturn:
         """End this process, and say why to the one that has forked it, which goes on without it."""
         with contextlib.suppress(OSError):  # it serves already
             send_answer(self._answer, {"reason": reason})

@@ -172,6 +172,7 @@ class Survey(Hooks):
         import tensorflow as tf
 
         children.watch_children(self._answer)
+        before = children.refuse_restarts(self._reference, self._refuse)  # before files are watched
         try:
             if self._workers:
                 self._number = strategies.start_workers(self._workers, lambda why: self._fail(WorkloadError(why)))
@@ -186,6 +187,7 @@ class Survey(Hooks):
             else:
                 strategies.before_strategy(tf, self._look_for_workers)
             tf.compat.v1.Session.__init__ = self._refuse_session
+            before.update(os.environ)
             yield
         except BaseException as error:
             if not self._has_wanted_fit:

@@ -126,10 +126,10 @@ logging.info("begins")
     "slow_folds_of_the_last": COMPILED
     + SLOW
     + "def train(epochs):\n    model.fit(x, y, epochs=epochs)\n    passed[0] += 30\n\n"
-    + "model.fit(x, y)\nfor fold in range(4):\n    train(2)\n",
+    + "model.fit(x, y)\nfor fold in range(4):\n    train(2000)\n",
     "slow_folds_then_all": COMPILED
     + SLOW
-    + "for fold in range(4):\n    model.fit(x, y, epochs=2)\n    passed[0] += 5\nmodel.fit(x, y, epochs=30)\n",
+    + "for fold in range(4):\n    model.fit(x, y, epochs=2)\n    passed[0] += 5\nmodel.fit(x, y, epochs=9000)\n",
     "partial": TAPE
     + "import functools\nstep = tf.function(functools.partial(step))\n"
     + "for epoch in [e for e in range(4)]:\n    for a, b in batches:\n        step(a, b)\n",
@@ -334,6 +334,20 @@ if __name__ == "__main__":
 """
 SCRIPTS["trains_in_fork"] = IN_CHILD.format(method="fork")
 SCRIPTS["trains_in_spawned"] = IN_CHILD.format(method="spawn")
+HASHED = """
+import os, subprocess, sys
+
+seeded = {{**os.environ, "PYTHONHASHSEED": "7"}}
+if os.environ.get("PYTHONHASHSEED") != "7":
+    {again}
+"""
+for name, again in (
+    ("replaced", "os.environ['PYTHONHASHSEED'] = '7'; os.execv(sys.executable, [sys.executable] + sys.argv)"),
+    ("replaced_by_path", "os.execvpe('python', ['python', os.path.abspath(__file__), '--deep', 'a b'], seeded)"),
+    ("replaced_by_another", "os.execlp('env', 'env', 'PYTHONHASHSEED=7', 'nice', 'other.py')"),
+    ("run_again", "sys.exit(subprocess.run([sys.executable, *sys.argv, '--deep'], env=seeded).returncode)"),
+):
+    SCRIPTS[name] = HASHED.format(again=again) + COMPILED + "model.fit(x, y)\nopen('done.txt', 'w')\n"
 SCRIPTS["episodes"] = (
     MODEL
     + """
@@ -377,6 +391,7 @@ SCRIPTS["mirrored_with_xla"] = MODEL.replace(
     "model = ", "with tf.distribute.MirroredStrategy(['CPU:0']).scope():\n    model = "
 ) + ('model.compile("sgd", "mse", jit_compile=True)\nmodel.fit(x, y)\n')
 SETTINGS: dict[str, dict[str, Any]] = {
+    "run_again": {"allow_writes": True},  # otherwise the program that it starts is refused where nothing is contained
     "arguments": {"args": ["--size", "4"]},
     "wrong_fit": {"fit": 3},
     "cacheable": {"allow_cache": True},
@@ -716,6 +731,21 @@ def test_a_training_in_a_child_is_stopped_and_named(told, folder, name, where):
     assert f"{where}: trains in a process that the script starts" in told[name]["message"]
     assert "tune the file that trains" in told[name]["hint"]
     assert not list((folder / name).glob("*.txt")), "the script goes on"
+
+
+@pytest.mark.parametrize(
+    ("name", "message", "command"),
+    [
+        ("replaced", "line 6: starts the script again in place of its process", "PYTHONHASHSEED=7 autotune tune {}`"),
+        ("replaced_by_path", "line 6: starts the script again", "PYTHONHASHSEED=7 autotune tune {} -- --deep 'a b'`"),
+        ("replaced_by_another", "line 6: replaces the process by `env PYTHONHASHSEED=7 nice other.py`", ""),
+        ("run_again", "line 15: trains in a process that the script", "PYTHONHASHSEED=7 autotune tune {} -- --deep`"),
+    ],
+)
+def test_a_script_that_starts_itself_again_names_the_command(told, folder, name, message, command):
+    assert message in told[name]["message"]
+    assert command.format("train.py") in told[name]["hint"].replace(f"{folder / name}/", "")
+    assert not (folder / name / "done.txt").exists()
 
 
 def test_updates_of_varying_work_are_counted_as_updates(told):
