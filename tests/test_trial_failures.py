@@ -1,20 +1,30 @@
 """A trial process runs each kind of workload, and tells of each failure in one message."""
 
+import os
 import sys
+import traceback
 from types import SimpleNamespace
 
 import pytest
 
 from autotune.data.errors import ApplyError, AutotuneError, WorkloadError
+from autotune.data.facts import ScriptSettings, WorkloadReference
 from autotune.data.record import Outcome
 from autotune.runtime.failures import TrainingFailed, call_user
 from autotune.runtime.logs import is_memory_error
 from autotune.runtime.protocol import ChannelClosed
 from autotune.script import runner as worker
+from autotune.script import trial as script_trial
 
 
 class Kind:
     """A kind of workload that there is not yet."""
+
+
+def here(error):
+    """Where this file raised an error."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f" in {os.path.relpath(frame.filename)}, line {frame.lineno}"
 
 
 @pytest.fixture
@@ -74,7 +84,9 @@ def test_a_failure_is_told_in_one_message(run, error, outcome, reason, input_err
 
     status, (told,) = run(trial)
     assert status == 1
-    assert (told.outcome, told.reason, told.input_error) == (outcome, reason, input_error)
+    assert (told.outcome, told.input_error) == (outcome, input_error)
+    is_located = outcome == "error" and not isinstance(error, AutotuneError | TrainingFailed)
+    assert told.reason == reason + here(error) * is_located
     assert ("dmesg" in told.hint) == (outcome == "crashed")
     if outcome != "crashed":
         assert told.hint == getattr(error, "hint", "")
@@ -108,27 +120,53 @@ AUTOGRAPH = """in user code:
 
     KeyError: 'labels'
 """
+KERAS_2 = """Exception encountered when calling layer 'gate' (type Gate).
+
+in user code:
+
+    File "nets.py", line 8, in call  *
+        return tf.matmul(h, self.scale)
+    File "/tmp/__autograph_generated_file0.py", line 12, in call
+
+    TypeError: Input 'b' has type float32
+
+
+Call arguments received by layer 'gate' (type Gate):
+  • inputs=tf.Tensor(shape=(None, 64), dtype=bfloat16)
+  • training=None"""
 
 
 @pytest.mark.parametrize(
-    ("error", "cause"),
+    ("error", "cause", "where"),
     [
-        (ValueError(HIDDEN.format("slice index 0 out of bounds")), "ValueError: slice index 0 out of bounds"),
-        (KeyError(HIDDEN.format("'labels'")), "KeyError: 'labels'"),
-        (KeyError("labels"), "KeyError: 'labels'"),
-        (KeyError(AUTOGRAPH), "KeyError: 'labels'"),
-        (RuntimeError("2 root error(s) found.\n  (0) INTERNAL: no\n"), "RuntimeError: INTERNAL: no"),
+        (ValueError(HIDDEN.format("slice index 0 out of bounds")), "ValueError: slice index 0 out of bounds", ""),
+        (KeyError(HIDDEN.format("'labels'")), "KeyError: 'labels'", ""),
+        (KeyError("labels"), "KeyError: 'labels'", ""),
+        (KeyError(AUTOGRAPH), "KeyError: 'labels'", " in train.py, line 3"),
+        (TypeError(KERAS_2), "TypeError: Input 'b' has type float32", " in nets.py, line 8"),
+        (RuntimeError("2 root error(s) found.\n  (0) INTERNAL: no\n"), "RuntimeError: INTERNAL: no", ""),
     ],
 )
-def test_the_innermost_line_that_says_something_is_the_cause(run, error, cause):
+def test_the_innermost_line_that_says_something_is_the_cause(run, error, cause, where):
     def trial(*_):
         raise error
 
     _, (told,) = run(trial)
-    assert told.reason == cause
+    assert told.reason == cause + (where or here(error))
     with pytest.raises(WorkloadError) as caught:
         call_user("model", trial)
     assert caught.value.message == f"the workload's model() raised {cause}"
+
+
+def test_a_script_that_fails_with_a_candidates_values_need_not_be_checked_alone(monkeypatch):
+    def fail(*_, **__):
+        raise KeyError("labels")
+
+    monkeypatch.setattr(script_trial, "run_as_main", fail)
+    with pytest.raises(WorkloadError) as caught:
+        script_trial.run_users(WorkloadReference(file="/train.py", script=ScriptSettings()))
+    assert caught.value.message.startswith("/train.py raised KeyError: 'labels' in ")
+    assert caught.value.hint == ""
 
 
 @pytest.mark.parametrize(

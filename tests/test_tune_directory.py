@@ -44,6 +44,24 @@ def test_a_directory_that_was_there_before_is_emptied_again(tmp_path):
     RunDirectory(tmp_path).create()
 
 
+def test_a_script_that_fails_leaves_its_log_and_the_error_names_it(tmp_path):
+    """The directory can be used again, and the log is then the next failure's."""
+
+    def run(printed):
+        directory = RunDirectory(tmp_path / "one")
+        with directory.claim():
+            (directory.log_directory / "template-1.log").write_text(f"{printed}\n")
+            (directory.prepare_trial(0) / "log.txt").write_text("")
+            raise WorkloadError("train.py raised KeyError", hint="Mend it.", detail="line 3")
+
+    for printed in ("epoch 1", "epoch 2"):
+        with pytest.raises(WorkloadError) as caught:
+            run(printed)
+        (kept,) = (tmp_path / "one").iterdir()
+        assert caught.value.hint == f"Its log is {kept}. Mend it."
+        assert kept.read_text() == f"{printed}\ntrain.py raised KeyError\nMend it.\nline 3\n"
+
+
 FOREIGN = ("note.txt", "staged_data/part-0", "trials/0001/model.keras", "logs/mine.log", "recipe.json.bak")
 
 

@@ -266,6 +266,7 @@ def test_a_failing_baseline_ends_the_run(directory, failure, error, code):
     with pytest.raises(error) as caught:
         tune_simulated(trials, directory, budget=1200.0)
     assert caught.value.exit_code == code
+    assert caught.value.hint
     (record,) = records_of(directory)
     assert (record.trial, record.outcome) == (0, failure.outcome)
     assert not directory.recipe_file.exists()

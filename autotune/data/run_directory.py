@@ -29,7 +29,7 @@ from typing import Annotated, Literal, TypeVar
 import filelock
 from pydantic import AfterValidator, FiniteFloat, ValidationError
 
-from autotune.data.errors import AutotuneError, DamagedRunWarning, InputError, RunDirectoryError
+from autotune.data.errors import AutotuneError, DamagedRunWarning, InputError, RunDirectoryError, WorkloadError
 from autotune.data.facts import KnownWorkload, Machine
 from autotune.data.files import TEMPORARY, is_utf8, read_at_most, write_atomically
 from autotune.data.models import Amount, Count, Frozen, Many, Number, Value, first_mistake
@@ -42,6 +42,7 @@ STATE = "state.npz"  # of the baseline's training, in its directory while the ru
 STATES = (STATE, "state.part")  # the second while it is written
 SPACE = "space.toml"  # a copy of the search-space file that was given
 COMPILED = "compiled"  # what XLA compiled for the recipe, see `recipe.compiled`
+FAILED_LOG = "failed.log"  # of a workload that did not train: all that is left of its run
 LATEST = "latest"  # a link to the run of a workload that was started or continued last
 OWN_NAME = re.compile(r"\d{8}-\d{6}-[0-9a-f]{6}")
 SCRATCH_FOLDERS = (SCRATCH, "scratch-*")
@@ -162,6 +163,8 @@ class RunDirectory:
             self.release()
             first_kept = 0 if isinstance(error, KeyboardInterrupt) else 1
             if not (self.trial_directory(first_kept) / "result.json").exists():
+                if isinstance(error, WorkloadError):
+                    self._keep_log(error)
                 self.remove_own_files()
                 for folder in made:
                     with contextlib.suppress(OSError):
@@ -169,6 +172,16 @@ class RunDirectory:
             raise
         finally:
             self.release()
+
+    def _keep_log(self, error: WorkloadError) -> None:
+        """Keep what the workload's last process printed, with the error, and name that file in the error."""
+        logs = [*self.path.glob("logs/template-*.log"), *self.path.glob("trials/[0-9]*/log.txt")]
+        printed = max(logs, key=lambda log: (log.stat().st_size > 0, log.stat().st_mtime), default=None)
+        if printed is not None and (printed.stat().st_size or error.detail):
+            kept = printed.replace(self.path / FAILED_LOG)
+            with kept.open("a") as log:
+                log.write(f"{error}\n")
+            error.hint = f"Its log is {kept}. {error.hint}".strip()
 
     @contextlib.contextmanager
     def reopen(self) -> Iterator[None]:

@@ -33,7 +33,8 @@ _UNINFORMATIVE = re.compile(
     r"|\d+ root error\(s\) found|Could not automatically infer the output shape "
 )
 _AUTOGRAPH_HEADING = "in user code:"  # above source lines: the cause is in the last line
-_KERAS_ARGUMENTS = "Arguments received by "  # below the cause
+_KERAS_ARGUMENTS = re.compile(r"(?:Call a|A)rguments received by ")  # below the cause; Keras 2 begins with "Call"
+_LINE_IN_TEXT = re.compile(r'File "([^"\n]+)", line (\d+)')  # of code that was traced
 
 
 class TrainingFailed(Exception):
@@ -68,7 +69,7 @@ def summarize_error(error: BaseException) -> str:
     """Return the exception's type and its innermost informative line, such as `KeyError: 'labels'`."""
     kind = type(error).__name__
     quoted = isinstance(error, KeyError) and len(error.args) == 1 and "\n" in str(error.args[0])
-    text = printable(str(error.args[0] if quoted else error)).partition(_KERAS_ARGUMENTS)[0]
+    text = _KERAS_ARGUMENTS.split(printable(str(error.args[0] if quoted else error)))[0]
     lines = [line.strip() for line in text.splitlines()]
     informative = [line for line in lines if line and not _UNINFORMATIVE.match(line)]
     if not informative:
@@ -102,6 +103,16 @@ def locate_user_line(stack: Iterable[traceback.FrameSummary]) -> str:
     return next((f"{frame.filename}, line {frame.lineno}" for frame in select_user_frames(stack)[::-1]), "a package")
 
 
+def summarize_with_line(error: BaseException) -> str:
+    """Return the summary and the user's line that caused the error: `KeyError: 'labels' in train.py, line 12`."""
+    traced = [traceback.FrameSummary(file, int(line), "") for file, line in _LINE_IN_TEXT.findall(str(error))]
+    stacks = (traced, traceback.extract_tb(error.__traceback__), traceback.extract_stack())
+    frames = next(filter(None, map(select_user_frames, stacks)), [])
+    here = os.path.join(os.getcwd(), "")
+    where = [f" in {frame.filename.removeprefix(here)}, line {frame.lineno}" for frame in frames[-1:]]
+    return "".join([summarize_error(error).removesuffix("." * len(where)), *where])
+
+
 # --------------------------------------------------------------------------------------------- what is raised
 
 
@@ -117,7 +128,7 @@ def call_user(part: str, function: Callable[[], Any]) -> Any:
     except WorkloadError:
         raise
     except SystemExit as error:
-        raise make_exit_error(f"the workload's {part}()", error, ARGS_HINT) from error
+        raise make_exit_error(f"the workload's {part}()", error) from error
     except Exception as error:
         if is_environment_failure(error):
             raise
@@ -125,13 +136,13 @@ def call_user(part: str, function: Callable[[], Any]) -> Any:
         raise WorkloadError(message, detail=format_user_traceback(error)) from error
 
 
-def make_exit_error(code: str, error: SystemExit, hint: str) -> WorkloadError:
+def make_exit_error(code: str, error: SystemExit) -> WorkloadError:
     """Make the error of code that ends the process. What it printed before, as `argparse` does, says why."""
     sys.stdout.flush()
     log = Path("/proc/self/fd/2")
     line = locate_user_line(traceback.extract_tb(error.__traceback__))
     printed = read_tail(log) if log.is_file() else ""
-    return WorkloadError(f"{code} raised {summarize_error(error)} in {line}", hint=hint, detail=printed)
+    return WorkloadError(f"{code} raised {summarize_error(error)} in {line}", hint=ARGS_HINT, detail=printed)
 
 
 def make_strategy_error(problem: str) -> WorkloadError:
@@ -220,7 +231,8 @@ def encode_failure(error: BaseException) -> Failed:
     else:
         hint = gpu_fault_hint(str(error))
         outcome = Outcome.OOM if is_out_of_memory(error) else Outcome.CRASHED if hint else Outcome.ERROR
-        reason, detail = summarize_error(error), format_user_traceback(error)
+        summarize = summarize_with_line if outcome is Outcome.ERROR else summarize_error
+        reason, detail = summarize(error), format_user_traceback(error)
     return Failed(
         outcome=outcome,
         reason=printable(reason)[:4000],

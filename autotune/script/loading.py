@@ -16,13 +16,7 @@ from autotune.data.facts import KerasVersion, ScriptSettings, WorkloadFacts, Wor
 from autotune.data.files import is_utf8, read_at_most
 from autotune.data.options import check_args
 from autotune.data.printable import with_article
-from autotune.runtime.failures import (
-    ARGS_HINT,
-    format_user_traceback,
-    make_exit_error,
-    refuse_training,
-    summarize_error,
-)
+from autotune.runtime.failures import format_user_traceback, make_exit_error, refuse_training, summarize_error
 from autotune.runtime.logs import is_memory_error
 from autotune.runtime.sources import binds_workload, directory_of, fingerprint_of, own_files
 from autotune.script.workload import Workload, takes_config
@@ -224,7 +218,7 @@ def _import_error(reference: WorkloadReference, error: BaseException) -> Workloa
         )
     action = f"importing {reference.file or reference.module}"
     if isinstance(error, SystemExit):
-        return make_exit_error(action, error, ARGS_HINT)
+        return make_exit_error(action, error)
     hint = "Fix the file so that it can be imported."
     if "no known parent package" in str(error):
         hint = "Name it as a module, from the directory above its package: autotune tune PACKAGE.MODULE"

@@ -160,6 +160,9 @@ class TrialHooks(Hooks):
 
     def fail(self, error: BaseException) -> NoReturn:
         """Report this error, and end the trial."""
+        if isinstance(error, failures.TrainingFailed) and error.input_error and self.facts.fit_site is not None:
+            where = f"{self.facts.fit_site}: "
+            error.reason = where + error.reason.removeprefix(where)
         self.channel.send(failures.encode_failure(error))
         leave(1)
 

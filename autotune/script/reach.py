@@ -102,7 +102,7 @@ def facts_of_fit(
     arguments = call.arguments
     if call.kind == "generator" and not arguments["steps_per_epoch"]:
         raise WorkloadError(
-            "fit() is given a generator without steps_per_epoch, so its data cannot be read twice",
+            f"{site}: is given a generator without steps_per_epoch, so its data cannot be read twice",
             hint="Give fit() steps_per_epoch, or a keras.utils.PyDataset or tf.data.Dataset instead.",
         )
     if call.validates_for_ever:

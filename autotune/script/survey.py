@@ -355,9 +355,10 @@ class Survey(Hooks):
         """Return the facts of the longest `fit`, or of the one that was asked for."""
         number = self._tuned
         if number > len(self._fits):
+            lines = ", ".join(fit.line for fit in self._fits)
             self._fail(
                 WorkloadError(
-                    f"--fit {number}: {self._reference.shown} has {plural(len(self._fits), 'call')} of fit",
+                    f"--fit {number}: {self._reference.shown} has {plural(len(self._fits), 'call')} of fit ({lines})",
                     hint=f"Give a number from 1 to {len(self._fits)}, or leave --fit out to tune the longest.",
                 )
             )

@@ -21,7 +21,7 @@ from autotune.runtime.failures import (
     format_user_traceback,
     locate_user_line,
     make_exit_error,
-    summarize_error,
+    summarize_with_line,
 )
 from autotune.runtime.fork_server import leave
 from autotune.script import strategies
@@ -130,7 +130,7 @@ def run_users(reference: WorkloadReference, *, endless: Site | None = None, adju
                 leave(sys.exc_info()[0] is not None)
     except SystemExit as error:
         if error.code not in (None, 0):
-            raise make_exit_error(name, error, ARGS_HINT) from error
+            raise make_exit_error(name, error) from error
     except EOFError as error:
         line = locate_user_line(traceback.extract_tb(error.__traceback__))
         raise WorkloadError(
@@ -142,9 +142,7 @@ def run_users(reference: WorkloadReference, *, endless: Site | None = None, adju
         if failures.is_environment_failure(error):
             raise
         raise WorkloadError(
-            f"{name} raised {summarize_error(error)}",
-            hint=f"Check that it runs by itself: python {name}",
-            detail=format_user_traceback(error),
+            f"{name} raised {summarize_with_line(error)}", detail=format_user_traceback(error)
         ) from error
 
 

@@ -241,12 +241,12 @@ class StepClock:
     def _exhausted_error(self) -> TrainingFailed:
         reason = "the dataset was exhausted by its first pass: the second got nothing"
         hint = (
-            "dataset() must return a Dataset that starts afresh each epoch; a Python generator that is consumed once "
-            "does not (from_generator takes a function that returns a new one)."
+            "Train on a dataset that starts afresh each epoch; a Python generator that is consumed once does not "
+            "(from_generator takes a function that returns a new one)."
         )
         if self._first_call_ended_at == math.inf and not self.progress.training.steps_per_epoch:
             reason = "the dataset yields no batch: it is empty, or smaller than one batch with drop_remainder"
-            hint = "dataset() must return a tf.data.Dataset with at least one batch."
+            hint = "The dataset must have at least one batch."
         return TrainingFailed(Outcome.ERROR, reason, hint=hint, input_error=True)
 
 

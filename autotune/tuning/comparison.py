@@ -246,7 +246,8 @@ def baseline_error(run: Run, trial: Trial, failure: TrialFailed, *, hurried: boo
         hint = "Try it on its own with model.fit first; if it trains there, give a larger --budget."
         return BudgetError(f"the baseline was not warm and timed in time: {failure.reason}", hint=hint, detail=detail)
     if failure.input_error:
-        return WorkloadError(failure.reason, hint=failure.hint, detail=failure.detail)
+        hint = failure.hint or f"Check that {run.reference} runs by itself."
+        return WorkloadError(failure.reason, hint=hint, detail=failure.detail)
     if trial.slices and failure.outcome is not Outcome.NONFINITE:
         return MeasuringStoppedError(
             f"the baseline was measured, but its process now fails ({failure.outcome}): {failure.reason}",

@@ -384,4 +384,5 @@ def test_a_workload_that_cannot_be_used(run, tmp_path):
     assert ended.returncode == 2
     assert "the workload's dataset() raised OSError: no such table" in ended.stderr
     assert "train.py" in ended.stderr
-    assert not (tmp_path / "run").exists()
+    assert "Its log is run/failed.log." in ended.stderr
+    assert [each.name for each in (tmp_path / "run").iterdir()] == ["failed.log"]
