@@ -25,7 +25,7 @@ from autotune.data.record import Outcome, Phase, Standing
 from autotune.data.run_directory import RunDirectory
 from autotune.recipe.advice import verdict_in_words
 from autotune.runtime.executor import TrialFailed
-from autotune.space.configuration import read_trials
+from autotune.space.configuration import Configuration, read_trials
 from autotune.stats.deciding import EndedBy, Verdict
 from autotune.tuning.events import Began, Notice, PairMeasured, TrialBegan, TrialEnded
 from autotune.tuning.rules import Limits
@@ -744,6 +744,21 @@ def test_candidates_that_fail_alike_for_one_change_do_not_end_the_search(tmp_pat
         noise=0.02,
         failure=lambda each: TrialFailed(Outcome.ERROR, "no XLA") if each["jit_compile"] is True else None,
     )
-    recipe, *_ = run(tmp_path, trials, space=WIDE, budget=900.0)
+    recipe, records, watcher = run(tmp_path, trials, space=WIDE, budget=900.0)
     assert recipe.configuration["prefetch"] != BASELINE["prefetch"]
     assert recipe.evidence.confirmation.pairing == "alternating"
+    failed = [each for each in records if each.outcome is Outcome.ERROR]
+    assert len(failed) <= 2, "what fails by itself is tried in one more combination at most"
+    said = [each.text for each in watcher.of(Notice) if "is left out from now on" in each.text]
+    assert len(said) == (len(failed) == 2)
+    assert all(text.startswith("jit_compile=true is left out") and "no XLA" in text for text in said)
+
+
+def test_nothing_is_combined_with_what_was_far_slower_by_itself(tmp_path):
+    trials = simulated_trials(faster_by(jit_compile=0.3, prefetch=1.2), noise=0.02)
+    _, records, _ = run(tmp_path, trials, space=WIDE, budget=900.0)
+    searched = [
+        Configuration(each.configuration).differences(BASELINE) for each in records if each.phase is Phase.SEARCH
+    ]
+    alone = searched.index({"jit_compile": True})
+    assert not any("jit_compile" in changes for changes in searched[alone + 1 :])

@@ -9,6 +9,7 @@ Measurements are in records, and the state follows from them. So a stopped run c
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -19,7 +20,8 @@ from optuna.trial import Trial as OptunaTrial
 from autotune.data.errors import MeasuringStoppedError, NoStableConfigurationError
 from autotune.data.figures import Check
 from autotune.data.options import Options
-from autotune.data.record import Branch, Outcome, Pairing, Phase
+from autotune.data.printable import first_line
+from autotune.data.record import Branch, Outcome, Pairing, Phase, TrialRecord
 from autotune.data.run_directory import EarlierLeader
 from autotune.recipe.answers import how_soon
 from autotune.runtime.executor import SeatLost
@@ -58,7 +60,7 @@ from autotune.tuning.rules import Limits, changing_work, known_to_fail, needs_as
 from autotune.tuning.run import CLOSING_SECONDS, Deadline, Interrupted, Run, TimeIsUp
 from autotune.tuning.sampler import Sampler
 from autotune.tuning.seat import SameInForce, Seat, TrialLimits
-from autotune.tuning.seats import MOST_LOSSES, ExclusiveResources, NoSeatLeft, Seats
+from autotune.tuning.seats import MOST_LOSSES, Changes, ExclusiveResources, NoSeatLeft, Seats, find_failing_changes
 from autotune.tuning.situation import WAITS, describe_situation
 from autotune.tuning.state import State
 from autotune.tuning.trial import Trial
@@ -68,6 +70,7 @@ LEARNING_SHARE = 0.25  # the same for comparing how leaders with another batch s
 ABLATION_SHARE = 0.2  # of the time spent so far: what leaving changes out of the recommended configuration may take
 CATCH_UP_SHARE = 0.05  # of the time that is left: what writing an earlier invocation's trials to the study may take
 LATEST_CANDIDATES = 5  # what another candidate takes is the median of so many
+FAR_BELOW = math.log(0.6)  # log speed-up: nothing is combined with a change that is so slow by itself
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,6 +112,7 @@ class Loop:
         self._import_seconds = import_seconds
         self._proposals = Proposals(space, sampler, first=list(first))
         self._seats = Seats(run, deadline, seat, bracketed=seat.bracketed)
+        self._failing: set[Changes] = set()  # that were said to be left out
         self._lost: list[Configuration] = []  # whose seat was lost: they are run again
         self._deadline = deadline
         self._exclusive = ExclusiveResources(run)
@@ -289,6 +293,7 @@ class Loop:
                 self._measure(trial, seat)
                 again, self._problem = self._exclusive.judge(run.records[trial.number], seat)
                 self._lost += again
+                self._note_failing_change(run.records[trial.number])
         except SeatLost as lost:
             self._lose(trial, lost)
             raise
@@ -302,6 +307,15 @@ class Loop:
                 del run.trials[trial.number]  # it does not run any more, and nothing is known of it
             else:
                 self._sampler.tell(asked, ended)
+
+    def _note_failing_change(self, record: TrialRecord) -> None:
+        """Say once that a change is left out of the search because it fails."""
+        for changes, last in find_failing_changes(self._run.records.values(), self._run.baseline).items():
+            if last is record and changes not in self._failing:
+                self._failing.add(changes)
+                what = self._run.changes(self._run.baseline.replace(**dict(changes)))
+                text = f"{what} is left out from now on: it fails in this training, as trial {record.trial} has"
+                self._run.observe(Notice(text=f"{text} ({first_line(record.reason)})"))
 
     def _propose(self, seat: Seat) -> tuple[OptunaTrial, Configuration] | None:
         """Return the next configuration: in turns one of the same training, and one of any batch size."""
@@ -382,12 +396,19 @@ class Loop:
         state, baseline = self.state(), self._run.records[0]
         parity = parity_checks(self._run.records.values())
         idle, timed_out = self._knowledge.idle_values(), self._timed_out()
+        ruled_out = [*find_failing_changes(self._run.records.values(), self._run.baseline)]
+        for candidate in [known for known in state.candidates if known.measured and known.ratio < FAR_BELOW]:
+            changed = candidate.configuration.differences(self._run.baseline)
+            ruled_out += [frozenset(changed.items())] if len(changed) == 1 else []
         gain = max([0.0, *(candidate.ratio for candidate in state.candidates if not candidate.unstable)])
         most = min(self._trial_limits.timeout, state.left)
         importing = self._import_seconds + 2 * state.candidate_seconds + 4 * state.first_pair_seconds
 
         def passes_over(configuration: Configuration) -> bool:
-            if idle & set(configuration.items()) or any(needs_as_long(configuration, late) for late in timed_out):
+            values = set(configuration.items())
+            if idle & values or any(changes <= values for changes in ruled_out):
+                return True
+            if any(needs_as_long(configuration, late) for late in timed_out):
                 return True
             check = parity.get(numerics_of(configuration))
             if find_conflict(configuration) or (check is not None and not check.passed):

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 
 from autotune.data.errors import BudgetError, NoStableConfigurationError
+from autotune.data.models import KnobValue
 from autotune.data.printable import first_line
 from autotune.data.record import Outcome, Pairing, Phase, TrialRecord
 from autotune.runtime.executor import SeatLost
@@ -19,7 +20,9 @@ from autotune.tuning.run import Deadline, Run
 from autotune.tuning.seat import BASELINE_SECONDS, Seat
 
 MOST_LOSSES = 2  # of a seat, until it is dropped
+FEWEST_OF_A_CHANGE = 2  # failures of one change, before it is left out
 FEWEST_FAILURES = 3  # failures for one reason, before anything is made of it
+Changes = frozenset[tuple[str, KnobValue]]
 _BUILDING = "while building"  # in a timeout's reason: the configuration has not acted on anything yet
 
 
@@ -197,7 +200,7 @@ class ExclusiveResources:
             )
             return [_requested(failed) for failed in self._beside if _requested(failed) != asked], ""
         same = find_same_failures(record, run.records.values())
-        if len(same) < FEWEST_FAILURES or len(run.executor.seats) > 1:
+        if len(same) < FEWEST_FAILURES or len(run.executor.seats) > 1 or have_a_change_in_common(same, run.baseline):
             return [], ""
         reason = first_line(record.reason)
         if not seat.bracketed and failure_key(record) not in self._tested:
@@ -210,7 +213,7 @@ class ExclusiveResources:
         if tested:
             self._alone, seat.bracketed = None, False
         measured = any(known.outcome.measured for known in run.records.values() if known.phase is Phase.SEARCH)
-        if measured or have_a_change_in_common(same, run.baseline):
+        if measured:
             return [], ""
         log = run.directory.trial_directory(record.trial) / "log.txt"
         return (
@@ -237,7 +240,26 @@ def find_same_failures(last: TrialRecord, records: Iterable[TrialRecord]) -> lis
 
 def have_a_change_in_common(failed: Iterable[TrialRecord], baseline: Configuration) -> bool:
     """Return whether all these trials changed one knob of the baseline to one value, which may be why they failed."""
-    return bool(set.intersection(*(set(record.configuration.items()) - set(baseline.items()) for record in failed)))
+    return bool(_common_changes(failed, baseline))
+
+
+def find_failing_changes(records: Iterable[TrialRecord], baseline: Configuration) -> dict[Changes, TrialRecord]:
+    """Return the changes that failed twice with the same error and were never measured, each with its last failure."""
+    searched = [record for record in records if record.phase is Phase.SEARCH]
+    acting = {item for record in searched if record.outcome.measured for item in record.configuration.items()}
+    alike: dict[str, list[TrialRecord]] = {}
+    for record in searched:
+        alike.setdefault(failure_key(record), []).append(record)
+    found = {}
+    for key, failed in alike.items():
+        common = _common_changes(failed, baseline) - acting
+        if key and len(failed) >= FEWEST_OF_A_CHANGE and common:
+            found[frozenset(common)] = failed[-1]
+    return found
+
+
+def _common_changes(failed: Iterable[TrialRecord], baseline: Configuration) -> set[tuple[str, KnobValue]]:
+    return set.intersection(*(set(_requested(record).items()) - set(baseline.items()) for record in failed))
 
 
 def _requested(record: TrialRecord) -> Configuration:
