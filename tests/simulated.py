@@ -383,6 +383,7 @@ class SimulatedTrial:
             devices=max(1, len(self._trials.gpus)),
             device_limit_bytes=self._trials.device_limit_bytes,
             set_by_dataset=self._trials.set_by_dataset,
+            reads_changing=self._trials.reads_changing,
             in_force=dict(self._trials.in_force(self.configuration)),
         )
 
@@ -490,6 +491,7 @@ class SimulatedTrials(Executor):
         self.xla_falls_back = xla_falls_back
         self.gpus, self.device_limit_bytes = gpus, device_limit_bytes
         self.set_by_dataset = dict(set_by_dataset or {})
+        self.reads_changing = ""  # what the workload's dataset reads that may change
         self.in_force = in_force
         self.examples = examples
         self.fits_together = fits_together or (lambda configurations: True)

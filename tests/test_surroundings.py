@@ -57,6 +57,12 @@ def taken(found, baseline=BASELINE):
     return adopt_imported_settings(baseline, found, where="train.py:workload")
 
 
+def space_of(**knobs):
+    """A search space of these knobs, with their choices in TOML."""
+    tables = [f'[knobs.{name}]\nkind = "categorical"\nchoices = {choices}' for name, choices in knobs.items()]
+    return "\n".join(["schema_version = 1", *tables])
+
+
 @pytest.fixture
 def shell(monkeypatch):
     """The variables that the shell hands over."""
@@ -199,14 +205,23 @@ def test_a_run_measures_against_what_the_file_sets(shell, tmp_path):
     assert any("sets precision=mixed_bfloat16" in each.text for each in watcher.of(Notice))
 
 
+def test_batches_are_not_read_ahead_of_what_changes(shell, tmp_path):
+    trials, watcher = simulated_trials(faster_by(prefetch=3.0, jit_compile=1.5), noise=0.02), Watcher()
+    space = space_of(prefetch="[0, 2]", jit_compile="[false, true]")
+    trials.reads_changing = "the function in train.py, line 3, reads a variable"
+    with on_disk(tmp_path / "run") as directory:
+        recipe = tune_simulated(trials, directory, observe=watcher, space=space)
+    assert recipe.changes == {"jit_compile": True}
+    knobs = "persistent_iterator, prefetch, num_parallel_calls"
+    assert f"not varied: {knobs}: {trials.reads_changing}" in [notice.text for notice in watcher.of(Notice)]
+
+
 @pytest.mark.parametrize("allowed", [False, True])
 def test_a_precision_that_the_file_chooses_is_kept(shell, tmp_path, allowed):
     trials = simulated_trials(faster_by(precision=3.0, jit_compile=1.5), noise=0.02)
     trials.facts = facts(precision="float64")
     watcher = Watcher()
-    knobs = {"precision": '["float64", "mixed_bfloat16"]', "jit_compile": "[false, true]"}
-    tables = [f'[knobs.{name}]\nkind = "categorical"\nchoices = {choices}' for name, choices in knobs.items()]
-    space = "\n".join(["schema_version = 1", *tables])
+    space = space_of(precision='["float64", "mixed_bfloat16"]', jit_compile="[false, true]")
     with on_disk(tmp_path / "run") as directory:
         recipe = tune_simulated(trials, directory, observe=watcher, space=space, allow_precision=allowed)
     assert (recipe.baseline["precision"], recipe.configuration["jit_compile"]) == ("float64", True)

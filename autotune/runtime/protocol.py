@@ -184,6 +184,7 @@ class Started(Data):
     device_limit_bytes: Number | None = None  # of the GPU in use; None if CUDA does not tell
     build: dict[str, str] = Field({})  # CUDA and cuDNN versions that TensorFlow was built with
     set_by_dataset: dict[str, Value] = Field({})  # knobs that the workload's dataset has set itself
+    reads_changing: str = ""  # what a workload's dataset reads that may change during the training; empty for nothing
     not_knobs: Many[str] = ()  # settings that act on speed and are no knobs, as `NAME=value`
     in_force: dict[str, Value] = Field({})  # knobs whose value in force differs from what was asked
 

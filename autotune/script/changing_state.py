@@ -76,7 +76,7 @@ class OwnSource:
         `resources`: what it captures. `written`: the identities of those that the training writes. `is_python`: it
         runs for each batch, and reads what it names.
         """
-        code = [found for function in functions for found in _code_of(function)]
+        code = [found for function in functions for found in code_of(function)]
         readers = [node for found in code for node in self._nodes_at(found)]
         for reader in readers:  # which grow by the functions that they name or contain
             named = {name.lstrip(".") for name in self._names_read(reader)}
@@ -149,7 +149,7 @@ def _target(node: ast.expr) -> str:
     return f".{node.attr}" if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
-def _code_of(function: Any) -> list[CodeType]:
+def code_of(function: Any) -> list[CodeType]:
     """Return the user's code in a function that `tf.data` calls, whatever wraps it, and in what that names."""
     waiting, seen, found = deque([function]), set(), []
     while waiting:

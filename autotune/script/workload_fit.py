@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from autotune.data.errors import WorkloadError
@@ -14,6 +15,8 @@ from autotune.recipe.keras_api import keras_api
 from autotune.recipe.tf_private import inputs_of, keras, tf
 from autotune.runtime.failures import call_user, is_out_of_memory, make_strategy_error
 from autotune.runtime.protocol import BranchRuns, Channel, LossCurves, LossRuns, TrialRequest
+from autotune.runtime.sources import own_files
+from autotune.script.changing_state import OwnSource, code_of
 from autotune.script.workload import Workload, call_with_config
 from autotune.space.configuration import Configuration
 from autotune.space.keras_in_use import keras_in_use, keras_of
@@ -66,9 +69,17 @@ def run(request: TrialRequest, channel: Channel, workload: Workload, configurati
         train=train,
         batched=workload.batched,
         drop_remainder=workload.drop_remainder,
+        reads_changing=_describe_changing(workload, dataset, model),
         explain=explain,
     )
     time_fit(request, channel, configuration, parts)
+
+
+def _describe_changing(workload: Workload, dataset: tf.data.Dataset, model: keras.Model) -> str:
+    """Return what the dataset reads that the workload's own files change; empty if nothing."""
+    files = [Path(code.co_filename) for code in code_of(workload.dataset)[:1]]
+    source = OwnSource([own for file in files for own in own_files(file, file.parent)], str(files and files[0].parent))
+    return source.describe_dataset(dataset, model.variables if model.built else ())
 
 
 def _branch(workload: Workload, configuration: Configuration, runs: BranchRuns) -> tuple[Curves, Counted]:

@@ -56,6 +56,7 @@ class Parts:
     validation_hint: str = "Take as much of it as is validated: dataset.take(N)."
     epochs: int | None = None  # that the script asks for; None where nothing says
     time_writers: Callable[[], float | None] = lambda: None  # those that the trial omits, at the end of an epoch
+    reads_changing: str = ""  # see `Started`
     explain: Callable[[Exception], Exception | None] = lambda error: None  # why the very first step failed, if known
 
 
@@ -136,6 +137,7 @@ class FitSession(TrainingSession):
             "element": str(train.dataset.element_spec),
             "batch_ranks": apply.batch_ranks(train.dataset),
             "set_by_dataset": apply.set_by_dataset(self.parts.dataset) if train.source is None else {},
+            "reads_changing": self.parts.reads_changing,
             "in_force": train.in_force.differences(self._configuration),
         }
 

@@ -23,6 +23,7 @@ from autotune.machine.fingerprint import memory_limit_bytes
 from autotune.machine.gpu import can_keep_compilations, lowest_capability, missing_xla_flags
 from autotune.recipe.recipe import RecipeSource
 from autotune.runtime.executor import Clock, Executor, SeatLost, WarmUp
+from autotune.script.changing_state import READS_AHEAD
 from autotune.script.loading import parse_reference, reference_of
 from autotune.script.workload import Workload
 from autotune.space import variables
@@ -163,6 +164,8 @@ def open_run(
     deadline = Deadline(clock=invocation.clock, at=at)
     seat = Seat(run, deadline, name=executor.seats[0], bracketed=_is_bracketed(facts, invocation))
     warm = _start_baseline(seat, run, invocation)
+    if why := warm.started.reads_changing:
+        run.not_reached = {**run.not_reached, **{name: why for name in READS_AHEAD if name in run.baseline}}
     _refuse_without_energy(options, tells=all(map(joules_of, seat.baseline.trial.slices)))
     # The process knows better than NVML what it may take: a part of a card, or what the workload allows itself.
     limits = replace(

@@ -93,6 +93,12 @@ def test_what_the_dataset_sets_itself_is_told(build):
     assert build("pairs", data_threads=2, deterministic=False).started.set_by_dataset == {}
 
 
+def test_a_dataset_that_reads_what_changes_is_told(build):
+    assert "cases.py" in (read := build("scaled").started.reads_changing)
+    assert "reads a variable or lookup table, which may change" in read
+    assert build("pairs").started.reads_changing == ""
+
+
 def test_an_epoch_that_cannot_be_counted_in_time_is_not_endless(build):
     started = build("slow_generator").started
     assert (started.examples, started.endless) == (None, False)

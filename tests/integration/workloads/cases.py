@@ -180,6 +180,24 @@ def with_options(config):
     return pairs().with_options(options)
 
 
+def scaled(config):
+    """Examples times a variable, which `Rescale` writes."""
+    scale = tf.Variable(1.0)
+    return pairs().map(lambda x, y: (x * scale, y))
+
+
+class Rescale(keras.callbacks.Callback):
+    """For a training in code."""
+
+    def __init__(self, scale):
+        super().__init__()
+        self.scale = scale
+
+    def on_epoch_end(self, epoch, logs=None):
+        """Write the variable."""
+        self.scale.assign(float(epoch))
+
+
 def endless(config):
     """No end."""
     return pairs().repeat()
@@ -973,6 +991,7 @@ CASES = {
     "long_and_validated": {"validation": validation, "dataset": long_epoch},
     "long_and_validated_for_long": {"validation": long_epoch, "dataset": long_epoch},
     "with_options": {"dataset": with_options},
+    "scaled": {"dataset": scaled},
     "endless": {"dataset": endless},
     "generated": {"dataset": generated},
     "hoarding": {"dataset": hoarding},
