@@ -1,6 +1,7 @@
 """Whole runs of the tuner, on simulated trials: answers, files, failures, memory, time and interruptions."""
 
 import dataclasses
+import io
 import itertools
 import json
 import math
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import optuna
 import pytest
+from rich.console import Console as RichConsole
 from simulated_runs import (
     BASELINE,
     BATCH_SIZE,
@@ -33,6 +35,8 @@ from autotune.data.errors import ArgumentError, BudgetError, NoStableConfigurati
 from autotune.data.facts import Gpu, ScriptFacts, Trains
 from autotune.data.record import Outcome, Pairing, Phase
 from autotune.data.run_directory import RunDirectory
+from autotune.front.closing import show_recipe
+from autotune.recipe.advice import verdict_in_words
 from autotune.recipe.recipe import Recipe
 from autotune.report.history import load_history
 from autotune.report.page import write_page
@@ -667,3 +671,25 @@ def test_a_machine_that_slows_down_is_no_changing_work(tmp_path, gain, expected)
     assert recipe.evidence.verdict is expected  # without a word of changing work
     assert all(check.passed for check in recipe.evidence.stability.checks)
     assert sum(trial.configuration == trials.launched[0].configuration for trial in trials.launched) > 2
+
+
+@pytest.mark.parametrize(("gain", "verdict"), [(1.5, Verdict.FASTER), (1.0, Verdict.NO_SIGNIFICANT_GAIN)])
+def test_a_claim_names_the_part_of_an_epoch_it_covers(tmp_path, gain, verdict):
+    """Of an epoch of four minutes, trials see the beginning: it may be its shortest batches, or its first files."""
+    trials = simulated_trials(faster_by(jit_compile=gain), examples=1_000_000, **QUIET)
+    recipe, _ = quick_tune(trials, tmp_path / "run", train_samples=50_000_000)
+    evidence, terminal = recipe.evidence, RichConsole(width=250, file=io.StringIO())
+    show_recipe(recipe, tmp_path / "recipe.json", terminal)
+    shown, part = terminal.file.getvalue(), f"the first {math.ceil(100 * evidence.epoch_seen)}% of an epoch"
+    assert evidence.verdict is verdict
+    assert 0.005 < evidence.epoch_seen < 0.3
+    assert f"within {part}" in verdict_in_words(recipe)
+    assert (f"If all of an epoch trains like {part}, your training of 50,000,000 samples takes" in shown) == (gain > 1)
+    assert ("% of an epoch (no trial came so far)" in shown) == (gain > 1)
+
+
+@pytest.mark.parametrize(("examples", "gain"), [(1437, 1.5), (None, 1.5)])
+def test_a_claim_on_whole_epochs_needs_no_part(tmp_path, examples, gain):
+    recipe, _ = quick_tune(simulated_trials(faster_by(jit_compile=gain), examples=examples, **QUIET), tmp_path / "run")
+    assert recipe.evidence.epoch_seen is None
+    assert "of an epoch" not in verdict_in_words(recipe)

@@ -143,8 +143,10 @@ def _saving_in_words(recipe: Recipe) -> str:
     writing = after - samples / rates[1]
     omitted = f"{time_in_words(writing)} of it for" if writing else "without the time of"
     writers = f", {omitted} {', '.join(script.left_out)}" if script.left_out else ""
+    part = evidence.part_of_epoch
     if ends_early:
-        times = f"An epoch takes {time_in_words(after)} instead of {time_in_words(before)}{writers}"
+        whole = f"If it trains like {part} throughout, an epoch" if part else "An epoch"
+        times = f"{whole} takes {time_in_words(after)} instead of {time_in_words(before)}{writers}"
         return f"{times}. {ends_early} may end your training early, so no total is claimed."
     spent = recipe.created_by.spent_seconds
     saved = before - after
@@ -152,7 +154,8 @@ def _saving_in_words(recipe: Recipe) -> str:
     if saved > spent:
         cost += f", and pays for itself after {duration(spent * after / saved)} of training"
     times = f"takes {duration(after)} instead of {duration(before)}{writers}"
-    return f"Your training of {samples:,} samples {times}. {cost}."
+    where = f"If all of an epoch trains like {part}, your" if part else "Your"
+    return f"{where} training of {samples:,} samples {times}. {cost}."
 
 
 def show_usage(

@@ -46,8 +46,9 @@ _IN_FORCE = {"jit_compile": (True,), "precision": ("mixed_bfloat16", "mixed_floa
 def verdict_in_words(recipe: Recipe) -> str:
     """Return the verdict in a sentence, with the figure that it rests on."""
     evidence = recipe.evidence
+    within = evidence.part_of_epoch and f", within {evidence.part_of_epoch}"
     if evidence.verdict is Verdict.FASTER:
-        processes = f"{evidence.confirmation.processes} fresh processes a side"
+        processes = f"{evidence.confirmation.processes} fresh processes a side{within}"
         if evidence.objective == "energy":
             less = f"uses {evidence.speedup.shown('')} times less energy per sample"
             sentence = f"Less energy: {less}, with 95% confidence, from {processes}."
@@ -70,7 +71,7 @@ def verdict_in_words(recipe: Recipe) -> str:
                 found = f"nothing tried can gain more than {percent}% in energy per sample"
             if evidence.excluded_gain > LARGEST_BOUND:
                 found = "nothing tried was shown to be faster, and the figures vary too much to exclude a gain"
-        return f"No significant gain: {found} ({tried}). Keep your current settings."
+        return f"No significant gain: {found} ({tried}{within}). Keep your current settings."
     if evidence.verdict is Verdict.UNSTABLE:
         better = "more economical" if evidence.objective == "energy" else "faster"
         failed = f"every {better} candidate failed a stability check"

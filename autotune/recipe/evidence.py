@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, FiniteFloat
@@ -134,6 +135,9 @@ class Evidence(Part):
     examples_per_epoch: Count | None = Field(
         None, description="Examples that an epoch trained on with the recommended configuration; null if not known."
     )
+    epoch_seen: Amount | None = Field(
+        None, description="Share of an epoch within which the claim was measured; null for whole epochs, or if unknown."
+    )
     peak_memory_bytes: PeakMemory
     baseline_peak_memory_bytes: PeakMemory
     joules_per_sample: Amount | None = Field(None, description="Energy of the GPUs; null if they do not report it.")
@@ -157,3 +161,8 @@ class Evidence(Part):
         (), description="What single changes give, as far as the time allowed; they claim nothing."
     )
     watch: Watch | None = None
+
+    @property
+    def part_of_epoch(self) -> str:
+        """The part of an epoch that the claim covers, in words; empty for all of it, or if unknown."""
+        return "" if self.epoch_seen is None else f"the first {max(1, math.ceil(100 * self.epoch_seen))}% of an epoch"

@@ -32,7 +32,7 @@ from autotune.tuning import policy
 from autotune.tuning.answers import answer_of, learning_of, likely_larger_batch
 from autotune.tuning.learning import numerics_of
 from autotune.tuning.loop import SearchResult
-from autotune.tuning.rules import changing_work, epoch_work
+from autotune.tuning.rules import changing_work, epoch_seen, epoch_work
 from autotune.tuning.run import Run
 from autotune.tuning.state import Candidate, Leader
 from autotune.tuning.surroundings import samples_of
@@ -146,6 +146,7 @@ def _evidence(
             chosen.compile_seconds, reference.compile_seconds, rate=rate.value, baseline_rate=base_rate.value
         ),
         examples_per_epoch=_examples_per_epoch(chosen),
+        epoch_seen=epoch_seen(run.records.values() if champion is None else [chosen]),
         peak_memory_bytes=_peak(chosen, searched if champion is None else chosen),
         baseline_peak_memory_bytes=_peak(reference, searched),
         joules_per_sample=gpu_figures(chosen)["joules_per_sample"],
@@ -340,6 +341,8 @@ def _list_unchecked(
         missing.append("the time between epochs and of validation (an epoch takes longer than the budget)")
     elif winner.timed_by == "steps" and winner.validation_uncounted:
         missing.append("the full cost of validation (its dataset has unknown cardinality)")
+    if (seen := epoch_seen([winner])) is not None:
+        missing.append(f"the last {100 - max(1, math.ceil(100 * seen))}% of an epoch (no trial came so far)")
     if winner.peak_host_bytes is None:
         missing.append("peak memory and its growth (no process reported them)")
     if winner.peak_device_bytes is not None:

@@ -36,6 +36,7 @@ from autotune.stats.stability import (
 )
 
 _MEMORIES = (HOST_GROWTH, DEVICE_GROWTH)
+MOST_OF_EPOCH = 0.99  # that stands for all of it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +93,17 @@ def changing_work(records: Iterable[TrialRecord]) -> Check | None:
     """Return the failed check of a baseline whose work changes as it trains on; None without one."""
     baselines = [record for record in records if record.phase is Phase.BASELINE]
     return next((check for record in baselines for check in record.checks if check.name == STEADY_WORK), None)
+
+
+def epoch_seen(records: Iterable[TrialRecord]) -> float | None:
+    """Return the share of an epoch that the candidates among these have trained on; None for all, or if unknown."""
+    shares = [
+        (pair.candidate.trained_examples or record.examples_per_epoch) / record.examples_per_epoch
+        for record in records
+        if record.phase in (Phase.SEARCH, Phase.CONFIRM) and record.timed_by == "steps" and record.examples_per_epoch
+        for pair in record.pairs
+    ]
+    return share if (share := max(shares, default=1.0)) <= MOST_OF_EPOCH else None
 
 
 def epoch_work(record: TrialRecord) -> EpochWork:

@@ -334,12 +334,11 @@ class Seat:
         if not self._rates:
             self._rates = [math.log(own.rate_of(alone)) for alone in own.slices[self._before :][:BASELINE_SLICES]]
         usual, self._rates = self._rates, [*self._rates, *rates][:USUAL_SLICES]
-        if self.baseline.live is None or not rates or not usual:
+        if self.baseline.live is None or not rates or len(usual) < 2:
             return
-        before, (now, then) = self._changed, [mean_interval(side, confidence=0.99) for side in (rates, usual)]
-        self._changed = now.value - then.value
+        before, self._changed = self._changed, statistics.fmean(rates) - statistics.fmean(usual)
         lasts = before * self._changed > 0 and min(abs(before), abs(self._changed)) > math.log1p(DRIFT)
-        is_chance = abs(self._changed) < math.hypot(now.half_width, then.half_width)
+        is_chance = abs(self._changed) < 2 * statistics.stdev(usual) * math.sqrt(1 / len(rates) + 1 / len(usual))
         if is_chance or (not lasts and abs(self._changed) < math.log1p(MUCH_DRIFT)):
             return
         self._rates, self._changed = rates, 0.0
