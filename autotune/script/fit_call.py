@@ -178,7 +178,7 @@ class FitCall:
             keras_api().set_loading(x, self.changed_loading)
         dataset = keras_batches(
             (x, y, weights),
-            counted=kind != "arrays",
+            counted=kind != "arrays" or keras_api().rereads_arrays,
             batch_size=self.batch_used,
             shuffle=self.arguments["shuffle"],
             class_weight=self.arguments["class_weight"],
@@ -246,7 +246,9 @@ class FitCall:
     def _length_of_arrays(self) -> int:
         import tensorflow as tf
 
-        return int(tf.nest.flatten(self.with_arrays()[0][0])[0].shape[0])
+        rows = self.with_arrays()[0][0]
+        first = tf.nest.flatten(rows)[0]
+        return int(first.shape[0]) if hasattr(first, "shape") else len(rows)  # Keras 2 takes lists of numbers
 
     def examples(self, dataset: tf.data.Dataset) -> int | None:
         """Return the examples of an epoch of these batches; None where they must be counted."""

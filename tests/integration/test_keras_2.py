@@ -161,6 +161,7 @@ def test_a_recipe_of_the_other_keras_is_refused_before_a_step(surveyed, tmp_path
 
 TRIALS = {
     "arrays": in_keras_2(ARRAYS).replace("epochs=3", "epochs=3, validation_split=0.25"),
+    "lists": in_keras_2(ARRAYS).replace("fit(x, y", "fit(x.tolist(), y.tolist()"),
     # With several workers Keras 2 may wait 5 s at the end of an epoch whose last steps are quick.
     "sequence": SEQUENCE.replace("workers=2, max_queue_size=5, ", ""),
     "tf.keras": "import os\nos.environ['TF_USE_LEGACY_KERAS'] = '1'\n"

@@ -2,6 +2,7 @@
 
 import pytest
 from real_trials import PATIENCE_SECONDS, configuration
+from test_long_run import ARRAYS
 
 from autotune.data.errors import WorkloadError
 from autotune.data.record import Outcome
@@ -66,6 +67,13 @@ def test_a_persistent_iterator_is_trained_on(launch):
     assert (said["steps_per_epoch"], said["steps_per_execution"], said["last"]) == (10, 2, "PrefetchDataset")
     part = trial.measure()
     assert (part.steps, part.examples) == (part.epochs * 10, part.epochs * 100)
+
+
+def test_a_persistent_iterator_reads_arrays(trials_of_script):
+    trial = trials_of_script(ARRAYS).launch(persistent_iterator=True, steps_per_execution=2)
+    started = trial.warm_up(PATIENCE_SECONDS).started
+    assert "persistent_iterator" not in started.in_force
+    assert started.examples == 96
 
 
 @pytest.mark.parametrize("case", ["endless", "generated"])
