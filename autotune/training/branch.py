@@ -28,7 +28,7 @@ from autotune.recipe.tf_private import keras, tf
 from autotune.runtime.failures import TrainingFailed
 from autotune.runtime.protocol import BranchRuns
 from autotune.training.losses import Curves, build, most_recorded, open_recording
-from autotune.training.step_counters import COUNTED_STEPS, Counted, ReadVariables, changing
+from autotune.training.step_counters import COUNTED_STEPS, Counted, ReadVariables, changing, writing_hooks
 
 PROBE_BATCHES = 4  # of the recorded size, that are evaluated at once
 LARGEST_STATE_BYTES = 2 << 30  # of weights and optimizer together: a larger state is not saved
@@ -123,7 +123,7 @@ def _count_steps(
             model.train_function(iterator)
         tell("on_train_batch_end", step, {"loss": 0.0})
         values.append(variables.values())
-    return changing(values)
+    return changing(values) | dict.fromkeys(writing_hooks(callbacks), (1.0,))
 
 
 def _rest(model: keras.Model) -> dict[str, Any]:

@@ -8,9 +8,11 @@ traced, and it changes alike from step to step at two batch sizes.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import itertools
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from traceback import FrameSummary
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,8 @@ from autotune.runtime.failures import select_user_frames
 
 COUNTED_STEPS = 4
 LARGEST_VALUE = 16  # elements of a variable that may count
+_BATCH_HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
+_WRITES = {"assign", "assign_add", "assign_sub", "set_value", "set_weights"}
 Counted = dict[str, tuple[float, ...]]  # by the variable's name and line: by how much each element changes at each step
 
 
@@ -104,4 +108,21 @@ def changing(values: Sequence[Mapping[str, Sequence[float]]]) -> Counted:
         changes = [tuple(np.subtract(after, before).tolist()) for before, after in itertools.pairwise(states)]
         if len(states) == len(values) and all(map(any, changes)):
             found[name] = tuple(change for step in changes for change in step)
+    return found
+
+
+def writing_hooks(callbacks: Sequence[Any]) -> list[str]:
+    """Return the user's batch hooks that write variables, such as a copy of weights each 500 steps; no learning rates.
+
+    The few steps that are counted may be too few to see such a write.
+    """
+    found = []
+    for callback, name in itertools.product(callbacks, _BATCH_HOOKS):
+        hook = getattr(getattr(callback, name, None), "__code__", None)
+        if hook is None or not select_user_frames([FrameSummary(hook.co_filename, hook.co_firstlineno, name)]):
+            continue
+        called = [inspect.getattr_static(type(callback), name, None) for name in hook.co_names]
+        names = {name for part in (hook, *called) for name in getattr(getattr(part, "__code__", part), "co_names", ())}
+        if names & _WRITES and not names & {"lr", "learning_rate"}:
+            found.append(f"{hook.co_qualname} ({os.path.basename(hook.co_filename)}, line {hook.co_firstlineno})")
     return found
