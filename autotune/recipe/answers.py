@@ -135,7 +135,7 @@ def _describe_unmeasured(rule: LearningRateRule | None) -> str:
     if rule is None or not rule.not_measured:
         return "how it learns was not measured"
     why = rule.not_measured
-    is_whole = why == NOT_REACHED or why.startswith(NOT_COMPARABLE.partition("{")[0])
+    is_whole = why == NOT_REACHED or why.startswith(NOT_COMPARABLE)
     return why if is_whole else f"how it learns was not measured: {why}"
 
 

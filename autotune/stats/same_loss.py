@@ -21,7 +21,7 @@ FEWEST_SEEDS = 4  # two to choose the learning-rate rule by, and two to measure 
 DEGREE = 4  # of the polynomial that losses follow
 LARGEST_RATIO, SHIFTS = 15.0, 55  # of examples; and the logarithms that are tried, evenly spread, before one is refined
 NOT_REACHED = "it does not reach the losses that the baseline reaches"
-NOT_COMPARABLE = "not comparable: {} counts steps, of which a larger batch has fewer"
+NOT_COMPARABLE = "not comparable: "
 HARDLY_FALLS = "the baseline's own losses hardly fall in so few examples"
 TOO_FEW_ENDED = "too few of its trainings came to their end in time"
 

@@ -17,6 +17,7 @@ from autotune.space.space_file import ResolvedSpace
 from autotune.stats import numerics
 from autotune.stats.intervals import ProcessPrior, Spread, pooled_spread, process_prior
 from autotune.stats.same_loss import (
+    NOT_COMPARABLE,
     NOT_REACHED,
     USUAL_OVER_CRITICAL,
     ExamplesNeeded,
@@ -227,8 +228,13 @@ class Knowledge:
         return self._run.state_file is not None and saved
 
     def branch_of(self, configuration: Configuration) -> Branch | None:
-        """Return how a configuration was seen to learn, by itself or by one of the same batch size and numerics."""
+        """Return how a configuration was seen to learn, by itself or by one of the same batch size and numerics.
+
+        What counts steps is not comparable at any other batch size.
+        """
         found = [trial.branch for trial in self._learning_alike(configuration)]
+        others = [trial.branch for trial in self._run.trials.values()]
+        found += [branch for branch in others if branch and branch.not_measured.startswith(NOT_COMPARABLE)]
         return next((branch for branch in found if branch is not None), None)
 
     def keep_branch(self, trial: Trial, branch: Branch) -> None:

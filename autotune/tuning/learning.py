@@ -250,7 +250,7 @@ def branch(trainings: Trainings, leader: TrialRecord) -> Branch:
             raise TooLittleTime(kept=kept) from failure
         raise NotMeasured(failure.reason) from failure
     if counter := find_step_counter(*counted):
-        raise NotMeasured(NOT_COMPARABLE.format(counter))
+        raise NotMeasured(f"{NOT_COMPARABLE}{counter} counts steps, of which a larger batch has fewer")
     by_rule = {rule: after[place * seeds : (place + 1) * seeds] for place, rule in enumerate(factors)}
     return Branch(
         after_steps=steps,

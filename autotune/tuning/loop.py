@@ -82,6 +82,7 @@ class SearchResult:
     confirmations: Mapping[int, LeaderTrials]  # of all leaders, by the numbers of their trials
     checks: Mapping[int, tuple[Check, ...]]
     learning: Mapping[int, LearningResult | str | None]  # see `Knowledge.learning_result`
+    untried: tuple[str, ...] = ()  # knobs that could act, and that no time was left for
 
 
 class Loop:
@@ -189,7 +190,23 @@ class Loop:
         leaders = {leader.trial.number: leader for leader in self._knowledge.leaders()}
         checks = {number: leader.trial.checks for number, leader in leaders.items()}
         learning = {number: self._knowledge.learning_result(leader) for number, leader in leaders.items()}
-        return SearchResult(state=state, ended_by=by, confirmations=leaders, checks=checks, learning=learning)
+        return SearchResult(
+            state=state,
+            ended_by=by,
+            confirmations=leaders,
+            checks=checks,
+            learning=learning,
+            untried=self._untried() if by in (EndedBy.BUDGET, EndedBy.INTERRUPTED) else (),
+        )
+
+    def _untried(self) -> tuple[str, ...]:
+        """Return the knobs that could act and that no trial has changed."""
+        baseline, now = self._run.baseline, self._situation(self._knowledge.best())
+        tried = {name for trial in self._knowledge.ended() for name in trial.asked.differences(baseline)}
+        choices = self._proposals.space.choices
+        return tuple(
+            name for name in choices if name not in tried and len(choices[name]) > 1 and KNOBS[name].useful(now)
+        )
 
     def _do(self, action: Action, seat: Seat) -> None:
         try:

@@ -157,9 +157,15 @@ def _evidence(
         advice=_advice(None if champion is None else chosen, run, workload),
         stability=Stability(
             checks=tuple(check for check in checks if check.tells),
-            not_checked=_list_masked(state.candidates, run.baseline, verdict)
-            if champion is None
-            else _list_unchecked(chosen, reference, checks, run, watched, measured=measured),
+            not_checked=(
+                *(_list_masked(state.candidates, run.baseline, verdict) if champion is None else ()),
+                *(
+                    ()
+                    if champion is None
+                    else _list_unchecked(chosen, reference, checks, run, watched, measured=measured)
+                ),
+                *([f"{', '.join(found.untried)} (no time was left to try them)"] if found.untried else []),
+            ),
         ),
         confirmation=_confirmation(found, champion or _closest_leader(found), run),
         smallest_gain_shown=math.expm1(policy.smallest_gain_shown(state)) if is_undecided else None,
