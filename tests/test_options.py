@@ -50,7 +50,7 @@ def test_usual_options_are_taken():
     assert {name: getattr(taken, name) for name in given} == given
 
 
-@pytest.mark.parametrize(("given", "seconds"), [(90, 90.0), (1.5, 1.5), ("10m", 600.0), ("90", 90.0)])
+@pytest.mark.parametrize(("given", "seconds"), [(90, 90.0), (1.5, 1.5), ("10m", 600.0), ("90s", 90.0)])
 def test_durations_are_seconds_or_text(given, seconds):
     assert seconds_of("budget", given) == seconds
 
@@ -64,6 +64,12 @@ def test_a_soak_may_be_left_out(given):
 def test_what_is_no_duration_is_refused_by_name(text):
     with pytest.raises(ArgumentError, match=f"^trial_timeout: '{text}' is not a duration"):
         seconds_of("trial_timeout", text)
+
+
+def test_a_duration_without_a_unit_is_asked_for_one():
+    with pytest.raises(ArgumentError, match=r"^budget: '10' has no unit") as caught:
+        seconds_of("budget", "10")
+    assert caught.value.hint == "Say 10s or 10m."
 
 
 @pytest.mark.parametrize("given", [[1], {}, None, True, b"10m"])

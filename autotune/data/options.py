@@ -308,13 +308,15 @@ def read_options(given: Mapping[str, object]) -> dict[str, Any]:
 
 
 def seconds_of(name: str, value: object, *, may_be_zero: bool = False) -> float:
-    """Return seconds, given as a number or as text: `90`, `90s`, `10m`, `1.5h` or `1h30m`. Raises ArgumentError."""
+    """Return seconds, given as a number or as text: `90s`, `10m`, `1.5h` or `1h30m`. Raises ArgumentError."""
     if type(value) in (int, float):
         return float(value)  # type: ignore[arg-type]
     if not isinstance(value, str):
         raise ArgumentError(
             f"{name} is {with_article(type(value).__name__)}: {value!r}", hint="Give seconds, or text such as '10m'."
         )
+    if re.fullmatch(r"\s*0*[1-9][\d.]*\s*", value):
+        raise ArgumentError(f"{name}: {value!r} has no unit", hint=f"Say {value.strip()}s or {value.strip()}m.")
     match = re.fullmatch(
         r"(?:(?P<h>\d{1,6}(?:\.\d{1,6})?)h)?(?:(?P<m>\d{1,6}(?:\.\d{1,6})?)m)?(?:(?P<s>\d{1,8}(?:\.\d{1,6})?)s?)?",
         value.strip().lower(),

@@ -100,8 +100,8 @@ def _describe_same(same: Answer | None, closest: BestCandidate | None, baseline:
     candidate = Configuration(closest.configuration)
     if candidate.update_size != baseline.update_size:
         return NOTHING_SHOWN
-    best = f"×{closest.estimate.value:.3g} {candidate.describe(baseline)}"
-    return f"the baseline; nothing faster is confirmed, and the best so far is {best}"
+    best = [f"×{closest.estimate.value:.3g} {candidate.describe(baseline)}", describe_precision(candidate, baseline)]
+    return f"the baseline; nothing faster is confirmed, and the best so far is {', '.join(filter(None, best))}"
 
 
 def describe_precision(configuration: Configuration, baseline: Configuration) -> str:
