@@ -13,7 +13,7 @@ from pathlib import Path
 
 from autotune.data.facts import Site
 from autotune.runtime.sources import parse_source
-from autotune.script.call_sites import calls_in, shown
+from autotune.script.call_sites import calls_in, line_of, name_of
 from autotune.script.loop_ends import LOGGING
 from autotune.script.settings import CALLS
 
@@ -36,11 +36,11 @@ def find_batch_constant(
     for file, tree in trees.items():
         fixed = next((node for node in ast.walk(tree) if isinstance(node, ast.Call) and _fixes_batch(node)), None)
         if fixed is not None:
-            return f"{_line(file, fixed, directory)} builds the model for one batch size"
+            return f"{line_of(file, fixed, directory)} builds the model for one batch size"
     names = _given_names(given_at, directory)
     for file, region, computed in _step_code(trees, losses):
         for node in _uses(region, names, size, computed):
-            return f"{_line(file, node, directory)} computes with the batch size in a step of training"
+            return f"{line_of(file, node, directory)} computes with the batch size in a step of training"
     return ""
 
 
@@ -49,14 +49,10 @@ def find_summed_loss(files: Sequence[Path], directory: str) -> str:
     for file in files:
         for node in ast.walk(parse_source(file)):
             if isinstance(node, ast.keyword) and node.arg == "reduction":
-                value = node.value.value if isinstance(node.value, ast.Constant) else _name(node.value)
+                value = node.value.value if isinstance(node.value, ast.Constant) else name_of(node.value)
                 if str(value).lower() == "sum":
-                    return _line(file, node.value, directory)
+                    return line_of(file, node.value, directory)
     return ""
-
-
-def _line(file: Path, node: ast.AST, directory: str) -> str:
-    return f"{shown(str(file), directory)}, line {getattr(node, 'lineno', 0)}"
 
 
 def _fixes_batch(call: ast.Call) -> bool:
@@ -65,7 +61,7 @@ def _fixes_batch(call: ast.Call) -> bool:
         if keyword.arg == "stateful" and isinstance(keyword.value, ast.Constant) and keyword.value.value is True:
             return True
         callers = _FIXED_BATCH.get(keyword.arg or "")
-        if callers is not None and (not callers or _name(call.func) in callers):
+        if callers is not None and (not callers or name_of(call.func) in callers):
             shape = keyword.value
             first = shape.elts[0] if isinstance(shape, ast.Tuple | ast.List) and shape.elts else shape
             return not (isinstance(first, ast.Constant) and first.value is None)
@@ -126,7 +122,7 @@ def find_counted_calls(files: Sequence[Path], model: object, directory: str) -> 
             steps = [node for node in owner.body if isinstance(node, _FUNCTIONS) and node.name == "train_step"]
             for count in (node for step in steps for node in ast.walk(step) if isinstance(node, ast.AugAssign)):
                 if isinstance(count.value, ast.Constant) and ast.unparse(count.target) in read:
-                    return _line(file, count, directory)
+                    return line_of(file, count, directory)
     return ""
 
 
@@ -152,16 +148,16 @@ def _assigned(nodes: Sequence[ast.AST], *, from_shape: bool = False) -> set[str]
 
 
 def _reads_shape(value: ast.expr) -> bool:
-    return any(_name(part) in ("shape", "len", "size", "get_shape") for part in ast.walk(value))
+    return any(name_of(part) in ("shape", "len", "size", "get_shape") for part in ast.walk(value))
 
 
 def _opens_tape(statement: ast.With) -> bool:
     calls = (node for item in statement.items for node in ast.walk(item.context_expr) if isinstance(node, ast.Call))
-    return any(_name(call.func) == "GradientTape" for call in calls)
+    return any(name_of(call.func) == "GradientTape" for call in calls)
 
 
 def _called(statement: ast.AST) -> set[str]:
-    return {_name(node.func) for node in ast.walk(statement) if isinstance(node, ast.Call)} - {""}
+    return {name_of(node.func) for node in ast.walk(statement) if isinstance(node, ast.Call)} - {""}
 
 
 # ------------------------------------------------------------------------------------------------- what uses it
@@ -177,14 +173,14 @@ def _uses(region: Sequence[ast.stmt], names: set[str], size: int, computed: set[
                 yield node.value
             elif isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Load):
                 text = ast.unparse(node)
-                is_batch_size = text in names or _BATCH_SIZE.fullmatch(_name(node)) is not None
+                is_batch_size = text in names or _BATCH_SIZE.fullmatch(name_of(node)) is not None
                 if is_batch_size and text not in computed:
                     yield node
 
 
 def _walk_computing(node: ast.AST) -> Iterator[ast.AST]:
     """Yield a node and those below it, without what is only printed or logged."""
-    if isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Call) and _name(node.func) in LOGGING):
+    if isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Call) and name_of(node.func) in LOGGING):
         return
     yield node
     for child in ast.iter_child_nodes(node):
@@ -193,7 +189,3 @@ def _walk_computing(node: ast.AST) -> Iterator[ast.AST]:
 
 def _is_number(node: ast.expr, size: int) -> bool:
     return isinstance(node, ast.Constant) and not isinstance(node.value, bool) and node.value == size
-
-
-def _name(node: ast.AST) -> str:
-    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""

@@ -73,6 +73,11 @@ def shown(file: str, directory: str) -> str:
     return file
 
 
+def line_of(file: str | Path, node: ast.AST | None, directory: str) -> str:
+    """Return where a node of a file stands: `train.py, line 12`; empty for None."""
+    return "" if node is None else f"{shown(str(file), directory)}, line {getattr(node, 'lineno', 0)}"
+
+
 class _Call(NamedTuple):
     node: ast.Call
     function: str  # qualified name of the function that it stands in; empty outside of any
@@ -80,7 +85,7 @@ class _Call(NamedTuple):
 
     @property
     def name(self) -> str:
-        return _name(self.node.func)
+        return name_of(self.node.func)
 
 
 def _calls(node: ast.AST, prefix: str = "", in_loop: bool = False) -> Iterator[_Call]:
@@ -95,7 +100,8 @@ def _calls(node: ast.AST, prefix: str = "", in_loop: bool = False) -> Iterator[_
             yield from _calls(child, f"{prefix}{child.name}." if isinstance(child, ast.ClassDef) else prefix, in_loop)
 
 
-def _name(node: ast.expr) -> str:
+def name_of(node: ast.AST) -> str:
+    """Return the name of a variable or an attribute; empty for any other expression."""
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
@@ -130,7 +136,7 @@ def enclosing_ranges(file: str, line: int, directory: str) -> list[Site]:
     found = []
     for loop in sorted(around, key=lambda loop: -loop.lineno):
         iterated: ast.expr = loop.iter
-        while isinstance(iterated, ast.Call) and _name(iterated.func) in ("enumerate", "tqdm") and iterated.args:
+        while isinstance(iterated, ast.Call) and name_of(iterated.func) in ("enumerate", "tqdm") and iterated.args:
             iterated = iterated.args[0]
         if isinstance(iterated, ast.Call) and isinstance(iterated.func, ast.Name) and iterated.func.id == "range":
             found.append(calls_in(file, directory)[_end(iterated)][0])
@@ -157,12 +163,12 @@ def _names_from(tree: ast.Module, package: str) -> set[str]:
     known = {id(target) for assignment in assignments for target in assignment.targets}
     for assignment in assignments:
         for target in assignment.targets:
-            assigned[_name(target)].add(_called_name(assignment.value))
+            assigned[name_of(target)].add(_called_name(assignment.value))
     for node in ast.walk(tree):
         if isinstance(node, ast.arg):
             assigned[node.arg].add("")
         elif isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store) and id(node) not in known:
-            assigned[_name(node)].add("")  # part of a tuple, of a loop or of `with`
+            assigned[name_of(node)].add("")  # part of a tuple, of a loop or of `with`
     return names | {name for name, makers in assigned.items() if name and makers <= names}
 
 
@@ -172,7 +178,7 @@ def _top(node: ast.ImportFrom) -> str:
 
 def _called_name(node: ast.expr) -> str:
     """Return the name of a variable or attribute, or of the function that is called."""
-    return _name(node.func if isinstance(node, ast.Call) else node)
+    return name_of(node.func if isinstance(node, ast.Call) else node)
 
 
 def is_called_in_loop(files: Sequence[Path], method: str) -> bool:

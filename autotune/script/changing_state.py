@@ -17,7 +17,7 @@ from typing import Any
 
 from autotune.recipe.tf_private import functions_of, operations_of
 from autotune.runtime.sources import parse_source
-from autotune.script.call_sites import is_own, shown
+from autotune.script.call_sites import is_own, name_of, shown
 from autotune.script.dataset_trace import upstream
 
 READS_AHEAD = ("persistent_iterator", "prefetch", "num_parallel_calls", "prefetch_to_device", "per_replica_buffer_size")
@@ -80,7 +80,9 @@ class OwnSource:
         readers = [node for found in code for node in self._nodes_at(found)]
         for reader in readers:  # which grow by the functions that they name or contain
             named = {name.lstrip(".") for name in self._names_read(reader)}
-            found = (node for node, outer in self._outer.items() if outer is reader or _name(node) in named)
+            found = (
+                node for node, outer in self._outer.items() if outer is reader or getattr(node, "name", "") in named
+            )
             readers += [node for node in found if node not in readers]
         names, methods = self._changes(readers)
         read = sorted({name for reader in readers for name in self._names_read(reader)} & names) if is_python else []
@@ -98,7 +100,9 @@ class OwnSource:
         """Return the function of some code; of several that begin in its line, the innermost around its first place."""
         found = self._at[os.path.realpath(code.co_filename), code.co_firstlineno]
         place = next(((line, column) for line, _, column, end in code.co_positions() if end), (0, 0))
-        around = {(node.lineno, node.col_offset): node for node in found if _end(node) > place}
+        around = {
+            (node.lineno, node.col_offset): node for node in found if (node.end_lineno, node.end_col_offset) > place
+        }
         starts = [start for start in around if start < place]
         return [around[max(starts)]] if len(found) > 1 and starts else found
 
@@ -117,7 +121,7 @@ class OwnSource:
         methods: set[str] = set()
         around = {self._outer[reader] for reader in readers}  # whose variables they read
         for function, nodes in self._nodes.items():
-            if function in readers or _name(function) == "__init__":
+            if function in readers or getattr(function, "name", "") == "__init__":
                 continue
             outer = (node for node, _ in nodes if isinstance(node, ast.Global | ast.Nonlocal))
             names |= {name for node in outer for name in node.names}
@@ -134,19 +138,11 @@ class OwnSource:
         return names - {"", "self"}, methods
 
 
-def _name(function: Any) -> str:
-    return getattr(function, "name", "")
-
-
-def _end(node: Any) -> tuple[int, int]:
-    return node.end_lineno, node.end_col_offset
-
-
 def _target(node: ast.expr) -> str:
     """Return the name or `.attribute` that an expression changes."""
     while isinstance(node, ast.Subscript):
         node = node.value
-    return f".{node.attr}" if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+    return "." * isinstance(node, ast.Attribute) + name_of(node)
 
 
 def code_of(function: Any) -> list[CodeType]:

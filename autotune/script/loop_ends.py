@@ -16,7 +16,7 @@ from types import FrameType
 from typing import Any
 
 from autotune.runtime.sources import parse_source
-from autotune.script.call_sites import shown, site_of
+from autotune.script.call_sites import line_of, name_of, site_of
 
 _FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
 _COMPREHENSIONS = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
@@ -56,7 +56,8 @@ def find_step_loop(
     counters: set[str] = set()
     is_open, below_yields = True, False  # a further loop may drive the steps; the frame below is a generator
     for frame in frames:
-        place, loops, by_for = _Place(frame, directory), _loops_around(frame), _is_read_by_for(frame)
+        place = functools.partial(line_of, frame.f_code.co_filename, directory=directory)
+        loops, by_for = _loops_around(frame), _is_read_by_for(frame)
         if is_open and below_yields and not by_for and site_of(frame, directory).call not in _NEXT:
             is_open = False  # a call such as `sum` reads the generator to its end
         below_yields = bool(frame.f_code.co_flags & inspect.CO_GENERATOR)
@@ -65,8 +66,8 @@ def find_step_loop(
             steps, *loops = loops
             counters |= _counters_in(steps)
             found_ends.append(_find_count(steps, counters, read_by_for=by_for))
-            found = found or StepLoop(place.of(steps))
-            found = replace(found, periodic=found.periodic or place.of(_find_periodic(steps, counters)))
+            found = found or StepLoop(place(steps))
+            found = replace(found, periodic=found.periodic or place(_find_periodic(steps, counters)))
             is_open = below_yields
         found_ends += [_find_count_around(loop, counters) for loop in loops]
         for end in filter(None, found_ends):
@@ -74,22 +75,8 @@ def find_step_loop(
             if _is_scaled(end, counters, frame, is_batched):
                 found = replace(found, is_scaled=True)
             else:
-                found = replace(found, counted=found.counted or place.of(end))
+                found = replace(found, counted=found.counted or place(end))
     return found
-
-
-@dataclass(frozen=True)
-class _Place:
-    """The file that a frame runs."""
-
-    frame: FrameType
-    directory: str
-
-    def of(self, node: ast.AST | None) -> str:
-        """Return where a node of that file stands; empty for none."""
-        if node is None:
-            return ""
-        return f"{shown(self.frame.f_code.co_filename, self.directory)}, line {getattr(node, 'lineno', 0)}"
 
 
 def _is_read_by_for(frame: FrameType) -> bool:
@@ -145,7 +132,7 @@ def _find_count_around(loop: ast.AST, counters: set[str]) -> ast.AST | None:
 
 def _is_cut_short(iterated: ast.expr) -> bool:
     """Return whether what a `for` reads ends after a number of elements: `zip(range(n), data)`, `islice(data, n)`."""
-    called = {_name(node.func) for node in ast.walk(iterated) if isinstance(node, ast.Call)}
+    called = {name_of(node.func) for node in ast.walk(iterated) if isinstance(node, ast.Call)}
     return not called.isdisjoint({"range", "islice"})
 
 
@@ -162,9 +149,9 @@ def _reads_to_the_end(loop: ast.While) -> bool:
     """Return whether a loop handles the end of what it reads."""
     for node in ast.walk(loop):
         if isinstance(node, ast.ExceptHandler) and node.type is not None:
-            if any(_name(part) in _END_OF_DATA for part in ast.walk(node.type)):
+            if any(name_of(part) in _END_OF_DATA for part in ast.walk(node.type)):
                 return True
-        elif isinstance(node, ast.Call) and _name(node.func) == "next" and len(node.args) == 2:
+        elif isinstance(node, ast.Call) and name_of(node.func) == "next" and len(node.args) == 2:
             return True
     return False
 
@@ -208,7 +195,7 @@ def _exits(
 def _is_scaled(end: ast.AST, counters: set[str], frame: FrameType, is_batched: Callable[[Any], bool]) -> bool:
     """Return whether the count that ends a loop is taken from the number of batches in a dataset."""
     if isinstance(end, ast.For):
-        ranges = [node for node in ast.walk(end.iter) if isinstance(node, ast.Call) and _name(node.func) == "range"]
+        ranges = [node for node in ast.walk(end.iter) if isinstance(node, ast.Call) and name_of(node.func) == "range"]
         bounds = [call.args[min(1, len(call.args) - 1)] for call in ranges if call.args]
     else:
         compares = [node for node in ast.walk(end) if isinstance(node, ast.Compare)]
@@ -226,17 +213,17 @@ def _counts_batches(value: ast.expr, tree: ast.Module, is_batched: Callable[[str
     again = functools.partial(_counts_batches, tree=tree, is_batched=is_batched, depth=depth - 1)
     if isinstance(value, ast.Call):
         owner = value.func.value if isinstance(value.func, ast.Attribute) else None
-        counted = owner if _name(value.func) == "cardinality" else value.args[0] if value.args else owner
-        if _name(value.func) in ("len", "cardinality"):
+        counted = owner if name_of(value.func) == "cardinality" else value.args[0] if value.args else owner
+        if name_of(value.func) in ("len", "cardinality"):
             return isinstance(counted, ast.Name) and is_batched(counted.id)
-        return depth > 0 and _name(value.func) in _CONVERSIONS and counted is not None and again(counted)
+        return depth > 0 and name_of(value.func) in _CONVERSIONS and counted is not None and again(counted)
     if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Mult):
         return depth > 0 and (again(value.left) or again(value.right))
     if isinstance(value, ast.Name) and depth > 0:
         targets = (
             (target, node.value) for node in ast.walk(tree) if isinstance(node, ast.Assign) for target in node.targets
         )
-        given = [assigned for target, assigned in targets if _name(target) == value.id]
+        given = [assigned for target, assigned in targets if name_of(target) == value.id]
         return len(given) == 1 and again(given[0])
     return False
 
@@ -250,7 +237,7 @@ def _find_periodic(loop: ast.AST, counters: set[str]) -> ast.AST | None:
             part for part in ast.walk(node.test) if isinstance(part, ast.BinOp) and isinstance(part.op, ast.Mod)
         )
         if any(_mentions(part.left, counters) for part in remainders):
-            calls = {_name(part.func) for done in node.body for part in ast.walk(done) if isinstance(part, ast.Call)}
+            calls = {name_of(part.func) for done in node.body for part in ast.walk(done) if isinstance(part, ast.Call)}
             if calls - LOGGING - _CONVERSIONS - _OF_UPDATES:
                 return node.test
     return None
@@ -263,16 +250,16 @@ def _counters_in(loop: ast.AST) -> set[str]:
     """Return the expressions that count the passes of a loop, as source text."""
     found: set[str] = set()
     if isinstance(loop, ast.For) and isinstance(loop.iter, ast.Call):
-        is_numbered = _name(loop.iter.func) == "enumerate" and isinstance(loop.target, ast.Tuple)
+        is_numbered = name_of(loop.iter.func) == "enumerate" and isinstance(loop.target, ast.Tuple)
         found |= {ast.unparse(loop.target.elts[0])} if is_numbered and isinstance(loop.target, ast.Tuple) else set()
-        found |= {ast.unparse(loop.target)} if _name(loop.iter.func) == "range" else set()
+        found |= {ast.unparse(loop.target)} if name_of(loop.iter.func) == "range" else set()
     for node in _walk_own(loop):
         if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add) and _is_whole(node.value):
             found.add(ast.unparse(node.target))
         elif isinstance(node, ast.Assign) and isinstance(node.value, ast.BinOp) and _is_whole(node.value.right):
             target = ast.unparse(node.targets[0])
             found |= {target} if ast.unparse(node.value.left) == target else set()
-        elif isinstance(node, ast.Call) and _name(node.func) == "assign_add":
+        elif isinstance(node, ast.Call) and name_of(node.func) == "assign_add":
             found |= {ast.unparse(node.func.value)} if isinstance(node.func, ast.Attribute) else set()
     for node in _walk_own(loop):  # `step = int(optimizer.iterations)`
         if isinstance(node, ast.Assign) and _mentions(node.value, found) and _only_converts(node.value):
@@ -285,7 +272,7 @@ def _is_whole(value: ast.expr) -> bool:
 
 
 def _only_converts(value: ast.expr) -> bool:
-    return all(_name(node.func) in _CONVERSIONS for node in ast.walk(value) if isinstance(node, ast.Call))
+    return all(name_of(node.func) in _CONVERSIONS for node in ast.walk(value) if isinstance(node, ast.Call))
 
 
 def _mentions(node: ast.AST, counters: set[str]) -> bool:
@@ -296,7 +283,3 @@ def _mentions(node: ast.AST, counters: set[str]) -> bool:
         if isinstance(part, ast.Name | ast.Attribute | ast.Subscript) and ast.unparse(part) in counters:
             return True
     return False
-
-
-def _name(node: ast.AST) -> str:
-    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
