@@ -13,7 +13,7 @@ from pathlib import Path
 
 from autotune.data.facts import Site
 from autotune.runtime.sources import parse_source
-from autotune.script.call_sites import calls_in, line_of, name_of
+from autotune.script.call_sites import calls_in, line_of, name_of, names_called
 from autotune.script.loop_ends import LOGGING
 from autotune.script.settings import CALLS
 
@@ -101,7 +101,7 @@ def _step_code(
                     part for part in block if isinstance(part, ast.Assign | ast.Return | ast.With)
                 ]
                 yield file, region, _assigned(region) | _assigned([scope], from_shape=True)
-                wanted |= {name for statement in taped for name in _called(statement)}
+                wanted = wanted.union(*map(names_called, taped))
     seen: set[str] = set()
     while wanted - seen:
         name = min(wanted - seen)
@@ -109,7 +109,7 @@ def _step_code(
         for file, function in functions:
             if function.name == name:  # what it is given stands where it is called
                 yield file, function.body, _assigned(function.body) | {part.arg for part in function.args.args}
-                wanted |= {called for statement in function.body for called in _called(statement)}
+                wanted = wanted.union(*map(names_called, function.body))
 
 
 def find_counted_calls(files: Sequence[Path], model: object, directory: str) -> str:
@@ -152,12 +152,7 @@ def _reads_shape(value: ast.expr) -> bool:
 
 
 def _opens_tape(statement: ast.With) -> bool:
-    calls = (node for item in statement.items for node in ast.walk(item.context_expr) if isinstance(node, ast.Call))
-    return any(name_of(call.func) == "GradientTape" for call in calls)
-
-
-def _called(statement: ast.AST) -> set[str]:
-    return {name_of(node.func) for node in ast.walk(statement) if isinstance(node, ast.Call)} - {""}
+    return any("GradientTape" in names_called(item.context_expr) for item in statement.items)
 
 
 # ------------------------------------------------------------------------------------------------- what uses it

@@ -105,6 +105,11 @@ def name_of(node: ast.AST) -> str:
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
+def names_called(node: ast.AST) -> set[str]:
+    """Return the names of the functions that are called in a node."""
+    return {name_of(part.func) for part in ast.walk(node) if isinstance(part, ast.Call)}
+
+
 def _end(node: ast.Call) -> tuple[int, int]:
     return node.end_lineno or 0, node.end_col_offset or 0
 
@@ -156,8 +161,9 @@ def count_method_calls(files: Sequence[Path], method: str) -> int:
 
 def _names_from(tree: ast.Module, package: str) -> set[str]:
     """Return the names that a file imports from a package, and those that it assigns only what these make."""
-    modules = (node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom))
-    names = {alias.asname or alias.name for node in modules if _top(node) == package for alias in node.names}
+    imports = (node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and not node.level)
+    of_package = (node for node in imports if (node.module or "").partition(".")[0] == package)
+    names = {alias.asname or alias.name for node in of_package for alias in node.names}
     assigned: defaultdict[str, set[str]] = defaultdict(set)
     assignments = [node for node in ast.walk(tree) if isinstance(node, ast.Assign)]
     known = {id(target) for assignment in assignments for target in assignment.targets}
@@ -170,10 +176,6 @@ def _names_from(tree: ast.Module, package: str) -> set[str]:
         elif isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store) and id(node) not in known:
             assigned[name_of(node)].add("")  # part of a tuple, of a loop or of `with`
     return names | {name for name, makers in assigned.items() if name and makers <= names}
-
-
-def _top(node: ast.ImportFrom) -> str:
-    return (node.module or "").partition(".")[0] if not node.level else ""
 
 
 def _called_name(node: ast.expr) -> str:

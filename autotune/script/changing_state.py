@@ -156,7 +156,9 @@ def code_of(function: Any) -> list[CodeType]:
         code, scope = getattr(part, "__code__", None), getattr(part, "__globals__", {})
         if isinstance(code, CodeType) and is_own(code.co_filename):
             found.append(code)
-            inner = [code, *(value for value in code.co_consts if isinstance(value, CodeType))]
+            inner = [code]
+            for outer in inner:  # with the functions inside
+                inner += [value for value in outer.co_consts if isinstance(value, CodeType)]
             waiting += [scope[name] for names in inner for name in names.co_names if name in scope]
         names = ("__func__", "func", "python_function", "_generator")
         waiting += filter(callable, (getattr(part, name, None) for name in names))

@@ -16,7 +16,7 @@ from types import FrameType
 from typing import Any
 
 from autotune.runtime.sources import parse_source
-from autotune.script.call_sites import line_of, name_of, site_of
+from autotune.script.call_sites import line_of, name_of, names_called, site_of
 
 _FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
 _COMPREHENSIONS = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
@@ -118,7 +118,7 @@ def _find_count(loop: ast.AST, counters: set[str], *, read_by_for: bool) -> ast.
         return loop.test if _is_counting_test(loop) else _find_exit(loop, counters)
     assert isinstance(loop, ast.For | _COMPREHENSIONS)
     iterated = loop.iter if isinstance(loop, ast.For) else loop.generators[0].iter
-    if not read_by_for or _is_cut_short(iterated):
+    if not read_by_for or not names_called(iterated).isdisjoint({"range", "islice"}):  # `islice(data, n)`
         return loop
     return _find_exit(loop, counters)
 
@@ -130,19 +130,12 @@ def _find_count_around(loop: ast.AST, counters: set[str]) -> ast.AST | None:
     return _find_exit(loop, counters, conditional=True)
 
 
-def _is_cut_short(iterated: ast.expr) -> bool:
-    """Return whether what a `for` reads ends after a number of elements: `zip(range(n), data)`, `islice(data, n)`."""
-    called = {name_of(node.func) for node in ast.walk(iterated) if isinstance(node, ast.Call)}
-    return not called.isdisjoint({"range", "islice"})
-
-
 def _is_counting_test(loop: ast.While) -> bool:
     """Return whether the test of a loop that takes its own batches may end it before the data does."""
     compares = [node for node in ast.walk(loop.test) if isinstance(node, ast.Compare)]
     if any(not isinstance(operator, ast.Is | ast.IsNot) for node in compares for operator in node.ops):
         return True
-    calls = any(isinstance(node, ast.Call) for node in ast.walk(loop.test))
-    return calls and not _reads_to_the_end(loop)
+    return bool(names_called(loop.test)) and not _reads_to_the_end(loop)
 
 
 def _reads_to_the_end(loop: ast.While) -> bool:
@@ -237,7 +230,7 @@ def _find_periodic(loop: ast.AST, counters: set[str]) -> ast.AST | None:
             part for part in ast.walk(node.test) if isinstance(part, ast.BinOp) and isinstance(part.op, ast.Mod)
         )
         if any(_mentions(part.left, counters) for part in remainders):
-            calls = {name_of(part.func) for done in node.body for part in ast.walk(done) if isinstance(part, ast.Call)}
+            calls = set[str]().union(*map(names_called, node.body))
             if calls - LOGGING - _CONVERSIONS - _OF_UPDATES:
                 return node.test
     return None
@@ -262,17 +255,13 @@ def _counters_in(loop: ast.AST) -> set[str]:
         elif isinstance(node, ast.Call) and name_of(node.func) == "assign_add":
             found |= {ast.unparse(node.func.value)} if isinstance(node.func, ast.Attribute) else set()
     for node in _walk_own(loop):  # `step = int(optimizer.iterations)`
-        if isinstance(node, ast.Assign) and _mentions(node.value, found) and _only_converts(node.value):
+        if isinstance(node, ast.Assign) and _mentions(node.value, found) and names_called(node.value) <= _CONVERSIONS:
             found |= {ast.unparse(target) for target in node.targets}
     return found
 
 
 def _is_whole(value: ast.expr) -> bool:
     return isinstance(value, ast.Constant) and isinstance(value.value, int)
-
-
-def _only_converts(value: ast.expr) -> bool:
-    return all(name_of(node.func) in _CONVERSIONS for node in ast.walk(value) if isinstance(node, ast.Call))
 
 
 def _mentions(node: ast.AST, counters: set[str]) -> bool:

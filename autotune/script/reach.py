@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 import traceback
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,15 +28,7 @@ from autotune.script.loop_ends import StepLoop, find_step_loop
 from autotune.script.loop_watch import LoopWatch
 from autotune.script.sandbox import SideEffects
 from autotune.script.settings import as_knob, given_values
-from autotune.script.work import (
-    count_of_loop,
-    early_ends,
-    held_steps,
-    is_batched,
-    is_endless,
-    loss_names,
-    notes_on_batches,
-)
+from autotune.script.work import count_of_loop, early_ends, held_steps, is_batched, is_endless, notes_on_batches
 from autotune.space.configuration import ONE_STEP
 from autotune.space.keras_in_use import keras_in_use
 from autotune.space.knobs import ALLOW_PRECISION, AS_WRITTEN, KNOBS, PRECISION_KNOBS, STRATEGY_KNOBS, Device, Stage
@@ -99,6 +92,8 @@ def facts_of_fit(
 
     `tunes_steps`: Keras has changed its steps per execution itself, and has settled.
     """
+    import tensorflow as tf
+
     arguments = call.arguments
     if call.kind == "generator" and not arguments["steps_per_epoch"]:
         raise WorkloadError(
@@ -116,10 +111,8 @@ def facts_of_fit(
     reasons = _not_reached_by_fit(call, dataset)
     if eager := _why_eager(context.wrappers.set_at, call.model):
         reasons |= dict.fromkeys((*_XLA, "steps_per_execution"), eager)
-        if "batch_size" not in reasons and (
-            counted := find_counted_calls(context.own_files, call.model, context.directory)
-        ):
-            reasons["batch_size"] = f"{counted} counts the calls of train_step, and reads that number"
+        if counted := find_counted_calls(context.own_files, call.model, context.directory):
+            reasons.setdefault("batch_size", f"{counted} counts the calls of train_step, and reads that number")
     if why := held_steps(arguments["callbacks"], context.directory):
         reasons.setdefault("steps_per_execution", why)
     own = dataset if call.kind == "dataset" else None
@@ -129,8 +122,9 @@ def facts_of_fit(
         reasons |= dict.fromkeys(LOADING if why else (), why)
     if "batch_size" not in reasons:
         given_at = [found.site for found in batch_calls(own)[0]] if own is not None else [site]
-        files, losses = context.own_files, loss_names(call.model)
-        if why := find_batch_constant(files, given_at, batch_size, context.directory, losses):
+        losses = tf.nest.flatten(getattr(call.model, "loss", None))
+        names = {loss.__name__ for loss in losses if hasattr(loss, "__code__")}
+        if why := find_batch_constant(context.own_files, given_at, batch_size, context.directory, names):
             reasons["batch_size"] = f"{why}; {_UNLOCK}"
     return _facts(
         context,
@@ -204,19 +198,9 @@ def _facts(
 ) -> WorkloadFacts:
     """Return what is known of a training.
 
-    Args:
-        context: The script.
-        dataset: The script's own, that is trained on; None where it has none.
-        given: The knobs as the script leaves them, except those of the dataset.
-        reasons: Why knobs do not reach the training.
-        batch_size: The script's.
-        optimizers: That update weights.
-        layers: That were called, in the model or outside of it.
-        weights: That are trained, and more variables of the model.
-        callbacks: Of `fit`.
-        loop: Of the script's own; None for `fit`.
-        validates: It validates.
-        more: What only one way of training has.
+    `given`: the knobs as the script leaves them, except those of the dataset; `reasons`: why knobs do not reach the
+    training; `weights`: those that are trained, and more variables of the model; `more`: what only one way of training
+    has.
     """
     file, settings = file_of(context.reference), context.reference.script
     calls = {knob: [] if dataset is None else calls_for(dataset, knob) for knob in ("num_parallel_calls", "prefetch")}
@@ -230,10 +214,7 @@ def _facts(
         reasons |= _chosen_precision(context.wrappers.set_at, [*layers, *weights])
     changing = ""
     if dataset is not None:
-        trained = [
-            *weights,
-            *(found for optimizer in optimizers for found in keras_api().optimizer_variables(optimizer)),
-        ]
+        trained = itertools.chain(weights, *map(keras_api().optimizer_variables, optimizers))
         changing = OwnSource(context.own_files, context.directory).describe_dataset(dataset, trained)
         reasons |= dict.fromkeys(READS_AHEAD if changing else (), changing)
     if settings is not None and settings.allow_cache:
@@ -242,6 +223,8 @@ def _facts(
             reasons["cache"] = why
         else:
             given["cache"], sites["cache"] = False, (cached,)
+    summed_loss = find_summed_loss(context.own_files, context.directory)
+    notes = notes_on_batches(dataset, loop, callbacks, optimizers, summed_loss, context.directory)
     script = ScriptFacts(
         baseline={**given, "batch_size": batch_size},
         sites=sites,
@@ -252,9 +235,7 @@ def _facts(
         workers=context.workers,
         batch_given_as=str(sites["batch_size"][0]) if "batch_size" in sites else "",
         schedule=next(filter(None, map(_schedule_of, optimizers)), None),
-        batch_notes=()
-        if "batch_size" in reasons
-        else tuple(_batch_notes(context, dataset, optimizers, callbacks, loop)),
+        batch_notes=() if "batch_size" in reasons else tuple(notes),
         **more,
     )
     return WorkloadFacts(
@@ -268,22 +249,6 @@ def _facts(
         fingerprint=fingerprint_of_script(context.reference),
         keras=keras_in_use(),
         script=script,
-    )
-
-
-def _batch_notes(
-    context: ScriptContext, dataset: Any, optimizers: Sequence[Any], callbacks: Any, loop: StepLoop | None
-) -> Iterator[str]:
-    """Yield what else a larger batch size changes, in sentences without an end."""
-    calls = [] if dataset is None else batch_calls(dataset)[0]
-    dropping = [call.site for call in calls if call.drop_remainder and not is_endless(dataset)]
-    return notes_on_batches(
-        loop=loop,
-        callbacks=callbacks,
-        optimizers=optimizers,
-        drops_remainder=dropping[0] if dropping else None,
-        summed_loss=find_summed_loss(context.own_files, context.directory),
-        directory=context.directory,
     )
 
 

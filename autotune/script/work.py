@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from autotune.data.facts import Site
 from autotune.runtime.sources import is_installed
 from autotune.script.call_sites import shown, with_line
+from autotune.script.changing_state import code_of
 from autotune.script.dataset_trace import batch_calls
 from autotune.script.loop_ends import StepLoop
 from autotune.script.sandbox import listed_callbacks
@@ -92,8 +92,8 @@ def early_ends(callbacks: Any, model: Any, files: Sequence[Path], directory: str
     for ender in (*_flat(callbacks), model):
         known = [vars(kind) for kind in type(ender).__mro__ if kind.__name__ != "TerminateOnNaN"]
         values = [value for names in (getattr(ender, "__dict__", {}), *known) for value in list(names.values())]
-        functions = _functions_in(values, lambda function: _KERAS_MODELS.search(function.__module__ or "") is None)
-        code = next((function.__code__ for function in functions if _stops_training(function, set())), None)
+        functions = [getattr(value, "__func__", value) for value in values]
+        code = next((function.__code__ for function in functions if _stops_training(function)), None)
         if code is None:
             continue
         name = type(ender).__name__
@@ -103,26 +103,18 @@ def early_ends(callbacks: Any, model: Any, files: Sequence[Path], directory: str
     return ", ".join(dict.fromkeys(found))
 
 
-def _functions_in(values: Iterable[Any], counts: Callable[[Any], bool]) -> list[types.FunctionType]:
-    functions = [getattr(value, "__func__", value) for value in values]
-    return [function for function in functions if isinstance(function, types.FunctionType) and counts(function)]
-
-
-def _stops_training(function: types.FunctionType, seen: set[Any]) -> bool:
+def _stops_training(function: Any) -> bool:
     """Return whether a function sets `stop_training`, or names a function of the user's that does."""
-    seen.add(function)
-    codes, names = [function.__code__], set[str]()
+    if not isinstance(function, types.FunctionType) or _KERAS_MODELS.search(function.__module__ or ""):
+        return False
+    codes = [function.__code__, *code_of(function)]
     for code in codes:  # with those of the functions inside
         steps = dis.get_instructions(code)
         stores = any(step.opname == "STORE_ATTR" and step.argval == "stop_training" for step in steps)
         if stores or "stop_training" in code.co_consts:
             return True
         codes += [part for part in code.co_consts if isinstance(part, types.CodeType)]
-        names.update(code.co_names)
-    cells = [cell.cell_contents for cell in function.__closure__ or () if cell != types.CellType()]
-    used = [*cells, *(function.__globals__.get(name) for name in names)]
-    own = _functions_in(used, lambda found: found not in seen and not is_installed(found.__code__.co_filename))
-    return any(_stops_training(found, seen) for found in own)
+    return False
 
 
 def held_steps(callbacks: Any, directory: str) -> str:
@@ -134,23 +126,11 @@ def held_steps(callbacks: Any, directory: str) -> str:
 
 
 def notes_on_batches(
-    *,
-    loop: StepLoop | None,
-    callbacks: Any,
-    optimizers: Iterable[Any],
-    drops_remainder: Site | None,
-    summed_loss: str,
-    directory: str,
+    dataset: Any, loop: StepLoop | None, callbacks: Any, optimizers: Iterable[Any], summed_loss: str, directory: str
 ) -> Iterator[str]:
     """Yield what else a larger batch size changes, in sentences without an end.
 
-    Args:
-        loop: A training loop of the script's own; None for `fit`.
-        callbacks: Of `fit`.
-        optimizers: That update weights.
-        drops_remainder: The call of `batch` that drops a smaller last batch.
-        summed_loss: Where a loss is the sum over a batch.
-        directory: The script's.
+    `summed_loss`: where a loss is the sum over a batch.
     """
     if loop is not None and loop.periodic:
         yield f"{loop.periodic} acts at every so many steps: a larger batch size does so less often per epoch"
@@ -166,15 +146,8 @@ def notes_on_batches(
                 f"{type(inner).__name__} averages the weights over updates{overwrites}: a larger batch size has fewer "
                 "updates per epoch"
             )
-    if drops_remainder is not None:
-        yield f"{drops_remainder} drops the remainder: a larger batch size may leave out more examples of each epoch"
+    calls = [] if dataset is None or is_endless(dataset) else batch_calls(dataset)[0]
+    for site in [call.site for call in calls if call.drop_remainder][:1]:
+        yield f"{site} drops the remainder: a larger batch size may leave out more examples of each epoch"
     if summed_loss:
         yield f"{summed_loss} sums the loss over a batch: a larger batch size makes larger updates"
-
-
-def loss_names(model: Any) -> set[str]:
-    """Return the names of the functions that a compiled model's loss consists of."""
-    import tensorflow as tf
-
-    found = tf.nest.flatten(getattr(model, "loss", None))
-    return {function.__name__ for function in found if hasattr(function, "__code__")}
