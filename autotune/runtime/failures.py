@@ -98,9 +98,10 @@ def select_user_frames(stack: Iterable[traceback.FrameSummary]) -> list[tracebac
     ]
 
 
-def locate_user_line(stack: Iterable[traceback.FrameSummary]) -> str:
-    """Return the innermost of the user's own lines, such as `train.py, line 12`."""
-    return next((f"{frame.filename}, line {frame.lineno}" for frame in select_user_frames(stack)[::-1]), "a package")
+def locate_user_line(stack: Iterable[traceback.FrameSummary] | None = None) -> str:
+    """Return the innermost of the user's own lines in a stack, by default the running one: `train.py, line 12`."""
+    frames = select_user_frames(traceback.extract_stack() if stack is None else stack)
+    return f"{frames[-1].filename}, line {frames[-1].lineno}" if frames else "a package"
 
 
 def summarize_with_line(error: BaseException) -> str:
@@ -163,7 +164,7 @@ def refuse_training(where: str, hint: str) -> Iterator[None]:
     found: list[WorkloadError] = []  # AutoGraph or the user's own `except` may swallow what is raised
 
     def refuse(*_: Any, **__: Any) -> None:
-        line = locate_user_line(traceback.extract_stack())
+        line = locate_user_line()
         found.append(WorkloadError(f"{line}: trains a model {where}", hint=hint))
         raise found[0]
 

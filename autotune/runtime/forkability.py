@@ -152,11 +152,8 @@ def writable_shared_mappings() -> Iterator[str]:
 def locks_files() -> bool:
     """Return whether this process holds locks on files: no fork inherits them."""
     own = str(os.getpid())
-    for line in Path("/proc/locks").read_text(encoding="ascii", errors="replace").splitlines():
-        fields = line.split()
-        if len(fields) > 4 and fields[1] != "->" and fields[4] == own:
-            return True
-    return False
+    lines = Path("/proc/locks").read_text(encoding="ascii", errors="replace").splitlines()
+    return any(len(fields) > 4 and fields[1] != "->" and fields[4] == own for fields in map(str.split, lines))
 
 
 def open_files(descriptors: Sequence[int]) -> Iterator[OpenFile]:

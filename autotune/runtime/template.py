@@ -94,7 +94,9 @@ def main(arguments: list[str]) -> int:
     workload, ready, waiting = None, protocol.TemplateReady(workload=None), None
     try:
         if mode != "later":
-            workload, variables, started, in_force = _import_workload(entry, reference)
+            workload, variables = entry.import_workload(reference)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if the file ignores it, the ends of trials are lost
+            started, in_force = inspect_import()
             reason = ""
             if mode != "known" and started is None and reference.script is not None and containment.is_active():
                 status, reason = _share_start(entry, reference, variables, server, known=mode == "shared")
@@ -110,7 +112,8 @@ def main(arguments: list[str]) -> int:
                     control.close,
                     lambda text: control.send(protocol.Surveying(text=text)),
                 )
-                facts = _complete(facts, uncontained, reason)
+                script = facts.script and facts.script.model_copy(update={"repeats_start": reason})
+                facts = facts.model_copy(update={"uncontained": uncontained, "script": script})
             ready = protocol.TemplateReady(workload=facts, started=started, waits=waiting is not None)
     except Exception as error:
         control.send(_encode_import_failure(error))
@@ -144,22 +147,6 @@ def _encode_import_failure(error: Exception) -> protocol.TemplateFailed:
         raise error
     hint = f"Repair the TensorFlow that is installed in {sys.prefix}: `import tensorflow` fails in it."
     return protocol.TemplateFailed(message=f"cannot import TensorFlow: {error}", hint=hint, users=False)
-
-
-def _import_workload(
-    entry: EntryPoint, reference: WorkloadReference
-) -> tuple[Any, dict[str, str], protocol.StartedByImport | None, dict[str, Any]]:
-    """Import TensorFlow and what the workload needs; return it, its variables, and the findings of `inspect_import`."""
-    workload, variables = entry.import_workload(reference)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if the file ignores this signal, the ends of trials are lost
-    started, in_force = inspect_import()
-    return workload, variables, started, in_force
-
-
-def _complete(facts: WorkloadFacts, uncontained: str, repeats_start: str) -> WorkloadFacts:
-    """Add what the entry point does not know."""
-    script = facts.script and facts.script.model_copy(update={"repeats_start": repeats_start})
-    return facts.model_copy(update={"uncontained": uncontained, "script": script})
 
 
 def _share_start(

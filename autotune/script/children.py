@@ -11,7 +11,6 @@ import os
 import shlex
 import signal
 import sys
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -44,10 +43,10 @@ def _inherited_path() -> list[str]:
 def stop_watching() -> None:
     """Leave the children that this process starts from now on alone."""
     os.environ.pop(_VARIABLE, None)
-    paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path not in ("", _FOLDER)]
-    os.environ.pop("PYTHONPATH", None)
-    if paths:
+    if paths := _inherited_path():
         os.environ["PYTHONPATH"] = os.pathsep.join(paths)
+    else:
+        os.environ.pop("PYTHONPATH", None)
 
 
 def is_child() -> bool:
@@ -88,7 +87,7 @@ def refuse_restarts(
     def audit(event: str, arguments: tuple[Any, ...]) -> None:
         if event != "os.exec" or os.getpid() != process:
             return
-        line, words = locate_user_line(traceback.extract_stack()), list(map(os.fsdecode, arguments[1]))
+        line, words = locate_user_line(), list(map(os.fsdecode, arguments[1]))
         own = [index for index, word in enumerate(words) if word == reference.module or os.path.realpath(word) == file]
         if own:
             given = {os.fsdecode(name): os.fsdecode(text) for name, text in (arguments[2] or os.environ).items()}
@@ -117,7 +116,7 @@ def _command(variables: Mapping[str, str], start: str, args: Sequence[str]) -> s
 
 def refuse_training(*_: Any, **__: Any) -> NoReturn:
     """Answer that the script trains in a child process, with the line that trains."""
-    line, trains = locate_user_line(traceback.extract_stack()), "the file that trains"
+    line, trains = locate_user_line(), "the file that trains"
     if sys.argv[0] in sys.orig_argv:  # this is no fork, and runs a file
         own = {name: text for name, text in os.environ.items() if name.startswith("PYTHON") and name != "PYTHONPATH"}
         trains += f": `{_command(own, f'autotune tune {shlex.quote(sys.argv[0])}', sys.argv[1:])}`"
@@ -134,10 +133,10 @@ def watch_imports() -> None:
     """Watch a fresh interpreter that is about to import TensorFlow or Keras."""
     if os.environ[_VARIABLE].endswith("import"):
         answer_for_parent({})
+
+    def refuse_all(keras: ModuleType) -> None:
+        for owner, name in api_of(keras).training_calls():
+            setattr(owner, name, refuse_training)
+
     for package in KERAS_PACKAGES:
-        after_import(package, _refuse_all_training)
-
-
-def _refuse_all_training(keras: ModuleType) -> None:
-    for owner, name in api_of(keras).training_calls():
-        setattr(owner, name, refuse_training)
+        after_import(package, refuse_all)

@@ -53,23 +53,7 @@ _REMOVING = frozenset({"os.remove", "os.rmdir"})
 _CREATING = frozenset({"open", "os.link", "os.symlink"})
 _PROGRAM_EVENTS = {"subprocess.Popen": 1, "os.system": 0, "os.posix_spawn": 1, "os.exec": 1}
 """Audit events that start a program, and the index of its command."""
-_READING_PROGRAMS = frozenset(
-    (
-        "cat",
-        "df",
-        "free",
-        "hostname",
-        "ls",
-        "lscpu",
-        "nproc",
-        "nvidia-smi",
-        "rocm-smi",
-        "uname",
-        "wc",
-        "which",
-        "whoami",
-    )
-)
+_READING_PROGRAMS = re.compile("cat|df|free|hostname|ls|lscpu|nproc|nvidia-smi|rocm-smi|uname|wc|which|whoami")
 _READING_GIT = frozenset({"describe", "log", "rev-parse", "status"})
 _SHELL_CHARACTERS = frozenset("<>|&;`$()\n\\'\"")
 CREATED = "created"  # the list of what trials have created, in their folder
@@ -217,9 +201,7 @@ class WriteWatch:
         here = os.getcwd()
         folders = [path for path in folders if not os.path.join(here, "").startswith(os.path.join(path, ""))]
         self._unwatched = tuple(os.path.join(path, "") for path in (*folders, str(folder)))
-        self._new: set[str] = (
-            set()
-        )  # files and directories that this run's trials have created, by the list in `folder`
+        self._new: set[str] = set()  # files and directories that this run's trials have created: the list in `folder`
         with contextlib.suppress(OSError):
             self._new.update((folder / CREATED).read_text(encoding="utf-8").split("\0"))
         self._own: dict[str, str] = {}  # paths in `folder`, which need not exist, by the path that the script names
@@ -288,7 +270,9 @@ class WriteWatch:
         if any(path in self._new for path in (full, *map(str, Path(full).parents))):
             return False
         if full.startswith(self._temporary) and self._temporary in self._unwatched:
-            return _is_older(full, self._since)
+            with contextlib.suppress(OSError):
+                return os.lstat(full).st_ctime < self._since
+            return False
         return not os.path.join(full, "").startswith(self._unwatched) and f"{os.sep}__pycache__{os.sep}" not in full
 
     def _call(
@@ -369,7 +353,7 @@ class WriteWatch:
 
     def _check(self, verb: str, full: str) -> None:
         if self._is_watched(full):
-            line = locate_user_line(traceback.extract_stack())
+            line = locate_user_line()
             self._refused = True
             self._refuse(WorkloadError(f"{line}: would {verb} {full}", hint=_ALLOW))
 
@@ -435,12 +419,4 @@ def _only_reads(command: Any) -> bool:
     if any(word.startswith("--output") for word in words):
         return False
     name = os.path.basename(words[0]) if words else ""
-    return name in _READING_PROGRAMS or (name == "git" and words[1:2] != [] and words[1] in _READING_GIT)
-
-
-def _is_older(path: str, than: float) -> bool:
-    """Return whether a path exists and was last changed before a time."""
-    try:
-        return os.lstat(path).st_ctime < than
-    except OSError:
-        return False
+    return bool(_READING_PROGRAMS.fullmatch(name)) or (name == "git" and words[1:2] != [] and words[1] in _READING_GIT)

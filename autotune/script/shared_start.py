@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NoReturn
 
 from autotune.data.facts import WorkloadFacts, WorkloadReference
@@ -27,6 +27,7 @@ from autotune.runtime.fork_server import ForkServer, leave
 from autotune.runtime.forkability import ForkCheck, ForkState, Unforkable
 from autotune.script import children, strategies
 from autotune.script.execute import fork_to_ask, make_endless, note_process, send_answer
+from autotune.script.interpose import around
 from autotune.script.sandbox import SideEffects
 from autotune.script.settings import serve_script
 from autotune.script.survey import Survey
@@ -54,11 +55,13 @@ def share_start(
     children.refuse_restarts(reference, lambda _: start.give_up(""))  # the survey says it
     effects = SideEffects(reference, lambda _: None)
     effects.install(tf)
-    _stop_monitor_of_progress_bars()
+    if (bars := getattr(sys.modules.get("tqdm"), "tqdm", None)) is not None:
+        bars.monitor_interval = 0  # without its thread, which redraws bars that stand still
+    serve_script(asked=start.end)
     start.stop_before([*starts, *_changed_calls(tf)])
     for package in KERAS_PACKAGES:
         after_import(package, effects.install_keras)
-        after_import(package, start.stop_before_building)
+        after_import(package, lambda keras: start.stop_before(api_of(keras).building_calls()))
     with contextlib.suppress(Exception), start.role:
         run_users(reference, adjustable=True)
     if os.getpid() != start.process:  # a fork has ended its role by itself
@@ -73,12 +76,6 @@ def _changed_calls(tf: Any) -> Iterator[tuple[Any, str]]:
     yield tf.distribute.MultiWorkerMirroredStrategy, "__init__"
     for kind, _ in strategies.refused_kinds(tf):
         yield kind, "__init__"
-
-
-def _stop_monitor_of_progress_bars() -> None:
-    """Have tqdm start no thread; it would only redraw bars that stand still."""
-    if (bars := getattr(sys.modules.get("tqdm"), "tqdm", None)) is not None:
-        bars.monitor_interval = 0
 
 
 class _Start:
@@ -97,31 +94,14 @@ class _Start:
         self._check = ForkCheck()
         self._began = time.perf_counter()
 
-    def stop_before(self, calls: list[tuple[Any, str]]) -> None:
-        """End the start before the first of these calls, and before the script asks for values of knobs."""
-        serve_script(asked=self.end)
-        for owner, name in calls:
-            self._stop_before(owner, name)
+    def stop_before(self, calls: Iterable[tuple[Any, str]]) -> None:
+        """End the start before the first of these calls, unless it has ended."""
+        for owner, name in () if self._has_ended else calls:
+            self._restores.append(around(owner, name, functools.partial(self._stop, owner, name)))
 
-    def stop_before_building(self, keras: Any) -> None:
-        """End the start before a model of this Keras is built, unless it has ended."""
-        for owner, name in () if self._has_ended else api_of(keras).building_calls():
-            self._stop_before(owner, name)
-
-    def _stop_before(self, owner: Any, name: str) -> None:
-        usual = getattr(owner, name)
-        if name in vars(owner):
-            self._restores.append(functools.partial(setattr, owner, name, vars(owner)[name]))
-        else:
-            self._restores.append(functools.partial(delattr, owner, name))
-
-        @functools.wraps(usual)
-        def stop(*arguments: Any, **named: Any) -> Any:
-            self.end()
-            current = getattr(owner, name)  # what this fork has put there
-            return (usual if current is stop else current)(*arguments, **named)
-
-        setattr(owner, name, stop)
+    def _stop(self, owner: Any, name: str, usual: Callable[..., Any], /, *arguments: Any, **named: Any) -> Any:
+        self.end()
+        return getattr(owner, name)(*arguments, **named)  # what this fork has put there
 
     def end(self) -> None:
         """Serve the driver from here. Returns in forks, which go on with the script."""
@@ -136,14 +116,14 @@ class _Start:
             self._become_server(self._examine())
         except BaseException as error:
             traceback.print_exc()
-            line = locate_user_line(traceback.extract_stack())
+            line = locate_user_line()
             error_text = failures.summarize_error(error)
             self.give_up(f"trials cannot share that, because {error_text} when {line}, starts TensorFlow")
 
     def _examine(self) -> ForkState:
         """Return what forks must restore. Gives up where this process cannot or need not be forked."""
         self._seconds = time.perf_counter() - self._began
-        line = locate_user_line(traceback.extract_stack())
+        line = locate_user_line()
         if threading.current_thread() is not threading.main_thread():
             self.give_up(f"trials cannot share that, because {line}, starts TensorFlow in a thread")
         if self._seconds < SHORTEST_SECONDS:

@@ -13,7 +13,6 @@ import signal
 import socket
 import sys
 import threading
-import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
@@ -47,7 +46,7 @@ def refuse_strategies(tf: Any, refuse: Any) -> None:
         def make(usual: Callable[..., None], *arguments: Any, **named: Any) -> None:
             if name == "TPUStrategy":
                 usual(*arguments, **named)
-            line = locate_user_line(traceback.extract_stack())
+            line = locate_user_line()
             hint = "Train by fit under tf.distribute.MirroredStrategy, on one host."
             refuse(WorkloadError(f"{line}: makes a {name}: {why}", hint=hint))
 
@@ -105,7 +104,6 @@ def refuse_another_scope(model: Any, values: Mapping[str, KnobValue]) -> None:
 
 
 VARIABLE = "TF_CONFIG"
-_OF_THIS_HOST = ("localhost", "127.0.0.1", "[::1]")
 
 
 def workers_asked_for() -> int:
@@ -114,7 +112,7 @@ def workers_asked_for() -> int:
         named = [str(address) for job in ("chief", "worker") for address in _cluster().get(job, ())]
     except (ValueError, AttributeError, TypeError):
         return 0  # TensorFlow reports what is wrong with it
-    here = (*_OF_THIS_HOST, socket.gethostname(), socket.getfqdn())
+    here = ("localhost", "127.0.0.1", "[::1]", socket.gethostname(), socket.getfqdn())
     elsewhere = [address for address in named if address.rpartition(":")[0] not in here]
     if elsewhere and len(named) > 1:
         raise WorkloadError(
@@ -149,7 +147,7 @@ def start_workers(workers: int, died: Callable[[str], object]) -> int:
             hint="Each worker needs a GPU of its own: name fewer workers, or give a seat more with --seat-devices.",
         )
     with ExitStack() as held:
-        ports = [held.enter_context(_bind_free_port()).getsockname()[1] for _ in range(workers)]
+        ports = [held.enter_context(socket.create_server(("localhost", 0))).getsockname()[1] for _ in range(workers)]
     first, number, others = os.getpid(), 0, {}
     sys.stdout.flush()
     sys.stderr.flush()
@@ -175,13 +173,6 @@ def start_workers(workers: int, died: Callable[[str], object]) -> int:
     return number
 
 
-def _bind_free_port() -> socket.socket:
-    """Return a socket on a port that is free."""
-    made = socket.socket()
-    made.bind(("localhost", 0))
-    return made
-
-
 def _wait_for_a_death(others: dict[int, tuple[int, int]], died: Callable[[str], object]) -> None:
     """Call `died` once another worker ends: collectives of worker 0 would wait for it for ever."""
     (ended, *_), _, _ = select.select(list(others), (), ())
@@ -204,7 +195,7 @@ def before_strategy(tf: Any, act: Callable[[], object]) -> None:
         for given in (*arguments, *named.values()):
             by_config = isinstance(given, resolvers.TFConfigClusterResolver)
             if isinstance(given, resolvers.ClusterResolver) and not by_config:
-                line, found = locate_user_line(traceback.extract_stack()), with_article(type(given).__name__)
+                line, found = locate_user_line(), with_article(type(given).__name__)
                 raise WorkloadError(
                     f"{line}: names the workers by {found}, and trials name theirs in {VARIABLE}",
                     hint="Leave the resolver out for tuning, or use a TFConfigClusterResolver.",

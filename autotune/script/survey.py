@@ -9,7 +9,6 @@ import signal
 import socket
 import sys
 import time
-import traceback
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -143,6 +142,7 @@ class Survey(Hooks):
         self._repeats = is_called_in_loop(own, "fit")
         self._calls = count_method_calls(own, "fit")
         self._fits: list[Fit] = []
+        self._keys: list[object] = []  # of their call sites
         self._facts: list[WorkloadFacts] = []
         self._failed_fits: list[tuple[Site, WorkloadFacts]] = []  # calls of `fit` that raised when cut short
         self._effects = SideEffects(reference, self._refuse)
@@ -258,14 +258,12 @@ class Survey(Hooks):
 
     def _end_if_known(self, site: Site, now: float) -> None:
         """Answer if a loop comes round to the tuned `fit`, and what lies between its calls takes long."""
-        sites = [fit.site and fit.site.key for fit in self._fits]
-        if not self._repeats or site.key not in sites or not self._has_wanted_fit or sites[self._tuned - 1] != site.key:
+        if not self._repeats or not self._has_wanted_fit or self._keys[self._tuned - 1] != site.key:
             return
-        first = sites.index(site.key)
-        longest = REPEATED_SECONDS if self._wanted or len(set(sites)) >= self._calls else UNSEEN_SECONDS
+        first = self._keys.index(site.key)
+        longest = REPEATED_SECONDS if self._wanted or len(set(self._keys)) >= self._calls else UNSEEN_SECONDS
         if now - self._fits_ended_at[first] >= longest:
-            self._facts.append(self._facts[first])
-            self._fits.append(self._fits[first])
+            self._note(site, self._facts[first], self._fits[first].planned_seconds)
             self._fits_ended_at.append(now)
             self._end()
 
@@ -298,6 +296,7 @@ class Survey(Hooks):
 
     def _note(self, site: Site, facts: WorkloadFacts, seconds: float) -> None:
         self._facts.append(facts)
+        self._keys.append(site.key)
         self._fits.append(Fit(line=f"{site.file}, line {site.line}", site=site, planned_seconds=seconds))
 
     def stepped(self, examples: int, logs: Any) -> None:
@@ -346,9 +345,9 @@ class Survey(Hooks):
     def _tuned(self) -> int:
         """The number of the `fit` that was asked for, else of the longest so far."""
         planned: defaultdict[object, float] = defaultdict(float)
-        for fit in self._fits:  # a `fit` in a loop over folds or epochs counts as a whole
-            planned[fit.site and fit.site.key] += fit.planned_seconds
-        seconds = [planned[fit.site and fit.site.key] for fit in self._fits]
+        for key, fit in zip(self._keys, self._fits, strict=True):  # a `fit` in a loop over folds counts as a whole
+            planned[key] += fit.planned_seconds
+        seconds = [planned[key] for key in self._keys]
         return self._wanted or seconds.index(max(seconds)) + 1
 
     def _choose_facts(self) -> WorkloadFacts:
@@ -376,8 +375,7 @@ class Survey(Hooks):
 
     def _calls_worth_timing(self, chosen: int) -> int:
         """Return how often the chosen `fit` was called; 1 where what lies between two calls is negligible."""
-        sites = [fit.site and fit.site.key for fit in self._fits]
-        same = [index for index, site in enumerate(sites) if site == sites[chosen]]
+        same = [index for index, key in enumerate(self._keys) if key == self._keys[chosen]]
         if len(same) < 2 or len(self._fits_ended_at) <= same[1]:
             return len(same)
         # These calls trained a few steps, so this is what lies between two of them at most.
@@ -392,7 +390,7 @@ class Survey(Hooks):
     def _refuse_session(self, *_: Any, **__: Any) -> None:
         self._refuse(
             WorkloadError(
-                f"{locate_user_line(traceback.extract_stack())}: opens a tf.compat.v1.Session, which cannot be tuned",
+                f"{locate_user_line()}: opens a tf.compat.v1.Session, which cannot be tuned",
                 hint="Train by Keras, or by a loop with tf.GradientTape.",
             )
         )
