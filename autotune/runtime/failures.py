@@ -164,8 +164,7 @@ def refuse_training(where: str, hint: str) -> Iterator[None]:
     found: list[WorkloadError] = []  # AutoGraph or the user's own `except` may swallow what is raised
 
     def refuse(*_: Any, **__: Any) -> None:
-        line = locate_user_line()
-        found.append(WorkloadError(f"{line}: trains a model {where}", hint=hint))
+        found.append(WorkloadError(f"{locate_user_line()}: trains a model {where}", hint=hint))
         raise found[0]
 
     undo = contextlib.ExitStack()

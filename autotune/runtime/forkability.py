@@ -105,10 +105,8 @@ class ForkCheck:
             raise Unforkable("a pool of threads is in use")
         for path in writable_shared_mappings():
             if path not in self._mappings:
-                what = (
-                    "it holds a lock or pool of multiprocessing" if path.startswith(_SEMAPHORES) else "it shares memory"
-                )
-                raise Unforkable(f"{what} ({path})")
+                holds = "holds a lock or pool of multiprocessing"
+                raise Unforkable(f"it {holds if path.startswith(_SEMAPHORES) else 'shares memory'} ({path})")
         if locks_files():
             raise Unforkable("it holds a lock on a file")
         files = open_files(sorted(descriptor for descriptor in _descriptors() if descriptor not in self._known))

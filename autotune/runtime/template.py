@@ -191,9 +191,8 @@ def _share_start(
     if answer.get("serves"):
         return 128 - code if code < 0 else code, ""
     if not answer and code < 0:
-        answer["reason"] = (
-            f"trials cannot share that, because {signal.Signals(-code).name} ended the process that ran it"
-        )
+        why = f"{signal.Signals(-code).name} ended the process that ran it"
+        return None, f"trials cannot share that, because {why}"
     return None, str(answer.get("reason", ""))
 
 

@@ -9,7 +9,7 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import NamedTuple
 
 from autotune.data.facts import Site
@@ -76,6 +76,11 @@ def shown(file: str, directory: str) -> str:
 def line_of(file: str | Path, node: ast.AST | None, directory: str) -> str:
     """Return where a node of a file stands: `train.py, line 12`; empty for None."""
     return "" if node is None else f"{shown(str(file), directory)}, line {getattr(node, 'lineno', 0)}"
+
+
+def line_of_code(code: CodeType, directory: str) -> str:
+    """Return where some code begins: `train.py, line 12`."""
+    return f"{shown(code.co_filename, directory)}, line {code.co_firstlineno}"
 
 
 class _Call(NamedTuple):

@@ -17,7 +17,7 @@ from typing import Any
 
 from autotune.recipe.tf_private import functions_of, operations_of
 from autotune.runtime.sources import parse_source
-from autotune.script.call_sites import is_own, name_of, shown
+from autotune.script.call_sites import is_own, line_of_code, name_of
 from autotune.script.dataset_trace import upstream
 
 READS_AHEAD = ("persistent_iterator", "prefetch", "num_parallel_calls", "prefetch_to_device", "per_replica_buffer_size")
@@ -90,11 +90,11 @@ class OwnSource:
             kind = next((kind for kind in _WRITES if f"::{kind}" in str(handle)), "")
             by_script = kind and not _RANDOM.search(str(handle)) and any(map(_WRITES[kind].match, methods))
             read += ["a variable or lookup table"] if by_script or id(handle) in written else []
-        place = (
-            f"{shown(code[0].co_filename, self._directory)}, line {code[0].co_firstlineno}," if code else "the dataset"
-        )
+        if not read:
+            return ""
+        place = line_of_code(code[0], self._directory) + "," if code else "the dataset"
         late = "which may change during the training, and batches read ahead would have the old value"
-        return f"the function in {place} reads {read[0].lstrip('.')}, {late}" if read else ""
+        return f"the function in {place} reads {read[0].lstrip('.')}, {late}"
 
     def _nodes_at(self, code: CodeType) -> list[Any]:
         """Return the function of some code; of several that begin in its line, the innermost around its first place."""

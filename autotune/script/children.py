@@ -120,13 +120,9 @@ def refuse_training(*_: Any, **__: Any) -> NoReturn:
     if sys.argv[0] in sys.orig_argv:  # this is no fork, and runs a file
         own = {name: text for name, text in os.environ.items() if name.startswith("PYTHON") and name != "PYTHONPATH"}
         trains += f": `{_command(own, f'autotune tune {shlex.quote(sys.argv[0])}', sys.argv[1:])}`"
-    answer_for_parent(
-        {
-            "message": f"{line}: trains in a process that the script starts, and only the script's own process can be "
-            "timed",
-            "hint": f"Have the script train in its own process, such as by an option; or tune {trains}.",
-        }
-    )
+    why = f"{line}: trains in a process that the script starts, and only the script's own process can be timed"
+    hint = f"Have the script train in its own process, such as by an option; or tune {trains}."
+    answer_for_parent({"message": why, "hint": hint})
 
 
 def watch_imports() -> None:

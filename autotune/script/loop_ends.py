@@ -57,7 +57,7 @@ def find_step_loop(
     is_open, below_yields = True, False  # a further loop may drive the steps; the frame below is a generator
     for frame in frames:
         place = functools.partial(line_of, frame.f_code.co_filename, directory=directory)
-        loops, by_for = _loops_around(frame), _is_read_by_for(frame)
+        loops, by_for = _loops_around(frame), dis.opname[frame.f_code.co_code[frame.f_lasti]] == "FOR_ITER"
         if is_open and below_yields and not by_for and site_of(frame, directory).call not in _NEXT:
             is_open = False  # a call such as `sum` reads the generator to its end
         below_yields = bool(frame.f_code.co_flags & inspect.CO_GENERATOR)
@@ -77,11 +77,6 @@ def find_step_loop(
             else:
                 found = replace(found, counted=found.counted or place(end))
     return found
-
-
-def _is_read_by_for(frame: FrameType) -> bool:
-    """Return whether a frame takes the next element of a `for`."""
-    return dis.opname[frame.f_code.co_code[frame.f_lasti]] == "FOR_ITER"
 
 
 def _loops_around(frame: FrameType) -> list[ast.stmt | ast.expr]:

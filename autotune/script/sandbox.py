@@ -353,9 +353,8 @@ class WriteWatch:
 
     def _check(self, verb: str, full: str) -> None:
         if self._is_watched(full):
-            line = locate_user_line()
             self._refused = True
-            self._refuse(WorkloadError(f"{line}: would {verb} {full}", hint=_ALLOW))
+            self._refuse(WorkloadError(f"{locate_user_line()}: would {verb} {full}", hint=_ALLOW))
 
     def _check_program(self, command: Any) -> None:
         """Refuse a program that the script itself starts, unless it only reads: its writes cannot be seen."""
@@ -364,13 +363,9 @@ class WriteWatch:
             return
         text = command if isinstance(command, str | bytes) else shlex.join(map(os.fsdecode, command))
         self._refused = True
-        self._refuse(
-            WorkloadError(
-                f"{frame.filename}, line {frame.lineno}: starts `{os.fsdecode(text)[:200]}`; this machine "
-                "cannot isolate the files that other programs write",
-                hint=_ALLOW_PROGRAM,
-            )
-        )
+        what = f"{frame.filename}, line {frame.lineno}: starts `{os.fsdecode(text)[:200]}`"
+        why = f"{what}; this machine cannot isolate the files that other programs write"
+        self._refuse(WorkloadError(why, hint=_ALLOW_PROGRAM))
 
 
 def _full_path(path: Any, directory: Any) -> str:

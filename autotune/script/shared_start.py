@@ -116,9 +116,8 @@ class _Start:
             self._become_server(self._examine())
         except BaseException as error:
             traceback.print_exc()
-            line = locate_user_line()
-            error_text = failures.summarize_error(error)
-            self.give_up(f"trials cannot share that, because {error_text} when {line}, starts TensorFlow")
+            why = f"{failures.summarize_error(error)} when {locate_user_line()}, starts TensorFlow"
+            self.give_up(f"trials cannot share that, because {why}")
 
     def _examine(self) -> ForkState:
         """Return what forks must restore. Gives up where this process cannot or need not be forked."""
@@ -127,9 +126,8 @@ class _Start:
         if threading.current_thread() is not threading.main_thread():
             self.give_up(f"trials cannot share that, because {line}, starts TensorFlow in a thread")
         if self._seconds < SHORTEST_SECONDS:
-            self.give_up(
-                f"{line}, starts TensorFlow: move it below the data preparation, which then runs once for all trials"
-            )
+            advice = "move it below the data preparation, which then runs once for all trials"
+            self.give_up(f"{line}, starts TensorFlow: {advice}")
         if os.environ.get(strategies.VARIABLE):
             self.give_up("")
         try:

@@ -46,9 +46,8 @@ def refuse_strategies(tf: Any, refuse: Any) -> None:
         def make(usual: Callable[..., None], *arguments: Any, **named: Any) -> None:
             if name == "TPUStrategy":
                 usual(*arguments, **named)
-            line = locate_user_line()
             hint = "Train by fit under tf.distribute.MirroredStrategy, on one host."
-            refuse(WorkloadError(f"{line}: makes a {name}: {why}", hint=hint))
+            refuse(WorkloadError(f"{locate_user_line()}: makes a {name}: {why}", hint=hint))
 
         return make
 

@@ -208,13 +208,10 @@ class Survey(Hooks):
         """See `Hooks`."""
         use_keras(keras_of(model) or keras_in_use())
         if self._workers > 1:
-            self._fail(
-                WorkloadError(
-                    f"{site}, under a MultiWorkerMirroredStrategy of several workers, cannot be tuned; in Keras 3 it "
-                    "fails (keras#20585)",
-                    hint="Train by a loop with strategy.run, which does work, or tune one worker: leave TF_CONFIG out.",
-                )
-            )
+            workers = "a MultiWorkerMirroredStrategy of several workers"
+            why = f"{site}, under {workers}, cannot be tuned; in Keras 3 it fails (keras#20585)"
+            hint = "Train by a loop with strategy.run, which does work, or tune one worker: leave TF_CONFIG out."
+            self._fail(WorkloadError(why, hint=hint))
         if children.is_child():
             children.refuse_training()
         number, began = len(self._fits) + 1, time.perf_counter()
@@ -318,13 +315,10 @@ class Survey(Hooks):
     def loops_inside(self, function: Site) -> None:
         """See `Hooks`."""
         if self._wanted is None:
-            self._refuse(
-                WorkloadError(
-                    f"{function.file}, line {function.line}: {function.function} loops over a dataset inside "
-                    "a tf.function, so autotune cannot observe its steps",
-                    hint="Loop over the dataset in Python, and let the tf.function train on one batch.",
-                )
-            )
+            what = f"{function.function} loops over a dataset inside a tf.function"
+            why = f"{function.file}, line {function.line}: {what}, so autotune cannot observe its steps"
+            hint = "Loop over the dataset in Python, and let the tf.function train on one batch."
+            self._refuse(WorkloadError(why, hint=hint))
 
     @property
     def _has_wanted_fit(self) -> bool:
@@ -355,12 +349,9 @@ class Survey(Hooks):
         number = self._tuned
         if number > len(self._fits):
             lines = ", ".join(fit.line for fit in self._fits)
-            self._fail(
-                WorkloadError(
-                    f"--fit {number}: {self._reference.shown} has {plural(len(self._fits), 'call')} of fit ({lines})",
-                    hint=f"Give a number from 1 to {len(self._fits)}, or leave --fit out to tune the longest.",
-                )
-            )
+            why = f"--fit {number}: {self._reference.shown} has {plural(len(self._fits), 'call')} of fit ({lines})"
+            hint = f"Give a number from 1 to {len(self._fits)}, or leave --fit out to tune the longest."
+            self._fail(WorkloadError(why, hint=hint))
         chosen = self._facts[number - 1]
         assert chosen.script is not None
         own = self._around.own_files
@@ -388,12 +379,8 @@ class Survey(Hooks):
             self._answer_with({"workers": workers})
 
     def _refuse_session(self, *_: Any, **__: Any) -> None:
-        self._refuse(
-            WorkloadError(
-                f"{locate_user_line()}: opens a tf.compat.v1.Session, which cannot be tuned",
-                hint="Train by Keras, or by a loop with tf.GradientTape.",
-            )
-        )
+        why = f"{locate_user_line()}: opens a tf.compat.v1.Session, which cannot be tuned"
+        self._refuse(WorkloadError(why, hint="Train by Keras, or by a loop with tf.GradientTape."))
 
     def _refuse(self, error: WorkloadError) -> NoReturn:
         if self._trial is not None:
@@ -403,10 +390,9 @@ class Survey(Hooks):
         self._fail(error)
 
     def _fail(self, error: BaseException) -> NoReturn:
-        failure, no_memory = failures.encode_failure(error), failures.is_out_of_memory(error)
-        self._answer_with(
-            {"message": failure.reason, "hint": failure.hint, "detail": failure.detail, "no_memory": no_memory}
-        )
+        failure = failures.encode_failure(error)
+        answer = {"message": failure.reason, "hint": failure.hint, "detail": failure.detail}
+        self._answer_with({**answer, "no_memory": failures.is_out_of_memory(error)})
 
     def _answer_with(self, answer: dict[str, Any]) -> NoReturn:
         if children.is_child() and not self._number:

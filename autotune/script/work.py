@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.runtime.sources import is_installed
-from autotune.script.call_sites import shown, with_line
+from autotune.script.call_sites import line_of_code, with_line
 from autotune.script.changing_state import code_of
 from autotune.script.dataset_trace import batch_calls
 from autotune.script.loop_ends import StepLoop
@@ -64,8 +64,7 @@ def batch_callbacks(callbacks: Any, directory: str) -> Iterator[tuple[str, bool]
         if own is not None:
             hook, function = own
             code = getattr(function, "__code__", None)
-            where = f" ({shown(code.co_filename, directory)}, line {code.co_firstlineno})" if code is not None else ""
-            yield f"{name}.{hook}{where}", True
+            yield f"{name}.{hook}" + (f" ({line_of_code(code, directory)})" if code is not None else ""), True
         elif isinstance(frequency, int) and not isinstance(frequency, bool):
             yield f"{name}({argument}={frequency})", False
 
@@ -98,8 +97,7 @@ def early_ends(callbacks: Any, model: Any, files: Sequence[Path], directory: str
             continue
         name = type(ender).__name__
         is_own = not is_installed(code.co_filename)  # otherwise the line that makes it says more
-        where = f"{name} ({shown(code.co_filename, directory)}, line {code.co_firstlineno})"
-        found.append(where if is_own else with_line(name, files, directory))
+        found.append(f"{name} ({line_of_code(code, directory)})" if is_own else with_line(name, files, directory))
     return ", ".join(dict.fromkeys(found))
 
 
