@@ -95,7 +95,10 @@ class ForkCheck:
     def state(self) -> ForkState:
         """Return what each fork must restore. Raises `Unforkable`."""
         gc.collect()  # garbage may hold files, such as a database that nobody has closed
-        refuse_children()
+        subprocess._cleanup()  # type: ignore[attr-defined]  # awaits those that the script has dropped
+        for child in psutil.Process().children():  # also one that has ended and nobody awaited
+            with contextlib.suppress(psutil.Error):
+                raise Unforkable(f"a process that it started is there ({child.name()})")
         if signal.getsignal(signal.SIGCHLD) is not signal.SIG_DFL:
             raise Unforkable("it handles SIGCHLD")
         if any(signal.getitimer(timer)[0] for timer in _TIMERS):
@@ -119,14 +122,6 @@ class ForkCheck:
                 return True
             time.sleep(LOOK_SECONDS)
         return False
-
-
-def refuse_children() -> None:
-    """Raise `Unforkable` where a process that this one started is there, also one that has ended and nobody awaited."""
-    subprocess._cleanup()  # type: ignore[attr-defined]  # awaits those that the script has dropped
-    for child in psutil.Process().children():
-        with contextlib.suppress(psutil.Error):
-            raise Unforkable(f"a process that it started is there ({child.name()})")
 
 
 def end_pools_that_allow_forks() -> None:

@@ -100,11 +100,9 @@ class OwnSource:
         """Return the function of some code; of several that begin in its line, the innermost around its first place."""
         found = self._at[os.path.realpath(code.co_filename), code.co_firstlineno]
         place = next(((line, column) for line, _, column, end in code.co_positions() if end), (0, 0))
-        around = {
-            (node.lineno, node.col_offset): node for node in found if (node.end_lineno, node.end_col_offset) > place
-        }
-        starts = [start for start in around if start < place]
-        return [around[max(starts)]] if len(found) > 1 and starts else found
+        begun = [node for node in found if (node.lineno, node.col_offset) < place]
+        around = [node for node in begun if place < (node.end_lineno, node.end_col_offset)]
+        return [max(around, key=lambda node: (node.lineno, node.col_offset))] if len(found) > 1 and around else found
 
     def _names_read(self, function: Any) -> set[str]:
         """Return the names from outside of a function that it reads, and `.attributes`."""
@@ -123,9 +121,8 @@ class OwnSource:
         for function, nodes in self._nodes.items():
             if function in readers or getattr(function, "name", "") == "__init__":
                 continue
-            outer = (node for node, _ in nodes if isinstance(node, ast.Global | ast.Nonlocal))
-            names |= {name for node in outer for name in node.names}
             for node, in_loop in nodes:
+                names.update(node.names if isinstance(node, ast.Global | ast.Nonlocal) else ())
                 if function is None and not in_loop:
                     continue
                 if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):

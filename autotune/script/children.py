@@ -73,12 +73,8 @@ def refuse_restarts(
 ) -> dict[str, str]:
     """Have `refuse` called where the script replaces this process: often it sets what Python reads when it starts.
 
-    Return the environment to compare with.
-
-    Args:
-        reference: The script.
-        refuse: Takes the error; it is raised where this is None.
-        recipe: With which the script runs. It may start another program, as it may have trained.
+    Return the environment to compare with. `refuse` takes the error, which is raised where it is None. A script that
+    runs with a `recipe` may start another program, as it may have trained.
     """
     process, before, file = os.getpid(), dict(os.environ), os.path.realpath(file_of(reference))
     command = "autotune tune" if recipe is None else f"autotune run {shlex.quote(str(recipe))}"

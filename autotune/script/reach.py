@@ -367,13 +367,10 @@ def _not_reached_by_fit(call: FitCall, dataset: Any) -> dict[str, str]:
         reasons["persistent_iterator"] = "fit is given steps_per_epoch, and keeps its iterator already"
     elif call.kind == "arrays" and not keras_api().rereads_arrays:
         reasons["persistent_iterator"] = "Keras 2 reads arrays by one iterator already"
-    given = call.arguments
-    ends = (given["x"], given["steps_per_epoch"]), (given["validation_data"], given["validation_steps"])
-    is_counted = all(
-        steps or not isinstance(data, tf.data.Dataset) or int(data.cardinality()) >= 0 for data, steps in ends
-    )
-    if keras_api().counts_steps and not is_counted:
-        reasons["steps_per_execution"] = _UNCOUNTED
+    for name, count in (("x", "steps_per_epoch"), ("validation_data", "validation_steps")):
+        data, is_counted = call.arguments[name], not keras_api().counts_steps or call.arguments[count]
+        if not is_counted and isinstance(data, tf.data.Dataset) and int(data.cardinality()) < 0:
+            reasons["steps_per_execution"] = _UNCOUNTED
     strategy = call.model.distribute_strategy
     if strategy is not tf.distribute.get_strategy() or tf.distribute.has_strategy():
         reasons |= dict.fromkeys(_XLA, NO_XLA)

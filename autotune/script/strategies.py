@@ -130,11 +130,8 @@ def _cluster() -> dict[str, Any]:
 def start_workers(workers: int, died: Callable[[str], object]) -> int:
     """Fork so many workers but one, and return the number of this process, from 0.
 
-    To be called before TensorFlow's runtime starts. Worker 0 is this process. The others end with it.
-
-    Args:
-        workers: How many there are.
-        died: Called in worker 0, in a thread, with the reason, once another worker has ended.
+    To be called before TensorFlow's runtime starts. Worker 0 is this process. The others end with it. `died` is called
+    in worker 0, in a thread, with the reason, once another worker has ended.
 
     Raises:
         WorkloadError: The workers cannot share the GPUs.
@@ -184,9 +181,7 @@ def _wait_for_a_death(others: dict[int, tuple[int, int]], died: Callable[[str], 
 def before_strategy(tf: Any, act: Callable[[], object]) -> None:
     """Have `act` called before a script makes its strategy of several workers.
 
-    Args:
-        tf: The module.
-        act: The script sees what it raises, and a `WorkloadError` where the workers are not named in `TF_CONFIG`.
+    The script sees what `act` raises, and a `WorkloadError` where the workers are not named in `TF_CONFIG`.
     """
 
     def make(usual: Callable[..., Any], strategy: Any, *arguments: Any, **named: Any) -> Any:

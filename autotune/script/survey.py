@@ -111,14 +111,9 @@ def _keeps_values(facts: WorkloadFacts, request: protocol.TrialRequest) -> bool:
 class Survey(Hooks):
     """One run of a script, up to its only training or to the end of its trainings.
 
-    Args:
-        reference: The script.
-        variables: What it sets before it imports TensorFlow.
-        answer: The pipe for the facts.
-        workers: How many train together.
-        environment: Before the script ran; this process's when None.
-        began: When this process was forked, by `perf_counter`; now when None.
-        requests: Brings the request of the first trial; None for a survey that goes on as no trial.
+    `variables`: what it sets before it imports TensorFlow. `answer`: the pipe for the facts. `workers`: how many train
+    together. `environment`: before the script ran; by default this process's. `began`: when this process was forked, by
+    `perf_counter`; by default now. `requests`: brings the request of the first trial; None where it goes on as none.
     """
 
     def __init__(

@@ -21,12 +21,8 @@ from autotune.script.sandbox import listed_callbacks
 
 _ON_BATCH = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
 _KERAS_MODELS = re.compile(r"keras\.src\.(engine|trainers|backend|models)\b")  # reset `stop_training` in each `fit`
-_EACH_SO_MANY = {
-    "BackupAndRestore": "save_freq",
-    "ModelCheckpoint": "save_freq",
-    "OrbaxCheckpoint": "save_freq",
-    "TensorBoard": "update_freq",
-}
+_SAVING = ("BackupAndRestore", "ModelCheckpoint", "OrbaxCheckpoint")
+_EACH_SO_MANY = {**dict.fromkeys(_SAVING, "save_freq"), "TensorBoard": "update_freq"}
 """Callbacks of Keras's that may act after a number of batches, and the attribute that has it."""
 
 
