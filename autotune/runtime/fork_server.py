@@ -38,6 +38,10 @@ class ForkServer:
         self._trials: dict[int, int] = {}  # pidfd → pid
         self._waiting: WaitingProcess | None = None
 
+    def tell(self, text: str) -> None:
+        """Tell the driver what a survey does."""
+        self.control.send(protocol.Surveying(text=text))
+
     def contain(self) -> None:
         """Give this process, a fork of the template, layers that its own forks read. Raises `OSError`."""
         containment.renew([str(self._layers)], for_forks=True)

@@ -105,12 +105,7 @@ def main(arguments: list[str]) -> int:
             facts = None
             if mode == "new":
                 facts, waiting = entry.describe_workload(
-                    reference,
-                    workload,
-                    variables,
-                    in_force,
-                    control.close,
-                    lambda text: control.send(protocol.Surveying(text=text)),
+                    reference, workload, variables, in_force, control.close, server.tell
                 )
                 script = facts.script and facts.script.model_copy(update={"repeats_start": reason})
                 facts = facts.model_copy(update={"uncontained": uncontained, "script": script})

@@ -143,7 +143,7 @@ class _Start:
             with contextlib.suppress(Exception):  # the script may have closed it
                 stream.flush()
         facts: WorkloadFacts | None = None
-        asked = fork_to_ask(tell=lambda text: self._server.control.send(protocol.Surveying(text=text)))
+        asked = fork_to_ask(tell=self._server.tell)
         if isinstance(asked, int):
             self._answer = asked
             state.restore()

@@ -13,7 +13,6 @@ import signal
 import socket
 import sys
 import threading
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from typing import Any
@@ -26,6 +25,7 @@ from autotune.recipe.apply import strategy_of
 from autotune.recipe.keras_api import keras_api
 from autotune.recipe.tf_private import let_mirrored_variables_be_numbers
 from autotune.runtime.failures import locate_user_line
+from autotune.runtime.fork_server import fork
 from autotune.runtime.supervisor import die_with_parent
 from autotune.script.interpose import around
 
@@ -148,9 +148,7 @@ def start_workers(workers: int, died: Callable[[str], object]) -> int:
     sys.stdout.flush()
     sys.stderr.flush()
     for worker in range(1, workers):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # TensorFlow's import leaves idle threads
-            pid = os.fork()
+        pid = fork()
         if pid == 0:
             die_with_parent(first)
             number = worker
