@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from autotune.data.facts import ScriptFacts, Trains, WorkloadReference
-from autotune.script import loop_watch, reach, trial, work
+from autotune.script import fit_call, loop_watch, reach, trial, work
 from autotune.script.fit_call import FitCall, honours_batch_size
 from autotune.script.interpose import Hooks, Wrappers
 from autotune.script.loop_watch import LoopWatch
@@ -107,19 +107,27 @@ def test_other_callbacks_end_no_fit_early(callback):
 
 def test_callbacks_see_the_scripts_own_epochs_over_and_over():
     callback = Callback()
-    for first, epochs in ((0, 2), (2, 3)):
-        trial._repeat_epochs(callback, first, epochs)
-        for epoch in range(5):
+    for epochs, start in ((range(2), 0), (range(2, 5), 0), ((0, 9), 8)):
+        trial._repeat_epochs(callback, epochs, start=start)
+        for epoch in range(start, start + 5):
             callback.on_epoch_begin(epoch)
-    assert callback.seen == [0, 1, 0, 1, 0, 2, 3, 4, 2, 3]
+    assert callback.seen == [0, 1, 0, 1, 0, 2, 3, 4, 2, 3, 0, 9, 0, 9, 0]
 
 
-def test_the_last_epoch_of_one_is_seen_twice_where_two_are_trained():
+@pytest.mark.parametrize(("epochs", "seen"), [(9, [4, 8, 4, 8]), (5, [4, 4])])
+def test_a_short_fit_shows_its_first_and_its_last_epoch(monkeypatch, epochs, seen):
+    def fit(model, *, callbacks, initial_epoch, **_):
+        for told in callbacks:
+            told.on_epoch_begin(initial_epoch, None)
+        for told in callbacks:
+            told.on_epoch_end(initial_epoch, {})
+
+    monkeypatch.setattr(fit_call, "keras", SimpleNamespace(callbacks=SimpleNamespace(LambdaCallback=SimpleNamespace)))
     callback = Callback()
-    trial._repeat_epochs(callback, 7, 1, start=7)
-    for epoch in (7, 8):
-        callback.on_epoch_begin(epoch)
-    assert callback.seen == [7, 7]
+    callback.on_epoch_end = callback.on_epoch_begin
+    arguments = {"initial_epoch": 4, "epochs": epochs, "validation_data": None, "validation_split": 0.0}
+    fit_call.few_steps(None, fit, arguments, [callback])
+    assert callback.seen == seen
 
 
 # ------------------------------------------------------------------------------------------ a loop of its own

@@ -33,13 +33,21 @@ FEW_STEPS = 3  # of each `fit` that is not tuned
 
 
 def few_steps(model: keras.Model, usual: Callable[..., Any], arguments: dict[str, Any], callbacks: list[Any]) -> Any:
-    """Run the last epoch of a `fit` for a few steps; its history has the keys that the script may read."""
-    last = last_epochs(arguments, 1)
+    """Run the last epoch of a `fit` for a few steps; its history has the keys that the script may read.
+
+    Callbacks are told of the first epoch too, in which many begin what they keep.
+    """
+    first, last = int(arguments["initial_epoch"]), last_epochs(arguments, 1)
+
+    def tell(event: str) -> Callable[..., object]:
+        return lambda _, logs: [getattr(callback, event)(first, logs) for callback in callbacks if first < last]
+
+    begins = {event: tell(event) for event in ("on_epoch_begin", "on_epoch_end")}
     few = {
         "steps_per_epoch": FEW_STEPS,
         "initial_epoch": last,
         "epochs": last + 1,
-        "callbacks": callbacks,
+        "callbacks": [keras.callbacks.LambdaCallback(**begins), *callbacks],
         "verbose": 0,
         "validation_freq": 1,
     }

@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NoReturn
 
@@ -185,14 +185,15 @@ class FitTraining(TrialHooks):
             return history
         callbacks = self.effects.without_writers(call.arguments["callbacks"], timed=True)
         for callback in callbacks:
-            _repeat_epochs(callback, int(call.arguments["initial_epoch"]), max(1, call.epochs))
+            first = int(call.arguments["initial_epoch"])
+            _repeat_epochs(callback, range(first, first + max(1, call.epochs)))
         self._obey(partial(self._train, call, callbacks))
         return leave(0)
 
     def _refit(self, call: FitCall, usual: Callable[..., Any]) -> Any:
-        """Run a `fit` that the script calls again and again as it is, but its last two epochs only, cut short.
+        """Run a `fit` that the script calls again and again as it is, but for two epochs only, cut short.
 
-        The script may load what it saves, so writers are kept.
+        Callbacks see them as its first and its last: the script may load what it saves, so writers are kept.
         """
         import tensorflow as tf
 
@@ -206,7 +207,7 @@ class FitTraining(TrialHooks):
             arguments["initial_epoch"] = first = last_epochs(arguments, 2)
             callbacks = self.effects.without_writers(arguments["callbacks"])
             for callback in callbacks:
-                _repeat_epochs(callback, first, max(1, int(arguments["epochs"]) - first), start=first)
+                _repeat_epochs(callback, (int(call.arguments["initial_epoch"]), last_epochs(arguments, 1)), start=first)
             return self._refits.run(call.model, usual, arguments, callbacks)
         except BaseException as error:
             self.fail(error)
@@ -281,8 +282,8 @@ def _report_epochs(epochs: int) -> Any:
     return ReportEpochs()
 
 
-def _repeat_epochs(callback: Any, first: int, epochs: int, *, start: int = 0) -> None:
-    """Have a callback see the script's own epochs over and over: a trial counts its epochs on from `start`."""
+def _repeat_epochs(callback: Any, epochs: Sequence[int], *, start: int = 0) -> None:
+    """Have a callback see these epochs of the script over and over: a trial counts its epochs on from `start`."""
     for name in ("on_epoch_begin", "on_epoch_end"):
         present = getattr(callback, name, None)
         if present is None:
@@ -291,7 +292,7 @@ def _repeat_epochs(callback: Any, first: int, epochs: int, *, start: int = 0) ->
         usual = getattr(vars(callback).get(name), "_autotune_usual", present)
 
         def again(epoch: int, *rest: Any, usual: Any = usual, **named: Any) -> Any:
-            return usual(first + (epoch - start) % epochs, *rest, **named)
+            return usual(epochs[(epoch - start) % len(epochs)], *rest, **named)
 
         again._autotune_usual = usual  # type: ignore[attr-defined]
         setattr(callback, name, again)
