@@ -17,7 +17,7 @@ from typing import Any
 
 from autotune.recipe.tf_private import functions_of, operations_of
 from autotune.runtime.sources import parse_source
-from autotune.script.call_sites import is_own, line_of_code, name_of
+from autotune.script.call_sites import is_own, line_of_code, name_of, running_frames
 from autotune.script.dataset_trace import upstream
 
 READS_AHEAD = ("persistent_iterator", "prefetch", "num_parallel_calls", "prefetch_to_device", "per_replica_buffer_size")
@@ -36,7 +36,12 @@ class OwnSource:
         self._directory = directory
         self._at: defaultdict[tuple[str, int], list[Any]] = defaultdict(list)  # functions by file and first line
         self._outer: dict[Any, Any] = {}  # the function around each function
-        self._nodes: defaultdict[Any, list[tuple[Any, bool]]] = defaultdict(list)  # by function; whether in a loop
+        self._nodes: defaultdict[Any, list[tuple[Any, bool]]] = defaultdict(
+            list
+        )  # by function; whether in a loop that runs now
+        self._loops: dict[Any, Any] = {}  # those that run now, and the function of each
+        self._started: set[Any] = set()  # functions that run now
+        self._running = [(os.path.realpath(frame.f_code.co_filename), frame.f_lineno) for frame in running_frames()]
         for file in files:
             self._collect(os.path.realpath(file), parse_source(file), None, in_loop=False)
 
@@ -46,10 +51,17 @@ class OwnSource:
                 first = min([node.lineno, *(mark.lineno for mark in getattr(node, "decorator_list", ()))])
                 self._at[file, first].append(node)
                 self._outer[node] = function
+                if not isinstance(node, ast.Lambda) and self._is_running(file, node):
+                    self._started.add(node)
                 self._collect(file, node, node, in_loop=False)
             else:
                 self._nodes[function].append((node, in_loop))
-                self._collect(file, node, function, in_loop=in_loop or isinstance(node, ast.For | ast.While))
+                is_loop = isinstance(node, ast.For | ast.While) and self._is_running(file, node)
+                self._loops |= {node: function} if is_loop else {}
+                self._collect(file, node, function, in_loop=in_loop or is_loop)
+
+    def _is_running(self, file: str, node: Any) -> bool:
+        return any(file == where and node.lineno <= line <= node.end_lineno for where, line in self._running)
 
     def describe_dataset(self, dataset: Any, trained: Iterable[Any]) -> str:
         """Return what a function of a dataset reads that may change; empty if none does. `trained`: variables."""
@@ -114,24 +126,31 @@ class OwnSource:
         return {name.id for name in names} - local | attributes
 
     def _changes(self, readers: Collection[Any]) -> tuple[set[str], set[str]]:
-        """Return the names and `.attributes` that other functions and loops change, and the methods that they call."""
+        """Return the names and `.attributes` that other functions and loops change, and the methods that they call.
+
+        What prepares the data is over: loops that do not run now, and all outside of loops where none runs around it.
+        """
         names: set[str] = set()
         methods: set[str] = set()
         around = {self._outer[reader] for reader in readers}  # whose variables they read
         for function, nodes in self._nodes.items():
             if function in readers or getattr(function, "name", "") == "__init__":
                 continue
+            shared = {name for node, _ in nodes if isinstance(node, ast.Global | ast.Nonlocal) for name in node.names}
+            stored = {node.id for node, _ in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+            own = stored - shared if function is not None else set()
+            is_once = function is None or (function in self._started and {*self._loops.values()} <= {function})
             for node, in_loop in nodes:
-                names.update(node.names if isinstance(node, ast.Global | ast.Nonlocal) else ())
-                if function is None and not in_loop:
+                if is_once and not in_loop:
                     continue
+                changed = set[str]()
                 if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-                    methods.add(node.func.attr)
-                    names |= {_target(node.func.value)} if _CHANGES.match(node.func.attr) else set()
-                    names |= set(map(_target, node.args[:1])) if node.func.attr in _CHANGES_ARGUMENT else set()
+                    methods |= {node.func.attr} if _target(node.func.value) != "os" else set()  # it removes files
+                    changed |= {_target(node.func.value)} if _CHANGES.match(node.func.attr) else set()
+                    changed |= set(map(_target, node.args[:1])) if node.func.attr in _CHANGES_ARGUMENT else set()
                 elif isinstance(getattr(node, "ctx", None), ast.Store):
-                    is_shared = not isinstance(node, ast.Name) or (in_loop and (function is None or function in around))
-                    names |= {_target(node)} if is_shared else set()
+                    changed = {_target(node)}
+                names |= changed if in_loop and function in around else changed - own
         return names - {"", "self"}, methods
 
 

@@ -490,8 +490,16 @@ STATES = {  # the function that reads state, and what
         "size",
     ),
     "shuffled": ("model.fit(Batches(), callbacks=[Timed()])", ""),
+    "prepared": (
+        "def load():\n    extra = np.zeros(96)\n    extra[0] = 1.0\n    return extra\n"
+        "extra, rows = load(), []\nfor row in x:\n    rows.append(row)\n"
+        "def read():\n    for row in rows:\n        yield row + extra[0], y[0]\n"
+        "model.fit(generated(read), callbacks=[Timed()])",
+        "",
+    ),
     "generator": ("del Examples.harden\nmodel.fit(generated(lambda: zip(x, y)), callbacks=[Timed()])", ""),
     "untouched": (
+        "import os\ndef clean():\n    os.remove('old.h5')\n"
         "def parse(a, b):\n    a += rng.normal((4,)) * rate * table.lookup(tf.constant(1, tf.int64))\n"
         "    return flip(tf.reshape(a, (1, 2, 2, 1)), training=True)[0, 0] + tf.cast(names('a'), 'float32'), b\n"
         "model = keras.Sequential([keras.Input((2, 1)), keras.layers.Flatten(), keras.layers.Dense(1)])\n"
