@@ -45,14 +45,14 @@ class ReadVariables:
             from tensorflow.python.ops import gen_resource_variable_ops as ops
             from tensorflow.python.util.tf_stack import extract_stack
 
-            usual = ops.read_variable_op
+            usual, outer = ops.read_variable_op, len(extract_stack()) - 2  # frames around the step
         except (ImportError, AttributeError):
             say_missing("read_variable_op", "variables that count steps are not found")
             yield
             return
 
         def read(handle: Any, dtype: Any, *rest: Any, **named: Any) -> Any:
-            if id(handle) not in self._others | self._read.keys() and (line := _reader(extract_stack())):
+            if id(handle) not in self._others | self._read.keys() and (line := _reader(extract_stack()[outer:])):
                 self._read[id(handle)] = handle, dtype, line
             return usual(handle, dtype, *rest, **named)
 
@@ -85,13 +85,15 @@ def _name(variable: Any) -> str:
 
 
 def _reader(stack: Sequence[Any]) -> str:
-    """Return the user's line that reads a variable; empty where Keras reads it for itself."""
+    """Return the user's line that reads a variable; empty where Keras or a metric reads it for itself."""
     # Keras's optimizers read `iterations`, and a schedule of the user's does so for them.
     inner = [f"{os.sep}{package}{os.sep}src{os.sep}" for package in KERAS_PACKAGES]
     own = [frame for frame in stack if any(part in frame.filename for part in inner)]
     if any(f"{os.sep}optimizers{os.sep}" in frame.filename for frame in own):
         return ""
     users = select_user_frames(stack)
+    if any(frame.name in ("update_state", "result") for frame in users):  # of the user's own metric
+        return ""
     last = users[-1] if users else None
     between = stack[[*stack].index(last) + 1 :] if last is not None else stack
     passes_on = (f"{os.sep}backend{os.sep}", f"{os.sep}ops{os.sep}")
