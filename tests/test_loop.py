@@ -177,7 +177,7 @@ def test_long_slices_cost_no_processes(tmp_path):
     counts = []
     for gain in (1.0, 1.6):
         trials = simulated_trials(SPEED, noise=0.005, examples=None, freeze_gain=lambda each, gain=gain: gain)
-        recipe, *_ = run(tmp_path / str(gain), trials, budget=75.0)
+        recipe, *_ = run(tmp_path / str(gain), trials, budget=90.0)
         counts.append(recipe.evidence.confirmation.processes)
     assert counts[1] >= counts[0] >= 2
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from fault_table import BASELINE_BATCH_SIZE, BATCH_SIZES, BY_NAME
 
+from autotune.data.facts import WorkloadReference
 from autotune.data.record import Phase, TrialRecord
 from autotune.data.run_directory import RunDirectory
 from autotune.runtime.executor import Executor
@@ -43,6 +44,7 @@ class Study:
             observe=silent,
             interruptions=lambda: 0,
             rng=random.Random(0),
+            reference=WorkloadReference(file="/studies.py"),
             baseline=baseline_configuration(BASELINE_BATCH_SIZE, {}, Device.CPU, where="faults"),
         )
         self._trial_seconds = trial_seconds
