@@ -123,7 +123,7 @@ def _count_steps(
             model.train_function(iterator)
         tell("on_train_batch_end", step, {"loss": 0.0})
         values.append(variables.values())
-    return changing(values) | dict.fromkeys(writing_hooks(callbacks), (1.0,))
+    return changing(values) | dict.fromkeys(writing_hooks(callbacks, reads=variables.are_any), (1.0,))
 
 
 def _rest(model: keras.Model) -> dict[str, Any]:

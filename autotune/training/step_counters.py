@@ -25,6 +25,7 @@ COUNTED_STEPS = 4
 LARGEST_VALUE = 16  # elements of a variable that may count
 _BATCH_HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
 _WRITES = {"assign", "assign_add", "assign_sub", "set_value", "set_weights"}
+_WEIGHTS = {"set_weights", "weights", "variables", "trainable_variables", "trainable_weights"}
 Counted = dict[str, tuple[float, ...]]  # by the variable's name and line: by how much each element changes at each step
 
 
@@ -61,6 +62,11 @@ class ReadVariables:
             yield
         finally:
             ops.read_variable_op = usual
+
+    @property
+    def are_any(self) -> bool:
+        """True if the user's own part of a step reads one."""
+        return bool(self._read)
 
     def values(self) -> dict[str, list[float]]:
         """Return the elements of each small one now."""
@@ -113,10 +119,11 @@ def changing(values: Sequence[Mapping[str, Sequence[float]]]) -> Counted:
     return found
 
 
-def writing_hooks(callbacks: Sequence[Any]) -> list[str]:
+def writing_hooks(callbacks: Sequence[Any], *, reads: bool) -> list[str]:
     """Return the user's batch hooks that write variables, such as a copy of weights each 500 steps; no learning rates.
 
-    The few steps that are counted may be too few to see such a write.
+    The few steps that are counted may be too few to see such a write. Where the user's own part of a step `reads` no
+    variable, only weights matter.
     """
     found = []
     for callback, name in itertools.product(callbacks, _BATCH_HOOKS):
@@ -125,6 +132,6 @@ def writing_hooks(callbacks: Sequence[Any]) -> list[str]:
             continue
         called = [inspect.getattr_static(type(callback), name, None) for name in hook.co_names]
         names = {name for part in (hook, *called) for name in getattr(getattr(part, "__code__", part), "co_names", ())}
-        if names & _WRITES and not names & {"lr", "learning_rate"}:
+        if names & _WRITES and (reads or names & _WEIGHTS) and not names & {"lr", "learning_rate"}:
             found.append(f"{hook.co_qualname} ({os.path.basename(hook.co_filename)}, line {hook.co_firstlineno})")
     return found

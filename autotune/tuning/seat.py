@@ -35,6 +35,7 @@ SLICE_PATIENCE_SECONDS = 5.0  # beyond three times a slice's length when the tri
 MUCH_CONTENTION = 0.05  # share of a baseline's rate that the other seats of its host may take unsaid
 DRIFT, MUCH_DRIFT = 0.1, 0.25  # changes of the baseline's speed: one that is examined if it lasts, and one at once
 DRIFT_PAIRS = 12  # of the live baseline and a fresh one, at most
+FRESH_PROCESSES = 2  # that must agree
 USUAL_SLICES = 12  # of the baseline, that tell its speed
 SHORT_BOUNDARY = 0.05  # share of an epoch of slow steps: a search trial with another pipeline takes it over then
 
@@ -326,7 +327,7 @@ class Seat:
     def _examine_progress(self, trial: Trial, limits: TrialLimits) -> None:
         """Find out whether the live baseline is faster or slower than a fresh one, and note it in its trial.
 
-        A busy machine changes its speed, too. So where it has changed, a fresh process takes turns with it.
+        A busy machine changes its speed, too. So where it has changed, two fresh processes take turns with it.
         """
         run, own = self._run, self.baseline.trial
         beside = [pair for pair in trial.pairs if pair.instance == trial.instances - 1 and not pair.in_blocks]
@@ -342,6 +343,17 @@ class Seat:
         if is_chance or (not lasts and abs(self._changed) < math.log1p(MUCH_DRIFT)):
             return
         self._rates, self._changed = rates, 0.0
+        found = [self._measure_fresh(limits)]
+        found += [self._measure_fresh(limits)] if found[0] is not None else []  # one process may differ by chance
+        gains = [gain for gain in found if gain is not None]
+        if len(gains) == FRESH_PROCESSES and gains[0] * gains[1] > 0:
+            trained = max(pair.baseline.trained_examples or 0 for pair in trial.pairs)
+            own.checks = (check_steady_work(math.exp(-statistics.fmean(gains)), examples=trained),)
+            run.keep(own.record(Outcome.OK), announce=False)
+
+    def _measure_fresh(self, limits: TrialLimits) -> float | None:
+        """Return the log speed-up of a fresh baseline over the live one; None where they do not surely differ."""
+        run = self._run
         fresh, own_limits = run.new_trial(Phase.BASELINE, run.baseline), replace(limits, measured=limits.timeout)
 
         def enough() -> Stop | None:
@@ -352,14 +364,11 @@ class Seat:
         try:
             self._compare(fresh, own_limits, enough)
         except TrialFailed:
-            return  # it tells nothing
+            return None
         finally:
             del run.trials[fresh.number]
         gain = mean_interval(fresh.log_ratios, confidence=0.99)
-        if len(fresh.log_ratios) >= FEWEST_PAIRS and _differs(gain):
-            trained = max(pair.baseline.trained_examples or 0 for pair in fresh.pairs)
-            own.checks = (check_steady_work(math.exp(-gain.value), examples=trained),)
-            run.keep(own.record(Outcome.OK), announce=False)
+        return gain.value if len(fresh.log_ratios) >= FEWEST_PAIRS and _differs(gain) else None
 
     def _compare(self, trial: Trial, limits: TrialLimits, enough: Callable[[], Stop | None]) -> None:
         """Compare a candidate with the live baseline: in turns where both fit in memory, else in blocks."""

@@ -22,6 +22,7 @@ from autotune.stats.stability import MOST_RETRACES, MOST_SKIPPED, RETRACING_ADVI
 
 WORTH_SHARE = 0.02  # of a training that tuning it may cost
 LONG_BEFORE_SHARE = 1 / 3  # of a trial, which a script may take before it trains without a notice
+LONG_BEFORE_SECONDS = 2.0  # of the same: less is not worth a change of the script
 MUCH_FOREIGN = 0.15  # share of the processor that others may take while the baseline is timed without a notice
 NOTABLE_ENDS = 0.1  # share of its time that a training may spend between epochs without a notice
 _SET_CARDINALITY = "set the cardinality: dataset.apply(tf.data.experimental.assert_cardinality(N))"
@@ -114,7 +115,7 @@ def script_notes(script: ScriptFacts, ready_seconds: float) -> Iterator[str]:
         yield f"the script compiles with jit_compile=True. {NO_XLA}: remove it"
     if script.shared_seconds:
         yield f"the script's first {script.shared_seconds:.0f} s, before TensorFlow starts, run once for all trials"
-    if script.before_seconds > LONG_BEFORE_SHARE * ready_seconds:
+    if script.before_seconds > max(LONG_BEFORE_SECONDS, LONG_BEFORE_SHARE * ready_seconds):
         reason = f"{script.repeats_start}. Change that, or " if script.repeats_start else ""
         yield (
             f"the script runs {script.before_seconds:.0f} s before it trains, in every trial: {reason}save the "
