@@ -36,9 +36,8 @@ class OwnSource:
         self._directory = directory
         self._at: defaultdict[tuple[str, int], list[Any]] = defaultdict(list)  # functions by file and first line
         self._outer: dict[Any, Any] = {}  # the function around each function
-        self._nodes: defaultdict[Any, list[tuple[Any, bool]]] = defaultdict(
-            list
-        )  # by function; whether in a loop that runs now
+        # By function; whether in a loop that runs now.
+        self._nodes: defaultdict[Any, list[tuple[Any, bool]]] = defaultdict(list)
         self._loops: dict[Any, Any] = {}  # those that run now, and the function of each
         self._started: set[Any] = set()  # functions that run now
         self._running = [(os.path.realpath(frame.f_code.co_filename), frame.f_lineno) for frame in running_frames()]
@@ -128,13 +127,18 @@ class OwnSource:
     def _changes(self, readers: Collection[Any]) -> tuple[set[str], set[str]]:
         """Return the names and `.attributes` that other functions and loops change, and the methods that they call.
 
-        What prepares the data is over: loops that do not run now, and all outside of loops where none runs around it.
+        What prepares the data is over: loops that do not run now, and all outside of loops where none runs around it;
+        `__init__`, and what only such a function calls.
         """
         names: set[str] = set()
         methods: set[str] = set()
         around = {self._outer[reader] for reader in readers}  # whose variables they read
+        each = ((of, node) for of, nodes in self._nodes.items() for node, _ in nodes)
+        calls = [(name_of(node.func), of) for of, node in each if isinstance(node, ast.Call)]
+        later = {name for name, of in calls if getattr(of, "name", "") != "__init__"}
+        at_start = {"__init__", *(name for name, _ in calls if name not in later and not name.startswith("on_"))}
         for function, nodes in self._nodes.items():
-            if function in readers or getattr(function, "name", "") == "__init__":
+            if function in readers or getattr(function, "name", "") in at_start:
                 continue
             shared = {name for node, _ in nodes if isinstance(node, ast.Global | ast.Nonlocal) for name in node.names}
             stored = {node.id for node, _ in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}

@@ -128,7 +128,7 @@ def tuned(tmp_path_factory, environment):
     """One run of the command on real digits, which all tests of this part look at: what it gave, and where."""
     folder = tmp_path_factory.mktemp("tuned")
     script = textwrap.dedent(TUNE.format(workload=str(DIGITS)))
-    ended = with_enough_time(lambda budget: to_its_end(("-c", script, str(budget)), environment, folder), BUDGET)
+    ended = with_enough_time(lambda budget: to_its_end(("-c", script, f"{budget}s"), environment, folder), BUDGET)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     return ended, folder
 
@@ -230,11 +230,11 @@ def test_a_script_may_tune_the_workload_that_it_holds(run, tmp_path):
             """
         )
     )
-    ended = with_enough_time(lambda budget: run("train.py", str(budget)), SHORT_BUDGET)
+    ended = with_enough_time(lambda budget: run("train.py", f"{budget}s"), SHORT_BUDGET)
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.startswith("verdict ")
     log = (tmp_path / "run" / "trials" / "0000" / "log.txt").read_text(errors="replace")
-    assert re.search(r"arguments \['\d+'\]", log), "trials have the program's own arguments"
+    assert re.search(r"arguments \['\d+s'\]", log), "trials have the program's own arguments"
     assert assert_complete(tmp_path / "run").workload.name == "train"
 
 
