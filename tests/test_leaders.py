@@ -82,7 +82,10 @@ def test_all_leaders_that_are_open_when_the_time_is_over_are_looked_at(tmp_path)
     seen = []
     state = SimpleNamespace(opened=[SimpleNamespace(number=11), SimpleNamespace(number=21)])
     loop = SimpleNamespace(
-        _leaders=SimpleNamespace(last_look=seen.append), _knowledge=SimpleNamespace(leaders=list), state=lambda: state
+        _leaders=SimpleNamespace(last_look=seen.append),
+        _knowledge=SimpleNamespace(leaders=list),
+        _untried=tuple,
+        state=lambda: state,
     )
     Loop._ended(loop, state, EndedBy.BUDGET)
     assert seen == [11, 21]

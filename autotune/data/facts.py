@@ -83,7 +83,9 @@ class ScriptFacts(Frozen):
     sites: dict[str, Many[Site]] = Field({})  # where a knob reaches the script's own calls
     not_reached: dict[str, str] = Field({})  # knobs that do not reach it, with the reason and the next step
     left_out: Many[str] = ()  # what trials leave out: callbacks and saves that write
-    writing_seconds: Amount | None = None  # that those callbacks take at the end of an epoch; None if not measured
+    writing_seconds: Amount | None = Field(
+        None, le=1e9
+    )  # that those callbacks take at the end of an epoch; None if not measured
     before_seconds: FiniteFloat = 0.0  # what each trial of the script does before it trains
     shared_seconds: Amount = 0.0  # what the script does before TensorFlow's runtime starts, if once for all trials
     repeats_start: str = ""  # why each trial does that by itself; empty where that takes no time

@@ -136,7 +136,9 @@ class Evidence(Part):
         None, description="Examples that an epoch trained on with the recommended configuration; null if not known."
     )
     epoch_seen: Amount | None = Field(
-        None, description="Share of an epoch within which the claim was measured; null for whole epochs, or if unknown."
+        None,
+        le=1.0,
+        description="Share of an epoch within which the claim was measured; null for whole epochs, or if unknown.",
     )
     peak_memory_bytes: PeakMemory
     baseline_peak_memory_bytes: PeakMemory
