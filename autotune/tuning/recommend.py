@@ -126,6 +126,12 @@ def _evidence(
         reference = run.records[found.confirmations[champion.number].reference.number]
     verdict = _verdict(found, champion) if changes is None else Verdict.UNDECIDED
     is_undecided = verdict is Verdict.UNDECIDED and changes is None
+    if champion is None:
+        missing = _list_masked(state.candidates, run.baseline, verdict)
+    else:
+        missing = _list_unchecked(chosen, reference, checks, run, watched, measured=measured)
+    if found.untried:
+        missing.append(f"{', '.join(found.untried)} (no time was left to try them)")
     base_rate = reference.throughput or searched.throughput
     assert base_rate is not None
     rate = chosen.throughput or base_rate
@@ -155,18 +161,7 @@ def _evidence(
         baseline_limited_by=None if (limit := _known_baseline(run).bottleneck) is None else limit.name,
         limited_by=None if chosen.bottleneck is None else chosen.bottleneck.name,
         advice=_advice(None if champion is None else chosen, run, workload),
-        stability=Stability(
-            checks=tuple(check for check in checks if check.tells),
-            not_checked=(
-                *(_list_masked(state.candidates, run.baseline, verdict) if champion is None else ()),
-                *(
-                    ()
-                    if champion is None
-                    else _list_unchecked(chosen, reference, checks, run, watched, measured=measured)
-                ),
-                *([f"{', '.join(found.untried)} (no time was left to try them)"] if found.untried else []),
-            ),
-        ),
+        stability=Stability(checks=tuple(check for check in checks if check.tells), not_checked=tuple(missing)),
         confirmation=_confirmation(found, champion or _closest_leader(found), run),
         smallest_gain_shown=math.expm1(policy.smallest_gain_shown(state)) if is_undecided else None,
         go_on_seconds=None if changes is not None else _go_on_seconds(found, is_undecided=is_undecided),
@@ -302,16 +297,14 @@ def _processes(leader: Leader) -> str:
 # ------------------------------------------------------------------------------------------------ the parts
 
 
-def _list_masked(candidates: Sequence[Candidate], baseline: Configuration, verdict: Verdict) -> tuple[str, ...]:
+def _list_masked(candidates: Sequence[Candidate], baseline: Configuration, verdict: Verdict) -> list[str]:
     """List the knobs of which no gain is excluded: each was tried only together with something slow."""
     tried: dict[str, bool] = {}
     for candidate in candidates if verdict is Verdict.NO_SIGNIFICANT_GAIN else ():
         changed = candidate.configuration.differences(baseline) if candidate.measured else {}
         is_clear = len(changed) == 1 or candidate.ratio > -SLOW
         tried.update((knob, tried.get(knob, False) or is_clear) for knob in changed)
-    return tuple(
-        f"{knob} by itself: it was tried only together with slower changes" for knob in tried if not tried[knob]
-    )
+    return [f"{knob} by itself: it was tried only together with slower changes" for knob in tried if not tried[knob]]
 
 
 def _list_unchecked(
@@ -322,7 +315,7 @@ def _list_unchecked(
     watched: Watch | None,
     *,
     measured: bool,
-) -> tuple[str, ...]:
+) -> list[str]:
     """List what was not checked of the winner; `measured`: the training losses at its batch size were."""
     baseline, boundary = run.baseline, run.boundary
     missing = [
@@ -368,7 +361,7 @@ def _list_unchecked(
     ]
     if "retracing" not in names:
         missing.append("retracing after the warm-up (the log does not show XLA's compilations)")
-    return tuple(missing)
+    return missing
 
 
 def break_even(
