@@ -5,7 +5,7 @@ from pydantic import ValidationError
 from simulated_runs import BASELINE, a_record
 
 from autotune.data.record import Branch
-from autotune.report.loss_charts import average_losses, loss_charts
+from autotune.report.page import average_losses, loss_charts
 from autotune.stats.same_loss import NOT_REACHED
 
 PROBES = range(1, 9)

@@ -91,7 +91,7 @@ def _fact(text: str, fix: str = "") -> Finding:
 def diagnose(state: MachineState) -> list[Finding]:
     """Return all findings, what stops TensorFlow first."""
     order = list(Level)
-    rules = (_check_software, _check_keras, _check_driver, _check_cards, _check_loading, _check_host, _check_measuring)
+    rules = (_check_software, _check_keras, _check_driver, _check_cards, _check_loading, _check_host)
     return sorted((finding for rule in rules for finding in rule(state)), key=lambda found: order.index(found.level))
 
 
@@ -206,10 +206,6 @@ def _check_host(state: MachineState) -> Iterator[Finding]:
         minutes = min(30, math.ceil(3 * (state.jitter / RESTLESS)))
         problem = f"this machine is busy: equal work varies by {state.jitter:.0%} in time; expect wide intervals"
         yield _slows(problem, f"Tune with --budget {minutes}m, and while little else runs.")
-
-
-def _check_measuring(state: MachineState) -> Iterator[Finding]:
-    """Say what is measured or held back less well here."""
     if state.uncontained:
         problem = f"trials cannot be isolated ({state.uncontained}): only Python's own writes are redirected"
         yield _fact(problem, ALLOW_NAMESPACES)

@@ -119,7 +119,10 @@ def _keep_last(recipe: Recipe, run: Path, kept: Path) -> str:
         where = _state_directory() or "the home directory, which is not known"
         return f"compilations are not kept: no private file can be written in {where}"
     folders[-1].rename(kept)
-    write_atomically(kept / SEAL, _seal(recipe, files, key).model_dump_json(indent=2) + "\n")
+    facts = _facts_of(recipe.machine)
+    unsigned = Seal(schema_version=1, configuration=dict(recipe.configuration), machine=facts, mac="0" * 64)
+    seal = unsigned.model_copy(update={"mac": _mac(unsigned, files, key)})
+    write_atomically(kept / SEAL, seal.model_dump_json(indent=2) + "\n")
     return ""
 
 
@@ -160,12 +163,6 @@ def _remove_copy(folder: Path, process: int) -> None:
 def _read_seal(kept: Path) -> Seal:
     """Read a seal. Raises OSError, and ValueError where it is damaged."""
     return Seal.model_validate_json(read_at_most(kept / SEAL, _LARGEST_SEAL_BYTES))
-
-
-def _seal(recipe: Recipe, files: Mapping[str, bytes], key: bytes) -> Seal:
-    facts = _facts_of(recipe.machine)
-    open_seal = Seal(schema_version=1, configuration=dict(recipe.configuration), machine=facts, mac="0" * 64)
-    return open_seal.model_copy(update={"mac": _mac(open_seal, files, key)})
 
 
 def _mac(seal: Seal, files: Mapping[str, bytes], key: bytes) -> str:

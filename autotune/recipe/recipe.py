@@ -511,7 +511,13 @@ def read_recipes(path: str | Path) -> RecipeSource:
         raise RecipeError(f"{path} is neither a run nor a folder of recipes: it has no .json file", hint=_GIVE)
     if len(paths) > MOST_FILES:
         raise RecipeError(f"{path} has more than {MOST_FILES} .json files", hint=_GIVE)
-    files, notes = _drop_older([RecipeFile(file, _read_in_folder(file)) for file in paths])
+    found = []
+    for file in paths:
+        try:
+            found.append(RecipeFile(file, _read_recipe(file)))
+        except RecipeError as error:
+            raise RecipeError(error.message, hint=f"Move it out of {path}, or mend it: {error.hint}") from error
+    files, notes = _drop_older(found)
     return RecipeSource(path, files, is_folder=True, notes=notes)
 
 
@@ -524,7 +530,7 @@ def select_recipe(source: RecipeSource, *, strict: bool = False) -> Selection:
         MachineMismatchError: None was, and `strict` is set.
     """
     here = fingerprint()
-    selection = _find_nearest(source, here)
+    selection = select_nearest(source, here)
     if selection.fits:
         return selection
     if source.is_folder:
@@ -544,12 +550,9 @@ def select_recipe(source: RecipeSource, *, strict: bool = False) -> Selection:
     return selection._replace(recipe=recipe, takes_baseline=source.is_folder, text=text)
 
 
-def select_nearest(source: RecipeSource) -> Selection:
+def select_nearest(source: RecipeSource, here: Machine | None = None) -> Selection:
     """Choose the recipe whose machine is the nearest to this one."""
-    return _find_nearest(source, fingerprint())
-
-
-def _find_nearest(source: RecipeSource, here: Machine) -> Selection:
+    here = here or fingerprint()
     path, recipe = source.files[find_nearest([recipe.machine for recipe in source.recipes], here)[0]]
     fits = not kind_differences(recipe.machine, here)
     kind = f"was measured on this kind of machine: {kind_of(recipe.machine)}"
@@ -579,13 +582,6 @@ def _read_recipe(path: Path) -> Recipe:
             f"{path} is a book of several recipes", hint="Keep each recipe as a file of its own in one folder."
         )
     return Recipe.parse(text, source=str(path))
-
-
-def _read_in_folder(path: Path) -> Recipe:
-    try:
-        return _read_recipe(path)
-    except RecipeError as error:
-        raise RecipeError(error.message, hint=f"Move it out of {path.parent}, or mend it: {error.hint}") from error
 
 
 def _drop_older(found: list[RecipeFile]) -> tuple[tuple[RecipeFile, ...], tuple[str, ...]]:

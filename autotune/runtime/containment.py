@@ -455,21 +455,15 @@ class LayerLimit:
         if self._folder is None or (not is_due and self._free_before - self._free() <= self._allowed):
             return ""
         self._counted_at = time.monotonic()
-        size = _bytes_below(self._folder)
+        size = 0
+        for root, _, files in os.walk(self._folder):
+            for name in files:
+                with contextlib.suppress(OSError):
+                    size += os.lstat(os.path.join(root, name)).st_blocks * 512
         self._free_before = self._free() + size
         if size <= self._allowed:
             return ""
         return f"wrote {size / 2**30:.1f} GiB to files, more than the {self._allowed / 2**30:.1f} GiB that a trial may"
-
-
-def _bytes_below(folder: Path) -> int:
-    """Count the bytes that a directory takes on its disk."""
-    total = 0
-    for root, _, files in os.walk(folder):
-        for name in files:
-            with contextlib.suppress(OSError):
-                total += os.lstat(os.path.join(root, name)).st_blocks * 512
-    return total
 
 
 def remove_all_layers(layers: Path) -> None:

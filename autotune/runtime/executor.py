@@ -13,23 +13,14 @@ from typing import Literal, Protocol, Self
 from autotune.data.facts import Machine, WorkloadFacts
 from autotune.data.record import Outcome, Place, Slice
 from autotune.recipe.apply import environment
-from autotune.runtime.protocol import (
-    Data,
-    Finished,
-    LossCurves,
-    Ready,
-    Started,
-    StartedByImport,
-    Trainings,
-    TrialTiming,
-)
+from autotune.runtime import protocol
 from autotune.space.configuration import Configuration
 
 Clock = Callable[[], float]
 """Seconds that only go forward; simulated trials bring their own."""
 Isolation = Literal["template", "spawn"]
 """Trials are forks of a template, or fresh interpreters."""
-IN_SEARCH = TrialTiming(epoch_seconds=1.0, warmup_seconds=1.5)
+IN_SEARCH = protocol.TrialTiming(epoch_seconds=1.0, warmup_seconds=1.5)
 
 
 def never() -> bool:
@@ -84,8 +75,8 @@ class WarmUp:
     A process that has surveyed the script counts as requested when its survey began, without its wait for the request.
     """
 
-    started: Started
-    ready: Ready
+    started: protocol.Started
+    ready: protocol.Ready
     launch_seconds: float  # from the request to the fork
     first_step_seconds: float  # from the request to the end of the first train step, without counting
     ready_seconds: float  # from the request to the steady state, without counting and what was done aside
@@ -97,7 +88,9 @@ class WarmUp:
 class LiveTrial(Protocol):
     """One trial process. Each method raises `TrialFailed` when the trial fails or takes too long."""
 
-    def warm_up(self, timeout_seconds: float, on_started: Callable[[Started], None] = lambda started: None) -> WarmUp:
+    def warm_up(
+        self, timeout_seconds: float, on_started: Callable[[protocol.Started], None] = lambda started: None
+    ) -> WarmUp:
         """Wait until the trial is warm; it is frozen then. `on_started` gets its first report at once."""
 
     def measure(self, seconds: float, timeout_seconds: float) -> Slice:
@@ -106,13 +99,13 @@ class LiveTrial(Protocol):
     def measure_continuously(self, seconds: float, count: int, timeout_seconds: float) -> tuple[Slice, ...]:
         """Let it train for `count` slices without a pause between them, then freeze it again."""
 
-    def finish(self, input_wait_seconds: float, timeout_seconds: float, *, thorough: bool = False) -> Finished:
+    def finish(self, input_wait_seconds: float, timeout_seconds: float, *, thorough: bool = False) -> protocol.Finished:
         """Take the closing figures, and wait for the process to end.
 
         Those of the baseline and of leaders are `thorough`: ceilings, and a profile where one is wanted.
         """
 
-    def loss_curves(self, timeout_seconds: float, stopped: Callable[[], bool] = never) -> LossCurves:
+    def loss_curves(self, timeout_seconds: float, stopped: Callable[[], bool] = never) -> protocol.LossCurves:
         """Wait for the losses of a trial that was launched for them, and for the process to end.
 
         It fails as interrupted once `stopped()` is true.
@@ -134,9 +127,9 @@ class SeatHandle(Protocol):
         configuration: Configuration,
         *,
         log: str,
-        data: Data | None,
-        timing: TrialTiming,
-        losses: Trainings | None,
+        data: protocol.Data | None,
+        timing: protocol.TrialTiming,
+        losses: protocol.Trainings | None,
     ) -> LiveTrial:
         """Start a trial. Raises `TrialFailed`, `SeatLost`."""
 
@@ -156,7 +149,7 @@ class Executor(abc.ABC):
     def __init__(self, isolation: Isolation = "template", seats: tuple[str, ...] = ()) -> None:
         self.seats = seats  # their names, at least one once it is open
         self.machine: Machine | None = None  # what the first seat runs on; None for the driver's own machine
-        self.started_by_import: StartedByImport | None = None  # what no fork survives; known once it is open
+        self.started_by_import: protocol.StartedByImport | None = None  # what no fork survives; known once it is open
         self.isolation = isolation  # `spawn` where importing the workload leaves no choice
         self.tell: Callable[[str], object] = lambda text: None  # told what runs while it opens
         self._handles: Mapping[str, SeatHandle] = {}
@@ -189,9 +182,9 @@ class Executor(abc.ABC):
         *,
         seat: str = "",
         log: str,
-        data: Data | None,
-        timing: TrialTiming = IN_SEARCH,
-        losses: Trainings | None = None,
+        data: protocol.Data | None,
+        timing: protocol.TrialTiming = IN_SEARCH,
+        losses: protocol.Trainings | None = None,
     ) -> LiveTrial:
         """Start a trial on a seat, the first one where none is named. Raises `TrialFailed`, `SeatLost`.
 

@@ -104,7 +104,11 @@ class ForkCheck:
         if any(signal.getitimer(timer)[0] for timer in _TIMERS):
             raise Unforkable("a timer is running")
         end_pools_that_allow_forks()
-        if not self._threads_end():
+        for _ in range(LOOKS):  # the kernel shows a thread that was joined for a moment longer
+            if len(os.listdir("/proc/self/task")) <= self._threads:
+                break
+            time.sleep(LOOK_SECONDS)
+        else:
             raise Unforkable("a pool of threads is in use")
         for path in writable_shared_mappings():
             if path not in self._mappings:
@@ -114,14 +118,6 @@ class ForkCheck:
             raise Unforkable("it holds a lock on a file")
         files = open_files(sorted(descriptor for descriptor in _descriptors() if descriptor not in self._known))
         return ForkState(files=tuple(files), random=random.getstate(), peak_bytes=peak_host_bytes())
-
-    def _threads_end(self) -> bool:
-        """Return whether no further thread is there. The kernel shows one that was joined for a moment longer."""
-        for _ in range(LOOKS):
-            if len(os.listdir("/proc/self/task")) <= self._threads:
-                return True
-            time.sleep(LOOK_SECONDS)
-        return False
 
 
 def end_pools_that_allow_forks() -> None:

@@ -18,6 +18,7 @@ from autotune.recipe.keras_api import keras_api
 from autotune.recipe.tf_private import keras
 from autotune.script.dataset_trace import batch_calls, calls_for, examples_of, mean_batch
 from autotune.script.settings import Settings
+from autotune.script.work import is_endless
 from autotune.space.configuration import Configuration
 from autotune.space.knobs import KNOBS, Stage
 
@@ -130,7 +131,9 @@ class FitCall:
         """The script's own; None where it does not show."""
         x, kind = self.arguments["x"], self.kind
         if kind == "arrays":
-            return int(self.arguments["batch_size"] or self._batch_of_steps or DEFAULT_BATCH)
+            steps, rereads = self.arguments["steps_per_epoch"], keras_api().rereads_arrays
+            of_steps = math.ceil(self._length_of_arrays / int(steps)) if steps and not rereads else None
+            return int(self.arguments["batch_size"] or of_steps or DEFAULT_BATCH)
         if kind == "py_dataset":
             size = _py_dataset_batch_size(x)
             set_here = "batch_size" in self.settings.first and size == self.settings.changes.get("batch_size")
@@ -218,37 +221,19 @@ class FitCall:
     @property
     def validates_for_ever(self) -> bool:
         """True if its validation data is infinite and its training reaches the end of an epoch."""
-        import tensorflow as tf
-
         given = self.arguments
-
-        def is_endless(data: Any) -> bool:
-            return isinstance(data, tf.data.Dataset) and data.cardinality() == tf.data.INFINITE_CARDINALITY
-
         never_validated = is_endless(given["x"]) and not given["steps_per_epoch"]
         return is_endless(given["validation_data"]) and not given["validation_steps"] and not never_validated
 
     @property
     def steps_per_epoch(self) -> int | None:
         """The script's `steps_per_epoch`, for batches of the size in use; None where the data ends an epoch."""
-        given = self.arguments["steps_per_epoch"]
-        if not given:
-            return self._steps_of_arrays
-        size, used = self.batch_size, self.batch_used
-        return int(given) if not size or not used else max(1, round(int(given) * size / used))
-
-    @property
-    def _steps_of_arrays(self) -> int | None:
-        """The steps of an epoch of arrays, where one iterator reads them in all epochs; None elsewhere."""
-        if self.kind != "arrays" or keras_api().rereads_arrays or self.arguments["steps_per_epoch"]:
+        given, size, used = self.arguments["steps_per_epoch"], self.batch_size, self.batch_used
+        if given:
+            return int(given) if not size or not used else max(1, round(int(given) * size / used))
+        if self.kind != "arrays" or keras_api().rereads_arrays:
             return None
-        return math.ceil(self._length_of_arrays / int(self.batch_used or DEFAULT_BATCH))
-
-    @property
-    def _batch_of_steps(self) -> int | None:
-        """The batch size of Keras 2 for arrays with `steps_per_epoch` alone; None elsewhere."""
-        steps = self.arguments["steps_per_epoch"]
-        return None if keras_api().rereads_arrays or not steps else math.ceil(self._length_of_arrays / int(steps))
+        return math.ceil(self._length_of_arrays / int(used or DEFAULT_BATCH))  # one iterator reads them in all epochs
 
     @property
     def _length_of_arrays(self) -> int:

@@ -63,33 +63,19 @@ def facts_in(recipe: Recipe, file: Path | None = None, shown: str = "") -> Scrip
 
 
 class LongRun(Hooks):
-    """One process that trains by a recipe.
-
-    Args:
-        recipe: Of a script.
-        path: The recipe's file. The guard's log lies beside it.
-        directory: The script's.
-        skip_missing: Continue without a knob whose call sites are gone.
-        scale: Scales the learning rate to the batch size by this rule; None takes the one that the recipe has tested.
-        keep_learning_rate: Leave the learning rate as the script has it.
-        stale: Says what has changed since the recipe was measured; None for nobody.
-        compiled: A folder with what XLA compiled when the recipe was measured; None for none.
-
-    Raises:
-        RecipeError: The recipe is of a `Workload`.
-    """
+    """One process that trains by a recipe. Raises RecipeError for the recipe of a `Workload`."""
 
     def __init__(
         self,
         recipe: Recipe,
-        path: Path,
-        directory: str,
+        path: Path,  # of the recipe's file; the guard's log lies beside it
+        directory: str,  # the script's
         *,
         skip_missing: bool = False,  # continue without a knob whose call sites are gone
         scale: Rule | None = None,  # of the learning rate; None for the rule that the recipe has tested
         keep_learning_rate: bool = False,
-        stale: Staleness | None = None,
-        compiled: Path | None = None,
+        stale: Staleness | None = None,  # says what has changed since the recipe was measured
+        compiled: Path | None = None,  # a folder with what XLA compiled then
     ) -> None:
         self._facts, self._keras = facts_in(recipe), recipe.workload.keras
         use_keras(self._keras)
@@ -204,30 +190,21 @@ class LongRun(Hooks):
             say("jit_compile=true is not in force: Keras turns XLA off for this model")
         factor = self._factor_of_fit(call)
         watch = guard_callback(self.guard, call.batch_used or self._configuration.batch_size)
-        callbacks = [*listed_callbacks(arguments["callbacks"]), *self._find_compiled(model), watch]
-        callbacks += self._watch_for_changes(model)
+        on, callbacks = keras.callbacks.LambdaCallback, listed_callbacks(arguments["callbacks"])
+        if self._compiled is not None:  # TensorFlow finds what was compiled by the names of functions
+            callbacks.append(
+                on(on_train_begin=lambda logs: setattr(model, "train_function", with_names_alike(model.train_function)))
+            )
+        callbacks.append(watch)
+        if model.built:
+            self._warn_of_changes(model.weights)
+        else:  # the first step builds it
+            callbacks.append(on(on_epoch_end=lambda epoch, logs: self._warn_of_changes(model.weights)))
         with self._scaled_by(factor, model):
             return usual(model, **(arguments | changed | {"callbacks": callbacks}))
 
     def _scaled_by(self, factor: float, model: Any) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext() if self._trainings is None else self._trainings.scaled(model, factor)
-
-    def _find_compiled(self, model: Any) -> list[Any]:
-        """Return a callback by which TensorFlow finds what was compiled; none where there is nothing."""
-        if self._compiled is None:
-            return []
-
-        def begin(logs: Any) -> None:
-            model.train_function = with_names_alike(model.train_function)
-
-        return [keras.callbacks.LambdaCallback(on_train_begin=begin)]
-
-    def _watch_for_changes(self, model: Any) -> list[Any]:
-        """Say what has changed since the recipe was measured; return a callback if the first step builds the model."""
-        if model.built:
-            self._warn_of_changes(model.weights)
-            return []
-        return [keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: self._warn_of_changes(model.weights))]
 
     def _warn_of_changes(self, weights: Sequence[Any]) -> None:
         if self._stale is not None:

@@ -60,8 +60,16 @@ def run(request: TrialRequest, channel: Channel, workload: Workload, configurati
         if workload.batched or is_out_of_memory(error):
             return None
         spec = train.dataset.element_spec
-        return batched_twice_error(model, spec[0] if isinstance(spec, tuple) else spec)
+        got = [leaf.shape for leaf in tf.nest.flatten(spec[0] if isinstance(spec, tuple) else spec)]
+        for shape, wanted in zip(got, getattr(model, "inputs", None) or [], strict=False):
+            takes = tuple(wanted.shape)
+            if shape.rank == len(takes) + 1 and tuple(shape[2:]) == takes[1:]:  # two axes are batches
+                added = f"with a batch size added, an input has shape {tuple(shape)}"
+                return _batched_already(f"{added}, and the model takes {takes}")
+        return None
 
+    files = [Path(code.co_filename) for code in code_of(workload.dataset)[:1]]
+    source = OwnSource([own for file in files for own in own_files(file, file.parent)], str(files and files[0].parent))
     parts = Parts(
         model=model,
         dataset=dataset,
@@ -69,17 +77,10 @@ def run(request: TrialRequest, channel: Channel, workload: Workload, configurati
         train=train,
         batched=workload.batched,
         drop_remainder=workload.drop_remainder,
-        reads_changing=_describe_changing(workload, dataset, model),
+        reads_changing=source.describe_dataset(dataset, model.variables if model.built else ()),
         explain=explain,
     )
     time_fit(request, channel, configuration, parts)
-
-
-def _describe_changing(workload: Workload, dataset: tf.data.Dataset, model: keras.Model) -> str:
-    """Return what the dataset reads that the workload's own files change; empty if nothing."""
-    files = [Path(code.co_filename) for code in code_of(workload.dataset)[:1]]
-    source = OwnSource([own for file in files for own in own_files(file, file.parent)], str(files and files[0].parent))
-    return source.describe_dataset(dataset, model.variables if model.built else ())
 
 
 def _branch(workload: Workload, configuration: Configuration, runs: BranchRuns) -> tuple[Curves, Counted]:
@@ -111,8 +112,22 @@ def training_data(workload: Workload, configuration: Configuration, *, examine: 
     Without `examine`, only a dataset that batches by itself is read.
     """
     dataset = _call_for_dataset(workload.dataset, "dataset", configuration)
-    if examine or workload.batched:  # each batch size: one that dataset() ignores would look faster
-        _examine(dataset, workload, configuration.batch_size)
+    if not examine and not workload.batched:
+        return dataset
+    wanted, few = configuration.batch_size, dataset.take(LOOK_BATCHES if workload.batched else 1)
+    seen: Batches = call_user("dataset", lambda: batches_in(few, LOOK_SECONDS, wanted))
+    if not seen.sizes:
+        raise WorkloadError("dataset() yields nothing: it is empty", hint="Check the path or the filter that feeds it.")
+    if not workload.batched:
+        return dataset
+    first = seen.sizes[0]  # looked at with each batch size: one that dataset() ignores would look faster
+    if first != wanted and first and not (first < wanted and len(seen.sizes) == 1):  # one batch of it all
+        raise WorkloadError(
+            f"dataset(config) with batched=True yields batches of {first}, expected "
+            f"config.batch_size, which is {wanted}",
+            hint="Batch by config.batch_size, or yield single examples without batched=True.",
+        )
+    refuse_uneven(seen.sizes[:-1], wanted)
     return dataset
 
 
@@ -154,23 +169,6 @@ def _call_for_dataset(function: Callable[..., Any], part: str, configuration: Co
             hint="Several inputs go into x, as a tuple or a dict.",
         )
     return dataset
-
-
-def _examine(dataset: tf.data.Dataset, workload: Workload, wanted: int) -> None:
-    few = dataset.take(LOOK_BATCHES if workload.batched else 1)
-    seen: Batches = call_user("dataset", lambda: batches_in(few, LOOK_SECONDS, wanted))
-    if not seen.sizes:
-        raise WorkloadError("dataset() yields nothing: it is empty", hint="Check the path or the filter that feeds it.")
-    if not workload.batched:
-        return
-    first = seen.sizes[0]
-    if first != wanted and first and not (first < wanted and len(seen.sizes) == 1):  # one batch of it all
-        raise WorkloadError(
-            f"dataset(config) with batched=True yields batches of {first}, expected "
-            f"config.batch_size, which is {wanted}",
-            hint="Batch by config.batch_size, or yield single examples without batched=True.",
-        )
-    refuse_uneven(seen.sizes[:-1], wanted)
 
 
 # --------------------------------------------------------------------------------------------- its model
@@ -280,17 +278,6 @@ def _may_hold_batches(dataset: tf.data.Dataset) -> bool:
             return False
         (dataset,) = before
     return lengths == {None} or isinstance(dataset.element_spec, tuple)  # a sequence is made of one tensor
-
-
-def batched_twice_error(model: keras.Model, x: Any) -> WorkloadError | None:
-    """Return the error of a model that cannot be trained because two axes of its data are batches; else None."""
-    got = [leaf.shape for leaf in tf.nest.flatten(x)]
-    for shape, wanted in zip(got, getattr(model, "inputs", None) or [], strict=False):
-        if shape.rank == len(wanted.shape) + 1 and tuple(shape[2:]) == tuple(wanted.shape[1:]):
-            return _batched_already(
-                f"with a batch size added, an input has shape {tuple(shape)}, and the model takes {tuple(wanted.shape)}"
-            )
-    return None
 
 
 def _batched_already(why: str) -> WorkloadError:

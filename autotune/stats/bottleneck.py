@@ -64,7 +64,8 @@ def find_bottleneck(seen: StepFigures) -> Bottleneck:
     waiting = f"the step waits for input {waits:.0%} of its time"
     if error >= SHOWN_ERROR:
         waiting += f" (±{error:.0%})" if waits > error else f" (at most {min(1.0, waits + error):.0%})"
-    may_be_input = not _pipeline_is_faster(seen.ceilings)
+    by_input, by_compute = (seen.ceilings.by_input, seen.ceilings.by_compute) if seen.ceilings else (None, None)
+    may_be_input = not by_input or not by_compute or by_input < CLEARLY_FASTER * by_compute
     if may_be_input and waits >= INPUT_HIGH and waits - error >= INPUT_MODERATE:
         return Bottleneck(name="input", share=waits, why=waiting)
     if profile is not None and (found := _by_profile(profile)) is not None:
@@ -85,12 +86,6 @@ def find_bottleneck(seen: StepFigures) -> Bottleneck:
     if profile is None:
         return Bottleneck(name="compute_or_memory", share=1 - waits, why=waiting)
     return _of_operations(profile)
-
-
-def _pipeline_is_faster(ceilings: Ceilings | None) -> bool:
-    if ceilings is None or not ceilings.by_input or not ceilings.by_compute:
-        return False
-    return ceilings.by_input >= CLEARLY_FASTER * ceilings.by_compute
 
 
 def _by_profile(profile: Profile) -> Bottleneck | None:

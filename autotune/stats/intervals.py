@@ -136,7 +136,8 @@ def claim_interval(
     mean, count = statistics.fmean(means), len(means)
     if count < 2:
         return _around(mean, math.inf, count)
-    predicted = max(_predicted_variance(processes), LEAST_DEVIATION**2)
+    within = pooled_spread(processes).deviation ** 2  # of slices, which predicts how the means of processes vary
+    predicted = max(statistics.fmean(within / len(values) for values in processes), LEAST_DEVIATION**2)
     margin = _half_width(prior, statistics.variance(means), count, confidence, predicted)
     if prior.least:
         margin = max(margin, t_quantile(confidence, prior.least_degrees + count - 1) * prior.least / math.sqrt(count))
@@ -144,12 +145,6 @@ def claim_interval(
         luck = t_quantile(confidence, TEMPLATE_DEGREES) * TEMPLATE_DEVIATION * math.sqrt(2)
         margin = math.hypot(margin, luck)
     return _around(mean, margin, count)
-
-
-def _predicted_variance(processes: Sequence[Sequence[float]]) -> float:
-    """Return the variance of one process's mean that the spread of the slices within processes predicts."""
-    pooled = pooled_spread(processes).deviation ** 2
-    return statistics.fmean(pooled / len(values) for values in processes)
 
 
 def process_prior(trials: Sequence[Sequence[Sequence[float]]], *, rounds: int) -> ProcessPrior:

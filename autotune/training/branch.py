@@ -191,16 +191,11 @@ def _recorded(
     if held_out is not None:
         probe = tf.data.Dataset.load(f"{folder}/probe")
     else:
-        training, probe = _split(training, probes)
+        apart = probe_distance(int(training.cardinality()), probes)  # batches from all over the recording
+        numbered, probe = training.enumerate(), training.shard(apart, apart - 1)
+        training = numbered.filter(lambda place, batch: place % apart != apart - 1).map(lambda place, batch: batch)
     # Without gradients larger batches fit, too; and calls cost more than small batches do.
     return training.unbatch().cache(), probe.rebatch(PROBE_BATCHES * runs.recorded_batch_size).cache()
-
-
-def _split(recorded: tf.data.Dataset, probes: int) -> tuple[tf.data.Dataset, tf.data.Dataset]:
-    """Return the batches to train on, and so many to probe on: a fifth at most, from all over the recording."""
-    apart = probe_distance(int(recorded.cardinality()), probes)
-    rest = recorded.enumerate().filter(lambda place, batch: place % apart != apart - 1)
-    return rest.map(lambda place, batch: batch), recorded.shard(apart, apart - 1)
 
 
 def probe_distance(batches: int, probes: int) -> int:

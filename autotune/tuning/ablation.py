@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from functools import partial
 
 from autotune.data.figures import Interval, LogInterval
-from autotune.data.record import Ablation, Boundary, Outcome, Phase, TrialRecord
+from autotune.data.record import Ablation, Outcome, Phase, TrialRecord
 from autotune.runtime.executor import DeviceUnavailable, SeatLost, TrialFailed
 from autotune.runtime.protocol import Started
 from autotune.space.configuration import Configuration, find_conflict, normalize, reset_idle
@@ -35,14 +35,8 @@ def without_change(configuration: Configuration, knob: str, baseline: Configurat
 def unmeasured_changes(
     leader: int, configuration: Configuration, baseline: Configuration, records: Iterable[TrialRecord]
 ) -> tuple[str, ...]:
-    """Return the changes of a leader that can be left out of it and were not yet; none where it has only one.
-
-    Args:
-        leader: Its trial in the confirmation.
-        configuration: The leader's, as it was asked for: what other changes bring about cannot be left out alone.
-        baseline: What it differs from.
-        records: The run's.
-    """
+    """Return the changes of a leader that can be left out of it and were not yet; none where it has only one."""
+    # The configuration is as it was asked for: what other changes bring about cannot be left out alone.
     changes = configuration.differences(baseline)
     if len(changes) < FEWEST_CHANGES:
         return ()
@@ -67,17 +61,7 @@ def leave_out(
 ) -> TrialRecord:
     """Measure a leader without one of its changes beside the whole leader, and keep both records.
 
-    Whatever fails is in the record.
-
-    Args:
-        run: The run.
-        leader: The confirmed leader.
-        knob: The change that is left out.
-        seat: Where both processes run.
-        deadline: When every wait must end.
-        limits: Of a search trial.
-        spread: How much the pairs of other trials vary.
-        prior: How far a fresh pair of processes may lie from its mean.
+    Whatever fails is in the record. `spread` is that of other trials' pairs, `prior` that of fresh pairs of processes.
     """
     # Raises Interrupted, and SeatLost where there are several seats.
     whole = leader.trial.configuration
@@ -101,7 +85,12 @@ def leave_out(
             outcome, reason = Outcome.INTERRUPTED, f"the recommended configuration failed beside it: {failure.whole}"
     if reference.slices:
         run.keep(reference.record(Outcome.OK), announce=False)
-    gain = _gain_of(trial, prior) if outcome is Outcome.OK else None
+    gain: Interval | None = None
+    if outcome is Outcome.OK:
+        measured = mean_interval(trial.log_ratios, others=trial.others)
+        margin = max(measured.half_width, prior.half_width(1, CONFIDENCE))  # no narrower than one fresh pair tells
+        value = -measured.value
+        gain = LogInterval(value=value, low=value - margin, high=value + margin, count=1).ratio
     ablation = Ablation(knob=knob, leader=leader.trial.number, reference=reference.number, gain=gain)
     record = trial.record(outcome, reason=reason, log_tail=log_tail)
     record = run.keep(record.model_copy(update={"ablation": ablation, "speedup": None}))
@@ -130,7 +119,9 @@ def _compare(
     def enough() -> Stop | None:
         return stop_measuring(trial.log_ratios, leader=None, others=trial.others)
 
-    boundary = _boundary_of(leader, run)
+    of_processes = (log.boundary for log in reversed(leader.trial.processes))
+    known = next((found for found in of_processes if found is not None), leader.in_search.boundary)
+    boundary = known or run.boundary
     process = partial(MeasuredProcess, run=run, deadline=deadline, seat=seat, start_timeout=limits.timeout)
     own = None if KNOBS[knob].structural else boundary
     whole = process(trial=reference, boundary=boundary)
@@ -155,17 +146,3 @@ def _compare(
         reference_alone=run.records[0].slices,
     )
     comparison.measure()
-
-
-def _boundary_of(leader: LeaderTrials, run: Run) -> Boundary | None:
-    """Return what is known of the leader's boundary between epochs; None where its process should measure it."""
-    of_processes = (log.boundary for log in reversed(leader.trial.processes))
-    return next((found for found in of_processes if found is not None), leader.in_search.boundary or run.boundary)
-
-
-def _gain_of(trial: Trial, prior: ProcessPrior) -> Interval | None:
-    """Return the speed with the change over the speed without; no narrower than one fresh pair of processes tells."""
-    measured = mean_interval(trial.log_ratios, others=trial.others)
-    margin = max(measured.half_width, prior.half_width(1, CONFIDENCE))
-    gain = -measured.value
-    return LogInterval(value=gain, low=gain - margin, high=gain + margin, count=1).ratio

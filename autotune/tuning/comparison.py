@@ -68,7 +68,9 @@ class MeasuredProcess:
                 at_most = 3 * PATIENCE_SECONDS
             at_most = max(at_most, GENEROUS * usual)
         trial.place = run.executor.place(self.seat)
-        compiled = self._folder_of_compilations()
+        compiled = ""
+        if self.keeps_compilations:  # in a folder of its own: no two processes share one
+            compiled = open_folder(run.directory.trial_directory(trial.number), trial.instances)
         try:
             with self.deadline.wait(usual, at_most=at_most, generous=self.generous) as timeout, self._failures():
                 with run.turn.released():
@@ -99,12 +101,6 @@ class MeasuredProcess:
         finally:
             trial.seconds += run.clock() - began
         self.live, self.boundary = live, warm.ready.boundary or self.boundary
-
-    def _folder_of_compilations(self) -> str:
-        """Return a new folder for what XLA compiles in the next process: no two processes share one."""
-        if not self.keeps_compilations:
-            return ""
-        return open_folder(self.run.directory.trial_directory(self.trial.number), self.trial.instances)
 
     def _note_started(self, started: Started) -> None:
         with self.run.turn:

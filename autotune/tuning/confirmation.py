@@ -21,7 +21,7 @@ from autotune.stats.stability import FEWEST_SLICES
 from autotune.tuning import costs
 from autotune.tuning.comparison import Comparison, MeasuredProcess
 from autotune.tuning.costs import LEAST_ROUNDS, MOST_ROUNDS, MOST_SLICES_SECONDS
-from autotune.tuning.rules import MemoryWatch
+from autotune.tuning.rules import why_memory_unclear
 from autotune.tuning.run import Deadline, Run
 from autotune.tuning.seat import INPUT_WAIT_SECONDS, SLICE_PATIENCE_SECONDS
 from autotune.tuning.trial import Trial
@@ -99,11 +99,9 @@ class LeaderTrials:
         """Return the leader's record, as it stands."""
         return self.trial.record(Outcome.OK, failure=self.trial.failure)
 
-    def watch_memory(self, run: Run) -> MemoryWatch:
-        """Return what all slices so far show of the leader's memory."""
-        return MemoryWatch(
-            record=self.trial.record(Outcome.OK), searched=run.records.values(), baseline_batch=run.baseline.batch_size
-        )
+    def why_memory_unclear(self, run: Run) -> str:
+        """Return why all slices so far do not exclude a memory leak; empty if they do."""
+        return why_memory_unclear(self.trial.record(Outcome.OK), run.records.values(), run.baseline.batch_size)
 
     def is_beside(self, configuration: Configuration) -> bool:
         """Return whether its champion is this one."""
@@ -147,7 +145,7 @@ class PairSchedule:
     @property
     def is_leak_possible(self) -> bool:
         """Return whether the slices so far are too few to tell of a leak."""
-        return bool(self.leader.watch_memory(self.run).why_unclear)
+        return bool(self.leader.why_memory_unclear(self.run))
 
     def turn_seconds(self, processes: Sequence[MeasuredProcess]) -> float:
         """See `Schedule`. Where the search has seen memory grow, there are more slices, and shorter ones."""

@@ -51,11 +51,12 @@ def find_leaders(
         space: The new run's search space.
         recipes: Recipes of the same training, each of another kind of machine.
     """
-    found = [
-        leader if _covers(earlier, space) else replace(leader, led_over=0)
-        for kinship, directory, earlier in ([] if results is None else _same_runs(results, run)[:MOST_READ])
-        for leader in _leaders_of(directory, earlier, kinship, name=str(directory.path.relative_to(results or ".")))
-    ]
+    found = []
+    for kinship, directory, earlier in [] if results is None else _same_runs(results, run)[:MOST_READ]:
+        before = {} if earlier.search_space is None else earlier.search_space.choices
+        had_all = all({*now} - {space.baseline[name]} <= {*before.get(name, ())} for name, now in space.choices.items())
+        leaders = _leaders_of(directory, earlier, kinship, name=str(directory.path.relative_to(results or ".")))
+        found += leaders if had_all else [replace(leader, led_over=0) for leader in leaders]
     found += _leaders_in(recipes, run)
     chosen: dict[Configuration, EarlierLeader] = {}
     room = {False: MOST_LEADERS, True: MOST_OF_RECIPES}
@@ -102,14 +103,6 @@ def _choice_for(name: str, value: KnobValue, choices: Sequence[KnobValue]) -> Kn
     if name == "steps_per_execution" and not same:  # a recipe has what was in force: a divisor of an epoch's steps
         same = sorted(choice for choice in choices if int(choice) >= int(value))[:1]
     return next(iter(same), None)
-
-
-def _covers(earlier: RunRecord, space: ResolvedSpace) -> bool:
-    """Return whether an earlier run could try every value that may be tried now."""
-    before = {} if earlier.search_space is None else earlier.search_space.choices
-    return all(
-        set(values) - {space.baseline[name]} <= {*before.get(name, ())} for name, values in space.choices.items()
-    )
 
 
 # ------------------------------------------------------------------------------------------ runs on disk
@@ -227,27 +220,16 @@ def why_unused(recipes: Sequence[Recipe], run: RunRecord) -> str:
 
 def _leaders_in(recipes: Sequence[Recipe], run: RunRecord) -> list[_Leader]:
     """Return the confirmed configurations of recipes, the nearest kind of machine first."""
-    nearest = find_nearest([recipe.machine for recipe in recipes], run.machine)
-    return [
-        _leader_of(recipe, knobs, run)
-        for recipe in (recipes[index] for index in nearest)
-        if recipe.evidence.objective == _objective_of(run)
-        for knobs in _confirmed_in(recipe)
-    ]
-
-
-def _confirmed_in(recipe: Recipe) -> list[Mapping[str, KnobValue]]:
-    """Return the configurations of a recipe that are confirmed to be faster, the recommended one first."""
-    answers = [answer for answer in (recipe.same_training, recipe.larger_batch) if answer is not None]
-    return [recipe.configuration, *(answer.configuration for answer in answers if answer.confirmed)]
-
-
-def _leader_of(recipe: Recipe, knobs: Mapping[str, KnobValue], run: RunRecord) -> _Leader:
     assert run.workload is not None
-    is_same_device = bool(recipe.machine.gpus) == (run.workload.device == "gpu")
-    return _Leader(
-        run=f"{_OF_RECIPE}{kind_of(recipe.machine)}",
-        kinship=_kinship(recipe.machine, run.machine, same_device=is_same_device),
-        changes=Configuration(knobs).differences(Configuration(recipe.baseline)),
-        of_recipe=True,
-    )
+    found = []
+    for recipe in (recipes[index] for index in find_nearest([recipe.machine for recipe in recipes], run.machine)):
+        if recipe.evidence.objective != _objective_of(run):
+            continue
+        is_same_device = bool(recipe.machine.gpus) == (run.workload.device == "gpu")
+        kinship = _kinship(recipe.machine, run.machine, same_device=is_same_device)
+        answers = [answer for answer in (recipe.same_training, recipe.larger_batch) if answer is not None]
+        for knobs in (recipe.configuration, *(answer.configuration for answer in answers if answer.confirmed)):
+            changes = Configuration(knobs).differences(Configuration(recipe.baseline))
+            name = f"{_OF_RECIPE}{kind_of(recipe.machine)}"
+            found.append(_Leader(run=name, kinship=kinship, changes=changes, of_recipe=True))
+    return found

@@ -112,13 +112,39 @@ class Knowledge:
 
     def candidates(self) -> list[Candidate]:
         """Return the trials of the search that have ended, as they are weighed."""
-        compared, champions = parity_checks(self._run.records.values()), self.champions()
-        plain = numerics_of(self._run.baseline)
+        records = self._run.records
+        baseline, plain = records[0], numerics_of(self._run.baseline)
+        compared, champions = parity_checks(records.values()), self.champions()
         found = []
         for trial in self.ended():
-            champion = champions.get(self.batch_ratio(trial.configuration))
+            record, batch_ratio = records[trial.number], self.batch_ratio(trial.configuration)
+            champion = champions.get(batch_ratio)
             beside = [] if champion is None else [champion.in_search]
-            found.append(self._candidate(trial, compared, beside, plain))
+            ratios = trial.log_ratios if record.outcome.measured or record.outcome is Outcome.UNSTABLE else []
+            own, earlier = numerics_of(trial.configuration), self._earlier.get(trial.asked)
+            starts = costs.start_seconds(record)
+            if record.pairing is Pairing.BRACKETED:
+                starts += costs.start_seconds(baseline)
+            learns_otherwise = self.can_branch and batch_ratio != 1 and not self.branch_of(trial.configuration)
+            found.append(
+                Candidate(
+                    number=trial.number,
+                    configuration=trial.configuration,
+                    ratio=statistics.fmean(ratios) if ratios else -math.inf,
+                    pairs=len(ratios),
+                    processes=max(1, trial.instances),
+                    pruned=record.outcome is Outcome.PRUNED,
+                    unstable=record.outcome is Outcome.UNSTABLE or (own in compared and not compared[own].passed),
+                    look_seconds=starts + self._measured_seconds,
+                    pair_seconds=costs.pair_seconds([baseline, record, *beside]),
+                    unchecked=own != plain and own not in compared,
+                    uncheckable=own != plain and own in compared and not compared[own].tells,
+                    was_confirmed=earlier is not None and earlier.confirmed,
+                    led_over=0 if earlier is None else earlier.led_over,
+                    batch_ratio=batch_ratio,
+                    learning_seconds=branch_seconds(baseline, record) if learns_otherwise else 0.0,
+                )
+            )
         return found
 
     def batch_varies(self, space: ResolvedSpace) -> bool:
@@ -131,44 +157,6 @@ class Knowledge:
         if self._run.objective != "time_to_loss":
             return 1.0
         return configuration.update_size / self._run.baseline.update_size
-
-    def _candidate(
-        self,
-        trial: Trial,
-        compared: dict[tuple[object, ...], Check],
-        beside: Sequence[TrialRecord],
-        plain: tuple[object, ...],
-    ) -> Candidate:
-        baseline, record = self._run.records[0], self._run.records[trial.number]
-        ratios = trial.log_ratios if record.outcome.measured or record.outcome is Outcome.UNSTABLE else []
-        own, earlier = numerics_of(trial.configuration), self._earlier.get(trial.asked)
-        starts = costs.start_seconds(record)
-        if record.pairing is Pairing.BRACKETED:
-            starts += costs.start_seconds(baseline)
-        return Candidate(
-            number=trial.number,
-            configuration=trial.configuration,
-            ratio=statistics.fmean(ratios) if ratios else -math.inf,
-            pairs=len(ratios),
-            processes=max(1, trial.instances),
-            pruned=record.outcome is Outcome.PRUNED,
-            unstable=record.outcome is Outcome.UNSTABLE or (own in compared and not compared[own].passed),
-            look_seconds=starts + self._measured_seconds,
-            pair_seconds=costs.pair_seconds([baseline, record, *beside]),
-            unchecked=own != plain and own not in compared,
-            uncheckable=own != plain and own in compared and not compared[own].tells,
-            was_confirmed=earlier is not None and earlier.confirmed,
-            led_over=0 if earlier is None else earlier.led_over,
-            batch_ratio=self.batch_ratio(trial.configuration),
-            learning_seconds=self._learning_seconds(record),
-        )
-
-    def _learning_seconds(self, record: TrialRecord) -> float:
-        """Return what comparing a candidate's learning with the baseline's takes; 0 where it need not or cannot be."""
-        configuration = Configuration(record.configuration)
-        if not self.can_branch or self.batch_ratio(configuration) == 1 or self.branch_of(configuration):
-            return 0.0
-        return branch_seconds(self._run.records[0], record)
 
     def evidence(self) -> Evidence:
         """Return what has been tried, as proposals take it."""

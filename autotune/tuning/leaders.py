@@ -137,7 +137,7 @@ class Leaders:
         if _broken(checks):
             return Standing.UNSTABLE if count >= RULES_ASKED_AFTER or is_spent else Standing.OPEN
         if is_faster(claim, min_gain=self._min_gain):
-            if leader.watch_memory(self._run).why_unclear:  # it is measured on, and never confirmed like that
+            if leader.why_memory_unclear(self._run):  # it is measured on, and never confirmed like that
                 return Standing.NOT_SHOWN if is_spent else Standing.OPEN
             champion = self._knowledge.champion_beside(leader.trial.configuration)
             if self._beats(leader, champion):

@@ -100,13 +100,6 @@ def recommend(*, found: SearchResult, watched: Watch | None, run: Run, record: R
     )
 
 
-def _spread(chosen: TrialRecord, run: Run) -> TrialRecord | None:
-    """Return the recommended trial if it is on several devices, or else the one on several that scales best."""
-    known = [trial for trial in run.records.values() if trial.scaling_efficiency is not None and trial.outcome.measured]
-    best = max(known, key=lambda trial: trial.scaling_efficiency or 0.0, default=None)
-    return chosen if chosen.scaling_efficiency is not None else best
-
-
 def _evidence(
     found: SearchResult,
     champion: Leader | None,
@@ -165,7 +158,9 @@ def _evidence(
         confirmation=_confirmation(found, champion or _closest_leader(found), run),
         smallest_gain_shown=math.expm1(policy.smallest_gain_shown(state)) if is_undecided else None,
         go_on_seconds=None if changes is not None else _go_on_seconds(found, is_undecided=is_undecided),
-        verify_seconds=None if champion is None else _verify_seconds(champion),
+        verify_seconds=None
+        if champion is None  # as many fresh pairs as the claim rests on, after its start
+        else _rounded_budget(MARGIN * (max(champion.processes, FEWEST_VERIFYING) + 1) * champion.pair_seconds),
         contributions=() if champion is None else _contributions(champion, run),
         watch=watched,
     )
@@ -199,7 +194,11 @@ def _excluded_gain(found: SearchResult) -> float | None:
 def _advice(recommended: TrialRecord | None, run: Run, workload: WorkloadRecord) -> tuple[str, ...]:
     """Return what limits the training, in sentences."""
     unreached = {*run.not_reached, *(() if workload.takes_config else ("num_parallel_calls",))}
-    spread = _spread(recommended or run.records[0], run)
+    known = [trial for trial in run.records.values() if trial.scaling_efficiency is not None and trial.outcome.measured]
+    spread = max(known, key=lambda trial: trial.scaling_efficiency or 0.0, default=None)  # that scales best
+    chosen = recommended or run.records[0]
+    if chosen.scaling_efficiency is not None:
+        spread = chosen
     return tuple(advice(_known_baseline(run), recommended, workload.script, spread, unreached))
 
 
@@ -214,11 +213,6 @@ def _go_on_seconds(found: SearchResult, *, is_undecided: bool) -> float | None:
     learning, settling = policy.seconds_to_learn(state), policy.seconds_to_settle(state) if is_undecided else 0.0
     needed = max(learning, policy.LEARNING_AGAIN_SHARE * learning + settling)
     return _rounded_budget(MARGIN * needed + state.first_pair_seconds) if is_undecided or needed > 0 else None
-
-
-def _verify_seconds(champion: Leader) -> float:
-    """Return a budget in which `verify` measures as many fresh pairs as the claim rests on, after its start."""
-    return _rounded_budget(MARGIN * (max(champion.processes, FEWEST_VERIFYING) + 1) * champion.pair_seconds)
 
 
 def _rounded_budget(seconds: float) -> float:
@@ -278,7 +272,7 @@ def _why_not(
             return "the run ended before it was measured in fresh processes"
         if broken := [check for check in found.checks.get(leader.number, ()) if not check.passed]:
             return f"{FAILED_A_CHECK}: {broken[0].name}: {broken[0].detail}"
-        if memory := found.confirmations[leader.number].watch_memory(run).why_unclear:
+        if memory := found.confirmations[leader.number].why_memory_unclear(run):
             return f"too few slices to tell whether it leaks memory ({memory})"
         return f"{_processes(leader)} did not decide it before the run ended"
     if best.ratio <= math.log1p(min_gain):

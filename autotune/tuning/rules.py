@@ -12,30 +12,9 @@ from autotune.data.options import MEMORY_MARGIN
 from autotune.data.record import Pairing, Phase, Slice, TrialRecord
 from autotune.space.configuration import Configuration
 from autotune.space.knobs import KNOBS, Numerics
+from autotune.stats import stability
 from autotune.stats.disturbance import HEAT, slowed_by
-from autotune.stats.stability import (
-    DEVICE_GROWTH,
-    DEVICE_MEMORY,
-    HOST_GROWTH,
-    HOST_MEMORY,
-    STEADY_WORK,
-    CallSeconds,
-    EpochWork,
-    check_constant_work,
-    check_epoch_work,
-    check_falling_loss,
-    check_finite_loss,
-    check_hangs,
-    check_loss_scale,
-    check_memory_growth,
-    check_peak_memory,
-    check_retracing,
-    check_slow_calls,
-    check_throttling,
-    explain_unclear_growth,
-)
 
-_MEMORIES = (HOST_GROWTH, DEVICE_GROWTH)
 MOST_OF_EPOCH = 0.99  # that stands for all of it
 
 
@@ -55,20 +34,20 @@ def checks_of(
     """Apply the stability checks to a leader's record beside the baseline's; `searched` are the run's records."""
     losses = [pair.candidate.loss for pair in record.pairs]
     checks = [
-        check_finite_loss(losses),
-        check_falling_loss(
+        stability.check_finite_loss(losses),
+        stability.check_falling_loss(
             record.first_loss, record.last_loss, baseline_first=baseline.first_loss, baseline_last=baseline.last_loss
         ),
     ]
     for name, of, peak, limit in (
-        (HOST_MEMORY, HOST_GROWTH, record.peak_host_bytes, limits.host_bytes),
-        (DEVICE_MEMORY, DEVICE_GROWTH, record.peak_device_bytes, limits.device_bytes),
+        (stability.HOST_MEMORY, stability.HOST_GROWTH, record.peak_host_bytes, limits.host_bytes),
+        (stability.DEVICE_MEMORY, stability.DEVICE_GROWTH, record.peak_device_bytes, limits.device_bytes),
     ):
         if peak is None or not limit:
             continue
-        checks.append(check_peak_memory(name, peak, limit, margin=limits.margin))
+        checks.append(stability.check_peak_memory(name, peak, limit, margin=limits.margin))
         if record.throughput is not None:
-            grows = check_memory_growth(
+            grows = stability.check_memory_growth(
                 memory_of(record, of, candidate=True, searched=searched),
                 memory_of(record, of, candidate=False, searched=searched),
                 name=of,
@@ -80,19 +59,19 @@ def checks_of(
             checks.append(grows)
     if record.pairs:
         checks += _checks_of_slices(record, baseline)
-    if (work := check_epoch_work(epoch_work(record), epoch_work(baseline))) is not None:
+    if (work := stability.check_epoch_work(epoch_work(record), epoch_work(baseline))) is not None:
         checks.append(work)
     if limits.work_varies and (pairs := [pair for pair in record.pairs if not pair.disturbed]):
         own = [pair.candidate.steps / pair.candidate.seconds for pair in pairs]
         beside = [pair.baseline.steps / pair.baseline.seconds for pair in pairs]
-        checks.append(check_constant_work(own, beside))
+        checks.append(stability.check_constant_work(own, beside))
     return tuple(checks)
 
 
 def changing_work(records: Iterable[TrialRecord]) -> Check | None:
     """Return the failed check of a baseline whose work changes as it trains on; None without one."""
     baselines = [record for record in records if record.phase is Phase.BASELINE]
-    return next((check for record in baselines for check in record.checks if check.name == STEADY_WORK), None)
+    return next((check for record in baselines for check in record.checks if check.name == stability.STEADY_WORK), None)
 
 
 def epoch_seen(records: Iterable[TrialRecord]) -> float | None:
@@ -106,11 +85,11 @@ def epoch_seen(records: Iterable[TrialRecord]) -> float | None:
     return share if (share := max(shares, default=1.0)) <= MOST_OF_EPOCH else None
 
 
-def epoch_work(record: TrialRecord) -> EpochWork:
+def epoch_work(record: TrialRecord) -> stability.EpochWork:
     """Return the work of one epoch of a trial."""
     batch_size, steps = (int(record.configuration[name]) for name in ("batch_size", "steps_per_execution"))
     calls = next((log.calls_per_epoch for log in reversed(record.processes) if log.calls_per_epoch), None)
-    return EpochWork(
+    return stability.EpochWork(
         examples=record.examples_per_epoch, calls=calls, examples_per_call=steps * batch_size, batch_size=batch_size
     )
 
@@ -148,40 +127,23 @@ def _cut_by_process(slices: Iterable[Slice]) -> list[list[Slice]]:
     return processes
 
 
-@dataclass(frozen=True, kw_only=True)
-class MemoryWatch:
-    """The memory of a configuration relative to the baseline's, as far as slices show it.
+def why_memory_unclear(record: TrialRecord, searched: Collection[TrialRecord], baseline_batch: int) -> str:
+    """Return why a memory leak cannot be excluded yet of a configuration that is confirmed; empty if that is clear.
 
-    Args:
-        record: The configuration's record in its confirmation.
-        searched: The run's records.
-        baseline_batch: The baseline's batch size.
+    `searched` are the run's records.
     """
-
-    record: TrialRecord
-    searched: Collection[TrialRecord]
-    baseline_batch: int
-
-    @property
-    def why_unclear(self) -> str:
-        """The reason why a memory leak cannot be excluded yet; empty if that is clear."""
-        found = [(of, explain_unclear_growth(*self._sides(of), batch_ratio=self._ratio)) for of in _MEMORIES]
-        return next((f"{of.replace('_', ' ')}: {reason}" for of, reason in found if reason), "")
-
-    @property
-    def _ratio(self) -> float:
-        return max(1.0, int(self.record.configuration["batch_size"]) / self.baseline_batch)
-
-    def _sides(self, of: str) -> tuple[list[list[tuple[float, float]]], ...]:
-        return tuple(
-            memory_of(self.record, of, candidate=is_candidate, searched=self.searched) for is_candidate in (True, False)
-        )
+    ratio = max(1.0, int(record.configuration["batch_size"]) / baseline_batch)
+    for of in (stability.HOST_GROWTH, stability.DEVICE_GROWTH):
+        sides = (memory_of(record, of, candidate=is_candidate, searched=searched) for is_candidate in (True, False))
+        if reason := stability.explain_unclear_growth(*sides, batch_ratio=ratio):
+            return f"{of.replace('_', ' ')}: {reason}"
+    return ""
 
 
 def memory_samples(slices: Sequence[Slice], of: str) -> list[tuple[float, float]]:
     """Return examples trained so far and memory held, at the end of each slice of a process."""
     counted = accumulate(timed.examples for timed in slices)
-    held = [timed.host_bytes if of == HOST_GROWTH else timed.device_bytes for timed in slices]
+    held = [timed.host_bytes if of == stability.HOST_GROWTH else timed.device_bytes for timed in slices]
     return [
         (float(examples if timed.trained_examples is None else timed.trained_examples), float(memory))
         for examples, timed, memory in zip(counted, slices, held, strict=True)
@@ -194,19 +156,19 @@ def _checks_of_slices(record: TrialRecord, baseline: TrialRecord) -> list[Check]
     own, beside = (_by_process(record, candidate=is_candidate) for is_candidate in (True, False))
     boundary = max(record.epoch_overhead_seconds or 0.0, baseline.epoch_overhead_seconds or 0.0)
     calls, usual = _calls(own, record), _calls(beside, baseline)
-    checks = [check_slow_calls(calls, usual), check_hangs(calls, usual, boundary_seconds=boundary)]
+    checks = [stability.check_slow_calls(calls, usual), stability.check_hangs(calls, usual, boundary_seconds=boundary)]
     if retraces := _sums(own, lambda timed: timed.retraces):
-        checks.append(check_retracing(retraces, _sums(beside, lambda timed: timed.retraces) or [0]))
+        checks.append(stability.check_retracing(retraces, _sums(beside, lambda timed: timed.retraces) or [0]))
     throttled = [
         [not heat.isdisjoint(HEAT) for timed in chain(*side.values()) if (heat := slowed_by(timed)) is not None]
         for side in (own, beside)
     ]
     if all(throttled):
-        checks.append(check_throttling(*throttled))
+        checks.append(stability.check_throttling(*throttled))
     if skipped := _sums(own, lambda timed: timed.skipped_steps):
         baseline_skipped = _sums(beside, lambda timed: timed.skipped_steps) or [0]
         checks.append(
-            check_loss_scale(
+            stability.check_loss_scale(
                 skipped,
                 _sums(own, lambda timed: timed.steps) or [],
                 baseline_share=sum(baseline_skipped) / sum(_sums(beside, lambda timed: timed.steps) or [1]),
@@ -215,18 +177,18 @@ def _checks_of_slices(record: TrialRecord, baseline: TrialRecord) -> list[Check]
     return checks
 
 
-def _calls(by_process: Mapping[int, Sequence[Slice]], record: TrialRecord) -> list[CallSeconds]:
+def _calls(by_process: Mapping[int, Sequence[Slice]], record: TrialRecord) -> list[stability.CallSeconds]:
     steps = int(record.configuration["steps_per_execution"])
     return [call_seconds(timed, steps) for timed in chain(*by_process.values())]
 
 
-def call_seconds(timed: Slice, steps: int) -> CallSeconds:
+def call_seconds(timed: Slice, steps: int) -> stability.CallSeconds:
     """Return seconds of the calls of the train function in a slice, with so many steps in a call."""
     # The slow call is the highest quantile that boundaries between epochs do not reach.
     seconds = timed.step_seconds
     boundaries = timed.epochs * steps / timed.steps  # per call: large batches have many
     slow = seconds.p99 if boundaries < 0.01 else seconds.p90 if boundaries < 0.1 else seconds.p50
-    return CallSeconds(median=steps * seconds.p50, slow=steps * slow, longest=steps * seconds.max)
+    return stability.CallSeconds(median=steps * seconds.p50, slow=steps * slow, longest=steps * seconds.max)
 
 
 def _by_process(record: TrialRecord, *, candidate: bool) -> dict[int, list[Slice]]:

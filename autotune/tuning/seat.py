@@ -148,13 +148,15 @@ class Seat:
         # `keep_baseline`, because this may turn out to be another training.
         run = self._run
         trial = earlier or run.new_trial(Phase.BASELINE, run.baseline)
+        # A run that was killed may have left a part of its state.
+        is_saved = run.state_file is not None and run.state_file.exists() and 0 in run.records
         baseline = LiveBaseline(
             run=run,
             deadline=self._deadline,
             trial=trial,
             seat=self.name,
             start_timeout=timeout,
-            save_state="" if run.state_file is None or _is_saved(run) else str(run.state_file),
+            save_state="" if run.state_file is None or is_saved else str(run.state_file),
         )
         self._live, self._before, self.is_open = baseline, len(trial.slices), True
         if earlier is not None:
@@ -439,11 +441,6 @@ class Seat:
 def _differs(gain: LogInterval) -> bool:
     """Return whether two processes of one configuration surely differ in speed."""
     return abs(gain.value) > math.log1p(DRIFT) and abs(gain.value) - gain.half_width > math.log1p(DRIFT / 2)
-
-
-def _is_saved(run: Run) -> bool:
-    """Return whether the state of the baseline's training is there; a run that was killed may have left a part."""
-    return run.state_file is not None and run.state_file.exists() and 0 in run.records
 
 
 def _variables(configuration: Configuration) -> tuple[tuple[str, str], ...]:

@@ -200,7 +200,7 @@ class ExclusiveResources:
             )
             return [_requested(failed) for failed in self._beside if _requested(failed) != asked], ""
         same = find_same_failures(record, run.records.values())
-        if len(same) < FEWEST_FAILURES or len(run.executor.seats) > 1 or have_a_change_in_common(same, run.baseline):
+        if len(same) < FEWEST_FAILURES or len(run.executor.seats) > 1 or _common_changes(same, run.baseline):
             return [], ""
         reason = first_line(record.reason)
         if not seat.bracketed and failure_key(record) not in self._tested:
@@ -236,11 +236,6 @@ def find_same_failures(last: TrialRecord, records: Iterable[TrialRecord]) -> lis
     beside = any(record.outcome.measured and record.pairing is Pairing.ALTERNATING for record in searched)
     key = failure_key(last)
     return [record for record in searched if failure_key(record) == key] if key and not beside else []
-
-
-def have_a_change_in_common(failed: Iterable[TrialRecord], baseline: Configuration) -> bool:
-    """Return whether all these trials changed one knob of the baseline to one value, which may be why they failed."""
-    return bool(_common_changes(failed, baseline))
 
 
 def find_failing_changes(records: Iterable[TrialRecord], baseline: Configuration) -> dict[Changes, TrialRecord]:

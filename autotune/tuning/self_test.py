@@ -12,9 +12,8 @@ from autotune.data.errors import BudgetError
 from autotune.data.figures import Interval, LogInterval
 from autotune.data.options import Options
 from autotune.data.printable import first_line
-from autotune.data.record import Pair, Phase, TrialRecord
+from autotune.data.record import Pair, Phase
 from autotune.script import self_test_workload
-from autotune.space.configuration import Configuration
 from autotune.stats.disturbance import load_of
 from autotune.stats.intervals import process_prior
 from autotune.tuning.confirmation import LeaderTrials
@@ -99,13 +98,11 @@ def self_test_with(invocation: Invocation) -> SelfTest:
         same = run.baseline.replace(deterministic=False)  # of data whose order nothing changes
         delayed = run.baseline.replace(num_parallel_calls=ticks)
         ends = ((same, (run.clock() + end) / 2), (delayed, end))
-        trials = [measure_pairs(_trains_as(run.records[0], side), opened, until=at)[0] for side, at in ends]
+        trials = []
+        for side, at in ends:  # which start and step as the baseline does
+            known = {"trial": 1, "phase": Phase.SEARCH, "configuration": dict(side)}
+            trials.append(measure_pairs(run.records[0].model_copy(update=known), opened, until=at)[0])
     return _judge_trials(trials, opened, delay=ticks * tick, step=step, budget=budget)
-
-
-def _trains_as(baseline: TrialRecord, configuration: Configuration) -> TrialRecord:
-    """Return what a search would know of a configuration that starts and steps as the baseline does."""
-    return baseline.model_copy(update={"trial": 1, "phase": Phase.SEARCH, "configuration": dict(configuration)})
 
 
 def _judge_trials(

@@ -231,6 +231,7 @@ class Trial:
         cost, settled = self.epoch_cost, [log.settled for log in logs if log.settled is not None]
         waits = next((log for log in reversed(logs) if log.input_wait_fraction is not None), None)
         no_profile = next((log.no_profile for log in reversed(logs) if log.no_profile), "")
+        seconds = sum(timed.seconds for timed in own)
         return {
             **({name: getattr(logs[-1], name) for name in _LATEST} if logs else {}),
             "epoch_overhead_seconds": cost.seconds,
@@ -244,13 +245,17 @@ class Trial:
             else None,
             "first_loss": _median(log.first_loss for log in logs),
             "last_loss": _median(last_losses.values()),
-            "peak_host_bytes": _highest(log.peak_host_bytes for log in logs),
-            "peak_device_bytes": _highest(log.peak_device_bytes for log in logs),
+            "peak_host_bytes": max(
+                (log.peak_host_bytes for log in logs if log.peak_host_bytes is not None), default=None
+            ),
+            "peak_device_bytes": max(
+                (log.peak_device_bytes for log in logs if log.peak_device_bytes is not None), default=None
+            ),
             "input_wait_fraction": None if waits is None else waits.input_wait_fraction,
             "outside_fraction": None if waits is None else waits.outside_fraction,
             "ceilings": self.latest("ceilings"),
             "profile": Profile(reason=no_profile) if no_profile else None,
-            "cpu_utilisation": _utilisation(own),
+            "cpu_utilisation": sum(timed.cpu_seconds for timed in own) / seconds if seconds else None,
             "retraces": _total(timed.retraces for timed in own),
             "skipped_steps": _total(timed.skipped_steps for timed in own),
         }
@@ -286,17 +291,7 @@ def _median(values: Iterable[float | None]) -> float | None:
     return statistics.median(known) if known else None
 
 
-def _highest(values: Iterable[int | None]) -> int | None:
-    """Return the highest of those that are known."""
-    return max((value for value in values if value is not None), default=None)
-
-
 def _total(counts: Iterable[int | None]) -> int | None:
     """Return their sum; None where one is not known, or there is none."""
     known = list(counts)
     return sum(count or 0 for count in known) if known and None not in known else None
-
-
-def _utilisation(own: Sequence[Slice]) -> float | None:
-    seconds = sum(timed.seconds for timed in own)
-    return sum(timed.cpu_seconds for timed in own) / seconds if seconds else None

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from autotune.data.credentials import mask_arguments
 from autotune.data.errors import NoStableConfigurationError, RecipeError, TrialProcessError, TuningInterruptedError
@@ -89,7 +89,15 @@ def verify(
         TuningInterruptedError: Interrupted before two fresh processes a side were measured.
     """
     loaded = recipe if isinstance(recipe, Recipe) else find_recipe(recipe, observe).recipe
-    options = _options_of(loaded, budget=seconds_of("budget", budget), seed=seed, memory_margin=memory_margin)
+    script = loaded.workload.script
+    options = Options(
+        objective=loaded.evidence.objective,
+        global_batch=loaded.baseline.get("global_batch"),  # type: ignore[arg-type]  # checked there
+        fit=script.fit if script is not None and script.trains is Trains.FIT else None,
+        budget=seconds_of("budget", budget),
+        seed=seed,
+        memory_margin=memory_margin,
+    )
     reference = reference_to(workload, loaded.workload.arguments if args is None else args)
     by_object = isinstance(workload, Workload) and workload.name is None
     return measure_in_passing(
@@ -165,17 +173,6 @@ def find_recipe(path: str | PathLike[str], observe: Observer) -> Selection:
     return selection
 
 
-def _options_of(recipe: Recipe, **given: Any) -> Options:
-    """Return these options with those that the recipe was tuned with. Raises ArgumentError."""
-    script = recipe.workload.script
-    return Options(
-        objective=recipe.evidence.objective,
-        global_batch=recipe.baseline.get("global_batch"),  # type: ignore[arg-type]  # checked there
-        fit=script.fit if script is not None and script.trains is Trains.FIT else None,
-        **given,
-    )
-
-
 def verify_with(invocation: Invocation, recipe: Recipe, *, found_by_object: bool = False) -> Verification:
     """Verify on real or simulated trials."""
     # A workload found by object has the name of the module where it was found first, which may have imported it.
@@ -216,7 +213,7 @@ def verify_with(invocation: Invocation, recipe: Recipe, *, found_by_object: bool
             found, reason = ClaimResult.UNDECIDED, f"the baseline kept failing: {baseline_failure} (see {place})"
         else:
             found, reason = _judge(recipe, now, invocation.options.budget)
-            memory = confirmation.watch_memory(run).why_unclear
+            memory = confirmation.why_memory_unclear(run)
             if found is ClaimResult.HOLDS and memory:
                 reason = f"too few slices to tell whether it leaks memory ({memory}); give a larger --budget"
                 found = ClaimResult.UNDECIDED
