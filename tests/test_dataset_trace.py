@@ -24,7 +24,7 @@ SITE = Site(file="train.py", function="<module>", call="batch", order=0, line=7)
 def dataset(kind, *inputs, elements=-2):
     """A dataset of this kind, as TensorFlow names its classes."""
     made = type(f"_{kind}Dataset", (), {})()
-    made._inputs, made.cardinality = lambda: list(inputs), lambda: elements
+    made._inputs, made._functions, made.cardinality = lambda: list(inputs), list, lambda: elements
     return made
 
 
@@ -41,7 +41,8 @@ def mapped(source, line, *operations):
     tag(made, DatasetCall("num_parallel_calls", SITE.model_copy(update={"call": "map", "line": line}), 1, 1))
     nodes = [SimpleNamespace(op=name) for name in operations]
     graph = SimpleNamespace(node=nodes[:1], library=SimpleNamespace(function=[SimpleNamespace(node_def=nodes[1:])]))
-    function = SimpleNamespace(function=SimpleNamespace(graph=SimpleNamespace(as_graph_def=lambda: graph)))
+    traced = SimpleNamespace(graph=SimpleNamespace(as_graph_def=lambda: graph))
+    function = SimpleNamespace(function=traced, _func=None)
     made._functions = lambda: [function]
     return made
 

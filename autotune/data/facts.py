@@ -70,6 +70,14 @@ class Fit(Frozen):
     planned_seconds: FiniteFloat  # epochs × steps × what a step took; 0 where there is only one `fit`
 
 
+class SlowPart(Frozen):
+    """A part of a script that is slow as it is written."""
+
+    what: str  # with its line: `map() in train.py, line 18 runs serially`
+    of_input: bool  # it makes the batches; else it is part of the step
+    knob: str = ""  # that changes it; empty where only an edit does
+
+
 class ScriptFacts(Frozen):
     """Facts that running a script once, up to its training, has shown."""
 
@@ -82,6 +90,7 @@ class ScriptFacts(Frozen):
     baseline: dict[str, Value]  # the knobs as the script leaves them
     sites: dict[str, Many[Site]] = Field({})  # where a knob reaches the script's own calls
     not_reached: dict[str, str] = Field({})  # knobs that do not reach it, with the reason and the next step
+    slow_parts: Many[SlowPart] = ()  # of what makes batches and of the step, the worst first of each
     left_out: Many[str] = ()  # what trials leave out: callbacks and saves that write
     writing_seconds: Amount | None = Field(
         None, le=1e9

@@ -33,6 +33,8 @@ def show_recipe(recipe: Recipe, path: Path, console: RichConsole | None = None) 
     faster = evidence.verdict is Verdict.FASTER
     console.print()
     say(verdict_in_words(recipe), console, style="bold green" if faster else "bold")
+    for sentence in evidence.advice[:1]:  # why it is slow
+        say(sentence, console)
     if recipe.candidate is not None and not faster:
         say(f"Best candidate: {describe_candidate(recipe.candidate, Configuration(recipe.baseline))}.", console)
     width = max((len(heading) for heading, _ in recipe.answers), default=0) + 3
@@ -62,7 +64,7 @@ def show_recipe(recipe: Recipe, path: Path, console: RichConsole | None = None) 
         say("Not checked:", console)
         for gap in unchecked:
             say(f"  - {gap}", console)
-    for sentence in evidence.advice:
+    for sentence in evidence.advice[1:]:
         say(sentence, console)
     if saving := _saving_in_words(recipe):
         say(saving, console)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from autotune.data.facts import ScriptFacts
@@ -13,7 +14,7 @@ from autotune.data.record import TrialRecord
 from autotune.recipe.answers import NOT_PROMISED, describe_factor, describe_precision
 from autotune.recipe.apply import environment
 from autotune.space.configuration import Configuration
-from autotune.stats.bottleneck import NOT_INSTALLED
+from autotune.stats.bottleneck import INPUT_MODERATE, NOT_INSTALLED
 from autotune.stats.deciding import EndedBy, Verdict
 from autotune.stats.stability import STEADY_WORK
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from autotune.recipe.recipe import Recipe
 
 UNUSED_SHARE, CLOSING_SECONDS = 0.05, 2.0  # that may be left of a budget that has ended
+MOST_CAUSES = 2
 WORTH_SAYING = 1.05  # the least upper bound on a gain that is worth a sentence
 LARGEST_BOUND = 9.0  # gain, as a share, above which a bound says nothing
 GOOD_SCALING = 0.7  # share of its devices' speed; a training that reaches less gets a notice
@@ -163,19 +165,23 @@ def advice(
     script: ScriptFacts | None,
     spread: TrialRecord | None = None,
     unreached: Collection[str] = (),
+    gains: Mapping[str, float] = MappingProxyType({}),
 ) -> list[str]:
-    """Say what limits the baseline, what could be gained at most, and what limits the recommendation.
+    """Say why the training is slow as it is, what could be gained at most, and what limits the recommendation.
 
     There are three sentences with figures at most, and one on a profile that could not be read. `spread` is the trial
     on several devices that scales best, or the recommended one. Knobs that are `unreached` cannot act on this workload.
+    `gains`: the speed-up that a knob showed by itself.
     """
-    said = []
+    said = _causes(baseline, script, gains)
     limit, now = baseline.bottleneck, recommended.bottleneck if recommended is not None else None
-    if limit is not None and limit.name == "balanced":
+    if said:
+        pass
+    elif limit is not None and limit.name == "balanced":
         said.append(f"The baseline is balanced: {limit.why}.")
     elif limit is not None and limit.name != "unknown":
-        of_input = _of_input(baseline, script) if limit.name == "input" else "."
-        said.append(f"The baseline is limited by {limit.name.replace('_', ' ')}: {limit.why}{of_input}")
+        alone = _alone(baseline) if limit.name == "input" else ""
+        said.append(f"The baseline is limited by {limit.name.replace('_', ' ')}: {limit.why}{alone}.")
     share = None if spread is None else spread.scaling_efficiency
     if spread is not None and share is not None and share < GOOD_SCALING:
         said.append(
@@ -196,16 +202,28 @@ def advice(
     return said[:3]
 
 
-def _of_input(record: TrialRecord, script: ScriptFacts | None) -> str:
-    """Say how fast the pipeline and the model are alone, and which of the script's calls run serially."""
-    top, said = record.ceilings, "."
+def _causes(record: TrialRecord, script: ScriptFacts | None, gains: Mapping[str, float]) -> list[str]:
+    """Say what is slow as the script is written, two parts at most: first what takes more of a step."""
+    waits, said, why = record.input_wait_fraction or 0.0, list[str](), ""
+    if waits >= INPUT_MODERATE and record.bottleneck is not None:
+        why = record.bottleneck.why + _alone(record)
+    parts = [] if script is None else [part for part in script.slow_parts if why or not part.of_input]
+    for part in sorted(parts, key=lambda part: -waits if part.of_input else waits - 1)[:MOST_CAUSES]:
+        what = part.what if part.what.split()[0].endswith("()") else part.what[0].upper() + part.what[1:]
+        known = [why] if part.of_input and not any(why in sentence for sentence in said) else []
+        if part.knob in gains:
+            known.append(f"{part.knob} alone gave ×{gains[part.knob]:.2f} in the search")
+        said.append(f"{what}{': ' if known else ''}{'; '.join(known)}.")
+    return said
+
+
+def _alone(record: TrialRecord) -> str:
+    """Say how fast the pipeline and the model are alone, where the pipeline is slower."""
+    top = record.ceilings
     # A training may also wait for a fast pipeline: at the beginning of epochs, and at each short step.
-    if top is not None and top.by_input and top.by_compute and top.by_input < top.by_compute:
-        said = f"; the pipeline alone reaches {top.by_input:,.0f} samples/s, the model alone {top.by_compute:,.0f}."
-    sites = script.sites.get("num_parallel_calls", ()) if script is not None else ()
-    if record.configuration.get("num_parallel_calls") != 0 or not sites:
-        return said
-    return f"{said} {_listed([str(site) for site in sites])} run{'s' if len(sites) == 1 else ''} serially."
+    if top is None or not top.by_input or not top.by_compute or top.by_input >= top.by_compute:
+        return ""
+    return f"; the pipeline alone reaches {top.by_input:,.0f} samples/s, the model alone {top.by_compute:,.0f}"
 
 
 def _listed(names: Sequence[str], last: str = "and") -> str:

@@ -223,7 +223,8 @@ def _to_do(data: PageData) -> Iterator[Element]:
         if lines:
             yield element("pre", "\n".join(map(one_line, lines)))
     if data.sides:
-        for said in advice(data.sides[0], data.sides[1] if len(data.sides) > 1 else None, data.script):
+        recommended = data.sides[1] if len(data.sides) > 1 else None
+        for said in recipe.evidence.advice if recipe else advice(data.sides[0], recommended, data.script):
             yield element("p", *with_code(one_line(said)))
     if recipe is not None and (unchecked := recipe.evidence.stability.not_checked):
         gaps = [element("li", *with_code(one_line(gap))) for gap in unchecked]

@@ -28,6 +28,7 @@ from autotune.script.loop_ends import StepLoop, find_step_loop
 from autotune.script.loop_watch import LoopWatch
 from autotune.script.sandbox import SideEffects
 from autotune.script.settings import as_knob, given_values
+from autotune.script.slow_parts import slow_parts_of_input, slow_parts_of_step
 from autotune.script.work import count_of_loop, early_ends, held_steps, is_batched, is_endless, notes_on_batches
 from autotune.space.configuration import ONE_STEP
 from autotune.space.keras_in_use import keras_in_use
@@ -109,7 +110,8 @@ def facts_of_fit(
     given |= call.loading
     batch_size, optimizer = call.batch_size or batch_length(dataset), getattr(call.model, "optimizer", None)
     reasons = _not_reached_by_fit(call, dataset)
-    if eager := _why_eager(context.wrappers.set_at, call.model):
+    eager = _why_eager(context.wrappers.set_at, call.model)
+    if eager:
         reasons |= dict.fromkeys((*_XLA, "steps_per_execution"), eager)
         if counted := find_counted_calls(context.own_files, call.model, context.directory):
             reasons.setdefault("batch_size", f"{counted} counts the calls of train_step, and reads that number")
@@ -140,9 +142,10 @@ def facts_of_fit(
         epochs=call.epochs,
         ends_early=early_ends(arguments["callbacks"], call.model, context.own_files, context.directory),
         optimizers=() if optimizer is None else (optimizer,),
-        layers=call.model._flatten_layers(),
+        layers=list(call.model._flatten_layers()),
         weights=call.model.variables if call.model.built else (),  # Keras 2 raises an exception before
         callbacks=arguments["callbacks"],
+        eager=eager.partition(":")[0],
         tunes_steps=tunes_steps,
     )
 
@@ -171,7 +174,7 @@ def facts_of_loop(watch: LoopWatch, examples: int, context: ScriptContext) -> Wo
         _not_reached_by_loop(watch, dataset) | eager | ({"batch_size": f"{why}; {_UNLOCK}"} if why else {}),
         batch_size,
         optimizers=tuple(watch.optimizers.values()),
-        layers=watch.layers.values(),
+        layers=list(watch.layers.values()),
         weights=watch.trained_weights(),
         loop=loop,
         trains=Trains.LOOP,
@@ -189,9 +192,10 @@ def _facts(
     batch_size: int,
     *,
     optimizers: Sequence[Any],
-    layers: Iterable[Any],
+    layers: Sequence[Any],
     weights: Sequence[Any],
     callbacks: Any = (),
+    eager: str = "",
     loop: StepLoop | None = None,
     validates: bool = False,
     **more: Any,
@@ -223,12 +227,17 @@ def _facts(
             reasons["cache"] = why
         else:
             given["cache"], sites["cache"] = False, (cached,)
+    slow = [
+        *slow_parts_of_input(dataset, sites, given, context.directory),
+        *slow_parts_of_step(eager, layers, optimizers, context.wrappers.compiled_at),
+    ]
     summed_loss = find_summed_loss(context.own_files, context.directory)
     notes = notes_on_batches(dataset, loop, callbacks, optimizers, summed_loss, context.directory)
     script = ScriptFacts(
         baseline={**given, "batch_size": batch_size},
         sites=sites,
         not_reached={name: why for name, why in reasons.items() if name not in given_values},
+        slow_parts=tuple(slow),
         left_out=tuple(context.effects.left_out),
         before_seconds=context.before_seconds or 0.0,
         variables=context.variables,

@@ -153,7 +153,7 @@ def _evidence(
         input_wait_fraction=chosen.input_wait_fraction,
         baseline_limited_by=None if (limit := _known_baseline(run).bottleneck) is None else limit.name,
         limited_by=None if chosen.bottleneck is None else chosen.bottleneck.name,
-        advice=_advice(None if champion is None else chosen, run, workload),
+        advice=_advice(found, None if champion is None else chosen, run, workload),
         stability=Stability(checks=tuple(check for check in checks if check.tells), not_checked=tuple(missing)),
         confirmation=_confirmation(found, champion or _closest_leader(found), run),
         smallest_gain_shown=math.expm1(policy.smallest_gain_shown(state)) if is_undecided else None,
@@ -191,7 +191,9 @@ def _excluded_gain(found: SearchResult) -> float | None:
     return math.expm1(min(bound, math.log(1e6)))  # a very wide bound is cut
 
 
-def _advice(recommended: TrialRecord | None, run: Run, workload: WorkloadRecord) -> tuple[str, ...]:
+def _advice(
+    found: SearchResult, recommended: TrialRecord | None, run: Run, workload: WorkloadRecord
+) -> tuple[str, ...]:
     """Return what limits the training, in sentences."""
     unreached = {*run.not_reached, *(() if workload.takes_config else ("num_parallel_calls",))}
     known = [trial for trial in run.records.values() if trial.scaling_efficiency is not None and trial.outcome.measured]
@@ -199,7 +201,12 @@ def _advice(recommended: TrialRecord | None, run: Run, workload: WorkloadRecord)
     chosen = recommended or run.records[0]
     if chosen.scaling_efficiency is not None:
         spread = chosen
-    return tuple(advice(_known_baseline(run), recommended, workload.script, spread, unreached))
+    gains: dict[str, float] = {}
+    for candidate in sorted(found.state.candidates, key=lambda candidate: candidate.ratio):
+        changed = candidate.configuration.differences(run.baseline)
+        if candidate.measured and not candidate.unstable and len(changed) == 1:
+            gains[next(iter(changed))] = math.exp(candidate.ratio)
+    return tuple(advice(_known_baseline(run), recommended, workload.script, spread, unreached, gains))
 
 
 def _known_baseline(run: Run) -> TrialRecord:
