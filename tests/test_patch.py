@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from autotune.data.errors import RecipeError
-from autotune.data.facts import ScriptFacts, Trains
+from autotune.data.facts import ScriptFacts, Site, Trains
 from autotune.front import cli
 from autotune.recipe.answers import LearningRateRule
 from autotune.recipe.recipe import Recipe
@@ -111,6 +111,37 @@ def test_what_an_edit_cannot_reach_is_left_to_run(tmp_path):
     diff, rest = script_diff(recipe.model_copy(update={"workload": workload, "configuration": configuration}), file)
     assert changed_lines(diff)[1] == ["model.fit(keras.utils.image_dataset_from_directory('d', batch_size=64))"]
     assert rest == ["prefetch=2"]
+
+
+@pytest.mark.parametrize(
+    ("imports", "jit", "added"),
+    [
+        ("import tensorflow as tf\n", False, ["    @tf.function(reduce_retracing=True)"]),
+        ("import tensorflow as T\n", True, ["    @T.function(reduce_retracing=True, jit_compile=True)"]),
+        (
+            "from tensorflow import GradientTape\n",
+            False,
+            ["import tensorflow as tf", "    @tf.function(reduce_retracing=True)"],
+        ),
+    ],
+)
+def test_an_eager_step_gets_one_line_above_it(tmp_path, imports, jit, added):
+    file = tmp_path / "train.py"
+    step = "    def step(x):\n        pass\n"
+    source = f"{imports}class Agent:\n    @staticmethod\n{step}{step}"
+    file.write_text(source, encoding="utf-8")
+    recipe = recipe_of(
+        file, {"batch_size": 32, "graph_step": False, "jit_compile": False}, graph_step=True, jit_compile=jit
+    )
+    site = Site(file="train.py", function="Agent.step", call="step", order=0, line=99)
+    facts = recipe.workload.script.model_copy(update={"sites": {"graph_step": (site,)}})
+    recipe = recipe.model_copy(update={"workload": recipe.workload.model_copy(update={"script": facts})})
+    diff, rest = script_diff(recipe, file)
+    assert ([line for line in changed_lines(diff)[1] if line], rest) == (added, [])
+    assert diff.index("@staticmethod") < diff.index(".function(reduce")
+    moved = facts.model_copy(update={"sites": {"graph_step": (site.model_copy(update={"function": "gone"}),)}})
+    recipe = recipe.model_copy(update={"workload": recipe.workload.model_copy(update={"script": moved})})
+    assert script_diff(recipe, file)[1][-1] == "graph_step=true"
 
 
 def test_a_recipe_of_another_script_is_refused(tmp_path):

@@ -105,6 +105,18 @@ def _calls(node: ast.AST, prefix: str = "", in_loop: bool = False) -> Iterator[_
             yield from _calls(child, f"{prefix}{child.name}." if isinstance(child, ast.ClassDef) else prefix, in_loop)
 
 
+def functions_in(node: ast.AST, prefix: str = "") -> Iterator[tuple[str, ast.FunctionDef]]:
+    """Yield the functions below a node, with their qualified names."""
+    for child in ast.iter_child_nodes(node):
+        name = prefix
+        if isinstance(child, ast.FunctionDef):
+            yield f"{prefix}{child.name}", child
+            name = f"{prefix}{child.name}.<locals>."
+        elif isinstance(child, ast.ClassDef):
+            name = f"{prefix}{child.name}."
+        yield from functions_in(child, name)
+
+
 def name_of(node: ast.AST) -> str:
     """Return the name of a variable or an attribute; empty for any other expression."""
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""

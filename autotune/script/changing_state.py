@@ -88,14 +88,14 @@ class OwnSource:
         runs for each batch, and reads what it names.
         """
         code = [found for function in functions for found in code_of(function)]
-        readers = [node for found in code for node in self._nodes_at(found)]
+        readers = [node for found in code for node in self.nodes_at(found)]
         for reader in readers:  # which grow by the functions that they name or contain
             named = {name.lstrip(".") for name in self._names_read(reader)}
             found = (
                 node for node, outer in self._outer.items() if outer is reader or getattr(node, "name", "") in named
             )
             readers += [node for node in found if node not in readers]
-        names, methods = self._changes(readers)
+        names, methods = self.changes(readers)
         read = sorted({name for reader in readers for name in self._names_read(reader)} & names) if is_python else []
         for handle in resources:
             kind = next((kind for kind in _WRITES if f"::{kind}" in str(handle)), "")
@@ -107,7 +107,7 @@ class OwnSource:
         late = "which may change during the training, and batches read ahead would have the old value"
         return f"the function in {place} reads {read[0].lstrip('.')}, {late}"
 
-    def _nodes_at(self, code: CodeType) -> list[Any]:
+    def nodes_at(self, code: CodeType) -> list[Any]:
         """Return the function of some code; of several that begin in its line, the innermost around its first place."""
         found = self._at[os.path.realpath(code.co_filename), code.co_firstlineno]
         place = next(((line, column) for line, _, column, end in code.co_positions() if end), (0, 0))
@@ -115,16 +115,20 @@ class OwnSource:
         around = [node for node in begun if place < (node.end_lineno, node.end_col_offset)]
         return [max(around, key=lambda node: (node.lineno, node.col_offset))] if len(found) > 1 and around else found
 
+    def nodes_of(self, function: Any) -> list[Any]:
+        """Return the nodes of a function, without those of functions inside."""
+        return [node for node, _ in self._nodes[function]]
+
     def _names_read(self, function: Any) -> set[str]:
         """Return the names from outside of a function that it reads, and `.attributes`."""
-        nodes = [node for node, _ in self._nodes[function]]
+        nodes = self.nodes_of(function)
         names = [node for node in nodes if isinstance(node, ast.Name)]
         local = {name.id for name in names if not isinstance(name.ctx, ast.Load)}
         local |= {node.arg for node in ast.walk(function.args) if isinstance(node, ast.arg)}
         attributes = {f".{node.attr}" for node in nodes if isinstance(node, ast.Attribute)}
         return {name.id for name in names} - local | attributes
 
-    def _changes(self, readers: Collection[Any]) -> tuple[set[str], set[str]]:
+    def changes(self, readers: Collection[Any]) -> tuple[set[str], set[str]]:
         """Return the names and `.attributes` that other functions and loops change, and the methods that they call.
 
         What prepares the data is over: loops that do not run now, and all outside of loops where none runs around it;

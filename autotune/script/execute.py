@@ -15,7 +15,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Collection, Sequence
-from importlib.machinery import ModuleSpec
+from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -34,6 +34,7 @@ _FRAMEWORKS = ("tensorflow", "keras", "tf_keras")
 
 
 _process = 0  # that runs the script
+_edits: list[Callable[[ast.Module, str], object]] = []  # of the syntax trees of the script and what it imports
 
 
 def note_process() -> None:
@@ -67,11 +68,28 @@ def run_as_main(reference: WorkloadReference, *, endless: Site | None = None, ad
     main.__dict__["__builtins__"] = __builtins__
     sys.modules["__main__"] = main  # processes that it spawns load the program by this module's file
     tree = ast.parse(Path(file).read_bytes())
+    for edit in _edits:
+        edit(tree, file)
     if adjustable or endless is not None:
         _name_ranges(tree, None if endless is None else _places(endless, reference))
     if endless is not None:
         make_endless(endless, reference)
     exec(compile(tree, file, "exec", dont_inherit=True), main.__dict__)  # the user's own program
+
+
+def edit_trees(edit: Callable[[ast.Module, str], object], files: Collection[Path]) -> None:
+    """Edit the syntax trees of these files of the script's when they are compiled. Positions must stay."""
+    _edits.append(edit)
+    usual = SourceFileLoader.get_code
+
+    def get_code(loader: SourceFileLoader, name: str) -> Any:
+        if Path(loader.path).resolve() not in files:
+            return usual(loader, name)
+        tree = ast.parse(loader.get_data(loader.path))
+        edit(tree, loader.path)
+        return compile(tree, loader.path, "exec", dont_inherit=True)
+
+    SourceFileLoader.get_code = get_code  # type: ignore[assignment,method-assign]
 
 
 def _name_ranges(tree: ast.Module, places: Collection[tuple[int, int]] | None) -> None:

@@ -27,6 +27,7 @@ from autotune.runtime.sources import directory_of, file_of
 from autotune.script import children
 from autotune.script.execute import run_as_main
 from autotune.script.fit_call import LOADING, FitCall
+from autotune.script.graph_step import StepCompiler
 from autotune.script.interpose import Hooks, Wrappers, around
 from autotune.script.loading import parse_reference
 from autotune.script.loop_watch import LoopWatch
@@ -105,6 +106,8 @@ class LongRun(Hooks):
         if self._compiled is not None:
             os.environ.update(loading_from(str(self._compiled), os.environ))
         self._wrappers.install()
+        if self._settings.changes.get("graph_step"):
+            StepCompiler(self._facts.sites.get("graph_step", ()), self._settings, self._wrappers.directory)
 
     def imported(self, name: str) -> None:
         """See `Hooks`: set what acts right after an import."""

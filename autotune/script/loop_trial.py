@@ -18,6 +18,7 @@ from autotune.runtime.fork_server import leave
 from autotune.runtime.sources import directory_of
 from autotune.script.dataset_trace import batch_calls, drops_remainder, examples_of
 from autotune.script.fit_call import few_steps
+from autotune.script.graph_step import StepCompiler
 from autotune.script.interpose import Hooks, Wrappers
 from autotune.script.loop_watch import LoopWatch
 from autotune.script.sandbox import SideEffects
@@ -179,6 +180,10 @@ class LoopTraining(TrialHooks):
         self._gaps: Gaps | None = None  # between two long epochs, while they are measured
         self._last_step_at: float | None = None
         self._profiled_steps: Iterator[int] | None = None
+        self._compiler: StepCompiler | None = None
+        if self.wrappers.settings.changes.get("graph_step"):
+            steps, directory = self.facts.sites["graph_step"], directory_of(self.reference)
+            self._compiler = StepCompiler(steps, self.wrappers.settings, directory, self._obey, self._leave_out)
 
     def imported(self, name: str) -> None:
         """See `Hooks`."""
@@ -189,6 +194,11 @@ class LoopTraining(TrialHooks):
     def fit(self, model: Any, usual: Callable[..., Any], arguments: dict[str, Any], site: Site) -> Any:
         """See `Hooks`: what is trained by `fit` is not what is tuned."""
         return few_steps(model, usual, arguments, self.effects.without_writers(arguments["callbacks"]))
+
+    def _leave_out(self, seconds: float) -> None:
+        """Leave the time of a proof out of the step in progress."""
+        if self._trial is not None:
+            self._trial.clock.leave_out(seconds)
 
     def _named(self, logs: Any) -> Any:
         """Return the numbers that a step returned, with the loss by that name."""
@@ -300,6 +310,8 @@ class LoopTraining(TrialHooks):
     def _close(self, finish: protocol.Finish) -> None:
         """Send the closing figures, and end; where a profile is wanted, some steps later."""
         assert self._trial is not None
+        if self._compiler is not None:
+            self._compiler.finish()
         self._profiled_steps = self._trial.close(finish)
         if self._profiled_steps is None:
             leave(0)

@@ -25,6 +25,7 @@ from autotune.recipe.tf_private import loop_classes, name_next_functions_alike, 
 from autotune.runtime.sources import is_installed
 from autotune.script.call_sites import shown, users_frame
 from autotune.script.dataset_trace import batch_calls
+from autotune.script.eager_steps import EagerSteps
 from autotune.script.interpose import Wrappers, around, owner_of
 from autotune.script.settings import serve_script
 from autotune.space.configuration import Configuration
@@ -49,10 +50,18 @@ class LoopWatch:
     """Watches this process's loops.
 
     `facts` are those of the script, where they are known: which function XLA compiles. With `finds_compiled` TensorFlow
-    must find what XLA compiled for that function, now or in another process.
+    must find what XLA compiled for that function, now or in another process. `eager` is told of eager updates.
     """
 
-    def __init__(self, wrappers: Wrappers, facts: ScriptFacts | None = None, *, finds_compiled: bool = False) -> None:
+    def __init__(
+        self,
+        wrappers: Wrappers,
+        facts: ScriptFacts | None = None,
+        *,
+        finds_compiled: bool = False,
+        eager: EagerSteps | None = None,
+    ) -> None:
+        self.eager = eager
         self._wrappers, self._hooks = wrappers, wrappers.hooks
         self._jit_compile = wrappers.settings.changes.get("jit_compile")
         self._finds_compiled = finds_compiled
@@ -96,6 +105,7 @@ class LoopWatch:
             *(around(kind, "__iter__", self._iterate) for kind in classes.datasets),
             *(act_on(kind, "__next__", self._next) for kind in classes.iterators),
             act_on(classes.function, "__call__", self._call),
+            *([act_on(tf.GradientTape, "__enter__", self.eager.note_tape)] if self.eager is not None else ()),
             around(classes.strategy, "run", self._run),
             *(around(classes.strategy, name, self._distribute) for name in distributing),
         ]
@@ -259,7 +269,8 @@ class LoopWatch:
             self._calls.pop()
         if outermost and function in self._updating:
             self._called_at = began
-            self._update(id(function), arguments, _scalars(result))
+            shows = not self._wrappers.settings.changes.get("graph_step")  # as its eager form: neither batch nor loss
+            self._update(id(function), arguments if shows else (), _scalars(result) if shows else None)
         return result
 
     def _call_layer(self, usual: Callable[..., Any], layer: Any, *arguments: Any, **named: Any) -> Any:
@@ -282,6 +293,8 @@ class LoopWatch:
         elif self._in_strategy:
             self._updated_in_strategy = True
         else:
+            if self.eager is not None:
+                self.eager.note_update(optimizer, self._last_read)
             self._update(id(optimizer), (), None)
         return result
 

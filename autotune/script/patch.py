@@ -12,7 +12,7 @@ from autotune.data.facts import KerasVersion, ScriptFacts, Site
 from autotune.data.models import KnobValue
 from autotune.recipe.recipe import Recipe
 from autotune.runtime.sources import own_files, parse_source
-from autotune.script.call_sites import calls_in, shown
+from autotune.script.call_sites import calls_in, functions_in, shown
 from autotune.script.long_run import facts_in
 from autotune.script.settings import ARGUMENTS, CALLS
 from autotune.space.configuration import format_value
@@ -58,6 +58,10 @@ def script_diff(recipe: Recipe, script: Path) -> tuple[str, list[str]]:
     for file in files:
         source = file.read_bytes()
         edits = _inserted(source, lines) if file == main else []
+        if changes.get("graph_step"):
+            decorated = _decorated(source, facts.sites.get("graph_step", ()), shown(str(file), directory), changes)
+            edits += decorated
+            reached |= {"graph_step", "jit_compile"} if decorated else set()
         comment = f"# autotune: multiply the learning rate by {scaled}; tested only with it"
         edits += [_above(source, line, comment) for rated, line in rates if rated == file]
         for site, call in calls_in(str(file), directory).values():
@@ -105,6 +109,28 @@ def _above(source: bytes, line: int, comment: str) -> _Edit:
     begin = _offset(source, first, 0)
     text = source.splitlines()[first - 1].decode()
     return _Edit(begin, begin, f"{text[: len(text) - len(text.lstrip())]}{comment}\n")
+
+
+def _decorated(source: bytes, sites: Sequence[Site], file: str, changes: Mapping[str, KnobValue]) -> list[_Edit]:
+    """Return the edits that decorate the functions at these sites; TensorFlow has the script's name for it."""
+    tree, wanted = ast.parse(source), {(site.function, site.order) for site in sites if site.file == file}
+    names = [alias for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
+    module = next((alias.asname or alias.name for alias in names if alias.name == "tensorflow"), "")
+    line = f"@{module or 'tf'}.function(reduce_retracing=True{', jit_compile=True' * bool(changes.get('jit_compile'))})"
+    edits: list[_Edit] = []
+    seen: list[str] = []
+    for name, node in functions_in(tree):
+        if (name, seen.count(name)) in wanted:
+            begin = _offset(source, node.lineno, 0)
+            edits.append(_Edit(begin, begin, f"{' ' * node.col_offset}{line}\n"))
+        seen.append(name)
+    if edits and not module:  # the script has names of TensorFlow's only
+        imports = [
+            node.lineno for node in tree.body if isinstance(node, ast.ImportFrom) and node.module != "__future__"
+        ]
+        begin = _offset(source, imports[0], 0)
+        edits.append(_Edit(begin, begin, f"{_IMPORTS['tf']}\n"))
+    return edits
 
 
 def _knobs_at(site: Site, facts: ScriptFacts, changes: Mapping[str, KnobValue]) -> dict[str, KnobValue]:

@@ -164,15 +164,25 @@ def facts_of_loop(watch: LoopWatch, examples: int, context: ScriptContext) -> Wo
         )
     directory = context.directory
     loop = find_step_loop(running_frames(), directory, is_batched)
-    eager = dict.fromkeys(_XLA, how) if (how := _why_eager(context.wrappers.set_at)) else {}
+    source = OwnSource(context.own_files, directory)
+    steps, held = watch.eager.find_sites(source) if watch.eager is not None else ((), "")
+    reasons = _not_reached_by_loop(watch, dataset)
+    if how := _why_eager(context.wrappers.set_at):
+        steps, reasons = (), reasons | dict.fromkeys((*_XLA, "graph_step"), how)
+    elif steps:
+        reasons = {name: why for name, why in reasons.items() if why != _NO_FUNCTION}
+    elif held:
+        reasons["graph_step"] = held
     why = why or count_of_loop(loop, dataset)
     why = why or find_batch_constant(context.own_files, [call.site for call in calls], batch_size, directory)
     return _facts(
         context,
         dataset,
-        runtime_knobs() | {"jit_compile": watch.jit_compile},
-        _not_reached_by_loop(watch, dataset) | eager | ({"batch_size": f"{why}; {_UNLOCK}"} if why else {}),
+        runtime_knobs() | {"jit_compile": watch.jit_compile} | ({"graph_step": False} if steps else {}),
+        reasons | ({"batch_size": f"{why}; {_UNLOCK}"} if why else {}),
         batch_size,
+        steps=steps,
+        eager=next((f"{site.file}, line {site.line}" for site in steps), (how or held).partition(":")[0]),
         optimizers=tuple(watch.optimizers.values()),
         layers=list(watch.layers.values()),
         weights=watch.trained_weights(),
@@ -197,20 +207,22 @@ def _facts(
     callbacks: Any = (),
     eager: str = "",
     loop: StepLoop | None = None,
+    steps: tuple[Site, ...] = (),
     validates: bool = False,
     **more: Any,
 ) -> WorkloadFacts:
     """Return what is known of a training.
 
     `given`: the knobs as the script leaves them, except those of the dataset; `reasons`: why knobs do not reach the
-    training; `weights`: those that are trained, and more variables of the model; `more`: what only one way of training
-    has.
+    training; `weights`: those that are trained, and more variables of the model; `steps`: eager functions that can be
+    compiled; `more`: what only one way of training has.
     """
     file, settings = file_of(context.reference), context.reference.script
     calls = {knob: [] if dataset is None else calls_for(dataset, knob) for knob in ("num_parallel_calls", "prefetch")}
     given |= {knob: _common(as_knob(call.given) for call in found) for knob, found in calls.items()}
     calls["batch_size"] = [] if dataset is None else batch_calls(dataset)[0]
     sites = {knob: tuple({c.site.key: c.site for c in found}.values()) for knob, found in calls.items() if found}
+    sites |= {"graph_step": steps} if steps else {}
     if "num_parallel_calls" not in sites:
         reasons.setdefault("num_parallel_calls", _NO_MAP)
     reasons |= _set_by_script(context)

@@ -16,15 +16,17 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any, NoReturn
 
-from autotune.data.facts import WorkloadFacts, WorkloadReference
+from autotune.data.facts import Site, WorkloadFacts, WorkloadReference
 from autotune.recipe.keras_api import KERAS_PACKAGES, api_of
 from autotune.recipe.tf_private import runtime_starts
 from autotune.runtime import failures, protocol, supervisor
 from autotune.runtime.failures import after_import, locate_user_line
 from autotune.runtime.fork_server import ForkServer, leave
 from autotune.runtime.forkability import ForkCheck, ForkState, Unforkable
+from autotune.runtime.sources import directory_of, file_of, own_files
 from autotune.script import children, strategies
 from autotune.script.execute import fork_to_ask, make_endless, note_process, send_answer
 from autotune.script.interpose import around
@@ -179,6 +181,16 @@ class _Start:
         leave(0)
 
 
+def _run_again(reference: WorkloadReference, endless: Site | None, here: str) -> None:
+    """Run the script from its beginning, in a fork of its start, with modules of its own that are loaded anew."""
+    own = own_files(file_of(reference), Path(directory_of(reference)))
+    for name, module in list(sys.modules.items()):
+        if name != "__main__" and Path(getattr(module, "__file__", None) or "") in own:
+            del sys.modules[name]
+    os.chdir(here)
+    run_users(reference, endless=endless)
+
+
 @contextlib.contextmanager
 def _trial(
     request: protocol.TrialRequest, channel: protocol.Channel, reference: WorkloadReference, here: str
@@ -192,7 +204,10 @@ def _trial(
         if facts.epochs_range is not None:
             make_endless(facts.epochs_range, reference)
         with timing(request, channel, reference, configuration, here):
-            yield
+            if configuration.get("graph_step"):  # the functions that it compiles were made without that
+                _run_again(reference, facts.epochs_range, here)
+            else:
+                yield
     except protocol.ChannelClosed:
         leave(1)
     except BaseException as error:

@@ -29,6 +29,7 @@ from autotune.runtime.sources import directory_of, file_of, own_files
 from autotune.runtime.waiting import Output, WaitingProcess
 from autotune.script import children, strategies
 from autotune.script.call_sites import count_method_calls, is_called_in_loop, with_line
+from autotune.script.eager_steps import EagerSteps
 from autotune.script.execute import run_in_fork, send_answer
 from autotune.script.fit_call import FitCall, few_steps, settle_steps
 from autotune.script.interpose import Hooks, Wrappers
@@ -142,7 +143,7 @@ class Survey(Hooks):
         self._failed_fits: list[tuple[Site, WorkloadFacts]] = []  # calls of `fit` that raised when cut short
         self._effects = SideEffects(reference, self._refuse)
         self._wrappers = Wrappers(Settings(), self, directory, self._effects.scratch)
-        self._watch = LoopWatch(self._wrappers)
+        self._watch = LoopWatch(self._wrappers, eager=EagerSteps(directory))
         self._around = ScriptContext(
             reference=reference,
             variables=variables,

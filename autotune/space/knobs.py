@@ -227,7 +227,9 @@ GPU_KNOBS = (
         {False: "0", True: "2"},
         False,
         flag="tf_xla_auto_jit",
-        acts=lambda configuration: not configuration.get("jit_compile"),
+        acts=lambda configuration: (
+            not configuration.get("jit_compile") and configuration.get("graph_step") is not False
+        ),
         changes=(change(exactly(True), jit_compile=exactly(False)),),
         **_ARITHMETIC,
     ),
@@ -364,7 +366,16 @@ _TABLE = (
         stage=Stage.COMPILE,
         numerics=Numerics.ARITHMETIC,
         plain=False,
-        changes=(change(exactly(True)), change(exactly(False))),
+        changes=(change(exactly(True), graph_step=exactly(True)), change(exactly(False))),
+        acts=lambda configuration: configuration.get("graph_step") is not False,
+    ),
+    Knob(
+        name="graph_step",
+        summary="tf.function compiles the eager step of a script's own loop",
+        domain=Domain(booleans=True),
+        memory=_same_memory,
+        changes=(change(exactly(True)),),
+        **{**_OF_SCRIPT, "structural": False},
     ),
     Knob(
         name="steps_per_execution",

@@ -140,7 +140,7 @@ class MeasuredProcess:
         return stamped[::-1]
 
     def close(self, input_wait_seconds: float, *, thorough: bool = False) -> None:
-        """Take the closing figures and end it. Raises TrialFailed where training has ruined the weights."""
+        """Take the closing figures and end it. Raises TrialFailed where weights are ruined, or not the baseline's."""
         # Without closing figures the slices stand all the same.
         assert self.live is not None
         patience = self.deadline.closing(PATIENCE_SECONDS)
@@ -149,7 +149,7 @@ class MeasuredProcess:
                 finished = self.live.finish(input_wait_seconds, patience, thorough=thorough)
             self.trial.note_closing(finished)
         except TrialFailed as failure:
-            if failure.outcome is Outcome.NONFINITE:
+            if failure.outcome in (Outcome.NONFINITE, Outcome.UNSTABLE):
                 raise
         finally:
             self.kill()

@@ -1,0 +1,79 @@
+"""Eager steps that trials compile: what is trained, and what is refused because it trains otherwise."""
+
+import pytest
+from real_trials import PATIENCE_SECONDS
+
+from autotune.data.record import Outcome
+from autotune.runtime.executor import TrialFailed
+
+pytestmark = pytest.mark.slow
+SCRIPT = """
+import keras, time
+import tensorflow as tf
+from agent import Agent
+
+{prepare}
+keras.utils.set_random_seed(1)
+x = tf.random.stateless_uniform((96, 4), (1, 2))
+data = tf.data.Dataset.from_tensor_slices((x, tf.reduce_sum(x, 1, keepdims=True))).shuffle(96).batch(16)
+agent = Agent()
+for epoch in range(1000):
+    for batch in data:
+        agent.update(batch)
+    {between}
+"""
+AGENT = """
+import keras
+import tensorflow as tf
+
+class Agent:
+    def __init__(self):
+        self.net = keras.Sequential([keras.layers.Dense(8, "relu"), keras.layers.Dropout(0.2), keras.layers.Dense(1)])
+        self.optimizer, self.mean = keras.optimizers.Adam(0.01), keras.metrics.Mean()
+        self.weight = 1.0
+
+    def update(self, batch):
+        x, y = batch
+        def loss():
+            return tf.reduce_mean((self.net(x, training=True) - y) ** 2) * self.weight
+        with tf.GradientTape() as tape:
+            value = loss()
+        self.apply(tape.gradient(value, self.net.trainable_variables))
+        if value < 100.0:
+            self.mean.update_state(value)
+        return value
+
+    def apply(self, gradients):
+        self.optimizer.apply(gradients, self.net.trainable_variables)
+"""
+
+
+@pytest.fixture
+def launched(trials_of_script, tmp_path):
+    """A trial of the script with its step compiled, and the facts of the script."""
+
+    def launch(between="pass", prepare=""):
+        (tmp_path / "agent.py").write_text(AGENT, encoding="utf-8")
+        trials = trials_of_script(SCRIPT.format(between=between, prepare=prepare))
+        return trials.facts.script, trials.launch(graph_step=True)
+
+    return launch
+
+
+@pytest.mark.parametrize("prepare", ["", "time.sleep(1.5)"], ids=["alone", "shared_start"])
+def test_a_method_of_a_module_is_compiled_and_proven(launched, prepare):
+    facts, trial = launched(prepare=prepare)
+    assert [str(site) for site in facts.sites["graph_step"]] == ["update() in agent.py, line 11"]
+    assert bool(facts.shared_seconds) == bool(prepare)
+    trial.warm_up(PATIENCE_SECONDS)
+    assert trial.measure(0.2, PATIENCE_SECONDS).steps > 0
+    assert trial.finish(0.0, PATIENCE_SECONDS).peak_host_bytes > 0
+
+
+def test_a_step_that_reads_what_nothing_shows_is_refused(launched):
+    _, trial = launched("setattr(agent, 'weight', 0.5)")
+    trial.warm_up(PATIENCE_SECONDS)
+    with pytest.raises(TrialFailed) as failed:
+        trial.finish(0.0, PATIENCE_SECONDS)
+    assert failed.value.outcome is Outcome.UNSTABLE
+    assert failed.value.reason.startswith("graph_step: update() in agent.py, line 11, trains otherwise as a graph")

@@ -1,0 +1,185 @@
+"""Which eager step of a custom loop can be compiled, and what in it a graph would not repeat."""
+
+import contextlib
+import sys
+import textwrap
+from types import ModuleType
+
+import pytest
+
+from autotune.data.facts import Site
+from autotune.script.changing_state import OwnSource
+from autotune.script.eager_steps import EagerSteps
+
+LOOP = """
+import logging, math, random, time
+import numpy as np
+
+class Agent:
+    scale, seen = 0.5, []
+    def __init__(self):
+        self.count, self.beta, self.history, self.rows = 0, 1.0, [], [1, 2]
+
+    def update(self, x, y, bag=[]):
+        with tape():
+            loss = self.loss(x, y)
+            {line}
+        apply(self)
+        return loss
+
+    def loss(self, x, y):
+        return self.rows[0] * math.pi + 2 * np.log(2 * np.pi){deeper}
+
+def step(x, y):
+    with tape():
+        loss = agent.loss(x, y)
+    apply(agent)
+
+agent, log = Agent(), logging.getLogger("train")
+for epoch, (x, y) in enumerate(data):
+    {between}
+    agent.update(x, y)
+"""
+
+
+class Tensor:
+    """What a function is given."""
+
+    __module__ = "tensorflow.python"
+
+    def numpy(self):
+        return 1.0
+
+    def __float__(self):
+        return 1.0
+
+    def __format__(self, spec):
+        return "tensor"
+
+
+def found_in(folder, source):
+    """What is found in a script after three steps: the sites, and why one is held."""
+    file, answers = folder / "train.py", []
+    file.write_text(textwrap.dedent(source), encoding="utf-8")
+    eager, read = EagerSteps(str(folder)), []
+    eager._is_users = str(file).__eq__  # the names below stand for TensorFlow's
+    tf = ModuleType("tensorflow")
+    tf.random, tf.summary = ModuleType("tensorflow.random"), ModuleType("tensorflow.summary")
+    tf.random.normal = tf.random.stateless_normal = lambda *_, **__: Tensor()
+
+    def data():
+        for _ in range(3):
+            read.append(object())
+            yield Tensor(), Tensor()
+
+    class Reader:
+        def __iter__(self):
+            self._pairs = data()
+            return self
+
+        def __next__(self):
+            try:
+                return next(self._pairs)
+            except StopIteration:
+                answers.append(eager.find_sites(OwnSource([file], str(folder))))
+                raise
+
+    names = {"tape": contextlib.contextmanager(lambda: iter([eager.note_tape(lambda: None)])), "data": Reader()}
+    names |= {"apply": lambda optimizer: eager.note_update(optimizer, read[-1]), "tf": tf, "__name__": "__main__"}
+    try:
+        exec(compile(file.read_text(encoding="utf-8"), str(file), "exec"), names)
+    finally:
+        sys.setprofile(None)
+    return answers[0]
+
+
+def loop(line="pass", between="pass", deeper=""):
+    """A loop with this line in the step, this one between steps, and this in what the step calls."""
+    return LOOP.format(line=line, between=between, deeper=deeper)
+
+
+def test_the_function_around_tape_and_update_is_found(tmp_path):
+    update = Site(file="train.py", function="Agent.update", call="update", order=0, line=10)
+    assert found_in(tmp_path, loop()) == ((update,), "")
+    deeper = loop().replace("apply(self)", "self.apply()") + "\n"
+    deeper = deeper.replace("    def loss(", "    def apply(self):\n        apply(self)\n\n    def loss(")
+    assert found_in(tmp_path, deeper) == ((update,), "")
+
+
+@pytest.mark.parametrize(
+    ("line", "what"),
+    [
+        ("self.count += 1", "changes self.count"),
+        ("self.history.append(loss)", "calls self.history.append()"),
+        ("bag.append(loss)", "calls bag.append()"),
+        ("Agent.seen[0:] = [loss]", "changes Agent.seen[0:]"),
+        ("print(loss)", "calls print()"),
+        ("log.info('%s', loss)", "calls log.info()"),
+        ("loss = float(y)", "calls float()"),
+        ("loss = y.numpy()", "calls y.numpy()"),
+        ("loss = np.asarray(y)", "calls np.asarray()"),
+        ("x = np.random.normal()", "calls np.random.normal()"),
+        ("x = random.random()", "calls random.random()"),
+        ("began = time.time()", "calls time.time()"),
+        ("x = tf.random.normal([3])", "draws by tf.random.normal()"),
+        ("global epoch; epoch = 0", "changes epoch"),
+        ("exec('def twice(x): return x + x', globals()); twice(1)", "calls exec()"),
+    ],
+)
+def test_what_a_graph_would_not_repeat_is_named(tmp_path, line, what):
+    sites, why = found_in(tmp_path, loop(line))
+    assert sites == ()
+    assert why.startswith(f"train.py, line 13: update() {what}")
+
+
+@pytest.mark.parametrize(
+    ("between", "deeper", "what"),
+    [
+        ("agent.beta = 0.9", " * self.beta", "reads self.beta"),
+        ("agent.beta = 0.9 if epoch > 8 else agent.beta", " * self.beta", "reads self.beta"),
+        ("factor = 0.5", " * factor", "reads factor"),
+        ("pass", " * (1 if epoch < 5 else 2)", "reads epoch"),
+        ("agent.rows.append(3)", "", "reads self.rows"),
+    ],
+)
+def test_a_value_that_changes_between_steps_is_named(tmp_path, between, deeper, what):
+    sites, why = found_in(tmp_path, loop(between=between, deeper=deeper))
+    assert sites == ()
+    assert why.startswith(f"train.py, line 18: loss() {what}, which the script changes")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "what"),
+    [
+        ("agent.update(x, y)", "agent.update(epoch, y)", "line 10: update() is given x as a Python number"),
+        ("    def update", "    @contextlib.contextmanager\n    def update", "line 10: update() is decorated by"),
+        ("agent.update(x, y)", "with tape():\n        apply(agent)", "line 29: the eager step stands in its loop"),
+        ("pass\n    agent", "agent.net.trainable = epoch > 1\n    agent", "line 10: update() trains variables"),
+    ],
+)
+def test_a_step_of_another_form_is_held(tmp_path, old, new, what):
+    source = loop().replace(old, new)
+    if "decorated" in what:
+        source = source.replace("import logging", "import contextlib, logging").replace(
+            "agent.update(x", "agent.update.__wrapped__(agent, x"
+        )
+    if "trains" in what:
+        source = source.replace("agent, log = Agent()", "Agent.net = type('Net', (), {})()\nagent, log = Agent()")
+    sites, why = found_in(tmp_path, source)
+    assert (sites, why[: len("train.py, ")]) == ((), "train.py, ")
+    assert what in why
+
+
+@pytest.mark.parametrize(
+    ("line", "between"),
+    [
+        ("logs = {}; logs['loss'] = loss", "pass"),
+        ("parts = [x]; parts.append(y)", "pass"),
+        ("x = tf.random.stateless_normal([3], seed=(1, 2))", "pass"),
+        ("scale = float(self.scale) * math.sqrt(2.0)", "agent.steps = epoch"),
+        ("pass", "print(epoch)"),
+    ],
+)
+def test_what_a_graph_repeats_holds_nothing(tmp_path, line, between):
+    sites, why = found_in(tmp_path, loop(line, between))
+    assert ([site.call for site in sites], why) == (["update"], "")
