@@ -103,36 +103,29 @@ def test_a_single_change_is_not_left_out(tmp_path):
     assert (left_out, recipe.evidence.contributions) == ({}, ())
 
 
-@pytest.mark.parametrize("outcome", [Outcome.CRASHED, Outcome.OOM, Outcome.TIMEOUT], ids=str)
-def test_a_failure_without_a_change_is_data(tmp_path, outcome):
+def run_failing(tmp_path, failure, fails, **options):
+    """Run, where trials that leave a change out fail so with each configuration for which `fails` holds."""
     watcher = Watcher()
 
-    def fails(configuration):
+    def fail(configuration):
         began = watcher.of(TrialBegan)
-        is_late = bool(began) and began[-1].phase is Phase.ABLATION
-        return TrialFailed(outcome, "late") if is_late and not configuration["jit_compile"] else None
+        return failure if began and began[-1].phase is Phase.ABLATION and fails(configuration) else None
 
-    trials = simulated_trials(SPEED, noise=0.01, start_seconds=0.3, failure=fails)
-    recipe, left_out, _ = run(tmp_path, trials, observe=watcher)
+    trials = simulated_trials(SPEED, noise=0.01, start_seconds=0.3, failure=fail)
+    return run(tmp_path, trials, observe=watcher, **options)
+
+
+@pytest.mark.parametrize("outcome", [Outcome.CRASHED, Outcome.OOM, Outcome.TIMEOUT], ids=str)
+def test_a_failure_without_a_change_is_data(tmp_path, outcome):
+    recipe, left_out, _ = run_failing(tmp_path, TrialFailed(outcome, "late"), lambda own: not own["jit_compile"])
     assert recipe.evidence.verdict is Verdict.FASTER
     assert left_out["jit_compile"].outcome is outcome
     assert [known.knob for known in recipe.evidence.contributions] == ["steps_per_execution"]
 
 
 def test_a_recommended_configuration_that_fails_now_takes_back_nothing(tmp_path):
-    watcher = Watcher()
-
-    def fails(configuration):
-        began = watcher.of(TrialBegan)
-        is_late = bool(began) and began[-1].phase is Phase.ABLATION
-        return TrialFailed(Outcome.CRASHED, "gone") if is_late and configuration == BOTH else None
-
-    recipe, left_out, _ = run(
-        tmp_path,
-        simulated_trials(SPEED, noise=0.01, start_seconds=0.3, failure=fails),
-        keeps_budget=False,
-        observe=watcher,
-    )
+    gone = TrialFailed(Outcome.CRASHED, "gone")
+    recipe, left_out, _ = run_failing(tmp_path, gone, lambda own: own == BOTH, keeps_budget=False)
     assert recipe.evidence.verdict is Verdict.FASTER
     assert recipe.evidence.contributions == ()
     assert {record.outcome for record in left_out.values()} == {Outcome.INTERRUPTED}
@@ -140,15 +133,8 @@ def test_a_recommended_configuration_that_fails_now_takes_back_nothing(tmp_path)
 
 
 def test_a_device_that_is_lost_says_nothing_of_a_change(tmp_path):
-    watcher = Watcher()
-
-    def fails(configuration):
-        began = watcher.of(TrialBegan)
-        is_late = bool(began) and began[-1].phase is Phase.ABLATION
-        return DeviceUnavailable(Outcome.OOM, "gone") if is_late and not configuration["jit_compile"] else None
-
-    trials = simulated_trials(SPEED, noise=0.01, start_seconds=0.3, failure=fails)
-    recipe, left_out, _ = run(tmp_path, trials, keeps_budget=False, observe=watcher)
+    gone = DeviceUnavailable(Outcome.OOM, "gone")
+    recipe, left_out, _ = run_failing(tmp_path, gone, lambda own: not own["jit_compile"], keeps_budget=False)
     assert recipe.evidence.verdict is Verdict.FASTER
     assert left_out["jit_compile"].outcome is Outcome.INTERRUPTED, "a resumed run measures it"
 

@@ -60,17 +60,13 @@ WRONG = {
     "a missing workload": (["tune"], "WORKLOAD"),
     "a missing file": (["tune", "nowhere.py"], "nowhere.py: no such file"),
     "a bad duration": (["tune", EXAMPLE, "--budget", "soon"], "budget: 'soon' is not a duration"),
-    "a bad time limit": (["tune", EXAMPLE, "--trial-timeout", "x"], "trial_timeout: 'x' is not a duration"),
     "an unknown option": (["tune", EXAMPLE, "--bugdet", "3m"], "--bugdet"),
     "a wish for other machines": (
         ["run", "r.json", "--on-mismatch", "error", EXAMPLE],
         "Give --strict, or leave it out.",
     ),
     "no trials at all": (["tune", EXAMPLE, "--trials", "0"], "trials is 0"),
-    "a negative seed": (["tune", EXAMPLE, "--seed", "-1"], "seed is -1"),
-    "a gain that is no number": (["tune", EXAMPLE, "--min-gain", "nan"], "min_gain is nan"),
     "no cores at all": (["knobs", "--space", "quick", "--cores", "0"], "--cores is 0"),
-    "fewer than no cores": (["knobs", "--space", "quick", "--cores", "-1"], "--cores is -1"),
     "no examples at all": (["knobs", "--space", "quick", "--examples", "0"], "--examples is 0"),
     "no batch": (["knobs", "--space", "quick", "--batch-size", "0"], "--batch-size is 0"),
     "a batch beyond all": (
@@ -82,11 +78,6 @@ WRONG = {
     "a missing recipe to begin with": (
         ["tune", EXAMPLE, "--begin-with", "nowhere.json"],
         "cannot read the recipe nowhere.json",
-    ),
-    "a missing recipe to verify": (["verify", "nowhere.json", EXAMPLE], "cannot read the recipe nowhere.json"),
-    "a verification that takes forever": (
-        ["verify", "nowhere.json", EXAMPLE, "--budget", "soon"],
-        "budget: 'soon' is not a duration",
     ),
     "a directory that is no run": (["show", ROOT / "docs"], "docs is not a run directory"),
 }
@@ -242,18 +233,13 @@ def test_history_prints_a_line_for_each_trial(capsys, finished):
     assert [line for line in out.splitlines() if line.endswith(" ")] == []
 
 
-def test_compare_sets_runs_side_by_side(capsys, finished):
-    code, out, _ = run(capsys, "compare", finished, finished)
-    assert code == 0
-    assert out.count("simulated") >= 2
-
-
 def test_compare_cuts_and_folds_nothing_in_a_pipe(capsys, finished, tmp_path):
     paths = [shutil.copytree(finished, tmp_path / f"{'long' * 40}-{number}") for number in range(2)]
     for path in paths:
         record = json.loads((path / "run.json").read_text())
         (path / "run.json").write_text(json.dumps({**record, "run": path.name}))
-    _, out, _ = run(capsys, "compare", *paths)
+    code, out, _ = run(capsys, "compare", *paths)
+    assert code == 0
     for path in paths:
         assert sum(path.name in line and "batch_size=" in line for line in out.splitlines()) == 1
     assert "…" not in out

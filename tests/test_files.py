@@ -11,14 +11,10 @@ from autotune.data.errors import RunDirectoryError
 from autotune.data.files import is_utf8, read_at_most, write_atomically
 
 
-def test_the_text_is_in_the_file_as_utf_8(tmp_path):
-    write_atomically(tmp_path / "recipe.json", "größer\r\n→ 2×\n")
-    assert (tmp_path / "recipe.json").read_bytes() == "größer\r\n→ 2×\n".encode()
-
-
-def test_bytes_are_in_the_file_as_they_are(tmp_path):
-    write_atomically(tmp_path / "history.parquet", b"PAR1\xff\r\n\x00")
-    assert (tmp_path / "history.parquet").read_bytes() == b"PAR1\xff\r\n\x00"
+def test_text_is_in_a_file_as_utf_8_and_bytes_as_they_are(tmp_path):
+    for content in ("größer\r\n→ 2×\n", b"PAR1\xff\r\n\x00"):
+        write_atomically(tmp_path / "file", content)
+        assert (tmp_path / "file").read_bytes() == (content.encode() if isinstance(content, str) else content)
 
 
 def test_an_older_file_is_replaced_whole(tmp_path):

@@ -49,11 +49,17 @@ def test_a_leak_is_refused_with_the_hours_until_memory_is_full():
     assert found.value > found.limit
 
 
-def test_a_leak_that_the_baseline_has_too_is_not_the_configurations_fault():
-    found = check([samples(2048)], [samples(2000, seed=1)])
-    assert found.passed
-    assert found.tells
-    assert "the workload that leaks" in found.detail
+@pytest.mark.parametrize(
+    ("baseline", "tells", "detail"),
+    [
+        (samples(2000, seed=1), True, "the workload that leaks"),
+        (samples(2048, count=FEWEST_SLICES - 1), False, "whose leak"),
+    ],
+)
+def test_a_leak_that_the_baseline_has_or_may_have_is_no_fault(baseline, tells, detail):
+    found = check([samples(2048)], [baseline])
+    assert (found.passed, found.tells) == (True, tells)
+    assert detail in found.detail
 
 
 def test_a_slow_baselines_leak_explains_the_same_leak_in_what_trains_faster():
@@ -63,13 +69,6 @@ def test_a_slow_baselines_leak_explains_the_same_leak_in_what_trains_faster():
     assert found.passed
     assert not found.tells, "or the baseline's memory only settles: it was seen for too short a time"
     assert "too few slices of the baseline" in found.detail
-
-
-def test_a_baseline_that_was_hardly_seen_leaves_it_open_whose_leak_it_is():
-    found = check([samples(2048)], [samples(2048, count=FEWEST_SLICES - 1)])
-    assert found.passed
-    assert not found.tells
-    assert "whose leak" in found.detail
 
 
 def test_a_baseline_that_leaks_far_less_is_no_excuse():

@@ -71,12 +71,8 @@ def test_the_reference_has_the_candidates_batch_size(started):
 
 
 def test_a_trial_that_fails_at_it_is_refused(started):
-    def failure(configuration):
-        if configuration["precision"] != "float32":
-            return TrialFailed(Outcome.CRASHED, "killed by SIGSEGV")
-        return None
-
-    _, run, _ = started(failure=failure)
+    killed = TrialFailed(Outcome.CRASHED, "killed by SIGSEGV")
+    _, run, _ = started(failure=lambda own: killed if own["precision"] != "float32" else None)
     check = checked(run, BFLOAT)
     assert (check.passed, check.detail) == (False, "killed by SIGSEGV")
 
@@ -99,12 +95,8 @@ def test_it_ends_in_time(started, seconds):
 
 
 def test_a_reference_that_fails_is_no_candidates_fault(started):
-    def failure(configuration):
-        if configuration["precision"] == "float32":
-            return TrialFailed(Outcome.OOM, "out of memory")
-        return None
-
-    _, run, _ = started(failure=failure)
+    full = TrialFailed(Outcome.OOM, "out of memory")
+    _, run, _ = started(failure=lambda own: full if own["precision"] == "float32" else None)
     check = checked(run, BFLOAT)
     assert check.passed
     assert "float32 without XLA gave no losses at batch_size=32: out of memory" in check.detail

@@ -55,22 +55,15 @@ def test_the_command_names_itself_its_version_and_its_distribution(capsys):
     assert capsys.readouterr().out == f"autotune {autotune.__version__} (distribution {DISTRIBUTION})\n"
 
 
-@pytest.mark.parametrize("name", ["Workload", "Recipe", "tune"])
-def test_importing_a_public_name_loads_no_tensorflow_and_no_pandas(name):
-    script = (
-        f"import sys, autotune; autotune.{name}; "
-        "loaded = {'tensorflow', 'keras', 'pandas'} & set(sys.modules); assert not loaded, loaded"
-    )
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=False)
-    assert done.returncode == 0, done.stderr
-
-
-def test_trial_processes_import_no_optuna_and_no_pandas():
-    script = (
-        "import sys, autotune.runtime.template; "
-        "loaded = {'optuna', 'pandas', 'tensorflow'} & set(sys.modules); assert not loaded, loaded"
-    )
+@pytest.mark.parametrize(
+    ("imports", "unwanted"),
+    [
+        *((f"autotune; autotune.{name}", {"tensorflow", "keras", "pandas"}) for name in ("Workload", "Recipe", "tune")),
+        ("autotune.runtime.template", {"optuna", "pandas", "tensorflow"}),  # a trial's process
+    ],
+)
+def test_what_is_imported_loads_no_large_package_that_it_does_not_need(imports, unwanted):
+    script = f"import sys, {imports}; loaded = {unwanted} & set(sys.modules); assert not loaded, loaded"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr

@@ -233,27 +233,19 @@ def test_a_failure_is_the_trials_own_and_its_files_come_to_the_driver(tmp_path):
         assert stat.S_IMODE((tmp_path / "trial" / "log.txt").stat().st_mode) == 0o600
 
 
-def test_an_actor_that_is_gone_loses_the_seat(tmp_path):
-    ray = FakeRay(a=1)
-    with opened(ray) as trials:
-        trial = trials.launch(BASELINE, log=str(tmp_path / "log.txt"), data=None)
-        ray.actors[0].answer = RayActorError("\nThe actor died.\nMore.")
-        with pytest.raises(SeatLost) as caught:
-            trial.warm_up(1.0)
-        assert caught.value.reason == "its actor on a is gone: The actor died."
-        trial.kill()
-        assert (7, "end") not in ray.actors[0].asked
-
-
-def test_an_actor_that_does_not_answer_loses_the_seat(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [(RayActorError("\nThe actor died.\nMore."), "is gone: The actor died."), (None, "has not answered for 1 s")],
+)
+def test_an_actor_that_is_gone_or_silent_loses_the_seat(tmp_path, monkeypatch, answer, why):
     monkeypatch.setattr(ray_seats, "SILENCE_SECONDS", 0.5)
     ray = FakeRay(a=1)
     with opened(ray) as trials:
         trial = trials.launch(BASELINE, log=str(tmp_path / "log.txt"), data=None)
-        ray.is_silent = True
+        ray.actors[0].answer, ray.is_silent = answer, answer is None
         with pytest.raises(SeatLost) as caught:
             trial.warm_up(0.6)
-        assert caught.value.reason == "its actor on a has not answered for 1 s"
+        assert caught.value.reason == f"its actor on a {why}"
         ray.is_silent = False
         trial.kill()
         assert (7, "end") not in ray.actors[0].asked

@@ -47,18 +47,17 @@ def test_another_machine_is_warned_of_and_trains(recipe):
     assert "Intel 4004" in ended.stderr
 
 
-def test_another_machine_can_be_an_error(recipe):
-    ended = run(recipe, "--strict")
-    assert ended.returncode == MachineMismatchError.exit_code
-    assert ended.stdout == ""
-    assert "measured on another machine" in ended.stderr
-
-
-def test_two_options_that_contradict_each_other_are_refused(recipe):
-    ended = run(recipe, "--scale-learning-rate", "linear", "--keep-learning-rate")
-    assert ended.returncode == ArgumentError.exit_code
-    assert ended.stdout == ""
-    assert "--scale-learning-rate and --keep-learning-rate exclude one another" in ended.stderr
+@pytest.mark.parametrize(
+    ("options", "error", "why"),
+    [
+        (["--strict"], MachineMismatchError, "measured on another machine"),
+        (["--scale-learning-rate", "linear", "--keep-learning-rate"], ArgumentError, "exclude one another"),
+    ],
+)
+def test_what_is_refused_runs_nothing(recipe, options, error, why):
+    ended = run(recipe, *options)
+    assert (ended.returncode, ended.stdout) == (error.exit_code, "")
+    assert why in ended.stderr
 
 
 def test_a_recipe_without_changes_says_that_the_script_runs_as_it_is(recipe):

@@ -62,15 +62,10 @@ def test_no_difference_is_found_where_there_is_none_and_the_delay_is(tmp_path):
     assert 0.02 <= gains[-1] < 0.2
 
 
-def test_a_difference_that_is_not_planted_shows(tmp_path):
-    found = self_tested(tmp_path, other=1.3)
-    assert judgements(found) == (WRONG, HOLDS)
-    assert found.fails
-
-
-def test_a_delay_of_another_size_shows(tmp_path):
-    found = self_tested(tmp_path, delay=3.0)
-    assert judgements(found) == (HOLDS, WRONG)
+@pytest.mark.parametrize(("wrong", "judged"), [({"other": 1.3}, (WRONG, HOLDS)), ({"delay": 3.0}, (HOLDS, WRONG))])
+def test_a_difference_that_is_not_planted_and_a_delay_of_another_size_show(tmp_path, wrong, judged):
+    found = self_tested(tmp_path, **wrong)
+    assert judgements(found) == judged
     assert found.fails
 
 

@@ -100,13 +100,9 @@ def test_a_directory_that_holds_files_of_those_names_is_refused(tmp_path, name):
     assert (tmp_path / name).read_text() == "mine"
 
 
-def test_a_full_disk_leaves_what_was_finished(tmp_path):
-    fail_with(RunDirectoryError("full"), tmp_path / "one", trials=3)
-    assert len(list((tmp_path / "one" / "trials").iterdir())) == 3
-
-
-def test_what_was_tried_stays_whatever_fails_later(tmp_path):
-    fail_with(WorkloadError("changed"), tmp_path / "one", trials=3)
+@pytest.mark.parametrize("error", [RunDirectoryError("full"), WorkloadError("changed")], ids=["full disk", "other"])
+def test_what_was_tried_stays_whatever_fails_later(tmp_path, error):
+    fail_with(error, tmp_path / "one", trials=3)
     assert len(list((tmp_path / "one" / "trials").iterdir())) == 3
 
 

@@ -266,11 +266,8 @@ class Keras2(KerasApi):
         return self.module.utils.Sequence
 
     def loading(self, sequence: Any, arguments: Any) -> dict[str, KnobValue]:
-        return {
-            "workers": int(arguments["workers"]),
-            "use_multiprocessing": bool(arguments["use_multiprocessing"]),
-            "max_queue_size": int(arguments["max_queue_size"]),
-        }
+        kinds = {"workers": int, "use_multiprocessing": bool, "max_queue_size": int}
+        return {name: kind(arguments[name]) for name, kind in kinds.items()}
 
     def set_loading(self, sequence: Any, changes: dict[str, KnobValue]) -> None:
         pass  # all are arguments of `fit`

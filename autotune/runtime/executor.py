@@ -155,11 +155,9 @@ class Executor(abc.ABC):
         self._handles: Mapping[str, SeatHandle] = {}
 
     def __enter__(self) -> Self:
-        """Return the executor itself; `open` opens it."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End everything."""
         self.close()
 
     @abc.abstractmethod

@@ -79,13 +79,12 @@ def kill_orphans(alive: Set[int] = frozenset()) -> None:
 def kill_family(family: str) -> None:
     """Kill all processes that carry this mark, and wait until they are gone."""
     ends = time.monotonic() + SWEEP_SECONDS
-    while (members := _members(family)) and time.monotonic() < ends:  # look again: a killed process may have forked
+    while time.monotonic() < ends:  # look again: a killed process may have forked
+        found = psutil.process_iter(["environ"])  # None for other users' processes
+        members = [member for member in found if (member.info["environ"] or {}).get(FAMILY_VARIABLE) == family]
+        if not members:
+            return
         for member in members:
             with contextlib.suppress(psutil.Error):  # it has ended, or belongs to another user now
                 member.kill()
         psutil.wait_procs(members, timeout=max(0.0, ends - time.monotonic()))
-
-
-def _members(family: str) -> list[psutil.Process]:
-    found = psutil.process_iter(["environ"])  # None for other users' processes
-    return [process for process in found if (process.info["environ"] or {}).get(FAMILY_VARIABLE) == family]

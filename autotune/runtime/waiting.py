@@ -62,7 +62,6 @@ class WaitingProcess:
     pidfd: int = field(init=False)
 
     def __post_init__(self) -> None:
-        """Open the descriptor that tells of its end."""
         self.pidfd = os.pidfd_open(self.pid)
 
     def hand_over(self, request: TrialRequest, end: socket.socket) -> Forked | None:

@@ -60,7 +60,11 @@ def share_start(
     if (bars := getattr(sys.modules.get("tqdm"), "tqdm", None)) is not None:
         bars.monitor_interval = 0  # without its thread, which redraws bars that stand still
     serve_script(asked=start.end)
-    start.stop_before([*starts, *_changed_calls(tf)])
+    # And the calls that a survey or trial wraps, as far as they are possible without a layer or tensor.
+    wrapped = (tf.compat.v1.Session, tf.distribute.MultiWorkerMirroredStrategy, *dict(strategies.refused_kinds(tf)))
+    start.stop_before(
+        [*starts, (type(tf.function(lambda: None)), "__call__"), *((kind, "__init__") for kind in wrapped)]
+    )
     for package in KERAS_PACKAGES:
         after_import(package, effects.install_keras)
         after_import(package, lambda keras: start.stop_before(api_of(keras).building_calls()))
@@ -69,15 +73,6 @@ def share_start(
     if os.getpid() != start.process:  # a fork has ended its role by itself
         leave(1)
     return ""
-
-
-def _changed_calls(tf: Any) -> Iterator[tuple[Any, str]]:
-    """Yield the further calls that a survey or trial wraps, as far as they are possible without a layer or tensor."""
-    yield type(tf.function(lambda: None)), "__call__"
-    yield tf.compat.v1.Session, "__init__"
-    yield tf.distribute.MultiWorkerMirroredStrategy, "__init__"
-    for kind, _ in strategies.refused_kinds(tf):
-        yield kind, "__init__"
 
 
 class _Start:

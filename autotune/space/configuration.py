@@ -41,27 +41,21 @@ class Configuration(Mapping[str, KnobValue]):
         self.key = json.dumps(self._values, separators=(",", ":"))
 
     def __getitem__(self, name: str) -> KnobValue:
-        """Return the value of the knob `name`."""
         return self._values[name]
 
     def __iter__(self) -> Iterator[str]:
-        """Iterate over knob names, in table order."""
         return iter(self._values)
 
     def __len__(self) -> int:
-        """Return how many knobs have a value."""
         return len(self._values)
 
     def __hash__(self) -> int:
-        """Return equal hashes for equal configurations."""
         return hash(self.key)
 
     def __eq__(self, other: object) -> bool:
-        """Return whether both set the same knobs to the same values."""
         return isinstance(other, Configuration) and self.key == other.key
 
     def __repr__(self) -> str:
-        """Return `Configuration(batch_size=32, …)`."""
         return f"Configuration({', '.join(f'{name}={value!r}' for name, value in self._values.items())})"
 
     @property

@@ -12,6 +12,7 @@ each training has the rate that was in force at the state.
 from __future__ import annotations
 
 import contextlib
+import gc
 import itertools
 import math
 import time
@@ -28,7 +29,7 @@ from autotune.recipe.tf_private import keras, tf
 from autotune.runtime.failures import TrainingFailed
 from autotune.runtime.protocol import BranchRuns
 from autotune.training.losses import Curves, build, most_recorded, open_recording
-from autotune.training.step_counters import COUNTED_STEPS, Counted, ReadVariables, changing, writing_hooks
+from autotune.training.step_counters import COUNTED_STEPS, Counted, ReadVariables, changing, handles_of, writing_hooks
 
 PROBE_BATCHES = 4  # of the recorded size, that are evaluated at once
 LARGEST_STATE_BYTES = 2 << 30  # of weights and optimizer together: a larger state is not saved
@@ -87,16 +88,17 @@ def branch_losses(
     build(model, first)
     keras_api().build_optimizer(model.optimizer, model.trainable_variables)
     state = _read_state(model, runs.state)
-    untouched = {name: variable.numpy() for name, variable in _rest(model).items()}
+    rest = _rest(model)
+    untouched = {name: variable.numpy() for name, variable in rest.items()}
     deadline = time.perf_counter() + runs.seconds
     _assign(_variables(model), state)
     counted = _count_steps(model, training, callbacks, batch_size=batch_size)
     curves: dict[tuple[float, int], tuple[float | None, ...]] = {}
     for seed, scale in itertools.product(runs.seeds, runs.scales):
-        factor.assign(scale)
         _seed(model, seed)
         _assign(_variables(model), state)
-        _assign(_rest(model), untouched)
+        _assign(rest, untouched)
+        factor.assign(scale)
         curve = _train(model, training, probe, runs, batch_size=batch_size, seed=seed, deadline=deadline)
         curves[scale, seed] = curve if len(curve) == runs.probes else ()
     return tuple(curves.get((scale, seed), ()) for scale in runs.scales for seed in runs.seeds), counted
@@ -123,14 +125,23 @@ def _count_steps(
             model.train_function(iterator)
         tell("on_train_batch_end", step, {"loss": 0.0})
         values.append(variables.values())
-    return changing(values) | dict.fromkeys(writing_hooks(callbacks, reads=variables.are_any), (1.0,))
+    return changing(values) | dict.fromkeys(writing_hooks(callbacks, variables.includes), (1.0,))
 
 
 def _rest(model: keras.Model) -> dict[str, Any]:
-    """Return the optimizer's variables that are not in the state."""
-    known = {id(variable) for variable in _variables(model).values()}
-    others = [v for v in keras_api().optimizer_variables(model.optimizer) if id(v) not in known]
-    return {str(place): variable for place, variable in enumerate(others)}
+    """Return what is not in the state: the optimizer's other variables, and those outside of the model.
+
+    A loss may read one that a callback or a step changes. Generators of random numbers get a seed by themselves.
+    """
+    from tensorflow.python.ops.resource_variable_ops import ResourceVariable
+
+    saved = _variables(model).values()
+    own = [v for v in keras_api().optimizer_variables(model.optimizer) if not any(v is known for known in saved)]
+    of_metrics = (variable for metric in model.metrics for variable in metric.variables)
+    inside = {id(handle) for v in (*saved, *own, *model.variables, *of_metrics) for handle in handles_of(v)}
+    variables = (v for v in gc.get_objects() if type(v) is ResourceVariable and id(v.handle) not in inside)
+    outside = (v for v in variables if hasattr(v.handle, "numpy") and "StateVar" not in v.name and v.is_initialized())
+    return {str(place): variable for place, variable in enumerate((*own, *outside))}
 
 
 def _seed(model: keras.Model, seed: int) -> None:

@@ -51,8 +51,7 @@ def loss_curves(
     steps = runs.most_steps
     for seed in runs.seeds:
         keras.utils.set_random_seed(seed)
-        values = _fresh_values(fresh_model(), trained, first_batch) if fresh_model else as_built
-        _assign(trained.weights, values)
+        _assign(trained.weights, _fresh_values(fresh_model(), trained, first_batch) if fresh_model else as_built)
         own = [weight.numpy() for weight in trained.trainable_variables]
         first_weights = first_weights or own
         if seed != runs.seeds[0] and all(map(np.array_equal, own, first_weights)):

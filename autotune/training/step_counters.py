@@ -11,7 +11,7 @@ import contextlib
 import inspect
 import itertools
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from traceback import FrameSummary
 from typing import Any
 
@@ -33,11 +33,11 @@ class ReadVariables:
     """The variables that the user's code reads in a training step, by the name and the line of each."""
 
     def __init__(self, model: keras.Model) -> None:
-        self._read: dict[int, tuple[Any, Any, str]] = {}  # by the id of its handle: that, its type, and the line
+        self._read: dict[int, tuple[Any, ...]] = {}  # by the id of its handle: that, its type, and the line
         of_metrics = (variable for metric in model.metrics for variable in metric.variables)
         others = (*model.trainable_variables, *of_metrics)
-        self._others = {id(handle) for variable in others for handle in _handles(variable)}
-        self._names = {id(handle): _name(variable) for variable in model.variables for handle in _handles(variable)}
+        self._others = {id(handle) for variable in others for handle in handles_of(variable)}
+        self._names = {id(handle): _name(variable) for variable in model.variables for handle in handles_of(variable)}
 
     @contextlib.contextmanager
     def watch(self) -> Iterator[None]:
@@ -52,21 +52,27 @@ class ReadVariables:
             yield
             return
 
+        traced: list[tuple[Any, ...]] = []
+
         def read(handle: Any, dtype: Any, *rest: Any, **named: Any) -> Any:
-            if id(handle) not in self._others | self._read.keys() and (line := _reader(extract_stack()[outer:])):
-                self._read[id(handle)] = handle, dtype, line
-            return usual(handle, dtype, *rest, **named)
+            value = usual(handle, dtype, *rest, **named)
+            if id(handle) not in self._others and (line := _reader(extract_stack()[outer:])):
+                traced.append((value, handle, dtype, line))
+            return value
 
         ops.read_variable_op = read
         try:
             yield
         finally:
             ops.read_variable_op = usual
+        for value, *known in traced:
+            if id(known[0]) not in self._read and _is_used(value):
+                self._read[id(known[0])] = tuple(known)
 
-    @property
-    def are_any(self) -> bool:
-        """True if the user's own part of a step reads one."""
-        return bool(self._read)
+    def includes(self, variables: Sequence[Any]) -> bool:
+        """Return whether the user's own part of a step reads one of these, or any where there are none."""
+        handles = self._read if not variables else [id(of) for variable in variables for of in handles_of(variable)]
+        return any(handle in self._read for handle in handles)
 
     def values(self) -> dict[str, list[float]]:
         """Return the elements of each small one now."""
@@ -80,7 +86,7 @@ class ReadVariables:
         return found
 
 
-def _handles(variable: Any) -> list[Any]:
+def handles_of(variable: Any) -> list[Any]:
     """Return the handles of a variable of Keras or TensorFlow, one for each device."""
     value = getattr(variable, "_value", variable)
     return [part.handle for part in getattr(value, "values", None) or [value]]
@@ -90,12 +96,31 @@ def _name(variable: Any) -> str:
     return str(getattr(variable, "path", variable.name)).partition(":")[0]
 
 
+def _is_used(value: Any) -> bool:
+    """Return whether a value that was read goes anywhere but into its variable's next one, as a mere counter does."""
+    if hasattr(value, "numpy"):  # it was computed, and not traced
+        return True
+    own, waiting, seen = value.op.inputs[0], [value], {id(value)}
+    for tensor in waiting:  # which grows by what follows from it
+        if any(tensor is output for output in getattr(tensor.graph, "outputs", ())):
+            return True
+        for operation in tensor.consumers():
+            if operation.type == "AssignVariableOp" and operation.inputs[0] is own:
+                continue
+            if operation.op_def.is_stateful:
+                return True
+            waiting += [output for output in operation.outputs if id(output) not in seen]
+            seen.update(map(id, operation.outputs))
+    return False
+
+
 def _reader(stack: Sequence[Any]) -> str:
     """Return the user's line that reads a variable; empty where Keras or a metric reads it for itself."""
-    # Keras's optimizers read `iterations`, and a schedule of the user's does so for them.
+    # Keras's optimizers read `iterations`, and a schedule or a metric of the user's does so for Keras.
     inner = [f"{os.sep}{package}{os.sep}src{os.sep}" for package in KERAS_PACKAGES]
     own = [frame for frame in stack if any(part in frame.filename for part in inner)]
-    if any(f"{os.sep}optimizers{os.sep}" in frame.filename for frame in own):
+    for_themselves = tuple(f"{os.sep}{part}{os.sep}" for part in ("optimizers", "metrics"))
+    if any(part in frame.filename for frame in own for part in for_themselves):
         return ""
     users = select_user_frames(stack)
     if any(frame.name in ("update_state", "result") for frame in users):  # of the user's own metric
@@ -119,19 +144,24 @@ def changing(values: Sequence[Mapping[str, Sequence[float]]]) -> Counted:
     return found
 
 
-def writing_hooks(callbacks: Sequence[Any], *, reads: bool) -> list[str]:
+def writing_hooks(callbacks: Sequence[Any], is_read: Callable[[Sequence[Any]], bool]) -> list[str]:
     """Return the user's batch hooks that write variables, such as a copy of weights each 500 steps; no learning rates.
 
-    The few steps that are counted may be too few to see such a write. Where the user's own part of a step `reads` no
-    variable, only weights matter.
+    The few steps that are counted may be too few to see such a write. A variable that the user's own part of a step
+    does not read, as `is_read` says, counts nothing unless it is a weight.
     """
     found = []
     for callback, name in itertools.product(callbacks, _BATCH_HOOKS):
-        hook = getattr(getattr(callback, name, None), "__code__", None)
+        method = getattr(callback, name, None)
+        hook = getattr(method, "__code__", None)
         if hook is None or not select_user_frames([FrameSummary(hook.co_filename, hook.co_firstlineno, name)]):
             continue
         called = [inspect.getattr_static(type(callback), name, None) for name in hook.co_names]
         names = {name for part in (hook, *called) for name in getattr(getattr(part, "__code__", part), "co_names", ())}
-        if names & _WRITES and (reads or names & _WEIGHTS) and not names & {"lr", "learning_rate"}:
+        owners = (getattr(owner, "__dict__", {}) for owner in (callback, getattr(callback, "model", None)))
+        known = [scope[own] for scope in (method.__globals__, *owners) for own in names & scope.keys()]
+        variables = [value for value in known if isinstance(getattr(value, "_value", value), tf.Variable)]
+        counts = names & _WEIGHTS or is_read(variables)
+        if names & _WRITES and counts and not names & {"lr", "learning_rate"}:
             found.append(f"{hook.co_qualname} ({os.path.basename(hook.co_filename)}, line {hook.co_firstlineno})")
     return found

@@ -60,11 +60,9 @@ class Trainings:
         self._count = 0
 
     def __enter__(self) -> Trainings:
-        """Return itself."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Remove the recorded batches."""
         if self._scratch is not None:
             shutil.rmtree(self._scratch, ignore_errors=True)
 

@@ -52,11 +52,9 @@ class Turn:
         self._lock.release()
 
     def __enter__(self) -> None:
-        """Take it."""
         self.take()
 
     def __exit__(self, *_: object) -> None:
-        """Give it back."""
         self.give_back()
 
     @contextlib.contextmanager

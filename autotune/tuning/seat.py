@@ -73,7 +73,6 @@ class SearchSchedule:
     round_seconds: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:
-        """Note when the trial began."""
         self.began = self.measuring_since = self.run.clock()
 
     def turn_seconds(self, processes: Sequence[MeasuredProcess]) -> float:

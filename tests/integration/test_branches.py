@@ -187,7 +187,10 @@ class Own(keras.layers.Layer):
             self.kept.assign(self.kept + tf.cast(tf.shape(inputs)[0], tf.float32))
         if CASE == "an average":
             self.kept.assign(0.9 * self.kept + 0.1 * tf.reduce_mean(inputs**2))
-        self.add_loss(tf.minimum(1.0, self.kept / 1000.0) * tf.reduce_mean(inputs**2))
+        if CASE == "a mere counter":
+            self.kept.assign_add(1.0)
+        else:
+            self.add_loss(tf.minimum(1.0, self.kept / 1000.0) * tf.reduce_mean(inputs**2))
         return inputs
 
 
@@ -213,6 +216,10 @@ class Anneal(keras.callbacks.Callback):
         shared.assign(shared * 0.9)
 
 
+def rate(labels, found):
+    return model.optimizer.learning_rate
+
+
 def loss(labels, found):
     if CASE == "the optimizer's iterations":
         return keras.losses.mean_squared_error(labels, found) / tf.cast(1 + model.optimizer.iterations, tf.float32)
@@ -221,21 +228,22 @@ def loss(labels, found):
 
 found = {}
 cases = ["a layer's calls", "the optimizer's iterations", "a callback's variable"]
-cases += ["its examples", "an average", "Keras's own"]
+cases += ["its examples", "an average", "Keras's own", "a mere counter", "a callback's mere counter"]
 for number, CASE in enumerate(cases):
     layers = [keras.layers.Dense(16, "relu"), Own(), keras.layers.Dropout(0.5), keras.layers.BatchNormalization()]
     model = keras.Sequential([keras.layers.Input((8,)), *layers, keras.layers.Dense(1)])
-    model.compile(keras.optimizers.Adam(Rate()), loss, metrics=[Calls()])
+    model.compile(keras.optimizers.Adam(Rate()), loss, metrics=[Calls(), rate])
     model.fit(data, epochs=1, verbose=0)
     save_state(model, Path("state.npz"))
-    model.compile(keras.optimizers.Adam(Rate()), loss, metrics=[Calls()])  # unbuilt, as where a branch begins
-    callbacks = [Anneal()] if CASE == "a callback's variable" else []
+    model.compile(keras.optimizers.Adam(Rate()), loss, metrics=[Calls(), rate])  # unbuilt, as where a branch begins
+    callbacks = [Anneal()] if "a callback's" in CASE else []
     found[CASE] = []
     for size in (32, 128):
         runs = BranchRuns(state="state.npz", folder=f"{Path.cwd()}/{number}", recorded_batch_size=32, seeds=(0,),
                           scales=(1.0,), examples=128, probes=1, probe_examples=64, seconds=600.0)
         shared.assign(0.5)
         found[CASE].append(branch_losses(model, lambda: data, None, runs, batch_size=size, callbacks=callbacks)[1])
+        assert float(shared) == 0.5, "a training branches from what was there before its steps were counted"
 print(json.dumps(found))
 """
 
