@@ -273,6 +273,7 @@ class SimulatedTrial:
                 for seed in runs.seeds
             ),
             gpus=trials.gpus,
+            **trials.model(self.configuration),
         )
 
     def _branch(self, runs: BranchRuns, deadline: float) -> LossCurves:
@@ -292,7 +293,7 @@ class SimulatedTrial:
                 falls = [done / (needs * (1 + off)) / EXAMPLES_PER_FALL_OF_THE_LOSS for done in at]
                 is_whole = runs.seeds.index(seed) * len(runs.scales) + place < held
                 curves.append(tuple(FIRST_LOSS * luck * math.exp(-fall) for fall in falls if is_whole))
-        return LossCurves(curves=tuple(curves), gpus=trials.gpus)
+        return LossCurves(curves=tuple(curves), gpus=trials.gpus, **trials.model(self.configuration))
 
     def kill(self) -> None:
         """See `LiveTrial`."""

@@ -12,10 +12,8 @@ from autotune.recipe.apply import apply_before_build
 from autotune.runtime import logs, template
 from autotune.runtime.failures import call_user
 from autotune.runtime.logs import gpu_fault_hint, is_busy_gpu_error, is_memory_error
-from autotune.runtime.protocol import LossCurves, LossRuns
-from autotune.script import workload_fit
-from autotune.space.configuration import Configuration
-from autotune.training import gauges
+from autotune.runtime.protocol import LossCurves
+from autotune.training import gauges, losses
 
 FULL_OR_TAKEN = [
     "OOM when allocating tensor: Out of memory while trying to allocate 1073741824 bytes.",
@@ -216,10 +214,7 @@ def test_the_limit_is_the_cards_memory_or_what_the_workload_allows(monkeypatch, 
 
 
 def test_a_process_for_losses_tells_of_its_cards(monkeypatch):
-    monkeypatch.setattr(gauges, "gpu_names", lambda: ("NVIDIA H200",))
-    monkeypatch.setattr(workload_fit, "loss_curves", lambda *given, **named: ((1.0,),))
-    losses = LossRuns(folder="batches", recorded_batch_size=32, seeds=(0,), most_steps=1, seconds=1.0)
-    sent = []
-    request, channel = SimpleNamespace(losses=losses, data=None), SimpleNamespace(send=sent.append)
-    workload_fit.run(request, channel, SimpleNamespace(model=None), Configuration({"batch_size": 32}))
-    assert sent == [LossCurves(curves=((1.0,),), gpus=("NVIDIA H200",))]
+    told = {"gpu_names": lambda: ("NVIDIA H200",), "describe_weights": lambda weights: {"parameters": 2}}
+    monkeypatch.setattr(losses, "gauges", SimpleNamespace(**told))
+    found = losses.describe_losses(SimpleNamespace(weights=[], trainable_weights=[]), ((1.0,),))
+    assert found == LossCurves(curves=((1.0,),), gpus=("NVIDIA H200",), parameters=2)

@@ -1,8 +1,9 @@
 """Trainings for their losses: numerics parity, and the loss at another batch size; on simulated trials."""
 
 import pytest
-from simulated_runs import BASELINE, Watcher, a_record, run_on, simulated_trials
+from simulated_runs import BASELINE, Watcher, a_record, a_warm_up, run_on, simulated_trials
 
+from autotune.data.facts import WorkloadReference
 from autotune.data.record import Outcome
 from autotune.runtime.executor import TrialFailed
 from autotune.tuning.events import Began, Notice
@@ -103,6 +104,18 @@ def test_a_reference_that_fails_is_no_candidates_fault(started):
 
 
 TAKEN = TrialFailed(Outcome.OOM, "INTERNAL: all CUDA-capable devices are busy or unavailable")
+
+
+@pytest.mark.parametrize("precision", ["float32", "mixed_bfloat16"])
+def test_losses_of_another_model_give_no_verdict_and_two_end_the_run(started, tmp_path, precision):
+    _, run, _ = started(model=lambda own: {"shapes": ("(99,)",) if own["precision"] == precision else ()})
+    run.model = a_warm_up()
+    run.reference = WorkloadReference(file=str(tmp_path / "train.py"), search_path=(str(tmp_path),))
+    for _ in range(2):
+        check = checked(run, BFLOAT)
+        assert (check.passed, check.tells) == (True, False)
+        assert "trained a model of 0 weights (with one of shape (99,))" in check.detail
+    assert "a training for its losses trained a model" in run.model_error.message
 
 
 @pytest.mark.parametrize("reference", [True, False])

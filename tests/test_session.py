@@ -251,6 +251,7 @@ def curves(monkeypatch):
     """The curves of two steps with these seeds."""
     monkeypatch.setattr(losses, "keras", SimpleNamespace(utils=SimpleNamespace(set_random_seed=lambda seed: None)))
     monkeypatch.setattr(losses, "_record", lambda batches, *_: batches())
+    monkeypatch.setattr(losses, "describe_losses", lambda model, curves: curves)
 
     def train(seeds, fresh_model=None, seconds=60.0):
         runs = SimpleNamespace(seeds=seeds, most_steps=2, seconds=seconds)

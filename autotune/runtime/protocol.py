@@ -234,6 +234,8 @@ class LossCurves(Frozen):
     kind: Literal["loss_curves"] = "loss_curves"
     curves: Many[Many[FiniteFloat | None]]
     gpus: Many[str]  # names of the GPUs that TensorFlow sees
+    parameters: Count = 0  # of the model, as in `FirstStep`
+    shapes: Many[str] = ()
     # Of a branch: variables that change at each step, and by how much.
     counted: dict[str, Many[FiniteFloat]] = Field(default_factory=dict)
 

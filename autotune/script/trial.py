@@ -34,7 +34,6 @@ from autotune.script.settings import Settings
 from autotune.script.strategies import open_when_building, refuse_another_scope
 from autotune.space.configuration import Configuration
 from autotune.space.keras_in_use import keras_module
-from autotune.training import gauges
 from autotune.training.boundary import Refits
 from autotune.training.branch import branch_losses
 from autotune.training.fit import Parts, refuse_idle_precision, set_compiled, time_fit
@@ -223,7 +222,7 @@ class FitTraining(TrialHooks):
             refuse_idle_precision(model, str(configuration["precision"]))
         examples = call.examples(dataset)
         if isinstance(request.losses, protocol.BranchRuns):
-            found, counted = branch_losses(
+            losses = branch_losses(
                 model,
                 lambda: call.with_class_weight(train.one_epoch),
                 call.validation(),
@@ -231,13 +230,13 @@ class FitTraining(TrialHooks):
                 batch_size=call.batch_used or configuration.batch_size,
                 callbacks=callbacks,
             )
-            self.channel.send(protocol.LossCurves(curves=found, gpus=gauges.gpu_names(), counted=counted))
+            self.channel.send(losses)
             return
         if isinstance(request.losses, protocol.LossRuns):
-            curves = loss_curves(
+            losses = loss_curves(
                 lambda: model, lambda: call.with_class_weight(train.one_epoch), configuration, request.losses, examples
             )
-            self.channel.send(protocol.LossCurves(curves=curves, gpus=gauges.gpu_names()))
+            self.channel.send(losses)
             return
         epochs, frequency = max(1, call.epochs), call.arguments["validation_freq"]
         parts = Parts(

@@ -21,12 +21,10 @@ from autotune.script.workload import Workload, call_with_config
 from autotune.space.configuration import Configuration
 from autotune.space.keras_in_use import keras_in_use, keras_of
 from autotune.space.knobs import KNOBS
-from autotune.training import gauges
 from autotune.training.branch import branch_losses
 from autotune.training.fit import Parts, refuse_idle_precision, set_compiled, time_fit
-from autotune.training.losses import Curves, loss_curves
+from autotune.training.losses import loss_curves
 from autotune.training.pipeline import BATCHES, ENDLESS, Batches, batches_in, elements_in, refuse_uneven
-from autotune.training.step_counters import Counted
 
 LOOK_BATCHES, LOOK_SECONDS = 32, 1.0  # of a dataset that batches by itself: no further one so long after the first
 
@@ -35,8 +33,7 @@ def run(request: TrialRequest, channel: Channel, workload: Workload, configurati
     """Run one trial of a workload to its end."""
     single = configuration.replace(steps_per_execution=1, persistent_iterator=False)
     if isinstance(request.losses, BranchRuns):
-        found, counted = _branch(workload, single, request.losses)
-        channel.send(LossCurves(curves=found, gpus=gauges.gpu_names(), counted=counted))
+        channel.send(_branch(workload, single, request.losses))
         return
     if isinstance(request.losses, LossRuns):
         curves = loss_curves(
@@ -47,7 +44,7 @@ def run(request: TrialRequest, channel: Channel, workload: Workload, configurati
             None if request.data is None else request.data.examples,
             fresh_model=workload.model,
         )
-        channel.send(LossCurves(curves=curves, gpus=gauges.gpu_names()))
+        channel.send(curves)
         return
     dataset = training_data(workload, configuration, examine=request.data is None)
     validation = validation_data(workload, configuration, dataset)
@@ -83,7 +80,7 @@ def run(request: TrialRequest, channel: Channel, workload: Workload, configurati
     time_fit(request, channel, configuration, parts)
 
 
-def _branch(workload: Workload, configuration: Configuration, runs: BranchRuns) -> tuple[Curves, Counted]:
+def _branch(workload: Workload, configuration: Configuration, runs: BranchRuns) -> LossCurves:
     """Train from the baseline's state, on batches of the size that is recorded, for the losses on held-out examples."""
     recorded = configuration.replace(batch_size=runs.recorded_batch_size)
 

@@ -27,8 +27,8 @@ from autotune.recipe.keras_api import keras_api
 from autotune.recipe.learning_rate import make_factor, scale_updates
 from autotune.recipe.tf_private import keras, tf
 from autotune.runtime.failures import TrainingFailed
-from autotune.runtime.protocol import BranchRuns
-from autotune.training.losses import Curves, build, most_recorded, open_recording
+from autotune.runtime.protocol import BranchRuns, LossCurves
+from autotune.training.losses import build, describe_losses, most_recorded, open_recording
 from autotune.training.step_counters import COUNTED_STEPS, Counted, ReadVariables, changing, handles_of, writing_hooks
 
 PROBE_BATCHES = 4  # of the recorded size, that are evaluated at once
@@ -70,11 +70,11 @@ def branch_losses(
     *,
     batch_size: int,
     callbacks: Sequence[Any] = (),
-) -> tuple[Curves, Counted]:
+) -> LossCurves:
     """Return the losses on the probe, of each scale of the learning rate with all seeds; empty where time was short.
 
-    All scales of a seed are run before the next seed. The second value has what changes with the steps in the script's
-    own part of a step; `callbacks` are the script's, which may change it.
+    All scales of a seed are run before the next seed. `counted` has what changes with the steps in the script's own
+    part of a step; `callbacks` are the script's, which may change it.
 
     Raises:
         TrainingFailed: The state does not fit this model, or examples cannot be batched anew.
@@ -101,7 +101,8 @@ def branch_losses(
         factor.assign(scale)
         curve = _train(model, training, probe, runs, batch_size=batch_size, seed=seed, deadline=deadline)
         curves[scale, seed] = curve if len(curve) == runs.probes else ()
-    return tuple(curves.get((scale, seed), ()) for scale in runs.scales for seed in runs.seeds), counted
+    ordered = tuple(curves.get((scale, seed), ()) for scale in runs.scales for seed in runs.seeds)
+    return describe_losses(model, ordered, counted)
 
 
 def _count_steps(
@@ -203,8 +204,9 @@ def _recorded(
         probe = tf.data.Dataset.load(f"{folder}/probe")
     else:
         apart = probe_distance(int(training.cardinality()), probes)  # batches from all over the recording
-        numbered, probe = training.enumerate(), training.shard(apart, apart - 1)
-        training = numbered.filter(lambda place, batch: place % apart != apart - 1).map(lambda place, batch: batch)
+        probe = training.shard(apart, apart - 1)
+        rest = training.enumerate().filter(lambda place, batch: place % apart != apart - 1)
+        training = rest.map(lambda place, batch: batch)  # AutoGraph cannot tell two lambdas of one line apart
     # Without gradients larger batches fit, too; and calls cost more than small batches do.
     return training.unbatch().cache(), probe.rebatch(PROBE_BATCHES * runs.recorded_batch_size).cache()
 

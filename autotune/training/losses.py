@@ -6,7 +6,7 @@ import contextlib
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,10 @@ import numpy as np
 from autotune.data.errors import WorkloadError
 from autotune.recipe.keras_api import keras_api
 from autotune.recipe.tf_private import keras, tf
-from autotune.runtime.protocol import LossRuns
+from autotune.runtime.protocol import LossCurves, LossRuns
 from autotune.space.configuration import Configuration
+from autotune.training import gauges
+from autotune.training.gauges import Weights
 
 LARGEST_RECORDING_BYTES = 256 << 20  # batches are recorded up to here, at least one, and then repeat
 ROUNDING = 2.0**-8  # relative: the distance between neighbours of bfloat16, the coarsest format there is to choose
@@ -31,7 +33,7 @@ def loss_curves(
     examples: int | None,  # of an epoch, of which only full batches are recorded; None if it is infinite or unknown
     *,
     fresh_model: Callable[[], keras.Model] | None = None,  # whose weights each training begins with; None for `model`'s
-) -> Curves:
+) -> LossCurves:
     """Return the loss of each step of each training. Steps are called one by one, and batches are read once."""
     keras.utils.set_random_seed(runs.seeds[0])  # for what draws a seed of its own: dropout, augmentation
     recorded = _record(batches, configuration, runs, examples)
@@ -62,7 +64,15 @@ def loss_curves(
         _assign(of_optimizer, untouched)
         curves.append(_train(trained, recorded, steps, math.inf if curves else runs.seconds))
         steps = len(curves[0])
-    return tuple(curves)
+    return describe_losses(trained, tuple(curves))
+
+
+def describe_losses(
+    model: keras.Model, curves: Curves, counted: Mapping[str, tuple[float, ...]] | None = None
+) -> LossCurves:
+    """Return the message with the losses of trainings of a model."""
+    weights = gauges.describe_weights(Weights(model.weights, model.trainable_weights))
+    return LossCurves(curves=curves, gpus=gauges.gpu_names(), counted=counted or {}, **weights)
 
 
 def _fresh_values(fresh: keras.Model, trained: keras.Model, batch: Any) -> list[Any]:

@@ -152,7 +152,7 @@ def writing_hooks(callbacks: Sequence[Any], is_read: Callable[[Sequence[Any]], b
     """
     found = []
     for callback, name in itertools.product(callbacks, _BATCH_HOOKS):
-        method = getattr(callback, name, None)
+        method: Any = getattr(callback, name, None)
         hook = getattr(method, "__code__", None)
         if hook is None or not select_user_frames([FrameSummary(hook.co_filename, hook.co_firstlineno, name)]):
             continue

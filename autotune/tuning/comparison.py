@@ -89,7 +89,9 @@ class MeasuredProcess:
                     )
                     trial.instances += 1
                     warm = live.warm_up(timeout, self._note_started)
-                run.refuse_another_model(trial, warm)
+                is_baseline = trial.configuration == run.baseline
+                who = "the baseline, started again," if is_baseline else f"trial {trial.number}"
+                run.refuse_another_model(who, trial.configuration, warm)
                 self._warm = warm
                 trial.note_warm(warm)
         except BaseException:

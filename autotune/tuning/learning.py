@@ -140,6 +140,7 @@ class Trainings:
                     raise Interrupted from None
                 raise
         self.run.refuse_other_devices(found.gpus)
+        self.run.refuse_another_model("a training for its losses", configuration, found)
         return found
 
 
@@ -182,6 +183,8 @@ def _compared(trainings: Trainings, configuration: Configuration, plain: Configu
         refuse_lost(failure, run)
         if failure.outcome is Outcome.TIMEOUT:
             return cannot_tell("its losses did not come within the time there was")
+        if failure.outcome is Outcome.OTHER_MODEL:
+            return cannot_tell(f"it {failure.reason}")
         return Check(name=NAME, passed=False, detail=failure.reason)
     return check_parity(float32, own[0], str(plain["precision"]))
 

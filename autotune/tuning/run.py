@@ -20,7 +20,7 @@ from autotune.data.record import Boundary, Outcome, Phase, TrialRecord
 from autotune.data.run_directory import RunDirectory
 from autotune.runtime.executor import Clock, DeviceUnavailable, Executor, TrialFailed, WarmUp
 from autotune.runtime.logs import is_busy_gpu_error
-from autotune.runtime.protocol import Data
+from autotune.runtime.protocol import Data, LossCurves
 from autotune.space.configuration import Configuration
 from autotune.stats.ratios import scaling_efficiency
 from autotune.tuning.events import Observer, TrialBegan, TrialEnded, TrialMeasured
@@ -152,18 +152,17 @@ class Run:
                 hint="The GPU or container may have lost its driver; check nvidia-smi.",
             )
 
-    def refuse_another_model(self, trial: Trial, warm: WarmUp) -> None:
+    def refuse_another_model(self, who: str, configuration: Configuration, own: WarmUp | LossCurves) -> None:
         """Refuse a process that has built another model than the baseline's first. Raises TrialFailed."""
-        self.model = self.model or warm
-        same_batch = trial.configuration.batch_size == self.baseline.batch_size
-        difference = find_model_difference(self.model, warm, same_batch=same_batch)
+        if self.model is None and isinstance(own, WarmUp):
+            self.model = own
+        same_batch = configuration.batch_size == self.baseline.batch_size
+        difference = "" if self.model is None else find_model_difference(self.model, own, same_batch=same_batch)
         if not difference:
             return
-        is_baseline = trial.configuration == self.baseline
-        who = "the baseline, started again," if is_baseline else f"trial {trial.number}"
         self.other_models.append(f"{who} {difference}")
-        own = [record for record in self.records.values() if record.configuration == dict(trial.configuration)]
-        if len(self.other_models) >= MOST_OTHER_MODELS or any(record.outcome.measured for record in own):
+        known = [record for record in self.records.values() if record.configuration == dict(configuration)]
+        if len(self.other_models) >= MOST_OTHER_MODELS or any(record.outcome.measured for record in known):
             self.model_error = make_other_models_error(self.reference, self.other_models)
         raise TrialFailed(Outcome.OTHER_MODEL, difference)
 

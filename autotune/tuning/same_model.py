@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from autotune.data.errors import WorkloadError
 from autotune.data.facts import WorkloadReference
 from autotune.runtime.executor import WarmUp
+from autotune.runtime.protocol import LossCurves
 from autotune.runtime.sources import directory_of
 from autotune.script.call_sites import calls_in
 from autotune.script.loading import source_files
@@ -22,24 +23,24 @@ _DRAWS = re.compile(
 _SEEDED = re.compile(r"default_rng|RandomState|Random|\w+Sampler|create_study")  # draws by chance without an argument
 
 
-def find_model_difference(baseline: WarmUp, own: WarmUp, *, same_batch: bool) -> str:
+def find_model_difference(baseline: WarmUp, own: WarmUp | LossCurves, *, same_batch: bool) -> str:
     """Return how a process's model differs from the baseline's, in half a sentence; empty if it does not.
 
     What may follow from the batch size, such as the state of a layer, is compared at the `same_batch` only.
     """
     if own.shapes != baseline.shapes or (same_batch and own.parameters != baseline.parameters):
-        sides = [_describe(own, baseline), _describe(baseline, own)]
+        sides = []
+        for model, other in ((own, baseline), (baseline, own)):
+            shape = next(iter(Counter(model.shapes) - Counter(other.shapes)), "")
+            sides.append(f"{model.parameters:,} weights" + (f" (with one of shape {shape})" if shape else ""))
         return f"trained a model of {sides[0]}, and the baseline's has {sides[1]}"
+    if isinstance(own, LossCurves):
+        return ""
     inputs = [_INPUT.findall(warm.started.element) for warm in (own, baseline)]
     for shape, expected in zip(*inputs, strict=False):  # long elements are cut
         if same_batch and shape != expected:
             return f"trained on batches of shape (batch{shape}); the baseline's are (batch{expected})"
     return ""
-
-
-def _describe(warm: WarmUp, other: WarmUp) -> str:
-    shape = next(iter(Counter(warm.shapes) - Counter(other.shapes)), "")
-    return f"{warm.parameters:,} weights" + (f" (with one of shape {shape})" if shape else "")
 
 
 def make_other_models_error(reference: WorkloadReference, found: Sequence[str]) -> WorkloadError:

@@ -113,7 +113,7 @@ def losses(seeds, scales):
     traced.clear()
     runs = BranchRuns(state="state.npz", folder=f"{Path.cwd()}/batches", recorded_batch_size=32, seeds=seeds,
                       scales=scales, examples=320, probes=4, probe_examples=512, seconds=600.0)
-    return branch_losses(model, lambda: data, None, runs, batch_size=32)[0], len(traced)
+    return branch_losses(model, lambda: data, None, runs, batch_size=32).curves, len(traced)
 
 
 first, traces = losses((0, 1), (1.0, 4.0, 0.01))
@@ -242,7 +242,7 @@ for number, CASE in enumerate(cases):
         runs = BranchRuns(state="state.npz", folder=f"{Path.cwd()}/{number}", recorded_batch_size=32, seeds=(0,),
                           scales=(1.0,), examples=128, probes=1, probe_examples=64, seconds=600.0)
         shared.assign(0.5)
-        found[CASE].append(branch_losses(model, lambda: data, None, runs, batch_size=size, callbacks=callbacks)[1])
+        found[CASE].append(branch_losses(model, lambda: data, None, runs, batch_size=size, callbacks=callbacks).counted)
         assert float(shared) == 0.5, "a training branches from what was there before its steps were counted"
 print(json.dumps(found))
 """
