@@ -20,23 +20,6 @@ from autotune.data.errors import ArgumentError, AutotuneError, DamagedRunWarning
 from autotune.front import reading_commands as reading_commands  # registers its commands
 from autotune.front.commands import app
 
-_CHOSEN = "Leave it out: autotune chooses by itself what suits the workload and the memory."
-_REPLACED = {
-    "tune --all-seats": "Leave it out: seats that slow one another down are kept, and said.",
-    "tune --book": "Give --begin-with, with a folder of recipes.",
-    "tune --isolation": _CHOSEN,
-    "tune --log-to": "Run `autotune export RUN --log-to TRACKER` once the run has ended.",
-    "tune --pairing": _CHOSEN,
-    "tune --thorough": "Give --space gpu_thorough.",
-    "run --on-mismatch": "Give --strict, or leave it out.",
-    "verify --isolation": _CHOSEN,
-    "dashboard": "Run `optuna-dashboard sqlite:///RUN/study.db`.",
-    "history": "Give `autotune show RUN…`; it has --csv and --parquet.",
-    "merge": "Keep the recipes in one folder, and give the folder.",
-    "space": "Give `autotune knobs --space FILE`.",
-}
-"""What to do about options and commands that are gone."""
-
 
 def _split(given: list[str]) -> tuple[list[str], list[str]]:
     """Split a command line into this program's own words, and `--` with a script's.
@@ -96,8 +79,7 @@ def _main(given: list[str]) -> int | Callable[[], int]:
             code = command(*bound.args, **bound.kwargs)
         return code if isinstance(code, int) or callable(code) else 0
     except CycloptsError as error:
-        said = str(error).partition(" Did you mean")[0] if _replacement(error, own) else str(error)
-        problem: AutotuneError = ArgumentError(said, hint=_next_step(error, own, rest))
+        problem: AutotuneError = ArgumentError(str(error), hint=_next_step(error, own, rest))
     except KeyboardInterrupt:
         problem = TuningInterruptedError("interrupted")
     except Exception as error:
@@ -112,21 +94,11 @@ def _main(given: list[str]) -> int | Callable[[], int]:
     return problem.exit_code
 
 
-def _replacement(error: CycloptsError, own: list[str]) -> str:
-    """Return what to do about an option or a command that is gone; empty where it is none of these."""
-    if isinstance(error, UnknownOptionError):
-        unknown = error.token.keyword or error.token.value
-        return _REPLACED.get(f"{' '.join(own[:1])} {unknown.partition('=')[0]}", "")
-    return _REPLACED.get((error.unused_tokens or [""])[0], "")
-
-
 def _next_step(error: CycloptsError, own: list[str], rest: list[str]) -> str:
     """Return what to do about a command line that cannot be read: a script's own options come after `--`."""
     unknown = (error.unused_tokens or [""])[0]
     if isinstance(error, UnknownOptionError):
         unknown = error.token.keyword or error.token.value
-    if replaced := _replacement(error, own):
-        return replaced
     places = [index for index, token in enumerate(own) if unknown and unknown in (token, token.partition("=")[0])]
     if own[:1] not in (["tune"], ["verify"]) or not places or isinstance(error, MissingArgumentError):
         return "See `autotune --help` and `autotune COMMAND --help`."
