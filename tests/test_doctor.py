@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from autotune.data.options import USUAL_BUDGET
 from autotune.front import cli, doctor_report
 from autotune.front.doctor_report import look
 from autotune.front.documents import DOCUMENTS
@@ -66,7 +67,7 @@ BROKEN = {
     "full disk": (machine_with(free_disk_bytes=1 << 29), "SLOWS", "0.5 GiB of this disk are free", "--out"),
     "few cores": (machine_with(usable_cores=2.5), "SLOWS", "2.5 of the machine's 16 cores", "--cpus"),
     "small shm": (machine_with(shm_bytes=64 << 20), "SLOWS", "/dev/shm has 64 MiB", "--shm-size"),
-    "restless": (machine_with(jitter=0.2), "SLOWS", "machine is busy", "--budget 12m"),
+    "restless": (machine_with(jitter=0.2), "SLOWS", "machine is busy", f"--budget {USUAL_BUDGET}"),
     "no tf_keras": (
         machine_with(keras="3.15.1", environment={"TF_USE_LEGACY_KERAS": "1"}),
         "STOPS",

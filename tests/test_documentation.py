@@ -8,6 +8,7 @@ import readme
 from documents import PAGES, ROOT, code_blocks
 
 from autotune.data.figures import Interval
+from autotune.data.options import USUAL_BUDGET
 from autotune.front import cli
 from autotune.front.cli import app
 from autotune.space.space_file import find_search_space
@@ -86,6 +87,13 @@ def test_the_terminal_shows_command_one():
     assert shown[0] == f"$ {command}"
     assert shown[1].startswith("train_digits: budget 3:00")
     assert any("(confirmed after" in line for line in shown)
+
+
+def test_the_first_commands_name_the_same_budget():
+    """`demo`, and `doctor` on a busy machine, name it too."""
+    assert readme.COMMAND.endswith(f"--budget {USUAL_BUDGET}")
+    (tutorial,) = [words for words in commands_of("tutorial.md") if words[0] == "tune"]
+    assert tutorial[tutorial.index("--budget") + 1] == USUAL_BUDGET
 
 
 @pytest.mark.parametrize("theme", readme.THEMES)

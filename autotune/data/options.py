@@ -26,6 +26,7 @@ Group = Literal["Everyday", "Search", "Several devices"]
 Tracker = Literal["mlflow", "wandb", "tensorboard"]
 MIN_GAIN = 0.02  # smallest gain worth a recommendation, as a share
 MEMORY_MARGIN = 0.10  # share of the memory limit that must stay free at the peak
+USUAL_BUDGET = "3m"  # that `demo`, `doctor` and the documents name for a small training
 VERIFY_SECONDS = 100.0  # of `autotune verify`, where no other budget is given
 LONGEST_ARGS = 25_000  # characters in total: Linux takes 128 KiB for one argument of a process
 _REQUIRED: Any = dataclasses.MISSING

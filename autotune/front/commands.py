@@ -14,7 +14,7 @@ from cyclopts import App, Parameter
 from cyclopts import Group as CommandGroup
 
 from autotune.data.errors import TuningInterruptedError
-from autotune.data.options import MEMORY_MARGIN, VERIFY_SECONDS, Group, take_options
+from autotune.data.options import MEMORY_MARGIN, USUAL_BUDGET, VERIFY_SECONDS, Group, take_options
 from autotune.machine.doctor import Level, diagnose, first_fix
 from autotune.version import DISTRIBUTION, __version__
 
@@ -109,7 +109,7 @@ def tune(
 
 
 @app.command
-def demo(*, budget: str = "3m", json: bool = False) -> int:
+def demo(*, budget: str = USUAL_BUDGET, json: bool = False) -> int:
     """Tune a small training that comes with autotune, to show what a run looks like.
 
     It writes the training, train_digits.py, and results/ to the current directory.

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import enum
-import math
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from pydantic import Field
 
 from autotune.data.models import Frozen, Many
+from autotune.data.options import USUAL_BUDGET
 from autotune.space.keras_in_use import LEGACY_VARIABLE, uses_legacy_keras
 
 OLDEST_DRIVERS = {"11": 450, "12": 525, "13": 580}
@@ -203,9 +203,9 @@ def _check_host(state: MachineState) -> Iterator[Finding]:
         problem = f"/dev/shm has {state.shm_bytes / 2**20:.0f} MiB: NCCL and PyDataset's processes need more"
         yield _slows(problem, "Start the container with --shm-size=2g.")
     if state.jitter is not None and state.jitter >= RESTLESS:
-        minutes = min(30, math.ceil(3 * (state.jitter / RESTLESS)))
-        problem = f"this machine is busy: equal work varies by {state.jitter:.0%} in time; expect wide intervals"
-        yield _slows(problem, f"Tune with --budget {minutes}m, and while little else runs.")
+        problem = f"this machine is busy: equal work varies by {state.jitter:.0%} in time"
+        fix = f"Tune while little else runs, with --budget {USUAL_BUDGET} or more. The run says what that can show."
+        yield _slows(problem, fix)
     if state.uncontained:
         problem = f"trials cannot be isolated ({state.uncontained}): only Python's own writes are redirected"
         yield _fact(problem, ALLOW_NAMESPACES)

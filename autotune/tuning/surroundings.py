@@ -6,24 +6,32 @@ sets, and variables of the shell that TensorFlow reads, whether the workload nam
 
 from __future__ import annotations
 
+import math
 import os
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 
-from autotune.data.errors import WorkloadError
+from autotune.data.errors import BudgetError, WorkloadError
 from autotune.data.facts import NO_XLA, ScriptFacts, Trains, WorkloadFacts
-from autotune.data.printable import plural, time_in_words
-from autotune.data.record import Slice
+from autotune.data.options import MIN_GAIN
+from autotune.data.printable import duration, plural, time_in_words
+from autotune.data.record import Slice, TrialRecord
+from autotune.recipe.advice import LARGEST_BOUND
 from autotune.runtime.executor import WarmUp
 from autotune.space.configuration import Configuration, format_value
 from autotune.space.knobs import ALLOW_PRECISION, KNOBS, PRECISION_KNOBS, STRATEGY_KNOBS, Device, Stage
 from autotune.stats.disturbance import gpu_load_of, load_of
+from autotune.stats.intervals import process_prior
 from autotune.stats.stability import MOST_RETRACES, MOST_SKIPPED, RETRACING_ADVICE
+from autotune.tuning import costs
+from autotune.tuning.policy import FEWEST_PROCESSES, gain_shown_in
 
 WORTH_SHARE = 0.02  # of a training that tuning it may cost
 LONG_BEFORE_SHARE = 1 / 3  # of a trial, which a script may take before it trains without a notice
 LONG_BEFORE_SECONDS = 2.0  # of the same: less is not worth a change of the script
 MUCH_FOREIGN = 0.15  # share of the processor that others may take while the baseline is timed without a notice
+NAMED_MINUTES = (1, 2, 3, 4, 5, 6, 8, 10, 15, 20, 30, 45, 60, 90, 120, 240, 480)  # budgets to name
+SMALL_GAIN = 0.1  # as a share, that a budget which is named should show
 NOTABLE_ENDS = 0.1  # share of its time that a training may spend between epochs without a notice
 _SET_CARDINALITY = "set the cardinality: dataset.apply(tf.data.experimental.assert_cardinality(N))"
 
@@ -148,16 +156,47 @@ def worth_notes(training: str, whole: float, budget: float) -> Iterator[str]:
         whole: Seconds that it takes with the baseline.
         budget: Seconds.
     """
+    takes = f"{training} takes {time_in_words(whole)} with the current settings"
     if budget > whole:
-        yield (
-            f"{training} takes {time_in_words(whole)} with the current settings, less than the budget: tuning pays off "
-            "only for longer or repeated trainings"
-        )
+        yield f"{takes}, less than the budget: tuning pays off only for longer or repeated trainings"
     elif budget > WORTH_SHARE * whole:
-        yield (
-            f"{training} takes {time_in_words(whole)} with the current settings: the budget of {time_in_words(budget)} "
-            f"is {budget / whole:.0%} of that"
-        )
+        yield f"{takes}: the budget of {time_in_words(budget)} is {budget / whole:.0%} of that"
+
+
+def budget_note(budget: float, baseline: TrialRecord, *, spent: float, min_gain: float = MIN_GAIN) -> str:
+    """Say what gains a budget can show on this machine as it is now, and which longer one shows small gains.
+
+    `spent` are the seconds until the `baseline` was timed, and those kept for the end. Raises BudgetError if no trial
+    fits.
+    """
+    pair = costs.pair_seconds([baseline, baseline])
+    least = costs.least_trial_seconds(baseline, Configuration(baseline.configuration), 0.0)
+    trial = least or costs.start_seconds(baseline) + costs.LEAST_MEASURED_SECONDS
+    claim = spent + trial + FEWEST_PROCESSES * pair
+    named = [*NAMED_MINUTES, 60 * math.ceil(claim / 3600)]
+    if budget < spent + trial:
+        problem = f"timing the baseline takes {time_in_words(spent)} of it, and a trial {time_in_words(trial)}"
+        hint = f"Give --budget {next(minutes for minutes in named if 60 * minutes >= claim)}m or more."
+        raise BudgetError(f"the budget of {time_in_words(budget)} holds no trial: {problem}", hint=hint)
+    is_busy = any(foreign_load(baseline.slices))
+    logs = [math.sqrt(2) * math.log(timed.examples / timed.seconds) for timed in baseline.slices]  # as of pairs
+    known = [[[logs]], []] if is_busy else [[[logs]]]  # few slices may hide what is known of disturbed machines
+    priors = [process_prior(trials, rounds=costs.rounds([baseline, baseline])) for trials in known]
+    prior = max(priors, key=lambda prior: prior.deviation)
+
+    def shown_in(seconds: float) -> float:
+        gain = math.expm1(gain_shown_in(seconds, pair, prior, min_gain=min_gain))
+        return math.ceil(100 * gain) / 100 if seconds >= claim and gain <= LARGEST_BOUND else math.inf
+
+    here = shown_in(budget)
+    text = "this machine is busy: " if is_busy else "on this machine as it is now, "
+    text += f"{duration(budget)} {f'can show gains above {here:.0%}' if here < math.inf else 'can show no gain'}"
+    longer = {minutes: shown_in(60.0 * minutes) for minutes in named if 60 * minutes > budget}
+    for wanted in (SMALL_GAIN, min(here / 2, LARGEST_BOUND)) if here > SMALL_GAIN else ():
+        for minutes, gain in longer.items():
+            if gain <= wanted:
+                return f"{text}; --budget {minutes}m shows {gain:.0%}"
+    return text
 
 
 def baseline_warnings(facts: WorkloadFacts, warm: WarmUp, device: Device) -> Iterator[str]:
@@ -239,8 +278,7 @@ def foreign_load(slices: Sequence[Slice]) -> Iterator[str]:
         known = [load for load in loads if load is not None]
         if known and (share := statistics.median(known)) > MUCH_FOREIGN:
             yield (
-                f"other processes take {share:.0%} of the {device} while the baseline trains: intervals will be wide. "
-                "End them, or tune later"
+                f"other processes take {share:.0%} of the {device} while the baseline trains: end them, or tune later"
             )
 
 

@@ -51,8 +51,9 @@ from autotune.tuning.resume import (
     refuse_another_question,
     resumption_notes,
 )
+from autotune.tuning.run import CLOSING_SECONDS
 from autotune.tuning.sampler import Sampler
-from autotune.tuning.surroundings import samples_of, worth_notes
+from autotune.tuning.surroundings import budget_note, samples_of, worth_notes
 from autotune.tuning.trial import now_utc
 
 DEFAULT_BUDGET_SECONDS = 600.0
@@ -341,8 +342,12 @@ def _note_leaders(record: RunRecord, invocation: Invocation, space: ResolvedSpac
 
 
 def _tell_worth(opened: Opened, invocation: Invocation) -> None:
-    """Tell whether the budget is in proportion to the training."""
+    """Tell what the budget can show, and whether it is in proportion to the training. Raises BudgetError."""
     options, run = invocation.options, opened.run
+    if invocation.earlier is None:
+        spent = options.budget - options.searching + run.clock() + CLOSING_SECONDS
+        text = budget_note(options.budget, run.records[0], spent=spent, min_gain=options.min_gain)
+        invocation.observe(Notice(text=text))
     script, examples, rate = opened.facts.script, opened.warm.started.examples, run.records[0].throughput
     samples = options.train_samples or samples_of(script, examples)
     if samples is None or rate is None:
