@@ -31,7 +31,16 @@ from autotune.recipe.answers import LearningRateRule
 from autotune.recipe.evidence import Watch
 from autotune.report.history import columns
 from autotune.stats.deciding import EndedBy, Verdict
-from autotune.tuning.events import Began, Notice, PairMeasured, RunBegan, TrialBegan, TrialEnded, TrialMeasured
+from autotune.tuning.events import (
+    Began,
+    Notice,
+    PairMeasured,
+    RunBegan,
+    StepsBegan,
+    TrialBegan,
+    TrialEnded,
+    TrialMeasured,
+)
 
 
 def record(**changes):
@@ -86,6 +95,29 @@ def test_what_has_no_line_of_its_own_is_told_after_a_silence():
     times.append(20.0)
     progress.break_silence()
     assert "… looking at the script: call 2 of fit(), for 20 s" in output.getvalue()
+
+
+def test_a_slow_first_step_is_told_from_a_slow_start():
+    output, times = io.StringIO(), [0.0]
+    progress = Progress(Console(file=output, width=100), clock=lambda: times[-1])
+    progress(EVENTS[2])
+    for now in (20.0, 44.0):
+        times.append(now)
+        progress.break_silence()
+        progress(StepsBegan())
+    assert [line.split("… ")[1] for line in output.getvalue().splitlines()] == [
+        "trial 3: batch_size=128, starting, for 20 s",
+        "trial 3: batch_size=128, in its first steps, for 24 s",
+    ]
+
+
+def test_the_best_is_told_by_its_fresh_processes():
+    looks = Looks(leader=1, candidate=3, error=0.05, most=12, reference=5)
+    fresh = record(trial=6, phase=Phase.CONFIRM, looks=(looks,), speedup=Interval(value=1.1, low=0.9, high=1.3))
+    progress = Progress(Console(file=io.StringIO(), width=100))
+    for ended in (record(), fresh):
+        progress(TrialEnded(record=ended, changes="batch_size=128"))
+    assert list(progress._measured.values()) == [(1.1, "batch_size=128")]
 
 
 def test_the_silence_is_watched_while_a_run_goes_on():
@@ -303,6 +335,13 @@ def test_the_lines_for_the_training_code_scale_the_learning_rate_as_it_was_teste
     assert "recipe.learning_rate(" not in shown(recipe.model_copy(update={"learning_rate_rule": as_is}))
 
 
+@pytest.mark.parametrize(("seconds", "told"), [((0.0, 0.0), False), ((None, None), False), ((0.0, 2.5), True)])
+def test_a_training_that_compiles_nothing_has_no_compile_time(recipes, seconds, told):
+    before, after = seconds
+    text = shown(recipes[Verdict.FASTER], baseline_compile_seconds=before, compile_seconds=after)
+    assert ("compile time" in text) is told
+
+
 def test_no_gain_says_what_is_excluded_and_to_keep_what_there_is(recipes):
     recipe = recipes[Verdict.NO_SIGNIFICANT_GAIN]
     text = shown(recipe, excluded_gain=0.061, ended_by=EndedBy.SETTLED, candidates=7)
@@ -330,7 +369,7 @@ def test_undecided_ends_with_the_very_command_that_goes_on(recipes, ended_by, wh
     assert f"Undecided: {why} before the answer was settled (1 candidate tried)." in text
     least = math.ceil(100 * recipe.evidence.smallest_gain_shown)
     assert f"Only gains of {least}% or more could have been shown." in text
-    looked = recipe.candidate.search_speedup
+    looked = recipe.candidate.speedup.value
     assert f"Best candidate: batch_size=128: ×{looked:.2f} (search only); the run ended before" in text
     *_, going_on, _, training = text.splitlines()
     assert training.endswith(".with_candidate()")
@@ -344,8 +383,8 @@ def test_undecided_ends_with_the_very_command_that_goes_on(recipes, ended_by, wh
 @pytest.mark.parametrize(
     "changes",
     [
-        {"speedup": None, "search_speedup": 0.9},
-        {"search_speedup": 1.5, "reason": "it failed a stability check: retracing: 3"},
+        {"speedup": Interval(value=0.9, low=0.9, high=0.9)},
+        {"speedup": Interval(value=1.5, low=1.5, high=1.5), "reason": "it failed a stability check: retracing: 3"},
     ],
 )
 def test_nobody_is_told_to_train_with_a_candidate_that_is_slower_or_unstable(recipes, changes):

@@ -72,10 +72,11 @@ def test_a_script_that_would_lose_its_recipe_names_the_command(recipe):
     restart = "import os, sys\nif 'SEEN' not in os.environ:\n    os.environ['SEEN'] = '1'\n"
     restart += "    os.execv(sys.executable, [sys.executable] + sys.argv)\nos.execlp('echo', 'echo', 'trained')\n"
     (recipe.parent / "train.py").write_text(restart, encoding="utf-8")
-    ended = run(recipe)
-    assert (ended.returncode, ended.stdout) == (2, "")
-    assert "train.py, line 4: starts the script again in place of its process" in ended.stderr
-    assert f"SEEN=1 autotune run {recipe} train.py" in ended.stderr
+    for options in ((), ("--same-training", "--skip-missing", "--scale-learning-rate", "sqrt")):
+        ended = run(recipe, *options)
+        assert (ended.returncode, ended.stdout) == (2, "")
+        assert "train.py, line 4: starts the script again in place of its process" in ended.stderr
+        assert f"SEEN=1 autotune run {' '.join([*options, str(recipe)])} train.py" in ended.stderr
 
 
 def test_a_recipe_without_changes_has_no_edit(recipe):
@@ -98,5 +99,5 @@ def test_what_is_not_known_of_the_larger_batch_is_said(recipe):
     recorded.model_copy(update={"larger_batch": larger}).save(recipe)
     ended = run(recipe, "--larger-batch")
     assert (ended.returncode, ended.stdout) == (0, "ran\n")
-    assert f"batch {batch} is not confirmed: ×1.5 is the search's figure" in ended.stderr
+    assert f"batch {batch} is not confirmed: ×1.50 (1.20 to 1.80)" in ended.stderr
     assert f"how it learns was not measured: {reason}" in ended.stderr

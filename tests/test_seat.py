@@ -7,7 +7,7 @@ import pytest
 from simulated import SimulatedTrial
 from simulated_runs import BASELINE, FAST, Searching, Watcher, faster_by, lose, simulated_trials
 
-from autotune.data.errors import BudgetError, NoStableConfigurationError, WorkloadError
+from autotune.data.errors import INTERNAL, BudgetError, NoStableConfigurationError, TrialProcessError, WorkloadError
 from autotune.data.figures import LogInterval
 from autotune.data.record import Outcome, Pairing, Phase
 from autotune.runtime.executor import TrialFailed
@@ -58,6 +58,7 @@ def test_a_workload_on_a_gpu_gets_the_gpus_knobs(tmp_path):
         (failing(Outcome.TIMEOUT), BudgetError, "baseline"),
         (lambda each: TrialFailed(Outcome.ERROR, "dataset() is empty", input_error=True), WorkloadError, "dataset"),
         (lambda each: TAKEN, NoStableConfigurationError, r"\(error\).*busy or unavailable"),
+        (lambda each: TrialFailed(Outcome.ERROR, f"{INTERNAL}: so"), TrialProcessError, f"^{INTERNAL}: so"),
     ],
 )
 def test_a_failing_baseline_ends_the_run_and_leaves_its_record(tmp_path, failure, error, words):

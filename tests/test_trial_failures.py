@@ -3,6 +3,7 @@
 import os
 import sys
 import traceback
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -10,11 +11,17 @@ import pytest
 from autotune.data.errors import ApplyError, AutotuneError, WorkloadError
 from autotune.data.facts import ScriptSettings, WorkloadReference
 from autotune.data.record import Outcome
+from autotune.runtime import failures
 from autotune.runtime.failures import TrainingFailed, call_user
 from autotune.runtime.logs import is_memory_error
 from autotune.runtime.protocol import ChannelClosed
 from autotune.script import runner as worker
 from autotune.script import trial as script_trial
+
+OWN = """
+def run(rate, *, asked):
+    return {"rate": rate}[asked]
+"""
 
 
 class Kind:
@@ -49,6 +56,18 @@ def test_a_kind_more_is_run_by_its_own_function(run):
         channel.send((type(workload), configuration.batch_size))
 
     assert run(trial) == (0, [(Kind, 32)])
+
+
+def test_an_error_of_autotunes_own_is_told_apart(run, capfd):
+    """It is called an internal error, and its traceback is in the log. What a user asks of a wrapper is the user's."""
+    own = {}
+    exec(compile(OWN, str(Path(failures.__file__).parents[1] / "training" / "odd.py"), "exec"), own)
+    _, (internal,) = run(lambda *_: own["run"](1.0, asked="step"))
+    assert internal.reason == "internal error of autotune: KeyError: 'step' in autotune/training/odd.py, line 3"
+    assert "odd.py" in capfd.readouterr().err
+    _, (users,) = run(lambda *_: own["run"](1.0, wanted="step"))
+    assert "internal" not in users.reason
+    assert "odd.py" not in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(

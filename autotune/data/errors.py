@@ -6,6 +6,8 @@ from typing import ClassVar
 
 from autotune.data.printable import LONGEST_MESSAGE, one_line
 
+INTERNAL = "internal error of autotune"  # begins the reason of a trial that autotune's own code ended
+
 
 class AutotuneError(Exception):
     """Base of every error that autotune raises on purpose.

@@ -99,10 +99,10 @@ def _rows(recipe: Recipe) -> list[tuple[str, ...]]:
         rate.shown("", ",.0f" if rate.value >= 10 else ".2g")
         for rate in (evidence.baseline_throughput, evidence.throughput)
     )
-    compiling = (
+    compiling = [
         "–" if seconds is None else f"{seconds:.1f} s"
         for seconds in (evidence.baseline_compile_seconds, evidence.compile_seconds)
-    )
+    ]
     return [
         *((name, format_value(now[name]), format_value(value)) for name, value in recipe.changes.items()),
         (f"{recipe.unit}/s", *throughputs),
@@ -113,7 +113,7 @@ def _rows(recipe: Recipe) -> list[tuple[str, ...]]:
             if after.device is not None
             else []
         ),
-        ("compile time", *compiling),
+        *([("compile time", *compiling)] if {*compiling} - {"–", "0.0 s"} else []),
     ]
 
 

@@ -25,7 +25,17 @@ from autotune.data.figures import Interval
 from autotune.data.printable import duration, first_line, one_line, rate_text
 from autotune.data.record import Outcome, Phase, Standing, TrialRecord
 from autotune.stats.disturbance import CAUSES
-from autotune.tuning.events import Began, Event, Notice, PairMeasured, RunBegan, TrialBegan, TrialEnded, TrialMeasured
+from autotune.tuning.events import (
+    Began,
+    Event,
+    Notice,
+    PairMeasured,
+    RunBegan,
+    StepsBegan,
+    TrialBegan,
+    TrialEnded,
+    TrialMeasured,
+)
 
 LONGEST_SILENCE_SECONDS = 15.0
 TICK_SECONDS = 1.0  # how often the silence is measured
@@ -168,7 +178,7 @@ class Progress:
         with self._drawing:
             before = self._current
             self._draw(event)
-            if self._current != before:
+            if isinstance(event, StepsBegan) or self._current != before:
                 self._current_since = self._clock()
             if self._live.is_started:
                 self._live.update(self._status(), refresh=True)
@@ -203,10 +213,13 @@ class Progress:
                 self._line(Text(f"{self._stamp()}  {one_line(event.text)}"))
         elif isinstance(event, TrialBegan):
             self._current, self._estimate = f"trial {event.trial}: {one_line(event.changes)}", "starting"
+        elif isinstance(event, StepsBegan):
+            self._estimate = "in its first steps"
         elif isinstance(event, TrialMeasured):
             self._estimate = f"{ratio(event.speedup)} after {event.pairs} pairs"
         elif isinstance(event, PairMeasured):
-            self._estimate = _pairs_in_words(event)
+            sides = f"{event.processes} process{'' if event.processes == 1 else 'es'} a side"
+            self._estimate = sides if event.speedup is None else f"{sides}: {ratio(event.speedup)}"
             self._line(Text(f"{self._stamp()}  confirm  {event.trial:>3}  {self._estimate}"))
         elif isinstance(event, TrialEnded):
             self._trial_ended(event)
@@ -221,6 +234,8 @@ class Progress:
             self._measured.pop(record.trial, None)  # another look at it says more than the first
             if record.outcome is Outcome.OK and record.speedup is not None:
                 self._measured[record.trial] = record.speedup.value, one_line(event.changes)
+        if record.looks and record.speedup is not None:  # fresh processes say more than the search
+            self._measured[record.looks[-1].candidate] = record.speedup.value, one_line(event.changes)
         if record.phase is Phase.BASELINE and not record.outcome.measured:  # the error that follows says why
             record = record.model_copy(update={"reason": ""})
         self._line(trial_line(record, event.changes, stamp=self._stamp(), unit=event.unit))
@@ -248,13 +263,6 @@ class Progress:
         done = min(spent, self._budget)
         grid.add_row("", ProgressBar(total=max(self._budget, 1.0), completed=done, width=40))
         return grid
-
-
-def _pairs_in_words(event: PairMeasured) -> str:
-    """Return `2 processes a side: ×2.33 (2.10 to 2.60)`."""
-    if event.speedup is None:
-        return "1 process a side"
-    return f"{event.processes} processes a side: {ratio(event.speedup)}"
 
 
 def trial_line(record: TrialRecord, changes: str, *, stamp: str, unit: str = "samples") -> Text:

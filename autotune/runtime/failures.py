@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from autotune.data.errors import ApplyError, AutotuneError, WorkloadError
+from autotune.data.errors import INTERNAL, ApplyError, AutotuneError, WorkloadError
 from autotune.data.printable import printable
 from autotune.data.record import Outcome
 from autotune.recipe.keras_api import KERAS_PACKAGES, api_of
@@ -218,6 +218,15 @@ def after_import(name: str, act: Callable[[ModuleType], object]) -> Callable[[],
 # --------------------------------------------------------------------------------------------- what is reported
 
 
+def _own_line(error: BaseException) -> str:
+    """Return the line of autotune's own that raised an error; empty where it is another's."""
+    frames, package = traceback.extract_tb(error.__traceback__), Path(__file__).resolve().parents[1]
+    is_users = isinstance(error, TypeError) and "argument" in str(error)  # given to what a wrapper calls
+    if is_users or not isinstance(error, Exception) or not frames or package not in Path(frames[-1].filename).parents:
+        return ""
+    return f"{Path(frames[-1].filename).relative_to(package.parent)}, line {frames[-1].lineno}"
+
+
 def encode_failure(error: BaseException) -> Failed:
     """Return the message that reports an exception to the driver."""
     outcome, hint, detail, input_error = Outcome.ERROR, "", "", False
@@ -233,6 +242,9 @@ def encode_failure(error: BaseException) -> Failed:
         outcome = Outcome.OOM if is_out_of_memory(error) else Outcome.CRASHED if hint else Outcome.ERROR
         summarize = summarize_with_line if outcome is Outcome.ERROR else summarize_error
         reason, detail = summarize(error), format_user_traceback(error)
+        if outcome is Outcome.ERROR and (line := _own_line(error)):
+            traceback.print_exception(error)  # into the log
+            reason, hint = f"{INTERNAL}: {summarize_error(error)} in {line}", "This is a bug in autotune."
     return Failed(
         outcome=outcome,
         reason=printable(reason)[:4000],

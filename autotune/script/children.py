@@ -69,15 +69,15 @@ def answer_for_parent(answer: Mapping[str, Any]) -> NoReturn:
 
 
 def refuse_restarts(
-    reference: WorkloadReference, refuse: Callable[[WorkloadError], object] | None = None, *, recipe: Path | None = None
+    reference: WorkloadReference, refuse: Callable[[WorkloadError], object] | None = None, *, run: Sequence[str] = ()
 ) -> dict[str, str]:
     """Have `refuse` called where the script replaces this process: often it sets what Python reads when it starts.
 
     Return the environment to compare with. `refuse` takes the error, which is raised where it is None. A script that
-    runs with a `recipe` may start another program, as it may have trained.
+    runs by `autotune run`, with these words, may start another program, as it may have trained.
     """
     process, before, file = os.getpid(), dict(os.environ), os.path.realpath(file_of(reference))
-    command = "autotune tune" if recipe is None else f"autotune run {shlex.quote(str(recipe))}"
+    command = f"autotune run {shlex.join(run)}" if run else "autotune tune"
     script = f"-m {reference.module}" if reference.file is None else shlex.quote(reference.shown)
 
     def audit(event: str, arguments: tuple[Any, ...]) -> None:
@@ -90,7 +90,7 @@ def refuse_restarts(
             changed = {name: text for name, text in given.items() if before.get(name) != text}
             hint = f"Start it like that: `{_command(changed, f'{command} {script}', words[own[0] + 1 :])}`."
             error = WorkloadError(f"{line}: starts the script again in place of its process", hint=hint)
-        elif recipe is None:
+        elif not run:
             shown = shlex.join(mask_arguments(words))
             error = WorkloadError(f"{line}: replaces the process by `{shown}`", hint="Tune the program that trains.")
         else:

@@ -288,11 +288,12 @@ class PreparedRun:
     reference: WorkloadReference
     long_run: LongRun | None = None  # none where it trains as the script has it
     recipe_file: Path | None = None
+    options: tuple[str, ...] = ()  # of `autotune run`, for the command that is named if the script starts again
 
     def __call__(self) -> int:
         """Run the script."""
         if self.recipe_file is not None:
-            children.refuse_restarts(self.reference, recipe=self.recipe_file)
+            children.refuse_restarts(self.reference, run=(*self.options, str(self.recipe_file)))
         return _run(self.reference, self.long_run)
 
 
@@ -350,7 +351,11 @@ def prepare_run(
         compiled=_load_compiled(recipe, file),
     )
     run.install()
-    return PreparedRun(reference, run, file)
+    flags = {"--candidate": candidate, "--same-training": same_training, "--larger-batch": larger_batch}
+    flags |= {"--skip-missing": skip_missing, "--keep-learning-rate": keep_learning_rate, "--strict": strict}
+    given = [flag for flag, is_given in flags.items() if is_given]
+    given += [] if scale is None else ["--scale-learning-rate", scale]
+    return PreparedRun(reference, run, file, tuple(given))
 
 
 def _select(path: Path, *, strict: bool) -> Selection:

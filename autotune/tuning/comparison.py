@@ -12,12 +12,20 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Protocol
 
-from autotune.data.errors import BudgetError, MeasuringStoppedError, NoStableConfigurationError, WorkloadError
+from autotune.data.errors import (
+    INTERNAL,
+    BudgetError,
+    MeasuringStoppedError,
+    NoStableConfigurationError,
+    TrialProcessError,
+    WorkloadError,
+)
 from autotune.data.record import Boundary, Outcome, Pairing, Slice
 from autotune.recipe.compiled import open_folder
 from autotune.runtime.executor import IN_SEARCH, LiveTrial, SeatLost, TrialFailed, WarmUp
 from autotune.runtime.protocol import Started
 from autotune.tuning.costs import taken_seconds
+from autotune.tuning.events import StepsBegan
 from autotune.tuning.rules import fit_on_card
 from autotune.tuning.run import GENEROUS, Deadline, Interrupted, Run, TimeIsUp, reclassify_busy_gpu
 from autotune.tuning.trial import Trial
@@ -106,6 +114,7 @@ class MeasuredProcess:
 
     def _note_started(self, started: Started) -> None:
         with self.run.turn:
+            self.run.observe(StepsBegan())
             self.run.refuse_other_devices(started.gpus)
             self.on_started(started)
 
@@ -253,6 +262,8 @@ def baseline_error(run: Run, trial: Trial, failure: TrialFailed, *, hurried: boo
             or f"Fix that; --resume {run.directory.path} continues the run. Its log is {run.log_of(trial)}.",
             detail=detail,
         )
+    if failure.reason.startswith(INTERNAL):
+        return TrialProcessError(failure.reason, hint=f"{failure.hint} The traceback is in {run.log_of(trial)}.")
     return NoStableConfigurationError(
         f"the baseline itself fails ({failure.outcome}): {failure.reason}",
         hint=failure.hint or f"Nothing can be recommended before it runs. Its log is {run.log_of(trial)}.",

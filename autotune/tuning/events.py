@@ -47,6 +47,11 @@ class TrialBegan:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StepsBegan:
+    """A trial's process has built its model and pipeline, and trains its first steps."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrialMeasured:
     """Another pair of slices was measured; `speedup` is the estimate so far (None: the baseline on its own)."""
 
@@ -80,7 +85,7 @@ class Notice:
     text: str
 
 
-Event = RunBegan | Began | TrialBegan | TrialMeasured | PairMeasured | TrialEnded | Notice
+Event = RunBegan | Began | TrialBegan | StepsBegan | TrialMeasured | PairMeasured | TrialEnded | Notice
 Observer = Callable[[Event], None]
 
 
