@@ -127,7 +127,7 @@ def recipe_with(written, text, **evidence_changes):
         "checks": [{"name": text, "passed": False, "value": None, "limit": None, "detail": text}],
         "not_checked": [text],
     }
-    document["candidate"] = {"configuration": document["baseline"], "speedup": None, "reason": text}
+    document["candidate"] = {"configuration": document["baseline"], "speedup": evidence["speedup"], "reason": text}
     evidence["watch"] = {"seconds": 1.0, "throughput": None, "checks": [], "failure": text}
     evidence.update(evidence_changes)
     return Recipe.parse(json.dumps(document), source="a.json")

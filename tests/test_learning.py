@@ -24,6 +24,7 @@ from test_loop import space
 
 from autotune.data.errors import NoStableConfigurationError
 from autotune.data.facts import ScriptFacts, Trains
+from autotune.data.figures import Interval
 from autotune.data.record import Branch, Outcome, Phase
 from autotune.data.run_directory import STATE, EarlierLeader
 from autotune.front.cli import main
@@ -101,7 +102,7 @@ def test_where_only_a_larger_batch_is_faster_and_learns_too_slowly_nothing_is(tm
     assert recipe.larger_batch.speedup.low < 2.0 < recipe.larger_batch.speedup.high
     assert recipe.answers[0][1] == "the baseline: nothing faster was shown"
     assert recipe.answers[-1] == ("Recommended", "your current settings")
-    best = {"speedup": None, "search_speedup": 1.71, "reason": "the run ended before it was confirmed"}
+    best = {"speedup": Interval(value=1.71, low=1.71, high=1.71), "reason": "the run ended before it was confirmed"}
     for changes, words in ({"jit_compile": True}, "jit_compile=true"), ({"batch_size": 64}, "nothing faster was shown"):
         closest = BestCandidate(configuration=recipe.baseline | changes, **best)
         assert words in recipe.model_copy(update={"candidate": closest}).answers[0][1]

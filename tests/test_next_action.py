@@ -28,6 +28,7 @@ from autotune.tuning.policy import (
     excluded_above,
     next_action,
     processes_wanted,
+    seconds_to_learn,
     seconds_to_settle,
     verdict,
 )
@@ -163,6 +164,16 @@ def test_learning_that_the_time_kept_for_it_was_too_short_for_is_compared_again_
     same = a_leader(8, low=1.4, high=1.6, standing=Standing.CONFIRMED, number=80, processes=4)
     both = dataclasses.replace(state, candidates=(a_candidate(8, 1.5), larger), leaders=(same, cut_short))
     assert next_action(both) != CompareLearning(90), "it would not be recommended"
+
+
+def test_larger_batches_that_were_not_compared_are_named_time_for():
+    """Also beside another recommendation: how they learn is not known."""
+    same = a_leader(8, low=1.4, high=1.6, standing=Standing.CONFIRMED, number=80, processes=4)
+    larger = {"standing": Standing.CONFIRMED, "low": 0.9, "high": 1.1, "number": 90, "batch_ratio": 4.0}
+    candidates = (a_candidate(8, 1.5), a_candidate(9, 1.0, batch_ratio=4.0, learning_seconds=20.0))
+    for known, seconds in ({"learning_needs": 10.0}, 20.0), ({"unlearned": True}, 40.0), ({}, 0.0):
+        state = a_state(*candidates, leaders=(same, a_leader(9, **larger, **known)))
+        assert seconds_to_learn(state) == seconds
 
 
 def test_learning_is_compared_again_once_half_of_the_time_has_shown_nothing_to_recommend():

@@ -464,11 +464,14 @@ def test_every_knob_that_is_a_variable_is_on_the_list():
 # ------------------------------------------------------------------------------------- the unconfirmed candidate
 
 
-def undecided(recipe, *, speedup=None, reason="", search_speedup=None):
+def of_search(speedup):
+    """A speed-up that the search alone has measured."""
+    return Interval(value=speedup, low=speedup, high=speedup)
+
+
+def undecided(recipe, *, speedup, reason=""):
     """The recipe of a run whose time was over, with the recommended configuration as its candidate."""
-    candidate = BestCandidate(
-        configuration=recipe.configuration, speedup=speedup, reason=reason, search_speedup=search_speedup
-    )
+    candidate = BestCandidate(configuration=recipe.configuration, speedup=speedup, reason=reason)
     evidence = recipe.evidence.model_copy(update={"verdict": Verdict.UNDECIDED})
     changes = {
         "configuration": recipe.baseline,
@@ -490,11 +493,10 @@ def test_the_recipe_of_a_candidate_claims_its_estimate_with_its_interval(recipe)
 @pytest.mark.parametrize(
     ("candidate", "may"),
     [
-        ({"search_speedup": 1.2}, True),
-        ({"search_speedup": 0.9}, False),
-        ({}, False),
-        ({"search_speedup": 1.2, "reason": f"{FAILED_A_CHECK}: hangs"}, False),
-        ({"search_speedup": 1.2, "speedup": Interval(value=0.9, low=0.8, high=1.0)}, False),
+        ({"speedup": of_search(1.2)}, True),
+        ({"speedup": of_search(0.9)}, False),
+        ({"speedup": of_search(1.2), "reason": f"{FAILED_A_CHECK}: hangs"}, False),
+        ({"speedup": Interval(value=0.9, low=0.8, high=1.1)}, False),
     ],
 )
 def test_only_a_candidate_that_looks_faster_and_broke_no_rule_may_be_run(recipe, candidate, may):

@@ -13,6 +13,7 @@ from autotune.data.facts import ScriptFacts
 from autotune.data.record import TrialRecord
 from autotune.recipe.answers import NOT_PROMISED, describe_factor, describe_precision
 from autotune.recipe.apply import environment
+from autotune.recipe.evidence import describe_speedup
 from autotune.space.configuration import Configuration
 from autotune.stats.bottleneck import INPUT_MODERATE, NOT_INSTALLED
 from autotune.stats.deciding import EndedBy, Verdict
@@ -102,12 +103,7 @@ def _why_ended(recipe: Recipe) -> str:
 
 def describe_candidate(best: BestCandidate, baseline: Configuration) -> str:
     """Return the best candidate, how much faster it looks, and why it is not recommended."""
-    speedup = ""
-    if best.speedup is not None:
-        speedup = f"{best.speedup.shown()}; "
-    elif best.search_speedup is not None:
-        speedup = f"×{best.search_speedup:.2f} (search only); "
-    return f"{Configuration(best.configuration).describe(baseline)}: {speedup}{best.reason}"
+    return f"{Configuration(best.configuration).describe(baseline)}: {describe_speedup(best.speedup)}; {best.reason}"
 
 
 def learning_caveats(recipe: Recipe) -> list[str]:

@@ -7,7 +7,7 @@ from pydantic import Field
 from autotune.data.figures import Interval
 from autotune.data.models import Count, Positive
 from autotune.data.record import Rule
-from autotune.recipe.evidence import BestCandidate, Knobs, Part
+from autotune.recipe.evidence import BestCandidate, Knobs, Part, describe_speedup
 from autotune.space.configuration import Configuration
 from autotune.space.knobs import PRECISIONS
 from autotune.stats.same_loss import NOT_COMPARABLE, NOT_REACHED
@@ -41,9 +41,11 @@ class Answer(Part):
     """The best configuration of one kind: of the same training, or of another batch size."""
 
     configuration: Knobs
-    speedup: Interval = Field(description="Samples per second, over the baseline's.")
+    speedup: Interval = Field(
+        description="Samples per second, over the baseline's; without an interval where only the search measured it."
+    )
     throughput: Interval = Field(description="Samples per second in a long training.")
-    confirmed: bool = Field(description="In fresh processes; else it is the search's figure: a hint, never a claim.")
+    confirmed: bool = Field(description="Else its speed-up is a hint, never a claim.")
     learning_rate_rule: LearningRateRule | None = Field(None, description="Null where the batches are the same.")
 
 
@@ -68,8 +70,8 @@ def describe_answers(
     heading = f"{'Larger' if size > baseline.update_size else 'Smaller'} batch"
     rule = other.learning_rate_rule
     found = None if rule is None else rule.same_loss
-    shown = other.speedup.shown() if other.confirmed else f"×{other.speedup.value:.3g} (by the search only)"
-    of_other = f"{shown} in {unit}/s, batch {size}"
+    not_confirmed = "" if other.confirmed else ", not confirmed"
+    of_other = f"{describe_speedup(other.speedup)} in {unit}/s, batch {size}{not_confirmed}"
     if rule is not None and found is not None:
         how = (
             f"the {losses} of the {found.examples:,} examples after the first {found.after_steps:,} steps are reached "
@@ -100,7 +102,10 @@ def _describe_same(same: Answer | None, closest: BestCandidate | None, baseline:
     candidate = Configuration(closest.configuration)
     if candidate.update_size != baseline.update_size:
         return NOTHING_SHOWN
-    best = [f"×{closest.estimate.value:.3g} {candidate.describe(baseline)}", describe_precision(candidate, baseline)]
+    best = [
+        f"{describe_speedup(closest.speedup)} {candidate.describe(baseline)}",
+        describe_precision(candidate, baseline),
+    ]
     return f"the baseline; nothing faster is confirmed, and the best so far is {', '.join(filter(None, best))}"
 
 
@@ -124,7 +129,7 @@ def describe_doubts(other: Answer) -> str:
     doubts, rule = [], other.learning_rate_rule
     if not other.confirmed:
         size = Configuration(other.configuration).update_size
-        doubts.append(f"batch {size} is not confirmed: ×{other.speedup.value:.3g} is the search's figure")
+        doubts.append(f"batch {size} is not confirmed: {describe_speedup(other.speedup)}")
     if rule is None or rule.same_loss is None:
         doubts.append(_describe_unmeasured(rule))
     return "; ".join(doubts)

@@ -80,24 +80,24 @@ class Confirmation(Part):
 FAILED_A_CHECK = "it failed a stability check"
 
 
+def describe_speedup(speedup: Interval) -> str:
+    """Return a speed-up in words; one without an interval is the search's."""
+    return f"{speedup.shown()}{' (search only)' if speedup.low == speedup.high else ''}"
+
+
 class BestCandidate(Part):
     """The best candidate, where none is recommended."""
 
     configuration: Knobs
-    speedup: Interval | None = Field(description="As confirmed so far; null where too little was measured.")
+    speedup: Interval = Field(
+        description="As fresh processes have it; a hint without an interval where only the search measured it."
+    )
     reason: str = Field(description="Why it is not recommended, with the figure.")
-    search_speedup: Amount | None = Field(None, description="As the search has it: a hint, never a claim.")
-
-    @property
-    def estimate(self) -> Interval:
-        """The best estimate of its speed-up; without an interval if no confirmation began."""
-        guess = self.search_speedup or 1.0
-        return self.speedup or Interval(value=guess, low=guess, high=guess)
 
     @property
     def may_be_faster(self) -> bool:
         """True if it looked faster than the baseline and failed no stability check."""
-        return self.estimate.value > 1 and not self.reason.startswith(FAILED_A_CHECK)
+        return self.speedup.value > 1 and not self.reason.startswith(FAILED_A_CHECK)
 
 
 class Contribution(Part):

@@ -27,7 +27,8 @@ def next_steps(recipe: Recipe, path: Path, tuned: str, to_repeat: Sequence[str] 
     steps: list[Step]
     if seconds is not None and recipe.evidence.verdict is Verdict.UNDECIDED:
         steps = [(f"To continue for about {duration(seconds)} with everything measured so far:", go_on)]
-        if recipe.candidate is not None and recipe.candidate.may_be_faster:
+        candidate, least = recipe.candidate, 1 + recipe.evidence.min_gain
+        if candidate is not None and candidate.may_be_faster and candidate.speedup.value >= least:
             command = _variant(recipe, path, tuned, "candidate")
             steps.append(("To train with the best candidate, which is not confirmed:", [command]))
     elif is_baseline and script is not None:
@@ -44,7 +45,7 @@ def next_steps(recipe: Recipe, path: Path, tuned: str, to_repeat: Sequence[str] 
         heading = "To train with it:" if script is not None else "In your training code:"
         steps = [(heading, usage(recipe, path, tuned))]
     if seconds is not None and recipe.evidence.verdict is not Verdict.UNDECIDED:
-        steps.append((f"To compare how the other batch size learns, in about {duration(seconds)} more:", go_on))
+        steps.append((f"To measure what there was no time for, in about {duration(seconds)} more:", go_on))
     larger = recipe.larger_batch
     sizes = [Configuration(of).update_size for of in (recipe.configuration, recipe.baseline)]
     if larger is not None and (larger.confirmed if sizes[0] == sizes[1] else recipe.same_training is not None):

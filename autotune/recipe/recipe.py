@@ -353,7 +353,7 @@ class Recipe(Part):
         """Return the recipe of the best candidate of an undecided run, which no confirmation has shown to be faster.
 
         Raises:
-            RecipeError: The run was decided, or measured no candidate.
+            RecipeError: The run was decided, or no candidate looked faster.
         """
         candidate, evidence = self.candidate, self.evidence
         longer = "Tune for longer: autotune tune … --resume RUN."
@@ -362,11 +362,11 @@ class Recipe(Part):
             problem = f"no candidate waits for confirmation: the recipe's run ended with {verdict!r}"
             raise RecipeError(problem, hint="Run the recipe without --candidate.")
         if candidate is None:
-            raise RecipeError("the recipe's run measured no candidate", hint=longer)
+            raise RecipeError("no candidate of the recipe's run looked surely faster", hint=longer)
         if not candidate.may_be_faster:
             problem = f"the best candidate is no faster than the baseline, or unstable: {candidate.reason}"
             raise RecipeError(problem, hint=longer)
-        faster, rate = candidate.estimate, evidence.baseline_throughput.value
+        faster, rate = candidate.speedup, evidence.baseline_throughput.value
         ratio = Configuration(candidate.configuration).update_size / Configuration(self.baseline).update_size
         return self._with(
             Answer(

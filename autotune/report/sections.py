@@ -262,7 +262,7 @@ def _figures_of(side: TrialRecord, throughput: Interval | None, unit: str) -> di
         "slices with lowered GPU clocks": _number(slowed or None, ".0%"),
         "peak host memory": memory_size(side.peak_host_bytes),
         "peak device memory": memory_size(side.peak_device_bytes),
-        "compile time": _seconds(side.compile_seconds),
+        "compile time": _seconds(side.compile_seconds or None),
         "to the first step": _seconds(side.first_step_seconds),
         "waits for input": _number(side.input_wait_fraction, ".0%"),
         "outside of TensorFlow": _number(side.outside_fraction, ".0%"),

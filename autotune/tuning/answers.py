@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
+from autotune.data.figures import Interval
+from autotune.data.record import Standing
 from autotune.recipe.answers import Answer, LearningRateRule, SameLoss
 from autotune.recipe.learning_rate import factor_of
 from autotune.space.configuration import Configuration
 from autotune.tuning.knowledge import LearningResult
 from autotune.tuning.loop import SearchResult
 from autotune.tuning.run import Run
-from autotune.tuning.state import Leader
+from autotune.tuning.state import Candidate, Leader, State
 
 
 def answer_of(leader: Leader | None, found: SearchResult, run: Run) -> Answer | None:
@@ -29,21 +32,42 @@ def answer_of(leader: Leader | None, found: SearchResult, run: Run) -> Answer | 
 
 
 def likely_larger_batch(found: SearchResult, run: Run) -> Answer | None:
-    """Return the candidate with another batch size that should reach the same loss soonest, by the search."""
+    """Return the candidate with another batch size that should reach the same loss soonest, as far as is known."""
     state = found.state
-    others = [known for known in state.candidates if not known.is_same_training and known.measured]
-    stable = [known for known in others if not known.unstable and known.ratio > 0]
-    best = max(stable, key=state.promise, default=None)
-    record = None if best is None else run.records[best.number]
-    if best is None or record is None or record.speedup is None or record.throughput is None:
+    able = [known for known in stable_candidates(state) if not known.is_same_training and known.ratio > 0]
+    best = max(able, key=state.promise, default=None)
+    if best is None:
         return None
+    leader, speedup = state.standing.get(best.number), measured_speedup(best, state)
+    is_fresh = leader is not None and speedup.low < speedup.high
+    throughput = run.records[leader.number if leader is not None and is_fresh else best.number].throughput
+    if throughput is None:
+        return None
+    unmeasured = LearningRateRule(batch_ratio=best.batch_ratio, not_measured=_why_not_result(run))
     return Answer(
         configuration=dict(best.configuration),
-        speedup=record.speedup,
-        throughput=record.throughput,
+        speedup=speedup,
+        throughput=throughput,
         confirmed=False,
-        learning_rate_rule=LearningRateRule(batch_ratio=best.batch_ratio, not_measured=_why_not_result(run)),
+        learning_rate_rule=unmeasured if leader is None else learning_of(leader, found, run),
     )
+
+
+def measured_speedup(candidate: Candidate, state: State) -> Interval:
+    """Return a measured candidate's speed-up: by fresh processes where there are two, else the search's alone."""
+    leader, ratio = state.standing.get(candidate.number), math.exp(candidate.ratio)
+    fresh = None if leader is None or leader.ratio is None else leader.ratio.ratio
+    return fresh or Interval(value=ratio, low=ratio, high=ratio)
+
+
+def stable_candidates(state: State) -> list[Candidate]:
+    """Return the measured candidates that failed no check, with the ratios of fresh processes where there are some."""
+    broken = {known.candidate for known in state.leaders if known.standing is Standing.UNSTABLE}
+    return [
+        replace(known, ratio=math.log(measured_speedup(known, state).value))
+        for known in state.candidates
+        if known.measured and not known.unstable and known.number not in broken
+    ]
 
 
 def _why_not_result(run: Run) -> str:
@@ -63,7 +87,8 @@ def learning_of(leader: Leader, found: SearchResult, run: Run) -> LearningRateRu
         return None
     result = found.learning.get(leader.number)
     if result is None or not isinstance(result, LearningResult):
-        return LearningRateRule(batch_ratio=ratio, not_measured=result or _why_not_result(run))
+        not_shown = "no gain was shown in fresh processes" if leader.standing is Standing.NOT_SHOWN else ""
+        return LearningRateRule(batch_ratio=ratio, not_measured=result or not_shown or _why_not_result(run))
     needed = result.needed
     if result.speedup.ratio is None or needed.log_ratio.ratio is None:
         return LearningRateRule(batch_ratio=ratio, not_measured="its losses vary too much from seed to seed")

@@ -205,7 +205,8 @@ class TooLittleTime(NotMeasured):
     """It needs more seconds than were kept for it; `needs` as far as that is known."""
 
     def __init__(self, *, kept: float, needs: float | None = None) -> None:
-        about = f"it takes about {needs:.0f} s, and {kept:.0f} s were kept for it" if needs else ""
+        were_kept = "no time was left" if kept < 1 else f"{kept:.0f} s were kept"
+        about = f"it takes about {needs:.0f} s, and {were_kept} for it" if needs else ""
         super().__init__(about or f"it takes longer than the {kept:.0f} s that were kept for it")
         self.needs_seconds = needs or CUT_SHORT * kept
 

@@ -396,16 +396,16 @@ def seconds_to_settle(state: State) -> float:
         gain = 0.0 if leader.ratio is None else leader.ratio.value
         return max(1, _pairs_to_show(state, gain, leader) - leader.processes) * leader.pair_seconds
     if state.contenders:
-        return processes_needed(state, state.contenders[0]) * state.contenders[0].pair_seconds
+        best = state.contenders[0]
+        return processes_needed(state, best) * best.pair_seconds + best.learning_seconds / LEARNING_AGAIN_SHARE
     wanted = max(FEWEST_CANDIDATES - sum(candidate.measured for candidate in _of_same_training(state)), 1)
     looks = sum(candidate.look_seconds for candidate in state.unclear)
     return wanted * state.candidate_seconds + 2 * looks
 
 
 def seconds_to_learn(state: State) -> float:
-    """Return what comparing the learning of a larger batch needs, of a continued run; 0 where nothing depends on it."""
-    open_leaders = () if state.recommended is not None else state.champions.values()
-    needs = (_learning_needs(state, leader) for leader in open_leaders)
+    """Return what comparing the learning of larger batches needs of a continued run; 0 if nothing is to be compared."""
+    needs = (_learning_needs(state, leader) for leader in state.champions.values())
     return max(needs, default=0.0) / LEARNING_AGAIN_SHARE
 
 

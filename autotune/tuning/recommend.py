@@ -25,11 +25,11 @@ from autotune.recipe.evidence import (
 from autotune.recipe.recipe import CreatedBy, Recipe, RecipeWorkload
 from autotune.space.configuration import Configuration
 from autotune.stats import numerics
-from autotune.stats.deciding import Verdict
+from autotune.stats.deciding import EndedBy, Verdict
 from autotune.stats.disturbance import gpu_figures
 from autotune.stats.stability import DEVICE_GROWTH, DEVICE_MEMORY, HOST_GROWTH, THROTTLING
 from autotune.tuning import policy
-from autotune.tuning.answers import answer_of, learning_of, likely_larger_batch
+from autotune.tuning.answers import answer_of, learning_of, likely_larger_batch, measured_speedup, stable_candidates
 from autotune.tuning.learning import numerics_of
 from autotune.tuning.loop import SearchResult
 from autotune.tuning.rules import changing_work, epoch_seen, epoch_work
@@ -117,14 +117,16 @@ def _evidence(
     if champion is not None:
         chosen, checks = run.records[champion.number], found.checks[champion.number]
         reference = run.records[found.confirmations[champion.number].reference.number]
-    verdict = _verdict(found, champion) if changes is None else Verdict.UNDECIDED
+    verdict = policy.verdict(state) if changes is None else Verdict.UNDECIDED
+    if verdict is Verdict.FASTER and champion is None:  # it failed while it was watched
+        verdict = Verdict.UNSTABLE
     is_undecided = verdict is Verdict.UNDECIDED and changes is None
     if champion is None:
         missing = _list_masked(state.candidates, run.baseline, verdict)
     else:
         missing = _list_unchecked(chosen, reference, checks, run, watched, measured=measured)
     if found.untried:
-        missing.append(f"{', '.join(found.untried)} (no time was left to try them)")
+        missing.insert(0, f"{', '.join(found.untried)} (no time was left to try them)")
     base_rate = reference.throughput or searched.throughput
     assert base_rate is not None
     rate = chosen.throughput or base_rate
@@ -176,13 +178,6 @@ def _contributions(champion: Leader, run: Run) -> tuple[Contribution, ...]:
     )
 
 
-def _verdict(found: SearchResult, champion: Leader | None) -> Verdict:
-    """Return the verdict; a champion that failed while it was watched is unstable."""
-    if champion is not None:
-        return Verdict.FASTER
-    return Verdict.UNSTABLE if found.state.recommended is not None else policy.verdict(found.state)
-
-
 def _excluded_gain(found: SearchResult) -> float | None:
     """Return the gain above which all that was tried is excluded; None if nothing was measured."""
     if not any(candidate.measured for candidate in found.state.candidates):
@@ -202,9 +197,9 @@ def _advice(
     if chosen.scaling_efficiency is not None:
         spread = chosen
     gains: dict[str, float] = {}
-    for candidate in sorted(found.state.candidates, key=lambda candidate: candidate.ratio):
+    for candidate in sorted(stable_candidates(found.state), key=lambda candidate: candidate.ratio):
         changed = candidate.configuration.differences(run.baseline)
-        if candidate.measured and not candidate.unstable and len(changed) == 1:
+        if len(changed) == 1:
             gains[next(iter(changed))] = math.exp(candidate.ratio)
     return tuple(advice(_known_baseline(run), recommended, workload.script, spread, unreached, gains))
 
@@ -216,9 +211,11 @@ def _known_baseline(run: Run) -> TrialRecord:
 
 def _go_on_seconds(found: SearchResult, *, is_undecided: bool) -> float | None:
     """Return a budget that can settle what the run left open; None where it left nothing open."""
-    state = found.state
-    learning, settling = policy.seconds_to_learn(state), policy.seconds_to_settle(state) if is_undecided else 0.0
+    state, out_of_time = found.state, found.ended_by in (EndedBy.BUDGET, EndedBy.INTERRUPTED)
+    settles = is_undecided or (out_of_time and bool(state.contenders))
+    learning, settling = policy.seconds_to_learn(state), policy.seconds_to_settle(state) if settles else 0.0
     needed = max(learning, policy.LEARNING_AGAIN_SHARE * learning + settling)
+    needed += len(found.untried) * state.candidate_seconds
     return _rounded_budget(MARGIN * needed + state.first_pair_seconds) if is_undecided or needed > 0 else None
 
 
@@ -241,24 +238,22 @@ def _best_candidate(found: SearchResult, watched: Watch | None, run: Run, min_ga
     leader = state.recommended or next((known for known in state.opened if known.is_same_training), None)
     tried = [candidate for candidate in state.candidates if candidate.measured and candidate.is_same_training]
     contenders = [candidate for candidate in state.contenders if candidate.is_same_training]
-    broken = {known.candidate for known in state.leaders if known.standing is Standing.UNSTABLE}
-    stable = [candidate for candidate in tried if not candidate.unstable and candidate.number not in broken]
-    tried = stable or tried
+    tried = [candidate for candidate in stable_candidates(state) if candidate.is_same_training] or tried
     if leader is not None:
         best = state.candidate(leader.candidate)
     elif contenders or tried:
-        best = contenders[0] if contenders else max(tried, key=lambda candidate: candidate.ratio)
+        best = contenders[0] if contenders else max(tried, key=lambda known: known.ratio)
         leader = state.standing.get(best.number)
     else:
         return None
-    shown = best.ratio if leader is None or leader.ratio is None else leader.ratio.value
-    if round(math.exp(shown), 2) <= 1:
+    speedup = measured_speedup(best, state)
+    by_chance = leader is None and not contenders and not best.unstable and speedup.value > 1 + min_gain
+    if by_chance or round(speedup.value, 2) <= 1:
         return None
     return BestCandidate(
         configuration=dict(best.configuration),
-        speedup=None if leader is None or leader.ratio is None else leader.ratio.ratio,
+        speedup=speedup,
         reason=_why_not(best, leader, found, watched, run, min_gain),
-        search_speedup=math.exp(best.ratio) if best.measured else None,
     )
 
 
@@ -282,10 +277,8 @@ def _why_not(
         if memory := found.confirmations[leader.number].why_memory_unclear(run):
             return f"too few slices to tell whether it leaks memory ({memory})"
         return f"{_processes(leader)} did not decide it before the run ended"
-    if best.ratio <= math.log1p(min_gain):
+    if leader is None or best.ratio <= math.log1p(min_gain):
         return f"its gain is below the {min_gain:.0%} of --min-gain"
-    if leader is None:
-        return "the search showed no gain beyond chance"
     if leader.ratio is None:
         return "it was not measured in two fresh processes a side"
     return f"{_processes(leader)} do not show a gain"
