@@ -132,7 +132,7 @@ def test_advice_begins_with_the_line_that_costs_most():
     first, second, third = advice(slow, None, SCRIPT, gains={"graph_step": 1.3})
     assert first.startswith("map() in train.py, line 41 runs serially: the step waits for input 62% of its time")
     assert "the pipeline alone reaches 410 samples/s, the model alone 1,080" in first
-    assert second == "The step runs eagerly (train.py, line 7): graph_step alone gave ×1.30 in the search."
+    assert second == "The step runs eagerly (train.py, line 7): graph_step alone gave ×1.30."
     assert "×2.63" in third
 
 

@@ -50,7 +50,8 @@ def show_history(frame: pandas.DataFrame, console: RichConsole | None = None) ->
         workload, lines = "", []
         for trial in trials:
             workload = trial["workload"] or ""
-            cells = (trial["trial"], trial["phase"], _result(trial), _rate(trial), *(trial[name] for name in varied))
+            rate = None if trial["throughput"] is None else rate_text(trial["throughput"])
+            cells = (trial["trial"], trial["phase"], _result(trial), rate, *(trial[name] for name in varied))
             texts = ["–" if cell is None else str(cell) for cell in cells]
             style = "dim" if trial["duplicate"] else ""
             lines.append([Text(one_line(text), style=style) for text in (*texts, _changes(trial))])
@@ -70,10 +71,6 @@ def _result(trial: dict[str, Any]) -> str:
     if trial["confirmed"]:
         return f"{speedup} confirmed"
     return f"{speedup} pruned" if trial["outcome"] == Outcome.PRUNED else speedup
-
-
-def _rate(trial: dict[str, Any]) -> str | None:
-    return None if trial["throughput"] is None else rate_text(trial["throughput"])
 
 
 def _changes(trial: dict[str, Any]) -> str:

@@ -208,7 +208,7 @@ def _causes(record: TrialRecord, script: ScriptFacts | None, gains: Mapping[str,
         what = part.what if part.what.split()[0].endswith("()") else part.what[0].upper() + part.what[1:]
         known = [why] if part.of_input and not any(why in sentence for sentence in said) else []
         if part.knob in gains:
-            known.append(f"{part.knob} alone gave ×{gains[part.knob]:.2f} in the search")
+            known.append(f"{part.knob} alone gave ×{gains[part.knob]:.2f}")
         said.append(f"{what}{': ' if known else ''}{'; '.join(known)}.")
     return said
 

@@ -34,13 +34,9 @@ def next_steps(recipe: Recipe, path: Path, tuned: str, to_repeat: Sequence[str] 
     elif is_baseline and script is not None:
         steps = [("The recipe is the baseline: run the script as it is.", [])]
     elif is_baseline:
-        steps = [
-            ("The recipe is the baseline. Training code that trains like it needs no change.", []),
-            (
-                "This does not cover NumPy arrays passed to fit, or a tf.distribute strategy: they were not measured.",
-                [],
-            ),
-        ]
+        uncovered = "NumPy arrays passed to fit, or a tf.distribute strategy: they were not measured."
+        steps = [("The recipe is the baseline. Training code that trains like it needs no change.", [])]
+        steps += [(f"This does not cover {uncovered}", [])]
     else:
         heading = "To train with it:" if script is not None else "In your training code:"
         steps = [(heading, usage(recipe, path, tuned))]

@@ -111,7 +111,8 @@ def _checks(
 def note_profiles(run: Run) -> None:
     """Read what trials have profiled, and judge them anew by it."""
     folders = {number: run.directory.trial_directory(number) / FOLDER for number in run.records}
-    profiled = [number for number, folder in folders.items() if folder.is_dir() and not _known(run.records[number])]
+    known = [number for number, record in run.records.items() if record.profile is not None and record.profile.steps]
+    profiled = [number for number, folder in folders.items() if folder.is_dir() and number not in known]
     read = read_profiles([folders[number] for number in profiled])
     for number, profile in zip(profiled, read, strict=True):
         record = run.records[number]
@@ -120,10 +121,6 @@ def note_profiles(run: Run) -> None:
             record = record.model_copy(update={"bottleneck": limit_of(record)})
         run.records[number] = record
         run.directory.write_trial(run.records[number])
-
-
-def _known(record: TrialRecord) -> bool:
-    return record.profile is not None and record.profile.steps > 0
 
 
 def read_profiles(folders: Sequence[Path]) -> list[Profile]:

@@ -227,6 +227,8 @@ def _new_run(invocation: Invocation, facts: WorkloadFacts, device: Device, inter
     options, earlier, script = invocation.options, invocation.earlier, facts.script
     baseline = baseline_of(facts, str(invocation.reference), device, invocation.observe)
     no_branches = _why_no_branches(invocation, script)
+    compares_batches = options.objective == "time_to_loss" and not options.fixed_batch and not options.global_batch
+    state_file = invocation.directory.trial_directory(0).resolve() / STATE  # takes the state of the baseline's training
     chosen = {} if options.allow_precision else chosen_precision(baseline)
     return Run(
         directory=invocation.directory,
@@ -234,7 +236,7 @@ def _new_run(invocation: Invocation, facts: WorkloadFacts, device: Device, inter
         reference=invocation.reference,
         clock=invocation.clock,
         budget=options.budget,
-        state_file=None if no_branches else _state_file(invocation),
+        state_file=state_file if compares_batches and not no_branches else None,
         no_branches=no_branches,
         trains_by_loop=script is not None and script.trains is Trains.LOOP,
         observe=invocation.observe,
@@ -250,14 +252,6 @@ def _new_run(invocation: Invocation, facts: WorkloadFacts, device: Device, inter
         spent_before=invocation.spent_before,
         credentials=credential_values(invocation.reference.args, {} if script is None else script.variables),
     )
-
-
-def _state_file(invocation: Invocation) -> Path | None:
-    """Return the file that takes the state of the baseline's training; None where no batch sizes are compared."""
-    options = invocation.options
-    if options.objective != "time_to_loss" or options.fixed_batch or options.global_batch:
-        return None
-    return invocation.directory.trial_directory(0).resolve() / STATE
 
 
 def _why_no_branches(invocation: Invocation, script: ScriptFacts | None) -> str:

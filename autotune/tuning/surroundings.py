@@ -166,8 +166,7 @@ def worth_notes(training: str, whole: float, budget: float) -> Iterator[str]:
 def budget_note(budget: float, baseline: TrialRecord, *, spent: float, min_gain: float = MIN_GAIN) -> str:
     """Say what gains a budget can show on this machine as it is now, and which longer one shows small gains.
 
-    `spent` are the seconds until the `baseline` was timed, and those kept for the end. Raises BudgetError if no trial
-    fits.
+    `spent` are the seconds until the `baseline` was timed, and those kept for the end. Raises BudgetError.
     """
     pair = costs.pair_seconds([baseline, baseline])
     least = costs.least_trial_seconds(baseline, Configuration(baseline.configuration), 0.0)
@@ -178,11 +177,11 @@ def budget_note(budget: float, baseline: TrialRecord, *, spent: float, min_gain:
         problem = f"timing the baseline takes {time_in_words(spent)} of it, and a trial {time_in_words(trial)}"
         hint = f"Give --budget {next(minutes for minutes in named if 60 * minutes >= claim)}m or more."
         raise BudgetError(f"the budget of {time_in_words(budget)} holds no trial: {problem}", hint=hint)
-    is_busy = any(foreign_load(baseline.slices))
     logs = [math.sqrt(2) * math.log(timed.examples / timed.seconds) for timed in baseline.slices]  # as of pairs
-    known = [[[logs]], []] if is_busy else [[[logs]]]  # few slices may hide what is known of disturbed machines
-    priors = [process_prior(trials, rounds=costs.rounds([baseline, baseline])) for trials in known]
-    prior = max(priors, key=lambda prior: prior.deviation)
+    is_busy = any(foreign_load(baseline.slices))
+    known = [[[logs]], *([[]] if is_busy else [])]
+    priors = (process_prior(trials, rounds=costs.rounds([baseline, baseline])) for trials in known)
+    prior = max(priors, key=lambda prior: prior.deviation)  # few slices may not show that others disturb them
 
     def shown_in(seconds: float) -> float:
         gain = math.expm1(gain_shown_in(seconds, pair, prior, min_gain=min_gain))
