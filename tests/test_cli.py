@@ -61,10 +61,6 @@ WRONG = {
     "a missing file": (["tune", "nowhere.py"], "nowhere.py: no such file"),
     "a bad duration": (["tune", EXAMPLE, "--budget", "soon"], "budget: 'soon' is not a duration"),
     "an unknown option": (["tune", EXAMPLE, "--bugdet", "3m"], "--bugdet"),
-    "a wish for other machines": (
-        ["run", "r.json", "--on-mismatch", "error", EXAMPLE],
-        "Give --strict, or leave it out.",
-    ),
     "no trials at all": (["tune", EXAMPLE, "--trials", "0"], "trials is 0"),
     "no cores at all": (["knobs", "--space", "quick", "--cores", "0"], "--cores is 0"),
     "no examples at all": (["knobs", "--space", "quick", "--examples", "0"], "--examples is 0"),
