@@ -36,10 +36,12 @@ from autotune.data.facts import Gpu, ScriptFacts, Trains
 from autotune.data.record import Outcome, Pairing, Phase
 from autotune.data.run_directory import RunDirectory
 from autotune.front.closing import show_recipe
+from autotune.front.tables import show_history
 from autotune.recipe.advice import verdict_in_words
+from autotune.recipe.apply import largest_divisor
 from autotune.recipe.recipe import Recipe
 from autotune.report.history import load_history
-from autotune.report.page import write_page
+from autotune.report.page import page_data, write_page
 from autotune.runtime.executor import TrialFailed
 from autotune.space.configuration import Configuration, read_trials
 from autotune.space.space_file import SearchSpace
@@ -59,6 +61,7 @@ choices = [false, true]
 kind = "categorical"
 choices = [1, 8]
 """
+PERSISTENT = '[knobs.persistent_iterator]\nkind = "categorical"\nchoices = [false, true]\n'
 ONEDNN = '[knobs.onednn]\nkind = "categorical"\nchoices = [true, false]\n'
 
 
@@ -119,8 +122,7 @@ choices = [0, 2, 8]
 
 def test_a_value_that_did_nothing_is_not_asked_for_again(tmp_path):
     trials = simulated_trials(SPEED, **QUIET, in_force=lambda configuration: {"persistent_iterator": False})
-    space = SMALL_SPACE + '[knobs.persistent_iterator]\nkind = "categorical"\nchoices = [false, true]\n'
-    _, records = answered(tmp_path, trials, budget=400.0, space=space)
+    _, records = answered(tmp_path, trials, budget=400.0, space=SMALL_SPACE + PERSISTENT)
     assert sum(bool(record.asked and record.asked["persistent_iterator"]) for record in records) == 1
 
 
@@ -186,6 +188,42 @@ def test_what_comes_to_the_same_is_measured_once(tmp_path):
     assert len(measured) == len(set(measured))
     assert recipe.evidence.ended_by is EndedBy.EXHAUSTED
     assert all(each["steps_per_execution"] <= 2 for each in measured)
+
+
+def whole_calls(configuration):
+    """One iterator for 45 steps of 32 examples lowers the steps per call to a divisor of them."""
+    steps = math.ceil(1437 / configuration.batch_size)
+    return {"steps_per_execution": largest_divisor(steps, configuration["steps_per_execution"])}
+
+
+def test_what_would_be_in_force_already_is_not_started(tmp_path):
+    space = TINY_SPACE.replace("[1, 8]", "[1, 9, 10, 12]") + PERSISTENT
+    trials = simulated_trials(
+        in_force=lambda each: whole_calls(each) if each["persistent_iterator"] else {}, examples=1437, **QUIET
+    )
+    _, records = answered(tmp_path, trials, space=space, budget=900.0)
+    assert not any(each.is_repeat for each in records)
+    started = {(each.asked or each.configuration)["steps_per_execution"] for each in searched(records)}
+    assert started >= {1, 9, 10, 12}, "without one iterator, each is another training"
+
+
+def test_what_is_seen_to_be_in_force_already_is_no_trial(directory):
+    """It shows in no line, table or count; a note says why it is not measured."""
+    watcher = Watcher()
+    recipe = tune_simulated(
+        simulated_trials(SPEED, **QUIET, xla_falls_back=True), directory, space=TINY_SPACE, observe=watcher
+    )
+    records = records_of(directory)
+    repeats = [each.trial for each in records if each.is_repeat]
+    assert repeats
+    assert not {event.record.trial for event in watcher.of(TrialEnded)} & {*repeats}
+    assert sum("trains as" in event.text for event in watcher.of(Notice)) == len(repeats)
+    assert recipe.evidence.candidates == len(searched(records)) - len(repeats)
+    assert recipe.created_by.trials == len(records) - len(repeats)
+    assert not {each.trial for each in page_data(RunDirectory(directory.path)).records} & {*repeats}
+    shown = io.StringIO()
+    show_history(load_history(directory.path), RichConsole(file=shown, width=200))
+    assert f"{len(records) - len(repeats)} trials" in shown.getvalue()
 
 
 def test_what_the_dataset_sets_itself_is_the_baselines_and_stays(directory):

@@ -292,6 +292,11 @@ class TrialRecord(Frozen):
     profile: Profile | None = None  # the same, where a full profile was asked for
 
     @property
+    def is_repeat(self) -> bool:
+        """Whether it was not measured, because what is in force equals another trial."""
+        return self.outcome is Outcome.PRUNED and not self.pairs
+
+    @property
     def own_slices(self) -> tuple[Slice, ...]:
         """The slices of this trial, without the baseline's turns beside it."""
         return (*(pair.candidate for pair in self.pairs), *self.slices)

@@ -41,7 +41,7 @@ def show_history(frame: pandas.DataFrame, console: RichConsole | None = None) ->
     from autotune.report.history import rows_of
 
     console = console or terminal()
-    rows = rows_of(frame)
+    rows = [row for row in rows_of(frame) if row["speedup"] or row["outcome"] != Outcome.PRUNED]  # no repeats
     varied = [name for name in _PLACES if len({row[name] for row in rows}) > 1]
     if any(row["settled"] is False for row in rows):
         varied.append("settled")

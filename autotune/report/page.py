@@ -89,6 +89,7 @@ def page_data(directory: RunDirectory) -> PageData:
     run = directory.read_run()
     damaged: list[RunDirectoryError] = []
     records: list[TrialRecord] = read("trials", lambda: [*map(_keep_one_pair, read_trials(directory, damaged))], [])
+    records = [record for record in records if not record.is_repeat]
     if damaged:
         missing.append(f"trials: {left_out(damaged)}")
     recipe: Recipe | None = None

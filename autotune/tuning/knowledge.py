@@ -76,7 +76,12 @@ class Knowledge:
     # ------------------------------------------------------------------------------------------- the search
 
     def searched(self) -> list[Trial]:
-        """Return what was tried, in order, and what runs now; of a configuration that was run again the last trial."""
+        """Return what was measured, in order, and what runs now."""
+        records = self._run.records
+        return [known for known in self._asked() if known.number not in records or not records[known.number].is_repeat]
+
+    def _asked(self) -> list[Trial]:
+        """Return what was asked for, repeats included; of a configuration that was run again the last trial."""
         records, latest = self._run.records, dict[Configuration, Trial]()
         for number, trial in sorted(self._run.trials.items()):
             interrupted = number in records and records[number].outcome is Outcome.INTERRUPTED  # it was not tried
@@ -90,7 +95,7 @@ class Knowledge:
 
     def tried(self) -> dict[Configuration, Trial]:
         """Return what was tried, by what was asked for and by what was in force; the baseline first."""
-        searched = self.searched()
+        searched = self._asked()
         tried = {self._baseline.configuration: self._baseline} | {trial.asked: trial for trial in searched}
         for trial in searched:
             tried.setdefault(trial.configuration, trial)
@@ -99,7 +104,7 @@ class Knowledge:
     def idle_values(self) -> set[tuple[str, KnobValue]]:
         """Return the values of knobs that were asked for, and did nothing: the baseline's were in force."""
         usual, idle, acting = self._baseline.configuration, set[tuple[str, KnobValue]](), set[tuple[str, KnobValue]]()
-        for trial in self.ended():
+        for trial in [known for known in self._asked() if known.number in self._run.records]:
             for name, value in trial.configuration.items():
                 did_nothing = value == usual[name] and trial.asked[name] not in (value, self._baseline.asked[name])
                 idle |= {(name, trial.asked[name])} if did_nothing else set()

@@ -91,7 +91,7 @@ def recommend(*, found: SearchResult, watched: Watch | None, run: Run, record: R
             created_at=now_utc(),
             run=record.run,
             search_space=record.search_space.source,
-            trials=len(run.records),
+            trials=sum(not known.is_repeat for known in run.records.values()),
             seed=options.seed,
             budget_seconds=options.budget,
             spent_seconds=run.clock(),

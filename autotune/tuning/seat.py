@@ -318,7 +318,7 @@ class Seat:
         record = trial.record(outcome, reason=reason, log_tail=log_tail)
         if ended is not None and len(trial.pairs) == before:
             record = run.records.get(trial.number, record)
-        record = run.keep(record)
+        record = run.keep(record, announce=not isinstance(ended, SameInForce))
         if ended is not None:
             raise ended
         self._report_contention(trial)
