@@ -15,6 +15,7 @@ import statistics
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from typing import Protocol
 
@@ -175,7 +176,8 @@ class Ours:
         """See `Searcher`."""
         best = max(tried, key=lambda each: tried[each])
         now = Situation(waits_for_input=self._steered and waits(best))
-        proposed = self._proposals.next(tried, best, situation=now, evidence=Evidence(ratios=tried))
+        propose = partial(self._proposals.next, tried, best, situation=now, evidence=Evidence(ratios=tried))
+        proposed = propose() or propose(last=True)
         if proposed is None:
             return None
         self._asked, configuration = proposed

@@ -15,6 +15,7 @@ import tempfile
 import time
 import warnings
 from collections import deque
+from functools import partial
 from pathlib import Path
 
 import optuna
@@ -150,7 +151,8 @@ def regret(machine: Machine, in_flight: int, seed: int) -> float:
             best = max(measured, key=lambda each: measured[each])
             evidence = Evidence(running=[each for _, each in running], ratios=measured)
             now = Situation(waits_for_input=machine.waits(best))
-            proposed = proposals.next(known, best, situation=now, evidence=evidence)
+            propose = partial(proposals.next, known, best, situation=now, evidence=evidence)
+            proposed = propose() or propose(last=True)
             if proposed is not None:
                 running.append(proposed)
                 known.add(proposed[1])

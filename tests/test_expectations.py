@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from simulated_runs import BASELINE, LIMITS, a_record, a_slice
+from simulated_runs import BASELINE, LIMITS, a_pair, a_record, a_slice
 
 from autotune.data.figures import Interval
 from autotune.space.changes import Situation
@@ -24,10 +24,12 @@ from autotune.tuning.situation import describe_situation, has_short_epochs, wait
 ROW = Expectation(knob="prefetch", change="2", device="cpu", limit="input", speedup=1.5, spread=0.1, source="test")
 
 
+USUAL = {"units": (), "limits": LIMITS, "on_gpu": False, "measured_seconds": 2.0, "import_seconds": 5.0}
+
+
 def situation_of(baseline, **fields):
     """The situation while the baseline is the fastest."""
-    usual = {"units": (), "limits": LIMITS, "on_gpu": False, "measured_seconds": 2.0, "import_seconds": 5.0}
-    return describe_situation(baseline, baseline, [], **{**usual, **fields})
+    return describe_situation(baseline, baseline, [], **{**USUAL, **fields})
 
 
 def test_all_rows_of_the_package_are_of_knobs_and_name_their_source():
@@ -92,6 +94,47 @@ def test_a_wait_for_input_is_the_fastest_trials_own_or_else_the_latest_others(kn
         a_record(BASELINE, speedup=1.1).model_copy(update={"input_wait_fraction": share}) for share in (known, others)
     )
     assert waits_for_input(best, [beside]) is waits
+
+
+def a_wait(share, cores, cpu, others=0.0):
+    """A trial that waits for input for a share of its time, and of cores takes so many, beside others that do."""
+    part = a_slice(seconds=1.0).model_copy(update={"cores": cores, "cpu_seconds": cpu, "foreign_cpu_seconds": others})
+    return a_record(slices=(part,)).model_copy(update={"input_wait_fraction": share})
+
+
+@pytest.mark.parametrize(
+    ("waiting", "calls"),
+    [
+        (a_wait(0.8, 2, 1.2), 2),  # a serial map that computes
+        (a_wait(0.5, 8, 4.7), 8),
+        (a_wait(0.8, 2, 1.9), 1),  # as many as there are cores
+        (a_wait(0.6, 1, 0.98), 1),
+        (a_wait(0.6, 1, 0.5, others=0.49), 1),
+        (a_wait(0.8, 1, 0.7), 2),  # it computes, and waits for a disk
+        (a_wait(0.9, 1, 0.15), math.inf),  # it waits for a network
+        (a_wait(0.9, 2, 0.2, others=0.5), math.inf),
+        (a_wait(0.0, 1, 1.0), math.inf),
+    ],
+)
+def test_calls_help_an_input_as_far_as_it_leaves_cores_idle(waiting, calls):
+    assert describe_situation(a_record(), a_record(), [waiting], **USUAL).most_calls == calls
+
+
+@pytest.mark.parametrize(
+    ("changes", "others", "most"), [({}, 0.0, 3), ({}, None, 4), ({"intra_op_threads": 1}, 0.0, 4)]
+)
+def test_a_pool_has_a_thread_for_each_core_unless_it_is_set(changes, others, most):
+    """A quota, under which the load of others is unknown, leaves it more threads than cores."""
+    part = a_slice().model_copy(update={"cores": 4, "foreign_cpu_seconds": others})
+    assert situation_of(a_record(BASELINE.replace(**changes), slices=(part,))).most_threads == most
+    assert situation_of(a_record()).most_threads == math.inf
+
+
+@pytest.mark.parametrize(("cpu_seconds", "waits"), [(0.5, False), (0.01, True)])
+def test_a_busy_candidate_whose_wait_is_not_seen_waits_not(cpu_seconds, waits):
+    pair = a_pair()
+    busy = pair.candidate.model_copy(update={"cpu_seconds": cpu_seconds})
+    assert waits_for_input(a_record(pairs=(pair.model_copy(update={"candidate": busy}),)), []) is waits
 
 
 def test_units_of_the_device_count_that_trains():

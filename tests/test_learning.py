@@ -183,7 +183,7 @@ def test_samples_per_second_may_be_asked_for(tmp_path):
 
 
 def test_every_second_candidate_trains_as_the_script_does(tmp_path):
-    wide = space(jit_compile=[False, True], prefetch=[0, 2, 8], batch_size=[32, 64, 128])
+    wide = space(jit_compile=[False, True], steps_per_execution=[1, 4, 8], batch_size=[32, 64, 128])
     _, records, _, _ = run(tmp_path, faster_by(), space=wide, trials=6)
     sizes = [record.configuration["batch_size"] for record in records if record.phase is Phase.SEARCH]
     assert sizes[0] == BASELINE.batch_size

@@ -1,5 +1,6 @@
 """Which configuration is tried next: a combination, changes by their worth, then samples."""
 
+import dataclasses
 import itertools
 import math
 import random
@@ -15,7 +16,7 @@ from autotune.space.configuration import find_conflict
 from autotune.space.space_file import find_search_space
 from autotune.stats.same_loss import log_examples
 from autotune.tuning.beliefs import Beliefs, Evidence, Features
-from autotune.tuning.candidates import Proposals, combine, neighbours
+from autotune.tuning.candidates import Proposals, combine, find_useful, neighbours
 from autotune.tuning.expectations import Expectation, Expectations
 from autotune.tuning.sampler import Sampler
 
@@ -77,7 +78,8 @@ class Trying:
             ratios=self.ratios, failed=self.failed, running=self.running, over_critical=self.over_critical
         )
         tried = {*self.ratios, *self.failed, *self.running}
-        found = self.proposals.next(tried, best, situation=self.situation, evidence=evidence, **how)
+        how = {"situation": self.situation, "evidence": evidence, **how}
+        found = self.proposals.next(tried, best, **how) or self.proposals.next(tried, best, last=True, **how)
         self.asked = None if found is None else found[0]
         return None if found is None else found[1]
 
@@ -129,7 +131,8 @@ def test_batch_sizes_around_the_one_that_reaches_a_loss_soonest_come_first():
 def test_batch_sizes_far_above_the_one_that_reaches_a_loss_soonest_come_last():
     order = batch_sizes(64, per_example=2e-5)
     assert len(order) == 19
-    assert max(order[:9]) <= 4 * 80 < min(order[9:])
+    assert max(order[:7]) <= 4 * 80 < min(order[7:17])
+    assert order[17:] == [16, 16]  # below the baseline's
 
 
 # ------------------------------------------------------------------------------------------------- the combination
@@ -219,8 +222,8 @@ def trying_beliefs(trying):
 
 
 def test_a_change_with_a_slow_start_comes_after_an_equal_one():
-    rows = [a_row("jit_compile", "true", 1.03, start=20.0), a_row("precision", "mixed_bfloat16", 1.03, unit="none")]
-    trying = Trying(space_of(TINY_SPACE), LONG, table=Expectations(rows))
+    rows = [a_row("jit_compile", "true", 1.03, start=20.0), a_row("precision", "mixed_bfloat16", 1.03, unit="amx_bf16")]
+    trying = Trying(space_of(TINY_SPACE), AMX, table=Expectations(rows))
     assert trying.changes() == {"precision": "mixed_bfloat16"}
 
 
@@ -247,7 +250,7 @@ def test_no_neighbour_changes_a_knob_that_cannot_act():
     changed = {name for found in neighbours(BASELINE, shipped("cpu"), LONG) for name in found.differences(BASELINE)}
     idle = {"prefetch", "num_parallel_calls", "data_threads", "deterministic", "steps_per_execution"}
     assert not changed & {*idle, "persistent_iterator", "data_autotune"}
-    assert {"batch_size", "intra_op_threads", "onednn", "jit_compile", "precision"} <= changed
+    assert {"batch_size", "intra_op_threads", "onednn", "jit_compile"} <= changed
 
 
 def test_values_that_are_no_choice_are_not_proposed():
@@ -256,6 +259,65 @@ def test_values_that_are_no_choice_are_not_proposed():
     assert {each["batch_size"] for each in found if "batch_size" in each} <= {16, 64}
     assert all(type(each["jit_compile"]) is bool for each in found if "jit_compile" in each)
     assert not any("precision" in each or "prefetch" in each for each in found)
+
+
+@pytest.mark.parametrize(
+    ("name", "least", "values"),
+    [
+        ("num_parallel_calls", {"most_calls": 3}, (0, 1, 2)),
+        ("data_threads", {"most_calls": 3}, (0, 2)),
+        ("prefetch", {"most_calls": 1}, None),
+        ("num_parallel_calls", {"most_calls": 1}, None),
+        ("intra_op_threads", {}, (0, 1, 2, 4)),
+        ("inter_op_threads", {"most_threads": 2}, (0, 1, 2)),
+        ("intra_op_threads", {"most_threads": 0}, None),
+        ("batch_size", {}, (32, 64, 128, 256)),
+        ("precision", {}, None),
+        ("precision", {"units": AMX.units}, ("float32", "mixed_bfloat16")),
+    ],
+)
+def test_what_cannot_act_or_is_hardly_ever_faster_is_not_useful(name, least, values):
+    assert find_useful(shipped("cpu"), dataclasses.replace(WAITING, **least)).get(name) == values
+
+
+@pytest.mark.parametrize(("situation", "is_late"), [(LONG, True), (AMX, False)])
+def test_what_is_hardly_ever_faster_comes_after_everything_else(situation, is_late):
+    """Low precision without units for it and smaller batches; after that only what cannot act."""
+    precision = "".join(TINY_SPACE.partition("[knobs.precision]")[1:])
+    space = space_of(SMALL_SPACE.replace("512", "64") + precision)
+    trying, order = Trying(space, situation, table=Expectations([])), []
+    while (found := trying.next()) is not None:
+        order.append(found)
+        trying.ratios[found] = -0.01
+        trying.sampler.tell(trying.asked, a_record(found, speedup=0.99))
+    assert len(order) == trying.space.size - 1 == 23
+    low = [place for place, found in enumerate(order) if found["precision"] != "float32" and found.batch_size >= 32]
+    usual = [found["steps_per_execution"] == 1 and found.batch_size >= 32 for found in order]
+    assert (low[0] > 2) is is_late
+    assert all(usual[: 3 if is_late else 7])
+    assert not any(usual[11:])
+
+
+@pytest.mark.parametrize("situation", [LONG, AMX, WAITING])
+def test_a_larger_batch_is_the_first_or_second_candidate(situation):
+    """However little the expectations promise of it."""
+    table = Expectations([a_row("batch_size", "up", 0.9), a_row("precision", "mixed_bfloat16", 2.0, unit="amx_bf16")])
+    for share, size in ((None, 128), (0.3, 64)):
+        trying = Trying(shipped(), dataclasses.replace(situation, memory_share=share), table=table)
+        first = trying.next()
+        trying.ratios[first] = 0.4
+        assert size in (first.batch_size, trying.next().batch_size)
+
+
+@pytest.mark.parametrize("situation", [SHORT, dataclasses.replace(SHORT, units=AMX.units)])
+def test_no_sample_has_what_cannot_act_or_is_hardly_ever_faster(situation):
+    trying = Trying(shipped(), situation)
+    useful = find_useful(trying.space, situation)
+    for _ in range(22):
+        found = trying.next()
+        assert all(value in useful.get(name, ()) for name, value in found.differences(BASELINE).items())
+        trying.ratios[found] = -0.01
+        trying.sampler.tell(trying.asked, a_record(found, speedup=0.99))
 
 
 @given(st.data(), st.booleans(), st.booleans(), st.sampled_from(["quick", "cpu"]))
@@ -321,7 +383,8 @@ def test_where_no_change_is_promising_samples_are_proposed():
 def test_the_first_samples_follow_the_expectations():
     trying = Trying(shipped(), AMX)
     beliefs = trying_beliefs(trying)
-    drawn = [beliefs.draw(random.Random(seed), BASELINE) for seed in range(40)]
+    useful = find_useful(trying.space, AMX)
+    drawn = [beliefs.draw(random.Random(seed), BASELINE, useful) for seed in range(40)]
     assert sum(each["precision"] == "mixed_bfloat16" for each in drawn) > 30
     assert sum(each.batch_size > 32 for each in drawn) > 30
     assert len({each["jit_compile"] for each in drawn}) == 2
@@ -386,12 +449,13 @@ def test_a_sampler_that_repeats_itself_ends_no_space():
         for size, jit, steps in itertools.product(space.choices["batch_size"], (False, True), (1, 8))
     }
     tried, proposals = {BASELINE}, Proposals(space, Repeating())
-    while (found := proposals.next(tried, BASELINE, situation=SHORT)) is not None:
-        tried.add(found[1])
+    for last in (False, True):
+        while (found := proposals.next(tried, BASELINE, situation=SHORT, last=last)) is not None:
+            tried.add(found[1])
     assert tried == every
     assert (proposals.exhausted, proposals.nothing_fits) == (True, False)
     other = Proposals(space, Repeating())
-    assert other.next({BASELINE}, BASELINE, situation=SHORT, passes_over=lambda each: True) is None
+    assert other.next({BASELINE}, BASELINE, situation=SHORT, passes_over=lambda each: True, last=True) is None
     assert (other.exhausted, other.nothing_fits) == (False, True)
 
 

@@ -143,7 +143,8 @@ def test_what_is_idle_under_a_strategy_has_the_baselines_value_however_it_is_pro
     evidence = Evidence(ratios={baseline: 0.0, compiled: 0.2, spread: 0.4})
     beliefs = Beliefs(Features(space), SITUATION, load_expectations(), evidence)
     joined = [combine(each, beliefs, space, SITUATION) for each in (baseline, compiled, spread)]
-    for each in (*found, *joined, *itertools.islice(Proposals(space, None)._drawn(0), 50)):
+    drawn = itertools.islice(Proposals(space, None)._drawn(0, space.choices, space.baseline), 50)
+    for each in (*found, *joined, *drawn):
         assert not find_conflict(each)
         assert space.canonical(each) == each
 

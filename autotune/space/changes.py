@@ -63,6 +63,8 @@ class Situation:
     on_gpu: bool = False
     units: frozenset[str] = frozenset()  # that compute in low precision; see `machine.units`
     waits_for_input: bool = False  # the fastest configuration does
+    most_calls: float = math.inf  # parallel calls that can make the input faster; 1 where it takes all cores
+    most_threads: float = math.inf  # of TensorFlow's pools that differ from its own choice, and have cores
     short_steps: bool = True  # a call into TensorFlow takes a tenth of a step or more
     launch_bound: bool = False  # calls take so much that they limit the training
     short_epochs: bool = True  # what lies between epochs takes much of them

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import enum
+import math
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -102,7 +103,8 @@ class Knob:
     plain: KnobValue | None = None  # its value in the reference of the numerics check; None: the baseline's
     structural: bool = False  # changes what the pipeline is made of, and with it the cost between epochs
     changes: tuple[Change, ...] = ()  # worth a trial; without any, two of its other values are tried
-    useful: Callable[[Situation], bool] = lambda now: True  # whether it can act there: else no trial changes it alone
+    useful: Callable[[Situation], bool] = lambda now: True  # whether it can act there: else it is changed last
+    most: Callable[[Situation], float] = lambda now: math.inf  # a larger number cannot act there
     units: Mapping[KnobValue, tuple[str, ...]] = field(default_factory=dict)  # that make a value fast, the best first
     needs_dataset_config: bool = False  # reaches the pipeline only through `dataset(config)`
     of_workload: bool = False  # some workloads have it; the recipes of others lack it
@@ -110,6 +112,8 @@ class Knob:
 
 _ON_GPU = frozenset({Device.GPU})
 _INPUT_WAITS = attrgetter("waits_for_input")  # of a `Situation`
+_OVERLAPPED: dict[str, Any] = {"useful": lambda now: now.waits_for_input and now.most_calls > 1}
+_PARALLEL: dict[str, Any] = {**_OVERLAPPED, "most": attrgetter("most_calls")}
 _ARITHMETIC: dict[str, Any] = {"numerics": Numerics.ARITHMETIC, "plain": False}
 _OF_SCRIPT: dict[str, Any] = {"default": None, "stage": Stage.PIPELINE, "structural": True, "of_workload": True}
 _OF_STRATEGY: dict[str, Any] = {"stage": Stage.SCOPE, "of_workload": True}
@@ -152,6 +156,7 @@ def _op_threads(pool: str, summary: str) -> Knob:
         read=read,
         variable=variable,
         memory=_same_memory,
+        most=attrgetter("most_threads"),
     )
 
 
@@ -316,7 +321,7 @@ _TABLE = (
         stage=Stage.PIPELINE,
         memory=_number,
         numerics=Numerics.EXAMPLES,
-        changes=(change(times(4)), change(larger), change(smaller)),
+        changes=(change(times(4)), change(larger)),
     ),
     Knob(
         name="global_batch",
@@ -341,8 +346,8 @@ _TABLE = (
         plain="float32",
         changes=tuple(change(exactly(policy)) for policy in ("mixed_bfloat16", "mixed_float16", "float32")),
         units={
-            "mixed_bfloat16": ("amx_bf16", "avx512_bf16", "tensor_bf16"),
-            "mixed_float16": ("amx_fp16", "tensor_fp16"),
+            **dict.fromkeys(("mixed_bfloat16", "bfloat16"), ("amx_bf16", "avx512_bf16", "tensor_bf16")),
+            **dict.fromkeys(("mixed_float16", "float16"), ("amx_fp16", "tensor_fp16")),
         },
     ),
     Knob(
@@ -396,7 +401,7 @@ _TABLE = (
         memory=_number,
         structural=True,
         changes=(change(exactly(2)), change(exactly("autotune"))),
-        useful=_INPUT_WAITS,
+        **_OVERLAPPED,
     ),
     Knob(
         name="num_parallel_calls",
@@ -407,7 +412,7 @@ _TABLE = (
         memory=_number,
         structural=True,
         changes=(change(near(16), data_threads=near(16)), change(exactly("autotune"))),  # calls need threads to run on
-        useful=_INPUT_WAITS,
+        **_PARALLEL,
         needs_dataset_config=True,
     ),
     Knob(
@@ -421,7 +426,7 @@ _TABLE = (
         memory=lambda threads: _number(threads) or None,  # the shared pool is as wide as the machine
         structural=True,
         changes=(change(near(16), num_parallel_calls=near(16)),),
-        useful=_INPUT_WAITS,
+        **_PARALLEL,
     ),
     Knob(
         name="deterministic",
@@ -433,7 +438,7 @@ _TABLE = (
         read=attrgetter("deterministic"),
         memory=_same_memory,
         numerics=Numerics.EXAMPLES,
-        useful=_INPUT_WAITS,
+        **_OVERLAPPED,
     ),
     Knob(
         name="data_autotune",
@@ -472,7 +477,7 @@ _TABLE = (
         domain=Domain(integers=(1, 4096)),
         memory=_number,
         changes=(change(near(16)),),
-        useful=_INPUT_WAITS,
+        **_PARALLEL,
         **_OF_SCRIPT,
     ),
     Knob(
@@ -480,7 +485,7 @@ _TABLE = (
         summary="processes, not threads, make the batches of a script's PyDataset",
         domain=Domain(booleans=True),
         changes=(change(exactly(True)),),
-        useful=_INPUT_WAITS,
+        **_OVERLAPPED,
         **_OF_SCRIPT,
     ),
     Knob(
@@ -488,7 +493,7 @@ _TABLE = (
         summary="batches that wait in the queue of a script's PyDataset",
         domain=Domain(integers=(1, 4096)),
         memory=_number,
-        useful=_INPUT_WAITS,
+        **_OVERLAPPED,
         **_OF_SCRIPT,
     ),
     _op_threads("intra", "threads inside one operation"),
@@ -542,7 +547,7 @@ _TABLE = (
         domain=Domain(integers=(1, 64)),
         default=1,
         memory=_number,
-        useful=_INPUT_WAITS,
+        **_OVERLAPPED,
         **_OF_STRATEGY,
     ),
 )

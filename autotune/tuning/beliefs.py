@@ -214,8 +214,8 @@ class Beliefs:
         )
         return start + self._now.measured_seconds + (self._now.import_seconds if imports else 0.0)
 
-    def draw(self, rng: random.Random, best: Configuration) -> Configuration:
-        """Return what would be the fastest if effects were as drawn from these beliefs; knobs that cannot act stay."""
+    def draw(self, rng: random.Random, best: Configuration, useful: Mapping[str, Sequence[KnobValue]]) -> Configuration:
+        """Return what would be the fastest of useful values if effects were as drawn from these beliefs."""
         known = self._covariance @ self._vectors.T
         mean, covariance = self._mean + known @ self._weights, self._covariance - known @ self._inverse @ known.T
         generator = np.random.default_rng(rng.getrandbits(32))
@@ -226,8 +226,7 @@ class Beliefs:
             varied = space.baseline.replace(**{name: value})
             return float(self._features.vector(varied) @ effects) - self._more_examples(varied)
 
-        acting = {name: choices for name, choices in space.choices.items() if KNOBS[name].useful(self._now)}
-        drawn = {name: max(choices, key=lambda value: effect(name, value)) for name, choices in acting.items()}
+        drawn = {name: max(choices, key=lambda value: effect(name, value)) for name, choices in useful.items()}
         return space.canonical(best.replace(**drawn))
 
 

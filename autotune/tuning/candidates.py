@@ -1,7 +1,7 @@
 """Choose the next configuration: a combination, changes of the fastest one by their worth, then Optuna's samples.
 
 The worth of a configuration is the gain that is expected of it per expected second; see `beliefs`. Every proposal is a
-trial of the run's Optuna study, which gets its result.
+trial of the run's Optuna study, which gets its result. What should not be worth a trial comes last: see `find_useful`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from optuna.trial import Trial
 
@@ -20,7 +20,7 @@ from autotune.space.knobs import KNOBS, Knob
 from autotune.space.space_file import ResolvedSpace
 from autotune.stats.same_loss import best_batch_size
 from autotune.tuning.beliefs import Beliefs, Evidence, Features
-from autotune.tuning.expectations import Expectations, load_expectations
+from autotune.tuning.expectations import NO_UNIT, Expectations, find_unit, load_expectations
 from autotune.tuning.sampler import STARTUP_TRIALS, Sampler
 
 MOST_REPEATS = 5  # samples in a row that are known or passed over, before configurations are drawn at random
@@ -64,54 +64,70 @@ class Proposals:
         evidence: Evidence = NOTHING_TRIED,
         passes_over: Callable[[Configuration], bool] = lambda configuration: False,
         batch_size: int | None = None,
+        last: bool = False,
     ) -> tuple[Trial, Configuration] | None:
         """Return the next configuration and its Optuna trial; None where nothing new is left, or fits.
 
-        With a `batch_size` only configurations of it are proposed.
+        With a `batch_size` only configurations of it are proposed; only with `last` what comes last.
         """
         self.nothing_fits = False
-        if len(tried) >= self.space.size:
-            self.exhausted = True
-            return None
         beliefs = Beliefs(self._features, situation, self._table, evidence)
-        acting = [name for name in self.space.choices if KNOBS[name].useful(situation)]
-        known = {tuple(configuration[name] for name in acting) for configuration in tried}
+        able, useful = (find_useful(self.space, situation, late=late) for late in (True, False))
+        if batch_size is not None and "batch_size" in useful:
+            useful["batch_size"] = (batch_size,)
+        known = {tuple(configuration[name] for name in able) for configuration in tried}
+        far = far_batch(evidence, self.space.baseline)
 
-        refused = passes_over
-
-        def leaves_out(configuration: Configuration) -> bool:
-            return (batch_size is not None and configuration.batch_size != batch_size) or refused(configuration)
-
-        passes_over = leaves_out
+        def fits(configuration: Configuration) -> bool:
+            return batch_size in (None, configuration.batch_size) and not passes_over(configuration)
 
         def is_new(configuration: Configuration) -> bool:
             """Return whether it differs from what was tried by a knob that can act here."""
-            return tuple(configuration[name] for name in acting) not in known
+            return tuple(configuration[name] for name in able) not in known
+
+        def order(configuration: Configuration) -> tuple[bool, bool, int]:
+            changed = configuration.differences(best)
+            acts = is_new(configuration) and all(value in able.get(name, ()) for name, value in changed.items())
+            return not acts, configuration.batch_size > far, len(changed) if last else 0
 
         for configuration in self.first:
-            if configuration not in tried and not passes_over(configuration):
+            if configuration not in tried and fits(configuration):
                 return self._sampler.ask_for(configuration), configuration
-        for configuration in self._promising(best, beliefs, situation, evidence, passes_over):
-            if is_new(configuration) and not passes_over(configuration):
+        if not last:
+            for configuration in self._promising(tried, best, beliefs, situation, evidence, lambda one: not fits(one)):
+                if is_new(configuration) and fits(configuration):
+                    return self._sampler.ask_for(configuration), configuration
+            for asked, wanted in self._samples(len(tried), best, beliefs, useful):
+                useless = wanted.batch_size > far or beliefs.is_slower(wanted, best)
+                if is_new(wanted) and not useless and fits(wanted):
+                    return asked, wanted
+                self._sampler.pass_over(asked)
+        drawn = self._drawn(len(tried), *((self.space.choices, self.space.baseline) if last else (useful, best)))
+        left = [found for found in drawn if (found not in tried if last else is_new(found))]
+        for configuration in sorted(left, key=order):
+            if fits(configuration):
                 return self._sampler.ask_for(configuration), configuration
-        far = far_batch(evidence, self.space.baseline)
-
-        def is_far(configuration: Configuration) -> bool:
-            return configuration.batch_size > far
-
-        return self._sample(tried, best, beliefs, is_new, is_far, passes_over, batch_size)
+        self.exhausted = last and not left and self.space.size <= MOST_DRAWN
+        self.nothing_fits = last and not self.exhausted
+        return None
 
     def _promising(
         self,
+        tried: Collection[Configuration],
         best: Configuration,
         beliefs: Beliefs,
         now: Situation,
         evidence: Evidence,
         passes_over: Callable[[Configuration], bool],
     ) -> Iterator[Configuration]:
-        """Yield the combination that is expected to be clearly faster, then changes by their worth."""
-        space = self.space
-        yield combine(best, beliefs, space, now, passes_over)
+        """Yield the combination that is expected to be clearly faster, a larger batch, then changes by their worth."""
+        space, own = self.space, self.space.baseline.batch_size
+        combined, larger = combine(best, beliefs, space, now, passes_over), list[Configuration]()
+        if all(known.batch_size <= own for known in tried):
+            able = [found for found in neighbours(best, space, now) if _fits_in_memory(found, space.baseline, now)]
+            larger = [found for found in able if best.replace(batch_size=found.batch_size) == found != best]
+        joined = len(tried) == 1 or combined.batch_size > own  # else a larger batch waits no longer
+        yield from [combined, *larger] if joined else [*larger, combined]
         beginnings = dict.fromkeys([best, *evidence.running[-1:], space.baseline])
         changed = {
             space.canonical(found)
@@ -124,60 +140,57 @@ class Proposals:
         # Equal worth must not leave the order to a set's.
         yield from sorted(able, key=lambda found: (-improvements[found] / beliefs.seconds(found), found.key))
 
-    def _sample(
-        self,
-        tried: Collection[Configuration],
-        best: Configuration,
-        beliefs: Beliefs,
-        is_new: Callable[[Configuration], bool],
-        is_far: Callable[[Configuration], bool],
-        passes_over: Callable[[Configuration], bool],
-        batch_size: int | None,
-    ) -> tuple[Trial, Configuration] | None:
-        """Propose a sample by the expectations, later by Optuna's model; else one drawn at random."""
-        draw = random.Random(len(tried))
+    def _samples(
+        self, tried: int, best: Configuration, beliefs: Beliefs, useful: Mapping[str, tuple[KnobValue, ...]]
+    ) -> Iterator[tuple[Trial, Configuration]]:
+        """Yield samples of the useful values, by the expectations, later by Optuna's model."""
+        draw = random.Random(tried)
         for _ in range(MOST_REPEATS):
-            if len(tried) < STARTUP_TRIALS:
-                wanted = self._with_batch(beliefs.draw(draw, best), batch_size)
+            if tried < STARTUP_TRIALS:
+                wanted = beliefs.draw(draw, best, useful)
+                yield self._sampler.ask_for(wanted), wanted
+                continue
+            asked, sampled = self._sampler.ask()
+            values = {name: sampled[name] for name, choices in useful.items() if sampled[name] in choices}
+            wanted = self.space.canonical(best.replace(**values))
+            if wanted != sampled:
+                self._sampler.pass_over(asked)
                 asked = self._sampler.ask_for(wanted)
-            else:
-                asked, configuration = self._sampler.ask()
-                wanted = self._with_batch(configuration, batch_size)
-                if wanted != configuration:
-                    self._sampler.pass_over(asked)
-                    asked = self._sampler.ask_for(wanted)
-            useless = is_far(wanted) or beliefs.is_slower(wanted, best)
-            if is_new(wanted) and not useless and not passes_over(wanted):
-                return asked, wanted
-            self._sampler.pass_over(asked)
-        untried = False
-        for must_act in (True, False):  # a change of a knob that should not act here comes last of all
-            for configuration in sorted(self._drawn(len(tried)), key=is_far):
-                if configuration in tried or (must_act and not is_new(configuration)):
-                    continue
-                untried = True
-                if not passes_over(configuration):
-                    return self._sampler.ask_for(configuration), configuration
-        self.exhausted = not untried and self.space.size <= MOST_DRAWN
-        self.nothing_fits = not self.exhausted
-        return None
+            yield asked, wanted
 
-    def _with_batch(self, configuration: Configuration, batch_size: int | None) -> Configuration:
-        """Return a configuration with this batch size; as it is for None."""
-        if batch_size is None:
-            return configuration
-        return self.space.canonical(configuration.replace(batch_size=batch_size))
-
-    def _drawn(self, seed: int) -> Iterator[Configuration]:
-        """Draw configurations at random: the whole space where it is small."""
-        draw, choices = random.Random(seed), self.space.choices
-        if self.space.size <= MOST_DRAWN:
+    def _drawn(
+        self, seed: int, choices: Mapping[str, tuple[KnobValue, ...]], usual: Configuration
+    ) -> Iterator[Configuration]:
+        """Draw changes of a configuration at random: all of them where they are few."""
+        draw = random.Random(seed)
+        if math.prod(len(values) for values in choices.values()) <= MOST_DRAWN:
             every = list(itertools.product(*choices.values()))
             draw.shuffle(every)
         else:
             every = [tuple(draw.choice(values) for values in choices.values()) for _ in range(MOST_DRAWN)]
         for values in every:
-            yield self.space.configuration(dict(zip(choices, values, strict=True)))
+            yield self.space.canonical(usual.replace(**dict(zip(choices, values, strict=True))))
+
+
+def find_useful(space: ResolvedSpace, now: Situation, *, late: bool = False) -> dict[str, tuple[KnobValue, ...]]:
+    """Return the values of a space that can act, by knob; a knob without any other than the baseline's is left out.
+
+    Values that are hardly ever faster count only with `late`: low precision without units for it, and batches below the
+    baseline's.
+    """
+
+    def is_useful(knob: Knob, value: KnobValue) -> bool:
+        can_act = type(value) is not int or value <= knob.most(now)
+        is_smaller = knob.name == "batch_size" and int(value) < space.baseline.batch_size
+        return can_act and (late or not (is_smaller or find_unit(knob.name, value, now.units) == NO_UNIT))
+
+    found: dict[str, tuple[KnobValue, ...]] = {}
+    for name, choices in space.choices.items():
+        knob, own = KNOBS[name], space.baseline[name]
+        values = tuple(value for value in choices if value == own or is_useful(knob, value))
+        if len(values) > 1 and knob.useful(now):
+            found[name] = values
+    return found
 
 
 def far_batch(evidence: Evidence, baseline: Configuration) -> float:
@@ -215,9 +228,8 @@ def combine(
             continue
         changed = space.canonical(best.replace(**wanted))
         mean, deviation = beliefs.gain(changed, best)
-        is_clear = (
-            mean >= max(CLEAR_GAIN, CLEARLY * deviation) and _added_failure(changed, best, beliefs) <= MOST_FAILURES
-        )
+        fails = 1 - (1 - beliefs.failure(changed)) / max(1 - beliefs.failure(best), 1e-6)  # because of the change
+        is_clear = mean >= max(CLEAR_GAIN, CLEARLY * deviation) and fails <= MOST_FAILURES
         if is_clear and _fits_in_memory(changed, space.baseline, now):
             changes[changed] = mean, wanted
     combined = best
@@ -230,11 +242,6 @@ def combine(
         if all(joined[name] == combined[name] for name in combined if name not in wanted):
             combined = joined
     return combined
-
-
-def _added_failure(changed: Configuration, best: Configuration, beliefs: Beliefs) -> float:
-    """Return the chance that a trial fails because of what is changed."""
-    return 1 - (1 - beliefs.failure(changed)) / max(1 - beliefs.failure(best), 1e-6)
 
 
 def _fits_in_memory(changed: Configuration, baseline: Configuration, now: Situation) -> bool:
@@ -255,21 +262,20 @@ def leave_one_out(best: Configuration, space: ResolvedSpace) -> list[Configurati
 
 
 def _changes(best: Configuration, space: ResolvedSpace, now: Situation) -> Iterator[Changes]:
-    """Yield the changes of the knobs that vary and can act, or two other values of a knob that names none."""
-    for name, choices in space.choices.items():
+    """Yield the changes to values that are useful, or two other values of a knob that names none."""
+    useful = find_useful(space, now)
+    for name, choices in useful.items():
         knob = KNOBS[name]
-        if not knob.useful(now):
-            continue
         if not knob.changes:
             yield from ({name: value} for value in [value for value in choices if value != best[name]][:MOST_OF_OTHERS])
-        yield from _picked(knob, best, space)
+        yield from _picked(knob, best, useful)
 
 
-def _picked(knob: Knob, best: Configuration, space: ResolvedSpace) -> Iterator[Changes]:
-    """Yield what the changes of one knob pick among the choices of a space."""
+def _picked(knob: Knob, best: Configuration, useful: Mapping[str, tuple[KnobValue, ...]]) -> Iterator[Changes]:
+    """Yield what the changes of one knob pick among the useful values."""
     for change in knob.changes:
-        if (value := change.to(space.choices[knob.name], best[knob.name])) is None:
+        if (value := change.to(useful[knob.name], best[knob.name])) is None:
             continue
-        picks = {name: pick for name, pick in change.together.items() if name in space.choices}
-        beside = {name: pick(space.choices[name], best[name]) for name, pick in picks.items()}
+        picks = {name: pick for name, pick in change.together.items() if name in useful}
+        beside = {name: pick(useful[name], best[name]) for name, pick in picks.items()}
         yield {knob.name: value, **{name: other for name, other in beside.items() if other is not None}}

@@ -9,6 +9,7 @@ Measurements are in records, and the state follows from them. So a stopped run c
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections.abc import Callable, Collection, Mapping
@@ -33,7 +34,7 @@ from autotune.stats.deciding import EndedBy
 from autotune.stats.same_loss import NOT_REACHED
 from autotune.tuning import costs
 from autotune.tuning.ablation import leave_out
-from autotune.tuning.candidates import Proposals
+from autotune.tuning.candidates import Proposals, find_useful
 from autotune.tuning.confirmation import FreshPairs, LeaderTrials
 from autotune.tuning.events import Notice
 from autotune.tuning.knowledge import Knowledge, LearningResult, parity_checks
@@ -56,7 +57,7 @@ from autotune.tuning.policy import (
     error_of,
     next_action,
 )
-from autotune.tuning.rules import Limits, changing_work, known_to_fail, needs_as_long
+from autotune.tuning.rules import Limits, changing_work, expected_in_force, known_to_fail, needs_as_long
 from autotune.tuning.run import CLOSING_SECONDS, Deadline, Interrupted, Run, TimeIsUp
 from autotune.tuning.sampler import Sampler
 from autotune.tuning.seat import SameInForce, Seat, TrialLimits
@@ -202,11 +203,8 @@ class Loop:
     def _untried(self) -> tuple[str, ...]:
         """Return the knobs that could act and that no trial has changed."""
         baseline, now = self._run.baseline, self._situation(self._knowledge.best())
-        tried = {name for trial in self._knowledge.ended() for name in trial.asked.differences(baseline)}
-        choices = self._proposals.space.choices
-        return tuple(
-            name for name in choices if name not in tried and len(choices[name]) > 1 and KNOBS[name].useful(now)
-        )
+        tried = {name for known in self._knowledge.tried() for name in known.differences(baseline)}
+        return tuple(name for name in find_useful(self._proposals.space, now, late=True) if name not in tried)
 
     def _do(self, action: Action, seat: Seat) -> None:
         try:
@@ -316,8 +314,8 @@ class Loop:
             raise
         except SameInForce as same:
             number = knowledge.tried()[same.configuration].number
-            text = f"trial {trial.number} is equivalent to trial {number}: skipped"
-            run.observe(Notice(text=text))
+            other = f"trial {number}" if number else "the baseline"
+            run.observe(Notice(text=f"{run.changes(trial.asked)} trains as {other} does: skipped"))
         finally:
             ended = run.records.get(trial.number)
             if ended is None:
@@ -335,14 +333,14 @@ class Loop:
                 self._run.observe(Notice(text=f"{text} ({first_line(record.reason)})"))
 
     def _propose(self, seat: Seat) -> tuple[OptunaTrial, Configuration] | None:
-        """Return the next configuration: in turns one of the same training, and one of any batch size."""
+        """Return the next configuration, in turns one of the same training and one of any batch size; what is last."""
         knowledge, space = self._knowledge, self._proposals.space
         ratios = [knowledge.batch_ratio(trial.asked) for trial in knowledge.searched()]
         same, others = ratios.count(1.0), len(ratios) - ratios.count(1.0)
         turns = [False]
         if knowledge.batch_varies(space) and len(ratios) >= len(self._proposals.first):
             turns = [True, False] if same <= others else [False, True]
-        for of_same_training in turns:
+        for last, of_same_training in itertools.product((False, True), turns):
             best = knowledge.best(of_same_training=of_same_training)
             proposed = self._proposals.next(
                 knowledge.tried(),
@@ -351,6 +349,7 @@ class Loop:
                 evidence=knowledge.evidence(),
                 passes_over=self._passes_over(seat),
                 batch_size=space.baseline.batch_size if of_same_training else None,
+                last=last,
             )
             if proposed is not None:
                 return proposed
@@ -411,7 +410,7 @@ class Loop:
     def _passes_over(self, seat: Seat) -> Callable[[Configuration], bool]:
         """Return what tells whether knobs exclude one another, do nothing or do not learn, or the time is too short."""
         state, baseline = self.state(), self._run.records[0]
-        parity = parity_checks(self._run.records.values())
+        parity, tried = parity_checks(self._run.records.values()), self._knowledge.tried()
         idle, timed_out = self._knowledge.idle_values(), self._timed_out()
         ruled_out = [*find_failing_changes(self._run.records.values(), self._run.baseline)]
         for candidate in [known for known in state.candidates if known.measured and known.ratio < FAR_BELOW]:
@@ -422,6 +421,9 @@ class Loop:
         importing = self._import_seconds + 2 * state.candidate_seconds + 4 * state.first_pair_seconds
 
         def passes_over(configuration: Configuration) -> bool:
+            expected = expected_in_force(configuration, baseline)
+            if expected != configuration and expected in tried:
+                return True
             values = set(configuration.items())
             if idle & values or any(changes <= values for changes in ruled_out):
                 return True

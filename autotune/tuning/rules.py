@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
@@ -10,6 +11,7 @@ from autotune.data.figures import Check
 from autotune.data.models import KnobValue
 from autotune.data.options import MEMORY_MARGIN
 from autotune.data.record import Pairing, Phase, Slice, TrialRecord
+from autotune.recipe.apply import largest_divisor
 from autotune.space.configuration import Configuration
 from autotune.space.knobs import KNOBS, Numerics
 from autotune.stats import stability
@@ -215,6 +217,17 @@ def known_to_fail(candidate: Configuration, out_of_memory: Iterable[Configuratio
         all(_needs_as_much(name, candidate[name], failed[name]) for name in failed if name in candidate)
         for failed in out_of_memory
     )
+
+
+def expected_in_force(configuration: Configuration, baseline: TrialRecord) -> Configuration:
+    """Return what should be in force: one iterator for all epochs lowers the steps per call."""
+    examples = baseline.examples_per_epoch
+    if not examples or not configuration.get("persistent_iterator"):
+        return configuration
+    asked, steps = int(configuration["steps_per_execution"]), examples / configuration.batch_size
+    drops = examples % int(baseline.configuration["batch_size"]) == 0  # it may drop an incomplete last batch
+    whole = {largest_divisor(max(1, way(steps)), asked) for way in (math.ceil, *([math.floor] if drops else []))}
+    return configuration.replace(steps_per_execution=whole.pop()) if len(whole) == 1 else configuration
 
 
 def needs_as_long(candidate: Configuration, timed_out: Configuration) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Collection, Sequence
 
@@ -16,6 +17,8 @@ WAITS = 0.15  # share of its time waiting for input from which a training is lim
 SHORT_STEP_SECONDS = 0.01  # a call into TensorFlow takes about 1 ms, which several steps may share
 LAUNCH_STEP_SECONDS = 0.004  # the same is a quarter of a step, and limits the training
 BUSY_GPU = 0.8  # share of the time in which a kernel runs: such a training hardly waits for input
+COMPUTES = 0.5  # cores that a wait for input keeps busy: with fewer, it waits for a disk or a network
+TAKEN = 0.9  # share of the cores that others left free: who takes so much gains nothing by more threads
 SHORT_EPOCH = 0.02  # share of an epoch that passes between epochs
 
 
@@ -31,10 +34,16 @@ def describe_situation(
     import_seconds: float,
 ) -> Situation:
     """Return the situation in which the next candidate is chosen; the other trials have the latest last."""
+    cores = next((timed.cores for timed in baseline.own_slices if timed.cores), math.inf)
+    # TensorFlow has a thread for each core, whatever the quota. Under one, slices do not tell what others take.
+    has_quota = all(timed.foreign_cpu_seconds is None for timed in baseline.own_slices)
+    sets_threads = any(baseline.configuration.get(f"{pool}_op_threads") for pool in ("intra", "inter"))
     return Situation(
         on_gpu=on_gpu,
         units=units_for(units, on_gpu=on_gpu),
         waits_for_input=waits_for_input(best, others),
+        most_calls=most_calls(best, others),
+        most_threads=cores if has_quota or sets_threads else cores - 1,
         short_steps=_usual_step(baseline) <= SHORT_STEP_SECONDS,
         launch_bound=_usual_step(baseline) <= LAUNCH_STEP_SECONDS,
         short_epochs=has_short_epochs(baseline),
@@ -66,7 +75,25 @@ def waits_for_input(best: TrialRecord, others: Sequence[TrialRecord]) -> bool:
     if known:
         return known[0] > WAITS
     gpu = gpu_figures(best)["gpu_utilisation"]
-    return not is_busy(best.slices) and (gpu is None or gpu < BUSY_GPU)
+    return not is_busy(best.own_slices) and (gpu is None or gpu < BUSY_GPU)
+
+
+def most_calls(best: TrialRecord, others: Sequence[TrialRecord]) -> float:
+    """Return how many parallel calls can make the input faster: 1 if it takes all cores, no limit if it only waits."""
+    known = [trial for trial in (best, *reversed(others)) if trial.input_wait_fraction is not None]
+    waits = known[0].input_wait_fraction if known else None
+    timed = [part for trial in known[:1] for part in trial.own_slices if part.cores]
+    if not waits or not timed:
+        return math.inf
+    cores = timed[-1].cores or 1
+    offered = cores * sum(part.seconds for part in timed)
+    free = max(0.1, 1 - sum(part.foreign_cpu_seconds or 0.0 for part in timed) / offered)
+    taken = sum(part.cpu_seconds for part in timed) / offered / free
+    # While it does not wait, a step takes all that is free at most: the rest is the input's.
+    computes = cores * (taken - 1 + waits) / waits
+    if computes < COMPUTES:
+        return math.inf
+    return 1 if taken >= TAKEN else math.ceil(cores / min(1.0, computes))
 
 
 def _memory_share(baseline: TrialRecord, limits: Limits) -> float | None:
