@@ -159,7 +159,7 @@ def test_a_pipeline_that_cannot_help_is_said_so():
 def test_advice_names_no_knob_that_cannot_act():
     unreached = ("prefetch", "num_parallel_calls", "batch_size")
     assert advice(Trial(), Trial(INPUT), None, unreached=unreached)[-1].endswith(
-        "62% of its time; data_threads or persistent_iterator could help further."
+        "62% of its time; a map of whole batches, data_threads or persistent_iterator could help further."
     )
     communication = Bottleneck(name="communication", share=0.4, why="sums over devices take 40% of a step")
     assert advice(Trial(), Trial(communication), None, unreached=unreached)[-1].endswith("take 40% of a step.")

@@ -57,6 +57,50 @@ def changed_lines(diff):
     return [line[1:] for line in lines if line[:1] == "-"], [line[1:] for line in lines if line[:1] == "+"]
 
 
+def moved(tmp_path, text, *, vectorized=False, **changes):
+    """The lines that an edit of a script adds where its `map` is to map batches, and what the edit leaves out."""
+    file = tmp_path / "train.py"
+    file.write_text(text, encoding="utf-8")
+    calls_in.cache_clear()
+    recipe = recipe_of(
+        file, {"batch_size": 16, "num_parallel_calls": 0, "batched_map": False}, batched_map=True, **changes
+    )
+    calls = {site.call: site for site, _ in calls_in(str(file), str(tmp_path)).values()}
+    sites = {**recipe.workload.script.sites, "batched_map": (calls["map"], calls["batch"])}
+    script = recipe.workload.script.model_copy(update={"sites": sites, "vectorized": vectorized})
+    diff, rest = script_diff(
+        recipe.model_copy(update={"workload": recipe.workload.model_copy(update={"script": script})}), file
+    )
+    return [line.strip() for line in changed_lines(diff)[1]], rest
+
+
+def test_a_map_of_batches_is_moved_behind_batch(tmp_path):
+    added, rest = moved(tmp_path, PIPELINE, batch_size=64, num_parallel_calls=4)
+    chain = "data.shuffle(9).batch(64, drop_remainder=True).map(parse, num_parallel_calls=4).prefetch(tf.data.AUTOTUNE)"
+    assert (added, rest) == ([f"return {chain}"], [])
+    lines = "made = raw.map(lambda x: x + 1, 2)\nmade = made.cache()\nmade = made.batch(16)\n"
+    added, rest = moved(tmp_path, lines, vectorized=True)
+    each = "lambda *batch: tf.vectorized_map(lambda example: (lambda x: x + 1)(*example), batch)"
+    assert (added, rest) == (["made = raw", f"made = made.batch(16).map({each}, 2)"], [])
+    added, rest = moved(tmp_path, "made = (\n    raw\n    .map(f)  # é\n    .batch(16)\n)\n")
+    assert added == ["raw  # é", ".map(f)"]
+    assert moved(tmp_path, "made = raw \\\n  .map(f) \\\n  .batch(16)\n")[0] == [".batch(16) \\", ".map(f)"]
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "made = raw.map(f)\nheld_out = made.take(9)\nmade = made.batch(16)",
+        "made = raw.map(f)\nbatches = made.batch(16)\nfirst = next(iter(made))",
+        "made = raw.map(f) if scaled else raw\nmade = made.batch(16)",
+        "made = raw.map(f)\nif train:\n    made = made.batch(16)",
+        "def prepare():\n    return raw.map(f)\n\n\nmade = prepare().batch(16)",
+    ],
+)
+def test_a_map_that_others_may_read_is_not_moved(tmp_path, lines):
+    assert moved(tmp_path, f"{lines}\n") == ([], ["batched_map=true"])
+
+
 def test_the_edit_sets_constants_at_their_calls_and_lines_at_the_top(tmp_path):
     file = tmp_path / "train.py"
     file.write_text(PIPELINE, encoding="utf-8")

@@ -19,6 +19,8 @@ def test_finds_python_serial_maps_and_shuffled_batches():
     assert of_input(batched(mapped(dataset("Range"), 12, "Cast")), num_parallel_calls=0) == [f"{SITE} runs serially"]
     assert of_input(dataset("Shuffle", batched(dataset("Range"))))[0].startswith("shuffle() comes after batch()")
     assert of_input(batched(dataset("Shuffle", mapped(dataset("Range"), 12, "Cast"))), num_parallel_calls=4) == []
+    moved = [*slow_parts_of_input(None, {"batched_map": (SITE,)}, {"batched_map": False}, ".")]
+    assert [(part.what, part.knob) for part in moved] == [(f"{SITE} is called once per example", "batched_map")]
     assert [part.knob for part in slow_parts_of_input(None, {}, {"workers": 1}, ".")] == ["workers"]
 
 

@@ -29,7 +29,7 @@ WORTH_SAYING = 1.05  # the least upper bound on a gain that is worth a sentence
 LARGEST_BOUND = 9.0  # gain, as a share, above which a bound says nothing
 GOOD_SCALING = 0.7  # share of its devices' speed; a training that reaches less gets a notice
 _HELPS = {  # knobs that could help against a limit
-    "input": ("num_parallel_calls", "prefetch", "data_threads", "persistent_iterator"),
+    "input": ("batched_map", "num_parallel_calls", "prefetch", "data_threads", "persistent_iterator"),
     "launch": ("steps_per_execution", "jit_compile", "batch_size"),
     "compute": ("precision", "jit_compile", "batch_size"),
     "memory_bandwidth": ("jit_compile", "precision"),
@@ -37,6 +37,7 @@ _HELPS = {  # knobs that could help against a limit
     "compute_or_memory": ("precision", "jit_compile", "batch_size"),
 }
 _IN_WORDS = {
+    "batched_map": "a map of whole batches",
     "num_parallel_calls": "more num_parallel_calls",
     "steps_per_execution": "more steps_per_execution",
     "jit_compile": "XLA",

@@ -67,5 +67,5 @@ def _calls(script: ScriptFacts, own_file: str) -> dict[tuple[str, _Key], Site]:
         (name, ("" if site.file == own_file else site.file, *site.key[1:])): site
         for name, found in [*sites.items(), *sorted(script.sites.items())]
         for site in found
-        if site is not None and name != "cache"  # only a run with --allow-cache knows that
+        if site is not None and name not in ("cache", "batched_map")  # not all runs know these
     }

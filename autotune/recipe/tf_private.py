@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import importlib
 import logging
+import re
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,10 @@ else:
 
     keras, tf = _Lazy(keras_module), _Lazy(lambda: importlib.import_module("tensorflow"))
 __all__ = ["keras", "tf"]
+_READS = re.compile(
+    "Placeholder|Read.*|LookupTable(Find|Size).*|ResourceGather.*|.*PartitionedCall|If|While|Case|Assert"
+)
+"""Operations that TensorFlow calls stateful, though they only read, call or check."""
 
 
 @functools.cache
@@ -67,6 +72,7 @@ def attribute_of(dataset: tf.data.Dataset, name: str) -> Any:
         say_missing(f"{type(dataset).__name__}.{name}", "the pipeline is trained on as it is")
         return None
     value = value.numpy() if hasattr(value, "numpy") else value
+    value = value.item() if hasattr(value, "item") else value
     return value.decode() if isinstance(value, bytes) else value
 
 
@@ -93,6 +99,17 @@ def operations_of(dataset: tf.data.Dataset) -> set[str]:
     graphs = [function.function.graph.as_graph_def() for function in functions_of(dataset)]
     inner = [node for graph in graphs for function in graph.library.function for node in function.node_def]
     return {node.op for node in [*inner, *(node for graph in graphs for node in graph.node)]}
+
+
+def effects_of(dataset: tf.data.Dataset) -> list[str]:
+    """Return the operations in a dataset's functions that draw, write or run Python; `?` where none can be seen."""
+    from tensorflow.python.framework import op_def_registry
+
+    def acts(name: str) -> bool:
+        known = op_def_registry.get(name)
+        return "Random" in name or ((known is None or known.is_stateful) and not _READS.fullmatch(name))
+
+    return sorted(filter(acts, operations_of(dataset) or {"?"}))
 
 
 def sums_by_collectives(strategy: tf.distribute.Strategy) -> bool:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from autotune.data.facts import Site
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 COUNTS_BATCHES = ("Take", "Skip", "Shard", "Window", "Batch", "ParallelBatch", "PaddedBatch", "Unbatch")
 """What means something else after `batch` where the batch size is another."""
 BATCHES = ("Batch", "ParallelBatch", "PaddedBatch")
+MAPS = ("Map", "ParallelMap")
 SAME_ELEMENTS = ("Prefetch", "Map", "ParallelMap", "Options", "Cache", "Shuffle")
 """What yields as many elements as it reads."""
 DIFFERS_BY_EPOCH = ("Shuffle", "Repeat", "Sample", "Interleave", "ParallelInterleave")
@@ -32,6 +33,7 @@ class DatasetCall:
     given: Any  # the script's value
     used: Any  # the value in its place
     drop_remainder: bool = False  # of `batch`
+    arguments: Mapping[str, Any] = field(default_factory=dict)
 
 
 def tag(dataset: tf.data.Dataset, call: DatasetCall) -> None:
@@ -39,7 +41,8 @@ def tag(dataset: tf.data.Dataset, call: DatasetCall) -> None:
     dataset._autotune_call = call
 
 
-def _call_of(dataset: tf.data.Dataset) -> DatasetCall | None:
+def call_of(dataset: tf.data.Dataset) -> DatasetCall | None:
+    """Return the script's call that has made a dataset; None where it is not the script's."""
     return getattr(dataset, "_autotune_call", None)
 
 
@@ -69,7 +72,7 @@ def batch_calls(dataset: tf.data.Dataset) -> tuple[list[DatasetCall], str]:
 
 def _batch_calls(dataset: tf.data.Dataset, counted: str) -> Iterator[tuple[DatasetCall, str]]:
     """Yield the calls of `batch`, each with what counts batches between it and the training."""
-    call, kind, inputs = _call_of(dataset), kind_of(dataset), inputs_of(dataset)
+    call, kind, inputs = call_of(dataset), kind_of(dataset), inputs_of(dataset)
     if call is not None and call.knob == "batch_size":
         yield call, counted
         return
@@ -88,7 +91,7 @@ def drops_remainder(dataset: tf.data.Dataset) -> bool:
 
 def calls_for(dataset: tf.data.Dataset, knob: str) -> list[DatasetCall]:
     """Return the script's calls upstream of a dataset that take a knob, the nearest first."""
-    return [call for call in map(_call_of, upstream(dataset)) if call is not None and call.knob == knob]
+    return [call for call in map(call_of, upstream(dataset)) if call is not None and call.knob == knob]
 
 
 def examples_of(dataset: tf.data.Dataset, batch_size: int) -> int | None:
@@ -98,7 +101,7 @@ def examples_of(dataset: tf.data.Dataset, batch_size: int) -> int | None:
     if kind_of(dataset) in BATCHES and len(inputs := inputs_of(dataset)) == 1:
         found = int(inputs[0].cardinality())
         return found if found >= 0 else None
-    call, batches = _call_of(dataset), int(dataset.cardinality())
+    call, batches = call_of(dataset), int(dataset.cardinality())
     return batches * batch_size if batches >= 0 and call is not None and call.drop_remainder else None
 
 
@@ -107,7 +110,7 @@ def mean_batch(dataset: tf.data.Dataset, batch_size: int) -> float:
     batched = next((found for found in upstream(dataset) if kind_of(found) in BATCHES), None)
     if batched is None or len(inputs := inputs_of(batched)) != 1:
         return float(batch_size)
-    examples, call = int(inputs[0].cardinality()), _call_of(batched)
+    examples, call = int(inputs[0].cardinality()), call_of(batched)
     if examples <= 0 or (call is not None and call.drop_remainder):
         return float(batch_size)
     return examples / math.ceil(examples / batch_size)
@@ -125,10 +128,10 @@ def cacheable_map(dataset: tf.data.Dataset) -> tuple[Site | None, str]:
             return None, "the script's pipeline has a cache already"
         if kind in DIFFERS_BY_EPOCH:
             break
-        if kind in ("Map", "ParallelMap"):
+        if kind in MAPS:
             operations = operations_of(part)
             if not operations or any(re.search("Random|PyFunc|Assign", name) for name in operations):
                 break
-            call = _call_of(part)
+            call = call_of(part)
             site = site if call is None else call.site
     return site, "" if site else "no map() whose results are the same in each epoch comes before a shuffle"

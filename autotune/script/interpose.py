@@ -20,6 +20,7 @@ from typing import Any
 from autotune.data.facts import Site
 from autotune.recipe.keras_api import KERAS_PACKAGES, keras_api
 from autotune.runtime.failures import after_import
+from autotune.script.batched_map import map_batches, without_map
 from autotune.script.call_sites import site_of, users_frame
 from autotune.script.dataset_trace import DatasetCall, batch_calls, tag
 from autotune.script.settings import ARGUMENTS, CALLS, Settings, serve_script
@@ -167,11 +168,18 @@ class Wrappers:
         used = self.settings.at(knob, site, given)
         if used != given:
             bound.arguments[ARGUMENTS[knob]] = used or (None if knob == "num_parallel_calls" else 0)
+        moved = None
+        if self.settings.at("batched_map", site, False) and knob == "batch_size":
+            with self.inert():
+                bound.arguments["self"], moved = without_map(bound.args[0], self.settings.sites["batched_map"])
         dataset = usual(*bound.args, **bound.kwargs)
         if given is None and knob == "batch_size":
             return dataset
         drops = bool(bound.arguments.get("drop_remainder", False))
-        tag(dataset, DatasetCall(knob, site, given, used, drop_remainder=drops))
+        tag(dataset, DatasetCall(knob, site, given, used, drop_remainder=drops, arguments=bound.arguments))
+        if moved is not None:
+            with self.inert():
+                return map_batches(dataset, moved, vectorized=self.settings.vectorized)
         if knob == "num_parallel_calls" and self.settings.at("cache", site, False):
             with self.inert():
                 return dataset.cache()

@@ -23,7 +23,7 @@ from autotune.recipe.guard import LOG, Guard, guard_callback, say
 from autotune.recipe.keras_api import api_of, keras_api, refuse_other_keras
 from autotune.recipe.learning_rate import ScaledTrainings, factor_of, scale_updates
 from autotune.recipe.tf_private import keras, with_names_alike
-from autotune.runtime.sources import directory_of, file_of
+from autotune.runtime.sources import directory_of, file_of, fingerprint_of_script
 from autotune.script import children
 from autotune.script.execute import run_as_main
 from autotune.script.fit_call import LOADING, FitCall
@@ -338,6 +338,9 @@ def prepare_run(
             say("the recipe is the baseline: the script runs as it is")
     reference = parse_reference(script).model_copy(update={"args": check_args(args)})
     facts_in(recipe, file_of(reference), script)
+    if recipe.changes.get("batched_map") and recipe.workload.fingerprint != fingerprint_of_script(reference):
+        say("batched_map is left out: the script has changed since its elements were compared; tune it again")
+        recipe = recipe.model_copy(update={"configuration": {**recipe.configuration, "batched_map": False}})
     if selection.takes_baseline:
         return PreparedRun(reference)
     run = LongRun(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ast
 import difflib
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -64,10 +65,18 @@ def script_diff(recipe: Recipe, script: Path) -> tuple[str, list[str]]:
             reached |= {"graph_step", "jit_compile"} if decorated else set()
         comment = f"# autotune: multiply the learning rate by {scaled}; tested only with it"
         edits += [_above(source, line, comment) for rated, line in rates if rated == file]
+        moved: dict[str, tuple[ast.Call, list[_Edit]]] = {}  # that change places, with the edits of their arguments
         for site, call in calls_in(str(file), directory).values():
             wanted = _knobs_at(site, facts, changes)
             reached |= wanted.keys()
-            edits += _arguments(source, call, {ARGUMENTS.get(knob, knob): value for knob, value in wanted.items()})
+            own = _arguments(source, call, {ARGUMENTS.get(knob, knob): value for knob, value in wanted.items()})
+            edits += own
+            if changes.get("batched_map") and site.key in (found.key for found in facts.sites.get("batched_map", ())):
+                moved[site.call] = call, own
+        if len(moved) == 2 and _is_read_once(source, moved["map"][0], moved["batch"][0]):
+            reached.add("batched_map")
+            edits = [edit for edit in edits if edit not in moved["map"][1]]
+            edits += _move(source, *moved["map"], moved["batch"][0], vectorized=facts.vectorized)
         diffs.append(_diff(source, edits, shown(str(file), directory)))
     changes |= {name: value for name, value in recipe.configuration.items() if name == "global_batch"}
     rest = [f"{name}={format_value(value)}" for name, value in changes.items() if name not in reached]
@@ -166,14 +175,53 @@ def _arguments(source: bytes, node: ast.Call, wanted: Mapping[str, KnobValue]) -
         if old is None:
             more.append(f"{keyword}={text}")
         else:
-            begin = _offset(source, old.lineno, old.col_offset)
-            edits.append(_Edit(begin, _offset(source, old.end_lineno or 0, old.end_col_offset or 0), text))
+            edits.append(_Edit(*_place(source, old), text))
     if more:
-        end = len(source[: _offset(source, node.end_lineno or 0, node.end_col_offset or 0) - 1].rstrip())
+        end = len(source[: _place(source, node)[1] - 1].rstrip())
         before = source[:end]
         separator = "" if before.endswith(b"(") else " " if before.endswith(b",") else ", "
         edits.append(_Edit(end, end, separator + ", ".join(more)))
     return edits
+
+
+def _place(source: bytes, node: ast.expr) -> tuple[int, int]:
+    """Return where an expression begins and ends in a source."""
+    return _offset(source, node.lineno, node.col_offset), _offset(
+        source, node.end_lineno or 0, node.end_col_offset or 0
+    )
+
+
+def _move(source: bytes, call: ast.Call, edits: list[_Edit], behind: ast.Call, *, vectorized: bool) -> list[_Edit]:
+    """Return the edits that put a call of a method, with these edits of its arguments, behind another call."""
+    assert isinstance(call.func, ast.Attribute)
+    _, end = _place(source, call)
+    dot = source.rindex(b".", 0, _place(source, call.func)[1] - len(call.func.attr))
+    begin = len(source[:dot].rstrip(b" \t\r\n\\"))  # before what breaks the line
+    if vectorized:
+        function = call.args[0] if call.args else next(word.value for word in call.keywords if word.arg == "map_func")
+        place = _place(source, function)
+        text = source[slice(*place)].decode()
+        text = f"({text})" if isinstance(function, ast.Lambda) else text
+        text = f"lambda *batch: tf.vectorized_map(lambda example: {text}(*example), batch)"
+        edits = [*edits, _Edit(*place, text)]
+    _, after = _place(source, behind)
+    return [_Edit(begin, end, ""), _Edit(after, after, _apply(source[:end], edits)[begin:].decode())]
+
+
+def _is_read_once(source: bytes, mapped: ast.Call, batched: ast.Call) -> bool:
+    """Return whether only `batch` reads what `map` makes: in its expression, or in lines `name = name.method()`."""
+    receiver: ast.expr = batched
+    while isinstance(receiver, ast.Call) and isinstance(receiver.func, ast.Attribute) and receiver is not mapped:
+        receiver = receiver.func.value
+    for node in ast.walk(ast.parse(source)):
+        block = node.body if isinstance(node, ast.Module | ast.FunctionDef) else []
+        lines = [line for line in block if mapped.lineno <= (line.end_lineno or 0) and line.lineno <= batched.lineno]
+        if len(lines) > 1:
+            texts = [ast.unparse(line) if isinstance(getattr(line, "value", None), ast.Call) else "" for line in lines]
+            name = texts[0].partition(" = ")[0]
+            reads_it = re.compile(rf"({name} =|return) {name}\.(?!.*\b{name}\b).*")
+            return name.isidentifier() and all(map(reads_it.fullmatch, texts[1:]))
+    return receiver is mapped
 
 
 def _inserted(source: bytes, lines: Mapping[str, str]) -> list[_Edit]:
@@ -198,9 +246,12 @@ def _inserted(source: bytes, lines: Mapping[str, str]) -> list[_Edit]:
 
 
 def _diff(source: bytes, edits: list[_Edit], name: str) -> str:
-    changed = source
+    before, after = (text.decode().splitlines(keepends=True) for text in (source, _apply(source, edits)))
+    return "".join(difflib.unified_diff(before, after, name, name))
+
+
+def _apply(source: bytes, edits: Iterable[_Edit]) -> bytes:
     # Of insertions at one place the first ends up lowest: a comment stays above its call.
     for edit in sorted(set(edits), key=lambda edit: (-edit.begin, not edit.text.lstrip().startswith("#"), edit.text)):
-        changed = changed[: edit.begin] + edit.text.encode() + changed[edit.end :]
-    before, after = (text.decode().splitlines(keepends=True) for text in (source, changed))
-    return "".join(difflib.unified_diff(before, after, name, name))
+        source = source[: edit.begin] + edit.text.encode() + source[edit.end :]
+    return source

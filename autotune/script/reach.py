@@ -19,6 +19,7 @@ from autotune.recipe.keras_api import keras_api
 from autotune.recipe.tf_private import inputs_of, name_of_strategy, sums_by_collectives
 from autotune.runtime.sources import directory_of, file_of, fingerprint_of_script, own_files
 from autotune.script.batch_constants import find_batch_constant, find_counted_calls, find_summed_loss
+from autotune.script.batched_map import find_batched_map
 from autotune.script.call_sites import enclosing_ranges, running_frames
 from autotune.script.changing_state import READS_AHEAD, OwnSource
 from autotune.script.dataset_trace import BATCHES, batch_calls, cacheable_map, calls_for, drops_remainder, upstream
@@ -231,7 +232,8 @@ def _facts(
     changing = ""
     if dataset is not None:
         trained = itertools.chain(weights, *map(keras_api().optimizer_variables, optimizers))
-        changing = OwnSource(context.own_files, context.directory).describe_dataset(dataset, trained)
+        source = OwnSource(context.own_files, context.directory)
+        changing = source.describe_dataset(dataset, trained)
         reasons |= dict.fromkeys(READS_AHEAD if changing else (), changing)
     if settings is not None and settings.allow_cache:
         cached, why = (None, changing or _NO_DATASET) if dataset is None or changing else cacheable_map(dataset)
@@ -239,6 +241,14 @@ def _facts(
             reasons["cache"] = why
         else:
             given["cache"], sites["cache"] = False, (cached,)
+    moved: tuple[Site, ...] = ()
+    vectorized, why = False, changing or _NO_DATASET
+    if dataset is not None and not changing:
+        moved, vectorized, why = find_batched_map(dataset, batch_size, source.describe)
+    if moved:
+        given["batched_map"], sites["batched_map"] = False, moved
+    else:
+        reasons["batched_map"] = why
     slow = [
         *slow_parts_of_input(dataset, sites, given, context.directory),
         *slow_parts_of_step(eager, layers, optimizers, context.wrappers.compiled_at),
@@ -255,6 +265,7 @@ def _facts(
         variables=context.variables,
         workers=context.workers,
         batch_given_as=str(sites["batch_size"][0]) if "batch_size" in sites else "",
+        vectorized=vectorized,
         schedule=next(filter(None, map(_schedule_of, optimizers)), None),
         batch_notes=() if "batch_size" in reasons else tuple(notes),
         **more,

@@ -38,6 +38,7 @@ class Settings:
     """The values that are changed in a script, by knob."""
 
     changes: dict[str, KnobValue] = field(default_factory=dict)  # of the knobs whose value is not the script's own
+    vectorized: bool = False  # `batched_map` is by `tf.vectorized_map`
     own: dict[str, KnobValue] = field(default_factory=dict)  # a call that was given another value is left alone
     sites: dict[str, frozenset[_Key]] = field(default_factory=dict)  # call sites that a knob reaches
     reached: set[_Key] = field(default_factory=set)  # call sites that the script has passed
@@ -51,6 +52,7 @@ class Settings:
         changes = Configuration({name: value for name, value in configuration.items() if name in own})
         return cls(
             own=dict(facts.baseline),
+            vectorized=facts.vectorized,
             changes={name: value for name, value in changes.differences(own).items() if value != AS_WRITTEN},
             sites={name: frozenset(site.key for site in sites) for name, sites in facts.sites.items()},
         )

@@ -31,6 +31,9 @@ def slow_parts_of_input(
             code = [found for function in functions_of(part) for found in code_of(function._func)]
             where = f"{line_of_code(code[0], directory)}, makes" if code else "a generator or py_function makes"
             yield SlowPart(what=f"Python code in {where} the examples, on one core at a time", of_input=True)
+    if "batched_map" in given:
+        what = f"{sites['batched_map'][0]} is called once per example"
+        yield SlowPart(what=what, of_input=True, knob="batched_map")
     if given.get("num_parallel_calls") == 0 and sites.get("num_parallel_calls"):
         for site in sites["num_parallel_calls"]:
             yield SlowPart(what=f"{site} runs serially", of_input=True, knob="num_parallel_calls")

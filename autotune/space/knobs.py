@@ -472,6 +472,15 @@ _TABLE = (
         **_OF_SCRIPT,
     ),
     Knob(
+        name="batched_map",
+        summary="a script's last map before batch() maps whole batches, proven to give the same elements",
+        domain=Domain(booleans=True),
+        acts=lambda configuration: not configuration.get("cache"),  # which keeps single examples
+        changes=(change(exactly(True)),),
+        useful=_INPUT_WAITS,
+        **_OF_SCRIPT,
+    ),
+    Knob(
         name="workers",
         summary="threads or processes that make the batches of a script's PyDataset",
         domain=Domain(integers=(1, 4096)),

@@ -168,6 +168,9 @@ print("saved", keras.models.load_model("model.keras").optimizer.get_config()["le
 """,
 )
 CACHED = TRAIN.replace(".batch(size)", ".batch(size).cache('kept')")
+MAPPED = TRAIN.replace(
+    ".shuffle(96, seed=1)", ".map(lambda a, b: (a / tf.reduce_max(tf.abs(a)), b), num_parallel_calls=2).shuffle(50)"
+)
 VALIDATED = TRAIN.replace("epochs=3", "epochs=3, validation_data=(x, y)")
 TWO_DEVICES = """\
 import tensorflow as tf
@@ -181,6 +184,7 @@ ALL = {
     "loop": LOOP,
     "each_epoch": EACH_EPOCH,
     "cached": CACHED,
+    "mapped": MAPPED,
     "validated": VALIDATED,
     "after_another": AFTER_ANOTHER,
     "sequence": SEQUENCE,
@@ -212,7 +216,13 @@ def recipe_of(facts: WorkloadFacts, folder: Path, **changes: object) -> Path:
     usual |= {name: changes[name] for name in ("global_batch",) if name in changes}
     if "strategy" in changes:
         usual = dict(add_strategy_knobs(Configuration(usual)))
-    of_script = {"name": "train", "script": facts.script, "keras": facts.keras, "args": ()}
+    of_script = {
+        "name": "train",
+        "script": facts.script,
+        "keras": facts.keras,
+        "args": (),
+        "fingerprint": facts.fingerprint,
+    }
     workload = recorded.workload.model_copy(update=of_script)
     recipe = recorded.model_copy(
         update={
@@ -444,6 +454,20 @@ def test_a_smaller_batch_after_running_out_of_memory_is_obeyed(surveyed, tmp_pat
     ended = by_recipe(tmp_path, recipe, "--scale-learning-rate", "linear")
     assert said(ended, "steps").startswith("steps 36 "), ended.stderr
     assert float(said(ended, "steps").split()[-1]) == pytest.approx(0.01)
+
+
+def test_a_map_of_batches_trains_to_the_same_losses(surveyed, tmp_path):
+    (tmp_path / "train.py").write_text(MAPPED, encoding="utf-8")
+    recipe = recipe_of(surveyed["mapped"], tmp_path, batched_map=True)
+    assert surveyed["mapped"].script.vectorized, "its function mixes the examples of a batch"
+    alone = trained(tmp_path, ["train.py"])
+    ended = by_recipe(tmp_path, recipe)
+    assert "left out" not in ended.stderr
+    assert said(ended, "losses") == said(alone, "losses")
+    (tmp_path / "train.py").write_text(MAPPED.replace("tf.abs(a)", "a"), encoding="utf-8")
+    changed = by_recipe(tmp_path, recipe)
+    assert "batched_map is left out: the script has changed since its elements were compared" in changed.stderr
+    assert said(changed, "losses") == said(trained(tmp_path, ["train.py"]), "losses")
 
 
 @pytest.mark.parametrize("changes", [{}, {"data_autotune": False}], ids=["steps", "dataset"])

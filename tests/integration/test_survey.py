@@ -54,6 +54,14 @@ def batches(data, size):
 model.fit(batches(tf.data.Dataset.from_tensor_slices((x, y)), 8), validation_data=batches(
     tf.data.Dataset.from_tensor_slices((x, y)), 32), epochs=2)
 """,
+    "centred": COMPILED
+    + """
+level = [0]
+def centre(a, b):
+    return (a - tf.reduce_mean(a) if level[0] else a), b
+for level[0] in range(3):
+    model.fit(tf.data.Dataset.from_tensor_slices((x, y)).map(centre).batch(8))
+""",
     "cacheable": COMPILED
     + """
 data = tf.data.Dataset.from_tensor_slices((x, y)).map(lambda a, b: (a / 255.0, b))
@@ -584,6 +592,7 @@ def test_a_pipelines_constants_are_found_where_they_stand(told):
         "batch_size": ["batch"],
         "num_parallel_calls": ["map"],
         "prefetch": ["prefetch"],
+        "batched_map": ["map", "batch"],
     }
     assert found["sites"]["batch_size"][0]["function"] == "batches"
 
@@ -622,6 +631,11 @@ def test_batches_are_not_read_ahead_of_what_they_depend_on(told, name):
         assert reasons[knob].startswith("the function in train.py, line ")
         assert f" reads {read}, which may change during the training" in reasons[knob]
     assert "steps_per_execution" not in reasons
+
+
+def test_a_map_of_another_function_in_each_epoch_keeps_its_examples(told):
+    reason = script(told, "centred")["not_reached"]["batched_map"]
+    assert reason == "the function in train.py, line 11, reads level, which may change during the training"
 
 
 def test_a_loops_batches_are_not_read_ahead_of_a_variable(told):

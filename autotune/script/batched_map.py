@@ -1,0 +1,188 @@
+"""Map whole batches: move the script's last `map` behind `batch`, and prove on elements that they stay the same."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Collection
+from typing import Any
+
+import numpy as np
+
+from autotune.data.facts import Site
+from autotune.recipe.apply import kind_of
+from autotune.recipe.tf_private import attribute_of, effects_of, functions_of, inputs_of, tf
+from autotune.runtime.failures import summarize_error
+from autotune.script.dataset_trace import MAPS, DatasetCall, call_of, tag, upstream
+
+_COMMUTES = {"Shuffle": ("buffer_size", "reshuffle_each_iteration"), "Prefetch": ("buffer_size",)}
+_COMMUTES |= dict.fromkeys(("Repeat", "Take", "Skip"), ("count",))
+"""What may stand before a `map` as well as after it, with its arguments."""
+FIRST_BATCHES, LONGEST_BATCH = 3, 32  # that a proof reads, apart from later ones
+PROOF_SECONDS, PROOF_BYTES = 1.0, 32 << 20  # after which it reads no further one
+ALL = 1 << 20  # examples in a batch of all that it has read
+
+
+def _back_to_map(examples: tf.data.Dataset) -> list[tf.data.Dataset]:
+    """Return a dataset and what it reads from, up to a `map` or anything else that does not commute with one."""
+    line = [examples]
+    while kind_of(line[-1]) in _COMMUTES and (inputs := inputs_of(line[-1])):
+        line += inputs
+    return line
+
+
+def without_map(examples: tf.data.Dataset, moved: Collection[Any]) -> tuple[tf.data.Dataset, DatasetCall | None]:
+    """Return what is batched without its last `map`, and the call of that; None where it is not to be moved."""
+    *between, mapped = _back_to_map(examples)
+    call = call_of(mapped)
+    if call is None or call.site.key not in moved or kind_of(mapped) not in MAPS or not _has_one_shape(mapped):
+        return examples, None
+    (examples,) = inputs_of(mapped)
+    for made in reversed(between):
+        arguments = {name: attribute_of(made, f"_{name}") for name in _COMMUTES[kind_of(made)]}
+        if kind_of(made) == "Shuffle" and any(int(attribute_of(made, name)) for name in ("_seed", "_seed2")):
+            arguments["seed"] = attribute_of(made, "_seed2")  # drawn once: the script's later operations keep theirs
+        examples = getattr(examples, kind_of(made).lower())(**arguments)
+        if (own := call_of(made)) is not None:
+            tag(examples, own)
+    return examples, call
+
+
+def map_batches(batches: tf.data.Dataset, call: DatasetCall, *, vectorized: bool) -> tf.data.Dataset:
+    """Return batches mapped by the function of a call of `map`: by itself, or by `tf.vectorized_map`."""
+    named = {name: value for name, value in call.arguments.items() if name not in ("self", "map_func")}
+    mapped = batches.map(_of_batches(call, vectorized), **named)
+    tag(mapped, call)
+    return mapped
+
+
+def _of_batches(call: DatasetCall, vectorized: bool) -> Callable[..., Any]:
+    function = call.arguments["map_func"]
+
+    def map_batch(*batch: Any) -> Any:
+        return tf.vectorized_map(lambda example: function(*example), batch, fallback_to_while_loop=False)
+
+    return map_batch if vectorized else function
+
+
+def _has_one_shape(mapped: tf.data.Dataset) -> bool:
+    """Return whether all elements that a `map` reads are dense, and of the same shape."""
+    specs = tf.nest.flatten(inputs_of(mapped)[0].element_spec)
+    return all(isinstance(spec, tf.TensorSpec) and spec.shape.is_fully_defined() for spec in specs)
+
+
+def find_batched_map(
+    dataset: tf.data.Dataset, batch_size: int, changing: Callable[[Any], str]
+) -> tuple[tuple[Site, ...], bool, str]:
+    """Return the calls of `map` and `batch` that may change places, whether by `tf.vectorized_map`, and why not.
+
+    `changing` says what functions read that may change: the `map` of a later epoch would not be the one compared.
+    """
+    batched = [(part, call) for part in upstream(dataset) if (call := call_of(part)) and call.knob == "batch_size"]
+    if len(batched) != 1:
+        return (), False, f"{len(batched) or 'no'} calls of batch() feed the training"
+    ((batches, batch),) = batched
+    mapped = _back_to_map(inputs_of(batches)[0])[-1]
+    maps = [(part, call) for part in upstream(mapped) if kind_of(part) in MAPS and (call := call_of(part))]
+    if not maps:
+        return (), False, f"no map() stands before {batch.site}"
+    last, call = maps[0]
+    if batch.site.call in ("padded_batch", "ragged_batch"):
+        why = f"{batch.site} takes examples of varying shapes"
+    elif batch.site.call != "batch" or call.site.call != "map":
+        why = f"{batch.site} makes its batches example by example; write them with tf.data, whole batches at a time"
+    elif last is not mapped:
+        why = f"a `{kind_of(mapped).lower()}` stands between {call.site} and batch()"
+    elif operations := effects_of(mapped):
+        why = f"{call.site} draws at random, writes or runs Python: {operations[0]}"
+    elif not _has_one_shape(mapped):
+        why = f"{call.site} reads elements that are ragged, sparse or of varying shapes"
+    elif not (why := changing([call.arguments["map_func"]]).partition(", and batches")[0]):
+        vectorized, why = _prove(mapped, call, min(max(2, batch_size), LONGEST_BATCH))
+        if not why:
+            return (call.site, batch.site), vectorized, ""
+        why = f"the function of {call.site} {why}"
+    return (), False, why
+
+
+def _prove(mapped: tf.data.Dataset, call: DatasetCall, size: int) -> tuple[bool, str]:
+    """Compare functions of batches with a `map` of examples, on some of the script's examples and on varied ones.
+
+    Return whether it must be by `tf.vectorized_map`, and why neither gives the same bits.
+    """
+    (wrapped,), source = (
+        functions_of(mapped),
+        _back_to_map(inputs_of(mapped)[0])[-1],
+    )  # before a shuffle fills its buffer
+
+    def map_one(*example: Any) -> Any:  # as the script has traced it
+        return tf.nest.pack_sequence_as(mapped.element_spec, wrapped.function(*tf.nest.flatten(example)))
+
+    try:
+        examples, real = _read(source.batch(size))
+        wanted = _run(examples, lambda data: data.map(map_one))
+    except Exception as error:
+        return False, f"cannot be compared: {summarize_error(error)}"
+    differences = []
+    for vectorized in (False, True):
+        act = _of_batches(call, vectorized)
+        if vectorized:  # which mixes none, but may compute another NaN of one
+            examples, wanted = tf.nest.map_structure(lambda part: part[:real], (examples, wanted))
+        # Batches of one show a function that reads the length of a batch, or removes axes of length 1.
+        found = (_find_difference(mapped, act, examples, wanted, length) for length in (size, 1))
+        if not (difference := next(filter(None, found), "")):
+            return vectorized, ""
+        differences.append(difference)
+    return False, f"{differences[0]}; with tf.vectorized_map it {differences[1]}"
+
+
+def _read(batches: tf.data.Dataset) -> tuple[Any, int]:
+    """Return examples of some first and later batches, at ever wider distances, then varied ones; how many are not."""
+    kept, seen, began = [], 0, time.monotonic()
+    for number, batch in enumerate(batches.as_numpy_iterator()):
+        if number < FIRST_BATCHES or not number & (number - 1):
+            kept.append(batch)
+            seen += sum(part.nbytes for part in tf.nest.flatten(batch))
+        if seen > PROOF_BYTES or time.monotonic() - began > PROOF_SECONDS:
+            break
+
+    def vary(part: Any) -> Any:  # a function may mix the examples of a batch, but rarely
+        varied = np.repeat(part, 4, axis=0)
+        if np.issubdtype(part.dtype, np.number):
+            varied[1::4] = 0
+            varied[2::4] = (varied[2::4] / 2).astype(part.dtype)
+            varied[3::4] = varied[3::4] if np.issubdtype(part.dtype, np.integer) else np.nan
+        return varied
+
+    real = sum(len(tf.nest.flatten(batch)[0]) for batch in kept)
+    return tf.nest.map_structure(lambda *parts: np.concatenate([*parts, vary(parts[0])]), *kept), real
+
+
+def _run(examples: Any, act: Callable[[Any], Any]) -> list[Any]:
+    """Return all that `act` makes of a dataset of these examples, a tensor for each part of an element."""
+    with tf.device("CPU:0"):
+        (whole,) = act(tf.data.Dataset.from_tensor_slices(examples)).batch(ALL).as_numpy_iterator()
+    return list(tf.nest.flatten(whole))
+
+
+def _find_difference(mapped: Any, act: Callable[..., Any], examples: Any, wanted: list[Any], length: int) -> str:
+    """Return how a function of batches differs from a `map`; empty if types, shapes and bits are the same."""
+    expected, made = mapped.batch(length).element_spec, []
+
+    def map_batched(data: Any) -> Any:
+        made.append(data.batch(length).map(act))
+        return made[0].unbatch()
+
+    try:
+        found = _run(examples, map_batched)
+    except Exception as error:
+        unconverted = re.search(r"No pfor vectorization defined for \w+", str(error))
+        text = unconverted[0] if unconverted else re.sub(r"\{\{.*?\}\} *|\[Op:.*", "", summarize_error(error))
+        return f"fails on a batch: {text}"
+    if (spec := made[0].element_spec) != expected:
+        return f"gives {spec} for a batch, not {expected}"
+    for number, (part, right) in enumerate(zip(found, wanted, strict=True)):
+        same = np.array_equal(part, right) if part.dtype == object else part.tobytes() == right.tobytes()
+        if part.shape != right.shape or not same:
+            return f"gives other values for a batch, in tensor {number} of an element"
+    return ""
