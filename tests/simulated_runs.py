@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import math
 import random
 from pathlib import Path
@@ -58,29 +59,21 @@ MACHINE = Machine(
 LIMITS = Limits(host_bytes=8 << 30, device_bytes=None)
 REFERENCE = WorkloadReference(file="/simulated.py")
 BASELINE = baseline_configuration(BATCH_SIZE, {}, Device.CPU, where="baseline").replace(jit_compile=False)
-SMALL_SPACE = """
-schema_version = 1
-[knobs.batch_size]
-kind = "power_of_two"
-low = 16
-high = 512
-[knobs.jit_compile]
-kind = "categorical"
-choices = [false, true]
-[knobs.steps_per_execution]
-kind = "categorical"
-choices = [1, 8]
-"""
-GROWING_SPACE = """
-schema_version = 1
-[knobs.batch_size]
-kind = "power_of_two"
-low = 32
-high = "memory"
-[knobs.jit_compile]
-kind = "categorical"
-choices = [false, true]
-"""
+
+
+def space(**knobs):
+    """The text of a search space: of lists of choices, and of pairs of bounds that powers of two lie between."""
+    tables = ["schema_version = 1"]
+    for name, values in knobs.items():
+        kind = '"power_of_two"' if isinstance(values, tuple) else '"categorical"'
+        bounds = dict(zip(("low", "high"), values, strict=True)) if isinstance(values, tuple) else {"choices": values}
+        written = (f"{key} = {json.dumps(value)}" for key, value in bounds.items())
+        tables += [f"[knobs.{name}]", f"kind = {kind}", *written]
+    return "\n".join([*tables, ""])
+
+
+SMALL_SPACE = space(batch_size=(16, 512), jit_compile=[False, True], steps_per_execution=[1, 8])
+GROWING_SPACE = space(batch_size=(32, "memory"), jit_compile=[False, True])
 
 
 def space_of(text=SMALL_SPACE, *, baseline=BASELINE, examples=1437, device=Device.CPU):

@@ -17,6 +17,7 @@ from simulated_runs import (
     on_disk,
     quick_tune,
     simulated_trials,
+    space,
     tune_simulated,
 )
 
@@ -33,15 +34,7 @@ from autotune.tuning.events import TrialBegan
 from autotune.tuning.policy import End, FreshPair, LeaveOut, TryAnother, next_action
 
 SPEED = faster_by(jit_compile=1.5, steps_per_execution=1.3)
-SPACE = """
-schema_version = 1
-[knobs.jit_compile]
-kind = "categorical"
-choices = [false, true]
-[knobs.steps_per_execution]
-kind = "categorical"
-choices = [1, 8]
-"""
+SPACE = space(jit_compile=[False, True], steps_per_execution=[1, 8])
 BOTH = BASELINE.replace(jit_compile=True, steps_per_execution=8)
 
 

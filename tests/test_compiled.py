@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from simulated_runs import BASELINE, MACHINE, on_disk, run_on, simulated_trials, tune_simulated
+from simulated_runs import BASELINE, MACHINE, on_disk, run_on, simulated_trials, space, tune_simulated
 from test_folders import a_recipe
 from test_gpu_knobs import A100
 from test_kind import H200, a_machine
@@ -255,12 +255,7 @@ def test_no_two_processes_share_a_folder(tmp_path):
 
 # ---------------------------------------------------------------------------------------------- in a run
 
-SPACE = """
-schema_version = 1
-[knobs.cublaslt]
-kind = "categorical"
-choices = [false, true]
-"""
+SPACE = space(cublaslt=[False, True])
 
 
 def run_on_gpu(directory, *, keeps_files=True, has_flags=True, monkeypatch):

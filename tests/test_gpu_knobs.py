@@ -4,7 +4,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-from simulated_runs import FACTS, MACHINE, on_disk, simulated_trials, tune_simulated
+from simulated_runs import FACTS, MACHINE, on_disk, simulated_trials, space, tune_simulated
 
 from autotune.data.errors import ApplyError
 from autotune.data.facts import Gpu
@@ -217,18 +217,7 @@ def test_a_space_without_flags_asks_nobody():
 
 # ------------------------------------------------------------------------------------------------- runs
 
-SPACE = """
-schema_version = 1
-[knobs.xla_gpu_graph_min_graph_size]
-kind = "categorical"
-choices = [1, 5]
-[knobs.jit_compile]
-kind = "categorical"
-choices = [false, true]
-[knobs.cublaslt]
-kind = "categorical"
-choices = [false, true]
-"""
+SPACE = space(xla_gpu_graph_min_graph_size=[1, 5], jit_compile=[False, True], cublaslt=[False, True])
 
 
 def on_gpu(**settings):

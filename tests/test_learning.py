@@ -18,9 +18,9 @@ from simulated_runs import (
     on_disk,
     quick_tune,
     simulated_trials,
+    space,
     tune_simulated,
 )
-from test_loop import space
 
 from autotune.data.errors import NoStableConfigurationError
 from autotune.data.facts import ScriptFacts, Trains

@@ -6,25 +6,14 @@ from pathlib import Path
 
 import optuna
 import pytest
-from simulated_runs import faster_by, on_disk, simulated_trials, tune_simulated
+from simulated_runs import faster_by, on_disk, simulated_trials, space, tune_simulated
 
 from autotune.data.figures import Operation, Profile
 from autotune.report.compare import compare
 from autotune.report.history import load_history, load_ops, load_slices
 from autotune.space.configuration import read_trials
 
-SPACE = """
-schema_version = 1
-[knobs.batch_size]
-kind = "categorical"
-choices = [32, 128]
-[knobs.steps_per_execution]
-kind = "categorical"
-choices = [1, 4, 16]
-[knobs.data_autotune]
-kind = "categorical"
-choices = [true, false]
-"""
+SPACE = space(batch_size=[32, 128], steps_per_execution=[1, 4, 16], data_autotune=[True, False])
 
 
 @pytest.fixture(scope="module")

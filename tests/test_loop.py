@@ -18,6 +18,7 @@ from simulated_runs import (
     on_disk,
     quick_tune,
     simulated_trials,
+    space,
     tune_simulated,
 )
 
@@ -29,21 +30,6 @@ from autotune.space.configuration import Configuration, read_trials
 from autotune.stats.deciding import EndedBy, Verdict
 from autotune.tuning.events import Began, Notice, PairMeasured, TrialBegan, TrialEnded
 from autotune.tuning.rules import Limits
-
-
-def space(**knobs):
-    """A search space of these choices."""
-    written = [
-        f'[knobs.{name}]\nkind = "categorical"\nchoices = [{", ".join(map(word, choices))}]'
-        for name, choices in knobs.items()
-    ]
-    return "\n".join(["schema_version = 1", *written])
-
-
-def word(value):
-    """A value in TOML."""
-    return f'"{value}"' if isinstance(value, str) else str(value).lower()
-
 
 ONE = space(jit_compile=[False, True])
 TWO = space(jit_compile=[False, True], batch_size=[32, 64])

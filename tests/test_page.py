@@ -11,7 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from simulated_runs import BASELINE, faster_by, on_disk, simulated_trials, tune_simulated
+from simulated_runs import BASELINE, faster_by, on_disk, simulated_trials, space, tune_simulated
 
 from autotune.data.facts import GpuUse
 from autotune.data.figures import Bottleneck, Ceilings, Operation, Profile
@@ -35,16 +35,7 @@ needs_browser = pytest.mark.skipif(
     CHROMIUM is None and not os.environ.get("CI"), reason="Chromium is not installed (Debian: chromium)"
 )
 HOSTILE = "</script><script>document.title='taken'</script><img src=x onerror=document.title='taken'>\u2028'\"&"
-SPACE = """
-schema_version = 1
-[knobs.batch_size]
-kind = "power_of_two"
-low = 16
-high = 256
-[knobs.steps_per_execution]
-kind = "categorical"
-choices = [1, 4, 16]
-"""
+SPACE = space(batch_size=(16, 256), steps_per_execution=[1, 4, 16])
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from optuna.trial import TrialState
-from simulated_runs import BASELINE, GROWING_SPACE, SMALL_SPACE, a_record, space_of
+from simulated_runs import BASELINE, GROWING_SPACE, SMALL_SPACE, a_record, space, space_of
 
 from autotune.space.changes import Situation, near
 from autotune.space.configuration import find_conflict
@@ -20,15 +20,7 @@ from autotune.tuning.candidates import Proposals, combine, find_useful, neighbou
 from autotune.tuning.expectations import Expectation, Expectations
 from autotune.tuning.sampler import Sampler
 
-TINY_SPACE = """
-schema_version = 1
-[knobs.jit_compile]
-kind = "categorical"
-choices = [false, true]
-[knobs.precision]
-kind = "categorical"
-choices = ["float32", "mixed_bfloat16"]
-"""
+TINY_SPACE = space(jit_compile=[False, True], precision=["float32", "mixed_bfloat16"])
 SHORT = Situation(launch_bound=True)
 LONG = Situation(short_steps=False, short_epochs=False)
 WAITING = Situation(short_steps=False, short_epochs=False, waits_for_input=True)
@@ -93,16 +85,7 @@ class Trying:
         return self.next(**how).differences(self.space.baseline)
 
 
-BATCH_SIZES = """
-schema_version = 1
-[knobs.batch_size]
-kind = "power_of_two"
-low = 16
-high = 8192
-[knobs.jit_compile]
-kind = "categorical"
-choices = [false, true]
-"""
+BATCH_SIZES = space(batch_size=(16, 8192), jit_compile=[False, True])
 
 
 def batch_sizes(critical, *, per_example):

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import jsonschema
 import pytest
-from simulated_runs import BASELINE, MACHINE, faster_by, quick_tune, simulated_trials
+from simulated_runs import BASELINE, MACHINE, faster_by, quick_tune, simulated_trials, space
 from test_recommendation import run_that_is
 
 from autotune.data.errors import RecipeError, RunDirectoryError
@@ -25,15 +25,7 @@ from autotune.recipe.schema import recipe_schema, schema_text
 from autotune.space.knobs import KNOBS, Device, Domain, Stage, knobs_on
 from autotune.stats.deciding import Verdict
 
-SPACE = """
-schema_version = 1
-[knobs.batch_size]
-kind = "categorical"
-choices = [32, 128]
-[knobs.onednn]
-kind = "categorical"
-choices = [true, false]
-"""
+SPACE = space(batch_size=[32, 128], onednn=[True, False])
 
 
 @pytest.fixture(scope="module")

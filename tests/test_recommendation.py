@@ -4,8 +4,7 @@ import dataclasses
 import math
 
 import pytest
-from simulated_runs import BASELINE, Watcher, faster_by, quick_tune, simulated_trials
-from test_loop import space as a_space
+from simulated_runs import BASELINE, Watcher, faster_by, quick_tune, simulated_trials, space
 
 from autotune.data.figures import Check, Interval
 from autotune.data.record import Outcome, Phase
@@ -19,24 +18,9 @@ from autotune.tuning.events import PairMeasured, TrialBegan, TrialEnded, silent
 from autotune.tuning.recommend import break_even, recommend
 from autotune.tuning.state import EXCLUDED_GAIN, Candidate
 
-ONE_CANDIDATE = """
-schema_version = 1
-[knobs.batch_size]
-kind = "categorical"
-choices = [32, 128]
-"""
-ONE_OF_ANOTHER_NUMERICS = """
-schema_version = 1
-[knobs.jit_compile]
-kind = "categorical"
-choices = [false, true]
-"""
-ONE_OF_EQUAL_BATCHES = """
-schema_version = 1
-[knobs.steps_per_execution]
-kind = "categorical"
-choices = [1, 8]
-"""
+ONE_CANDIDATE = space(batch_size=[32, 128])
+ONE_OF_ANOTHER_NUMERICS = space(jit_compile=[False, True])
+ONE_OF_EQUAL_BATCHES = space(steps_per_execution=[1, 8])
 FAST = BASELINE.replace(batch_size=128)
 
 
@@ -189,7 +173,7 @@ def test_a_knob_tried_only_beside_slow_changes_is_not_excluded(ended):
 
 def test_knobs_that_no_time_was_left_for_are_named(tmp_path):
     trials = simulated_trials(faster_by(jit_compile=1.1), noise=0.02, start_seconds=8.0)
-    wide = a_space(jit_compile=[False, True], precision=["float32", "mixed_bfloat16"], steps_per_execution=[1, 8, 32])
+    wide = space(jit_compile=[False, True], precision=["float32", "mixed_bfloat16"], steps_per_execution=[1, 8, 32])
     short, whole = (
         quick_tune(trials, tmp_path / str(budget), space=wide, budget=budget)[0].evidence for budget in (60.0, 2000.0)
     )
@@ -209,7 +193,7 @@ def test_fresh_processes_say_more_than_the_search(tmp_path, knob, values):
         return 4000.0 * (1.0 if configuration[knob] == values[0] else 1.03 if Phase.CONFIRM in phases else 1.74)
 
     trials = simulated_trials(speed, noise=0.001)
-    options = {"objective": "time_to_loss", "min_gain": 0.1, "space": a_space(**{knob: values})}
+    options = {"objective": "time_to_loss", "min_gain": 0.1, "space": space(**{knob: values})}
     recipe, _ = quick_tune(trials, tmp_path, observe=watcher, **options)
     (known,) = filter(None, (recipe.candidate, recipe.larger_batch))
     assert known.configuration[knob] == values[1]
@@ -422,9 +406,9 @@ def test_a_steady_state_that_was_not_seen_is_not_called_a_check(ended, side, nam
 
 def test_losses_that_were_compared_are_not_listed(tmp_path):
     listed = []
-    for space, changed in ((ONE_OF_ANOTHER_NUMERICS, "jit_compile"), (ONE_OF_EQUAL_BATCHES, "none")):
+    for varied, changed in ((ONE_OF_ANOTHER_NUMERICS, "jit_compile"), (ONE_OF_EQUAL_BATCHES, "none")):
         trials = simulated_trials(faster_by(**{changed: 1.5, "steps_per_execution": 1.5}), noise=0.03)
-        recipe, _ = quick_tune(trials, tmp_path / changed, space=space, budget=120.0)
+        recipe, _ = quick_tune(trials, tmp_path / changed, space=varied, budget=120.0)
         assert recipe.evidence.verdict is Verdict.FASTER
         listed += [each for each in recipe.evidence.stability.not_checked if "numerics" in each]
         parity = [each for each in recipe.evidence.stability.checks if "numerics" in each.name]

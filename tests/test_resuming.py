@@ -22,6 +22,7 @@ from simulated_runs import (
     on_disk,
     run_on,
     simulated_trials,
+    space,
     tune_simulated,
     with_run,
 )
@@ -36,13 +37,8 @@ from autotune.tuning.events import TrialBegan, TrialMeasured
 from autotune.tuning.resume import note_resumption, read_earlier, refuse_another_machine
 
 SPEED = faster_by(jit_compile=1.5, batch_size=1.2, steps_per_execution=1.1)
-ONE_KNOB = 'schema_version = 1\n[knobs.jit_compile]\nkind = "categorical"\nchoices = [false, true]\n'
-PRECISION = """
-schema_version = 1
-[knobs.precision]
-kind = "categorical"
-choices = ["float32", "mixed_bfloat16"]
-"""
+ONE_KNOB = space(jit_compile=[False, True])
+PRECISION = space(precision=["float32", "mixed_bfloat16"])
 MOMENTS = 6
 EVENTS = 45
 """About as many events as a whole run has before its confirmation ends."""

@@ -12,6 +12,7 @@ from simulated_runs import (
     go_on,
     on_disk,
     simulated_trials,
+    space,
     tune_simulated,
 )
 
@@ -25,19 +26,7 @@ from autotune.tuning.same_model import find_model_difference, make_other_models_
 from autotune.tuning.tune import tune_with
 
 ELEMENT = "(TensorSpec(shape=({batch}, {size}), dtype=tf.float32, name=None), TensorSpec(shape=({batch},)))"
-SPACE = """
-schema_version = 1
-[knobs.batch_size]
-kind = "power_of_two"
-low = 16
-high = 128
-[knobs.steps_per_execution]
-kind = "categorical"
-choices = [1, 8]
-[knobs.precision]
-kind = "categorical"
-choices = ["float32", "mixed_bfloat16"]
-"""
+SPACE = space(batch_size=(16, 128), steps_per_execution=[1, 8], precision=["float32", "mixed_bfloat16"])
 
 
 def a_model(*shapes, more=0, batch="None", size=28):

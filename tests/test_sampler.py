@@ -9,24 +9,13 @@ import optuna
 import pytest
 from optuna.distributions import CategoricalDistribution, IntDistribution
 from optuna.trial import TrialState
-from simulated_runs import BASELINE, a_pair, a_record, space_of
+from simulated_runs import BASELINE, a_pair, a_record, space, space_of
 
 from autotune.data.errors import RunDirectoryError
 from autotune.data.record import Outcome, Phase
 from autotune.tuning.sampler import Sampler, distributions
 
-UNEVEN_SPACE = """
-schema_version = 1
-[knobs.batch_size]
-kind = "categorical"
-choices = [20, 32, 50, 300]
-[knobs.prefetch]
-kind = "categorical"
-choices = [0, 2, 8, "autotune"]
-[knobs.jit_compile]
-kind = "categorical"
-choices = [false, true]
-"""
+UNEVEN_SPACE = space(batch_size=[20, 32, 50, 300], prefetch=[0, 2, 8, "autotune"], jit_compile=[False, True])
 FIRST = 10
 """Trials before the samples are modelled."""
 

@@ -5,7 +5,16 @@ import re
 from types import SimpleNamespace
 
 import pytest
-from simulated_runs import SMALL_SPACE, a_record, an_invocation, on_disk, quick_tune, simulated_trials, tune_simulated
+from simulated_runs import (
+    SMALL_SPACE,
+    a_record,
+    an_invocation,
+    on_disk,
+    quick_tune,
+    simulated_trials,
+    space,
+    tune_simulated,
+)
 
 from autotune import load_history
 from autotune.data.errors import RecipeError, WorkloadError
@@ -30,24 +39,13 @@ from autotune.tuning.tune import tune_with
 from autotune.tuning.verify import verify_with
 
 SITUATION = Situation(on_gpu=True)
-SPACE = """
-schema_version = 1
-[knobs.strategy]
-kind = "categorical"
-choices = ["none", "mirrored"]
-[knobs.replicas]
-kind = "categorical"
-choices = [2, 4, 8]
-[knobs.cross_device]
-kind = "categorical"
-choices = ["auto", "reduce_to_one"]
-[knobs.steps_per_execution]
-kind = "categorical"
-choices = [1, 4]
-[knobs.jit_compile]
-kind = "categorical"
-choices = [false, true]
-"""
+SPACE = space(
+    strategy=["none", "mirrored"],
+    replicas=[2, 4, 8],
+    cross_device=["auto", "reduce_to_one"],
+    steps_per_execution=[1, 4],
+    jit_compile=[False, True],
+)
 
 
 def of_strategy(**knobs):

@@ -28,6 +28,7 @@ from simulated_runs import (
     on_disk,
     quick_tune,
     simulated_trials,
+    space,
     tune_simulated,
 )
 
@@ -52,15 +53,7 @@ from autotune.tuning.tune import tune_with
 SPEED = faster_by(jit_compile=1.5, batch_size=1.1)
 NOISY = {"noise": 0.1, "instance_noise": 0.02}
 QUIET = {"noise": 0.02, "instance_noise": 0.005}
-TINY_SPACE = """
-schema_version = 1
-[knobs.jit_compile]
-kind = "categorical"
-choices = [false, true]
-[knobs.steps_per_execution]
-kind = "categorical"
-choices = [1, 8]
-"""
+TINY_SPACE = space(jit_compile=[False, True], steps_per_execution=[1, 8])
 PERSISTENT = '[knobs.persistent_iterator]\nkind = "categorical"\nchoices = [false, true]\n'
 ONEDNN = '[knobs.onednn]\nkind = "categorical"\nchoices = [true, false]\n'
 

@@ -11,7 +11,17 @@ from types import SimpleNamespace
 
 import filelock
 import pytest
-from simulated_runs import MACHINE, REFERENCE, Watcher, an_invocation, faster_by, on_disk, quick_tune, simulated_trials
+from simulated_runs import (
+    MACHINE,
+    REFERENCE,
+    Watcher,
+    an_invocation,
+    faster_by,
+    on_disk,
+    quick_tune,
+    simulated_trials,
+    space,
+)
 
 from autotune.data.errors import ArgumentError, NoStableConfigurationError, RecipeError, TuningInterruptedError
 from autotune.data.figures import LogInterval
@@ -25,12 +35,7 @@ from autotune.tuning import verify as verify_module
 from autotune.tuning.events import Notice, TrialBegan, TrialEnded, TrialMeasured, silent
 from autotune.tuning.verify import Verification, verify, verify_with
 
-SPACE = """
-schema_version = 1
-[knobs.batch_size]
-kind = "categorical"
-choices = [32, 128]
-"""
+SPACE = space(batch_size=[32, 128])
 
 
 @pytest.fixture(scope="module")

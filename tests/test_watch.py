@@ -3,7 +3,7 @@
 import itertools
 
 import pytest
-from simulated_runs import FAST, Fresh, faster_by, quick_tune, simulated_trials
+from simulated_runs import FAST, Fresh, faster_by, quick_tune, simulated_trials, space
 
 from autotune.data.record import Outcome, Phase
 from autotune.runtime.executor import TrialFailed
@@ -13,7 +13,7 @@ from autotune.tuning.rules import Limits
 
 ROOMY = Limits(host_bytes=8 << 30, device_bytes=80 << 30)
 SPEED = faster_by(jit_compile=1.5)
-ONE_KNOB = 'schema_version = 1\n[knobs.jit_compile]\nkind = "categorical"\nchoices = [false, true]\n'
+ONE_KNOB = space(jit_compile=[False, True])
 
 
 def watched(tmp_path, seconds=60.0, *, stops_after=10**9, **settings):

@@ -15,6 +15,7 @@ Version history of run.json: 1, the first.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import re
 import secrets
@@ -24,7 +25,7 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import filelock
 from pydantic import AfterValidator, FiniteFloat, ValidationError
@@ -33,6 +34,7 @@ from autotune.data.errors import AutotuneError, DamagedRunWarning, InputError, R
 from autotune.data.facts import KnownWorkload, Machine
 from autotune.data.files import TEMPORARY, is_utf8, read_at_most, write_atomically
 from autotune.data.models import Amount, Count, Frozen, Many, Number, Value, first_mistake
+from autotune.data.options import Options
 from autotune.data.printable import short
 from autotune.data.record import Place, TrialRecord
 
@@ -43,6 +45,7 @@ STATES = (STATE, "state.part")  # the second while it is written
 SPACE = "space.toml"  # a copy of the search-space file that was given
 COMPILED = "compiled"  # what XLA compiled for the recipe, see `recipe.compiled`
 FAILED_LOG = "failed.log"  # of a workload that did not train: all that is left of its run
+START_ANEW = "Start a new run with another --out."
 LATEST = "latest"  # a link to the run of a workload that was started or continued last
 OWN_NAME = re.compile(r"\d{8}-\d{6}-[0-9a-f]{6}")
 SCRATCH_FOLDERS = (SCRATCH, "scratch-*")
@@ -404,3 +407,21 @@ def new_run_directory(results: Path, workload: str) -> RunDirectory:
     safe = re.sub(r"[^A-Za-z0-9_.-]+", "_", workload).strip(".") or "workload"
     stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
     return RunDirectory(results / safe / f"{stamp}-{secrets.token_hex(3)}")
+
+
+def options_of(run: RunRecord) -> Options:
+    """Return a run's options. Raises RunDirectoryError."""
+    known = {field.name for field in dataclasses.fields(Options)}
+    given: dict[str, Any] = {name: value for name, value in run.arguments.items() if name in known}
+    try:
+        return Options(**given)
+    except (AutotuneError, TypeError) as error:
+        raise RunDirectoryError(f"{run.run}: run.json: arguments: {error}", hint=START_ANEW) from error
+
+
+def to_repeat(path: Path) -> list[str]:
+    """Return the words that the command which resumes a run needs again; see `Options.to_repeat`."""
+    try:
+        return options_of(RunDirectory(path).read_run()).to_repeat
+    except RunDirectoryError:
+        return []  # the command that is shown says what is wrong

@@ -72,7 +72,7 @@ def tune(
         wait: Wait until earlier runs on the same devices of this machine have ended. The budget begins then.
         json: Print the result as JSON (docs/json.md); progress goes to standard error.
     """
-    from autotune.data.run_options import to_repeat
+    from autotune.data.run_directory import to_repeat
     from autotune.front.closing import show_recipe, show_usage
     from autotune.front.console import Progress, messages, terminal
     from autotune.front.tune import tune as tune_workload

@@ -39,8 +39,7 @@ def show(
         parquet: Write them to this Parquet file.
         json: Print recipe and trials as JSON (docs/json.md).
     """
-    from autotune.data.run_directory import RunDirectory
-    from autotune.data.run_options import to_repeat
+    from autotune.data.run_directory import RunDirectory, to_repeat
     from autotune.data.runs_on_disk import follow_latest
     from autotune.front.closing import show_diff, show_recipe, show_usage
     from autotune.front.console import note, say

@@ -14,8 +14,7 @@ from autotune.data.facts import ScriptFacts
 from autotune.data.figures import Interval, Operation, Profile
 from autotune.data.printable import memory_size, one_line, printable
 from autotune.data.record import Outcome, Phase, TrialRecord
-from autotune.data.run_directory import RunRecord
-from autotune.data.run_options import to_repeat
+from autotune.data.run_directory import RunRecord, to_repeat
 from autotune.recipe.advice import advice, describe_candidate, learning_caveats, verdict_in_words
 from autotune.recipe.answers import NOT_PROMISED
 from autotune.recipe.next_steps import next_steps, resume_command

@@ -274,21 +274,18 @@ class RayExecutor(Executor):
                 raise SeatLost(Outcome.CRASHED, "; ".join(differences))
             seat.open()
             return self._advance(seat)
-        if isinstance(found, OpenedSeat):
-            self._take_in(seat, found)
-        return isinstance(found, OpenedSeat)
-
-    def _take_in(self, seat: RaySeat, opened: OpenedSeat) -> None:
-        """Use a seat from now on."""
-        if self._facts is not None and opened.facts.fingerprint != self._facts.fingerprint:
+        if not isinstance(found, OpenedSeat):
+            return False
+        if self._facts is not None and found.facts.fingerprint != self._facts.fingerprint:
             raise SeatLost(Outcome.CRASHED, "the workload's file differs from the first seat's")
         assert seat.host is not None
-        self._facts = self._facts or opened.facts
-        devices = " + ".join(seat.host.devices) or opened.place.device
-        seat.place = opened.place.model_copy(update={"seat": seat.name, "host": seat.host.name, "device": devices})
+        self._facts = self._facts or found.facts
+        devices = " + ".join(seat.host.devices) or found.place.device
+        seat.place = found.place.model_copy(update={"seat": seat.name, "host": seat.host.name, "device": devices})
         self._handles[seat.name] = seat
-        self.isolation, self.started_by_import = opened.isolation, opened.started_by_import
+        self.isolation, self.started_by_import = found.isolation, found.started_by_import
         self.seats = (*(name for name in self.seats if name != seat.name), seat.name)
+        return True
 
     def use_fresh_interpreters(self) -> None:
         """See `executor.Executor`: other actors take the seats' places."""

@@ -217,7 +217,8 @@ class SearchSpace:
                 continue
             values = written.values(name, cores=cores, examples=examples, source=self.source)
             if name == "batch_size":
-                values = [value for value in values if _batch_fits(value, baseline, largest_batch)]
+                whole = baseline.update_size if "global_batch" in baseline else 0  # accumulated: a batch divides it
+                values = [value for value in values if whole % value == 0 and value <= (largest_batch or value)]
             elif name == "replicas":
                 values = [*(value for value in values if value < devices), devices]
             slow = _slow_values(name, capability if device is Device.GPU else None)
@@ -257,12 +258,6 @@ def _slow_values(name: str, capability: str | None) -> dict[KnobValue, str]:
     needs = KNOBS[name].capability if capability is not None else {}
     why = "needs compute capability {}, not {}"
     return {value: why.format(need, capability) for value, need in needs.items() if float(capability or 0) < need}
-
-
-def _batch_fits(value: int, baseline: Configuration, largest: int | None) -> bool:
-    """Return whether a batch size is allowed; with accumulated gradients, it must divide an update's examples."""
-    divides = "global_batch" not in baseline or baseline.update_size % value == 0
-    return divides and (largest is None or value <= largest)
 
 
 def _with_baseline(values: Sequence[KnobValue], baseline: KnobValue) -> tuple[KnobValue, ...]:

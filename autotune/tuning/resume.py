@@ -17,8 +17,7 @@ from autotune.data.models import KnobValue
 from autotune.data.options import Objective, Options
 from autotune.data.printable import plural
 from autotune.data.record import Outcome, TrialRecord, reference_of
-from autotune.data.run_directory import Resumption, RunDirectory, RunRecord, left_out
-from autotune.data.run_options import START_ANEW, options_of
+from autotune.data.run_directory import START_ANEW, Resumption, RunDirectory, RunRecord, left_out, options_of
 from autotune.space.configuration import Configuration, read_trials
 from autotune.tuning.trial import Trial, now_utc
 

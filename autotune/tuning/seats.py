@@ -199,12 +199,15 @@ class ExclusiveResources:
                 Notice(text="the trial succeeds without the baseline: from now on only one process runs at a time")
             )
             return [_requested(failed) for failed in self._beside if _requested(failed) != asked], ""
-        same = find_same_failures(record, run.records.values())
+        key = failure_key(record)
+        searched = [known for known in run.records.values() if known.phase is Phase.SEARCH]
+        beside = any(known.outcome.measured and known.pairing is Pairing.ALTERNATING for known in searched)
+        same = [known for known in searched if failure_key(known) == key] if key and not beside else []
         if len(same) < FEWEST_FAILURES or len(run.executor.seats) > 1 or _common_changes(same, run.baseline):
             return [], ""
         reason = first_line(record.reason)
-        if not seat.bracketed and failure_key(record) not in self._tested:
-            self._tested.add(failure_key(record))
+        if not seat.bracketed and key not in self._tested:
+            self._tested.add(key)
             self._beside, self._alone, seat.bracketed = same, asked, True
             text = f"{len(same)} trials failed with the same error while the baseline was running: {reason}"
             held = "The baseline may hold a port, a lock file or a device; repeating the last trial without it"
@@ -212,8 +215,7 @@ class ExclusiveResources:
             return [asked], ""
         if tested:
             self._alone, seat.bracketed = None, False
-        measured = any(known.outcome.measured for known in run.records.values() if known.phase is Phase.SEARCH)
-        if measured:
+        if any(known.outcome.measured for known in searched):
             return [], ""
         log = run.directory.trial_directory(record.trial) / "log.txt"
         return (
@@ -228,14 +230,6 @@ def failure_key(record: TrialRecord) -> str:
     if record.outcome is Outcome.TIMEOUT and _BUILDING in reason:
         return re.sub(r"\d+\.\d+ s", "", reason)
     return reason if record.outcome in (Outcome.ERROR, Outcome.CRASHED) else ""
-
-
-def find_same_failures(last: TrialRecord, records: Iterable[TrialRecord]) -> list[TrialRecord]:
-    """Return the search's trials that failed like the last one; none where one was measured beside the baseline."""
-    searched = [record for record in records if record.phase is Phase.SEARCH]
-    beside = any(record.outcome.measured and record.pairing is Pairing.ALTERNATING for record in searched)
-    key = failure_key(last)
-    return [record for record in searched if failure_key(record) == key] if key and not beside else []
 
 
 def find_failing_changes(records: Iterable[TrialRecord], baseline: Configuration) -> dict[Changes, TrialRecord]:
