@@ -3,7 +3,7 @@
 import contextlib
 import sys
 import textwrap
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -81,10 +81,11 @@ def found_in(folder, source):
             try:
                 return next(self._pairs)
             except StopIteration:
-                answers.append(eager.find_sites(OwnSource([file], str(folder))))
+                answers.append(eager.find_sites(OwnSource([file], str(folder)), [layer]))
                 raise
 
     names = {"tape": contextlib.contextmanager(lambda: iter([eager.note_tape(lambda: None)])), "data": Reader()}
+    names["layer"] = layer = SimpleNamespace(rate=0.5, name="dropout")
     names |= {"apply": lambda optimizer: eager.note_update(optimizer, read[-1]), "tf": tf, "__name__": "__main__"}
     try:
         exec(compile(file.read_text(encoding="utf-8"), str(file), "exec"), names)
@@ -154,7 +155,8 @@ def test_a_value_that_changes_between_steps_is_named(tmp_path, between, deeper, 
         ("agent.update(x, y)", "agent.update(epoch, y)", "line 10: update() is given x as a Python number"),
         ("    def update", "    @contextlib.contextmanager\n    def update", "line 10: update() is decorated by"),
         ("agent.update(x, y)", "with tape():\n        apply(agent)", "line 29: the eager step stands in its loop"),
-        ("pass\n    agent", "agent.net.trainable = epoch > 1\n    agent", "line 10: update() trains variables"),
+        ("pass\n    agent", "layer.trainable = epoch > 1\n    agent", "line 27: sets .trainable as it trains"),
+        ("pass\n    agent", "layer.rate = epoch / 9\n    agent", "line 27: sets .rate as it trains"),
     ],
 )
 def test_a_step_of_another_form_is_held(tmp_path, old, new, what):
@@ -163,8 +165,6 @@ def test_a_step_of_another_form_is_held(tmp_path, old, new, what):
         source = source.replace("import logging", "import contextlib, logging").replace(
             "agent.update(x", "agent.update.__wrapped__(agent, x"
         )
-    if "trains" in what:
-        source = source.replace("agent, log = Agent()", "Agent.net = type('Net', (), {})()\nagent, log = Agent()")
     sites, why = found_in(tmp_path, source)
     assert (sites, why[: len("train.py, ")]) == ((), "train.py, ")
     assert what in why
@@ -173,11 +173,12 @@ def test_a_step_of_another_form_is_held(tmp_path, old, new, what):
 @pytest.mark.parametrize(
     ("line", "between"),
     [
-        ("logs = {}; logs['loss'] = loss", "pass"),
+        ("logs: dict = {}; logs['loss'] = loss", "pass"),
         ("parts = [x]; parts.append(y)", "pass"),
         ("x = tf.random.stateless_normal([3], seed=(1, 2))", "pass"),
         ("scale = float(self.scale) * math.sqrt(2.0)", "agent.steps = epoch"),
         ("pass", "print(epoch)"),
+        ("inner = lambda: (x, loss); inner()", "loss = x"),
     ],
 )
 def test_what_a_graph_repeats_holds_nothing(tmp_path, line, between):

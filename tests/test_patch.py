@@ -162,11 +162,6 @@ def test_what_an_edit_cannot_reach_is_left_to_run(tmp_path):
     [
         ("import tensorflow as tf\n", False, ["    @tf.function(reduce_retracing=True)"]),
         ("import tensorflow as T\n", True, ["    @T.function(reduce_retracing=True, jit_compile=True)"]),
-        (
-            "from tensorflow import GradientTape\n",
-            False,
-            ["import tensorflow as tf", "    @tf.function(reduce_retracing=True)"],
-        ),
     ],
 )
 def test_an_eager_step_gets_one_line_above_it(tmp_path, imports, jit, added):
@@ -186,6 +181,20 @@ def test_an_eager_step_gets_one_line_above_it(tmp_path, imports, jit, added):
     moved = facts.model_copy(update={"sites": {"graph_step": (site.model_copy(update={"function": "gone"}),)}})
     recipe = recipe.model_copy(update={"workload": recipe.workload.model_copy(update={"script": moved})})
     assert script_diff(recipe, file)[1][-1] == "graph_step=true"
+
+
+def test_an_eager_fit_gets_another_argument_of_compile(tmp_path):
+    file = tmp_path / "train.py"
+    file.write_text("model.compile('sgd', run_eagerly=True)\nmodel.fit(x, y)\n", encoding="utf-8")
+    recipe = recipe_of(file, {"batch_size": 32, "graph_step": False}, graph_step=True)
+    diff, rest = script_diff(recipe, file)
+    assert (changed_lines(diff)[1], rest) == (["model.compile('sgd', run_eagerly=False)"], [])
+    file.write_text("model.compile('sgd')\nmodel.run_eagerly = True\nmodel.fit(x, y)\n", encoding="utf-8")
+    calls_in.cache_clear()
+    assert script_diff(recipe_of(file, {"batch_size": 32, "graph_step": False}, graph_step=True), file) == (
+        "",
+        ["graph_step=true"],
+    )
 
 
 def test_a_recipe_of_another_script_is_refused(tmp_path):

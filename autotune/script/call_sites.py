@@ -105,16 +105,24 @@ def _calls(node: ast.AST, prefix: str = "", in_loop: bool = False) -> Iterator[_
             yield from _calls(child, f"{prefix}{child.name}." if isinstance(child, ast.ClassDef) else prefix, in_loop)
 
 
-def functions_in(node: ast.AST, prefix: str = "") -> Iterator[tuple[str, ast.FunctionDef]]:
-    """Yield the functions below a node, with their qualified names."""
-    for child in ast.iter_child_nodes(node):
-        name = prefix
-        if isinstance(child, ast.FunctionDef):
-            yield f"{prefix}{child.name}", child
-            name = f"{prefix}{child.name}.<locals>."
-        elif isinstance(child, ast.ClassDef):
-            name = f"{prefix}{child.name}."
-        yield from functions_in(child, name)
+def functions_in(tree: ast.Module) -> Iterator[tuple[str, int, ast.FunctionDef]]:
+    """Yield the functions of a file: their qualified name, its count so far, and the function."""
+    counts: Counter[str] = Counter()
+    waiting: list[tuple[ast.AST, str]] = [(tree, "")]
+    while waiting:
+        node, prefix = waiting.pop()
+        name = f"{prefix}{getattr(node, 'name', '')}"
+        if isinstance(node, ast.FunctionDef):
+            yield name, counts[name], node
+            counts[name] += 1
+        inner = (
+            f"{name}.<locals>."
+            if isinstance(node, ast.FunctionDef)
+            else f"{name}."
+            if isinstance(node, ast.ClassDef)
+            else prefix
+        )
+        waiting += [(child, inner) for child in reversed(list(ast.iter_child_nodes(node)))]
 
 
 def name_of(node: ast.AST) -> str:

@@ -17,12 +17,13 @@ from typing import Any
 
 from autotune.recipe.tf_private import functions_of, operations_of
 from autotune.runtime.sources import parse_source
-from autotune.script.call_sites import is_own, line_of_code, name_of, running_frames
+from autotune.script.call_sites import is_own, line_of, line_of_code, name_of, running_frames
 from autotune.script.dataset_trace import upstream
 
 READS_AHEAD = ("persistent_iterator", "prefetch", "num_parallel_calls", "prefetch_to_device", "per_replica_buffer_size")
 _FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 _SPECIAL = ("__call__", "__getitem__", "__iter__", "__len__", "__next__")  # called without being named
+_BUILDING = ("__init__", "build")
 _WRITES = {"Var": re.compile("assign|scatter|set_(value|weights)"), "lookup": re.compile("insert|remove|erase")}
 _CHANGES = re.compile("assign|insert|remove|append|extend|update|pop|clear|add$|discard|put|fill|sort|set_|reset")
 _CHANGES_ARGUMENT = ("copyto", "put", "set_value", "shuffle")
@@ -33,15 +34,16 @@ class OwnSource:
     """The functions in a script's own files; `directory` is the script's."""
 
     def __init__(self, files: Iterable[Path], directory: str) -> None:
-        self._directory = directory
+        self._directory, self._paths = directory, list(files)
+        self.files: dict[Any, str] = {}  # of each function
         self._at: defaultdict[tuple[str, int], list[Any]] = defaultdict(list)  # functions by file and first line
-        self._outer: dict[Any, Any] = {}  # the function around each function
+        self.outer: dict[Any, Any] = {}  # the function around each function
         # By function; whether in a loop that runs now.
         self._nodes: defaultdict[Any, list[tuple[Any, bool]]] = defaultdict(list)
         self._loops: dict[Any, Any] = {}  # those that run now, and the function of each
         self._started: set[Any] = set()  # functions that run now
         self._running = [(os.path.realpath(frame.f_code.co_filename), frame.f_lineno) for frame in running_frames()]
-        for file in files:
+        for file in self._paths:
             self._collect(os.path.realpath(file), parse_source(file), None, in_loop=False)
 
     def _collect(self, file: str, tree: ast.AST, function: Any, *, in_loop: bool) -> None:
@@ -49,7 +51,8 @@ class OwnSource:
             if isinstance(node, _FUNCTIONS):
                 first = min([node.lineno, *(mark.lineno for mark in getattr(node, "decorator_list", ()))])
                 self._at[file, first].append(node)
-                self._outer[node] = function
+                self.files[node] = file
+                self.outer[node] = function
                 if not isinstance(node, ast.Lambda) and self._is_running(file, node):
                     self._started.add(node)
                 self._collect(file, node, node, in_loop=False)
@@ -88,13 +91,7 @@ class OwnSource:
         runs for each batch, and reads what it names.
         """
         code = [found for function in functions for found in code_of(function)]
-        readers = [node for found in code for node in self.nodes_at(found)]
-        for reader in readers:  # which grow by the functions that they name or contain
-            named = {name.lstrip(".") for name in self._names_read(reader)}
-            found = (
-                node for node, outer in self._outer.items() if outer is reader or getattr(node, "name", "") in named
-            )
-            readers += [node for node in found if node not in readers]
+        readers = self.reached_from(node for found in code for node in self.nodes_at(found))
         names, methods = self.changes(readers)
         read = sorted({name for reader in readers for name in self._names_read(reader)} & names) if is_python else []
         for handle in resources:
@@ -106,6 +103,27 @@ class OwnSource:
         place = line_of_code(code[0], self._directory) + "," if code else "the dataset"
         late = "which may change during the training, and batches read ahead would have the old value"
         return f"the function in {place} reads {read[0].lstrip('.')}, {late}"
+
+    def reached_from(self, functions: Iterable[Any]) -> list[Any]:
+        """Return these functions, and those that they name or contain."""
+        reached = list(functions)
+        for reader in reached:  # which grow
+            named = {name.lstrip(".") for name in self._names_read(reader)}
+            found = (
+                node for node, outer in self.outer.items() if outer is reader or getattr(node, "name", "") in named
+            )
+            reached += [node for node in found if node not in reached]
+        return reached
+
+    def line_of_store(self, attribute: str) -> str:
+        """Return where an attribute is set first; empty if nowhere."""
+        nodes = ((file, node) for file in self._paths for node in ast.walk(parse_source(file)))
+        stores = (
+            (file, node)
+            for file, node in nodes
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and node.attr == attribute
+        )
+        return next((line_of(file, node, self._directory) for file, node in stores), "")
 
     def nodes_at(self, code: CodeType) -> list[Any]:
         """Return the function of some code; of several that begin in its line, the innermost around its first place."""
@@ -132,15 +150,15 @@ class OwnSource:
         """Return the names and `.attributes` that other functions and loops change, and the methods that they call.
 
         What prepares the data is over: loops that do not run now, and all outside of loops where none runs around it;
-        `__init__`, and what only such a function calls.
+        `__init__` and `build`, and what only such a function calls.
         """
         names: set[str] = set()
         methods: set[str] = set()
-        around = {self._outer[reader] for reader in readers}  # whose variables they read
+        around = {self.outer[reader] for reader in readers}  # whose variables they read
         each = ((of, node) for of, nodes in self._nodes.items() for node, _ in nodes)
         calls = [(name_of(node.func), of) for of, node in each if isinstance(node, ast.Call)]
-        later = {name for name, of in calls if getattr(of, "name", "") != "__init__"}
-        at_start = {"__init__", *(name for name, _ in calls if name not in later and not name.startswith("on_"))}
+        later = {name for name, of in calls if getattr(of, "name", "") not in _BUILDING}
+        at_start = {*_BUILDING, *(name for name, _ in calls if name not in later and not name.startswith("on_"))}
         for function, nodes in self._nodes.items():
             if function in readers or getattr(function, "name", "") in at_start:
                 continue

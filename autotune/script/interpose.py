@@ -203,6 +203,7 @@ class Wrappers:
         self.set_at.pop("run_eagerly", None)
         if bound.arguments.get("run_eagerly"):
             self.set_at["run_eagerly"] = site
+            bound.arguments["run_eagerly"] = not self.settings.changes.get("graph_step")
         if "jit_compile" in bound.arguments:
             api = keras_api(keras_of(bound.args[0]))
             self.jit_compile = api.jit_compile(bound.arguments["jit_compile"])
@@ -212,9 +213,11 @@ class Wrappers:
     def _fit(self, usual: Callable[..., Any], site: Site, bound: BoundArguments) -> Any:
         bound.apply_defaults()
         receiver, *names = bound.arguments
-        arguments = {name: bound.arguments[name] for name in names}
+        arguments, model = {name: bound.arguments[name] for name in names}, bound.arguments[receiver]
+        if self.settings.changes.get("graph_step"):
+            model.run_eagerly = False  # the script may have set the attribute
         with self.inert():
-            return self.hooks.fit(bound.arguments[receiver], usual, arguments, site)
+            return self.hooks.fit(model, usual, arguments, site)
 
 
 def shuffle_examples(usual: Callable[..., Any], _: Site, bound: BoundArguments) -> Any:

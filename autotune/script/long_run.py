@@ -99,15 +99,18 @@ class LongRun(Hooks):
         self._scaled = weakref.WeakKeyDictionary[Any, tuple[int, int]]()  # optimizers whose scaling was said
         self._said_last = ""  # of the learning rate
 
-    def install(self) -> None:
-        """Set what acts before TensorFlow is imported, and wrap it, now or once it is."""
+    def install(self, *, begun: bool = False) -> None:
+        """Set what acts before TensorFlow is imported, and wrap it, now or once it is. `begun`: the script runs."""
+        if begun and self._facts.sites.get("graph_step") and self._settings.changes.pop("graph_step", None):
+            self._settings.changes.pop("jit_compile", None)
+            say("graph_step has no effect: use `autotune run`, or paste the line of `autotune show --diff`")
         apply.apply_before_import(self._settings.changes)
         os.environ.update(apply.environment(self._settings.changes, Stage.START))
         if self._compiled is not None:
             os.environ.update(loading_from(str(self._compiled), os.environ))
         self._wrappers.install()
-        if self._settings.changes.get("graph_step"):
-            StepCompiler(self._facts.sites.get("graph_step", ()), self._settings, self._wrappers.directory)
+        if self._settings.changes.get("graph_step") and (steps := self._facts.sites.get("graph_step")):
+            StepCompiler(steps, self._settings, self._wrappers.directory)
 
     def imported(self, name: str) -> None:
         """See `Hooks`: set what acts right after an import."""
@@ -433,4 +436,4 @@ def activate() -> None:
         directory = Path(sys._getframe(1).f_code.co_filename).resolve().parent
         selection = _select(Path(path), strict=False)
         compiled = _load_compiled(selection.recipe, selection.path)
-        LongRun(selection.recipe, selection.path, str(directory), compiled=compiled).install()
+        LongRun(selection.recipe, selection.path, str(directory), compiled=compiled).install(begun=True)

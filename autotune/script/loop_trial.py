@@ -87,8 +87,12 @@ class LoopSession(TrainingSession):
         }
 
     def weights(self) -> Weights:
-        """Return what the optimizers update."""
-        variables = self._watch.trained_weights()
+        """Return what the optimizers update; in a first step that is one function, what the first of them does.
+
+        The same step has updated no more yet where each operation runs by itself.
+        """
+        is_first = self._watch.by_call and self.progress.calls < 2 and "graph_step" in self._settings.changes
+        variables = self._watch.trained_weights(1 if is_first else None)
         return Weights(variables, variables)
 
     def gauges(self) -> list[Gauge]:
@@ -183,7 +187,7 @@ class LoopTraining(TrialHooks):
         self._compiler: StepCompiler | None = None
         if self.wrappers.settings.changes.get("graph_step"):
             steps, directory = self.facts.sites["graph_step"], directory_of(self.reference)
-            self._compiler = StepCompiler(steps, self.wrappers.settings, directory, self._obey, self._leave_out)
+            self._compiler = StepCompiler(steps, self.wrappers.settings, directory, self._obey)
 
     def imported(self, name: str) -> None:
         """See `Hooks`."""
@@ -194,11 +198,6 @@ class LoopTraining(TrialHooks):
     def fit(self, model: Any, usual: Callable[..., Any], arguments: dict[str, Any], site: Site) -> Any:
         """See `Hooks`: what is trained by `fit` is not what is tuned."""
         return few_steps(model, usual, arguments, self.effects.without_writers(arguments["callbacks"]))
-
-    def _leave_out(self, seconds: float) -> None:
-        """Leave the time of a proof out of the step in progress."""
-        if self._trial is not None:
-            self._trial.clock.leave_out(seconds)
 
     def _named(self, logs: Any) -> Any:
         """Return the numbers that a step returned, with the loss by that name."""

@@ -133,9 +133,9 @@ class LoopWatch:
             restore()
         self._restore = []
 
-    def trained_weights(self) -> list[Any]:
-        """Return what the optimizers update."""
-        optimizers = list(self.optimizers.values())
+    def trained_weights(self, count: int | None = None) -> list[Any]:
+        """Return what the optimizers update, or so many of them."""
+        optimizers = list(self.optimizers.values())[:count]
         return [variable for optimizer in optimizers for variable in keras_api().trained_by(optimizer)]
 
     def explicit(self, dataset: Any) -> Iterator[Any]:

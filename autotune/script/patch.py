@@ -68,8 +68,13 @@ def script_diff(recipe: Recipe, script: Path) -> tuple[str, list[str]]:
         moved: dict[str, tuple[ast.Call, list[_Edit]]] = {}  # that change places, with the edits of their arguments
         for site, call in calls_in(str(file), directory).values():
             wanted = _knobs_at(site, facts, changes)
+            if not any(keyword.arg == "run_eagerly" for keyword in call.keywords):
+                wanted.pop("graph_step", None)  # the script sets an attribute
             reached |= wanted.keys()
-            own = _arguments(source, call, {ARGUMENTS.get(knob, knob): value for knob, value in wanted.items()})
+            arguments = {ARGUMENTS.get(knob, knob): value for knob, value in wanted.items()}
+            if arguments.pop("graph_step", False):
+                arguments["run_eagerly"] = False
+            own = _arguments(source, call, arguments)
             edits += own
             if changes.get("batched_map") and site.key in (found.key for found in facts.sites.get("batched_map", ())):
                 moved[site.call] = call, own
@@ -121,25 +126,14 @@ def _above(source: bytes, line: int, comment: str) -> _Edit:
 
 
 def _decorated(source: bytes, sites: Sequence[Site], file: str, changes: Mapping[str, KnobValue]) -> list[_Edit]:
-    """Return the edits that decorate the functions at these sites; TensorFlow has the script's name for it."""
+    """Return the edits that decorate the functions at these sites; none where the script does not import TensorFlow."""
     tree, wanted = ast.parse(source), {(site.function, site.order) for site in sites if site.file == file}
-    names = [alias for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
-    module = next((alias.asname or alias.name for alias in names if alias.name == "tensorflow"), "")
-    line = f"@{module or 'tf'}.function(reduce_retracing=True{', jit_compile=True' * bool(changes.get('jit_compile'))})"
-    edits: list[_Edit] = []
-    seen: list[str] = []
-    for name, node in functions_in(tree):
-        if (name, seen.count(name)) in wanted:
-            begin = _offset(source, node.lineno, 0)
-            edits.append(_Edit(begin, begin, f"{' ' * node.col_offset}{line}\n"))
-        seen.append(name)
-    if edits and not module:  # the script has names of TensorFlow's only
-        imports = [
-            node.lineno for node in tree.body if isinstance(node, ast.ImportFrom) and node.module != "__future__"
-        ]
-        begin = _offset(source, imports[0], 0)
-        edits.append(_Edit(begin, begin, f"{_IMPORTS['tf']}\n"))
-    return edits
+    imported = (alias for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names)
+    name = next((alias.asname or alias.name for alias in imported if alias.name == "tensorflow"), "")
+    arguments = f"reduce_retracing=True{', jit_compile=True' if changes.get('jit_compile') else ''}"
+    found = [node for known, order, node in functions_in(tree) if name and (known, order) in wanted]
+    begins = [(_offset(source, node.lineno, 0), node.col_offset) for node in found]
+    return [_Edit(begin, begin, f"{' ' * column}@{name}.function({arguments})\n") for begin, column in begins]
 
 
 def _knobs_at(site: Site, facts: ScriptFacts, changes: Mapping[str, KnobValue]) -> dict[str, KnobValue]:
@@ -152,7 +146,7 @@ def _knobs_at(site: Site, facts: ScriptFacts, changes: Mapping[str, KnobValue]) 
         and (knob == "batch_size" or CALLS.get(site.call) == knob)  # not inside Keras's makers of datasets
     ]
     if facts.compile_site is not None and site.key == facts.compile_site.key:
-        knobs += ["jit_compile", "steps_per_execution"]
+        knobs += ["jit_compile", "steps_per_execution", "graph_step"]
     is_fit_of_arrays = not facts.batch_given_as and "workers" not in facts.baseline  # which is a PyDataset's
     if is_fit_of_arrays and facts.fit_site is not None and site.key == facts.fit_site.key:
         knobs.append("batch_size")

@@ -23,6 +23,7 @@ from autotune.script.batched_map import find_batched_map
 from autotune.script.call_sites import enclosing_ranges, running_frames
 from autotune.script.changing_state import READS_AHEAD, OwnSource
 from autotune.script.dataset_trace import BATCHES, batch_calls, cacheable_map, calls_for, drops_remainder, upstream
+from autotune.script.eager_steps import find_obstacle_of_fit
 from autotune.script.fit_call import LOADING, VALIDATION_HINT, FitCall, honours_batch_size
 from autotune.script.interpose import Wrappers
 from autotune.script.loop_ends import StepLoop, find_step_loop
@@ -113,7 +114,14 @@ def facts_of_fit(
     reasons = _not_reached_by_fit(call, dataset)
     eager = _why_eager(context.wrappers.set_at, call.model)
     if eager:
-        reasons |= dict.fromkeys((*_XLA, "steps_per_execution"), eager)
+        source, layers = OwnSource(context.own_files, context.directory), call.model._flatten_layers()
+        parts = tf.nest.flatten([getattr(call.model, name, None) for name in ("loss", "metrics", "optimizer")])
+        parts = [part for part in (*layers, *parts) if hasattr(part, "__dict__")]
+        held = find_obstacle_of_fit(parts, source, context.directory)
+        if held or tf.config.functions_run_eagerly():
+            reasons |= dict.fromkeys((*_XLA, "steps_per_execution"), eager) | {"graph_step": held or eager}
+        else:
+            given["graph_step"] = False
         if counted := find_counted_calls(context.own_files, call.model, context.directory):
             reasons.setdefault("batch_size", f"{counted} counts the calls of train_step, and reads that number")
     if why := held_steps(arguments["callbacks"], context.directory):
@@ -166,7 +174,8 @@ def facts_of_loop(watch: LoopWatch, examples: int, context: ScriptContext) -> Wo
     directory = context.directory
     loop = find_step_loop(running_frames(), directory, is_batched)
     source = OwnSource(context.own_files, directory)
-    steps, held = watch.eager.find_sites(source) if watch.eager is not None else ((), "")
+    parts = [*watch.layers.values(), *watch.optimizers.values()]
+    steps, held = watch.eager.find_sites(source, parts) if watch.eager is not None else ((), "")
     reasons = _not_reached_by_loop(watch, dataset)
     if how := _why_eager(context.wrappers.set_at):
         steps, reasons = (), reasons | dict.fromkeys((*_XLA, "graph_step"), how)

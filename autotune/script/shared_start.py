@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
-from autotune.data.facts import Site, WorkloadFacts, WorkloadReference
+from autotune.data.facts import WorkloadFacts, WorkloadReference
 from autotune.recipe.keras_api import KERAS_PACKAGES, api_of
 from autotune.recipe.tf_private import runtime_starts
 from autotune.runtime import failures, protocol, supervisor
@@ -176,16 +176,6 @@ class _Start:
         leave(0)
 
 
-def _run_again(reference: WorkloadReference, endless: Site | None, here: str) -> None:
-    """Run the script from its beginning, in a fork of its start, with modules of its own that are loaded anew."""
-    own = own_files(file_of(reference), Path(directory_of(reference)))
-    for name, module in list(sys.modules.items()):
-        if name != "__main__" and Path(getattr(module, "__file__", None) or "") in own:
-            del sys.modules[name]
-    os.chdir(here)
-    run_users(reference, endless=endless)
-
-
 @contextlib.contextmanager
 def _trial(
     request: protocol.TrialRequest, channel: protocol.Channel, reference: WorkloadReference, here: str
@@ -199,10 +189,15 @@ def _trial(
         if facts.epochs_range is not None:
             make_endless(facts.epochs_range, reference)
         with timing(request, channel, reference, configuration, here):
-            if configuration.get("graph_step"):  # the functions that it compiles were made without that
-                _run_again(reference, facts.epochs_range, here)
-            else:
+            if not configuration.get("graph_step"):
                 yield
+                return
+            own = own_files(file_of(reference), Path(directory_of(reference)))  # made without what is compiled
+            for name, module in list(sys.modules.items()):
+                if name != "__main__" and Path(getattr(module, "__file__", None) or "") in own:
+                    del sys.modules[name]
+            os.chdir(here)
+            run_users(reference, endless=facts.epochs_range)
     except protocol.ChannelClosed:
         leave(1)
     except BaseException as error:

@@ -14,7 +14,7 @@ from autotune.data.errors import WorkloadError
 from autotune.data.facts import ScriptFacts, Site, Trains, WorkloadReference
 from autotune.data.record import Outcome
 from autotune.recipe import apply
-from autotune.recipe.tf_private import keep_collectives, keras
+from autotune.recipe.tf_private import keep_collectives, keras, tf
 from autotune.runtime import failures, protocol
 from autotune.runtime.failures import (
     ARGS_HINT,
@@ -28,6 +28,7 @@ from autotune.script import strategies
 from autotune.script.dataset_trace import drops_remainder
 from autotune.script.execute import is_scripts_fork, note_process, run_as_main
 from autotune.script.fit_call import VALIDATION_HINT, FitCall, few_steps, last_epochs
+from autotune.script.graph_step import prove_fit
 from autotune.script.long_run import changed_arguments
 from autotune.script.loop_trial import LoopTraining, OtherWorker, TrialHooks
 from autotune.script.settings import Settings
@@ -257,6 +258,11 @@ class FitTraining(TrialHooks):
             validated_by=str(self.facts.fit_site),
             validation_hint=VALIDATION_HINT,
         )
+        if call.settings.changes.get("graph_step"):
+            compiled = tf.function(model.train_step, reduce_retracing=True, jit_compile=model.jit_compile or None)
+            parts.prove = partial(
+                prove_fit, model, dataset, compiled, str(self.facts.compile_site or self.facts.fit_site)
+            )
         time_fit(request, self.channel, configuration, parts)
 
 

@@ -389,6 +389,7 @@ _TABLE = (
         default=1,
         stage=Stage.COMPILE,
         changes=(change(near(8)), change(times(4)), change(larger), change(smaller)),
+        acts=lambda configuration: configuration.get("graph_step") is not False,
         useful=attrgetter("short_steps"),
     ),
     Knob(

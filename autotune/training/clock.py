@@ -209,10 +209,6 @@ class StepClock:
             self._state_steps = self.progress.steps
         seconds = self.now() - began
         self._saving_seconds += seconds
-        self.leave_out(seconds)
-
-    def leave_out(self, seconds: float) -> None:
-        """Leave so many seconds out, which have just passed."""
         self._last_call_at += seconds
         self._first_call_ended_at += seconds
         self.warm_up.since += seconds

@@ -57,6 +57,7 @@ class Parts:
     epochs: int | None = None  # that the script asks for; None where nothing says
     time_writers: Callable[[], float | None] = lambda: None  # those that the trial omits, at the end of an epoch
     reads_changing: str = ""  # see `Started`
+    prove: Callable[[], None] = lambda: None  # checks the first step and the last one
     explain: Callable[[Exception], Exception | None] = lambda error: None  # why the very first step failed, if known
 
 
@@ -74,6 +75,7 @@ def time_fit(request: TrialRequest, channel: Channel, configuration: Configurati
         if explained is None:
             raise
         raise explained from error
+    parts.prove()
     steps = trial.close(finish)
     if steps is not None:
         trial.send_final(session.run_profiled(steps))
@@ -167,7 +169,7 @@ class FitSession(TrainingSession):
         usual = model.train_function
         if self._keeps_compilations:
             usual = with_names_alike(usual)
-        timed = clock.wrap(self._retracing.wrap(usual))
+        timed = clock.wrap(self._retracing.wrap(_and_then_once(usual, parts.prove)))
         model.train_function = timed
         early = TrainingFailed(Outcome.ERROR, "model.fit returned before it was asked to")
         try:
@@ -246,6 +248,18 @@ class FitSession(TrainingSession):
         except Exception as error:
             return error
         return ""
+
+
+def _and_then_once(train_function: Callable[[Any], Any], act: Callable[[], None]) -> Callable[[Any], Any]:
+    """Return a train function after whose first call this is done."""
+    acts = iter([act])
+
+    def call(iterator: Any) -> Any:
+        logs = train_function(iterator)
+        next(acts, lambda: None)()
+        return logs
+
+    return call
 
 
 def _validation_limit(parts: Parts) -> keras.callbacks.Callback:

@@ -48,6 +48,18 @@ class Agent:
 """
 
 
+FIT = """
+import keras
+import numpy as np
+
+x = np.arange(384, dtype="float32").reshape(96, 4) % 7
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(8), keras.layers.Dropout(0.5), keras.layers.Dense(1)])
+model.compile("adam", "mse"{eager})
+{by_attribute}
+model.fit(x, x[:, :1], batch_size=16, epochs=9)
+"""
+
+
 @pytest.fixture
 def launched(trials_of_script, tmp_path):
     """A trial of the script with its step compiled, and the facts of the script."""
@@ -77,3 +89,48 @@ def test_a_step_that_reads_what_nothing_shows_is_refused(launched):
         trial.finish(0.0, PATIENCE_SECONDS)
     assert failed.value.outcome is Outcome.UNSTABLE
     assert failed.value.reason.startswith("graph_step: update() in agent.py, line 11, trains otherwise as a graph")
+
+
+@pytest.mark.parametrize(
+    ("eager", "by_attribute"),
+    [(", run_eagerly=True", ""), ("", "model.run_eagerly = True")],
+    ids=["compile", "attribute"],
+)
+def test_a_fit_that_runs_eagerly_is_switched_and_proven(trials_of_script, eager, by_attribute):
+    trials = trials_of_script(FIT.format(eager=eager, by_attribute=by_attribute))
+    assert trials.facts.script.baseline["graph_step"] is False
+    trial = trials.launch(graph_step=True, steps_per_execution=3)
+    assert trial.warm_up(PATIENCE_SECONDS).started.in_force == {}
+    assert trial.measure(0.2, PATIENCE_SECONDS).retraces == 0
+    assert trial.finish(0.0, PATIENCE_SECONDS).peak_host_bytes > 0
+
+
+BY_CALL = """
+import keras
+import tensorflow as tf
+
+actor, critic = (keras.Sequential([keras.Input((3,)), keras.layers.Dense(units)]) for units in (4, 1))
+first, second = keras.optimizers.Adam(), keras.optimizers.SGD()
+x = tf.random.stateless_uniform((32, 3), (1, 2))
+
+def learn(batch):
+    for model, optimizer in ((actor, first), (critic, second)):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(model(batch) ** 2)
+        optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+    return loss
+
+for step in range(5000):
+    learn(x)
+"""
+
+
+def test_a_step_of_two_optimizers_trains_the_baselines_model(trials_of_script):
+    trials = trials_of_script(BY_CALL)
+    warm = []
+    for compiles in (False, True):
+        trial = trials.launch(graph_step=compiles)
+        warm.append(trial.warm_up(PATIENCE_SECONDS))
+        trial.kill()
+    assert warm[0].parameters == warm[1].parameters > 0
+    assert warm[0].shapes == warm[1].shapes

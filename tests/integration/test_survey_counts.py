@@ -202,27 +202,29 @@ def test_a_model_built_for_one_batch_size_keeps_it(surveyed):
 @pytest.mark.parametrize(
     ("name", "words", "text"),
     [
-        ("eager", "compile(run_eagerly=True), ", "model.compile("),
         ("eager_functions", "tf.config.run_functions_eagerly(True), ", "run_functions_eagerly"),
         ("loop_with_eager_functions", "tf.config.run_functions_eagerly(True), ", "run_functions_eagerly"),
-        ("eager_by_attribute", "the model's run_eagerly is set", None),
     ],
 )
 def test_steps_that_run_eagerly_keep_what_compiles_and_the_line_is_named(surveyed, name, words, text):
     held = surveyed[name]["not_reached"]
-    why = words if text is None else words + line_of(name, text).strip()
-    assert held["jit_compile"].startswith(f"{why}: each operation runs by itself")
-    assert held["xla_auto_clustering"] == held["jit_compile"]
+    assert held["jit_compile"].startswith(f"{words}{line_of(name, text).strip()}: each operation runs by itself")
+    assert held["xla_auto_clustering"] == held["graph_step"] == held["jit_compile"]
     assert name.startswith("loop") or held["steps_per_execution"] == held["jit_compile"]
 
 
 def test_a_counter_of_calls_in_an_eager_step_keeps_the_batch_size(surveyed):
     reason = surveyed["eager_with_counter"]["not_reached"]["batch_size"]
-    assert reason.startswith(line_of("eager_with_counter", "self.calls += 1") + "counts the calls of train_step")
+    line = line_of("eager_with_counter", "self.calls += 1")
+    assert reason.startswith(f"{line}counts the calls of train_step")
+    held = surveyed["eager_with_counter"]["not_reached"]
+    assert held["graph_step"].startswith(f"{line.strip()}: train_step() changes self.calls")
+    assert held["jit_compile"].startswith("compile(run_eagerly=True)")
 
 
 def test_steps_that_run_as_functions_are_tuned(surveyed):
     """A number of Python's does not change there after the function was traced."""
-    for name in ("graphs_again", "graph_with_counter"):
+    for name in ("graphs_again", "graph_with_counter", "eager", "eager_by_attribute"):
+        assert ("graph_step" in surveyed[name]["baseline"]) == name.startswith("eager")
         assert not surveyed[name]["not_reached"].keys() & {"jit_compile", "steps_per_execution", "batch_size"}
     assert "batch_size" not in surveyed["eager"]["not_reached"]
