@@ -114,10 +114,9 @@ def test_a_slow_first_step_is_told_from_a_slow_start():
 def test_the_best_is_told_by_its_fresh_processes():
     looks = Looks(leader=1, candidate=3, error=0.05, most=12, reference=5)
     fresh = record(trial=6, phase=Phase.CONFIRM, looks=(looks,), speedup=Interval(value=1.1, low=0.9, high=1.3))
-    progress = Progress(Console(file=io.StringIO(), width=100))
-    for ended in (record(), fresh):
-        progress(TrialEnded(record=ended, changes="batch_size=128"))
-    assert list(progress._measured.values()) == [(1.1, "batch_size=128")]
+    ended = [TrialEnded(record=known, changes="batch_size=128") for known in (record(), fresh)]
+    best = re.findall(r"best\s+×([\d.]+)", drawn(ended, terminal=True))
+    assert (best[0], best[-1]) == ("2.50", "1.10")
 
 
 def test_the_silence_is_watched_while_a_run_goes_on():

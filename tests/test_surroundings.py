@@ -23,7 +23,7 @@ from autotune.data.facts import GpuUse, ScriptFacts, Trains
 from autotune.data.record import TrialRecord
 from autotune.recipe.apply import environment
 from autotune.space.knobs import Device
-from autotune.tuning.events import Notice, TrialEnded
+from autotune.tuning.events import Notice, TrialBegan, TrialEnded
 from autotune.tuning.surroundings import (
     adopt_imported_settings,
     baseline_warnings,
@@ -326,33 +326,30 @@ def a_baseline(*rates, foreign=0.0, start_seconds=2.0):
     return TrialRecord(**facts, **figures, seconds=5.0)
 
 
-def gains_in(text):
-    """The gains and budgets, in minutes, that a note on a budget names."""
-    return [int(gain) for gain in re.findall(r"(\d+)%", text)], [
-        int(size) for size in re.findall(r"--budget (\d+)m", text)
-    ]
+def numbers_in(text):
+    """The gains, and the budget in minutes, that a note on a budget names."""
+    return [int(number) for number in re.findall(r"(\d+)[%m]", text)]
 
 
-def test_what_a_budget_can_show_is_said_by_how_the_baseline_varies():
+def test_what_a_budget_can_show_follows_the_baselines_slices():
     steady, noisy = a_baseline(4000, 4010, 3990), a_baseline(4000, 5500, 3000)
     text = budget_note(300.0, steady, spent=10.0)
     assert text.startswith("on this machine as it is now, 5:00 can show gains above")
-    assert (quiet := gains_in(text)) < ([10], []), "no longer budget is named"
-    ((least, later), (longer,)) = gains_in(budget_note(120.0, noisy, spent=10.0))
-    assert quiet[0][0] < later <= least / 2
-    assert gains_in(budget_note(60.0 * longer, noisy, spent=10.0))[0][0] == later
+    (quiet,) = numbers_in(text)  # no longer budget is named
+    least, longer, later = numbers_in(budget_note(120.0, noisy, spent=10.0))
+    assert quiet < later <= least / 2
+    assert numbers_in(budget_note(60.0 * longer, noisy, spent=10.0))[0] == later
     busy = budget_note(300.0, a_baseline(4000, 4010, 3990, foreign=0.5), spent=10.0)
     assert busy.startswith("this machine is busy: 5:00 can show gains above")
-    assert gains_in(busy) > quiet
+    assert numbers_in(busy)[0] > quiet
 
 
-def test_a_budget_without_a_claim_says_so_and_one_without_a_trial_is_refused():
+def test_a_budget_that_holds_no_trial_is_refused():
     slow = a_baseline(4000, 4010, start_seconds=20.0)
-    text = budget_note(90.0, slow, spent=30.0)
-    assert "1:30 can show no gain; --budget" in text
+    assert "1:30 can show no gain; --budget" in budget_note(90.0, slow, spent=30.0), "it holds a trial"
     with pytest.raises(BudgetError, match="holds no trial: timing the baseline takes 30 s of it") as refused:
         budget_note(50.0, slow, spent=30.0)
-    (least,) = gains_in(refused.value.hint)[1]
+    (least,) = numbers_in(refused.value.hint)
     assert "can show gains" in budget_note(60.0 * least, slow, spent=30.0)
     assert "can show no gain" in budget_note(60.0 * least - 60.0, slow, spent=30.0)
 
@@ -362,11 +359,9 @@ def test_a_new_run_says_once_what_its_budget_can_show(tmp_path):
     with on_disk(tmp_path / "run") as directory:
         tune_simulated(simulated_trials(noise=0.1), directory, budget=60.0, observe=told)
     go_on(simulated_trials(noise=0.1), tmp_path / "run", budget=30.0, observe=told)
-    kinds = [
-        event for event in told.events if isinstance(event, TrialEnded) or "can show" in getattr(event, "text", "")
-    ]
-    assert [isinstance(event, Notice) for event in kinds].count(True) == 1
-    assert isinstance(kinds[1], Notice), "right after the baseline"
+    ended, noted = (told.events.index(told.of(kind)[0]) for kind in (TrialEnded, Notice))
+    assert ended < noted < told.events.index(told.of(TrialBegan)[1]), "after the baseline, before the first trial"
+    assert [("can show" in notice.text) for notice in told.of(Notice)].count(True) == 1
     with pytest.raises(BudgetError, match="holds no trial"):
         quick_tune(simulated_trials(), tmp_path / "short", budget=12.0)
 

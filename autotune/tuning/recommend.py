@@ -159,7 +159,7 @@ def _evidence(
         stability=Stability(checks=tuple(check for check in checks if check.tells), not_checked=tuple(missing)),
         confirmation=_confirmation(found, champion or _closest_leader(found), run),
         smallest_gain_shown=math.expm1(policy.smallest_gain_shown(state)) if is_undecided else None,
-        go_on_seconds=None if changes is not None else _go_on_seconds(found, is_undecided=is_undecided),
+        go_on_seconds=None if changes is not None else _go_on_seconds(found, run, is_undecided=is_undecided),
         verify_seconds=None
         if champion is None  # as many fresh pairs as the claim rests on, after its start
         else _rounded_budget(MARGIN * (max(champion.processes, FEWEST_VERIFYING) + 1) * champion.pair_seconds),
@@ -209,14 +209,15 @@ def _known_baseline(run: Run) -> TrialRecord:
     return baseline_with_ceilings([run.records[number] for number in sorted(run.records)]) or run.records[0]
 
 
-def _go_on_seconds(found: SearchResult, *, is_undecided: bool) -> float | None:
+def _go_on_seconds(found: SearchResult, run: Run, *, is_undecided: bool) -> float | None:
     """Return a budget that can settle what the run left open; None where it left nothing open."""
     state, out_of_time = found.state, found.ended_by in (EndedBy.BUDGET, EndedBy.INTERRUPTED)
     settles = is_undecided or (out_of_time and bool(state.contenders))
     learning, settling = policy.seconds_to_learn(state), policy.seconds_to_settle(state) if settles else 0.0
     needed = max(learning, policy.LEARNING_AGAIN_SHARE * learning + settling)
     needed += len(found.untried) * state.candidate_seconds
-    return _rounded_budget(MARGIN * needed + state.first_pair_seconds) if is_undecided or needed > 0 else None
+    begins = max(state.first_pair_seconds, run.records[0].ended_at_seconds or 0.0)  # with the baseline, once more
+    return _rounded_budget(MARGIN * needed + begins) if is_undecided or needed > 0 else None
 
 
 def _rounded_budget(seconds: float) -> float:
