@@ -145,6 +145,8 @@ class ProcessLog(Frozen):
 
     launch_seconds: Amount  # from asking for the process to the fork
     first_step_seconds: Amount  # from asking for the process, or from its survey, to the end of its first step
+    # By how much that was shorter because it loaded what another process had compiled; None where none is shared.
+    saved_seconds: Amount | None = None
     ready_seconds: Amount  # from asking for the process, or from its survey, to the steady state
     first_loss: FiniteFloat | None = None  # training loss after the first call
     filling_seconds: Amount = 0.0
@@ -295,6 +297,12 @@ class TrialRecord(Frozen):
     def is_repeat(self) -> bool:
         """Whether it was not measured, because what is in force equals another trial."""
         return self.outcome is Outcome.PRUNED and not self.pairs
+
+    @property
+    def start_seconds(self) -> float:
+        """The seconds from asking for a process to the end of its first step, where it compiles everything itself."""
+        saved = self.processes[-1].saved_seconds if self.processes else None
+        return (self.first_step_seconds or 1.0) + (saved or 0.0)
 
     @property
     def own_slices(self) -> tuple[Slice, ...]:

@@ -48,6 +48,7 @@ FAILED_LOG = "failed.log"  # of a workload that did not train: all that is left 
 START_ANEW = "Start a new run with another --out."
 LATEST = "latest"  # a link to the run of a workload that was started or continued last
 OWN_NAME = re.compile(r"\d{8}-\d{6}-[0-9a-f]{6}")
+SHARED = "scratch-compiled"  # what XLA compiles in the search, while the run lasts
 SCRATCH_FOLDERS = (SCRATCH, "scratch-*")
 LAYERS = "layers"  # in the directory of logs: what contained trials have written. A run that was killed leaves them
 OWN_FILES = (
@@ -263,9 +264,10 @@ class RunDirectory:
             raise RunDirectoryError(problem, hint="Start a new run.") from error
 
     def remove_state(self) -> None:
-        """Remove the state of the baseline's training, which is needed while the run lasts."""
+        """Remove what is needed while the run lasts: the state of the baseline's training, shared compilations."""
         for name in STATES:
             (self.trial_directory(0) / name).unlink(missing_ok=True)
+        shutil.rmtree(self.path / SHARED, ignore_errors=True)
 
     def release(self) -> None:
         """Give the lock back."""

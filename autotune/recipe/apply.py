@@ -17,6 +17,7 @@ from autotune.recipe.tf_private import keras, tf
 from autotune.space.configuration import Configuration, find_conflict
 from autotune.space.keras_in_use import keras_in_use
 from autotune.space.knobs import KNOBS, Knob, Stage
+from autotune.space.variables import without_caches
 
 _layer_before_fork = ""
 _applied: dict[str, KnobValue] | None = None  # by `apply_in_training`, in this process
@@ -46,7 +47,8 @@ def in_force() -> dict[str, KnobValue]:
 
 def not_knobs() -> tuple[str, ...]:
     """Read settings of the shell and of TensorFlow that act on speed and are no knobs, as `NAME=value`."""
-    shell = {name: text for name in ("TF_XLA_FLAGS", "XLA_FLAGS") if (text := os.environ.get(name))}
+    variables = {**os.environ, **without_caches(os.environ)}  # those are the trial's own
+    shell = {name: text for name in ("TF_XLA_FLAGS", "XLA_FLAGS") if (text := variables.get(name))}
     grappler = {"jit": tf.config.optimizer.get_jit(), **tf.config.optimizer.get_experimental_options()}
     settings = {**shell, **{f"tf.config.optimizer {name}": value for name, value in grappler.items()}}
     settings["tf.config.run_functions_eagerly"] = tf.config.functions_run_eagerly()

@@ -1,5 +1,6 @@
 """Keep what XLA compiled in a confirming process of the winner, and load it in the long training.
 
+    scratch-compiled/…/       what the search has compiled with equal settings, while the run lasts
     trials/0012/compiled-3/   what the fourth process of a leader compiled, while the run lasts
     compiled/                 that of one of the winner's processes, with a seal
 
@@ -20,7 +21,7 @@ import os
 import secrets
 import shutil
 import stat
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -32,17 +33,24 @@ from autotune.data.facts import Machine
 from autotune.data.files import read_at_most, write_atomically
 from autotune.data.models import Value
 from autotune.data.printable import one_line
-from autotune.data.run_directory import COMPILED
+from autotune.data.record import Outcome, Place
+from autotune.data.run_directory import COMPILED, SHARED
 from autotune.machine.scratch import make_scratch
 from autotune.recipe.evidence import Part
+from autotune.space.configuration import Configuration
+from autotune.space.knobs import KNOBS, Stage
 
 if TYPE_CHECKING:
     from autotune.recipe.recipe import Recipe
 
 SEAL = "seal.json"
 MOST_BYTES, MOST_FILES = 200 << 20, 1000
+MOST_SHARED_BYTES = 1 << 30
 _LARGEST_SEAL_BYTES = 1 << 16
 _KEY_BYTES = 32
+_PROGRAM_FILE = "xla_compile_cache"  # TensorFlow's name for a file of its cache begins so
+_ACTING_VARIABLES = ("TF_", "XLA_", "CUDA_", "CUDNN_", "NVIDIA_", "OMP_", "KMP_")
+_OF_PIPELINE = (Stage.PIPELINE, Stage.OPTIONS, Stage.COMPILE, Stage.OPTIMIZER)  # what XLA compiles shows the others
 
 
 class Seal(Part):
@@ -62,6 +70,88 @@ class Loaded(NamedTuple):
 
 
 # -------------------------------------------------------------------------------------- while the run lasts
+
+
+class SharedCompilations:
+    """What the processes of a search compile: a later process with equal settings loads it in place of compiling.
+
+    TensorFlow finds a program by what it computes, its name and the kind of device. All else that decides how it is
+    compiled names the folder. TensorFlow fails on a damaged file, so all are checked before a process may load them.
+    """
+
+    def __init__(self, run: Path, machine: Machine, say: Callable[[str], object]) -> None:
+        self._directory, self._machine, self._say = run.resolve() / SHARED, machine, say
+        self._digests: dict[str, dict[str, str]] = {}  # of the files, by folder
+        self._new: dict[str, set[str]] = {}  # files that the latest process has compiled, by folder
+        self._compiling_seconds: dict[str, float] = {}  # to the first step of the latest process that compiled there
+        self._is_on = True
+
+    def folder_for(self, configuration: Configuration, baseline: Configuration, place: Place) -> str:
+        """Return the folder for a process; empty where XLA compiles nothing, or what it compiles cannot be kept.
+
+        On a processor few programs are compiled twice, unless the baseline is compiled itself.
+        """
+        by_xla = configuration.get("jit_compile"), configuration.get("xla_auto_clustering")
+        on_gpu, compiles = bool(self._machine.gpus), baseline.get("jit_compile") is True
+        if not self._is_on or not (on_gpu or compiles) or not (True in by_xla or (on_gpu and "auto" in by_xla)):
+            return ""
+        variables = {name: text for name, text in os.environ.items() if name.startswith(_ACTING_VARIABLES)}
+        knobs = {name: value for name, value in configuration.items() if KNOBS[name].stage not in _OF_PIPELINE}
+        settings = [_facts_of(self._machine), self._machine.packages, variables, knobs, place.model_dump()]
+        name = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+        folder = str(self._directory / name[:16])
+        try:
+            if not self._digests:
+                self._directory.mkdir(mode=0o700)  # fails where it exists: its files would be somebody else's
+            if folder not in self._digests:
+                os.mkdir(folder, mode=0o700)
+            found, known = _digests_of(folder), self._digests.get(folder, {})
+            is_damaged = any(found.get(name) != digest for name, digest in known.items())
+            if is_damaged:
+                self._say(f"{folder}: what XLA compiled is damaged, and is compiled again")
+            if is_damaged or sum(file.stat().st_size for file in self._directory.glob("*/*")) > MOST_SHARED_BYTES:
+                found = {}
+                for file in Path(folder).iterdir():
+                    file.unlink()
+            self._digests[folder] = found
+        except OSError as error:
+            self.turn_off(str(error))
+            return ""
+        return folder
+
+    def note_start(self, folder: str, first_step_seconds: float) -> float:
+        """Note what a process has compiled; return the seconds that it has saved, 0 where it compiled itself."""
+        found = _digests_of(folder)
+        self._new[folder] = found.keys() - self._digests[folder].keys()
+        self._digests[folder] = found
+        if self._new[folder] or folder not in self._compiling_seconds:
+            self._compiling_seconds[folder] = first_step_seconds
+        return max(0.0, self._compiling_seconds[folder] - first_step_seconds)
+
+    def forget_latest(self, folder: str) -> None:
+        """Remove what the latest process has compiled."""
+        for name in self._new.pop(folder, ()):
+            Path(folder, name).unlink(missing_ok=True)
+            del self._digests[folder][name]
+
+    def may_fail(self, folder: str, outcome: Outcome, text: str) -> bool:
+        """Return whether a process may have ended so, and said so, because of what it loaded or could not keep."""
+        loaded = outcome in (Outcome.CRASHED, Outcome.ERROR) and bool(self._digests.get(folder))
+        return bool(folder) and (loaded or _PROGRAM_FILE in text)
+
+    def turn_off(self, why: str) -> None:
+        """Share nothing more."""
+        self._is_on = False
+        self._say(one_line(f"trials compile for themselves from now on: {why}", longest=300))
+
+
+def _digests_of(folder: str) -> dict[str, str]:
+    """Return the digest of each whole file in a folder, by name."""
+    found = {}
+    with contextlib.suppress(OSError):  # then what was known is missing, which is damage
+        for file in Path(folder).glob("*.pb"):
+            found[file.name] = hashlib.sha256(file.read_bytes()).hexdigest()
+    return found
 
 
 def open_folder(trial_directory: Path, process: int) -> str:

@@ -83,6 +83,7 @@ class WarmUp:
     first_loss: float | None  # training loss after the first call
     parameters: int = 0  # weights of the model, once it has trained a step
     shapes: tuple[str, ...] = ()  # of those that are trained
+    saved_seconds: float | None = None  # of the first step, see `record.ProcessLog`
 
 
 class LiveTrial(Protocol):

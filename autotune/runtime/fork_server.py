@@ -116,13 +116,12 @@ class ForkServer:
             for pidfd in self._trials:
                 os.close(pidfd)
             channel = protocol.Channel(end)
-            losses, recorded = request.losses, []
-            if losses is not None:
-                recorded = [os.path.dirname(losses.folder)]
             try:
-                containment.renew([os.path.dirname(request.log), *recorded])
+                containment.renew(request.folders)
                 state.restore()
-                os.environ.update(caches_in(request.timing.compiled, os.environ))  # before XLA first compiles
+                shared = request.timing.shares_compiled
+                # Before XLA first compiles.
+                os.environ.update(caches_in(request.timing.compiled, os.environ, shared=shared))
             except OSError as error:
                 reason = f"its files cannot be isolated: {error}"
                 channel.send(protocol.Failed(outcome=Outcome.ERROR, reason=reason))

@@ -7,6 +7,7 @@ TensorFlow, Optuna or pandas, as all three kinds of process load it.
 from __future__ import annotations
 
 import errno
+import os
 import socket
 import struct
 from multiprocessing.connection import Connection
@@ -93,6 +94,7 @@ class TrialTiming:
     longest_boundary_epoch_seconds: Positive | None = None  # that of longer epochs is not measured; None for no limit
     save_state: str = ""  # file that takes the state of the training; empty for none
     compiled: str = ""  # folder that takes what XLA compiles; empty for none
+    shares_compiled: bool = False  # other processes load what that folder holds, and so does this one
 
 
 class TrialRequest(Frozen):
@@ -107,6 +109,12 @@ class TrialRequest(Frozen):
     losses: Trainings | None = None  # run these trainings, and time nothing
     keras: KerasVersion = KerasVersion.KERAS_3  # that the workload trains with
     script: ScriptFacts | None = None  # of a script that is tuned as it is
+
+    @property
+    def folders(self) -> list[str]:
+        """The directories that it writes to for real."""
+        files = [self.log, *([self.losses.folder] if self.losses else [])]
+        return [*map(os.path.dirname, files), *([self.timing.compiled] if self.timing.shares_compiled else [])]
 
 
 class TemplateReady(Frozen):

@@ -85,13 +85,13 @@ class Output:
     def __init__(self) -> None:
         self._file = os.fstat(1)
 
-    def move_to(self, log: str) -> None:
+    def move_to(self, log: str, folders: Sequence[str]) -> None:
         """Copy it to a log, and send what follows there, except where the script has redirected it.
 
         Raises:
-            OSError: The log's directory cannot be shown in this process.
+            OSError: `folders`, which this process writes to for real from now on, cannot be shown in it.
         """
-        containment.make_writable([os.path.dirname(log)])
+        containment.make_writable(folders)
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):  # the script may have closed it
                 stream.flush()

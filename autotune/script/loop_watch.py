@@ -50,7 +50,7 @@ class LoopWatch:
     """Watches this process's loops.
 
     `facts` are those of the script, where they are known: which function XLA compiles. With `finds_compiled` TensorFlow
-    must find what XLA compiled for that function, now or in another process. `eager` is told of eager updates.
+    must find what XLA compiled, now or in another process. `eager` is told of eager updates.
     """
 
     def __init__(
@@ -253,12 +253,12 @@ class LoopWatch:
     # ------------------------------------------------------------------------------------------ updating
 
     def _call(self, usual: Callable[..., Any], function: Any, *arguments: Any, **named: Any) -> Any:
-        if self._compiled is not None and not hasattr(function, "_autotune_seen"):  # before it is first traced
-            function._autotune_seen = True
-            if _site_of(function, self._wrappers.directory).key == self._compiled.key:
+        if (self._compiled or self._finds_compiled) and not hasattr(function, "_autotune_seen"):
+            function._autotune_seen = True  # before it is first traced
+            if self._compiled is not None and _site_of(function, self._wrappers.directory).key == self._compiled.key:
                 function._jit_compile = bool(self._jit_compile)
-                if self._finds_compiled:
-                    name_next_functions_alike()
+            if self._finds_compiled and function._jit_compile:
+                name_next_functions_alike()
         outermost = not self._calls
         self._forward_calls += outermost
         self._calls.append((function, arguments))

@@ -41,6 +41,7 @@ from autotune.script.strategies import refuse_strategies
 from autotune.script.trial import FitTraining, make_no_training_error, run_users
 from autotune.space.configuration import Configuration
 from autotune.space.keras_in_use import keras_in_use, keras_of, use_keras
+from autotune.space.variables import caches_in
 
 LOOP_STEPS, UPDATES = 3, 5
 """Steps after which enough is known of a loop; updates of one that reads no dataset, whose work may vary."""
@@ -143,6 +144,7 @@ class Survey(Hooks):
         self._failed_fits: list[tuple[Site, WorkloadFacts]] = []  # calls of `fit` that raised when cut short
         self._effects = SideEffects(reference, self._refuse)
         self._wrappers = Wrappers(Settings(), self, directory, self._effects.scratch)
+        self._compiled = self._effects.scratch / f"compiled-{os.getpid()}"  # what XLA compiles in the first trial
         self._watch = LoopWatch(self._wrappers, eager=EagerSteps(directory))
         self._around = ScriptContext(
             reference=reference,
@@ -169,6 +171,8 @@ class Survey(Hooks):
 
         children.watch_children(self._answer)
         before = children.refuse_restarts(self._reference, self._refuse)  # before files are watched
+        if self._requests is not None:  # TensorFlow reads the flags once, long before the first trial asks for a folder
+            os.environ.update(caches_in(str(self._compiled), os.environ, shared=True))
         try:
             if self._workers:
                 self._number = strategies.start_workers(self._workers, lambda why: self._fail(WorkloadError(why)))
@@ -282,7 +286,10 @@ class Survey(Hooks):
         self._trial = FitTraining(request, channel, configuration, facts.script, self._reference)
         self._trial.effects = self._effects
         try:
-            self._output.move_to(request.log)
+            self._output.move_to(request.log, request.folders)
+            if request.timing.shares_compiled:
+                self._compiled.parent.mkdir(exist_ok=True)
+                self._compiled.symlink_to(request.timing.compiled)
         except OSError as error:
             self._trial.fail(error)
         return self._trial.time(call, usual)

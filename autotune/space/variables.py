@@ -77,17 +77,19 @@ def without_caches(variables: Mapping[str, str]) -> dict[str, str]:
     return changed
 
 
-def caches_in(folder: str, variables: Mapping[str, str]) -> dict[str, str]:
+def caches_in(folder: str, variables: Mapping[str, str], *, shared: bool = False) -> dict[str, str]:
     """Return the variables that name caches, changed so that XLA keeps what it compiles in this folder.
 
-    Without a folder, or with one that no flag can name, no cache is named: each process must autotune for itself.
+    Without a folder, or with one that no flag can name, no cache is named: each process must autotune for itself. A
+    shared folder takes whole programs alone: XLA writes its autotuning results to one file, which others may read.
     """
     changed = without_caches(variables)
     if folder and _quoted(folder):
         kept = {**variables, **changed}
-        set_flag(kept, XLA, _WRITTEN, _quoted(os.path.join(folder, _AUTOTUNED)))
+        if not shared:
+            set_flag(kept, XLA, _WRITTEN, _quoted(os.path.join(folder, _AUTOTUNED)))
         set_flag(kept, TF_XLA, _PROGRAMS, _quoted(folder))
-        changed = {XLA: kept[XLA], TF_XLA: kept[TF_XLA]}
+        changed = {name: kept[name] for name in (XLA, TF_XLA) if kept.get(name) != variables.get(name)}
     return changed
 
 

@@ -86,7 +86,8 @@ class FitSession(TrainingSession):
 
     def __init__(self, request: TrialRequest, configuration: Configuration, parts: Parts) -> None:
         # A script may have named a cache of its own since the import.
-        os.environ.update(caches_in(request.timing.compiled, os.environ))
+        shared = request.timing.shares_compiled
+        os.environ.update(caches_in(request.timing.compiled, os.environ, shared=shared))
         filled = [fill_caches(parts.dataset, "dataset"), fill_caches(parts.validation, "validation")]
         began = time.monotonic()
         data = count_data(

@@ -24,6 +24,7 @@ from autotune.data.record import Boundary, Outcome, Pairing, Slice
 from autotune.recipe.compiled import open_folder
 from autotune.runtime.executor import IN_SEARCH, LiveTrial, SeatLost, TrialFailed, WarmUp
 from autotune.runtime.protocol import Started
+from autotune.stats.disturbance import gpu_load_of
 from autotune.tuning.costs import taken_seconds
 from autotune.tuning.events import StepsBegan
 from autotune.tuning.rules import fit_on_card
@@ -48,10 +49,12 @@ class MeasuredProcess:
     slice_patience: float = PATIENCE_SECONDS  # to wait for a slice beyond three times its length
     save_state: str = ""  # a file that takes weights and optimizer once it is warm; empty for none
     keeps_compilations: bool = False  # in a folder of each start
+    shares_compilations: bool = False  # loads what other processes of the search have compiled
     generous: float = GENEROUS  # how many usual lengths a wait must last before a timeout is the trial's fault
     on_started: Callable[[Started], None] = lambda started: None  # the process ends if this raises
     live: LiveTrial | None = field(default=None, init=False)
     _warm: WarmUp | None = field(default=None, init=False)
+    _shared: str = field(default="", init=False)  # folder of what it has compiled, until its first slice
     beside: bool = field(default=False, init=False)  # another process of the comparison is alive
     is_kept: ClassVar[bool] = False  # it outlives the comparison
 
@@ -68,6 +71,22 @@ class MeasuredProcess:
 
     def start(self) -> None:
         """Launch a process and wait until it is warm. Raises TrialFailed, and TimeIsUp where the time is too short."""
+        shared, folder, instances = self.run.shared, "", self.trial.instances
+        if shared is not None and self.shares_compilations:
+            place = self.run.executor.place(self.seat)
+            folder = shared.folder_for(self.trial.configuration, self.run.baseline, place)
+        try:
+            self._start(folder)
+        except TrialFailed as failure:
+            text = f"{failure.whole}\n{failure.log_tail}"
+            if shared is None or not shared.may_fail(folder, failure.outcome, text):
+                raise
+            self.trial.instances = instances
+            self._start("")  # nothing but what was shared is at fault where this works
+            shared.turn_off(f"trial {self.trial.number} failed with what was compiled before it: {failure.reason}")
+
+    def _start(self, shared: str) -> None:
+        """Do as `start`; `shared` is the folder of what other processes have compiled, empty for none."""
         run, trial, live, began = self.run, self.trial, None, self.run.clock()
         usual, at_most = self.usual_start, self.start_timeout
         if usual is None:
@@ -76,7 +95,7 @@ class MeasuredProcess:
                 at_most = 3 * PATIENCE_SECONDS
             at_most = max(at_most, GENEROUS * usual)
         trial.place = run.executor.place(self.seat)
-        compiled = ""
+        compiled = shared
         if self.keeps_compilations:  # in a folder of its own: no two processes share one
             compiled = open_folder(run.directory.trial_directory(trial.number), trial.instances)
         try:
@@ -93,6 +112,7 @@ class MeasuredProcess:
                             longest_boundary_epoch_seconds=run.budget,
                             save_state=self.save_state,
                             compiled=compiled,
+                            shares_compiled=bool(shared),
                         ),
                     )
                     trial.instances += 1
@@ -100,16 +120,20 @@ class MeasuredProcess:
                 is_baseline = trial.configuration == run.baseline
                 who = "the baseline, started again," if is_baseline else f"trial {trial.number}"
                 run.refuse_another_model(who, trial.configuration, warm)
+                if shared and run.shared is not None:
+                    saved = run.shared.note_start(shared, warm.first_step_seconds)
+                    warm = replace(warm, saved_seconds=saved)
                 self._warm = warm
                 trial.note_warm(warm)
         except BaseException:
             if live is not None:
                 live.kill()
-            if compiled:  # it may hold half of a program
+            if compiled and not shared:  # it may hold half of a program
                 shutil.rmtree(compiled, ignore_errors=True)
             raise
         finally:
             trial.seconds += run.clock() - began
+        self._shared = shared
         self.live, self.boundary = live, warm.ready.boundary or self.boundary
 
     def _note_started(self, started: Started) -> None:
@@ -136,6 +160,10 @@ class MeasuredProcess:
                 measured = self.live.measure(length, timeout)
         finally:
             self.trial.seconds += self.run.clock() - began
+        if self._shared and self.run.shared is not None:
+            if gpu_load_of(measured):  # XLA may have chosen kernels by timings that other processes disturbed
+                self.run.shared.forget_latest(self._shared)
+            self._shared = ""
         return measured.model_copy(update={"at": self.run.now()})
 
     def slices_without_pause(self, length: float, count: int) -> list[Slice]:

@@ -139,7 +139,7 @@ def start_seconds(record: TrialRecord) -> float:
     warm_up = record.warmup_seconds or 1.0
     if record.boundary is not None:  # its process measured that, and others take it over
         warm_up = min(warm_up, max(IN_SEARCH.warmup_seconds, MOST_SLOW_CALLS * slow_call_seconds(record)))
-    return (record.first_step_seconds or 1.0) + warm_up + BETWEEN_SECONDS
+    return record.start_seconds + warm_up + BETWEEN_SECONDS
 
 
 def starts_seconds(records: Sequence[TrialRecord]) -> float:

@@ -78,7 +78,7 @@ class Trainings:
         """Return seconds for each of so many trainings of the baseline's kind, out of a share of what is left."""
         # They read a few batches, so they do not fill what the dataset caches.
         baseline = self.run.records[0]
-        start = (baseline.first_step_seconds or 1.0) - (baseline.filling_seconds or 0.0)
+        start = baseline.start_seconds - (baseline.filling_seconds or 0.0)
         return (share * self.left() - start) / (count + 1)
 
     def curves(
@@ -299,7 +299,7 @@ def _branch_costs(baseline: TrialRecord, leader: TrialRecord) -> tuple[float, fl
         max(0.0 if record.throughput is None else 1 / record.throughput.value, STEP_SECONDS / batch_size_of(record))
         for record in both
     )
-    starts = sum((record.first_step_seconds or 1.0) + (record.compile_seconds or 0.0) for record in both)
+    starts = sum(record.start_seconds + (record.compile_seconds or 0.0) for record in both)
     return PROBING / FINISHING * (own + len(RULES) * others), starts
 
 

@@ -21,6 +21,7 @@ from autotune.data.run_directory import SCRATCH, STATE, RunDirectory, RunRecord,
 from autotune.machine.doctor import ALLOW_NAMESPACES
 from autotune.machine.fingerprint import memory_limit_bytes
 from autotune.machine.gpu import can_keep_compilations, lowest_capability, missing_xla_flags
+from autotune.recipe.compiled import SharedCompilations
 from autotune.recipe.recipe import RecipeSource
 from autotune.runtime.executor import Clock, Executor, SeatLost, WarmUp
 from autotune.script.changing_state import READS_AHEAD
@@ -116,6 +117,7 @@ class Invocation:
     results: Path | None = None  # the directory below which earlier runs are looked for; None for none
     begin_with: RecipeSource | None = None  # recipes whose configurations are the first candidates
     spent_before: float = 0.0  # seconds of earlier invocations that do not count for the budget
+    shares_compilations: bool = False  # the search loads what it has compiled before
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,6 +232,11 @@ def _new_run(invocation: Invocation, facts: WorkloadFacts, device: Device, inter
     compares_batches = options.objective == "time_to_loss" and not options.fixed_batch and not options.global_batch
     state_file = invocation.directory.trial_directory(0).resolve() / STATE  # takes the state of the baseline's training
     chosen = {} if options.allow_precision else chosen_precision(baseline)
+    shared = None
+    if invocation.shares_compilations and invocation.executor.keeps_files:
+        shared = SharedCompilations(
+            invocation.directory.path, invocation.machine, lambda text: invocation.observe(Notice(text=text))
+        )
     return Run(
         directory=invocation.directory,
         executor=invocation.executor,
@@ -237,6 +244,7 @@ def _new_run(invocation: Invocation, facts: WorkloadFacts, device: Device, inter
         clock=invocation.clock,
         budget=options.budget,
         state_file=state_file if compares_batches and not no_branches else None,
+        shared=shared,
         no_branches=no_branches,
         trains_by_loop=script is not None and script.trains is Trains.LOOP,
         observe=invocation.observe,

@@ -155,6 +155,7 @@ class Seat:
             trial=trial,
             seat=self.name,
             start_timeout=timeout,
+            shares_compilations=True,
             save_state="" if run.state_file is None or is_saved else str(run.state_file),
         )
         self._live, self._before, self.is_open = baseline, len(trial.slices), True
@@ -387,6 +388,7 @@ class Seat:
             start_timeout=limits.timeout,
             usual_start=costs.start_seconds(self.baseline.trial.record(Outcome.OK)),
             boundary=None if own else run.boundary,
+            shares_compilations=True,
             on_started=lambda started: self._note_in_force(trial, started, limits),
         )
         comparison = Comparison(

@@ -48,7 +48,7 @@ def describe_situation(
         launch_bound=_usual_step(baseline) <= LAUNCH_STEP_SECONDS,
         short_epochs=has_short_epochs(baseline),
         memory_share=_memory_share(baseline, limits),
-        start_seconds=baseline.first_step_seconds or 1.0,
+        start_seconds=baseline.start_seconds,
         measured_seconds=(baseline.warmup_seconds or 0.0) + measured_seconds,
         import_seconds=import_seconds,
     )

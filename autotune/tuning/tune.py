@@ -193,6 +193,7 @@ def run_tuning(request: Request, observe: Observer, *, wait: bool = False) -> Re
                 spent_before=request.spent_before,
                 results=None if options.fresh else request.results,
                 begin_with=begin_with,
+                shares_compilations=True,
             )
             return tune_with(invocation, written)
 

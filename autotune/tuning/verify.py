@@ -240,7 +240,7 @@ def measure_pairs(in_search: TrialRecord, opened: Opened, *, until: float) -> tu
         in_search=in_search,
     )
     timeout = costs.trial_timeout(
-        run.budget or until, first_step=in_search.first_step_seconds or 1.0, ready=opened.warm.ready_seconds
+        run.budget or until, first_step=in_search.start_seconds, ready=opened.warm.ready_seconds
     )
     pairs, failures, why = FreshPairs(run, opened.deadline, timeout=timeout), 0, ""
     expected = costs.pair_seconds(records)

@@ -20,7 +20,6 @@ from autotune.tuning.opening import baseline_of
 
 pytestmark = pytest.mark.slow
 
-ON_CPU = "--tf_xla_persistent_cache_device_types=CPU"
 LOGGED, FOUND = "device_executable_persistor=1", "Loading cached entry for"
 TRAIN = """
 import keras
@@ -40,9 +39,8 @@ def test_the_installed_tensorflow_has_the_flags():
 
 
 @pytest.fixture(params=SCRIPTS)
-def programs_of(request, trials_of_script, tmp_path, monkeypatch):
+def programs_of(request, trials_of_script, tmp_path):
     """Runs a process of trial 5 under XLA to its first slice, and returns the names of the programs that it kept."""
-    monkeypatch.setenv("TF_XLA_FLAGS", ON_CPU)
     script = trials_of_script(SCRIPTS[request.param])
     folder = tmp_path / "run" / "trials" / "0005"
     folder.mkdir(parents=True)
@@ -91,3 +89,42 @@ def test_what_a_trial_compiled_is_loaded_by_the_long_training(programs_of, tmp_p
     said = train()
     assert "is not used: no run of yours made it as it is" in said
     assert FOUND not in said
+
+
+LAYERS = """
+import keras
+import numpy as np
+import tensorflow as tf
+
+keras.utils.set_random_seed(5)
+x = np.random.default_rng(0).normal(size=(96, 4)).astype("float32")
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3, "tanh"), keras.layers.Dense(1)])
+batches = tf.data.Dataset.from_tensor_slices((x, x[:, :1])).batch(16)
+"""
+OWN_XLA = {
+    "fit": LAYERS + 'model.compile("adam", "mse", jit_compile=True)\nmodel.fit(batches, epochs=2, verbose=0)',
+    "loop": LOOP.replace("model =", "keras.utils.set_random_seed(5)\nmodel =").replace(
+        "@tf.function", "@tf.function(jit_compile=True)"
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", OWN_XLA)
+def test_trials_with_other_pipelines_load_what_one_has_compiled(trials_of_script, tmp_path, kind):
+    script = trials_of_script(OWN_XLA[kind])
+    folder, found, losses, notes = tmp_path / "shared", [], [], set()
+    folder.mkdir()
+    baseline = baseline_of(script.facts, "train.py", Device.CPU, silent)
+    kept = {}, {"compiled": str(folder), "shares_compiled": True}
+    pipelines = ({}, {"prefetch": 4}, {"data_threads": 2, "prefetch": "autotune"})
+    for changes, timing in [*((changes, kept[1]) for changes in pipelines), (pipelines[0], kept[0])]:
+        wanted, log = baseline.replace(**changes), str(tmp_path / "trial.log")
+        trial = script.processes.launch(wanted, log=log, data=None, timing=replace(QUICK, **timing))
+        warm = trial.warm_up(PATIENCE_SECONDS)
+        trial.kill()
+        notes |= set(warm.started.not_knobs)
+        losses.append(warm.first_loss)
+        found.append({file.name: file.stat().st_mtime_ns for file in folder.iterdir()})
+    assert notes == set()
+    assert found[0] == found[1] == found[2] == found[3] != {}
+    assert len(set(losses)) == 1
