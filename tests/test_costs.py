@@ -29,11 +29,13 @@ def test_a_fresh_pair_takes_about_what_is_expected(tmp_path, shape):
 
 @pytest.mark.parametrize("budget", [30.0, 300.0, 3600.0])
 @pytest.mark.parametrize("ready", [1.0, 5.0, 25.0])
-def test_a_trial_that_hangs_costs_a_tenth_of_the_budget(budget, ready):
-    timeout = costs.trial_timeout(budget, first_step=0.8 * ready, ready=ready)
+@pytest.mark.parametrize("is_eager", [False, True])
+def test_a_trial_that_hangs_costs_a_share_of_the_budget(budget, ready, is_eager):
+    timeout = costs.trial_timeout(budget, first_step=0.8 * ready, ready=ready, is_eager=is_eager)
     least = 1.5 * ready + costs.measured_seconds(ready)
     assert timeout >= least
-    assert timeout <= max(0.1 * budget, least + 1.0)
+    assert timeout <= max((0.2 if is_eager else 0.1) * budget, least + 1.0)
+    assert not is_eager or timeout >= min(20.0, 0.2 * budget)
 
 
 def test_processes_that_take_long_to_start_are_asked_more():

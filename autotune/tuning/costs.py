@@ -108,11 +108,16 @@ def measured_seconds(first_step: float, slow_call: float = 0.0) -> float:
     return min(MOST_MEASURED_SECONDS, max(LEAST_MEASURED_SECONDS, first_step))
 
 
-def trial_timeout(budget: float, *, first_step: float, ready: float, slow_call: float = 0.0) -> float:
-    """Return what a search trial may take: a bad guess costs a tenth of the budget at most, where that holds one."""
+def trial_timeout(
+    budget: float, *, first_step: float, ready: float, slow_call: float = 0.0, is_eager: bool = False
+) -> float:
+    """Return what a search trial may take: a bad guess costs a tenth of the budget at most, where that holds one.
+
+    A fifth if the baseline's step `is_eager`: a trial traces, and proves, what the baseline does not.
+    """
     usual = max(SMALLEST_TRIAL_TIMEOUT, FIRST_STEP_FACTOR * first_step, 2 * ready)
     least = SLOWEST_START * ready + measured_seconds(first_step, slow_call) + 1.0
-    return max(least, min(usual, LARGEST_TRIAL_SHARE * budget))
+    return max(least, min(usual, (1 + is_eager) * LARGEST_TRIAL_SHARE * budget))
 
 
 def least_trial_seconds(baseline: TrialRecord, configuration: Configuration, gain: float) -> float:

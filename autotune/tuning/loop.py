@@ -106,7 +106,11 @@ class Loop:
         warm = seat.baseline.warm
         first_step, slow_call = warm.first_step_seconds, warm.ready.call_seconds if costs.is_slow(warm) else 0.0
         timeout = options.trial_timeout or costs.trial_timeout(
-            options.budget, first_step=first_step, ready=warm.ready_seconds, slow_call=slow_call
+            options.budget,
+            first_step=first_step,
+            ready=warm.ready_seconds,
+            slow_call=slow_call,
+            is_eager="graph_step" in run.baseline,
         )
         measured = costs.measured_seconds(first_step, slow_call)
         self._run, self._sampler, self._options = run, sampler, options
