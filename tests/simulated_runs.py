@@ -58,7 +58,8 @@ MACHINE = Machine(
 )
 LIMITS = Limits(host_bytes=8 << 30, device_bytes=None)
 REFERENCE = WorkloadReference(file="/simulated.py")
-BASELINE = baseline_configuration(BATCH_SIZE, {}, Device.CPU, where="baseline").replace(jit_compile=False)
+BASELINE = baseline_configuration(BATCH_SIZE, {}, Device.CPU, where="baseline")
+BASELINE = BASELINE.replace(jit_compile=False, keep_freed_memory="none")
 
 
 def space(**knobs):

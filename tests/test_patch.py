@@ -106,12 +106,16 @@ def test_the_edit_sets_constants_at_their_calls_and_lines_at_the_top(tmp_path):
     file.write_text(PIPELINE, encoding="utf-8")
     changes = {"batch_size": 64, "prefetch": 8, "num_parallel_calls": "autotune", "jit_compile": True}
     changes |= {"steps_per_execution": 2, "precision": "mixed_bfloat16", "onednn": False, "data_threads": 3}
+    changes["keep_freed_memory"] = "thresholds"
     baseline = {"batch_size": 16, "prefetch": "autotune", "num_parallel_calls": 0}
     diff, rest = script_diff(recipe_of(file, baseline, **changes), file)
     removed, added = changed_lines(diff)
     assert [line for line in added if line] == [
         "import os",
         'os.environ["TF_ENABLE_ONEDNN_OPTS"] = "0"',
+        "import ctypes",
+        "ctypes.CDLL(None).mallopt(-3, 1073741824)",
+        "ctypes.CDLL(None).mallopt(-1, 2147483647)",
         'keras.config.set_dtype_policy("mixed_bfloat16")',
         "    return data.map(parse, num_parallel_calls=tf.data.AUTOTUNE).shuffle(9)"
         ".batch(64, drop_remainder=True).prefetch(8)",

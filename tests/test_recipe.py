@@ -233,7 +233,7 @@ def test_every_knob_of_the_device_is_there(recipe, part, knob):
 def test_the_knobs_of_a_gpu_are_as_good_as_those_of_a_cpu(recipe):
     document = document_of(recipe)
     for part in ("configuration", "baseline"):
-        del document[part]["onednn"]
+        del document[part]["onednn"], document[part]["keep_freed_memory"]
         own = {each.name: each.default for each in knobs_on(Device.GPU) if not each.of_workload}
         document[part] |= {name: default for name, default in own.items() if default is not None} | document[part]
     loaded = Recipe.parse(json.dumps(document), source="my.json")
@@ -241,7 +241,10 @@ def test_the_knobs_of_a_gpu_are_as_good_as_those_of_a_cpu(recipe):
     gpu, document["baseline"] = document["baseline"], dict(recipe.baseline)
     assert "baseline has no tensor_float_32, " in find_conflict(json.dumps(document)).message
     document["baseline"] |= gpu
-    assert "configuration has no onednn, and baseline has" in find_conflict(json.dumps(document)).message
+    assert (
+        "configuration has no onednn, keep_freed_memory, and baseline has"
+        in find_conflict(json.dumps(document)).message
+    )
 
 
 @pytest.mark.parametrize("text", ["x" * 100_000, "a\nb\x1b[31mc", "\u202e\u2028"])

@@ -154,6 +154,17 @@ def test_memory_that_is_written_to_counts_and_counts_no_more_when_given_back():
     assert peak_host_bytes() >= grown
 
 
+def test_pages_that_are_touched_anew_are_counted():
+    before = read_counters()
+    with mmap.mmap(-1, SIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as block:
+        block.madvise(mmap.MADV_NOHUGEPAGE)
+        block.write(b"x" * SIZE)
+    after = read_counters()
+    found, half = (between(before, after, seconds=part * (after.at - before.at)) for part in (1.0, 0.5))
+    assert found["page_faults"] >= SIZE // mmap.PAGESIZE
+    assert half["page_faults"] == pytest.approx(found["page_faults"] / 2, abs=1)
+
+
 def test_files_that_are_mapped_do_not_count(tmp_path):
     file = tmp_path / "data"
     file.write_bytes(b"x" * SIZE)

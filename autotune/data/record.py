@@ -106,6 +106,7 @@ class Slice(Lean):
     cores: Number | None = None  # that the process could use; `foreign_cpu_seconds` is counted over them
     foreign_cpu_seconds: Amount | None = None  # processor time of others, the kernel's for all included
     steal_seconds: Amount | None = None  # what the host of this virtual machine gave to others
+    page_faults: Count | None = None  # pages that the kernel gave to the trial process
     trained_examples: Count | None = None  # by its end, in slices or not; None if epochs have unknown length
     retraces: Count | None = None  # traces and compilations since the slice before; None if unseen
     skipped_steps: Count | None = None  # steps with overflowed gradients; None without a loss scale
@@ -313,6 +314,12 @@ class TrialRecord(Frozen):
     def measured_seconds(self) -> float:
         """The seconds of its own slices."""
         return sum(measured.seconds for measured in self.own_slices)
+
+    @property
+    def page_faults_per_step(self) -> float | None:
+        """The pages that the kernel gives to the trial's process in a step; None where they were not counted."""
+        counted = [(part.page_faults, part.steps) for part in self.own_slices if part.page_faults is not None]
+        return sum(faults for faults, _ in counted) / sum(steps for _, steps in counted) if counted else None
 
 
 def baseline_trial(records: Sequence[TrialRecord]) -> TrialRecord | None:

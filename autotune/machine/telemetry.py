@@ -7,6 +7,7 @@ import glob
 import math
 import os
 import re
+import resource
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -69,6 +70,7 @@ class Counters:
     cores: int  # that this process may use
     busy: float | None = None  # processor time on these cores, everybody's; None under a quota of fewer
     steal: float | None = None  # what the host of this virtual machine gave to others
+    faults: int | None = None  # pages that the kernel gave to this process
 
 
 def read_counters() -> Counters:
@@ -86,7 +88,8 @@ def read_counters() -> Counters:
     for pid in _descendants(os.getpid()):
         with contextlib.suppress(psutil.Error):
             own += sum(psutil.Process(pid).cpu_times()[:4])
-    return Counters(at=time.monotonic(), own=own, cores=math.ceil(min(len(allowed), quota)), busy=busy, steal=steal)
+    cores, faults = math.ceil(min(len(allowed), quota)), resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    return Counters(at=time.monotonic(), own=own, cores=cores, busy=busy, steal=steal, faults=faults)
 
 
 def part_of(before: Counters, after: Counters, *, seconds: float) -> float:
@@ -102,8 +105,10 @@ def between(before: Counters, after: Counters, *, seconds: float) -> dict[str, A
         return None if earlier is None or later is None else part * max(0.0, later - earlier)
 
     own, busy = counted(before.own, after.own) or 0.0, counted(before.busy, after.busy)
+    faults = counted(before.faults, after.faults)
     return {
         "cores": after.cores,
         "foreign_cpu_seconds": None if busy is None else max(0.0, busy - own),
         "steal_seconds": counted(before.steal, after.steal),
+        "page_faults": None if faults is None else round(faults),
     }

@@ -124,6 +124,8 @@ def apply_before_build(configuration: Mapping[str, KnobValue]) -> None:
                 f"{knob.name}={value} cannot act any more: the layer {layer} was built before it was set",
                 hint="Call recipe.apply() before any layer or model is made, those at the top of imported files too.",
             )
+        if knob.name == "keep_freed_memory" and runtime_has_started():  # each of its threads may have an arena
+            raise _too_late(f"{knob.name}={value}")
         try:
             knob.set(tf, value)
         except RuntimeError as error:

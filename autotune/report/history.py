@@ -20,7 +20,7 @@ from autotune.data.record import Outcome, Pair, Phase, Slice, Standing, TrialRec
 from autotune.data.run_directory import RunDirectory, parse_utc
 from autotune.data.runs_on_disk import Paths, find_runs
 from autotune.space.configuration import Configuration, baseline_of, read_trials
-from autotune.space.knobs import KNOBS, Domain
+from autotune.space.knobs import KNOBS
 from autotune.stats.deciding import Stop
 from autotune.stats.disturbance import gpu_figures
 from autotune.stats.intervals import overall_rate
@@ -42,13 +42,6 @@ def table(rows: Sequence[Mapping[str, object]], columns: Mapping[str, ExtensionD
     return pd.DataFrame(
         {name: pd.Series([row.get(name) for row in rows], dtype=dtype) for name, dtype in columns.items()}
     )
-
-
-def _knob_dtype(domain: Domain) -> ExtensionDtype:
-    """Return the dtype by which a knob's values are filtered: words beside numbers or booleans make no text of them."""
-    if domain.booleans:
-        return BOOLEAN
-    return STRING if domain.integers is None else INTEGER
 
 
 def _knob_cell(name: str, value: KnobValue) -> KnobValue | None:
@@ -77,7 +70,7 @@ _FIGURES = (
     | typed(pd.CategoricalDtype([str(stop) for stop in Stop]), "stopped_by")
     | typed(FLOAT, "first_step_seconds filling_seconds epoch_overhead_seconds")
     | typed(INTEGER, "peak_host_bytes peak_device_bytes")
-    | typed(FLOAT, "input_wait_fraction cpu_utilisation")
+    | typed(FLOAT, "input_wait_fraction cpu_utilisation page_faults_per_step")
     | _OF_GPU
     | typed(STRING, "bottleneck")
     | typed(FLOAT, "bottleneck_share ceiling_input ceiling_compute scaling_efficiency")
@@ -90,7 +83,9 @@ _OF_SOME_DEVICES = (*_OF_GPU, "peak_device_bytes", "scaling_efficiency")
 
 def columns() -> dict[str, ExtensionDtype]:
     """Return all columns of the table in order, each with its dtype; every knob has one."""
-    return _FIRST | {knob.name: _knob_dtype(knob.domain) for knob in KNOBS.values()} | _FIGURES
+    domains = {knob.name: knob.domain for knob in KNOBS.values()}  # words beside numbers or booleans make no text
+    numbers = {name: STRING if domain.integers is None else INTEGER for name, domain in domains.items()}
+    return _FIRST | numbers | {name: BOOLEAN for name, domain in domains.items() if domain.booleans} | _FIGURES
 
 
 def load_history(*runs: Paths, every_column: bool = False) -> pd.DataFrame:

@@ -17,6 +17,7 @@ from autotune.script.call_sites import calls_in, functions_in, shown
 from autotune.script.long_run import facts_in
 from autotune.script.settings import ARGUMENTS, CALLS
 from autotune.space.configuration import format_value
+from autotune.space.freed_memory import MALLOPT
 
 _LINES = {
     "precision": 'keras.config.set_dtype_policy("{value}")',
@@ -26,6 +27,7 @@ _LINES = {
     "onednn": 'os.environ["TF_ENABLE_ONEDNN_OPTS"] = "{value:d}"',
 }
 """Lines that set a knob, before anything of TensorFlow's is created; `onednn` before it is imported."""
+_BEFORE_IMPORTS = {"onednn": "import os", "keep_freed_memory": "import ctypes"}  # lines at the top, and what they need
 _KERAS_2_PRECISION = 'tf_keras.mixed_precision.set_global_policy("{value}")'
 _IMPORTS = {"tf": "import tensorflow as tf", "keras": "import keras", "tf_keras": "import tf_keras"}
 
@@ -49,6 +51,8 @@ def script_diff(recipe: Recipe, script: Path) -> tuple[str, list[str]]:
     files = own_files(main, main.parent)
     changes = dict(recipe.changes)
     lines = {knob: _LINES[knob].format(value=changes[knob]) for knob in _LINES if knob in changes}
+    if calls := MALLOPT[str(changes.get("keep_freed_memory", "none"))]:
+        lines["keep_freed_memory"] = "\n".join(f"ctypes.CDLL(None).mallopt{call}" for call in calls)
     if "precision" in lines and recipe.workload.keras is KerasVersion.KERAS_2:
         lines["precision"] = _KERAS_2_PRECISION.format(value=changes["precision"])
     reached = set(lines)
@@ -93,9 +97,11 @@ def script_diff(recipe: Recipe, script: Path) -> tuple[str, list[str]]:
 def _where_rate_is_set(files: Sequence[Path], facts: ScriptFacts, directory: str) -> set[tuple[Path, int]]:
     """Return files and lines of `compile`; else of the optimizers that are made; else of the training."""
     calls = [(file, site, call) for file in files for site, call in calls_in(str(file), directory).values()]
-    made = {
-        file: {name for node in ast.walk(parse_source(file)) for name in _imported_optimizers(node)} for file in files
-    }
+    made: dict[Path, set[str]] = {file: set() for file in files}  # names of optimizers that it imports
+    for file in files:
+        for node in ast.walk(parse_source(file)):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").rpartition(".")[2] == "optimizers":
+                made[file] |= {alias.asname or alias.name for alias in node.names}
 
     def at(wanted: Site | None) -> list[tuple[Path, ast.Call]]:
         return [(file, call) for file, site, call in calls if wanted is not None and site.key == wanted.key]
@@ -107,13 +113,6 @@ def _where_rate_is_set(files: Sequence[Path], facts: ScriptFacts, directory: str
     optimizers = [(file, call) for file, _, call in calls if makes_optimizer(file, call)]
     found = at(facts.compile_site) or optimizers or at(facts.fit_site) or at(facts.epochs_range)
     return {(file, call.lineno) for file, call in found}
-
-
-def _imported_optimizers(node: ast.AST) -> set[str]:
-    """Return the names by which an import has optimizers of Keras."""
-    if not isinstance(node, ast.ImportFrom) or (node.module or "").rpartition(".")[2] != "optimizers":
-        return set()
-    return {alias.asname or alias.name for alias in node.names}
 
 
 def _above(source: bytes, line: int, comment: str) -> _Edit:
@@ -226,10 +225,10 @@ def _inserted(source: bytes, lines: Mapping[str, str]) -> list[_Edit]:
     docstring = tree.body[:1] if ast.get_docstring(tree) is not None else []
     body = [node for node in tree.body if node not in (*future, *docstring)]
     edits = []
-    if "onednn" in lines and body:
+    for knob in lines.keys() & _BEFORE_IMPORTS if body else ():
         begin = _offset(source, body[0].lineno, 0)
-        edits.append(_Edit(begin, begin, f"import os\n\n{lines['onednn']}\n\n"))
-    late = [line for knob, line in lines.items() if knob != "onednn"]
+        edits.append(_Edit(begin, begin, f"{_BEFORE_IMPORTS[knob]}\n\n{lines[knob]}\n\n"))
+    late = [line for knob, line in lines.items() if knob not in _BEFORE_IMPORTS]
     if late and imports:
         bound = {name.asname or name.name for node in imports for name in node.names}
         needed = sorted({line.partition(".")[0] for line in late} - bound)

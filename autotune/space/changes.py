@@ -67,6 +67,7 @@ class Situation:
     most_threads: float = math.inf  # of TensorFlow's pools that differ from its own choice, and have cores
     short_steps: bool = True  # a call into TensorFlow takes a tenth of a step or more
     launch_bound: bool = False  # calls take so much that they limit the training
+    faults_often: bool = False  # the kernel's page faults take a part of the fastest configuration's steps
     short_epochs: bool = True  # what lies between epochs takes much of them
     memory_share: float | None = None  # that the baseline takes of the memory it may take; None: unknown
     start_seconds: float = 1.0  # of a trial, up to its first step

@@ -18,6 +18,7 @@ from typing import Any
 from autotune.data.errors import ConfigurationError
 from autotune.data.models import KnobValue
 from autotune.data.printable import short
+from autotune.space import freed_memory
 from autotune.space.changes import Change, Situation, change, exactly, larger, near, smaller, times
 from autotune.space.keras_in_use import keras_module
 from autotune.space.variables import TF_XLA, XLA, variable_fields
@@ -107,7 +108,7 @@ class Knob:
     most: Callable[[Situation], float] = lambda now: math.inf  # a larger number cannot act there
     units: Mapping[KnobValue, tuple[str, ...]] = field(default_factory=dict)  # that make a value fast, the best first
     needs_dataset_config: bool = False  # reaches the pipeline only through `dataset(config)`
-    of_workload: bool = False  # some workloads have it; the recipes of others lack it
+    of_workload: bool = False  # some workloads or machines have it; the recipes of others lack it
 
 
 _ON_GPU = frozenset({Device.GPU})
@@ -516,6 +517,20 @@ _TABLE = (
         devices=frozenset({Device.CPU}),
         numerics=Numerics.ARITHMETIC,
         **variable_fields("TF_ENABLE_ONEDNN_OPTS", {False: "0", True: "1"}, True),
+    ),
+    Knob(
+        name="keep_freed_memory",
+        summary="glibc keeps freed memory for the next step (mallopt); one_arena: in one heap, also above 64 MiB",
+        domain=Domain(words=tuple(freed_memory.MALLOPT)),
+        default="none",
+        stage=Stage.RUNTIME,
+        set=freed_memory.keep,
+        read=lambda tf: freed_memory.in_force,
+        devices=frozenset({Device.CPU}),
+        memory=lambda value: int(value != "none"),
+        changes=(change(exactly("thresholds")), change(exactly("one_arena"))),
+        useful=attrgetter("faults_often"),
+        of_workload=True,
     ),
     *GPU_KNOBS,
     Knob(

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.abc
-import itertools
 import os
 import re
 import sys
@@ -65,11 +64,6 @@ def gpu_gauges(cards: Sequence[GpuMeter]) -> list[Gauge]:
     return [gauge] if cards else []
 
 
-def measure_device_memory() -> Callable[[float], dict[str, Any]]:
-    """Measure what TensorFlow holds on a device at the end."""
-    return lambda _: {"device_bytes": device_bytes()}
-
-
 def skipped_steps_gauge(progress: Progress, finite_steps: Callable[[], int]) -> Gauge:
     """Return a gauge of steps whose gradients a loss scale found infinite; `finite_steps` counts the others so far."""
 
@@ -102,16 +96,13 @@ def describe_weights(weights: Weights) -> dict[str, Any]:
     return {"parameters": count_parameters(weights), "shapes": tuple(shapes)}
 
 
-def _is_ruined(values: tf.Tensor, *, is_trained: bool) -> tf.Tensor:
-    return tf.reduce_any(tf.math.is_nan(values) | (tf.math.is_inf(values) & is_trained))
-
-
 def check_finite_weights(weights: Weights, *, step: int) -> None:
     """Raise TrainingFailed where training has ruined a weight: no number that a step returns need show it."""
     trained = {id(weight) for weight in weights.trained}  # others may hold infinities, as masks do
-    floating = [weight for weight in weights.variables if tf.as_dtype(weight.dtype).is_floating]
-    ruined = [_is_ruined(tf.convert_to_tensor(weight), is_trained=id(weight) in trained) for weight in floating]
-    for weight in itertools.compress(floating, ruined):
+    for weight in (weight for weight in weights.variables if tf.as_dtype(weight.dtype).is_floating):
+        values = tf.convert_to_tensor(weight)
+        if not tf.reduce_any(tf.math.is_nan(values) | (tf.math.is_inf(values) & (id(weight) in trained))):
+            continue
         name = weight.path if hasattr(weight, "path") else weight.name  # in Keras 2
         raise TrainingFailed(Outcome.NONFINITE, f"the weight {name} is not finite after {plural(step, 'step')}")
 

@@ -19,7 +19,7 @@ from autotune.data.printable import printable
 from autotune.machine.telemetry import peak_host_bytes
 from autotune.recipe.apply import list_devices, not_knobs
 from autotune.recipe.tf_private import tf
-from autotune.runtime.protocol import Channel, Data, Finish, Finished, Started, TrialRequest, TrialTiming
+from autotune.runtime.protocol import Channel, Data, Finish, Finished, Started, TrialRequest
 from autotune.training import gauges
 from autotune.training.clock import StepClock
 from autotune.training.gauges import Gauge, Weights
@@ -75,7 +75,10 @@ class TimedTrial:
         self._session, self._channel = session, channel
         self._profile_folder = Path(request.log).parent / PROFILE_FOLDER
         self._figures: Finished | None = None
-        state, facts = request.timing.save_state, session.facts()
+        timing, longest = request.timing, request.timing.longest_boundary_epoch_seconds or math.inf
+        if timing.boundary is not None:  # as the baseline was timed, so are the others
+            longest = math.inf if timing.boundary.measured else 0.0
+        state, facts = timing.save_state, session.facts()
         channel.send(
             Started(
                 **session.data.model_dump(),
@@ -91,17 +94,17 @@ class TimedTrial:
         self.clock = StepClock(
             session.progress,
             channel,
-            warmup_seconds=request.timing.warmup_seconds,
-            epoch_seconds=request.timing.epoch_seconds,
+            warmup_seconds=timing.warmup_seconds,
+            epoch_seconds=timing.epoch_seconds,
             between_epochs=between_epochs,
-            longest_boundary_epoch_seconds=_longest_boundary_epoch(request.timing),
+            longest_boundary_epoch_seconds=longest,
             saves_state=lambda: bool(state) and session.save_state(Path(state)),
             save_after=_first_steps(session) if state else math.inf,
             time_writers=session.time_writers,
             gauges=[
                 *gauges.gpu_gauges(gauges.cards_in_use(session.strategy)),
                 gauges.measure_machine,
-                gauges.measure_device_memory,
+                lambda: lambda _: {"device_bytes": gauges.device_bytes()},
                 *session.gauges(),
                 gauges.finite_weights_gauge(session.weights, session.progress),
             ],
@@ -150,13 +153,6 @@ def _first_steps(session: TrainingSession) -> float:
     if session.planned_steps is None:
         return max(LEAST_FIRST_STEPS, session.training.steps_per_epoch or math.inf)
     return max(LEAST_FIRST_STEPS, FIRST_SHARE * session.planned_steps)
-
-
-def _longest_boundary_epoch(timing: TrialTiming) -> float:
-    """Return the length of an epoch above which what lies between two of them is not measured."""
-    if timing.boundary is not None:  # as the baseline was timed, so are the others
-        return math.inf if timing.boundary.measured else 0.0
-    return timing.longest_boundary_epoch_seconds or math.inf
 
 
 def _profile(folder: Path, *, steps_per_call: int, synchronise: Callable[[], object]) -> Iterator[int]:

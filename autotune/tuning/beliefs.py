@@ -134,7 +134,8 @@ class Beliefs:
         deviations = np.array([max(LEAST_SPREAD, row.spread) for row in rows]) * sizes
         correlation = np.eye(len(steps))
         for (first, step), (second, other) in itertools.combinations(enumerate(steps), 2):
-            if step.knob == other.knob and _are_on_one_path(step, other):
+            kinds = {classify_change(known.before, known.after) for known in (step, other)}
+            if step.knob == other.knob and kinds in ({"up"}, {"down"}):  # of a number, in one direction
                 correlation[first, second] = correlation[second, first] = SAME_KNOB
         return np.array([row.gain for row in rows]) * sizes, correlation * np.outer(deviations, deviations)
 
@@ -228,9 +229,3 @@ class Beliefs:
 
         drawn = {name: max(choices, key=lambda value: effect(name, value)) for name, choices in useful.items()}
         return space.canonical(best.replace(**drawn))
-
-
-def _are_on_one_path(step: Step, other: Step) -> bool:
-    """Return whether two steps of a knob are of a number, in one direction."""
-    kinds = {classify_change(known.before, known.after) for known in (step, other)}
-    return len(kinds) == 1 and kinds <= {"up", "down"}

@@ -27,7 +27,7 @@ from autotune.runtime.executor import Clock, Executor, SeatLost, WarmUp
 from autotune.script.changing_state import READS_AHEAD
 from autotune.script.loading import parse_reference, reference_of
 from autotune.script.workload import Workload
-from autotune.space import variables
+from autotune.space import freed_memory, variables
 from autotune.space.configuration import NOT_ACCUMULATED, Configuration, baseline_configuration, find_conflict
 from autotune.space.knobs import Device
 from autotune.space.space_file import ResolvedSpace, SearchSpace, find_search_space
@@ -328,6 +328,8 @@ def baseline_of(facts: WorkloadFacts, where: str, device: Device, observe: Obser
     """Return what the user would run anyway, as far as it is known before anything was built."""
     refuse_knobs_that_cannot_act(facts, where=where)
     named = baseline_configuration(facts.batch_size, facts.baseline, device, where=f"{where}: Workload(baseline=…)")
+    if device is Device.CPU and not freed_memory.WHY_NOT:
+        named = named.replace(keep_freed_memory="none")
     if why := find_conflict(named):
         raise WorkloadError(f"{where}: {why}", hint="Change Workload(batch_size=…) or Workload(baseline=…).")
     baseline, notices = adopt_imported_settings(named, facts, where=where)
@@ -415,6 +417,7 @@ def choose_space(written: SearchSpace | None, opened: Opened, options: Options) 
     fixed = dict.fromkeys(opened.warm.started.set_by_dataset, "the workload's dataset() sets it itself")
     if options.fixed_batch:
         fixed["batch_size"] = "kept by --fixed-batch"
+    fixed |= {"keep_freed_memory": freed_memory.WHY_NOT} if freed_memory.WHY_NOT else {}
     fixed |= opened.run.not_reached
 
     def resolve(space: SearchSpace) -> ResolvedSpace:

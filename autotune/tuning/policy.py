@@ -394,7 +394,9 @@ def seconds_to_settle(state: State) -> float:
     leader: Leader | None = state.open or (None if state.contenders else next(iter(state.inconclusive), None))
     if leader is not None:
         gain = 0.0 if leader.ratio is None else leader.ratio.value
-        return max(1, _pairs_to_show(state, gain, leader) - leader.processes) * leader.pair_seconds
+        # A small gain takes many more processes than were planned.
+        wanted = processes_wanted(gain, state.prior, error=leader.looks.error, most=4 * MOST_PROCESSES)
+        return max(1, wanted - leader.processes) * leader.pair_seconds
     if state.contenders:
         best = state.contenders[0]
         return processes_needed(state, best) * best.pair_seconds + best.learning_seconds / LEARNING_AGAIN_SHARE
@@ -407,11 +409,6 @@ def seconds_to_learn(state: State) -> float:
     """Return what comparing the learning of larger batches needs of a continued run; 0 if nothing is to be compared."""
     needs = (_learning_needs(state, leader) for leader in state.champions.values())
     return max(needs, default=0.0) / LEARNING_AGAIN_SHARE
-
-
-def _pairs_to_show(state: State, gain: float, leader: Leader) -> int:
-    """Return how many processes a side should show a leader's gain; many more than were planned where it is small."""
-    return processes_wanted(gain, state.prior, error=leader.looks.error, most=4 * MOST_PROCESSES)
 
 
 def smallest_gain_shown(state: State) -> float:

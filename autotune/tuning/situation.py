@@ -19,6 +19,8 @@ LAUNCH_STEP_SECONDS = 0.004  # the same is a quarter of a step, and limits the t
 BUSY_GPU = 0.8  # share of the time in which a kernel runs: such a training hardly waits for input
 COMPUTES = 0.5  # cores that a wait for input keeps busy: with fewer, it waits for a disk or a network
 TAKEN = 0.9  # share of the cores that others left free: who takes so much gains nothing by more threads
+FAULT_SECONDS = 1e-6  # that the kernel takes for a page: half of it on bare metal, up to five times it in a VM
+MANY_FAULTS = 0.02  # share of a step that page faults take
 SHORT_EPOCH = 0.02  # share of an epoch that passes between epochs
 
 
@@ -46,6 +48,8 @@ def describe_situation(
         most_threads=cores if has_quota or sets_threads else cores - 1,
         short_steps=_usual_step(baseline) <= SHORT_STEP_SECONDS,
         launch_bound=_usual_step(baseline) <= LAUNCH_STEP_SECONDS,
+        faults_often=sum(part.page_faults or 0 for part in best.own_slices) * FAULT_SECONDS
+        > MANY_FAULTS * best.measured_seconds,
         short_epochs=has_short_epochs(baseline),
         memory_share=_memory_share(baseline, limits),
         start_seconds=baseline.start_seconds,

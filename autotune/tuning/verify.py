@@ -30,7 +30,7 @@ from autotune.runtime.local import LocalExecutor
 from autotune.script.loading import refuse_while_loading
 from autotune.script.workload import Workload
 from autotune.space.configuration import Configuration
-from autotune.space.knobs import STRATEGY_KNOBS
+from autotune.space.knobs import KNOBS
 from autotune.stats.deciding import ClaimResult, judge_claim
 from autotune.stats.intervals import CONFIDENCE, process_prior
 from autotune.tuning import costs
@@ -301,14 +301,13 @@ def _compare_workloads(recipe: Recipe, facts: WorkloadFacts, invocation: Invocat
 
 def _refuse_another_baseline(recipe: Recipe, baseline: Configuration) -> None:
     claimed_against = Configuration(recipe.baseline)
-    if "strategy" not in claimed_against:  # it was measured on one device, as it is here
-        baseline = Configuration({name: value for name, value in baseline.items() if name not in STRATEGY_KNOBS})
-    elif "strategy" not in baseline:
+    if "strategy" in claimed_against and "strategy" not in baseline:
         raise RecipeError(
             "the recipe was measured with several devices per trial; here a trial has one",
             hint="Verify it on a machine like that one, or tune again.",
         )
-    if claimed_against != baseline:
+    own = {name: value for name, value in baseline.items() if name in claimed_against or not KNOBS[name].of_workload}
+    if claimed_against != (baseline := Configuration(own)):
         raise RecipeError(
             "the recipe's claim is against another baseline: "
             f"{claimed_against.describe(baseline)} there, {baseline.describe(claimed_against)} here",
