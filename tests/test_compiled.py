@@ -15,6 +15,7 @@ from test_kind import H200, a_machine
 
 from autotune.data.record import Outcome, Phase
 from autotune.data.run_directory import RunDirectory
+from autotune.machine import scratch
 from autotune.machine.gpu import can_keep_compilations
 from autotune.recipe import compiled
 from autotune.recipe.compiled import drop_older_folders, keep_compiled, load_compiled, open_folder
@@ -75,9 +76,9 @@ def test_it_is_loaded_as_a_private_copy(run):
     assert {path.name: path.read_bytes() for path in loaded.folder.iterdir()} == FILES
     assert loaded.folder.stat().st_mode & 0o077 == 0
     assert f"({run}/compiled)" in loaded.text
-    compiled._remove_copy(loaded.folder, os.getpid() + 1)
+    scratch._remove(loaded.folder, os.getpid() + 1)
     assert loaded.folder.exists(), "a fork that ends removes nothing"
-    compiled._remove_copy(loaded.folder, os.getpid())
+    scratch._remove(loaded.folder, os.getpid())
     assert not loaded.folder.exists()
 
 

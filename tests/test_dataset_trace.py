@@ -6,13 +6,16 @@ from types import SimpleNamespace
 import pytest
 
 from autotune.data.facts import Site
+from autotune.script import dataset_trace
 from autotune.script.dataset_trace import (
     DatasetCall,
     batch_calls,
     cacheable_map,
+    call_of,
     calls_for,
     drops_remainder,
     examples_of,
+    find_cache,
     mean_batch,
     tag,
 )
@@ -38,7 +41,10 @@ def batched(*inputs, given=16, used=None, drop_remainder=False):
 def mapped(source, line, *operations):
     """The script's own `map` at a line, of a function with these operations."""
     made = dataset("ParallelMap", source)
-    tag(made, DatasetCall("num_parallel_calls", SITE.model_copy(update={"call": "map", "line": line}), 1, 1))
+    tag(
+        made,
+        DatasetCall("num_parallel_calls", SITE.model_copy(update={"call": "map", "line": line, "order": line}), 1, 1),
+    )
     nodes = [SimpleNamespace(op=name) for name in operations]
     graph = SimpleNamespace(node=nodes[:1], library=SimpleNamespace(function=[SimpleNamespace(node_def=nodes[1:])]))
     traced = SimpleNamespace(graph=SimpleNamespace(as_graph_def=lambda: graph))
@@ -112,18 +118,53 @@ def test_the_last_batch_of_an_epoch_may_be_smaller():
     assert not drops_remainder(batched(examples))
 
 
+def cached_line(made):
+    """The line of the map that may be cached; why there is none."""
+    found, why = cacheable_map(made)
+    return why if found is None else call_of(found).site.line
+
+
 def test_the_last_map_whose_results_stay_may_be_cached():
-    plain = mapped(mapped(dataset("TensorSlice"), 3, "Cast"), 4, "Mul", "Add")
-    assert cacheable_map(batched(dataset("Shuffle", plain)))[0].line == 4
-    for operations in (
-        ("RandomUniform",),
-        ("Mul", "StatelessRandomUniformV2"),
-        ("EagerPyFunc",),
-        ("AssignAddVariableOp",),
-    ):
-        assert cacheable_map(batched(mapped(plain, 5, *operations)))[0].line == 4
-    assert cacheable_map(mapped(dataset("Shuffle", plain), 5, "Mul"))[0].line == 4
-    none, why = cacheable_map(mapped(dataset("Shuffle", dataset("TensorSlice")), 5, "Mul"))
-    assert none is None
-    assert "comes before a shuffle" in why
-    assert cacheable_map(dataset("Cache", plain)) == (None, "the script's pipeline has a cache already")
+    plain = mapped(mapped(dataset("TensorSlice"), 3, "Cast"), 4, "Mul", "ReadVariableOp", "StatefulPartitionedCall")
+    assert cached_line(batched(dataset("Shuffle", plain))) == 4
+    for operation in ("RandomUniform", "StatelessRandomUniformV2", "EagerPyFunc", "AssignAddVariableOp"):
+        assert cached_line(batched(mapped(plain, 5, "Mul", operation))) == 4
+    for stateful in ("TruncatedNormal", "RngReadAndSkip", "SampleDistortedBoundingBoxV2", "NoSuchOperation"):
+        assert cached_line(batched(mapped(plain, 5, "Mul", stateful))) == 4
+    assert cached_line(mapped(dataset("Shuffle", plain), 5, "Mul")) == 4
+    assert cached_line(dataset("Cache", plain)) == "the script's pipeline has a cache already"
+
+
+@pytest.mark.parametrize("source", ["Shuffle", "Random", "Generator", "Interleave", "Repeat"])
+def test_what_differs_above_a_map_stops_a_cache(source):
+    beside = dataset("Zip", dataset("TensorSlice"), dataset("Take", dataset(source)))
+    assert "comes before a shuffle" in cached_line(mapped(beside, 5, "Mul"))
+    reads = mapped(dataset("TensorSlice"), 4, "TFRecordDatasetV2")
+    assert cached_line(dataset("Zip", reads, dataset(source))) == 4
+
+
+def test_a_call_that_makes_a_random_map_too_is_not_cached():
+    same = mapped(dataset("TensorSlice"), 4, "Mul")
+    assert "comes before a shuffle" in cached_line(mapped(same, 4, "RandomUniform"))
+
+
+@pytest.mark.parametrize(
+    ("again", "count", "room", "found"),
+    [
+        ([b"12"], 500, 0, (4, 0, "")),
+        ([b"13"], 500, 0, "differ when they are read twice"),
+        ([b"12"], None, 0, "elements is not known"),
+        ([b"12"], 1 << 60, 0, "neither memory nor a local disk has room"),
+        ([b"12"], 1 << 60, 1 << 62, (4, 2 << 60, "")),
+    ],
+)
+def test_a_cache_needs_equal_elements_and_room(monkeypatch, again, count, room, found):
+    readings = iter([[[b"12"]], [again]])
+    monkeypatch.setattr(dataset_trace, "_contents", lambda part, seconds: next(readings))
+    monkeypatch.setattr(dataset_trace, "count_data", lambda source, **_: SimpleNamespace(examples=count))
+    made = mapped(dataset("TensorSlice"), 4, "Mul")
+    made.take = lambda number: made
+    site, size, why = find_cache(batched(made), "", room)
+    assert (site.line, size, why) == found if isinstance(found, tuple) else found in why
+    assert find_cache(batched(made), "it reads level", room) == (None, 0, "it reads level")
+    assert "raises StopIteration" in find_cache(batched(made), "", room)[2], "as an element that is left out later"

@@ -109,6 +109,7 @@ class ScriptFacts(Frozen):
     workers: Count = 0  # processes on this host that TF_CONFIG names for a strategy of several; 0 without
     work_varies: bool = False  # of a loop: the work per update of the weights varies, as after episodes
     tunes_steps: bool = False  # Keras tunes its steps per execution; the baseline has those on which it settled
+    cache_file_bytes: Count = 0  # of an epoch that the knob cache keeps in a file; 0 where memory has room
     epochs_range: Site | None = None  # of a loop: the `range()` of its epochs, which is infinite in trials
 
     @property
@@ -131,10 +132,10 @@ class ScriptSettings(Frozen):
 
     fit: int | None = None  # which `fit` is tuned, from 1; None for the longest
     allow_writes: bool = False  # trials may write to files that exist
-    allow_cache: bool = False  # the knob `cache` may be tried
     allow_precision: bool = False  # the precision may vary where the script chooses it
     loss: str | None = None  # which returned number of a loop's step is the loss
     scratch: str | None = None  # the directory for files of this run's trials
+    disk_bytes: Count = 0  # that a cache of a trial's may take of it; 0 where it is not on a local disk
     since: float = 0.0  # when the run began: temporary files that changed before are the user's
 
 

@@ -118,7 +118,6 @@ class Options:
         None, "Which number that a script's own training step returns is the loss: a key, or the position in a tuple."
     )
     allow_writes: bool = option(False, "Let the script write to existing files, in each trial.")
-    allow_cache: bool = option(False, "Also try to keep the output of a script's maps in memory: the knob cache.")
     allow_precision: bool = option(False, "Also vary the precision where the script chooses its dtype itself.")
     train_samples: int | None = option(
         None,

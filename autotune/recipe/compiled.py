@@ -11,7 +11,6 @@ user's own key, and the machine is like the one that compiled them.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import errno
 import hashlib
@@ -232,7 +231,6 @@ def load_compiled(recipe: Recipe, beside: Path, here: Machine) -> Loaded:
         if key is None or not hmac.compare_digest(seal.mac, _mac(seal, files, key)):
             return Loaded(text=one_line(f"{kept} is not used: no run of yours made it as it is. XLA compiles anew"))
         scratch = make_scratch("autotune-compiled-")
-        atexit.register(_remove_copy, scratch, os.getpid())
         folder = scratch / COMPILED
         folder.mkdir(mode=0o700)
         for name, content in files.items():
@@ -240,11 +238,6 @@ def load_compiled(recipe: Recipe, beside: Path, here: Machine) -> Loaded:
     except (OSError, ValueError):
         return Loaded(text=one_line(f"{kept} is not used: it is damaged, or cannot be copied. XLA compiles anew"))
     return Loaded(folder, one_line(f"loading what XLA compiled when the recipe was measured ({kept})"))
-
-
-def _remove_copy(folder: Path, process: int) -> None:
-    if os.getpid() == process:  # a fork ends before the training does
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 # ------------------------------------------------------------------------------------------------ the seal

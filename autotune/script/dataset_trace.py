@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from autotune.data.facts import Site
+from autotune.data.options import MEMORY_MARGIN
+from autotune.data.printable import memory_size
+from autotune.machine.fingerprint import memory_limit_bytes
+from autotune.machine.telemetry import peak_host_bytes
 from autotune.recipe.apply import kind_of
-from autotune.recipe.tf_private import inputs_of, operations_of
+from autotune.recipe.tf_private import effects_of, inputs_of, operations_of
+from autotune.training.pipeline import count_data
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -21,7 +28,9 @@ BATCHES = ("Batch", "ParallelBatch", "PaddedBatch")
 MAPS = ("Map", "ParallelMap")
 SAME_ELEMENTS = ("Prefetch", "Map", "ParallelMap", "Options", "Cache", "Shuffle")
 """What yields as many elements as it reads."""
-DIFFERS_BY_EPOCH = ("Shuffle", "Repeat", "Sample", "Interleave", "ParallelInterleave")
+DIFFERS_BY_EPOCH = ("Shuffle", "Repeat", "Sample", "Interleave", "ParallelInterleave", "Random", "Generator")
+_SOURCES = re.compile(r"(?!.*(Random|Shuffle|Generator))\w*Dataset(V\d)?")  # operations, such as in `flat_map`
+SAMPLED, SECONDS = 8, 1.0  # elements that are read to know whether they stay the same; seconds to read and count them
 
 
 @dataclass(frozen=True)
@@ -116,22 +125,52 @@ def mean_batch(dataset: tf.data.Dataset, batch_size: int) -> float:
     return examples / math.ceil(examples / batch_size)
 
 
-def cacheable_map(dataset: tf.data.Dataset) -> tuple[Site | None, str]:
+def find_cache(dataset: tf.data.Dataset, changing: str, room: int) -> tuple[Site | None, int, str]:
+    """Return the last `map` that can be cached, the bytes of its file, 0 in memory, and why not; `room`: for a file."""
+    part, why = (None, changing) if changing else cacheable_map(dataset)
+    if part is None:
+        return None, 0, why
+    try:
+        first = list(_contents(part.take(SAMPLED), SECONDS))
+        again = list(_contents(part.take(len(first)), math.inf))
+        count = count_data(inputs_of(part)[0], batch_size=1, seconds=SECONDS, batched=False).examples or 0
+    except Exception as error:  # which the rest of the pipeline may ignore
+        return None, 0, f"reading the results of its map() raises {type(error).__name__}"
+    size = count * sum(map(len, itertools.chain(*first))) // max(1, len(first))
+    in_memory = size <= (1 - MEMORY_MARGIN) * memory_limit_bytes() - peak_host_bytes()
+    if first != again:
+        why = "the results of its map() differ when they are read twice"
+    elif not count:
+        why = "the number of its elements is not known; apply tf.data.experimental.assert_cardinality(N)"
+    elif not in_memory and size > room:
+        why = f"an epoch of it takes {memory_size(size)}, for which neither memory nor a local disk has room"
+    call = call_of(part)
+    return call.site if call else None, 0 if in_memory else size, why
+
+
+def cacheable_map(dataset: tf.data.Dataset) -> tuple[tf.data.Dataset | None, str]:
     """Return the last `map` whose results are the same in each epoch; where there is none, None and why."""
-    line = [dataset]
-    while len(inputs := inputs_of(line[-1])) == 1:
-        line += inputs
-    site = None
-    for part in reversed(line):
-        kind = kind_of(part)
-        if kind == "Cache":
-            return None, "the script's pipeline has a cache already"
-        if kind in DIFFERS_BY_EPOCH:
-            break
-        if kind in MAPS:
-            operations = operations_of(part)
-            if not operations or any(re.search("Random|PyFunc|Assign", name) for name in operations):
-                break
-            call = call_of(part)
-            site = site if call is None else call.site
-    return site, "" if site else "no map() whose results are the same in each epoch comes before a shuffle"
+    parts = list(upstream(dataset))
+    if any(kind_of(part) == "Cache" for part in parts):
+        return None, "the script's pipeline has a cache already"
+    calls = [(part, call) for part in parts if kind_of(part) in MAPS and (call := call_of(part))]
+    differing = {call.site.key for part, call in calls if any(map(_differs_by_epoch, upstream(part)))}
+    same = (part for part, call in calls if call.site.key not in differing)  # a call may make several maps
+    found = next(same, None)
+    return found, "" if found else "no map() whose results are the same in each epoch comes before a shuffle"
+
+
+def _differs_by_epoch(part: tf.data.Dataset) -> bool:
+    effects = effects_of(part) if kind_of(part) in MAPS or operations_of(part) else []
+    return kind_of(part) in DIFFERS_BY_EPOCH or not all(map(_SOURCES.fullmatch, effects))
+
+
+def _contents(dataset: tf.data.Dataset, seconds: float) -> Iterator[list[bytes]]:
+    """Yield the tensors of elements as bytes, for so many seconds."""
+    import tensorflow as tf
+
+    ends = time.monotonic() + seconds
+    for element in dataset:
+        yield [tf.io.serialize_tensor(leaf).numpy() for leaf in tf.nest.flatten(element, expand_composites=True)]
+        if time.monotonic() > ends:
+            return

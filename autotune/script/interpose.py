@@ -11,13 +11,17 @@ import functools
 import inspect
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from inspect import BoundArguments
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from autotune.data.errors import ApplyError
 from autotune.data.facts import Site
+from autotune.data.printable import memory_size
+from autotune.machine.scratch import free_on_local_disk, make_scratch
 from autotune.recipe.keras_api import KERAS_PACKAGES, keras_api
 from autotune.runtime.failures import after_import
 from autotune.script.batched_map import map_batches, without_map
@@ -182,8 +186,18 @@ class Wrappers:
                 return map_batches(dataset, moved, vectorized=self.settings.vectorized)
         if knob == "num_parallel_calls" and self.settings.at("cache", site, False):
             with self.inert():
-                return dataset.cache()
+                return dataset.cache(self._new_cache_file())
         return dataset
+
+    def _new_cache_file(self) -> str:
+        """Return the name of a file that no other process reads, and that is removed; empty for a cache in memory."""
+        wanted, folder = self.settings.cache_file_bytes, self.scratch or Path(tempfile.gettempdir())
+        if not wanted:
+            return ""
+        if self.scratch is None and free_on_local_disk(folder) < 2 * wanted:  # the survey has asked the trial's disk
+            why = f"cache=true needs a file of {memory_size(wanted)}, and twice that is not free on a disk in {folder}"
+            raise ApplyError(why, hint="Set TMPDIR to a folder on a local disk with more room.")
+        return str(make_scratch("autotune-cache-", folder) / "epoch")
 
     def _cache(self, usual: Callable[..., Any], site: Site, bound: BoundArguments) -> Any:
         """Give a trial a cache file of its own, and so a long run whose batch size is changed."""

@@ -59,7 +59,7 @@ def script_diff(recipe: Recipe, script: Path) -> tuple[str, list[str]]:
     rule = recipe.learning_rate_rule
     scaled = "" if rule is None or rule.rule == "as is" else f"{rule.factor:.6g} ({rule.rule})"
     rates = _where_rate_is_set(files, facts, directory) if scaled else set()
-    diffs = []
+    diffs, cached = [], {site.key for site in facts.sites.get("cache", ())}
     for file in files:
         source = file.read_bytes()
         edits = _inserted(source, lines) if file == main else []
@@ -75,6 +75,9 @@ def script_diff(recipe: Recipe, script: Path) -> tuple[str, list[str]]:
             if not any(keyword.arg == "run_eagerly" for keyword in call.keywords):
                 wanted.pop("graph_step", None)  # the script sets an attribute
             reached |= wanted.keys()
+            if "cache" in changes and not facts.cache_file_bytes and site.key in cached:
+                reached, end = reached | {"cache"}, _offset(source, call.end_lineno or 0, call.end_col_offset or 0)
+                edits.append(_Edit(end, end, ".cache()"))
             arguments = {ARGUMENTS.get(knob, knob): value for knob, value in wanted.items()}
             if arguments.pop("graph_step", False):
                 arguments["run_eagerly"] = False

@@ -22,7 +22,7 @@ from autotune.script.batch_constants import find_batch_constant, find_counted_ca
 from autotune.script.batched_map import find_batched_map
 from autotune.script.call_sites import enclosing_ranges, running_frames
 from autotune.script.changing_state import READS_AHEAD, OwnSource
-from autotune.script.dataset_trace import BATCHES, batch_calls, cacheable_map, calls_for, drops_remainder, upstream
+from autotune.script.dataset_trace import BATCHES, batch_calls, calls_for, drops_remainder, find_cache, upstream
 from autotune.script.eager_steps import find_obstacle_of_fit
 from autotune.script.fit_call import LOADING, VALIDATION_HINT, FitCall, honours_batch_size
 from autotune.script.interpose import Wrappers
@@ -244,12 +244,15 @@ def _facts(
         source = OwnSource(context.own_files, context.directory)
         changing = source.describe_dataset(dataset, trained)
         reasons |= dict.fromkeys(READS_AHEAD if changing else (), changing)
-    if settings is not None and settings.allow_cache:
-        cached, why = (None, changing or _NO_DATASET) if dataset is None or changing else cacheable_map(dataset)
-        if cached is None:
+    file_bytes = 0
+    if dataset is not None and "num_parallel_calls" in sites:
+        site, why = None, "a custom training loop does not say how often it reads its data"
+        if "epochs" in more:
+            site, file_bytes, why = find_cache(dataset, changing, 0 if settings is None else settings.disk_bytes)
+        if why or site is None:
             reasons["cache"] = why
         else:
-            given["cache"], sites["cache"] = False, (cached,)
+            given["cache"], sites["cache"] = False, (site,)
     moved: tuple[Site, ...] = ()
     vectorized, why = False, changing or _NO_DATASET
     if dataset is not None and not changing:
@@ -277,6 +280,7 @@ def _facts(
         vectorized=vectorized,
         schedule=next(filter(None, map(_schedule_of, optimizers)), None),
         batch_notes=() if "batch_size" in reasons else tuple(notes),
+        cache_file_bytes=file_bytes,
         **more,
     )
     return WorkloadFacts(

@@ -41,6 +41,7 @@ class Settings:
     vectorized: bool = False  # `batched_map` is by `tf.vectorized_map`
     own: dict[str, KnobValue] = field(default_factory=dict)  # a call that was given another value is left alone
     sites: dict[str, frozenset[_Key]] = field(default_factory=dict)  # call sites that a knob reaches
+    cache_file_bytes: int = 0  # see `ScriptFacts`
     reached: set[_Key] = field(default_factory=set)  # call sites that the script has passed
     first: dict[str, KnobValue] = field(default_factory=dict)  # what the script gave first, where a value is set once
 
@@ -55,6 +56,7 @@ class Settings:
             vectorized=facts.vectorized,
             changes={name: value for name, value in changes.differences(own).items() if value != AS_WRITTEN},
             sites={name: frozenset(site.key for site in sites) for name, sites in facts.sites.items()},
+            cache_file_bytes=facts.cache_file_bytes,
         )
 
     def at(self, knob: str, site: Site, given: Any) -> Any:

@@ -100,8 +100,9 @@ class FitSession(TrainingSession):
             batched=parts.batched,
             uneven=parts.uneven,
         )
-        self._counting_seconds = time.monotonic() - began + sum(in_files for in_files, _ in filled)
-        self._filling_seconds = sum(in_memory for _, in_memory in filled)
+        in_files, in_memory = map(sum, zip(*filled, strict=True))
+        self._counting_seconds, self._filling_seconds = time.monotonic() - began + in_files, in_memory
+        filled_once = in_files + in_memory if configuration.get("cache") else 0.0  # which counts in all epochs
         if data.examples is None:  # an end that nobody knows is left out
             endless = apply.training_pipeline(
                 parts.dataset.repeat(), configuration, batched=parts.batched, drop_remainder=parts.drop_remainder
@@ -118,7 +119,7 @@ class FitSession(TrainingSession):
             examples=data.examples,
             drop_remainder=parts.drop_remainder,
             synchronise=tf.test.experimental.sync_devices,
-            charged_per_epoch_seconds=parts.refit_seconds,
+            charged_per_epoch_seconds=parts.refit_seconds + filled_once / (parts.epochs or 1),
         )
         super().__init__(training, data)
         model, known = parts.model, request.timing.boundary

@@ -21,8 +21,10 @@ from autotune.data.run_directory import SCRATCH, STATE, RunDirectory, RunRecord,
 from autotune.machine.doctor import ALLOW_NAMESPACES
 from autotune.machine.fingerprint import memory_limit_bytes
 from autotune.machine.gpu import can_keep_compilations, lowest_capability, missing_xla_flags
+from autotune.machine.scratch import free_on_local_disk
 from autotune.recipe.compiled import SharedCompilations
 from autotune.recipe.recipe import RecipeSource
+from autotune.runtime import containment
 from autotune.runtime.executor import Clock, Executor, SeatLost, WarmUp
 from autotune.script.changing_state import READS_AHEAD
 from autotune.script.loading import parse_reference, reference_of
@@ -37,6 +39,7 @@ from autotune.tuning.resume import Earlier, refuse_another_machine, refuse_anoth
 from autotune.tuning.rules import Limits
 from autotune.tuning.run import CLOSING_SECONDS, OVERRUN_SHARE, Deadline, Run
 from autotune.tuning.seat import BASELINE_SECONDS, Seat
+from autotune.tuning.situation import faults_often
 from autotune.tuning.surroundings import (
     adopt_imported_settings,
     baseline_warnings,
@@ -76,7 +79,7 @@ def prepare_script(
 
     Raises ArgumentError if such an option is given for a `Workload`.
     """
-    names = ("fit", "loss", "allow_writes", "allow_cache", "allow_precision")
+    names = ("fit", "loss", "allow_writes", "allow_precision")
     said = {name: getattr(options, name) for name in names}
     if reference.script is None:
         for name, given in said.items():
@@ -89,7 +92,8 @@ def prepare_script(
     with contextlib.suppress(OSError):  # a link to somewhere else
         scratch.unlink()
     try:
-        settings = ScriptSettings(**said, scratch=str(scratch), since=time.time())
+        room = min(free_on_local_disk(directory.path.resolve()), containment.LARGEST_LAYER_BYTES) // 2
+        settings = ScriptSettings(**said, scratch=str(scratch), disk_bytes=room, since=time.time())
         yield reference.model_copy(update={"script": settings})
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
@@ -417,7 +421,8 @@ def choose_space(written: SearchSpace | None, opened: Opened, options: Options) 
     fixed = dict.fromkeys(opened.warm.started.set_by_dataset, "the workload's dataset() sets it itself")
     if options.fixed_batch:
         fixed["batch_size"] = "kept by --fixed-batch"
-    fixed |= {"keep_freed_memory": freed_memory.WHY_NOT} if freed_memory.WHY_NOT else {}
+    if freed_memory.WHY_NOT or not faults_often(opened.run.records[0]):
+        fixed["keep_freed_memory"] = freed_memory.WHY_NOT or "page faults take less than 2% of the baseline's steps"
     fixed |= opened.run.not_reached
 
     def resolve(space: SearchSpace) -> ResolvedSpace:

@@ -48,8 +48,7 @@ def describe_situation(
         most_threads=cores if has_quota or sets_threads else cores - 1,
         short_steps=_usual_step(baseline) <= SHORT_STEP_SECONDS,
         launch_bound=_usual_step(baseline) <= LAUNCH_STEP_SECONDS,
-        faults_often=sum(part.page_faults or 0 for part in best.own_slices) * FAULT_SECONDS
-        > MANY_FAULTS * best.measured_seconds,
+        faults_often=faults_often(best),
         short_epochs=has_short_epochs(baseline),
         memory_share=_memory_share(baseline, limits),
         start_seconds=baseline.start_seconds,
@@ -61,6 +60,12 @@ def describe_situation(
 def _usual_step(record: TrialRecord) -> float:
     """Return the seconds of a step; 0 where none was timed."""
     return statistics.median([measured.step_seconds.p50 for measured in record.slices] or [0.0])
+
+
+def faults_often(record: TrialRecord) -> bool:
+    """Return whether page faults take a part of a trial's steps that matters; False where none were counted."""
+    faults = sum(part.page_faults or 0 for part in record.own_slices)
+    return faults * FAULT_SECONDS > MANY_FAULTS * record.measured_seconds
 
 
 def has_short_epochs(record: TrialRecord) -> bool:

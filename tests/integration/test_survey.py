@@ -70,6 +70,11 @@ model.fit(data.shuffle(9).batch(8))
 """,
     "cached": COMPILED
     + "model.fit(tf.data.Dataset.from_tensor_slices((x, y)).map(lambda a, b: (a, b)).cache().batch(8))\n",
+    "truncated": COMPILED + "data = tf.data.Dataset.from_tensor_slices((x, y))\n"
+    "model.fit(data.map(lambda a, b: (a + tf.random.truncated_normal((4,)), b)).batch(8))\n",
+    "uncounted": COMPILED
+    + "data = tf.data.Dataset.range(9**17).filter(lambda n: n >= 0).map(lambda n: (x[0], y[0])).batch(8)\n"
+    "model.fit(data, steps_per_epoch=9)\n",
     "counts_batches": COMPILED + "model.fit(tf.data.Dataset.from_tensor_slices((x, y)).batch(8).take(3))\n",
     "shards_batches": COMPILED + "model.fit(tf.data.Dataset.from_tensor_slices((x, y)).batch(8).shard(2, 0))\n",
     "windows_batches": COMPILED
@@ -402,8 +407,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "run_again": {"allow_writes": True},  # otherwise the program that it starts is refused where nothing is contained
     "arguments": {"args": ["--size", "4"]},
     "wrong_fit": {"fit": 3},
-    "cacheable": {"allow_cache": True},
-    "cached": {"allow_cache": True},
     "floatx_allowed": {"allow_precision": True},
 }
 STATE = (
@@ -699,7 +702,9 @@ def test_what_is_the_same_in_each_epoch_may_be_cached(told):
     assert found["baseline"]["cache"] is False
     assert [(each["call"], each["line"]) for each in found["sites"]["cache"]] == [("map", 10)]
     assert "has a cache already" in script(told, "cached")["not_reached"]["cache"]
-    assert "cache" not in script(told, "pipeline")["baseline"]
+    for name, why in (("truncated", "comes before a shuffle"), ("uncounted", "elements is not known")):
+        assert why in script(told, name)["not_reached"]["cache"]
+        assert "cache" not in script(told, name)["baseline"]
 
 
 def test_what_writes_is_left_out(told, folder):
