@@ -130,11 +130,14 @@ def test_a_pool_has_a_thread_for_each_core_unless_it_is_set(changes, others, mos
     assert situation_of(a_record()).most_threads == math.inf
 
 
-@pytest.mark.parametrize(("cpu_seconds", "waits"), [(0.5, False), (0.01, True)])
-def test_a_busy_candidate_whose_wait_is_not_seen_waits_not(cpu_seconds, waits):
-    pair = a_pair()
-    busy = pair.candidate.model_copy(update={"cpu_seconds": cpu_seconds})
-    assert waits_for_input(a_record(pairs=(pair.model_copy(update={"candidate": busy}),)), []) is waits
+@pytest.mark.parametrize(
+    ("cpu_seconds", "others", "waits"), [(0.3, 0.1, False), (0.05, 0.1, True), (0.15, 0.35, False), (0.02, 0.47, True)]
+)
+def test_a_busy_candidate_whose_wait_is_not_seen_waits_not(cpu_seconds, others, waits):
+    """On one core, of which others take so much: what it leaves idle tells."""
+    pair, seen = a_pair(), {"cpu_seconds": cpu_seconds, "foreign_cpu_seconds": others, "cores": 1}
+    pair = pair.model_copy(update={"candidate": pair.candidate.model_copy(update=seen)})
+    assert waits_for_input(a_record(pairs=(pair,)), []) is waits
 
 
 def test_units_of_the_device_count_that_trains():

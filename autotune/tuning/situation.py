@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Collection, Sequence
 
-from autotune.data.record import TrialRecord
+from autotune.data.record import Slice, TrialRecord
 from autotune.machine.units import units_for
 from autotune.space.changes import Situation
 from autotune.stats.disturbance import gpu_figures
@@ -84,20 +84,25 @@ def waits_for_input(best: TrialRecord, others: Sequence[TrialRecord]) -> bool:
     if known:
         return known[0] > WAITS
     gpu = gpu_figures(best)["gpu_utilisation"]
-    return not is_busy(best.own_slices) and (gpu is None or gpu < BUSY_GPU)
+    is_idle = not is_busy(best.own_slices) and share_taken(best.own_slices) < TAKEN
+    return is_idle and (gpu is None or gpu < BUSY_GPU)
+
+
+def share_taken(slices: Sequence[Slice]) -> float:
+    """Return the share that a trial takes of what others leave of its cores; 0 where that is not known."""
+    offered = sum((part.cores or 0) * part.seconds for part in slices)
+    free = max(0.1 * offered, offered - sum(part.foreign_cpu_seconds or 0.0 for part in slices))
+    return sum(part.cpu_seconds for part in slices if part.cores) / free if free else 0.0
 
 
 def most_calls(best: TrialRecord, others: Sequence[TrialRecord]) -> float:
     """Return how many parallel calls can make the input faster: 1 if it takes all cores, no limit if it only waits."""
     known = [trial for trial in (best, *reversed(others)) if trial.input_wait_fraction is not None]
     waits = known[0].input_wait_fraction if known else None
-    timed = [part for trial in known[:1] for part in trial.own_slices if part.cores]
-    if not waits or not timed:
+    cores = next((part.cores for part in known[0].own_slices if part.cores), None) if known else None
+    if not waits or cores is None:
         return math.inf
-    cores = timed[-1].cores or 1
-    offered = cores * sum(part.seconds for part in timed)
-    free = max(0.1, 1 - sum(part.foreign_cpu_seconds or 0.0 for part in timed) / offered)
-    taken = sum(part.cpu_seconds for part in timed) / offered / free
+    taken = share_taken(known[0].own_slices)
     # While it does not wait, a step takes all that is free at most: the rest is the input's.
     computes = cores * (taken - 1 + waits) / waits
     if computes < COMPUTES:
