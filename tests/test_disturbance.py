@@ -259,7 +259,7 @@ def test_disturbed_pairs_are_taken_again_within_bounds(tmp_path):
 
 
 def test_a_search_trials_disturbed_pairs_do_not_count(tmp_path):
-    trials = simulated_trials(SPEED, noise=0.02, foreign_load=bursts(6, every=4.0))
+    trials = simulated_trials(SPEED, noise=0.02, foreign_load=bursts(6, every=2.0))
     _, directory = quick_tune(trials, tmp_path / "run", budget=600.0)
     searched = [each for each in directory.trials.values() if each.phase is Phase.SEARCH]
     disturbed = [each for each in searched if any(pair.disturbed for pair in each.pairs)]
@@ -278,7 +278,7 @@ def test_a_search_trials_disturbed_pairs_do_not_count(tmp_path):
 
 
 def test_a_restored_trial_has_the_marks_of_its_record(tmp_path):
-    trials = simulated_trials(SPEED, noise=0.02, foreign_load=bursts(6, every=4.0))
+    trials = simulated_trials(SPEED, noise=0.02, foreign_load=bursts(6, every=2.0))
     _, directory = quick_tune(trials, tmp_path / "run", budget=600.0)
     records = {n: each for n, each in directory.trials.items() if each.phase is not Phase.CONFIRM}
     earlier = Earlier(run=directory.record, records=records, next_number=max(records) + 1)

@@ -366,7 +366,7 @@ def test_a_run_without_a_gain_of_the_same_training_may_have_leaders_of_other_bat
 
 def test_a_resumed_run_keeps_the_leaders_that_it_began_with(tmp_path):
     tuned(tmp_path, "one", simulated_trials(SPEED, **QUIET))
-    tuned(tmp_path, "two", simulated_trials(SPEED, **QUIET), budget=12.0, trials=1)
+    tuned(tmp_path, "two", simulated_trials(SPEED, **QUIET), budget=20.0, trials=1)
     before = RunDirectory(tmp_path / "two").read_run().leaders
     assert before
     tuned(tmp_path, "three", simulated_trials(faster_by(steps_per_execution=2.0), **QUIET))
