@@ -113,6 +113,7 @@ def a_wait(share, cores, cpu, others=0.0):
         (a_wait(0.8, 1, 0.7), 2),  # it computes, and waits for a disk
         (a_wait(0.9, 1, 0.15), math.inf),  # it waits for a network
         (a_wait(0.9, 2, 0.2, others=0.5), math.inf),
+        (a_wait(0.95, 1, 0.12, others=0.88), math.inf),  # others fill what it leaves
         (a_wait(0.0, 1, 1.0), math.inf),
     ],
 )
@@ -131,7 +132,7 @@ def test_a_pool_has_a_thread_for_each_core_unless_it_is_set(changes, others, mos
 
 
 @pytest.mark.parametrize(
-    ("cpu_seconds", "others", "waits"), [(0.3, 0.1, False), (0.05, 0.1, True), (0.15, 0.35, False), (0.02, 0.47, True)]
+    ("cpu_seconds", "others", "waits"), [(0.3, 0.1, False), (0.05, 0.1, True), (0.15, 0.35, False), (0.06, 0.44, True)]
 )
 def test_a_busy_candidate_whose_wait_is_not_seen_waits_not(cpu_seconds, others, waits):
     """On one core, of which others take so much: what it leaves idle tells."""

@@ -21,6 +21,7 @@ COMPUTES = 0.5  # cores that a wait for input keeps busy: with fewer, it waits f
 TAKEN = 0.9  # share of the cores that others left free: who takes so much gains nothing by more threads
 FAULT_SECONDS = 1e-6  # that the kernel takes for a page: half of it on bare metal, up to five times it in a VM
 MANY_FAULTS = 0.02  # share of a step that page faults take
+LEAST_LEFT = 0.3  # share of the cores: if others take more, they may only fill what a trial that waits leaves
 SHORT_EPOCH = 0.02  # share of an epoch that passes between epochs
 
 
@@ -91,7 +92,7 @@ def waits_for_input(best: TrialRecord, others: Sequence[TrialRecord]) -> bool:
 def share_taken(slices: Sequence[Slice]) -> float:
     """Return the share that a trial takes of what others leave of its cores; 0 where that is not known."""
     offered = sum((part.cores or 0) * part.seconds for part in slices)
-    free = max(0.1 * offered, offered - sum(part.foreign_cpu_seconds or 0.0 for part in slices))
+    free = max(LEAST_LEFT * offered, offered - sum(part.foreign_cpu_seconds or 0.0 for part in slices))
     return sum(part.cpu_seconds for part in slices if part.cores) / free if free else 0.0
 
 
