@@ -205,7 +205,7 @@ def test_it_can_be_used_by_keyboard(run, tmp_path):
 @pytest.fixture(scope="module")
 def learnt(tmp_path_factory):
     """A whole run that has compared how a larger batch learns."""
-    trials = simulated_trials(faster_by(batch_size=2.0), noise=0.02, critical_batch=1e6)
+    trials = simulated_trials(lambda each: 8000.0 if each.batch_size > 32 else 4000.0, noise=0.02, critical_batch=1e6)
     with on_disk(tmp_path_factory.mktemp("learnt") / "run") as directory:
         tune_simulated(trials, directory, space=SPACE, budget=400.0, objective="time_to_loss")
     write_page(directory.path)

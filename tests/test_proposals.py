@@ -418,7 +418,7 @@ def test_given_configurations_come_before_the_neighbours_unless_they_were_tried(
 def test_what_was_seen_to_be_much_slower_is_not_sampled_again():
     trying = Trying(space_of(SMALL_SPACE))
     trying.ratios |= {BASELINE.replace(jit_compile=True, batch_size=size): -1.5 for size in (32, 64, 128)}
-    for _ in range(6):
+    for _ in range(5):
         configuration = trying.next()
         assert configuration["jit_compile"] is False
         trying.ratios[configuration] = -0.02

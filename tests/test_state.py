@@ -181,7 +181,7 @@ def test_gains_that_do_not_count_need_not_be_excluded(min_gain, bound):
 def test_the_looks_that_exclude_a_gain_are_enough(gain, pairs):
     candidate = a_candidate(1, gain, pairs=pairs)
     state = a_state(candidate)
-    looks = state.looks_to_exclude(candidate)
+    looks = state.looks_to_exclude(candidate, state.bound)
     more = dataclasses.replace(candidate, pairs=pairs * (1 + looks), processes=1 + looks)
     assert looks >= 4 or dataclasses.replace(state, candidates=(more,)).unclear == []
     assert (looks > 0) or state.unclear == []

@@ -62,12 +62,7 @@ def measured_speedup(candidate: Candidate, state: State) -> Interval:
 
 def stable_candidates(state: State) -> list[Candidate]:
     """Return the measured candidates that failed no check, with the ratios of fresh processes where there are some."""
-    broken = {known.candidate for known in state.leaders if known.standing is Standing.UNSTABLE}
-    return [
-        replace(known, ratio=math.log(measured_speedup(known, state).value))
-        for known in state.candidates
-        if known.measured and not known.unstable and known.number not in broken
-    ]
+    return [replace(known, ratio=math.log(measured_speedup(known, state).value)) for known in state.stable]
 
 
 def _why_not_result(run: Run) -> str:

@@ -136,7 +136,9 @@ class Proposals:
         }
         fastest = max([best, *evidence.running], key=lambda known: beliefs.gain(known, best)[0])  # as is expected
         improvements = {found: beliefs.improvement(found, fastest) for found in changed}
-        able = [found for found, gain in improvements.items() if gain >= LEAST_IMPROVEMENT and not find_conflict(found)]
+        doubtful = {found for found in changed if best == space.baseline and not beliefs.is_slower(found, best)}
+        able = [found for found, gain in improvements.items() if gain >= LEAST_IMPROVEMENT or found in doubtful]
+        able = [found for found in able if not find_conflict(found)]
         # Equal worth must not leave the order to a set's.
         yield from sorted(able, key=lambda found: (-improvements[found] / beliefs.seconds(found), found.key))
 

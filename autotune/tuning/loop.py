@@ -34,7 +34,7 @@ from autotune.stats.deciding import EndedBy
 from autotune.stats.same_loss import NOT_REACHED
 from autotune.tuning import costs
 from autotune.tuning.ablation import leave_out
-from autotune.tuning.candidates import Proposals, find_useful
+from autotune.tuning.candidates import Proposals, find_useful, neighbours
 from autotune.tuning.confirmation import FreshPairs, LeaderTrials
 from autotune.tuning.events import Notice
 from autotune.tuning.knowledge import Knowledge, LearningResult, parity_checks
@@ -55,6 +55,7 @@ from autotune.tuning.policy import (
     TryAnother,
     Wait,
     error_of,
+    kept_for_learning,
     next_action,
 )
 from autotune.tuning.rules import Limits, changing_work, expected_in_force, known_to_fail, needs_as_long
@@ -135,7 +136,7 @@ class Loop:
         share = max(LEARNING_SHARE * options.budget, min(needs, LEARNING_AGAIN_SHARE * options.budget))
         self._learning_seconds = share
         self._durations: list[float] = []
-        self._looks_since = 0
+        self._all_tried = False  # each change that can act, by itself, or it is passed over
         self._time_is_up = False
         self._ended_by = EndedBy.BUDGET  # once the time is up
         sampler.catch_up(run.records.values(), seconds=CATCH_UP_SHARE * max(0.0, options.budget - run.clock()))
@@ -216,7 +217,6 @@ class Loop:
                 case TryAnother():
                     self._try_another(seat)
                 case LookAgain(candidate=number):
-                    self._looks_since += 1
                     self._run.announce(self._run.trials[number])
                     self._measure(self._run.trials[number], seat, again=True)
                 case CompareLosses(candidate=number):
@@ -228,7 +228,9 @@ class Loop:
                     self._leaders.begin(self._run.trials[number], error=error_of(self.state().next_leader))
                 case FreshPair(leader=number):
                     seat.end_baseline(examine=False)
-                    self._leaders.measure_pair(number, seat=seat.name, left=self.state().left)
+                    state = self.state()
+                    left = state.left - kept_for_learning(state, number)
+                    self._leaders.measure_pair(number, seat=seat.name, left=left)
                 case LeaveOut(leader=number, knob=knob):
                     self._leave_out(number, knob, seat)
                 case GiveUp(leader=number):
@@ -274,12 +276,12 @@ class Loop:
             more_candidates=bool(self._lost)
             or not (self._proposals.exhausted or self._proposals.nothing_fits or limit),
             exhausted=self._proposals.exhausted,
+            all_tried=self._all_tried and not (self._lost or self._problem),
             check_seconds=self._check_seconds,
             learning_seconds=self._learning_seconds if knowledge.can_branch else 0.0,
             ablation_seconds=max(0.0, ABLATION_SHARE * run.now() - knowledge.ablations_took()),
             over_critical=knowledge.over_critical(),
             prior=knowledge.process_prior(),
-            looks_since=self._looks_since,
             busy=self._seats.busy,
             compares_losses=self._compared in self._seats.busy,
             min_gain=options.min_gain,
@@ -302,7 +304,6 @@ class Loop:
                 self._stop_measuring(self._problem)
                 return
             asked, configuration = proposed
-        self._looks_since = 0
         trial = run.new_trial(Phase.SEARCH, configuration)
         try:
             if known_to_fail(configuration, self._out_of_memory()):
@@ -341,17 +342,22 @@ class Loop:
         knowledge, space = self._knowledge, self._proposals.space
         ratios = [knowledge.batch_ratio(trial.asked) for trial in knowledge.searched()]
         same, others = ratios.count(1.0), len(ratios) - ratios.count(1.0)
+        (is_ruled_out, passes_over), tried = self._passes_over(seat), knowledge.tried()
+        changes = neighbours(space.baseline, space, self._situation(knowledge.best()))
+        before, self._all_tried = self._all_tried, all(known in tried or is_ruled_out(known) for known in changes)
+        if self._all_tried and not before:
+            return None  # that may be the end
         turns = [False]
         if knowledge.batch_varies(space) and len(ratios) >= len(self._proposals.first):
             turns = [True, False] if same <= others else [False, True]
         for last, of_same_training in itertools.product((False, True), turns):
             best = knowledge.best(of_same_training=of_same_training)
             proposed = self._proposals.next(
-                knowledge.tried(),
+                tried,
                 best.asked,
                 situation=self._situation(best),
                 evidence=knowledge.evidence(),
-                passes_over=self._passes_over(seat),
+                passes_over=passes_over,
                 batch_size=space.baseline.batch_size if of_same_training else None,
                 last=last,
             )
@@ -411,8 +417,9 @@ class Loop:
             return []
         return [known for known in late if not any(needs_as_long(other, known) for other in in_time)]
 
-    def _passes_over(self, seat: Seat) -> Callable[[Configuration], bool]:
-        """Return what tells whether knobs exclude one another, do nothing or do not learn, or the time is too short."""
+    def _passes_over(self, seat: Seat) -> tuple[Callable[[Configuration], bool], Callable[[Configuration], bool]]:
+        """Return what tells whether a configuration is ruled out, and whether it is that or the time is too short."""
+        # Ruled out: knobs that exclude one another, that do nothing, or with which it fails or does not learn.
         state, baseline = self.state(), self._run.records[0]
         parity, tried = parity_checks(self._run.records.values()), self._knowledge.tried()
         idle, timed_out = self._knowledge.idle_values(), self._timed_out()
@@ -424,7 +431,7 @@ class Loop:
         most = min(self._trial_limits.timeout, state.left)
         importing = self._import_seconds + 2 * state.candidate_seconds + 4 * state.first_pair_seconds
 
-        def passes_over(configuration: Configuration) -> bool:
+        def is_ruled_out(configuration: Configuration) -> bool:
             expected = expected_in_force(configuration, baseline)
             if expected != configuration and expected in tried:
                 return True
@@ -434,13 +441,14 @@ class Loop:
             if any(needs_as_long(configuration, late) for late in timed_out):
                 return True
             check = parity.get(numerics_of(configuration))
-            if find_conflict(configuration) or (check is not None and not check.passed):
-                return True
-            if costs.least_trial_seconds(baseline, configuration, gain) > most:
+            return bool(find_conflict(configuration)) or (check is not None and not check.passed)
+
+        def passes_over(configuration: Configuration) -> bool:
+            if is_ruled_out(configuration) or costs.least_trial_seconds(baseline, configuration, gain) > most:
                 return True
             return seat.imports_first(configuration) and state.left < importing
 
-        return passes_over
+        return is_ruled_out, passes_over
 
     def _compare_learning(self, number: int, seat: Seat) -> None:
         """Compare how a confirmed leader learns with how the baseline does, from the same state."""

@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 
 from autotune.data.options import MIN_GAIN
-from autotune.data.record import LOOK_SHARE, Standing
+from autotune.data.record import LOOK_SHARE
 from autotune.stats.deciding import EndedBy, Verdict
 from autotune.stats.intervals import ProcessPrior, t_quantile
 from autotune.tuning.state import Candidate, Leader, State
@@ -19,22 +19,20 @@ ERROR = 0.05  # the chance that a run claims a gain that is not there
 FEWEST_PROCESSES, MOST_PROCESSES = 2, 12  # a side, that a claim rests on; after the most its error is spent
 NARROW = 0.1  # half-width of a claim, as a logarithm, above which time that is left narrows it
 SAFELY = 0.7  # share of a leader's gain that the half-width of its interval should not exceed
-MOST_CONFIRMATION_SHARE = 0.4  # of the budget, where more than the fewest processes are wanted
 LARGE_GAIN_PROCESSES = 3  # that a large gain needs at most: it is confirmed early, and improved on afterwards
-EARLY_CLAIM_SHARE = 1 / 3  # of the budget: a large gain is claimed by then
-CALM = 2  # candidates in a row that were no faster than a large gain: then it is confirmed
+LARGE_CLAIM_SHARE = 0.7  # of the budget: with so little left, a large gain is confirmed
 FIRST_CLAIM_SHARE = 0.5  # of the budget: with so little left, a leader is confirmed
+OTHER_CLAIM_SHARE = 0.4  # the same after a claim, for the other answer
+BETTER_CLAIM_SHARE = 0.25  # the same for what is faster than a claim
 LEARNING_AGAIN_SHARE = 0.5  # of the budget at most, for comparing learning that an earlier budget did not suffice for
 STAGNANT = 8  # candidates in a row that were no faster than the best: then it is confirmed
-STAGNANT_AGAIN = 1  # candidates at least beside a champion that an earlier run has tried many others beside
-MOST_LOOKS_AGAIN = 3  # at candidates that may be the best, before the leader is chosen
 ENOUGH_CANDIDATES = 6  # the usually best ones: then time is kept for excluding gains of all that was tried
 RESERVED_PROCESSES = 4  # a side: time for so many is kept while nothing looks faster than what there is
 CLEARLY = 3.0  # standard errors above what counts: a leader is confirmed without another look
 SAFELY_LONGER = 1.1  # a confirmation may take so many times as long as expected
 SLOWER = 1.3  # another candidate may take so many times as long as the last ones
-ENOUGH_PROCESSES = 3  # of a candidate: further looks at it choose no better
 FEWEST_CANDIDATES = 3  # without a gain, before a run says so; fewer where no more are to be tried
+ENOUGH_EXCLUDED = 0.05  # of a gain, or `min_gain` if that is larger, for a run to end where each change was tried
 
 
 @dataclass(frozen=True)
@@ -133,11 +131,14 @@ def _next_action(state: State) -> Action:
     if is_settled(state):
         ended = End(EndedBy.SETTLED if state.more_candidates else EndedBy.EXHAUSTED)
         return _learn_again(state) or _narrow(state) or _leave_change_out(state) or ended
-    if state.contenders:
-        return _for_leader(state, state.contenders[0])
+    if contender := _next_leader(state):
+        return _for_leader(state, contender)
+    doubtful = _in_doubt(state) or {}
+    if doubtful and {*state.standing, *state.busy}.isdisjoint(doubtful) and sum(doubtful.values()) <= state.left / 2:
+        return LookAgain(next(iter(doubtful)))
     if _is_tired(state):  # without a budget that is to be used, the run would end here
-        again = None if state.keeps_budget else _learn_again(state)
-        if ending := again or _narrow(state) or _leave_change_out(state):
+        again = None if state.keeps_budget else _learn_again(state) or _narrow(state)
+        if ending := again or _leave_change_out(state):
             return ending
     is_late = state.recommended is None and state.left < FIRST_CLAIM_SHARE * state.budget
     if not (is_late and _learn_again(state)) and _holds_another(state, reserve=_reserve(state)):
@@ -174,9 +175,9 @@ def _learning_needs(state: State, leader: Leader) -> float:
 
 
 def _narrow(state: State) -> FreshPair | None:
-    """Return another pair for a confirmed leader whose claim is wide, where the time holds one."""
-    for leader in state.champions.values():
-        if leader.ratio is None or leader.number in state.busy:
+    """Return another pair for an answer whose claim is wide, where the time holds one; the recommended one's first."""
+    for leader in (state.recommended, state.same_training, state.larger_batch):
+        if leader is None or leader.ratio is None or leader.number in state.busy:
             continue
         is_wide = leader.ratio.half_width > NARROW and leader.processes < leader.looks.most
         if is_wide and state.left >= leader.least_pair_seconds:
@@ -199,11 +200,9 @@ def _is_hopeless(state: State, leader: Leader) -> bool:
 
     That is so if all pairs that fit would not show a gain that is one standard error above its estimate.
     """
-    if (
-        leader.ratio is None
-        or leader.processes < FEWEST_PROCESSES
-        or not _holds_another(state, reserve=_reserve(state))
-    ):
+    if leader.ratio is None or leader.processes < FEWEST_PROCESSES:
+        return False
+    if not _holds_another(state, reserve=_reserve(state)):
         return False
     confidence = leader.looks.confidence
     fits = leader.processes + int(state.left / leader.pair_seconds)
@@ -214,13 +213,14 @@ def _is_hopeless(state: State, leader: Leader) -> bool:
 
 def is_settled(state: State) -> bool:
     """Return whether more time would change nothing, or not enough to continue unasked."""
-    if state.contenders or state.open is not None:
+    if _next_leader(state) is not None or state.open is not None:
         return False
+    if _in_doubt(state) == {}:
+        return True
     if state.champion is None and (state.unclear or state.inconclusive):
         return False
     tired = not state.keeps_budget and _is_tired(state)
-    stagnant = not state.more_candidates or tired
-    return stagnant if state.champion is not None else stagnant and _excluded(state)
+    return (tired or not state.more_candidates) and (state.champion is not None or _excluded(state))
 
 
 def _is_tired(state: State) -> bool:
@@ -230,39 +230,74 @@ def _is_tired(state: State) -> bool:
     if not led_over:
         return state.since_best >= STAGNANT
     # What looks clearly faster than the champion would be confirmed first: none of the others does.
-    return len(state.candidates) - 1 >= max(STAGNANT_AGAIN, STAGNANT - led_over)
+    return len(state.candidates) - 1 >= max(1, STAGNANT - led_over)
+
+
+def _in_doubt(state: State) -> dict[int, float] | None:
+    """Return what may still gain enough to matter, and the seconds that looks at it take; None before all is tried."""
+    if not state.all_tried or len(state.stable) < FEWEST_CANDIDATES or state.champion is not None or state.inconclusive:
+        return None
+    enough = math.log1p(max(state.min_gain, ENOUGH_EXCLUDED))
+    return {
+        known.number: known.look_seconds * state.looks_to_exclude(known, enough) for known in state.doubtful(enough)
+    }
+
+
+def _next_leader(state: State) -> Candidate | None:
+    """Return the contender that is confirmed next; None where the time goes elsewhere.
+
+    Beside a claim it is one of the other answer, or one that should reach a loss sooner than what is recommended and
+    that the time will show to be faster.
+    """
+    best = state.recommended
+    if not state.champions or not state.more_candidates:
+        return next(iter(state.contenders), None)
+
+    def is_worth_it(candidate: Candidate) -> bool:
+        needed = processes_needed(state, candidate)
+        is_sooner = best is None or state.promise(candidate) > state.worth(best)
+        return is_sooner and needed < MOST_PROCESSES and needed * candidate.pair_seconds <= state.left
+
+    able = [known for known in state.contenders if _is_other(state, known) or is_worth_it(known)]
+    is_late = state.left < BETTER_CLAIM_SHARE * state.budget
+    return min(able, key=lambda known: not is_late and not _is_other(state, known), default=None)
+
+
+def _is_other(state: State, candidate: Candidate) -> bool:
+    """Return whether a candidate is of the answer that nothing was confirmed for."""
+    return all(known.is_same_training is not candidate.is_same_training for known in state.champions.values())
 
 
 def _for_leader(state: State, leader: Candidate) -> Action:
     """Search on, or confirm: when what is left is what the confirmation needs, it is confirmed."""
     needed = confirmation_seconds(state, leader)
-    is_first = state.rival(leader) is None
-    is_large = is_first and _is_large(state, leader, needed)
-    is_known = is_large or leader.was_confirmed  # another run has chosen it among others
-    early = is_known or (state.since_best >= STAGNANT and state.left >= 2 * needed)
-    is_late = state.left < FIRST_CLAIM_SHARE * state.budget
-    early = early or (is_first and is_late)
-    rival = None if is_known and not is_late else _rival(state, leader)
-    looks = min(MOST_LOOKS_AGAIN, len(state.contenders))
-    choosing = 0.0 if rival is None else looks * rival.look_seconds
-    if not early and _holds_another(state, reserve=needed + choosing):
+    is_late = state.left < _claim_share(state, leader) * state.budget
+    early = leader.was_confirmed or is_late or (state.since_best >= STAGNANT and state.left >= 2 * needed)
+    lead = leader.ratio - math.log1p(state.min_gain)
+    is_chosen = leader.was_confirmed and not is_late  # by another run, among others
+    is_clear = is_chosen or leader.processes > 1 or lead >= CLEARLY * leader.error(state.spread)
+    reserve = needed + (0.0 if is_clear else leader.look_seconds)
+    larger = [known for known in state.contenders if leader.is_same_training and not known.is_same_training]
+    if larger and _is_other(state, larger[0]):
+        reserve += confirmation_seconds(state, larger[0])
+    if not early and _holds_another(state, reserve=reserve):
         return TryAnother()
-    if rival is not None and state.left >= rival.look_seconds + needed:
-        return LookAgain(rival.number)
+    if not is_clear and state.left >= leader.look_seconds + needed:
+        return LookAgain(leader.number)
     if leader.unchecked and state.compares_losses:  # what it shows holds for all that compute alike
         return TryAnother() if _holds_another(state, reserve=needed) else Wait()
     if leader.unchecked and 0 < state.check_seconds <= state.left - leader.pair_seconds:
         return CompareLosses(leader.number)
-    able = [candidate for candidate in state.contenders if candidate.pair_seconds <= state.left]
+    able = [candidate for candidate in (leader, *state.contenders) if candidate.pair_seconds <= state.left]
     return Confirm(able[0].number) if able else _use_the_rest(state, leader.number)
 
 
-def _is_large(state: State, leader: Candidate, needed: float) -> bool:
-    """Return whether a leader's gain is so large that it is confirmed now, long before the time is over."""
-    if processes_needed(state, leader, surely=True) > LARGE_GAIN_PROCESSES:
-        return False
-    spent, due = state.budget - state.left, EARLY_CLAIM_SHARE * state.budget
-    return spent >= due or (spent + needed >= due and state.since_best >= CALM)
+def _claim_share(state: State, leader: Candidate) -> float:
+    """Return the share of the budget that is left when a leader is confirmed at the latest."""
+    if state.champion is None:
+        is_large = processes_needed(state, leader, surely=True) <= LARGE_GAIN_PROCESSES
+        return LARGE_CLAIM_SHARE if is_large else FIRST_CLAIM_SHARE
+    return OTHER_CLAIM_SHARE if _is_other(state, leader) else BETTER_CLAIM_SHARE
 
 
 def _use_the_rest(state: State, leader: int) -> Action:
@@ -288,36 +323,20 @@ def _reserve(state: State) -> float:
     first = RESERVED_PROCESSES * state.first_pair_seconds
     if len(state.candidates) < ENOUGH_CANDIDATES:
         return first if state.left > first + 2 * state.candidate_seconds else 0.0
-    looks = [state.looks_to_exclude(candidate) * candidate.look_seconds for candidate in state.unclear]
+    looks = [state.looks_to_exclude(candidate, state.bound) * candidate.look_seconds for candidate in state.unclear]
     return first + sum(looks) + max(looks, default=0.0)  # what is tried next may be unclear, or a leader
 
 
-def _rival(state: State, leader: Candidate) -> Candidate | None:
-    """Return the candidate to look at again before the leader is chosen; None where none would tell more."""
-    # A leader that is not clearly one; then, of the leader and the one that may most likely be faster still,
-    # the one that was measured less.
-    # What has the highest upper bound would be the leader itself, again and again, while another that two
-    # slices speak of stays in doubt (LUCB: Kalyanakrishnan et al., 2012).
-    if state.looks_since >= MOST_LOOKS_AGAIN:
-        return None
-    lead = leader.ratio - math.log1p(state.min_gain)
-    if leader.processes < 2 and lead < CLEARLY * leader.error(state.spread):
-        return leader
-    others = [
-        candidate
-        for candidate in state.contenders
-        if candidate is not leader and candidate.ratio + candidate.error(state.spread) > leader.ratio
-    ]
-    others = [candidate for candidate in others if min(candidate.processes, leader.processes) < ENOUGH_PROCESSES]
-    if not others:
-        return None
-    challenger = max(others, key=lambda candidate: candidate.ratio + candidate.error(state.spread))
-    return min(challenger, leader, key=lambda candidate: (candidate.processes, candidate.pairs))
+def kept_for_learning(state: State, leader: int) -> float:
+    """Return the seconds that a fresh pair of an open leader leaves for its learning, where the time holds both."""
+    of = next(known for known in state.leaders if known.number == leader)
+    needed = min(state.candidate(of.candidate).learning_seconds, state.learning_seconds) if of.unlearned else 0.0
+    return needed if state.left >= of.least_pair_seconds + needed else 0.0
 
 
 def confirmation_seconds(state: State, leader: Candidate) -> float:
     """Return what a leader's confirmation should be kept time for, its comparisons of losses included."""
-    most = int(MOST_CONFIRMATION_SHARE * state.budget / leader.pair_seconds)
+    most = int(_claim_share(state, leader) * state.budget / leader.pair_seconds)
     count = min(processes_needed(state, leader), max(LARGE_GAIN_PROCESSES, most))
     learning = min(leader.learning_seconds, state.learning_seconds)
     return SAFELY_LONGER * count * leader.pair_seconds + (state.check_seconds if leader.unchecked else 0.0) + learning
@@ -358,13 +377,9 @@ def verdict(state: State) -> Verdict:
     opened = [leader for leader in state.opened if leader.is_same_training]
     unsettled = opened or contenders or state.unclear or state.inconclusive
     if not unsettled and _excluded(state):
-        refused = [
-            candidate
-            for candidate in _of_same_training(state)
-            if candidate.unstable and candidate.ratio > math.log1p(state.min_gain)
-        ]
-        broken = any(leader.standing is Standing.UNSTABLE and leader.is_same_training for leader in state.leaders)
-        return Verdict.UNSTABLE if refused or broken else Verdict.NO_SIGNIFICANT_GAIN
+        faster = [known for known in _of_same_training(state) if known.ratio > math.log1p(state.min_gain)]
+        refused = any(known not in state.stable for known in faster)
+        return Verdict.UNSTABLE if refused else Verdict.NO_SIGNIFICANT_GAIN
     return Verdict.UNDECIDED
 
 
@@ -383,10 +398,7 @@ def _of_same_training(state: State) -> list[Candidate]:
 
 def excluded_above(state: State) -> float:
     """Return the gain above which all that was tried of the same training is excluded, as a logarithm; 0 or more."""
-    broken = {number for number, leader in state.standing.items() if leader.standing is Standing.UNSTABLE}
-    tried = _of_same_training(state)
-    stable = [candidate for candidate in tried if not candidate.unstable and candidate.number not in broken]
-    return max((state.upper(candidate) for candidate in stable), default=0.0)
+    return max((state.upper(candidate) for candidate in state.stable if candidate.is_same_training), default=0.0)
 
 
 def seconds_to_settle(state: State) -> float:

@@ -10,7 +10,7 @@ from autotune.data.options import Options
 from autotune.data.printable import first_line
 from autotune.data.record import Standing, TrialRecord, baseline_with_ceilings
 from autotune.data.run_directory import RunRecord, WorkloadRecord
-from autotune.recipe.advice import advice
+from autotune.recipe.advice import LARGEST_BOUND, advice
 from autotune.recipe.evidence import (
     FAILED_A_CHECK,
     NUMERICS_NOT_CHECKED,
@@ -34,7 +34,7 @@ from autotune.tuning.learning import numerics_of
 from autotune.tuning.loop import SearchResult
 from autotune.tuning.rules import changing_work, epoch_seen, epoch_work
 from autotune.tuning.run import Run
-from autotune.tuning.state import Candidate, Leader
+from autotune.tuning.state import Candidate, Leader, State
 from autotune.tuning.surroundings import samples_of
 from autotune.tuning.trial import now_utc
 from autotune.version import __version__
@@ -155,7 +155,10 @@ def _evidence(
         input_wait_fraction=chosen.input_wait_fraction,
         baseline_limited_by=None if (limit := _known_baseline(run).bottleneck) is None else limit.name,
         limited_by=None if chosen.bottleneck is None else chosen.bottleneck.name,
-        advice=_advice(found, None if champion is None else chosen, run, workload),
+        advice=(
+            *_advice(found, None if champion is None else chosen, run, workload),
+            *_excluded_by_knob(state, verdict, run),
+        ),
         stability=Stability(checks=tuple(check for check in checks if check.tells), not_checked=tuple(missing)),
         confirmation=_confirmation(found, champion or _closest_leader(found), run),
         smallest_gain_shown=math.expm1(policy.smallest_gain_shown(state)) if is_undecided else None,
@@ -202,6 +205,17 @@ def _advice(
         if len(changed) == 1:
             gains[next(iter(changed))] = math.exp(candidate.ratio)
     return tuple(advice(_known_baseline(run), recommended, workload.script, spread, unreached, gains))
+
+
+def _excluded_by_knob(state: State, verdict: Verdict, run: Run) -> tuple[str, ...]:
+    """Say what each knob that was tried can gain at most, where nothing is faster."""
+    most = dict[str, float]()
+    for candidate in state.stable if verdict is Verdict.NO_SIGNIFICANT_GAIN else ():
+        for name in candidate.configuration.differences(run.baseline):
+            most[name] = max(most.get(name, 0.0), state.most(candidate))
+    known = [(gain, name) for name, gain in most.items() if gain < math.log1p(LARGEST_BOUND)]
+    gains = ", ".join(f"{name} {math.ceil(100 * math.expm1(gain))}%" for gain, name in sorted(known, reverse=True))
+    return (f"Most that a knob can still gain: {gains}.",) if gains else ()
 
 
 def _known_baseline(run: Run) -> TrialRecord:

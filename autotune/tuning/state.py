@@ -105,12 +105,12 @@ class State:
     first_pair_seconds: float = 1.0  # what a fresh pair takes of a candidate that nothing is known of
     more_candidates: bool = True  # whether there is another one to try, and it is allowed
     exhausted: bool = False  # whether the search space has no other one
+    all_tried: bool = False  # whether each change that can act was tried by itself, or is ruled out
     check_seconds: float = 0.0  # what is left of the time for comparing losses
     learning_seconds: float = 0.0  # the same for comparing how leaders with another batch size learn
     ablation_seconds: float = 0.0  # the same for leaving changes out of what is recommended
     over_critical: float = USUAL_OVER_CRITICAL  # the baseline's batch size over the critical one, as far as is known
     prior: ProcessPrior = USUAL_PRIOR  # how far a fresh pair of processes may lie from its mean
-    looks_since: int = 0  # looks again since the last new candidate
     busy: frozenset[int] = frozenset()  # trials that are being measured on other seats
     compares_losses: bool = False  # whether another seat does, or compares how a leader learns
     confirms_at_once: int = 1  # leaders that may be confirmed at the same time, on different seats
@@ -222,6 +222,17 @@ class State:
         return candidate.ratio + t_quantile(1 - 2 * SURE / measured, degrees) * candidate.error(self.spread)
 
     @cached_property
+    def stable(self) -> list[Candidate]:
+        """The candidates that were measured, and failed no check in the search or in fresh processes."""
+        broken = {number for number, leader in self.standing.items() if leader.standing is Standing.UNSTABLE}
+        sound = [known for known in self.candidates if known.measured and not known.unstable]
+        return [known for known in sound if known.number not in broken]
+
+    def most(self, candidate: Candidate) -> float:
+        """Return the same of the gain to the same loss."""
+        return self.upper(candidate) - self.more_examples(candidate.batch_ratio)
+
+    @cached_property
     def contenders(self) -> list[Candidate]:
         """The candidates that may be confirmed: faster by more than chance; the most promising first.
 
@@ -248,10 +259,8 @@ class State:
         judged = {number for number, leader in self.standing.items() if leader.standing is not Standing.OUT_OF_TIME}
         able = [
             candidate
-            for candidate in self.candidates
-            if candidate.measured
-            and not candidate.pruned
-            and not candidate.unstable
+            for candidate in self.stable
+            if not candidate.pruned
             and candidate.number not in self.busy
             and candidate.number not in judged
             and candidate.ratio - errors * candidate.error(self.spread) > floor(candidate)
@@ -270,27 +279,23 @@ class State:
 
     @cached_property
     def unclear(self) -> list[Candidate]:
-        """The candidates of which a gain above the bound is not excluded; the most doubtful first."""
-        doubtful = [
-            candidate
-            for candidate in self.candidates
-            if candidate.measured
-            and candidate.is_same_training
-            and not candidate.unstable
-            and candidate.number not in self.standing
-            and candidate.number not in self.busy
-            and self.upper(candidate) >= self.bound
-        ]
-        return sorted(doubtful, key=self.upper, reverse=True)
+        """The candidates of the same training of which a gain above the bound is not excluded."""
+        known = {*self.standing, *self.busy}
+        return [found for found in self.doubtful(self.bound) if found.is_same_training and found.number not in known]
 
-    def looks_to_exclude(self, candidate: Candidate) -> int:
-        """Return after how many looks again a gain above the bound should be excluded; at most `MOST_LOOKS`."""
+    def doubtful(self, bound: float) -> list[Candidate]:
+        """Return the candidates that may gain more than a bound to the same loss; the most doubtful first."""
+        return sorted((known for known in self.stable if self.most(known) >= bound), key=self.most, reverse=True)
+
+    def looks_to_exclude(self, candidate: Candidate, bound: float) -> int:
+        """Return after how many looks again a gain above a bound should be excluded; at most `MOST_LOOKS`."""
         # One that looked slower than the baseline is taken to be as fast: it looked so by chance.
         of_process = max(1, candidate.pairs // candidate.processes)
         quantile = (self.upper(candidate) - candidate.ratio) / candidate.error(self.spread)
+        needed = self.more_examples(candidate.batch_ratio)
         for looks in range(MOST_LOOKS):
             more = replace(candidate, pairs=candidate.pairs + looks * of_process, processes=candidate.processes + looks)
-            if max(0.0, candidate.ratio) + quantile * more.error(self.spread) < self.bound:
+            if max(0.0, candidate.ratio - needed) + quantile * more.error(self.spread) < bound:
                 return looks
         return MOST_LOOKS
 
@@ -311,11 +316,7 @@ class State:
         """The number of candidates tried since the fastest so far, of the same training or of another batch size."""
         latest = -1
         for same in (True, False):
-            sound = [
-                candidate
-                for candidate in self.candidates
-                if candidate.measured and not candidate.unstable and candidate.is_same_training is same
-            ]
+            sound = [candidate for candidate in self.stable if candidate.is_same_training is same]
             if sound:
                 latest = max(latest, self.candidates.index(max(sound, key=self.promise)))
         return len(self.candidates) - 1 - latest
