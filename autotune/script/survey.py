@@ -172,7 +172,8 @@ class Survey(Hooks):
         children.watch_children(self._answer)
         before = children.refuse_restarts(self._reference, self._refuse)  # before files are watched
         if self._requests is not None:  # TensorFlow reads the flags once, long before the first trial asks for a folder
-            os.environ.update(caches_in(str(self._compiled), os.environ, shared=True))
+            for environment in (os.environ, self._around.environment):  # alike: this is no doing of the script's
+                environment.update(caches_in(str(self._compiled), environment, shared=True))
         try:
             if self._workers:
                 self._number = strategies.start_workers(self._workers, lambda why: self._fail(WorkloadError(why)))

@@ -6,7 +6,7 @@ import textwrap
 import pytest
 from real_trials import configuration
 from simulated import SimulatedTrials
-from simulated_runs import FACTS, Watcher, faster_by, flat, quick_tune, simulated_trials
+from simulated_runs import FACTS, Watcher, faster_by, flat, quick_tune, simulated_trials, space
 
 from autotune.data.errors import ArgumentError
 from autotune.data.facts import ScriptFacts, Trains
@@ -119,11 +119,12 @@ def test_with_several_devices_it_is_said_that_no_strategy_is_tried(tmp_path):
 
 def test_only_whole_parts_of_the_global_batch_are_tried(tmp_path):
     trials = simulated_trials(faster_by(batch_size=1.5), noise=0.02)
-    recipe, directory = quick_tune(trials, tmp_path / "run", global_batch=96)
+    recipe, directory = quick_tune(trials, tmp_path / "run", space=space(batch_size=(8, 512)), global_batch=96)
     tried = {Configuration(each.configuration) for each in directory.trials.values()}
     assert {each["global_batch"] for each in tried} == {96}
-    assert {each.batch_size for each in tried} <= {16, 32}
-    assert (recipe.batch_size, recipe.configuration["global_batch"]) == (16, 96)
+    assert {each.batch_size for each in tried} == {8, 16, 32}
+    assert recipe.batch_size < 32
+    assert recipe.configuration["global_batch"] == 96
     assert recipe.learning_rate_rule is None
     assert configuration(16, global_batch=96).update_size == 96
 

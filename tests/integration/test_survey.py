@@ -596,6 +596,7 @@ def test_a_pipelines_constants_are_found_where_they_stand(told):
         "num_parallel_calls": ["map"],
         "prefetch": ["prefetch"],
         "batched_map": ["map", "batch"],
+        "cache": ["map"],
     }
     assert found["sites"]["batch_size"][0]["function"] == "batches"
 
