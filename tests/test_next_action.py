@@ -263,7 +263,10 @@ def test_a_run_ends_once_each_change_is_tried_and_none_can_gain_enough():
     open_question = a_leader(6, standing=NOT_SHOWN, low=-0.05, high=0.07, processes=12)
     assert next_action(dataclasses.replace(through, leaders=(open_question,))) == TryAnother()
     larger = a_candidate(7, 0.02, pairs=60, processes=4, batch_ratio=8.0)
-    assert next_action(dataclasses.replace(through, candidates=(*flat, larger))) == End(EndedBy.SETTLED)
+    for found in ((*flat, larger), (flat[0], larger, dataclasses.replace(larger, number=8, batch_ratio=2.0))):
+        ended = dataclasses.replace(through, candidates=found)
+        assert next_action(ended) == End(EndedBy.SETTLED)
+        assert verdict(ended) is Verdict.NO_SIGNIFICANT_GAIN
 
 
 def test_time_that_is_left_narrows_a_wide_claim():
@@ -407,6 +410,7 @@ candidates = st.builds(
     unstable=st.booleans(),
     unchecked=st.booleans(),
     was_confirmed=st.booleans(),
+    batch_ratio=st.sampled_from([1.0, 1.0, 4.0]),
     led_over=st.integers(0, 12),
     look_seconds=seconds,
     pair_seconds=seconds,
@@ -440,6 +444,7 @@ def states(draw):
         first_pair_seconds=draw(seconds),
         more_candidates=more,
         exhausted=not more and draw(st.booleans()),
+        all_tried=draw(st.booleans()),
         check_seconds=draw(st.floats(0.0, 200.0)),
         interrupted=draw(st.booleans()),
         spread=draw(st.builds(Spread, deviation=st.floats(0.0, 0.3), degrees=st.integers(0, 40))),
@@ -472,6 +477,8 @@ def test_no_action_is_begun_that_does_not_fit(state):
     action = next_action(state)
     if not isinstance(action, End):
         assert cost(state, action) <= state.left
+    if action == End(EndedBy.SETTLED):
+        assert verdict(state) is not Verdict.UNDECIDED
     if isinstance(action, Confirm):
         assert not state.candidate(action.candidate).unstable
         before = state.standing.get(action.candidate)

@@ -388,7 +388,7 @@ def _excluded(state: State) -> bool:
     if state.exhausted:
         return True
     measured = sum(candidate.measured for candidate in _of_same_training(state))
-    enough = measured >= FEWEST_CANDIDATES or not state.more_candidates
+    enough = measured >= FEWEST_CANDIDATES or not state.more_candidates or _in_doubt(state) is not None
     return enough and excluded_above(state) < state.bound
 
 
