@@ -82,6 +82,8 @@ def test_a_map_of_batches_is_moved_behind_batch(tmp_path):
     added, rest = moved(tmp_path, lines, vectorized=True)
     each = "lambda *batch: tf.vectorized_map(lambda example: (lambda x: x + 1)(*example), batch)"
     assert (added, rest) == (["made = raw", f"made = made.batch(16).map({each}, 2)"], [])
+    lines = "def prepare(made):\n    made = made.map(f)\n    if mixes:\n        made = made.shuffle(9)\n"
+    assert moved(tmp_path, f"{lines}    return made.batch(16)\n") == (["return made.batch(16).map(f)"], [])
     added, rest = moved(tmp_path, "made = (\n    raw\n    .map(f)  # é\n    .batch(16)\n)\n")
     assert added == ["raw  # é", ".map(f)"]
     assert moved(tmp_path, "made = raw \\\n  .map(f) \\\n  .batch(16)\n")[0] == [".batch(16) \\", ".map(f)"]

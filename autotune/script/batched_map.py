@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Collection
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ _COMMUTES |= dict.fromkeys(("Repeat", "Take", "Skip"), ("count",))
 FIRST_BATCHES, LONGEST_BATCH = 3, 32  # that a proof reads, apart from later ones
 PROOF_SECONDS, PROOF_BYTES = 1.0, 32 << 20  # after which it reads no further one
 ALL = 1 << 20  # examples in a batch of all that it has read
+_proofs: dict[Any, tuple[bool, str]] = {}  # by code and element: a loop over `fit` makes its maps anew
 
 
 def _back_to_map(examples: tf.data.Dataset) -> list[tf.data.Dataset]:
@@ -98,7 +100,12 @@ def find_batched_map(
     elif not _has_one_shape(mapped):
         why = f"{call.site} reads elements that are ragged, sparse or of varying shapes"
     elif not (why := changing([call.arguments["map_func"]]).partition(", and batches")[0]):
-        vectorized, why = _prove(mapped, call, min(max(2, batch_size), LONGEST_BATCH))
+        function = call.arguments["map_func"]
+        is_plain = isinstance(function, FunctionType) and not (function.__closure__ or function.__defaults__)
+        key = function.__code__ if is_plain else object(), str(inputs_of(mapped)[0].element_spec)
+        if key not in _proofs:
+            _proofs[key] = _prove(mapped, call, min(max(2, batch_size), LONGEST_BATCH))
+        vectorized, why = _proofs[key]
         if not why:
             return (call.site, batch.site), vectorized, ""
         why = f"the function of {call.site} {why}"
@@ -110,10 +117,8 @@ def _prove(mapped: tf.data.Dataset, call: DatasetCall, size: int) -> tuple[bool,
 
     Return whether it must be by `tf.vectorized_map`, and why neither gives the same bits.
     """
-    (wrapped,), source = (
-        functions_of(mapped),
-        _back_to_map(inputs_of(mapped)[0])[-1],
-    )  # before a shuffle fills its buffer
+    (wrapped,) = functions_of(mapped)
+    source = _back_to_map(inputs_of(mapped)[0])[-1]  # before a shuffle, which first fills its buffer
 
     def map_one(*example: Any) -> Any:  # as the script has traced it
         return tf.nest.pack_sequence_as(mapped.element_spec, wrapped.function(*tf.nest.flatten(example)))

@@ -201,7 +201,11 @@ def _move(source: bytes, call: ast.Call, edits: list[_Edit], behind: ast.Call, *
         text = f"lambda *batch: tf.vectorized_map(lambda example: {text}(*example), batch)"
         edits = [*edits, _Edit(*place, text)]
     _, after = _place(source, behind)
-    return [_Edit(begin, end, ""), _Edit(after, after, _apply(source[:end], edits)[begin:].decode())]
+    moved = _apply(source[:end], edits)[begin:].decode()
+    line, rest = source[:begin].rpartition(b"\n")[2], source[end:].partition(b"\n")[0]
+    if re.fullmatch(rb"\s*(\w+) = \1", line) and not rest.strip():  # nothing is left of it
+        begin, end = begin - len(line), end + len(rest) + 1
+    return [_Edit(begin, end, ""), _Edit(after, after, moved)]
 
 
 def _is_read_once(source: bytes, mapped: ast.Call, batched: ast.Call) -> bool:
@@ -213,6 +217,11 @@ def _is_read_once(source: bytes, mapped: ast.Call, batched: ast.Call) -> bool:
         block = node.body if isinstance(node, ast.Module | ast.FunctionDef) else []
         lines = [line for line in block if mapped.lineno <= (line.end_lineno or 0) and line.lineno <= batched.lineno]
         if len(lines) > 1:
+            branches = [
+                line for line in lines[1:-1] if isinstance(line, ast.If)
+            ]  # `if training: name = name.shuffle()`
+            lines = [line for line in lines if line not in branches]
+            lines[1:1] = [line for branch in branches for line in (*branch.body, *branch.orelse)]
             texts = [ast.unparse(line) if isinstance(getattr(line, "value", None), ast.Call) else "" for line in lines]
             name = texts[0].partition(" = ")[0]
             reads_it = re.compile(rf"({name} =|return) {name}\.(?!.*\b{name}\b).*")
