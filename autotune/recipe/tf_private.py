@@ -103,7 +103,11 @@ def operations_of(dataset: tf.data.Dataset) -> set[str]:
 
 def effects_of(dataset: tf.data.Dataset) -> list[str]:
     """Return the operations in a dataset's functions that draw, write or run Python; `?` where none can be seen."""
-    from tensorflow.python.framework import op_def_registry
+    try:
+        from tensorflow.python.framework import op_def_registry
+    except ImportError:
+        say_missing("op_def_registry", "no map is cached, or moved behind batch()")
+        return ["?"]
 
     def acts(name: str) -> bool:
         known = op_def_registry.get(name)

@@ -238,29 +238,8 @@ def _facts(
     reasons |= _set_by_script(context)
     if settings is None or not settings.allow_precision:
         reasons |= _chosen_precision(context.wrappers.set_at, [*layers, *weights])
-    changing = ""
-    if dataset is not None:
-        trained = itertools.chain(weights, *map(keras_api().optimizer_variables, optimizers))
-        source = OwnSource(context.own_files, context.directory)
-        changing = source.describe_dataset(dataset, trained)
-        reasons |= dict.fromkeys(READS_AHEAD if changing else (), changing)
-    file_bytes = 0
-    if dataset is not None and "num_parallel_calls" in sites:
-        site, why = None, "a custom training loop does not say how often it reads its data"
-        if "epochs" in more:
-            site, file_bytes, why = find_cache(dataset, changing, 0 if settings is None else settings.disk_bytes)
-        if why or site is None:
-            reasons["cache"] = why
-        else:
-            given["cache"], sites["cache"] = False, (site,)
-    moved: tuple[Site, ...] = ()
-    vectorized, why = False, changing or _NO_DATASET
-    if dataset is not None and not changing:
-        moved, vectorized, why = find_batched_map(dataset, batch_size, source.describe)
-    if moved:
-        given["batched_map"], sites["batched_map"] = False, moved
-    else:
-        reasons["batched_map"] = why
+    trained = itertools.chain(weights, *map(keras_api().optimizer_variables, optimizers))
+    edits = _edits_of_pipeline(context, dataset, given, sites, reasons, trained, batch_size, counts="epochs" in more)
     slow = [
         *slow_parts_of_input(dataset, sites, given, context.directory),
         *slow_parts_of_step(eager, layers, optimizers, context.wrappers.compiled_at),
@@ -277,10 +256,9 @@ def _facts(
         variables=context.variables,
         workers=context.workers,
         batch_given_as=str(sites["batch_size"][0]) if "batch_size" in sites else "",
-        vectorized=vectorized,
         schedule=next(filter(None, map(_schedule_of, optimizers)), None),
         batch_notes=() if "batch_size" in reasons else tuple(notes),
-        cache_file_bytes=file_bytes,
+        **edits,
         **more,
     )
     return WorkloadFacts(
@@ -295,6 +273,46 @@ def _facts(
         keras=keras_in_use(),
         script=script,
     )
+
+
+def _edits_of_pipeline(
+    context: ScriptContext,
+    dataset: Any,
+    given: dict[str, KnobValue],
+    sites: dict[str, tuple[Site, ...]],
+    reasons: dict[str, str],
+    trained: Iterable[Any],
+    batch_size: int,
+    *,
+    counts: bool,
+) -> dict[str, Any]:
+    """Find where `cache` and `batched_map` reach the pipeline, and what is not read ahead; return facts of both.
+
+    `trained`: variables that the training writes; `counts`: the epochs are known. Adds to `given`, `sites`, `reasons`.
+    """
+    if dataset is None:
+        reasons["batched_map"] = _NO_DATASET
+        return {}
+    settings, source = context.reference.script, OwnSource(context.own_files, context.directory)
+    changing, file_bytes = source.describe_dataset(dataset, trained), 0
+    reasons |= dict.fromkeys(READS_AHEAD if changing else (), changing)
+    if "num_parallel_calls" in sites:
+        site, why = None, "a custom training loop does not say how often it reads its data"
+        if counts:
+            site, file_bytes, why = find_cache(dataset, changing, 0 if settings is None else settings.disk_bytes)
+        if why or site is None:
+            reasons["cache"] = why
+        else:
+            given["cache"], sites["cache"] = False, (site,)
+    moved: tuple[Site, ...] = ()
+    vectorized, why = False, changing
+    if not changing:
+        moved, vectorized, why = find_batched_map(dataset, batch_size, source.describe)
+    if moved:
+        given["batched_map"], sites["batched_map"] = False, moved
+    else:
+        reasons["batched_map"] = why
+    return {"vectorized": vectorized, "cache_file_bytes": file_bytes}
 
 
 def _schedule_of(optimizer: Any) -> str | None:
