@@ -1,10 +1,12 @@
-"""The code blocks of README.md and docs/."""
+"""The pages README.md, CONTRIBUTING.md and docs/, and their code blocks."""
 
 import re
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = {page.name: page for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
+PAGES = {
+    page.name: page for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))
+}
 
 
 def code_blocks(page: str, language: str) -> list[str]:

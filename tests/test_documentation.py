@@ -1,5 +1,6 @@
 """README.md and docs/: their commands exist, their code runs, and what they quote was printed."""
 
+import ast
 import re
 import shlex
 
@@ -15,8 +16,6 @@ from autotune.space.space_file import find_search_space
 
 RUN_BY_TESTS = {"history.md": 1, "recipe_in_code.md": 4, "scripts.md": 1, "tutorial.md": 1, "workloads.md": 2}
 """Blocks of Python by page: here, in `integration/test_recipe_guide.py` or in `integration/test_tutorial.py`."""
-IN_SHORT = {"architecture.md"}
-"""Pages whose Python shows how autotune's own code reads."""
 
 
 def commands_of(page):
@@ -44,7 +43,7 @@ def test_a_command_of_a_page_can_be_parsed(words):
 
 
 def test_every_block_of_python_is_run_by_a_test():
-    counts = {page: len(code_blocks(page, "python")) for page in PAGES.keys() - IN_SHORT}
+    counts = {page: len(code_blocks(page, "python")) for page in PAGES}
     assert {page: count for page, count in counts.items() if count} == RUN_BY_TESTS
 
 
@@ -120,7 +119,17 @@ def test_nothing_says_to_install_autotune_from_an_index():
 
 
 def test_the_site_and_llms_txt_name_every_page():
-    pages = {page for page in PAGES if page != "README.md"}
+    pages = PAGES.keys() - {"README.md", "CONTRIBUTING.md"}
     assert set(re.findall(r": (\w+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)) == pages
     linked = re.findall(r"\]\((\w+)\.html\)", (ROOT / "docs" / "llms.txt").read_text(encoding="utf-8"))
     assert {f"{name}.md" for name in linked} == pages - {"index.md"}
+
+
+def test_the_messages_that_a_page_explains_are_autotunes():
+    trees = (ast.parse(file.read_text(encoding="utf-8")) for file in (ROOT / "autotune").rglob("*.py"))
+    nodes = [node.value for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Constant)]
+    texts = "\n".join(text for text in nodes if isinstance(text, str))
+    rows = re.findall(r"^\| (`.+?) \| .+ \|$", PAGES["messages.md"].read_text(encoding="utf-8"), re.MULTILINE)
+    quoted = [words for row in rows for words in re.findall(r"`([^`]+)`", row)]
+    assert len(quoted) > 40
+    assert [words for words in quoted if words not in texts] == []
