@@ -32,7 +32,7 @@ from autotune.tuning.events import RunBegan
 from autotune.tuning.verify import Verification
 
 ROOT = Path(__file__).resolve().parent.parent
-COMMANDS_PAGE = ROOT / "docs" / "commands.md"
+COMMANDS_PAGE = ROOT / "docs" / "reference.md"
 EXAMPLE = ROOT / "examples" / "digits_mlp.py"
 
 

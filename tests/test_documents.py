@@ -50,7 +50,7 @@ def printed(capsys):
 
 
 def test_the_page_on_json_names_every_command_and_its_fields():
-    rows = re.findall(r"^\| `([\w-]+)` \| (.*?) \|$", (DOCS / "json.md").read_text(), re.MULTILINE)
+    rows = re.findall(r"^\| `([\w-]+)` \| (.*?) \|$", (DOCS / "history.md").read_text(), re.MULTILINE)
     told = {command: set(re.findall(r"`(\w+)`", text)) for command, text in rows}
     fields = {name: set(model.model_fields) - {"schema_version", "command"} for name, model in MODELS.items()}
     assert told == fields

@@ -70,7 +70,7 @@ def tune(
         out: The run directory; a new one below results/ when left out.
         resume: The directory of a run, ended or stopped, to continue with all that was measured.
         wait: Wait until earlier runs on the same devices of this machine have ended. The budget begins then.
-        json: Print the result as JSON (docs/json.md); progress goes to standard error.
+        json: Print the result as JSON (docs/history.md); progress goes to standard error.
     """
     from autotune.data.run_directory import to_repeat
     from autotune.front.closing import show_recipe, show_usage
@@ -158,7 +158,7 @@ def run(
         candidate: Train with the best candidate of an undecided run, which is not confirmed to be faster.
         same_training: Train with the fastest configuration at the script's own batch size.
         larger_batch: Train with the best configuration of another batch size, although it is not recommended.
-        json: End standard output with a line of JSON (docs/json.md).
+        json: End standard output with a line of JSON (docs/history.md).
     """
     from autotune.front.console import note
     from autotune.script.long_run import prepare_run
@@ -231,7 +231,7 @@ def verify(
         budget: Wall-clock time for everything.
         seed: Of the order in which slices are taken.
         memory_margin: As for `autotune tune`: the share of memory that must stay free.
-        json: Print the finding as JSON (docs/json.md).
+        json: Print the finding as JSON (docs/history.md).
     """
     from autotune.data.options import seconds_of
     from autotune.front.closing import show_verification
@@ -268,7 +268,7 @@ def doctor(*, self_test: str | None = None, json: bool = False) -> int:
     Args:
         self_test: For so long, such as 60s, also measure what is known: a training against itself, and against the same
             with a planted delay. It says the smallest gain that 2, 5 and 10 minutes can show here.
-        json: Print the findings as JSON (docs/json.md).
+        json: Print the findings as JSON (docs/history.md).
     """
     from autotune.data.options import seconds_of
     from autotune.front.console import Progress, messages, terminal

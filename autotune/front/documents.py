@@ -1,4 +1,4 @@
-"""The JSON that commands print with `--json`: one model for each command. docs/json.md describes the fields.
+"""The JSON that commands print with `--json`: one model for each command. docs/history.md describes the fields.
 
 `python -m autotune.front.documents` prints the JSON Schema of all of them.
 """

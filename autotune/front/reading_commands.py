@@ -37,7 +37,7 @@ def show(
         diff: A script: print the edit of it that makes the recipe permanent, and nothing else.
         csv: Write the trials of all runs, with all their columns, to this CSV file.
         parquet: Write them to this Parquet file.
-        json: Print recipe and trials as JSON (docs/json.md).
+        json: Print recipe and trials as JSON (docs/history.md).
     """
     from autotune.data.run_directory import RunDirectory, to_repeat
     from autotune.data.runs_on_disk import follow_latest
@@ -162,7 +162,7 @@ def compare(runs: Runs = None, /, *, csv: Path | None = None, parquet: Path | No
             when left out.
         csv: Write the table, with all its columns, to this CSV file.
         parquet: Write it to this Parquet file.
-        json: Print it as JSON (docs/json.md).
+        json: Print it as JSON (docs/history.md).
     """
     from autotune.front.defaults import runs_or_all
     from autotune.front.tables import show_comparison
@@ -191,7 +191,7 @@ def knobs(
         examples: With --space, examples per epoch; unknown when left out.
         device: With --space, what the training would run on; a GPU if NVIDIA's driver shows one, when left out.
         cores: With --space, processor cores; this machine's when left out.
-        json: Print the knobs as JSON (docs/json.md).
+        json: Print the knobs as JSON (docs/history.md).
     """
     from autotune.front.tables import show_knobs
     from autotune.space.knobs import KNOBS
