@@ -66,8 +66,28 @@ def test_a_leader_is_confirmed_when_what_is_left_is_what_that_needs():
 def test_half_of_the_time_goes_by_before_a_claim_and_less_before_a_large_one(gain, share):
     leader = a_candidate(9, gain, processes=2, pairs=40)
     for left, is_due in ((1.01 * share, False), (0.99 * share, True)):
-        action = next_action(a_state(*SLOWER[:2], leader, left=1000.0 * left, budget=1000.0))
+        action = next_action(a_state(*SLOWER[:3], leader, left=1000.0 * left, budget=1000.0))
         assert (confirms(action) == 9) is is_due
+
+
+def test_time_for_two_processes_is_kept_while_few_were_tried():
+    """A small gain needs many processes. A better candidate, found first, may need two."""
+    slightly = a_candidate(9, 0.25, processes=2, pairs=40)
+    shortest = 1.1 * 2 * slightly.pair_seconds
+    few = a_state(*SLOWER[:2], slightly, left=shortest + 10.0, budget=1000.0)
+    assert confirmation_seconds(few, slightly) > few.left
+    assert next_action(few) == TryAnother()
+    assert confirms(next_action(dataclasses.replace(few, left=shortest))) == 9
+    assert confirms(next_action(dataclasses.replace(few, candidates=(*SLOWER[:3], slightly)))) == 9
+
+
+def test_a_larger_batch_that_cannot_learn_in_time_waits_for_others():
+    larger = a_candidate(9, 1.2, processes=2, batch_ratio=4.0, learning_seconds=300.0)
+    larger = dataclasses.replace(larger, least_learning_seconds=90.0)
+    state = a_state(*SLOWER[:4], larger, left=60.0, budget=120.0, learning_seconds=30.0)
+    assert next_action(state) == TryAnother()
+    assert confirms(next_action(dataclasses.replace(state, more_candidates=False))) == 9
+    assert confirms(next_action(dataclasses.replace(state, left=130.0, budget=260.0))) == 9
 
 
 def test_a_leader_of_an_earlier_run_that_looks_faster_again_is_confirmed_at_once():
@@ -242,7 +262,7 @@ def test_what_the_time_will_hardly_show_to_beat_a_claim_makes_way_for_the_search
 
 def test_what_a_larger_batch_needs_to_learn_is_kept_while_others_are_tried_and_measured():
     larger = a_candidate(10, 0.5, batch_ratio=4.0, learning_seconds=60.0)
-    state = a_state(FAST, larger, left=150.0, budget=150.0, learning_seconds=60.0)
+    state = a_state(*SLOWER[:2], FAST, larger, left=150.0, budget=150.0, learning_seconds=60.0)
     assert state.contenders[0] is FAST
     assert next_action(state) == TryAnother()
     assert next_action(dataclasses.replace(state, left=106.0)) != TryAnother()

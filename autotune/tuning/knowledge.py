@@ -30,7 +30,7 @@ from autotune.tuning import costs
 from autotune.tuning.ablation import unmeasured_changes
 from autotune.tuning.beliefs import Evidence
 from autotune.tuning.confirmation import LeaderTrials, claim_of
-from autotune.tuning.learning import branch_seconds, numerics_of
+from autotune.tuning.learning import branch_seconds, least_branch_seconds, numerics_of
 from autotune.tuning.run import Run
 from autotune.tuning.state import Candidate, Leader
 from autotune.tuning.trial import Trial
@@ -148,6 +148,7 @@ class Knowledge:
                     led_over=0 if earlier is None else earlier.led_over,
                     batch_ratio=batch_ratio,
                     learning_seconds=branch_seconds(baseline, record) if learns_otherwise else 0.0,
+                    least_learning_seconds=least_branch_seconds(baseline, record) if learns_otherwise else 0.0,
                 )
             )
         return found

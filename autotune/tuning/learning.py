@@ -272,8 +272,7 @@ def _branch_size(trainings: Trainings, leader: TrialRecord) -> tuple[int, int]:
         held = int((seconds - starts) / (seeds * seconds_per_example))
         if held >= least:
             return seeds, min(held, most) // least * least
-    needed = FEWEST_BRANCH_SEEDS * least * seconds_per_example + starts
-    raise TooLittleTime(kept=left, needs=needed)
+    raise TooLittleTime(kept=left, needs=least_branch_seconds(baseline, leader))
 
 
 def branch_seconds(baseline: TrialRecord, leader: TrialRecord) -> float:
@@ -281,6 +280,12 @@ def branch_seconds(baseline: TrialRecord, leader: TrialRecord) -> float:
     seconds_per_example, starts = _branch_costs(baseline, leader)
     most, _ = most_and_least(baseline, leader)
     return starts + BRANCH_SEEDS * most * seconds_per_example
+
+
+def least_branch_seconds(baseline: TrialRecord, leader: TrialRecord) -> float:
+    """Return what comparing the learning of two configurations takes at least."""
+    seconds_per_example, starts = _branch_costs(baseline, leader)
+    return starts + FEWEST_BRANCH_SEEDS * most_and_least(baseline, leader)[1] * seconds_per_example
 
 
 def most_and_least(baseline: TrialRecord, leader: TrialRecord) -> tuple[int, int]:

@@ -26,6 +26,7 @@ OTHER_CLAIM_SHARE = 0.4  # the same after a claim, for the other answer
 BETTER_CLAIM_SHARE = 0.25  # the same for what is faster than a claim
 LEARNING_AGAIN_SHARE = 0.5  # of the budget at most, for comparing learning that an earlier budget did not suffice for
 STAGNANT = 8  # candidates in a row that were no faster than the best: then it is confirmed
+FEW_CANDIDATES = 4  # before so many were measured, time is kept for the shortest confirmation alone
 ENOUGH_CANDIDATES = 6  # the usually best ones: then time is kept for excluding gains of all that was tried
 RESERVED_PROCESSES = 4  # a side: time for so many is kept while nothing looks faster than what there is
 CLEARLY = 3.0  # standard errors above what counts: a leader is confirmed without another look
@@ -251,7 +252,10 @@ def _next_leader(state: State) -> Candidate | None:
     """
     best = state.recommended
     if not state.champions or not state.more_candidates:
-        return next(iter(state.contenders), None)
+        # A larger batch whose learning does not fit in what is left is no answer, as long as others may be.
+        others_fit = _holds_another(state)
+        able = (known for known in state.contenders if not others_fit or _can_be_answer(state, known))
+        return next(able, None)
 
     def is_worth_it(candidate: Candidate) -> bool:
         needed = processes_needed(state, candidate)
@@ -261,6 +265,11 @@ def _next_leader(state: State) -> Candidate | None:
     able = [known for known in state.contenders if _is_other(state, known) or is_worth_it(known)]
     is_late = state.left < BETTER_CLAIM_SHARE * state.budget
     return min(able, key=lambda known: not is_late and not _is_other(state, known), default=None)
+
+
+def _can_be_answer(state: State, candidate: Candidate) -> bool:
+    """Return whether what is left holds all that a candidate's recommendation needs."""
+    return candidate.is_same_training or _shortest_confirmation(state, candidate) <= state.left
 
 
 def _is_other(state: State, candidate: Candidate) -> bool:
@@ -280,6 +289,9 @@ def _for_leader(state: State, leader: Candidate) -> Action:
     larger = [known for known in state.contenders if leader.is_same_training and not known.is_same_training]
     if larger and _is_other(state, larger[0]):
         reserve += confirmation_seconds(state, larger[0])
+    is_first_of_few = sum(known.measured for known in state.candidates) < FEW_CANDIDATES and state.champion is None
+    if is_first_of_few and not leader.was_confirmed:  # a better one may need fewer processes than this one
+        early, reserve = False, _shortest_confirmation(state, leader)
     if not early and _holds_another(state, reserve=reserve):
         return TryAnother()
     if not is_clear and state.left >= leader.look_seconds + needed:
@@ -290,6 +302,12 @@ def _for_leader(state: State, leader: Candidate) -> Action:
         return CompareLosses(leader.number)
     able = [candidate for candidate in (leader, *state.contenders) if candidate.pair_seconds <= state.left]
     return Confirm(able[0].number) if able else _use_the_rest(state, leader.number)
+
+
+def _shortest_confirmation(state: State, leader: Candidate) -> float:
+    """Return the seconds that a leader's confirmation takes at least, its comparisons of losses included."""
+    check = state.check_seconds if leader.unchecked else 0.0
+    return SAFELY_LONGER * FEWEST_PROCESSES * leader.pair_seconds + check + leader.least_learning_seconds
 
 
 def _claim_share(state: State, leader: Candidate) -> float:
