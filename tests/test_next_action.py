@@ -88,6 +88,9 @@ def test_a_larger_batch_that_cannot_learn_in_time_waits_for_others():
     assert next_action(state) == TryAnother()
     assert confirms(next_action(dataclasses.replace(state, more_candidates=False))) == 9
     assert confirms(next_action(dataclasses.replace(state, left=130.0, budget=260.0))) == 9
+    never = dataclasses.replace(larger, least_learning_seconds=math.inf)
+    unlimited = dataclasses.replace(state, candidates=(*SLOWER[:4], never), left=900.0, budget=1000.0)
+    assert next_action(unlimited) == TryAnother()
 
 
 def test_a_leader_of_an_earlier_run_that_looks_faster_again_is_confirmed_at_once():

@@ -131,6 +131,9 @@ class Knowledge:
             if record.pairing is Pairing.BRACKETED:
                 starts += costs.start_seconds(baseline)
             learns_otherwise = self.can_branch and batch_ratio != 1 and not self.branch_of(trial.configuration)
+            least_learning = 0.0 if batch_ratio == 1 or self.can_branch else math.inf
+            if learns_otherwise:
+                least_learning = least_branch_seconds(baseline, record)
             found.append(
                 Candidate(
                     number=trial.number,
@@ -148,7 +151,7 @@ class Knowledge:
                     led_over=0 if earlier is None else earlier.led_over,
                     batch_ratio=batch_ratio,
                     learning_seconds=branch_seconds(baseline, record) if learns_otherwise else 0.0,
-                    least_learning_seconds=least_branch_seconds(baseline, record) if learns_otherwise else 0.0,
+                    least_learning_seconds=least_learning,
                 )
             )
         return found

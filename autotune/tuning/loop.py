@@ -41,6 +41,7 @@ from autotune.tuning.knowledge import Knowledge, LearningResult, parity_checks
 from autotune.tuning.leaders import Leaders
 from autotune.tuning.learning import NotMeasured, Trainings, branch, compare_numerics, numerics_of, plain_numerics
 from autotune.tuning.policy import (
+    ENOUGH_CANDIDATES,
     LEARNING_AGAIN_SHARE,
     SAFELY_LONGER,
     Action,
@@ -349,7 +350,8 @@ class Loop:
             return None  # that may be the end
         turns = [False]
         if knowledge.batch_varies(space) and len(ratios) >= len(self._proposals.first):
-            turns = [True, False] if same <= others else [False, True]
+            for_each = 1 if knowledge.can_branch else ENOUGH_CANDIDATES  # what cannot learn is hardly recommended
+            turns = [True, False] if same < for_each * (others + 1) else [False, True]
         for last, of_same_training in itertools.product((False, True), turns):
             best = knowledge.best(of_same_training=of_same_training)
             proposed = self._proposals.next(

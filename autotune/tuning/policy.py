@@ -254,8 +254,8 @@ def _next_leader(state: State) -> Candidate | None:
     if not state.champions or not state.more_candidates:
         # A larger batch whose learning does not fit in what is left is no answer, as long as others may be.
         others_fit = _holds_another(state)
-        able = (known for known in state.contenders if not others_fit or _can_be_answer(state, known))
-        return next(able, None)
+        answers = [known for known in state.contenders if not others_fit or _can_be_answer(state, known)]
+        return next(iter(answers), None)
 
     def is_worth_it(candidate: Candidate) -> bool:
         needed = processes_needed(state, candidate)

@@ -46,7 +46,7 @@ class Candidate:
     led_over: int = 0  # candidates of an earlier run that it was confirmed ahead of, on this kind of machine
     batch_ratio: float = 1.0  # examples per update over the baseline's; 1 too where samples per second are the aim
     learning_seconds: float = 0.0  # what comparing its learning with the baseline's takes; 0 if that is known
-    least_learning_seconds: float = 0.0  # the same with the fewest and shortest trainings
+    least_learning_seconds: float = 0.0  # the same with the fewest and shortest trainings; infinite if none can be
 
     @property
     def is_same_training(self) -> bool:
