@@ -19,10 +19,11 @@ EXAMPLES = 256
 class Training:
     """Calls of a train function on a clock of its own."""
 
-    def __init__(self, recipe: Recipe, log: Path | None = None) -> None:
+    def __init__(self, recipe: Recipe, log: Path | None = None, *, fills_cache: bool = False) -> None:
         self.now = 0.0
         self.said: list[str] = []
-        self.guard = Guard(recipe.evidence, recipe.machine, log=log, say=self.said.append, clock=self.clock)
+        given = {"log": log, "fills_cache": fills_cache, "say": self.said.append, "clock": self.clock}
+        self.guard = Guard(recipe.evidence, recipe.machine, **given)
         self.train = self.guard.wrap(self._step, examples_per_call=EXAMPLES)
         self.seconds = 0.0
 
@@ -64,25 +65,43 @@ def test_a_training_whose_batches_are_not_seen_is_not_judged():
         training.now += 0.01
         training.guard.called(0)
     training.guard.ended()
-    assert training.said == []
+    assert training.said == ["the speed is not compared: how many examples a step has is not known"]
 
 
-def test_its_last_line_says_the_factor_over_the_baseline():
-    training = Training(recipe())
+def test_its_last_line_has_both_epochs_their_ratio_and_the_claim():
+    evidence = recipe().evidence.model_copy(update={"examples_per_epoch": 400 * EXAMPLES})
+    training = Training(recipe().model_copy(update={"evidence": evidence}))
     training.run(60.0, 0.9)
+    training.now += 300.0  # of other work, after the training
     training.guard.ended()
-    gain = 0.9 * recipe().evidence.throughput.value / recipe().evidence.baseline_throughput.value
-    assert f"×{gain:.2f} of the baseline" in training.said[-1]
+    rates = 0.9 * evidence.throughput.value, evidence.baseline_throughput.value
+    now, before = (400 * EXAMPLES / rate for rate in rates)
+    assert training.said == [
+        f"an epoch takes {now:.3g} s, before {before:.3g} s: ×{before / now:.2f} as fast; "
+        f"claimed: {evidence.speedup.shown()}"
+    ]
+
+
+@pytest.mark.parametrize(("fills_cache", "ratio"), [(False, 1.0), (True, 0.6)])
+def test_the_first_epoch_counts_where_it_fills_a_cache(fills_cache, ratio):
+    training = Training(recipe(), fills_cache=fills_cache)
+    training.run(20.0, 0.2)
+    training.guard.epoch_ended()
+    training.run(20.0, 1.0)
+    training.guard.ended()
+    assert training.guard.throughput / training.guard.claimed == pytest.approx(ratio, rel=0.02)
+    assert len(training.said) == 1, "nothing is judged before the cache is full"
 
 
 def test_a_slow_training_has_its_rate_in_its_last_line():
     made = recipe()
     rate = made.evidence.throughput.model_copy(update={"value": 0.8, "low": 0.8, "high": 0.8})
-    training = Training(made.model_copy(update={"evidence": made.evidence.model_copy(update={"throughput": rate})}))
+    changes = {"throughput": rate, "examples_per_epoch": None}
+    training = Training(made.model_copy(update={"evidence": made.evidence.model_copy(update=changes)}))
     training.run(6000.0, 0.5 / recipe().evidence.throughput.value)
     training.guard.ended()
     assert training.said[0].startswith("0.5 samples/s, 62% of what the recipe claims")
-    assert training.said[-1].startswith("trained at 0.5 samples/s, ")
+    assert training.said[-1].startswith("0.5 samples/s, before ")
 
 
 def test_what_the_first_epoch_compiles_at_its_end_is_left_out():
@@ -92,12 +111,11 @@ def test_what_the_first_epoch_compiles_at_its_end_is_left_out():
     training.guard.epoch_ended()
     training.now += 100.0
     training.guard.epoch_ended()  # as a loop begins its next epoch
-    early, training.said = training.said, []
     training.run(40.0, 0.9)
     training.guard.epoch_ended()
     training.guard.ended()
     assert training.guard.throughput == pytest.approx(0.9 * training.guard.claimed, rel=0.01)
-    assert len(early + training.said) == 1
+    assert len(training.said) == 1
 
 
 def test_a_training_of_one_epoch_has_a_last_line_as_well():
@@ -152,11 +170,23 @@ def test_a_log_has_a_line_every_ten_seconds(tmp_path):
     assert all(line["of_claim"] == pytest.approx(0.9, abs=0.01) for line in lines)
 
 
-def test_a_short_training_says_nothing():
+def test_a_short_training_is_not_compared():
     training = Training(recipe())
-    training.run(5.0, 0.1)
+    training.run(7.6, 0.1)
     training.guard.ended()
-    assert training.said == []
+    assert training.said == ["too short to compare (8 s)"]
+    untrained = Training(recipe())
+    untrained.guard.ended()
+    assert untrained.said == ["the speed is not compared: the tuned training did not run"]
+
+
+def test_ten_seconds_of_short_epochs_are_compared():
+    training = Training(recipe())
+    for _ in range(5):
+        training.run(2.0, 0.5)
+        training.guard.epoch_ended()
+    training.guard.ended()
+    assert training.guard.throughput == pytest.approx(0.5 * training.guard.claimed, rel=0.01)
 
 
 def epochs(expected, calls):

@@ -101,3 +101,12 @@ def test_what_is_not_known_of_the_larger_batch_is_said(recipe):
     assert (ended.returncode, ended.stdout) == (0, "ran\n")
     assert f"batch {batch} is not confirmed: ×1.50 (1.20 to 1.80)" in ended.stderr
     assert f"how it learns was not measured: {reason}" in ended.stderr
+
+
+@pytest.mark.parametrize(("ending", "code"), [("", 0), ("raise SystemExit(3)", 3), ("raise ValueError", 1)])
+def test_however_a_script_ends_the_last_line_is_of_its_speed(recipe, ending, code):
+    (recipe.parent / "train.py").write_text(ending, encoding="utf-8")
+    ended = run(recipe)
+    assert ended.returncode == code
+    last = ended.stderr.splitlines()[-1]
+    assert last == "autotune: the speed is not compared: the tuned training did not run"

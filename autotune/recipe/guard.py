@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from autotune.data.facts import Machine
-from autotune.data.printable import printable, rate_text
+from autotune.data.printable import duration, printable, rate_text
 from autotune.machine.fingerprint import fingerprint
 from autotune.machine.telemetry import Counters, between, read_counters
 from autotune.recipe.evidence import Evidence
@@ -28,6 +28,7 @@ LOG = "long_run.jsonl"
 CHECK_SECONDS = 1.0  # between looks
 WARM_SECONDS = 10.0  # at the beginning, which are not judged
 JUDGE_SECONDS = 30.0  # of each stretch that is compared with the claim
+LEAST_SECONDS = 5.0  # of a training that is compared with it at the end
 WRITE_SECONDS = 10.0  # between lines of the log
 SLOW = 0.85  # share of the claimed throughput below which there is a warning
 FOREIGN = 0.1  # share of the processor from which other processes are named as the cause
@@ -54,11 +55,12 @@ class Guard:
         machine: Machine,
         *,
         log: Path | None = None,  # takes a line of JSON every ten seconds
+        fills_cache: bool = False,  # in its first epoch, which the claim counts
         say: Callable[[str], None] = say,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._evidence, self._machine = evidence, machine
-        self._log, self._say, self._clock = log, say, clock
+        self._log, self._say, self._clock, self._fills_cache = log, say, clock, fills_cache
         self.claimed = evidence.throughput.value
         self._calls = self._examples_per_call = 0
         self._epoch_examples = self._largest_call = 0  # of the epoch in progress
@@ -67,7 +69,8 @@ class Guard:
         self._calls_of_first_epoch: int | None = None
         self._seen = weakref.WeakSet[Any]()  # train functions, which compile in their first call
         self._looked: _Moment | None = None
-        self._first_at = self._written_at = 0.0
+        self._first: _Moment | None = None  # the end of the first call, which has traced and compiled
+        self._called_at = self._written_at = 0.0
         self._early: _Moment | None = None  # warm, but within the first epoch, which compiles as it ends
         self._warm: _Moment | None = None
         self._window: _Moment
@@ -97,16 +100,16 @@ class Guard:
         self._calls += 1
         self._epoch_examples += self._examples_per_call
         self._largest_call = max(self._largest_call, self._examples_per_call)
-        now = self._clock()
+        now = self._called_at = self._clock()
         if self._examples_per_call and (self._looked is None or now - self._looked.at >= CHECK_SECONDS):
             self._look(now)
 
     def _leave_out_pause(self) -> None:
         """Leave out what passed between the last look and now: another model was made and compiled."""
-        assert self._looked is not None
+        assert self._looked is not None and self._first is not None
         now = self._clock()
         pause, self._looked = now - self._looked.at, _Moment(now, self._calls)
-        self._first_at += pause
+        self._first = self._first._replace(at=self._first.at + pause)
         if self._warm is not None:
             self._warm, self._window = (_Moment(of.at + pause, of.calls) for of in (self._warm, self._window))
 
@@ -115,9 +118,10 @@ class Guard:
 
         Later epochs are measured from the end of the first, which has compiled for its last batch and for validation.
         """
-        if self._warm is not None and self._calls_of_first_epoch in (None, self._calls):
+        self._called_at = self._clock()
+        if self._looked is not None and self._calls_of_first_epoch in (None, self._calls):
             self._calls_of_first_epoch, self._early = self._calls, self._early or self._warm
-            self._warm = self._looked = _Moment(self._clock(), self._calls)
+            self._warm = self._looked = _Moment(self._called_at, self._calls)
             self._begin_window(self._warm)
         seen, expected, self._epoch_examples = self._epoch_examples, self._evidence.examples_per_epoch, 0
         if self._checked_epoch or expected is None or not seen:
@@ -131,16 +135,16 @@ class Guard:
             )
 
     def _look(self, now: float) -> None:
-        if self._looked is None:
-            self._first_at = self._written_at = now  # the first call has traced and compiled
         self._looked = _Moment(now, self._calls)
+        if self._first is None:
+            self._first, self._written_at = self._looked, now
         if self._warm is None:
-            if now - self._first_at >= WARM_SECONDS:
+            if not self._fills_cache and now - self._first.at >= WARM_SECONDS:
                 self._warm = self._looked
                 self._begin_window(self._looked)
             return
         if now - self._written_at >= WRITE_SECONDS:
-            self._write(now)
+            self._write(now, self._rate_since(self._warm))
         if now - self._window.at < JUDGE_SECONDS:
             return
         share = self._rate_since(self._window) / self.claimed
@@ -168,11 +172,10 @@ class Guard:
             return f"other processes take {foreign / cores / seconds:.0%} of the processor"
         return "the input may be slower than it was, the machine throttled, or other callbacks and data used"
 
-    def _write(self, now: float) -> None:
+    def _write(self, now: float, rate: float) -> None:
         self._written_at = now
-        if self._log is None or self._warm is None:
+        if self._log is None:
             return
-        rate = self._rate_since(self._warm)
         line = {
             "at": datetime.now(UTC).isoformat(timespec="seconds"),
             "samples_per_second": float(f"{rate:.6g}"),
@@ -185,29 +188,39 @@ class Guard:
     @property
     def throughput(self) -> float | None:
         """Samples per second since it was warm, as last looked at; None if that is too short to tell."""
-        for begun in (self._warm, self._early):
-            if begun is not None and self._looked is not None and self._looked.at - begun.at >= CHECK_SECONDS:
+        for begun in (self._first,) if self._fills_cache else (self._warm, self._early):
+            if begun is not None and self._looked is not None and self._looked.at - begun.at >= LEAST_SECONDS:
                 return self._rate_since(begun)
         return None
 
     def ended(self) -> None:
-        """Say how fast the training was, now that it has ended."""
-        if self._warm is None:
+        """Say in one line how fast the training was, now that it has ended."""
+        if self._first is None:
+            why = "how many examples a step has is not known" if self._calls else "the tuned training did not run"
+            self._say(f"the speed is not compared: {why}")
             return
-        self._looked = _Moment(self._clock(), self._calls)
+        self._looked = _Moment(self._called_at, self._calls)
         rate, evidence = self.throughput, self._evidence
         if rate is None:
+            self._say(f"too short to compare ({self._called_at - self._first.at:.0f} s)")
             return
-        self._write(self._looked.at)
-        said = f"trained at {rate_text(rate)} samples/s, "
+        self._write(self._called_at, rate)
+        before, examples = evidence.baseline_throughput.value, evidence.examples_per_epoch
         if self._is_other_work:
-            self._say(f"{said}on other epochs than the recipe's: its baseline is no comparison")
+            self._say(f"{rate_text(rate)} samples/s, in other epochs than the recipe's: its baseline is no comparison")
             return
-        ratio, claimed = rate / evidence.baseline_throughput.value, evidence.speedup.value
-        self._say(f"{said}×{ratio:.2f} of the baseline when it was tuned (claimed: ×{claimed:.2f})")
+        speeds = f"{rate_text(rate)} samples/s, before {rate_text(before)}"
+        if examples is not None:
+            speeds = f"an epoch takes {_seconds(examples / rate)}, before {_seconds(examples / before)}"
+        claim = evidence.speedup.shown() if evidence.objective != "energy" else f"×{self.claimed / before:.2f}"
+        self._say(f"{speeds}: ×{rate / before:.2f} as fast; claimed: {claim}")
 
 
-def guard_callback(guard: Guard, batch_size: int) -> Any:
+def _seconds(length: float) -> str:
+    return f"{length:.3g} s" if length < 100 else duration(length)
+
+
+def guard_callback(guard: Guard, batch_size: int, *, may_train_again: bool = False) -> Any:
     """Return the guard as a callback of `fit`. It sees training and epochs begin and end, and no batch."""
     tuned = keras_in_use()
 
@@ -226,6 +239,7 @@ def guard_callback(guard: Guard, batch_size: int) -> Any:
 
         def on_train_end(self, logs: Any = None) -> None:
             self.model.train_function = self._usual
-            guard.ended()
+            if not may_train_again:
+                guard.ended()
 
     return Watch()

@@ -93,7 +93,8 @@ class LongRun(Hooks):
         log = path.resolve().parent / LOG
         own = not os.path.lexists(log) or (log.is_file() and not log.is_symlink())  # the folder may be another user's
         log_file = log if own and os.access(log.parent, os.W_OK) else None
-        self.guard = Guard(recipe.evidence, recipe.machine, log=log_file)
+        fills_cache = bool(recipe.changes.get("cache"))
+        self.guard = Guard(recipe.evidence, recipe.machine, log=log_file, fills_cache=fills_cache)
         self._checked_missing = False
         self._trainings: ScaledTrainings | None = None  # by `fit`, where the learning rate is scaled
         self._scaled = weakref.WeakKeyDictionary[Any, tuple[int, int]]()  # optimizers whose scaling was said
@@ -150,8 +151,10 @@ class LongRun(Hooks):
             around(base, api.update_method, refuse)
 
     def ended(self) -> None:
-        """Note that the script is over."""
-        if self._loop:
+        """Note that the script is over, and say how fast it trained."""
+        if self._facts.work_varies:
+            say("the speed is not compared: the work of a step changes with what was learned")
+        else:
             self.guard.ended()
 
     def stepped(self, examples: int, logs: Any) -> None:
@@ -195,7 +198,7 @@ class LongRun(Hooks):
         if self._settings.changes.get("jit_compile") is True and not model.jit_compile:
             say("jit_compile=true is not in force: Keras turns XLA off for this model")
         factor = self._factor_of_fit(call)
-        watch = guard_callback(self.guard, call.batch_used or self._configuration.batch_size)
+        watch = guard_callback(self.guard, call.batch_used or self._configuration.batch_size, may_train_again=True)
         on, callbacks = keras.callbacks.LambdaCallback, listed_callbacks(arguments["callbacks"])
         if self._compiled is not None:  # TensorFlow finds what was compiled by the names of functions
             callbacks.append(
@@ -404,10 +407,9 @@ def _run(reference: WorkloadReference, run: LongRun | None = None) -> int:
     """Run the script as Python does: show its exceptions, and return its exit code."""
     try:
         run_as_main(reference)
-        if run is not None:
-            run.ended()
     except AutotuneError as error:
         say(str(error))
+        run = None
         return error.exit_code
     except SystemExit as end:
         if end.code is None or isinstance(end.code, int):
@@ -419,6 +421,9 @@ def _run(reference: WorkloadReference, run: LongRun | None = None) -> int:
     except BaseException:
         traceback.print_exc()
         return 1
+    finally:
+        if run is not None:
+            run.ended()
     return 0
 
 
