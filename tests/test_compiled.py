@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from simulated_runs import BASELINE, MACHINE, on_disk, run_on, simulated_trials, space, tune_simulated
+from simulated_runs import BASELINE, MACHINE, a_record, on_disk, run_on, simulated_trials, space, tune_simulated
 from test_folders import a_recipe
 from test_gpu_knobs import A100
 from test_kind import H200, a_machine
@@ -18,8 +18,10 @@ from autotune.data.run_directory import RunDirectory
 from autotune.machine import scratch
 from autotune.machine.gpu import can_keep_compilations
 from autotune.recipe import compiled
-from autotune.recipe.compiled import drop_older_folders, keep_compiled, load_compiled, open_folder
+from autotune.recipe import recipe as recipe_module
+from autotune.recipe.compiled import ConfirmedCompilations, keep_compiled, load_compiled, open_folder
 from autotune.recipe.evidence import Confirmation
+from autotune.recipe.recipe import Recipe
 from autotune.runtime.executor import IN_SEARCH, TrialFailed
 from autotune.tuning import opening
 from autotune.tuning.comparison import MeasuredProcess
@@ -250,8 +252,6 @@ def test_no_two_processes_share_a_folder(tmp_path):
     compile_in(tmp_path, 5, 11)
     again = open_folder(tmp_path / "trials" / "0005", 11)
     assert os.listdir(again) == []
-    drop_older_folders(tmp_path / "trials" / "0005")
-    assert os.listdir(tmp_path / "trials" / "0005") == ["compiled-11"]
 
 
 # ---------------------------------------------------------------------------------------------- in a run
@@ -269,11 +269,11 @@ def run_on_gpu(directory, *, keeps_files=True, has_flags=True, monkeypatch):
     launch, launched = trials.launch, []
 
     def launch_and_compile(configuration, *, log, timing=IN_SEARCH, **how):
-        if timing.compiled:
+        if timing.compiled_use == "written" and timing.compiled:
             assert os.listdir(timing.compiled) == []
             with open(os.path.join(timing.compiled, "xla.pb"), "w") as stream:
                 stream.write(f"{len(launched)}")
-        launched.append((log, timing.compiled))
+        launched.append((log, timing.compiled, timing.compiled_use))
         return launch(configuration, log=log, timing=timing, **how)
 
     trials.launch = launch_and_compile
@@ -281,24 +281,113 @@ def run_on_gpu(directory, *, keeps_files=True, has_flags=True, monkeypatch):
     return recipe, launched
 
 
-def test_the_confirming_processes_of_a_leader_keep_what_they_compile(tmp_path, monkeypatch):
+def test_the_long_training_gets_the_program_that_was_measured(tmp_path, monkeypatch):
     with on_disk(tmp_path / "run") as directory:
         recipe, launched = run_on_gpu(directory, monkeypatch=monkeypatch)
-        winner = recipe.evidence.confirmation.trials[-1]
-        folders = [folder for _, folder in launched if folder]
-        assert len(set(folders)) == len(folders) >= 2
         records = {record.trial: record for record in directory.read_trials(check=lambda record, file: None)}
-    assert {os.path.basename(os.path.dirname(folder)) for folder in folders} == {f"{winner:04d}"}
-    assert records[winner].phase is Phase.CONFIRM
-    last = max(number for number, (_, folder) in enumerate(launched) if folder)
-    assert (tmp_path / "run" / "compiled" / "xla.pb").read_text() == f"{last}"
+    sides = [f"{trial:04d}" for trial in recipe.evidence.confirmation.trials]
+    used = {
+        side: [(place, *how) for place, (log, *how) in enumerate(launched) if os.path.dirname(log).endswith(side)]
+        for side in sides
+    }
+    assert {records[int(side)].phase for side in sides} == {Phase.CONFIRM}
+    (first, folder, _), *others = used[sides[1]]
+    assert [use for *_, use in used[sides[1]]] == ["written", *["loaded"] * len(others)]
+    assert {folder for _, folder, _ in others} == {folder}
+    assert (tmp_path / "run" / "compiled" / "xla.pb").read_text() == f"{first}"
+    assert [use for *_, use in used[sides[0]]][:2] == ["written", "written"]  # the user's own run would compile
+    assert list((tmp_path / "run").glob("trials/*/compiled-*")) == []
+    assert any("another compilation" in gap for gap in recipe.evidence.stability.not_checked)
     assert recipe.configuration != dict(BASELINE)
+
+
+@pytest.fixture
+def confirmed(tmp_path):
+    """A side whose first process has compiled, and what the user was told."""
+    said = []
+    compilations = ConfirmedCompilations(said.append)
+    assert compilations.folder_for("leader", 1) == ""
+    compile_in(tmp_path, 5, 0)
+    folder = tmp_path / "trials" / "0005" / "compiled-0"
+    compilations.note_compiled("leader", 1, str(folder), 45.0)
+    return compilations, folder, said
+
+
+def test_one_compilation_of_a_leader_is_loaded_by_its_other_processes(confirmed, tmp_path):
+    compilations, folder, _ = confirmed
+    assert compilations.folder_for("baseline", 1) == ""  # another side
+    compile_in(tmp_path, 5, 1)  # on another seat, meanwhile
+    compilations.note_compiled("leader", 1, str(folder.with_name("compiled-1")), 45.0)
+    assert [compilations.folder_for("leader", 1) for _ in range(2)] == [str(folder)] * 2
+    assert [path.name for path in folder.parent.iterdir()] == ["compiled-0"]
+    assert compilations.saved_seconds(str(folder), 14.0) == 31.0
+
+
+def test_two_compilations_of_a_baseline_take_turns(confirmed, tmp_path):
+    compilations, folder, _ = confirmed
+    assert compilations.folder_for("leader", 2) == ""
+    compile_in(tmp_path, 5, 1)
+    compilations.note_compiled("leader", 2, str(folder.with_name("compiled-1")), 45.0)
+    names = [os.path.basename(compilations.folder_for("leader", 2)) for _ in range(4)]
+    assert names == ["compiled-0", "compiled-1"] * 2
+
+
+def test_a_damaged_program_of_a_leader_is_compiled_again(confirmed):
+    compilations, folder, said = confirmed
+    (folder / "xla__1.pb").write_bytes(b"machine cod?")
+    assert compilations.folder_for("leader", 1) == ""
+    assert "damaged" in said[-1]
+    assert not folder.exists()
+
+
+def test_where_nothing_was_compiled_each_process_stands_for_itself(tmp_path):
+    compilations = ConfirmedCompilations(print)
+    compilations.folder_for("leader", 1)
+    compile_in(tmp_path, 5, 0, {})
+    compilations.note_compiled("leader", 1, str(tmp_path / "trials" / "0005" / "compiled-0"), 2.0)
+    assert compilations.folder_for("leader", 1) == ""
+
+
+def test_a_program_that_cannot_be_loaded_is_not_carried(tmp_path):
+    trials = simulated_trials(lambda configuration: 4000.0, gpus=("NVIDIA A100",))
+    trials.open()
+    run, said, uses = run_on(trials, tmp_path), [], []
+    run.records[0], run.confirmed = a_record(), ConfirmedCompilations(said.append)
+    trial, launch = Trial(5, Phase.CONFIRM, BASELINE.replace(jit_compile=True)), trials.launch
+    (tmp_path / "trials" / "0005").mkdir(parents=True)
+
+    def crash_on_loading(configuration, *, timing, **how):
+        uses.append(timing.compiled_use if timing.compiled else "")
+        if timing.compiled_use == "loaded":
+            raise TrialFailed(Outcome.CRASHED, "SIGILL")
+        if timing.compiled:
+            with open(os.path.join(timing.compiled, "xla.pb"), "w") as stream:
+                stream.write("program")
+        return launch(configuration, timing=timing, **how)
+
+    trials.launch = crash_on_loading
+    process = MeasuredProcess(
+        run=run,
+        deadline=Deadline(clock=trials.clock),
+        trial=trial,
+        seat="simulated",
+        start_timeout=9.0,
+        keeps_compilations=True,
+    )
+    for _ in range(3):
+        process.start()
+        process.kill()
+    assert uses == ["written", "loaded", "", ""]
+    assert [log.saved_seconds for log in trial.processes] == [None] * 3
+    assert "SIGILL" in said[-1]
+    assert list(tmp_path.glob("trials/*/compiled-*")) == []
 
 
 def test_what_a_process_that_did_not_become_warm_has_compiled_is_not_kept(tmp_path):
     trials = simulated_trials(lambda configuration: 4000.0, gpus=("NVIDIA A100",))
     trials.open()
     run = run_on(trials, tmp_path)
+    run.records[0], run.confirmed = a_record(), ConfirmedCompilations(print)
     trial = Trial(5, Phase.CONFIRM, BASELINE)
     trial.instances = 1
     compile_in(tmp_path, 5, 0)
@@ -323,7 +412,7 @@ def test_nothing_is_kept_on_other_hosts_or_without_the_flags(tmp_path, monkeypat
     monkeypatch.setattr(opening, "missing_xla_flags", lambda names: {})
     with on_disk(tmp_path / "run") as directory:
         _, launched = run_on_gpu(directory, monkeypatch=monkeypatch, **lacks)
-    assert {folder for _, folder in launched} == {""}
+    assert {folder for _, folder, _ in launched} == {""}
 
 
 def test_one_process_is_asked_for_all_flags():
@@ -332,5 +421,19 @@ def test_one_process_is_asked_for_all_flags():
     assert can_keep_compilations(names, lambda xla, tf_xla: asked.append((xla, tf_xla)) or (0, ""))
     ((xla, tf_xla),) = asked
     assert "--xla_gpu_enable_cublaslt=false --xla_gpu_dump_autotune_results_to=" in xla
-    assert tf_xla == "--tf_xla_persistent_cache_directory="
+    assert tf_xla == "--tf_xla_persistent_cache_directory= --tf_xla_persistent_cache_read_only=false"
     assert not can_keep_compilations(names, lambda xla, tf_xla: (-6, "Unknown flag"))
+
+
+def test_training_code_that_applies_the_recipe_loads_the_kernels(run, monkeypatch):
+    RECIPE.save(run / "recipe.json")
+    monkeypatch.setattr(recipe_module, "fingerprint", lambda: HERE)
+    monkeypatch.setattr(recipe_module.apply, "apply_in_training", lambda configuration: None)
+    for variable in ("XLA_FLAGS", "TF_XLA_FLAGS"):
+        monkeypatch.setenv(variable, "")
+    Recipe.load(run / "recipe.json").apply()
+    assert "autotuned.txt" in os.environ["XLA_FLAGS"]
+    monkeypatch.setenv("XLA_FLAGS", "")
+    RECIPE.apply()  # from nowhere
+    Recipe.load(run / "recipe.json").with_baseline().apply()
+    assert os.environ["XLA_FLAGS"] == ""

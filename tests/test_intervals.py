@@ -93,6 +93,17 @@ def test_claims_cover_whether_processes_differ_or_not(between, count):
     assert share_covered(found) >= 0.93
 
 
+@pytest.mark.parametrize("compilations", [1, 2])
+@pytest.mark.parametrize("count", [2, 4, 8])
+def test_claims_cover_the_luck_of_compilations_that_pairs_share(compilations, count):
+    rng, found = random.Random(2), []
+    for _ in range(WORLDS // 4):
+        luck = [rng.gauss(0.3, 0.03) for _ in range(compilations)]
+        pairs = [[rng.gauss(luck[place % compilations], 0.02)] for place in range(count)]
+        found.append(claim_interval(pairs, prior=ProcessPrior(deviation=0.02, degrees=4), compilations=compilations))
+    assert share_covered(found) >= 0.93
+
+
 def test_claims_cover_a_candidate_that_is_more_restless_than_the_trials_that_the_prior_is_from():
     rng = random.Random(2)
     found = []

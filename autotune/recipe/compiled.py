@@ -1,10 +1,10 @@
-"""Keep what XLA compiled in a confirming process of the winner, and load it in the long training.
+"""Keep what XLA compiles while a run lasts, and what the winner's processes have loaded for the long training.
 
     scratch-compiled/…/       what the search has compiled with equal settings, while the run lasts
-    trials/0012/compiled-3/   what the fourth process of a leader compiled, while the run lasts
-    compiled/                 that of one of the winner's processes, with a seal
+    trials/0012/compiled-0/   what the first process of a leader compiled and its others load, while the run lasts
+    compiled/                 that of the winner, with a seal
 
-XLA chooses kernels by timing them, so another process may choose others than those that were measured. Compiled
+XLA chooses kernels by timing them, so another compilation may choose others than those that were measured. Compiled
 programs are machine code, and a run directory may come from other people. They are loaded only if the seal is by this
 user's own key, and the machine is like the one that compiled them.
 """
@@ -20,27 +20,26 @@ import os
 import secrets
 import shutil
 import stat
+from collections import Counter
 from collections.abc import Callable, Mapping
 from importlib import metadata
+from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 from pydantic import Field
 
 from autotune.data.errors import RunDirectoryError
 from autotune.data.facts import Machine
 from autotune.data.files import read_at_most, write_atomically
-from autotune.data.models import Value
+from autotune.data.models import KnobValue, Value
 from autotune.data.printable import one_line
 from autotune.data.record import Outcome, Place
 from autotune.data.run_directory import COMPILED, SHARED
 from autotune.machine.scratch import make_scratch
-from autotune.recipe.evidence import Part
+from autotune.recipe.evidence import Evidence, Part
 from autotune.space.configuration import Configuration
 from autotune.space.knobs import KNOBS, Stage
-
-if TYPE_CHECKING:
-    from autotune.recipe.recipe import Recipe
 
 SEAL = "seal.json"
 MOST_BYTES, MOST_FILES = 200 << 20, 1000
@@ -61,6 +60,19 @@ class Seal(Part):
     mac: str = Field(pattern="^[0-9a-f]{64}$", description="HMAC-SHA256 over all else and the files.")
 
 
+class Compiled(Protocol):
+    """A recipe: what was compiled for it depends on these parts."""
+
+    @property
+    def configuration(self) -> Mapping[str, KnobValue]: ...  # noqa: D102
+    @property
+    def changes(self) -> Mapping[str, KnobValue]: ...  # noqa: D102
+    @property
+    def machine(self) -> Machine: ...  # noqa: D102
+    @property
+    def evidence(self) -> Evidence: ...  # noqa: D102
+
+
 class Loaded(NamedTuple):
     """A private copy of what was compiled, None where there is none to load; and a line for the user."""
 
@@ -71,28 +83,54 @@ class Loaded(NamedTuple):
 # -------------------------------------------------------------------------------------- while the run lasts
 
 
-class SharedCompilations:
+class Compilations:
+    """Folders of what processes of a run compile, which others load.
+
+    TensorFlow fails on a damaged file, so all are checked before a process may load them.
+    """
+
+    def __init__(self, say: Callable[[str], object]) -> None:
+        self._say = say
+        self._digests: dict[str, dict[str, str]] = {}  # of the files, by folder
+        self._compiling_seconds: dict[str, float] = {}  # to the first step of the latest process that compiled there
+        self.is_on = True
+
+    def _check(self, folder: str) -> bool:
+        """Note the files that a folder holds now; return whether those that were known are as they were."""
+        found, known = _digests_of(folder), self._digests.get(folder, {})
+        self._digests[folder] = found
+        if any(found.get(name) != digest for name, digest in known.items()):
+            self._say(f"{folder}: what XLA compiled is damaged, and is compiled again")
+            return False
+        return True
+
+    def may_fail(self, folder: str, outcome: Outcome, text: str) -> bool:
+        """Return whether a process may have ended so, and said so, because of what it loaded or could not keep."""
+        loaded = outcome in (Outcome.CRASHED, Outcome.ERROR) and bool(self._digests.get(folder))
+        return bool(folder) and (loaded or _PROGRAM_FILE in text)
+
+    def turn_off(self, why: str) -> None:
+        """Have all later processes compile for themselves."""
+        self.is_on = False
+        self._say(one_line(f"trials compile for themselves from now on: {why}", longest=300))
+
+
+class SharedCompilations(Compilations):
     """What the processes of a search compile: a later process with equal settings loads it in place of compiling.
 
     TensorFlow finds a program by what it computes, its name and the kind of device. All else that decides how it is
-    compiled names the folder. TensorFlow fails on a damaged file, so all are checked before a process may load them.
+    compiled names the folder.
     """
 
     def __init__(self, run: Path, machine: Machine, say: Callable[[str], object]) -> None:
-        self._directory, self._machine, self._say = run.resolve() / SHARED, machine, say
-        self._digests: dict[str, dict[str, str]] = {}  # of the files, by folder
+        super().__init__(say)
+        self._directory, self._machine = run.resolve() / SHARED, machine
         self._new: dict[str, set[str]] = {}  # files that the latest process has compiled, by folder
-        self._compiling_seconds: dict[str, float] = {}  # to the first step of the latest process that compiled there
-        self._is_on = True
 
-    def folder_for(self, configuration: Configuration, baseline: Configuration, place: Place) -> str:
-        """Return the folder for a process; empty where XLA compiles nothing, or what it compiles cannot be kept.
-
-        On a processor few programs are compiled twice, unless the baseline is compiled itself.
-        """
+    def folder_for(self, configuration: Configuration, place: Place) -> str:
+        """Return the folder for a process; empty where XLA compiles nothing, or what it compiles cannot be kept."""
         by_xla = configuration.get("jit_compile"), configuration.get("xla_auto_clustering")
-        on_gpu, compiles = bool(self._machine.gpus), baseline.get("jit_compile") is True
-        if not self._is_on or not (on_gpu or compiles) or not (True in by_xla or (on_gpu and "auto" in by_xla)):
+        if not self.is_on or not (True in by_xla or (self._machine.gpus and "auto" in by_xla)):
             return ""
         variables = {name: text for name, text in os.environ.items() if name.startswith(_ACTING_VARIABLES)}
         knobs = {name: value for name, value in configuration.items() if KNOBS[name].stage not in _OF_PIPELINE}
@@ -104,27 +142,24 @@ class SharedCompilations:
                 self._directory.mkdir(mode=0o700)  # fails where it exists: its files would be somebody else's
             if folder not in self._digests:
                 os.mkdir(folder, mode=0o700)
-            found, known = _digests_of(folder), self._digests.get(folder, {})
-            is_damaged = any(found.get(name) != digest for name, digest in known.items())
-            if is_damaged:
-                self._say(f"{folder}: what XLA compiled is damaged, and is compiled again")
-            if is_damaged or sum(file.stat().st_size for file in self._directory.glob("*/*")) > MOST_SHARED_BYTES:
-                found = {}
+            is_whole = self._check(folder)
+            if not is_whole or sum(file.stat().st_size for file in self._directory.glob("*/*")) > MOST_SHARED_BYTES:
+                self._digests[folder] = {}
                 for file in Path(folder).iterdir():
                     file.unlink()
-            self._digests[folder] = found
         except OSError as error:
             self.turn_off(str(error))
             return ""
         return folder
 
-    def note_start(self, folder: str, first_step_seconds: float) -> float:
-        """Note what a process has compiled; return the seconds that it has saved, 0 where it compiled itself."""
+    def note_start(self, folder: str, first_step_seconds: float) -> float | None:
+        """Note what a process has compiled; return the seconds that it has saved, None where it compiled itself."""
         found = _digests_of(folder)
         self._new[folder] = found.keys() - self._digests[folder].keys()
         self._digests[folder] = found
         if self._new[folder] or folder not in self._compiling_seconds:
             self._compiling_seconds[folder] = first_step_seconds
+            return None
         return max(0.0, self._compiling_seconds[folder] - first_step_seconds)
 
     def forget_latest(self, folder: str) -> None:
@@ -133,15 +168,55 @@ class SharedCompilations:
             Path(folder, name).unlink(missing_ok=True)
             del self._digests[folder][name]
 
-    def may_fail(self, folder: str, outcome: Outcome, text: str) -> bool:
-        """Return whether a process may have ended so, and said so, because of what it loaded or could not keep."""
-        loaded = outcome in (Outcome.CRASHED, Outcome.ERROR) and bool(self._digests.get(folder))
-        return bool(folder) and (loaded or _PROGRAM_FILE in text)
+
+class ConfirmedCompilations(Compilations):
+    """What confirming processes compile for themselves: the others of their side load exactly that, and add nothing.
+
+    So a claim is about the program that the long training loads. A side is a configuration, or the trial of the
+    baseline's processes beside a leader.
+    """
+
+    def __init__(self, say: Callable[[str], object]) -> None:
+        super().__init__(say)
+        self._loads: dict[object, Counter[str]] = {}  # of each folder of a side
+
+    def has(self, side: object, most: int) -> bool:
+        """Return whether the next process of a side loads what another has compiled."""
+        return self.is_on and len(self._loads.get(side, ())) >= most
+
+    def folder_for(self, side: object, most: int) -> str:
+        """Return the folder that a process loads; empty where it compiles for itself, as `most` of its side do."""
+        loads = self._loads.setdefault(side, Counter())
+        for folder in [folder for folder in loads if not self._check(folder)]:
+            self._drop(side, folder)
+        if not self.has(side, most):
+            return ""
+        folder, _ = min(loads.items(), key=itemgetter(1))
+        loads[folder] += 1
+        return folder
+
+    def note_compiled(self, side: object, most: int, folder: str, first_step_seconds: float) -> None:
+        """Keep what a process has compiled, unless others of its side have done so meanwhile."""
+        loads = self._loads[side]
+        if self._check(folder) and self._digests[folder]:
+            loads[folder], self._compiling_seconds[folder] = 0, first_step_seconds
+            if len(loads) > most:
+                self._drop(side, folder)
+
+    def saved_seconds(self, folder: str, first_step_seconds: float) -> float:
+        """Return what a process has saved that loaded a folder."""
+        return max(0.0, self._compiling_seconds[folder] - first_step_seconds)
 
     def turn_off(self, why: str) -> None:
-        """Share nothing more."""
-        self._is_on = False
-        self._say(one_line(f"trials compile for themselves from now on: {why}", longest=300))
+        """See `Compilations`; the long training loads none of it either."""
+        super().turn_off(why)
+        for side, loads in self._loads.items():
+            for folder in list(loads):
+                self._drop(side, folder)
+
+    def _drop(self, side: object, folder: str) -> None:
+        del self._loads[side][folder], self._digests[folder]
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _digests_of(folder: str) -> dict[str, str]:
@@ -164,20 +239,14 @@ def open_folder(trial_directory: Path, process: int) -> str:
     return str(folder)
 
 
-def drop_older_folders(trial_directory: Path) -> None:
-    """Remove what all processes of a trial but the last have compiled."""
-    for folder in _folders(trial_directory)[:-1]:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
 def _folders(trial_directory: Path) -> list[Path]:
     """Return a trial's folders of compilations, the oldest first."""
     found = [path for path in trial_directory.glob(f"{COMPILED}-*") if path.name.rpartition("-")[2].isdecimal()]
     return sorted(found, key=lambda path: int(path.name.rpartition("-")[2]))
 
 
-def keep_compiled(recipe: Recipe, run: Path) -> str:
-    """Keep what the last confirming process of the winner compiled beside the recipe of a run, and remove all else.
+def keep_compiled(recipe: Compiled, run: Path) -> str:
+    """Keep what a confirming process of the winner compiled beside the recipe of a run, and remove all else.
 
     What an earlier invocation kept stays if it is of this recipe. Returns why nothing is kept, or an empty text.
     """
@@ -191,7 +260,7 @@ def keep_compiled(recipe: Recipe, run: Path) -> str:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _keep_last(recipe: Recipe, run: Path, kept: Path) -> str:
+def _keep_last(recipe: Compiled, run: Path, kept: Path) -> str:
     """Do as `keep_compiled`, and leave the folders of the trials. Raises OSError, RunDirectoryError."""
     trials = recipe.evidence.confirmation.trials
     folders = _folders(run / "trials" / f"{trials[-1]:04d}") if recipe.changes and trials else []
@@ -218,7 +287,7 @@ def _keep_last(recipe: Recipe, run: Path, kept: Path) -> str:
 # ------------------------------------------------------------------------------------- in the long training
 
 
-def load_compiled(recipe: Recipe, beside: Path, here: Machine) -> Loaded:
+def load_compiled(recipe: Compiled, beside: Path, here: Machine) -> Loaded:
     """Copy what was compiled for a recipe, whose file is in `beside`, to a private directory of this process."""
     kept = beside / COMPILED
     if not recipe.changes or not os.path.lexists(kept):

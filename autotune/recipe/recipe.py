@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Mapping
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, Self
+from typing import Annotated, Any, ClassVar, NamedTuple, Self
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -32,6 +32,7 @@ from autotune.machine.kind import Kind, describe_changes, find_nearest, kind_dif
 from autotune.recipe import apply
 from autotune.recipe.answers import Answer, LearningRateRule, describe_answers
 from autotune.recipe.apply import TrainingPipeline
+from autotune.recipe.compiled import Loaded, load_compiled
 from autotune.recipe.evidence import BestCandidate, Evidence, Knobs, Part
 from autotune.recipe.keras_api import refuse_other_keras
 from autotune.recipe.same_workload import first_difference
@@ -39,6 +40,7 @@ from autotune.recipe.tf_private import keras, tf
 from autotune.recipe.training_data import make_pipeline
 from autotune.space.configuration import Configuration, DatasetConfig, format_value
 from autotune.space.keras_in_use import use_keras
+from autotune.space.variables import loading_from
 from autotune.stats.deciding import Verdict
 
 SCHEMA_VERSION = 1
@@ -107,6 +109,7 @@ class Recipe(Part):
     machine: Machine
     workload: RecipeWorkload
     created_by: CreatedBy
+    _beside: ClassVar[Path | None] = None  # the folder of its file, where one was loaded; no part of the recipe
 
     @model_validator(mode="after")
     def _same_knobs_everywhere(self) -> Self:
@@ -136,12 +139,15 @@ class Recipe(Part):
 
         source = read_recipes(path)
         if not source.is_folder and not strict:
-            return source.files[0].recipe
+            recipe = source.files[0].recipe
+            recipe.__dict__["_beside"] = source.files[0].path.parent
+            return recipe
         selection = select_recipe(source, strict=strict)
         for text in (*source.notes, *([selection.text] if selection.fits and selection.text else [])):
             say(text)
         if not selection.fits:
             warnings.warn(selection.text, MachineMismatchWarning, stacklevel=2)
+        selection.recipe.__dict__["_beside"] = selection.path.parent
         return selection.recipe
 
     @classmethod
@@ -184,12 +190,15 @@ class Recipe(Part):
     def apply(self) -> None:
         """Set threads, precision and the like. Call it before the first tensor, dataset or model is made.
 
-        It does what the trial processes did, and turns on memory growth on every GPU, as they did. It gives a
+        It does what the trial processes did, and turns on memory growth on every GPU, as they did. The kernels that
+        XLA chose for the claim are loaded, where the run has kept them beside the recipe. It gives a
         `MachineMismatchWarning` where the recipe changes something, and this machine differs from that of the recipe.
 
         Raises:
             ApplyError: Too late: TensorFlow's runtime has started, or a knob cannot act any more.
         """
+        from autotune.recipe.guard import say
+
         use_keras(self.workload.keras)
         if self.changes:
             here = fingerprint()
@@ -199,6 +208,11 @@ class Recipe(Part):
             elif changes := self.machine.differences(here):
                 text = describe_changes(changes, "autotune verify RECIPE SCRIPT")
                 warnings.warn(text, MachineMismatchWarning, stacklevel=2)
+            loaded = Loaded() if self._beside is None else load_compiled(self, self._beside, here)
+            if loaded.text:
+                say(loaded.text)
+            if loaded.folder is not None:
+                os.environ.update(loading_from(str(loaded.folder), os.environ))
         apply.apply_in_training(self.configuration)
 
     def guard(self, *, log: str | Path | None = None) -> Any:

@@ -119,9 +119,8 @@ class ForkServer:
             try:
                 containment.renew(request.folders)
                 state.restore()
-                shared = request.timing.shares_compiled
-                # Before XLA first compiles.
-                os.environ.update(caches_in(request.timing.compiled, os.environ, shared=shared))
+                timing = request.timing  # before XLA first compiles
+                os.environ.update(caches_in(timing.compiled, os.environ, timing.compiled_use))
             except OSError as error:
                 reason = f"its files cannot be isolated: {error}"
                 channel.send(protocol.Failed(outcome=Outcome.ERROR, reason=reason))

@@ -22,6 +22,7 @@ from autotune.data.figures import Ceilings
 from autotune.data.models import Amount, Count, Frozen, Many, Number, Positive, Value, first_mistake
 from autotune.data.printable import LONGEST_MESSAGE, one_line
 from autotune.data.record import Boundary, Outcome, Slice
+from autotune.space.variables import CacheUse
 
 LARGEST_MESSAGE_BYTES = 4 << 20
 REST_SECONDS = 5  # how long the rest of a message may take once it has begun to arrive
@@ -93,8 +94,8 @@ class TrialTiming:
     boundary: Boundary | None = None  # taken over from the baseline; None to measure it
     longest_boundary_epoch_seconds: Positive | None = None  # that of longer epochs is not measured; None for no limit
     save_state: str = ""  # file that takes the state of the training; empty for none
-    compiled: str = ""  # folder that takes what XLA compiles; empty for none
-    shares_compiled: bool = False  # other processes load what that folder holds, and so does this one
+    compiled: str = ""  # folder of what XLA compiles; empty for none
+    compiled_use: CacheUse = "written"
 
 
 class TrialRequest(Frozen):
@@ -114,7 +115,7 @@ class TrialRequest(Frozen):
     def folders(self) -> list[str]:
         """The directories that it writes to for real."""
         files = [self.log, *([self.losses.folder] if self.losses else [])]
-        return [*map(os.path.dirname, files), *([self.timing.compiled] if self.timing.shares_compiled else [])]
+        return [*map(os.path.dirname, files), *([self.timing.compiled] if self.timing.compiled_use == "shared" else [])]
 
 
 class TemplateReady(Frozen):

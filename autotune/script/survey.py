@@ -173,7 +173,7 @@ class Survey(Hooks):
         before = children.refuse_restarts(self._reference, self._refuse)  # before files are watched
         if self._requests is not None:  # TensorFlow reads the flags once, long before the first trial asks for a folder
             for environment in (os.environ, self._around.environment):  # alike: this is no doing of the script's
-                environment.update(caches_in(str(self._compiled), environment, shared=True))
+                environment.update(caches_in(str(self._compiled), environment, "shared"))
         try:
             if self._workers:
                 self._number = strategies.start_workers(self._workers, lambda why: self._fail(WorkloadError(why)))
@@ -288,7 +288,7 @@ class Survey(Hooks):
         self._trial.effects = self._effects
         try:
             self._output.move_to(request.log, request.folders)
-            if request.timing.shares_compiled:
+            if request.timing.compiled_use == "shared":
                 self._compiled.parent.mkdir(exist_ok=True)
                 self._compiled.symlink_to(request.timing.compiled)
         except OSError as error:

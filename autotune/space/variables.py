@@ -6,9 +6,12 @@ import os
 import re
 from collections.abc import Iterator, Mapping, MutableMapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 XLA, TF_XLA = "XLA_FLAGS", "TF_XLA_FLAGS"
+
+CacheUse = Literal["written", "shared", "loaded"]
+"""A folder of compilations takes those of one process, of all processes of a search, or is only read."""
 
 _FAST_MATH = "fast-math gives up not-a-number and infinity, by which a training that diverges is noticed"
 REFUSED: Mapping[str, str] = {
@@ -31,10 +34,10 @@ NOT_READ = (
 """Variables that guides recommend, and that no library of TensorFlow 2.21 contains."""
 
 _WRITTEN, _READ = "xla_gpu_dump_autotune_results_to", "xla_gpu_load_autotune_results_from"
-_PROGRAMS = "tf_xla_persistent_cache_directory"  # read and written
-_CACHES = {XLA: ("xla_gpu_per_fusion_autotune_cache_dir", _WRITTEN, _READ), TF_XLA: (_PROGRAMS,)}
+_PROGRAMS, _READ_ONLY = "tf_xla_persistent_cache_directory", "tf_xla_persistent_cache_read_only"
+_CACHES = {XLA: ("xla_gpu_per_fusion_autotune_cache_dir", _WRITTEN, _READ), TF_XLA: (_PROGRAMS, _READ_ONLY)}
 """Flags by which one process reuses what another has compiled or autotuned."""
-NO_CACHES = {XLA: f"--{_WRITTEN}= --{_READ}=", TF_XLA: f"--{_PROGRAMS}="}
+NO_CACHES = {XLA: f"--{_WRITTEN}= --{_READ}=", TF_XLA: f"--{_PROGRAMS}= --{_READ_ONLY}=false"}
 """The flags by which compilations are carried, naming no file: a TensorFlow that accepts them has them."""
 _QUOTES = (('"', r'["\\]'), ("'", "'"))  # of a flag's value, and what each cannot hold
 _AUTOTUNED = "autotuned.txt"  # in a folder of compilations; XLA writes text to a name that ends so
@@ -77,8 +80,8 @@ def without_caches(variables: Mapping[str, str]) -> dict[str, str]:
     return changed
 
 
-def caches_in(folder: str, variables: Mapping[str, str], *, shared: bool = False) -> dict[str, str]:
-    """Return the variables that name caches, changed so that XLA keeps what it compiles in this folder.
+def caches_in(folder: str, variables: Mapping[str, str], use: CacheUse = "written") -> dict[str, str]:
+    """Return the variables that name caches, changed so that XLA uses this folder.
 
     Without a folder, or with one that no flag can name, no cache is named: each process must autotune for itself. A
     shared folder takes whole programs alone: XLA writes its autotuning results to one file, which others may read.
@@ -86,9 +89,12 @@ def caches_in(folder: str, variables: Mapping[str, str], *, shared: bool = False
     changed = without_caches(variables)
     if folder and _quoted(folder):
         kept = {**variables, **changed}
-        if not shared:
-            set_flag(kept, XLA, _WRITTEN, _quoted(os.path.join(folder, _AUTOTUNED)))
+        autotuned = os.path.join(folder, _AUTOTUNED)
+        if use == "written" or (use == "loaded" and os.path.exists(autotuned)):
+            set_flag(kept, XLA, _WRITTEN if use == "written" else _READ, _quoted(autotuned))
         set_flag(kept, TF_XLA, _PROGRAMS, _quoted(folder))
+        if use == "loaded":
+            set_flag(kept, TF_XLA, _READ_ONLY, "true")
         changed = {name: kept[name] for name in (XLA, TF_XLA) if kept.get(name) != variables.get(name)}
     return changed
 

@@ -20,6 +20,7 @@ LEAST_DEVIATION = 0.02  # log deviation between processes that is allowed for ev
 DISTURBED_SHARE, DISTURBED_DEVIATION = 0.2, 0.35  # how often machines are disturbed; log deviation between pairs then
 PRIOR_DEGREES = 4  # that recordings, and at most that a run's other processes, lend to a claim
 NOISY_DEVIATION = 0.179  # log deviation of single slice pairs on a disturbed machine: what is taken before any is known
+COMPILATION_DEVIATION, COMPILATION_DEGREES = 0.03, 14  # log deviation between kernels that XLA chooses by timing them
 TEMPLATE_DEVIATION, TEMPLATE_DEGREES = 0.02, 14  # log deviation between forks of two templates that import the same
 
 
@@ -123,6 +124,7 @@ def claim_interval(
     prior: ProcessPrior,
     confidence: float = CONFIDENCE,
     other_template: bool = False,  # both sides are forks of different templates, whose luck does not cancel
+    compilations: int | None = None,  # of the baseline, where pairs share one; None where each has its own
 ) -> LogInterval:
     """Return the mean over fresh pairs of processes, with a moderated Student-t interval.
 
@@ -143,6 +145,10 @@ def claim_interval(
         margin = max(margin, t_quantile(confidence, prior.least_degrees + count - 1) * prior.least / math.sqrt(count))
     if other_template:
         luck = t_quantile(confidence, TEMPLATE_DEGREES) * TEMPLATE_DEVIATION * math.sqrt(2)
+        margin = math.hypot(margin, luck)
+    if compilations and compilations < count:  # the part of their luck that the variance between pairs does not show
+        unseen = (count - compilations) / (compilations * (count - 1))
+        luck = t_quantile(confidence, COMPILATION_DEGREES) * COMPILATION_DEVIATION * math.sqrt(unseen)
         margin = math.hypot(margin, luck)
     return _around(mean, margin, count)
 

@@ -86,8 +86,7 @@ class FitSession(TrainingSession):
 
     def __init__(self, request: TrialRequest, configuration: Configuration, parts: Parts) -> None:
         # A script may have named a cache of its own since the import.
-        shared = request.timing.shares_compiled
-        os.environ.update(caches_in(request.timing.compiled, os.environ, shared=shared))
+        os.environ.update(caches_in(request.timing.compiled, os.environ, request.timing.compiled_use))
         filled = [fill_caches(parts.dataset, "dataset"), fill_caches(parts.validation, "validation")]
         began = time.monotonic()
         data = count_data(

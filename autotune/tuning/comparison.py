@@ -24,15 +24,28 @@ from autotune.data.record import Boundary, Outcome, Pairing, Slice
 from autotune.recipe.compiled import open_folder
 from autotune.runtime.executor import IN_SEARCH, LiveTrial, SeatLost, TrialFailed, WarmUp
 from autotune.runtime.protocol import Started
+from autotune.space.variables import CacheUse
 from autotune.stats.disturbance import gpu_load_of
-from autotune.tuning.costs import taken_seconds
+from autotune.tuning.costs import start_seconds, taken_seconds
 from autotune.tuning.events import StepsBegan
 from autotune.tuning.rules import fit_on_card
 from autotune.tuning.run import GENEROUS, Deadline, Interrupted, Run, TimeIsUp, reclassify_busy_gpu
 from autotune.tuning.trial import Trial
 
 PATIENCE_SECONDS = 30.0  # how long a slice of a process that has been warm may take beyond its length
+LONG_START_SHARE, BASELINE_COMPILATIONS = 0.1, 2  # of the budget; of the baseline beside a leader, where it is shorter
 MOST_DEATHS = 3  # in a row, of a baseline that has trained before: then the run ends
+
+
+def own_compilations(run: Run, trial: Trial) -> tuple[object, int]:
+    """Return the side of a confirming process, and how many processes of it compile for themselves.
+
+    The user's own run compiles the baseline anew: two do so, unless a start takes a tenth of the budget.
+    """
+    if trial.configuration != run.baseline:
+        return trial.configuration, 1
+    is_long = run.budget is not None and start_seconds(run.records[0]) >= LONG_START_SHARE * run.budget
+    return trial.number, 1 if is_long else BASELINE_COMPILATIONS
 
 
 @dataclass(kw_only=True, eq=False)
@@ -48,7 +61,7 @@ class MeasuredProcess:
     boundary: Boundary | None = None  # between two epochs; None to have the process measure it
     slice_patience: float = PATIENCE_SECONDS  # to wait for a slice beyond three times its length
     save_state: str = ""  # a file that takes weights and optimizer once it is warm; empty for none
-    keeps_compilations: bool = False  # in a folder of each start
+    keeps_compilations: bool = False  # loads what a process of its side has compiled, or keeps that for others
     shares_compilations: bool = False  # loads what other processes of the search have compiled
     generous: float = GENEROUS  # how many usual lengths a wait must last before a timeout is the trial's fault
     on_started: Callable[[Started], None] = lambda started: None  # the process ends if this raises
@@ -71,22 +84,27 @@ class MeasuredProcess:
 
     def start(self) -> None:
         """Launch a process and wait until it is warm. Raises TrialFailed, and TimeIsUp where the time is too short."""
-        shared, folder, instances = self.run.shared, "", self.trial.instances
-        if shared is not None and self.shares_compilations:
-            place = self.run.executor.place(self.seat)
-            folder = shared.folder_for(self.trial.configuration, self.run.baseline, place)
+        run, trial, folder = self.run, self.trial, ""
+        use: CacheUse = "written"
+        instances, compilations = trial.instances, run.shared if self.shares_compilations else run.confirmed
+        if run.shared is not None and self.shares_compilations:
+            folder, use = run.shared.folder_for(trial.configuration, run.executor.place(self.seat)), "shared"
+        elif run.confirmed is not None and self.keeps_compilations:
+            folder, use = run.confirmed.folder_for(*own_compilations(run, trial)), "loaded"
+            if not folder and run.confirmed.is_on:
+                folder, use = open_folder(run.directory.trial_directory(trial.number), trial.instances), "written"
         try:
-            self._start(folder)
+            self._start(folder, use if folder else "written")
         except TrialFailed as failure:
             text = f"{failure.whole}\n{failure.log_tail}"
-            if shared is None or not shared.may_fail(folder, failure.outcome, text):
+            if compilations is None or not compilations.may_fail(folder, failure.outcome, text):
                 raise
-            self.trial.instances = instances
-            self._start("")  # nothing but what was shared is at fault where this works
-            shared.turn_off(f"trial {self.trial.number} failed with what was compiled before it: {failure.reason}")
+            trial.instances = instances
+            self._start("", "written")  # nothing but what was shared is at fault where this works
+            compilations.turn_off(f"trial {trial.number} failed with what was compiled before it: {failure.reason}")
 
-    def _start(self, shared: str) -> None:
-        """Do as `start`; `shared` is the folder of what other processes have compiled, empty for none."""
+    def _start(self, compiled: str, use: CacheUse) -> None:
+        """Do as `start`; `compiled` is the folder of compilations, empty for none."""
         run, trial, live, began = self.run, self.trial, None, self.run.clock()
         usual, at_most = self.usual_start, self.start_timeout
         if usual is None:
@@ -95,9 +113,6 @@ class MeasuredProcess:
                 at_most = 3 * PATIENCE_SECONDS
             at_most = max(at_most, GENEROUS * usual)
         trial.place = run.executor.place(self.seat)
-        compiled = shared
-        if self.keeps_compilations:  # in a folder of its own: no two processes share one
-            compiled = open_folder(run.directory.trial_directory(trial.number), trial.instances)
         try:
             with self.deadline.wait(usual, at_most=at_most, generous=self.generous) as timeout, self._failures():
                 with run.turn.released():
@@ -112,7 +127,7 @@ class MeasuredProcess:
                             longest_boundary_epoch_seconds=run.budget,
                             save_state=self.save_state,
                             compiled=compiled,
-                            shares_compiled=bool(shared),
+                            compiled_use=use,
                         ),
                     )
                     trial.instances += 1
@@ -120,21 +135,31 @@ class MeasuredProcess:
                 is_baseline = trial.configuration == run.baseline
                 who = "the baseline, started again," if is_baseline else f"trial {trial.number}"
                 run.refuse_another_model(who, trial.configuration, warm)
-                if shared and run.shared is not None:
-                    saved = run.shared.note_start(shared, warm.first_step_seconds)
-                    warm = replace(warm, saved_seconds=saved)
+                if compiled:
+                    warm = replace(warm, saved_seconds=self._note_compiled(compiled, use, warm.first_step_seconds))
                 self._warm = warm
                 trial.note_warm(warm)
         except BaseException:
             if live is not None:
                 live.kill()
-            if compiled and not shared:  # it may hold half of a program
+            if compiled and use == "written":  # it may hold half of a program
                 shutil.rmtree(compiled, ignore_errors=True)
             raise
         finally:
             trial.seconds += run.clock() - began
-        self._shared = shared
+        self._shared = compiled if use == "shared" else ""
         self.live, self.boundary = live, warm.ready.boundary or self.boundary
+
+    def _note_compiled(self, folder: str, use: CacheUse, seconds: float) -> float | None:
+        """Note how a process with a folder has reached its first step; return what it saved, None if it compiled."""
+        shared, confirmed = self.run.shared, self.run.confirmed
+        if use == "shared" and shared is not None:
+            return shared.note_start(folder, seconds)
+        if use == "loaded" and confirmed is not None:
+            return confirmed.saved_seconds(folder, seconds)
+        if confirmed is not None:
+            confirmed.note_compiled(*own_compilations(self.run, self.trial), folder, seconds)
+        return None
 
     def _note_started(self, started: Started) -> None:
         with self.run.turn:

@@ -325,9 +325,8 @@ class Knowledge:
         """Return a leader as it is weighed."""
         records = self.beside_leader(leader)
         expected, least = costs.pair_seconds(records), costs.pair_seconds(records, least=True)
-        if taken := leader.trial.instance_seconds:
-            least *= statistics.fmean(taken) / expected
-            expected = statistics.fmean(taken)
+        if taken := leader.next_seconds(self._run):
+            least, expected = least * taken / expected, taken
         number, configuration = leader.trial.number, leader.trial.configuration
         ratio = self.batch_ratio(configuration)
         branch, result = self.branch_of(configuration), self.learning_result(leader)
@@ -373,14 +372,18 @@ class Knowledge:
 
     def claim(self, leader: LeaderTrials) -> LogInterval | None:
         """Return the logarithm of a leader's speed-up, at the level of its looks; None before the second process."""
-        return self._interval(leader, leader.instances, self._run.baseline)
+        return self._interval(leader, leader.instances, self._run.baseline, leader.baseline_compilations)
 
     def over_champion(self, leader: LeaderTrials, champion: LeaderTrials) -> LogInterval | None:
         """Return the same over the champion, from rounds that both were in."""
         return self._interval(leader, leader.over_champion, champion.trial.configuration)
 
     def _interval(
-        self, leader: LeaderTrials, instances: Sequence[Sequence[float]], other: Configuration
+        self,
+        leader: LeaderTrials,
+        instances: Sequence[Sequence[float]],
+        other: Configuration,
+        compilations: int | None = None,
     ) -> LogInterval | None:
         if len(instances) < 2:
             return None
@@ -390,6 +393,7 @@ class Knowledge:
             prior=self.process_prior(without=looks.candidate),
             confidence=looks.confidence,
             apart=self._run.executor.needs_different_template(leader.trial.configuration, other),
+            compilations=compilations,
         )
 
     def process_prior(self, *, without: int = 0) -> ProcessPrior:

@@ -69,7 +69,7 @@ class Leaders:
         # Raises Interrupted, TimeIsUp.
         run, leader = self._run, self._knowledge.leader(number)
         before, records = len(leader.measured), self._knowledge.beside_leader(leader)
-        most = max(0.0, left - leader.start_seconds(records))
+        most = max(0.0, left - leader.start_seconds(records, run))
         plan = SlicePlan(
             seconds=min(costs.slices_seconds(records), most), most_seconds=min(costs.MOST_SLICES_SECONDS, most)
         )

@@ -22,7 +22,7 @@ from autotune.machine.doctor import ALLOW_NAMESPACES
 from autotune.machine.fingerprint import memory_limit_bytes
 from autotune.machine.gpu import can_keep_compilations, lowest_capability, missing_xla_flags
 from autotune.machine.scratch import free_on_local_disk
-from autotune.recipe.compiled import SharedCompilations
+from autotune.recipe.compiled import ConfirmedCompilations, SharedCompilations
 from autotune.recipe.recipe import RecipeSource
 from autotune.runtime import containment
 from autotune.runtime.executor import Clock, Executor, SeatLost, WarmUp
@@ -454,7 +454,8 @@ def _ask_for_flags(run: Run, names: Collection[str]) -> dict[str, str]:
     """Return the knobs whose flag the installed TensorFlow lacks, and why; note whether compilations can be kept."""
     has_all = run.executor.keeps_files and can_keep_compilations(names)  # one process, asked for everything
     missing = {} if has_all else missing_xla_flags(names)
-    run.keeps_compilations = has_all or (run.executor.keeps_files and can_keep_compilations())
+    if has_all or (run.executor.keeps_files and can_keep_compilations()):
+        run.confirmed = ConfirmedCompilations(lambda text: run.observe(Notice(text=text)))
     if missing:
         run.observe(Notice(text=f"not varied: {', '.join(sorted(missing))}: {min(missing.values())}"))
     return missing

@@ -41,6 +41,7 @@ from autotune.version import __version__
 
 GROWTH_NOT_CHECKED = "whether this configuration leaks memory or the workload does"
 LOSS_NOT_CHECKED = {"finite_loss": "a finite training loss", "loss_falls": "whether the training loss falls"}
+NEW_KERNELS_NOT_CHECKED = "kernels that another compilation chooses (with --diff or other code, or without `compiled/`)"
 STEADY_NOT_CHECKED = {
     False: "the steady state (the {} had not reached a steady speed)",
     None: "the steady state (the {}'s warm-up had too few steps to tell)",
@@ -351,6 +352,11 @@ def _list_unchecked(
         missing.append("the full cost of validation (its dataset has unknown cardinality)")
     if (seen := epoch_seen([winner])) is not None:
         missing.append(f"the last {100 - max(1, math.ceil(100 * seen))}% of an epoch (no trial came so far)")
+    if any(log.saved_seconds is not None for log in winner.processes):
+        missing.append(NEW_KERNELS_NOT_CHECKED)
+    compiled = [log.saved_seconds is None for log in reference.processes]
+    if len(compiled) > 1 and sum(compiled) == 1:
+        missing.append("how the baseline varies between compilations (all its processes ran one)")
     if winner.peak_host_bytes is None:
         missing.append("peak memory and its growth (no process reported them)")
     if winner.peak_device_bytes is not None:

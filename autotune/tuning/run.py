@@ -18,7 +18,7 @@ from autotune.data.facts import WorkloadReference
 from autotune.data.options import Objective
 from autotune.data.record import Boundary, Outcome, Phase, TrialRecord
 from autotune.data.run_directory import RunDirectory
-from autotune.recipe.compiled import SharedCompilations
+from autotune.recipe.compiled import ConfirmedCompilations, SharedCompilations
 from autotune.runtime.executor import Clock, DeviceUnavailable, Executor, TrialFailed, WarmUp
 from autotune.runtime.logs import is_busy_gpu_error
 from autotune.runtime.protocol import Data, LossCurves
@@ -97,8 +97,8 @@ class Run:
     trials: dict[int, Trial] = field(default_factory=dict)  # every trial, by number: those that run, too
     numbers: Iterator[int] = field(default_factory=itertools.count)
     state_file: Path | None = None  # takes the state of the baseline's training; None where nothing will need it
-    keeps_compilations: bool = False  # the confirming processes of leaders keep what XLA compiles
     shared: SharedCompilations | None = None  # what the search compiles; None where each process compiles for itself
+    confirmed: ConfirmedCompilations | None = None  # the same of confirmations
     no_branches: str = ""  # why no training can branch from that state, in half a sentence
     trains_by_loop: bool = False  # a loop of the script's own, not `fit`
     spent_before: float = 0.0  # seconds of earlier invocations that do not count for the budget

@@ -215,7 +215,9 @@ class Trial:
 
     def _figures(self) -> dict[str, Any]:
         """Return the figures of its processes and slices under the names of a record."""
-        logs, own = self.processes, [*(pair.candidate for pair in self.pairs), *self.slices]
+        logs = self.processes
+        compiled = [log for log in logs if log.saved_seconds is None]  # not loaded what others have
+        own = [*(pair.candidate for pair in self.pairs), *self.slices]
         processes = [*(pair.instance for pair in self.pairs), *(timed.process for timed in self.slices)]
         last_losses = {process: timed.loss for process, timed in zip(processes, own, strict=True)}
         cost, settled = self.epoch_cost, [log.settled for log in logs if log.settled is not None]
@@ -224,6 +226,7 @@ class Trial:
         seconds = sum(timed.seconds for timed in own)
         return {
             **({name: getattr(logs[-1], name) for name in _LATEST} if logs else {}),
+            **({"compile_seconds": compiled[-1].compile_seconds} if compiled else {}),
             "epoch_overhead_seconds": cost.seconds,
             "settled": 2 * sum(settled) > len(settled) if settled else None,
             "throughput": ratios.throughput_interval(

@@ -322,7 +322,7 @@ def _tune_opened(opened: Opened, invocation: Invocation, written: SearchSpace | 
     )
     recipe.save(directory.recipe_file)
     if why := keep_compiled(recipe, directory.path):
-        run.observe(Notice(text=why))
+        run.observe(Notice(text=f"{why}. The training compiles anew, and may get other kernels than those measured"))
     return recipe
 
 

@@ -1,7 +1,4 @@
-"""What XLA compiles in a trial is kept in a folder of that process alone, and loaded by the long training.
-
-On a processor TensorFlow's persistent cache is off; one flag turns it on here, and nothing else is special.
-"""
+"""What XLA compiles in a trial is kept in a folder of that process alone, and loaded by the long training."""
 
 import os
 from dataclasses import replace
@@ -115,7 +112,7 @@ def test_trials_with_other_pipelines_load_what_one_has_compiled(trials_of_script
     folder, found, losses, notes = tmp_path / "shared", [], [], set()
     folder.mkdir()
     baseline = baseline_of(script.facts, "train.py", Device.CPU, silent)
-    kept = {}, {"compiled": str(folder), "shares_compiled": True}
+    kept = {}, {"compiled": str(folder), "compiled_use": "shared"}
     pipelines = ({}, {"prefetch": 4}, {"data_threads": 2, "prefetch": "autotune"})
     for changes, timing in [*((changes, kept[1]) for changes in pipelines), (pipelines[0], kept[0])]:
         wanted, log = baseline.replace(**changes), str(tmp_path / "trial.log")
