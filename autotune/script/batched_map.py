@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
 from collections.abc import Callable, Collection
-from types import FunctionType
+from types import FunctionType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -104,7 +105,7 @@ def find_batched_map(
         is_plain = isinstance(function, FunctionType) and not (function.__closure__ or function.__defaults__)
         key = function.__code__ if is_plain else object(), str(inputs_of(mapped)[0].element_spec)
         if key not in _proofs:
-            _proofs[key] = _prove(mapped, call, min(max(2, batch_size), LONGEST_BATCH))
+            _proofs[key] = _prove(mapped, call, min(max(2, batch_size), LONGEST_BATCH), drop=batch.drop_remainder)
         vectorized, why = _proofs[key]
         if not why:
             return (call.site, batch.site), vectorized, ""
@@ -112,8 +113,8 @@ def find_batched_map(
     return (), False, why
 
 
-def _prove(mapped: tf.data.Dataset, call: DatasetCall, size: int) -> tuple[bool, str]:
-    """Compare functions of batches with a `map` of examples, on some of the script's examples and on varied ones.
+def _prove(mapped: tf.data.Dataset, call: DatasetCall, size: int, *, drop: bool) -> tuple[bool, str]:
+    """Compare functions of batches with a `map` of examples, on some of the script's examples and on changed ones.
 
     Return whether it must be by `tf.vectorized_map`, and why neither gives the same bits.
     """
@@ -123,26 +124,52 @@ def _prove(mapped: tf.data.Dataset, call: DatasetCall, size: int) -> tuple[bool,
     def map_one(*example: Any) -> Any:  # as the script has traced it
         return tf.nest.pack_sequence_as(mapped.element_spec, wrapped.function(*tf.nest.flatten(example)))
 
+    def find_difference(examples: Any, wanted: list[Any], length: int) -> str:
+        made: list[Any] = []
+
+        def map_batched(data: Any) -> Any:
+            made.append(data.batch(length, drop_remainder=drop).map(_of_batches(call, vectorized)))
+            return made[0].unbatch()
+
+        try:
+            found = _run(examples, map_batched)
+        except Exception as error:
+            unconverted = re.search(r"No pfor vectorization defined for \w+", str(error))
+            text = unconverted[0] if unconverted else re.sub(r"\{\{.*?\}\} *|\[Op:.*", "", summarize_error(error))
+            return f"fails on a batch: {text}"
+        expected = mapped.batch(length, drop_remainder=drop).element_spec
+        if (spec := made[0].element_spec) != expected:
+            return f"gives {spec} for a batch, not {expected}"
+        for number, (part, whole) in enumerate(zip(found, wanted, strict=True)):
+            right = whole[: len(part)]
+            same = np.array_equal(part, right) if part.dtype == object else part.tobytes() == right.tobytes()
+            if part.shape != right.shape or not same:
+                return f"gives other values for a batch, in tensor {number} of an element"
+        return ""
+
     try:
-        examples, real = _read(source.batch(size))
-        wanted = _run(examples, lambda data: data.map(map_one))
+        real = _read(source.batch(size))
+        wanted = [_run(real, lambda data: data.map(map_one))]
     except Exception as error:
         return False, f"cannot be compared: {summarize_error(error)}"
-    differences = []
+    examples, differences = [real], []
+    with contextlib.suppress(Exception):  # it refuses such numbers
+        changed = tf.nest.map_structure(lambda part: _change(part[: max(1, size // 2)]), real)
+        wanted.append(_run(changed, lambda data: data.map(map_one)))
+        examples.append(changed)
     for vectorized in (False, True):
-        act = _of_batches(call, vectorized)
-        if vectorized:  # which mixes none, but may compute another NaN of one
-            examples, wanted = tf.nest.map_structure(lambda part: part[:real], (examples, wanted))
-        # Batches of one show a function that reads the length of a batch, or removes axes of length 1.
-        found = (_find_difference(mapped, act, examples, wanted, length) for length in (size, 1))
+        # tf.vectorized_map mixes none, but may compute another NaN. Batches of one show a function that reads the
+        # length of a batch, or removes axes of length 1.
+        compared = list(zip(examples, wanted, strict=True))[: 1 if vectorized else 2]
+        found = (find_difference(*both, length) for both in compared for length in (size, 1))
         if not (difference := next(filter(None, found), "")):
             return vectorized, ""
         differences.append(difference)
     return False, f"{differences[0]}; with tf.vectorized_map it {differences[1]}"
 
 
-def _read(batches: tf.data.Dataset) -> tuple[Any, int]:
-    """Return examples of some first and later batches, at ever wider distances, then varied ones; how many are not."""
+def _read(batches: tf.data.Dataset) -> Any:
+    """Return the examples of some first batches, and of later ones at ever wider distances."""
     kept, seen, began = [], 0, time.monotonic()
     for number, batch in enumerate(batches.as_numpy_iterator()):
         if number < FIRST_BATCHES or not number & (number - 1):
@@ -150,17 +177,24 @@ def _read(batches: tf.data.Dataset) -> tuple[Any, int]:
             seen += sum(part.nbytes for part in tf.nest.flatten(batch))
         if seen > PROOF_BYTES or time.monotonic() - began > PROOF_SECONDS:
             break
+    return tf.nest.map_structure(lambda *parts: np.concatenate(parts), *kept)
 
-    def vary(part: Any) -> Any:  # a function may mix the examples of a batch, but rarely
-        varied = np.repeat(part, 4, axis=0)
-        if np.issubdtype(part.dtype, np.number):
-            varied[1::4] = 0
-            varied[2::4] = (varied[2::4] / 2).astype(part.dtype)
-            varied[3::4] = varied[3::4] if np.issubdtype(part.dtype, np.integer) else np.nan
-        return varied
 
-    real = sum(len(tf.nest.flatten(batch)[0]) for batch in kept)
-    return tf.nest.map_structure(lambda *parts: np.concatenate([*parts, vary(parts[0])]), *kept), real
+def _change(part: Any) -> Any:
+    """Return examples, each beside a copy of other numbers, once for each kind of copy.
+
+    A function may mix the examples of a batch, but only where one of them is large, negative or not a number.
+    """
+    if part.dtype.kind in "iu":
+        all_of_type = part.itemsize == 1 and part.ndim > 1  # larger ones may be indices, or lengths
+        limits = np.iinfo(part.dtype) if all_of_type else SimpleNamespace(min=part.min(), max=part.max())
+        copies = [part * 0, part // 2, np.full_like(part, limits.min), np.full_like(part, limits.max), part]
+    elif part.dtype.kind in "bOSU":
+        copies = [~part if part.dtype.kind == "b" else part] * 5
+    else:
+        with np.errstate(all="ignore"):
+            copies = [(part * factor).astype(part.dtype) for factor in (0.0, 0.5, -1e3, 1e3, np.nan)]
+    return np.concatenate([np.stack([part, copy], axis=1).reshape(-1, *part.shape[1:]) for copy in copies])
 
 
 def _run(examples: Any, act: Callable[[Any], Any]) -> list[Any]:
@@ -168,26 +202,3 @@ def _run(examples: Any, act: Callable[[Any], Any]) -> list[Any]:
     with tf.device("CPU:0"):
         (whole,) = act(tf.data.Dataset.from_tensor_slices(examples)).batch(ALL).as_numpy_iterator()
     return list(tf.nest.flatten(whole))
-
-
-def _find_difference(mapped: Any, act: Callable[..., Any], examples: Any, wanted: list[Any], length: int) -> str:
-    """Return how a function of batches differs from a `map`; empty if types, shapes and bits are the same."""
-    expected, made = mapped.batch(length).element_spec, []
-
-    def map_batched(data: Any) -> Any:
-        made.append(data.batch(length).map(act))
-        return made[0].unbatch()
-
-    try:
-        found = _run(examples, map_batched)
-    except Exception as error:
-        unconverted = re.search(r"No pfor vectorization defined for \w+", str(error))
-        text = unconverted[0] if unconverted else re.sub(r"\{\{.*?\}\} *|\[Op:.*", "", summarize_error(error))
-        return f"fails on a batch: {text}"
-    if (spec := made[0].element_spec) != expected:
-        return f"gives {spec} for a batch, not {expected}"
-    for number, (part, right) in enumerate(zip(found, wanted, strict=True)):
-        same = np.array_equal(part, right) if part.dtype == object else part.tobytes() == right.tobytes()
-        if part.shape != right.shape or not same:
-            return f"gives other values for a batch, in tensor {number} of an element"
-    return ""

@@ -49,6 +49,16 @@ MAPS = {
     "largest": ("raw.map(by_largest).shuffle(30).batch(8)", EACH),
     "branches": ("raw.map(mirror).batch(8)", EACH),
     "length": ("raw.map(length).batch(6)", EACH),
+    "rare": (  # no example that a proof reads has more than 1.5
+        "tf.data.Dataset.range(900).map(lambda n: tf.where(n == 700, 3.0, 0.5) * tf.ones(4))"
+        ".map(lambda x: tf.where(tf.reduce_max(x) > 1.5, x / 255.0, x)).batch(8)",
+        EACH,
+    ),
+    "static": (
+        "tf.data.Dataset.range(90).map(lambda n: tf.fill([1], n))"
+        ".map(lambda n: n * (n.shape[0] or 1)).batch(8, drop_remainder=True)",
+        EACH,
+    ),
     "two": ("raw.map(mirror).map(scale).batch(8)", WHOLE),
 }
 RULED_OUT = {
