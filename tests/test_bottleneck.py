@@ -102,6 +102,8 @@ def test_the_input_wait_is_known_as_well_as_the_slices_agree(paces, name):
 class Trial:
     """What advice reads of a trial's record."""
 
+    faults_often = False
+
     def __init__(self, bottleneck=None, ceilings=None, rate=1000.0, profile=None, **configuration):
         self.bottleneck, self.ceilings, self.profile = bottleneck, ceilings, profile
         self.input_wait_fraction = bottleneck.share if bottleneck is not None and bottleneck.name == "input" else 0.0
@@ -134,6 +136,16 @@ def test_advice_begins_with_the_line_that_costs_most():
     assert "the pipeline alone reaches 410 samples/s, the model alone 1,080" in first
     assert second == "The step runs eagerly (train.py, line 7): graph_step alone gave ×1.30."
     assert "×2.63" in third
+
+
+def test_many_page_faults_are_a_cause_after_an_eager_step():
+    compute, slow = Bottleneck(name="compute", share=0.9, why="matrix products take 90%"), Trial()
+    slow.bottleneck, slow.faults_often, slow.page_faults_per_step = compute, True, 50_120.4
+    first, second = advice(slow, None, SCRIPT, gains={"keep_freed_memory": 3.5})
+    assert first.startswith("The step runs eagerly")
+    assert second.startswith("Each step has 50,120 page faults: ")
+    assert second.endswith("goes back to the kernel: keep_freed_memory alone gave ×3.50.")
+    assert advice(slow, None, None)[0].startswith("Each step has 50,120 page faults")
 
 
 def test_a_serial_map_is_no_cause_where_steps_do_not_wait():

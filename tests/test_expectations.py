@@ -6,6 +6,7 @@ import pytest
 from simulated_runs import BASELINE, LIMITS, a_pair, a_record, a_slice
 
 from autotune.data.figures import Interval
+from autotune.data.record import StepSeconds
 from autotune.space.changes import Situation
 from autotune.space.knobs import KNOBS
 from autotune.tuning.expectations import (
@@ -160,3 +161,11 @@ def test_memory_is_the_larger_share_of_host_and_device():
     assert situation_of(a_record(slices=(part,))).memory_share == pytest.approx(0.25)
     assert situation_of(a_record(slices=(a_slice(),))).memory_share is None
     assert math.isclose(situation_of(a_record(first_step_seconds=7.0)).start_seconds, 7.0)
+
+
+@pytest.mark.parametrize(("step", "wait", "may"), [(0.002, None, True), (0.2, None, False), (0.002, 0.0, False)])
+def test_short_steps_may_wait_for_input_until_that_is_known(step, wait, may):
+    steps = StepSeconds(p50=step, p90=step, p99=step, max=step)
+    baseline = a_record(slices=(a_slice().model_copy(update={"step_seconds": steps}),))
+    other = a_record(BASELINE, speedup=1.1).model_copy(update={"input_wait_fraction": wait})
+    assert describe_situation(baseline, baseline, [other], **USUAL).may_wait is may

@@ -130,6 +130,26 @@ def test_the_first_candidate_joins_what_hardware_and_limit_suggest():
     assert not waiting.keys() & {"precision", "steps_per_execution", "persistent_iterator", "jit_compile"}
 
 
+MAPPED = space(batch_size=(32, 256), batched_map=[False, True], keep_freed_memory=["none", "one_arena"])
+
+
+@pytest.mark.parametrize(
+    ("now", "first"),
+    [
+        ({"may_wait": True}, {"batched_map"}),
+        ({"may_wait": True, "faults_often": True}, {"batched_map", "keep_freed_memory"}),
+        ({}, set()),
+    ],
+)
+def test_edits_are_in_the_first_two_candidates(now, first):
+    """Also beside a larger batch, and where a wait for input is known once the first trial has ended."""
+    own = BASELINE.replace(batched_map=False, keep_freed_memory="none")
+    trying = Trying(space_of(MAPPED, baseline=own), dataclasses.replace(SHORT, **now), table=None)
+    assert trying.changes(batch_size=32).keys() == first or not first
+    known = dataclasses.replace(trying.situation, waits_for_input=True, may_wait=False)
+    assert trying.changes(situation=known).keys() >= {"batch_size", "batched_map"}
+
+
 def test_a_batch_size_that_does_not_vary_is_left_out_of_the_combination():
     assert Trying(space_of(TINY_SPACE), AMX).changes() == {"precision": "mixed_bfloat16"}
 

@@ -206,6 +206,8 @@ class Standing(enum.StrEnum):
     UNSTABLE = "unstable"  # it failed, or failed a stability check
 
 
+FAULT_SECONDS = 1e-6  # that the kernel takes for a page: half of it on bare metal, up to five times it in a VM
+MANY_FAULTS = 0.02  # share of a step that page faults take
 LOOK_SHARE = 0.2
 """Share of a leader's error at each look. Twelve looks at growing data err together about five times as often as one:
 Pocock's constant boundary (Pocock 1977; Jennison and Turnbull 2000, table 2.1). `benchmarks/looks.py` checks it."""
@@ -320,6 +322,12 @@ class TrialRecord(Frozen):
         """The pages that the kernel gives to the trial's process in a step; None where they were not counted."""
         counted = [(part.page_faults, part.steps) for part in self.own_slices if part.page_faults is not None]
         return sum(faults for faults, _ in counted) / sum(steps for _, steps in counted) if counted else None
+
+    @property
+    def faults_often(self) -> bool:
+        """Whether page faults take a part of its steps that matters; False where none were counted."""
+        faults = sum(part.page_faults or 0 for part in self.own_slices)
+        return faults * FAULT_SECONDS > MANY_FAULTS * self.measured_seconds
 
 
 def baseline_trial(records: Sequence[TrialRecord]) -> TrialRecord | None:

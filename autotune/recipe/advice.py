@@ -9,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from autotune.data.facts import ScriptFacts
+from autotune.data.facts import ScriptFacts, SlowPart
 from autotune.data.record import TrialRecord
 from autotune.recipe.answers import NOT_PROMISED, describe_factor, describe_precision
 from autotune.recipe.apply import environment
@@ -205,6 +205,10 @@ def _causes(record: TrialRecord, script: ScriptFacts | None, gains: Mapping[str,
     if waits >= INPUT_MODERATE and record.bottleneck is not None:
         why = record.bottleneck.why + _alone(record)
     parts = [] if script is None else [part for part in script.slow_parts if why or not part.of_input]
+    if record.faults_often:
+        what = f"each step has {record.page_faults_per_step:,.0f} page faults: the memory that it frees goes back to "
+        place = sum(part.of_input or part.knob == "graph_step" for part in parts)
+        parts.insert(place, SlowPart(what=f"{what}the kernel", of_input=False, knob="keep_freed_memory"))
     for part in sorted(parts, key=lambda part: -waits if part.of_input else waits - 1)[:MOST_CAUSES]:
         what = part.what if part.what.split()[0].endswith("()") else part.what[0].upper() + part.what[1:]
         known = [why] if part.of_input and not any(why in sentence for sentence in said) else []

@@ -63,6 +63,7 @@ class Situation:
     on_gpu: bool = False
     units: frozenset[str] = frozenset()  # that compute in low precision; see `machine.units`
     waits_for_input: bool = False  # the fastest configuration does
+    may_wait: bool = False  # whether it does is not known yet, and its steps are short
     most_calls: float = math.inf  # parallel calls that can make the input faster; 1 where it takes all cores
     most_threads: float = math.inf  # of TensorFlow's pools that differ from its own choice, and have cores
     short_steps: bool = True  # a call into TensorFlow takes a tenth of a step or more

@@ -479,7 +479,7 @@ _TABLE = (
         domain=Domain(booleans=True),
         acts=lambda configuration: not configuration.get("cache"),  # which keeps single examples
         changes=(change(exactly(True)),),
-        useful=_INPUT_WAITS,
+        useful=lambda now: now.waits_for_input or now.may_wait,  # calls for single examples take much of short steps
         **_OF_SCRIPT,
     ),
     Knob(

@@ -126,6 +126,8 @@ class Proposals:
         if all(known.batch_size <= own for known in tried):
             able = [found for found in neighbours(best, space, now) if _fits_in_memory(found, space.baseline, now)]
             larger = [found for found in able if best.replace(batch_size=found.batch_size) == found != best]
+            # With what is known by now to be slow: the wait for input, after the first trial.
+            larger = [space.canonical(combined.replace(batch_size=found.batch_size)) for found in larger] + larger
         joined = len(tried) == 1 or combined.batch_size > own  # else a larger batch waits no longer
         yield from [combined, *larger] if joined else [*larger, combined]
         beginnings = dict.fromkeys([best, *evidence.running[-1:], space.baseline])

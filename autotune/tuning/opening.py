@@ -39,7 +39,6 @@ from autotune.tuning.resume import Earlier, refuse_another_machine, refuse_anoth
 from autotune.tuning.rules import Limits
 from autotune.tuning.run import CLOSING_SECONDS, OVERRUN_SHARE, Deadline, Run
 from autotune.tuning.seat import BASELINE_SECONDS, Seat
-from autotune.tuning.situation import faults_often
 from autotune.tuning.surroundings import (
     adopt_imported_settings,
     baseline_warnings,
@@ -421,7 +420,7 @@ def choose_space(written: SearchSpace | None, opened: Opened, options: Options) 
     fixed = dict.fromkeys(opened.warm.started.set_by_dataset, "the workload's dataset() sets it itself")
     if options.fixed_batch:
         fixed["batch_size"] = "kept by --fixed-batch"
-    if freed_memory.WHY_NOT or not faults_often(opened.run.records[0]):
+    if freed_memory.WHY_NOT or not opened.run.records[0].faults_often:
         fixed["keep_freed_memory"] = freed_memory.WHY_NOT or "page faults take less than 2% of the baseline's steps"
     fixed |= opened.run.not_reached
 

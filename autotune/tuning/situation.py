@@ -19,8 +19,6 @@ LAUNCH_STEP_SECONDS = 0.004  # the same is a quarter of a step, and limits the t
 BUSY_GPU = 0.8  # share of the time in which a kernel runs: such a training hardly waits for input
 COMPUTES = 0.5  # cores that a wait for input keeps busy: with fewer, it waits for a disk or a network
 TAKEN = 0.9  # share of the cores that others left free: who takes so much gains nothing by more threads
-FAULT_SECONDS = 1e-6  # that the kernel takes for a page: half of it on bare metal, up to five times it in a VM
-MANY_FAULTS = 0.02  # share of a step that page faults take
 LEAST_LEFT = 0.3  # share of the cores: if others take more, they may only fill what a trial that waits leaves
 SHORT_EPOCH = 0.02  # share of an epoch that passes between epochs
 
@@ -41,15 +39,17 @@ def describe_situation(
     # TensorFlow has a thread for each core, whatever the quota. Under one, slices do not tell what others take.
     has_quota = all(timed.foreign_cpu_seconds is None for timed in baseline.own_slices)
     sets_threads = any(baseline.configuration.get(f"{pool}_op_threads") for pool in ("intra", "inter"))
+    short_steps = _usual_step(baseline) <= SHORT_STEP_SECONDS
     return Situation(
         on_gpu=on_gpu,
         units=units_for(units, on_gpu=on_gpu),
         waits_for_input=waits_for_input(best, others),
+        may_wait=short_steps and all(trial.input_wait_fraction is None for trial in (best, *others)),
         most_calls=most_calls(best, others),
         most_threads=cores if has_quota or sets_threads else cores - 1,
-        short_steps=_usual_step(baseline) <= SHORT_STEP_SECONDS,
+        short_steps=short_steps,
         launch_bound=_usual_step(baseline) <= LAUNCH_STEP_SECONDS,
-        faults_often=faults_often(best),
+        faults_often=best.faults_often,
         short_epochs=has_short_epochs(baseline),
         memory_share=_memory_share(baseline, limits),
         start_seconds=baseline.start_seconds,
@@ -61,12 +61,6 @@ def describe_situation(
 def _usual_step(record: TrialRecord) -> float:
     """Return the seconds of a step; 0 where none was timed."""
     return statistics.median([measured.step_seconds.p50 for measured in record.slices] or [0.0])
-
-
-def faults_often(record: TrialRecord) -> bool:
-    """Return whether page faults take a part of a trial's steps that matters; False where none were counted."""
-    faults = sum(part.page_faults or 0 for part in record.own_slices)
-    return faults * FAULT_SECONDS > MANY_FAULTS * record.measured_seconds
 
 
 def has_short_epochs(record: TrialRecord) -> bool:
