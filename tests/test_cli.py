@@ -713,15 +713,15 @@ def test_the_demo_tunes_a_copy_of_its_example_wherever_one_is(capsys, tuned_with
     monkeypatch.chdir(tmp_path)
     for _ in range(2):
         run(capsys, "demo", "--budget", "1m")
-    assert tuned_with == [("train_digits.py", "1m")] * 2
-    assert Path("train_digits.py").read_text() == (ROOT / "examples" / "train_digits.py").read_text()
-    Path("train_digits.py").unlink()
-    Path("train_digits.py").symlink_to(tmp_path / "elsewhere.py")
+    assert tuned_with == [("train_shapes.py", "1m")] * 2
+    assert Path("train_shapes.py").read_text() == (ROOT / "examples" / "train_shapes.py").read_text()
+    Path("train_shapes.py").unlink()
+    Path("train_shapes.py").symlink_to(tmp_path / "elsewhere.py")
     assert run(capsys, "demo")[0] == 2
     assert not Path("elsewhere.py").exists()
-    Path("train_digits.py").unlink()
-    Path("train_digits.py").write_text("mine")
+    Path("train_shapes.py").unlink()
+    Path("train_shapes.py").write_text("mine")
     code, _, err = run(capsys, "demo")
     assert (code, len(tuned_with)) == (2, 2)
-    assert "train_digits.py is here already, and is not the demo's" in err
-    assert Path("train_digits.py").read_text() == "mine"
+    assert "train_shapes.py is here already, and is not the demo's" in err
+    assert Path("train_shapes.py").read_text() == "mine"

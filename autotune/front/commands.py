@@ -110,9 +110,9 @@ def tune(
 
 @app.command
 def demo(*, budget: str = USUAL_BUDGET, json: bool = False) -> int:
-    """Tune a small training that comes with autotune, to show what a run looks like.
+    """Tune a training of about a minute that comes with autotune, to show what a run looks like.
 
-    It writes the training, train_digits.py, and results/ to the current directory.
+    It writes the training, train_shapes.py, and results/ to the current directory.
 
     Args:
         budget: Wall-clock time for everything.

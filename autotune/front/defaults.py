@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from autotune.data.runs_on_disk import RESULTS, follow_latest, newest_runs
 from autotune.front.console import note
 from autotune.recipe.recipe import read_recipes, select_nearest
 
-EXAMPLE = "train_digits.py"
+EXAMPLE = "train_shapes.py"
 
 
 def run_or_newest(run: Path | None) -> Path:
@@ -68,11 +67,9 @@ def copy_example() -> str:
     """Copy the demo's training to the current directory, unless it is there, and return its name.
 
     Raises:
-        ArgumentError: Another file has its name, or scikit-learn, which has its data, is not installed.
+        ArgumentError: Another file has its name.
         RunDirectoryError: The directory cannot be written.
     """
-    if importlib.util.find_spec("sklearn") is None:
-        raise ArgumentError("the demo trains on scikit-learn's digits", hint="Run pip install scikit-learn.")
     source, copy = shipped_directory("examples") / EXAMPLE, Path(EXAMPLE)
     if not os.path.lexists(copy):  # nothing is written through a link that leads nowhere yet
         write_atomically(copy, source.read_bytes(), hint="Change to a directory that you may write to.")
