@@ -75,6 +75,12 @@ def test_every_file_that_a_page_links_to_exists():
             assert (page.parent / target).exists(), f"{page.name}: {target}"
 
 
+def test_every_page_that_the_package_names_exists():
+    files = (ROOT / "autotune").rglob("*.py")
+    named = {page for file in files for page in re.findall(r"\bdocs/[\w.]+\.md", file.read_text(encoding="utf-8"))}
+    assert named == {page for page in named if (ROOT / page).exists()} != set()
+
+
 def test_no_file_of_the_project_is_left_half_written_in_the_readme():
     assert "@@" not in (ROOT / "README.md").read_text()
 
