@@ -19,6 +19,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -166,7 +167,7 @@ class Side:
     def turn(self, seconds: float, examples: int) -> None:
         """Train for at least so long, up to the end of an epoch of so many examples."""
         self._set_policy()
-        ends = trained(self._model, self._data, self._validation, warmup=self._warmup, seconds=seconds)
+        ends = trained(partial(self._model.fit, **self._data), self._validation, warmup=self._warmup, seconds=seconds)
         self._warmup = WARMUP_SECONDS_LATER
         self.samples += (len(ends) - 1) * examples
         self.seconds += ends[-1] - ends[0]

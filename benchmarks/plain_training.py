@@ -12,6 +12,8 @@ import importlib
 import json
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +30,8 @@ ENDLESS = 1 << 30
 """Epochs that `fit` is asked for: the callback ends it."""
 
 
-def trained(model: Any, data: Any, validation: Any, *, warmup: float, seconds: float) -> list[float]:
-    """Train; the times at which warm-up ended and each timed epoch did."""
+def trained(fit: Callable[..., Any], validation: Any, *, warmup: float, seconds: float) -> list[float]:
+    """Train by this call of `fit`; the times at which warm-up ended and each timed epoch did."""
     import keras
 
     class EpochTimes(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ships no types
@@ -46,14 +48,15 @@ def trained(model: Any, data: Any, validation: Any, *, warmup: float, seconds: f
                 self.model.stop_training = len(self.ends) > 1 and now - self.ends[0] >= seconds
 
     times = EpochTimes()
-    model.fit(**data, validation_data=validation, epochs=ENDLESS, verbose=0, callbacks=[times])
+    fit(validation_data=validation, epochs=ENDLESS, verbose=0, callbacks=[times])
     return times.ends
 
 
 def main(file: str, recipe_file: str) -> None:
     """Train as the README shows, turn by turn."""
-    recipe = autotune.Recipe.load(recipe_file)
-    recipe.apply()  # before TensorFlow starts: threads, precision, environment variables
+    recipe = autotune.Recipe.load(
+        recipe_file
+    ).apply()  # before TensorFlow starts: threads, precision, environment variables
 
     sys.path.insert(0, str(Path(file).parent))
     workload: autotune.Workload = importlib.import_module(Path(file).stem).workload  # imports TensorFlow
@@ -69,10 +72,10 @@ def main(file: str, recipe_file: str) -> None:
             warmup = WARMUP_SECONDS
             assert workload.compile is not None
             model = workload.model()
-            model.compile(**workload.compile(), **recipe.compile_args())
-            data = recipe.fit_args(examples(workload.dataset))
-            validation = workload.validation and recipe.batch(examples(workload.validation), drop_remainder=False)
-        ends = trained(model, data, validation, warmup=warmup, seconds=float(line))
+            recipe.compile(model, **workload.compile())
+            data = examples(workload.dataset)
+            validation = workload.validation and examples(workload.validation)
+        ends = trained(partial(recipe.fit, model, data), validation, warmup=warmup, seconds=float(line))
         assert recipe.workload.examples is not None  # these workloads have epochs
         samples = (len(ends) - 1) * recipe.workload.examples
         turn = {"samples": samples, "seconds": ends[-1] - ends[0], "epochs": len(ends) - 1}

@@ -19,9 +19,8 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=150)
     arguments = parser.parse_args()
 
-    recipe = autotune.Recipe.load(arguments.recipe) if arguments.recipe else None
-    if recipe:
-        recipe.apply()  # before TensorFlow starts: threads, precision, environment variables
+    # Before TensorFlow starts: threads, precision, environment variables.
+    recipe = autotune.Recipe.load(arguments.recipe).apply() if arguments.recipe else None
 
     import digits_mlp  # imports TensorFlow, so it must follow apply()
     import keras
@@ -36,16 +35,14 @@ def main() -> None:
         def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
             self.ends.append(time.perf_counter())
 
-    model = digits_mlp.network()
+    model, examples, times = digits_mlp.network(), digits_mlp.training_examples(), EpochTimes()
+    settings = {"epochs": arguments.epochs, "verbose": 0, "callbacks": [times]}
     if recipe:
-        model.compile(**digits_mlp.compile_arguments(), **recipe.compile_args())
-        data = recipe.fit_args(digits_mlp.training_examples())
+        recipe.compile(model, **digits_mlp.compile_arguments())
+        recipe.fit(model, examples, **settings)
     else:
         model.compile(**digits_mlp.compile_arguments())
-        data = {"x": digits_mlp.training_examples().batch(digits_mlp.workload.batch_size)}
-
-    times = EpochTimes()
-    model.fit(**data, epochs=arguments.epochs, verbose=0, callbacks=[times])
+        model.fit(examples.batch(digits_mlp.workload.batch_size), **settings)
     _, accuracy = model.evaluate(*digits_mlp.held_out(), verbose=0)
 
     timed = digits_mlp.TRAINING_EXAMPLES * (len(times.ends) - 1)

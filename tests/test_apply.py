@@ -27,10 +27,11 @@ def test_no_larger_divisor_would_do(number, at_most):
     assert not [each for each in range(found + 1, at_most + 1) if number % each == 0]
 
 
-def test_only_the_recipe_that_was_applied_is_held_against_later_lines(monkeypatch):
+def test_only_the_recipe_that_was_applied_is_in_force(monkeypatch):
     monkeypatch.setattr(apply, "_applied", {"precision": "mixed_bfloat16"})
     monkeypatch.setattr(apply, "overridden", lambda configuration: {"precision": "float64"})
-    apply.refuse_overridden({"precision": "float32"})
+    with pytest.raises(ApplyError, match="not in force: another one was applied since"):
+        apply.refuse_overridden({"precision": "float32"})
     with pytest.raises(ApplyError, match="precision=mixed_bfloat16, and a later line has set it to float64"):
         apply.refuse_overridden({"precision": "mixed_bfloat16"})
 

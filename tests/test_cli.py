@@ -164,7 +164,7 @@ def test_show_prints_the_trials_and_the_claim_of_a_run(capsys, finished):
 def test_show_ends_with_how_to_train_with_the_recipe_of_a_run(capsys, finished):
     _, out, _ = run(capsys, "show", finished)
     assert "In your training code:\n" in out
-    assert "recipe.apply()" in out[out.index("Recipe: ") :]
+    assert "recipe.compile(model, " in out[out.index("Recipe: ") :]
 
 
 def test_show_prints_a_recipe_by_its_file(capsys, finished):

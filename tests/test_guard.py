@@ -2,7 +2,6 @@
 
 import json
 import sys
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -229,8 +228,8 @@ def test_a_recipes_callback_counts_calls_and_leaves_the_model_as_it_was(tmp_path
         return iterator
 
     monkeypatch.setitem(sys.modules, "keras", SimpleNamespace(callbacks=SimpleNamespace(Callback=object)))
-    monkeypatch.setattr(guard, "Guard", partial(Guard, clock=lambda: now))
-    callback = recipe().guard(log=tmp_path / "long_run.jsonl")
+    told = Guard(recipe().evidence, recipe().machine, log=tmp_path / "long_run.jsonl", clock=lambda: now)
+    callback = guard.guard_callback(told, recipe().batch_size)
     callback.model = model = SimpleNamespace(train_function=train, steps_per_execution=2)
     callback.on_train_begin()
     assert [model.train_function(number) for number in range(60)] == list(range(60))

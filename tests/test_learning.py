@@ -63,7 +63,7 @@ def test_a_larger_batch_that_reaches_the_same_losses_sooner_is_recommended(tmp_p
     rule = recipe.learning_rate_rule
     assert recipe.evidence.verdict is Verdict.FASTER
     assert recipe.configuration["batch_size"] == 128
-    assert (rule.rule, rule.factor, recipe.learning_rate(0.001)) == ("linear", 4.0, 0.004)
+    assert (rule.rule, rule.factor) == ("linear", 4.0)
     assert rule.same_loss.speedup.low < 2.4 < rule.same_loss.speedup.high
     assert rule.same_loss.examples_factor.value == pytest.approx(1.0, abs=0.02)
     assert recipe.larger_batch.configuration == recipe.configuration

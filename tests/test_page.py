@@ -364,7 +364,7 @@ def test_text_and_tables_need_no_script(learnt):
     assert f"×{same_loss.value:.2f}" in text
     assert "sooner to the same losses" in text
     assert NOT_PROMISED in text
-    assert "autotune tune" in text or "recipe.apply()" in text
+    assert "autotune tune" in text or "recipe.fit(" in text
     for record in read_trials(RunDirectory(learnt)):
         assert Configuration(record.configuration).describe(BASELINE) in text
 

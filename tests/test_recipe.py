@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import jsonschema
 import pytest
@@ -12,14 +11,14 @@ from simulated_runs import BASELINE, MACHINE, faster_by, quick_tune, simulated_t
 from test_recommendation import run_that_is
 
 from autotune.data.errors import RecipeError, RunDirectoryError
+from autotune.data.facts import ScriptFacts, Site, Trains
 from autotune.data.figures import Interval
 from autotune.data.printable import LONGEST_MESSAGE
-from autotune.recipe import apply, training_data
 from autotune.recipe import recipe as recipe_module
 from autotune.recipe.advice import learning_caveats
 from autotune.recipe.answers import Answer, LearningRateRule, SameLoss
 from autotune.recipe.apply import environment
-from autotune.recipe.evidence import FAILED_A_CHECK, BestCandidate
+from autotune.recipe.evidence import FAILED_A_CHECK, BestCandidate, Contribution
 from autotune.recipe.recipe import SCHEMA_FILE, SCHEMA_VERSION, MachineMismatchWarning, Recipe
 from autotune.recipe.schema import recipe_schema, schema_text
 from autotune.space.knobs import KNOBS, Device, Domain, Stage, knobs_on
@@ -348,20 +347,33 @@ def test_what_has_changed_on_a_machine_of_this_kind_is_warned_of(recipe, applied
     recipe.with_baseline().apply()  # which claims nothing
 
 
-def test_compile_arguments_are_the_configurations(recipe):
-    assert recipe.compile_args() == {"jit_compile": False, "steps_per_execution": 1}
+@pytest.mark.parametrize("name", ["compile_args", "fit_args", "batch", "guard", "learning_rate", "strategy"])
+def test_a_name_that_is_gone_is_answered_with_what_replaces_it(recipe, name):
+    with pytest.raises(AttributeError, match=rf"Recipe\.{name} is gone: use .*recipe\.(compile|fit|scope)\("):
+        getattr(recipe, name)
+    with pytest.raises(AttributeError, match="has no attribute 'fits'"):
+        _ = recipe.fits
+
+
+def test_edits_of_the_code_are_named_with_what_they_gave(recipe, applied):
+    site = Site(file="train.py", function="<module>", call="map", order=0, line=3)
+    facts = ScriptFacts(trains=Trains.FIT, baseline={"batch_size": 32}, sites={"num_parallel_calls": (site,)})
+    gain = Contribution(knob="num_parallel_calls", gain=Interval(value=1.4, low=1.2, high=1.6), trial=9)
+    update = {
+        "configuration": {**recipe.configuration, "num_parallel_calls": 4},
+        "workload": recipe.workload.model_copy(update={"script": facts}),
+        "evidence": recipe.evidence.model_copy(update={"contributions": (gain,)}),
+    }
+    with pytest.warns(UserWarning, match=r"num_parallel_calls=4 \(gave ×1\.40\).*show RECIPE --diff SCRIPT") as said:
+        assert recipe.model_copy(update=update).apply().batch_size == 128
+    assert len(said) == 1
+    recipe.apply()  # no knob of it is an edit
 
 
 def test_what_changed_is_told(recipe):
     assert recipe.batch_size == recipe.dataset_config.batch_size == 128
     assert recipe.changes == {"batch_size": 128, "onednn": False}
     assert recipe.baseline == dict(BASELINE)
-
-
-def test_the_learning_rate_is_scaled_by_the_rule_that_was_tested(recipe):
-    assert recipe.model_copy(update={"learning_rate_rule": None}).learning_rate(1e-3) == 1e-3
-    rule = LearningRateRule(batch_ratio=4.0, rule="sqrt", factor=2.0)
-    assert recipe.model_copy(update={"learning_rate_rule": rule}).learning_rate(1e-3) == 2e-3
 
 
 def test_either_answer_can_be_taken(recipe):
@@ -500,15 +512,6 @@ def test_only_a_candidate_that_looks_faster_and_broke_no_rule_may_be_run(recipe,
     if not may:
         with pytest.raises(RecipeError, match="no faster than the baseline, or unstable"):
             found.with_candidate()
-
-
-def test_arrays_of_a_script_lose_a_smaller_last_batch_where_it_did(monkeypatch):
-    batches = SimpleNamespace(take=lambda count: f"{count} batches")
-    monkeypatch.setattr(apply, "keras_batches", lambda parts, **options: batches)
-    monkeypatch.setattr(apply, "as_dataset", lambda arrays: arrays)
-    arrays = list(range(20))
-    assert training_data.shuffle_batches(arrays, 8, drop=True) == "2 batches"
-    assert training_data.shuffle_batches(arrays, 8, drop=False) is batches
 
 
 def test_a_recipe_is_three_lines_in_a_session(recipe):

@@ -189,7 +189,7 @@ def test_a_seat_with_two_gpus_is_searched_for_a_strategy(tmp_path):
     assert all(each.scaling_efficiency == pytest.approx(0.9, rel=0.1) for each in records if each.speedup)
     assert Recipe.parse(recipe.to_json(), source="recipe.json") == recipe
     lines = [each.strip() for each in usage(recipe, tmp_path / "recipe.json", "train.py")]
-    assert lines.index("with recipe.strategy().scope():") < lines.index("model = make_model()")
+    assert lines.index("with recipe.scope():") < lines.index("model = make_model()")
 
 
 def test_history_has_a_column_for_each_of_them(tmp_path):

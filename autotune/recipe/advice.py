@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from autotune.data.facts import ScriptFacts, SlowPart
 from autotune.data.record import TrialRecord
-from autotune.recipe.answers import NOT_PROMISED, describe_factor, describe_precision
+from autotune.recipe.answers import NOT_PROMISED, describe_precision
 from autotune.recipe.apply import environment
 from autotune.recipe.evidence import describe_speedup
 from autotune.space.configuration import Configuration
@@ -133,26 +133,15 @@ def usage(recipe: Recipe, path: Path, tuned: str) -> list[str]:
     text = str(path)  # as a literal: code to be copied must stay that line, whatever the file is called
     literal = f'"{text}"' if text.isprintable() and not set(text) & {'"', "\\"} else repr(text)
     before = "import tensorflow" if environment(recipe.configuration) else "the first tensor, dataset or model"
-    accumulates = "global_batch" in recipe.configuration
-    compiles = (
-        "loss=loss, **recipe.compile_args(optimizer)" if accumulates else "optimizer, loss, **recipe.compile_args()"
-    )
-    scope = [] if recipe.configuration.get("strategy", "none") == "none" else ["with recipe.strategy().scope():"]
-    indent = "    " if scope else ""
+    compiles = "recipe.compile(model, optimizer=…, loss=…)"
+    if recipe.configuration.get("strategy", "none") != "none":
+        compiles = f"with recipe.scope():\n    model = make_model()\n    {compiles}"
     makes = "dataset = make_dataset(recipe.dataset_config)    # as dataset(config) in the workload"
-    rule, scaled = recipe.learning_rate_rule, []
-    if rule is not None and not math.isclose(rule.factor, 1.0):
-        how = f"as yours: its learning rate {describe_factor(rule.rule, rule.factor)} was tested"
-        scaled = [f"{indent}optimizer = keras.optimizers.Adam(recipe.learning_rate(1e-3))    # {how}"]
     return [
-        f"recipe = autotune.Recipe.load({literal})",
-        f"recipe.apply()                                   # before {before}",
-        *scope,
-        *([f"{indent}model = make_model()"] if scope else []),
-        *scaled,
-        f"{indent}model.compile({compiles})",
+        f"recipe = autotune.Recipe.load({literal}).apply()    # before {before}",
+        *compiles.splitlines(),
         *([makes] if recipe.workload.takes_config else []),
-        "model.fit(**recipe.fit_args(dataset), epochs=…)",
+        "recipe.fit(model, dataset, epochs=…)",
     ]
 
 

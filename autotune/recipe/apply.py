@@ -150,9 +150,12 @@ def overridden(configuration: Mapping[str, KnobValue]) -> dict[str, KnobValue]:
 
 
 def refuse_overridden(configuration: Mapping[str, KnobValue]) -> None:
-    """Raise ApplyError where training code has changed what `apply_in_training` set in this process."""
+    """Raise ApplyError where `apply_in_training` was not called, or training code has changed what it set."""
     if _applied != dict(configuration):
-        return
+        raise ApplyError(
+            f"the recipe is not in force: {'another one was applied since' if _applied else 'apply() was not called'}",
+            hint="Write recipe = autotune.Recipe.load(path).apply() above all that makes tensors, datasets or models.",
+        )
     for name, value in overridden(configuration).items():
         raise ApplyError(
             f"the recipe set {name}={configuration[name]}, and a later line has set it to {value}",
@@ -200,6 +203,15 @@ def accumulate(optimizer: Any, configuration: Mapping[str, KnobValue]) -> None:
             hint="Compile the model with a new optimizer, or leave --global-batch out.",
         )
     optimizer.gradient_accumulation_steps = wanted
+
+
+def set_compiled(model: Any, configuration: Configuration) -> None:
+    """Set the arguments that `compile` did not get, or a model's own `compile` has not passed on."""
+    accumulate(model.optimizer, configuration)
+    keras_api().set_steps(model, int(configuration["steps_per_execution"]))
+    wanted = configuration["jit_compile"]
+    if wanted != "auto" and bool(model.jit_compile) != wanted and not (wanted and model.run_eagerly):
+        model.jit_compile = wanted  # Keras turns it off where a layer cannot be compiled
 
 
 def pipeline(dataset: tf.data.Dataset, configuration: Configuration, *, batched: bool = False) -> tf.data.Dataset:
@@ -421,6 +433,15 @@ def _make_strategy(kind: str, replicas: int, cross_device: str) -> Any:
         "reduce_to_one": tf.distribute.ReductionToOneDevice,
     }
     return tf.distribute.MirroredStrategy(list(devices[:replicas]), cross_device_ops=operations[cross_device]())
+
+
+def refuse_another_scope(model: Any, values: Mapping[str, KnobValue]) -> None:
+    """Raise ApplyError where a model was not built in the scope of the configuration's strategy."""
+    if values.get("strategy", "none") != "none" and model.distribute_strategy is not strategy_of(values):
+        raise ApplyError(
+            f"strategy={values['strategy']} does not act: the model was built in another scope, or in another thread",
+            hint="Build it in the main thread, without a strategy of your own; in code `with recipe.scope():`.",
+        )
 
 
 def distribute(dataset: Any, configuration: Mapping[str, KnobValue]) -> Any:

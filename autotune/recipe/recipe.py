@@ -6,6 +6,7 @@ Of a folder of recipes the one for this machine is chosen.
 from __future__ import annotations
 
 import codecs
+import contextlib
 import html
 import itertools
 import os
@@ -15,12 +16,12 @@ import warnings
 from collections.abc import Mapping
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, NamedTuple, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, Self
 
 from pydantic import Field, ValidationError, model_validator
 
 from autotune.data.credentials import masked_names
-from autotune.data.errors import ApplyError, ArgumentError, MachineMismatchError, RecipeError
+from autotune.data.errors import ArgumentError, MachineMismatchError, RecipeError
 from autotune.data.facts import KnownWorkload, Machine, Trains
 from autotune.data.figures import Interval
 from autotune.data.files import read_at_most, write_atomically
@@ -31,18 +32,21 @@ from autotune.machine.fingerprint import fingerprint
 from autotune.machine.kind import Kind, describe_changes, find_nearest, kind_differences, kind_of
 from autotune.recipe import apply
 from autotune.recipe.answers import Answer, LearningRateRule, describe_answers
-from autotune.recipe.apply import TrainingPipeline
 from autotune.recipe.compiled import Loaded, load_compiled
 from autotune.recipe.evidence import BestCandidate, Evidence, Knobs, Part
-from autotune.recipe.keras_api import refuse_other_keras
 from autotune.recipe.same_workload import first_difference
-from autotune.recipe.tf_private import keras, tf
-from autotune.recipe.training_data import make_pipeline
+from autotune.recipe.training_code import TrainingCode
 from autotune.space.configuration import Configuration, DatasetConfig, format_value
 from autotune.space.keras_in_use import use_keras
 from autotune.space.variables import loading_from
 from autotune.stats.deciding import Verdict
 
+_EDITS = ("graph_step", "batched_map", "cache", "num_parallel_calls")  # knobs that act in the code of a script
+_GONE = {
+    **dict.fromkeys(("fit_args", "batch", "guard", "learning_rate"), "recipe.fit(model, data, …)"),
+    "compile_args": "recipe.compile(model, optimizer=…, loss=…)",
+    "strategy": "`with recipe.scope():`",
+}
 SCHEMA_VERSION = 1
 SCHEMA_FILE = Path(__file__).with_name("recipe.schema.json")
 LARGEST_FILE_BYTES = 1 << 20  # a recipe has some 10 kB
@@ -86,14 +90,13 @@ class CreatedBy(Part):
     started_from: Many[str] = Field((), description="Earlier runs and recipes whose configurations were tried first.")
 
 
-class Recipe(Part):
+class Recipe(TrainingCode, Part):
     """The fastest stable configuration of a training on a machine, with the evidence for it.
 
     Example:
-        >>> recipe = Recipe.load("recipe.json")
-        >>> recipe.apply()
-        >>> model.compile("adam", "mse", **recipe.compile_args())
-        >>> model.fit(**recipe.fit_args(dataset), epochs=90)
+        >>> recipe = Recipe.load("recipe.json").apply()
+        >>> recipe.compile(model, optimizer="adam", loss="mse")
+        >>> recipe.fit(model, dataset, epochs=90)
     """
 
     schema_version: Annotated[int, Field(ge=SCHEMA_VERSION, le=SCHEMA_VERSION)] = SCHEMA_VERSION
@@ -187,12 +190,13 @@ class Recipe(Part):
         """
         write_atomically(Path(path), self.to_json())
 
-    def apply(self) -> None:
-        """Set threads, precision and the like. Call it before the first tensor, dataset or model is made.
+    def apply(self) -> Self:
+        """Set threads, precision and the like, and return the recipe. Call it before TensorFlow makes anything.
 
         It does what the trial processes did, and turns on memory growth on every GPU, as they did. The kernels that
         XLA chose for the claim are loaded, where the run has kept them beside the recipe. It gives a
-        `MachineMismatchWarning` where the recipe changes something, and this machine differs from that of the recipe.
+        `MachineMismatchWarning` where the recipe changes something, and this machine differs from that of the recipe,
+        and a warning that names edits of the script's code, which are not made.
 
         Raises:
             ApplyError: Too late: TensorFlow's runtime has started, or a knob cannot act any more.
@@ -213,57 +217,37 @@ class Recipe(Part):
                 say(loaded.text)
             if loaded.folder is not None:
                 os.environ.update(loading_from(str(loaded.folder), os.environ))
+        script = self.workload.script
+        if edits := [name for name in _EDITS if name in self.changes and script and script.sites.get(name)]:
+            lost = ", ".join(self.describe_change(name) for name in edits)
+            text = f"recipe.apply() edits no code, so without your own edit is lost: {lost}"
+            warnings.warn(f"{text}. `autotune show RECIPE --diff SCRIPT` prints the edit", stacklevel=2)
         apply.apply_in_training(self.configuration)
+        return self
 
-    def guard(self, *, log: str | Path | None = None) -> Any:
-        """Return a Keras callback that compares the throughput with the claim, and warns once where it is slow.
+    def describe_change(self, knob: str) -> str:
+        """Return a changed knob with its value, and what it gave by itself where that was measured."""
+        gains = [f"×{known.gain.value:.2f}" for known in self.evidence.contributions if known.knob == knob]
+        gave = f"gave {gains[0]}" if gains else "its part of the gain was not measured"
+        return f"{knob}={format_value(self.configuration[knob])} ({gave})"
 
-        Args:
-            log: A file that takes a line of JSON every ten seconds; None for none.
-        """
-        from autotune.recipe.guard import Guard, guard_callback
-
-        use_keras(self.workload.keras)
-        guard = Guard(self.evidence, self.machine, log=None if log is None else Path(log))
-        return guard_callback(guard, self.batch_size)
-
-    def compile_args(self, optimizer: str | keras.Optimizer | None = None) -> dict[str, Any]:
-        """Return keyword arguments for `model.compile`: `jit_compile` and `steps_per_execution`.
-
-        Args:
-            optimizer: Required by a recipe of `--global-batch`: it is set to accumulate gradients, and is added to the
-                arguments.
+    def scope(self) -> contextlib.AbstractContextManager[Any]:
+        """Return the scope to build and compile the model in; it does nothing for a recipe without a strategy.
 
         Raises:
-            ApplyError: Something that `apply()` set has changed since, such as the dtype policy. Or the optimizer is
-                missing, was built before, or is of another Keras than the recipe.
-        """
-        use_keras(self.workload.keras)
-        apply.refuse_overridden(self.configuration)
-        arguments: dict[str, Any] = apply.compile_arguments(self.configuration)
-        if optimizer is not None:
-            if not isinstance(optimizer, str):
-                refuse_other_keras(optimizer, self.workload.keras)
-            arguments["optimizer"] = keras.optimizers.get(optimizer)
-            apply.accumulate(arguments["optimizer"], self.configuration)
-        elif Configuration(self.configuration).update_size > self.batch_size:
-            raise ApplyError(
-                f"the recipe accumulates the gradients of {self.configuration['global_batch']} examples",
-                hint="Give it the optimizer: model.compile(loss=…, **recipe.compile_args(optimizer)).",
-            )
-        return arguments
-
-    def strategy(self) -> tf.distribute.Strategy:
-        """Return the `tf.distribute` strategy of the trials: build and compile the model in its `scope()`.
-
-        For a recipe without one this is TensorFlow's default, whose scope does nothing. Call it after `apply()`.
-
-        Raises:
-            ApplyError: This machine has fewer devices than replicas. Or as `compile_args`.
+            ApplyError: This machine has fewer devices than replicas, or `apply()` was not called.
         """
         apply.refuse_overridden(self.configuration)
-        strategy: tf.distribute.Strategy = apply.strategy_of(self.configuration)
-        return strategy
+        scope: contextlib.AbstractContextManager[Any] = apply.strategy_of(self.configuration).scope()
+        return scope
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Say what replaces a name that is gone."""
+            if name in _GONE:
+                raise AttributeError(f"Recipe.{name} is gone: use {_GONE[name]}")
+            return super().__getattr__(name)
 
     @property
     def dataset_config(self) -> DatasetConfig:
@@ -274,64 +258,6 @@ class Recipe(Part):
     def batch_size(self) -> int:
         """Examples per step."""
         return Configuration(self.configuration).batch_size
-
-    def batch(self, dataset: tf.data.Dataset, *, drop_remainder: bool | None = None) -> tf.data.Dataset:
-        """Batch and prefetch a dataset of single examples as in the trials.
-
-        Give batches of `dataset_config.batch_size` where the workload does its own batching (`batched=True`). The
-        recipe of a script takes either. The batches never repeat, so validation data ends; `fit_args` prepares training
-        data.
-
-        Args:
-            dataset: Single examples, or batches with `batched=True`. Arrays are examples.
-            drop_remainder: Whether a smaller last batch is dropped; as in the workload when None.
-
-        Returns:
-            A dataset of batches. It ends where `dataset` ends.
-
-        Raises:
-            ApplyError: The dataset is batched and the workload's was not, or the other way round. Or as `compile_args`.
-        """
-        ending = Configuration(self.configuration).replace(persistent_iterator=False)
-        return self._pipeline(dataset, ending, drop_remainder).dataset
-
-    def fit_args(
-        self, dataset: tf.data.Dataset, *, drop_remainder: bool | None = None, steps_per_execution: int | None = None
-    ) -> dict[str, Any]:
-        """Return keyword arguments of `model.fit` for the training data: `x`, and `steps_per_epoch` where needed.
-
-        With the knob `persistent_iterator`, `x` repeats endlessly and `steps_per_epoch` ends each epoch. Without it,
-        and for datasets of unknown or infinite cardinality, `x` is `batch(dataset)` and the only argument. Use `batch`
-        if you give `fit` a `steps_per_epoch` of your own.
-
-        Args:
-            dataset: Single examples, or batches with `batched=True`. Arrays are examples; with the recipe of a script
-                they are shuffled in each epoch, as `fit` does.
-            drop_remainder: Whether a smaller last batch is dropped; as in the workload when None.
-            steps_per_execution: What the model is compiled with; as in `compile_args()` when None.
-
-        Raises:
-            ApplyError: `steps_per_execution` does not divide the steps of an epoch, so an epoch would run past its
-                end. Or the dataset is batched and the workload's was not, or the other way round. Or as `compile_args`.
-        """
-        configuration = Configuration(self.configuration)
-        if steps_per_execution is not None:
-            configuration = configuration.replace(steps_per_execution=steps_per_execution)
-        training = self._pipeline(dataset, configuration, drop_remainder, shuffle=True)
-        compiled, divides = configuration["steps_per_execution"], training.in_force["steps_per_execution"]
-        if compiled != divides:
-            raise ApplyError(
-                f"steps_per_execution={compiled} does not divide the {training.steps_per_epoch} steps of an epoch",
-                hint=f'Call model.compile(..., **recipe.compile_args() | {{"steps_per_execution": {divides}}}) and '
-                f"recipe.fit_args(dataset, steps_per_execution={divides}).",
-            )
-        return training.fit_args
-
-    def _pipeline(
-        self, dataset: Any, configuration: Configuration, drop_remainder: bool | None, *, shuffle: bool = False
-    ) -> TrainingPipeline:
-        apply.refuse_overridden(self.configuration)
-        return make_pipeline(dataset, configuration, self.workload, drop_remainder=drop_remainder, shuffle=shuffle)
 
     def __repr__(self) -> str:
         """Return three lines: what was found, what it changes, and where it was measured."""
@@ -433,14 +359,6 @@ class Recipe(Part):
                 "evidence": self.evidence.model_copy(update=evidence),
             }
         )
-
-    def learning_rate(self, rate: float) -> float:
-        """Return the learning rate to train with, for the one that was tuned with: by the rule that was tested.
-
-        Example:
-            >>> optimizer = keras.optimizers.Adam(recipe.learning_rate(1e-3))
-        """
-        return rate if self.learning_rate_rule is None else rate * self.learning_rate_rule.factor
 
     @property
     def changes(self) -> Mapping[str, KnobValue]:

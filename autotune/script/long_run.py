@@ -34,12 +34,11 @@ from autotune.script.loop_watch import LoopWatch
 from autotune.script.sandbox import listed_callbacks
 from autotune.script.settings import Settings
 from autotune.script.staleness import Staleness, verify_command
-from autotune.script.strategies import open_when_building, refuse_another_scope
+from autotune.script.strategies import open_when_building
 from autotune.space.configuration import Configuration
 from autotune.space.keras_in_use import use_keras
 from autotune.space.knobs import KNOBS, Stage
 from autotune.space.variables import loading_from
-from autotune.training.fit import set_compiled
 from autotune.training.gauges import Weights, count_parameters
 
 if TYPE_CHECKING:
@@ -54,7 +53,7 @@ def facts_in(recipe: Recipe, file: Path | None = None, shown: str = "") -> Scrip
     if facts is None:
         raise RecipeError(
             f"the recipe is of {known}, which was tuned as a Workload",
-            hint="Use it in the training code: recipe.apply(), recipe.compile_args() and recipe.fit_args().",
+            hint="Use it in the training code: recipe.apply(), recipe.compile(model, …) and recipe.fit(model, data).",
         )
     if file is not None and known not in (file.stem, file.parent.name):
         raise RecipeError(
@@ -191,7 +190,7 @@ class LongRun(Hooks):
                 return usual(model, **arguments)
         refuse_other_keras(model, self._keras)
         self._refuse_missing()
-        refuse_another_scope(model, self._configuration)
+        apply.refuse_another_scope(model, self._configuration)
         call = FitCall(model=model, arguments=arguments, settings=self._settings)
         changed = changed_arguments(call, self._configuration, self._facts)
         apply.accumulate(model.optimizer, self._configuration)
@@ -278,7 +277,7 @@ def changed_arguments(call: FitCall, configuration: Configuration, facts: Script
         return {"batch_size": call.batch_used} if "batch_size" in changes else {}
     dataset, source = call.training_dataset
     train = call.pipeline(dataset, source, configuration)
-    set_compiled(call.model, train.in_force)
+    apply.set_compiled(call.model, train.in_force)
     changed: dict[str, Any] = {**train.fit_args, **call.loading_arguments}
     if call.kind == "arrays":
         changed |= {"y": None, "sample_weight": None, "class_weight": None, "batch_size": None, "shuffle": False}

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from typing import Any
 
-from autotune.data.errors import ApplyError, WorkloadError
+from autotune.data.errors import WorkloadError
 from autotune.data.models import KnobValue
 from autotune.data.printable import with_article
 from autotune.machine.gpu import visible_gpus
@@ -87,16 +87,6 @@ def open_when_building(values: Mapping[str, KnobValue]) -> None:
 
     for kind, name in keras_api().building_calls():
         around(kind, name, entering)
-
-
-def refuse_another_scope(model: Any, values: Mapping[str, KnobValue]) -> None:
-    """Raise ApplyError where a model was not built in the scope that `open_when_building` opens."""
-    if values.get("strategy", "none") != "none" and model.distribute_strategy is not strategy_of(values):
-        raise ApplyError(
-            f"strategy={values['strategy']} does not act: the script builds its model under another strategy, or in "
-            "another thread",
-            hint="Build the model in the main thread, without a tf.distribute strategy of the script's own.",
-        )
 
 
 # --------------------------------------------------------------------------------------------- several workers

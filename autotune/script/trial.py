@@ -32,12 +32,12 @@ from autotune.script.graph_step import prove_fit
 from autotune.script.long_run import changed_arguments
 from autotune.script.loop_trial import LoopTraining, OtherWorker, TrialHooks
 from autotune.script.settings import Settings
-from autotune.script.strategies import open_when_building, refuse_another_scope
+from autotune.script.strategies import open_when_building
 from autotune.space.configuration import Configuration
 from autotune.space.keras_in_use import keras_module
 from autotune.training.boundary import Refits
 from autotune.training.branch import branch_losses
-from autotune.training.fit import Parts, refuse_idle_precision, set_compiled, time_fit
+from autotune.training.fit import Parts, refuse_idle_precision, time_fit
 from autotune.training.losses import loss_curves
 
 
@@ -215,10 +215,10 @@ class FitTraining(TrialHooks):
     def _train(self, call: FitCall, callbacks: list[Any]) -> None:
         request, configuration, model = self.request, self.configuration, call.model
         call.settings.refuse_missing(self.facts)
-        refuse_another_scope(model, configuration)
+        apply.refuse_another_scope(model, configuration)
         dataset, source = call.training_dataset
         train = call.pipeline(dataset, source, configuration)
-        set_compiled(model, train.in_force)
+        apply.set_compiled(model, train.in_force)
         if "precision" in call.settings.changes:
             refuse_idle_precision(model, str(configuration["precision"]))
         examples = call.examples(dataset)

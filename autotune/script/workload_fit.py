@@ -22,7 +22,7 @@ from autotune.space.configuration import Configuration
 from autotune.space.keras_in_use import keras_in_use, keras_of
 from autotune.space.knobs import KNOBS
 from autotune.training.branch import branch_losses
-from autotune.training.fit import Parts, refuse_idle_precision, set_compiled, time_fit
+from autotune.training.fit import Parts, refuse_idle_precision, time_fit
 from autotune.training.losses import loss_curves
 from autotune.training.pipeline import BATCHES, ENDLESS, Batches, batches_in, elements_in, refuse_uneven
 
@@ -208,7 +208,7 @@ def _compiled(workload: Workload, configuration: Configuration) -> keras.Model:
             f"model() compiles with steps_per_execution={steps}, which is a knob",
             hint=f'Leave it out there, and name it in Workload(baseline={{"steps_per_execution": {steps}}}).',
         )
-    set_compiled(model, configuration)
+    apply.set_compiled(model, configuration)
     for name, now in apply.overridden(configuration).items():  # else it would be timed under a wrong name
         raise WorkloadError(
             f"a function of the workload sets {name} to {now!r}, which is a knob: this trial's is "

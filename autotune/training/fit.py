@@ -284,18 +284,6 @@ def _validation_limit(parts: Parts) -> keras.callbacks.Callback:
     return ValidationLimit()
 
 
-# --------------------------------------------------------------------------------------------- what `compile` sets
-
-
-def set_compiled(model: keras.Model, configuration: Configuration) -> None:
-    """Set the arguments that `compile` did not get, or a model's own `compile` has not passed on."""
-    apply.accumulate(model.optimizer, configuration)
-    keras_api().set_steps(model, int(configuration["steps_per_execution"]))
-    wanted = configuration["jit_compile"]
-    if wanted != "auto" and bool(model.jit_compile) != wanted and not (wanted and model.run_eagerly):
-        model.jit_compile = wanted  # Keras turns it off where a layer cannot be compiled
-
-
 def refuse_idle_precision(model: keras.Model, policy: str) -> None:
     """Refuse a model none of whose layers took the policy: it would be timed under a wrong name."""
     computes_in = policy.removeprefix("mixed_")

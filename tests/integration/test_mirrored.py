@@ -172,12 +172,11 @@ import tensorflow as tf
 
 import autotune
 
-recipe = autotune.Recipe.load("run/recipe.json")
-recipe.apply()
-with recipe.strategy().scope():
+recipe = autotune.Recipe.load("run/recipe.json").apply()
+with recipe.scope():
     model = train.model()
-    model.compile("sgd", "mse", **recipe.compile_args())
-history = model.fit(**recipe.fit_args(train.dataset().take(128)), epochs=1, verbose=0)
+    recipe.compile(model, "sgd", "mse")
+history = recipe.fit(model, train.dataset().take(128), epochs=1, verbose=0)
 print("replicas", model.distribute_strategy.num_replicas_in_sync, history.history["loss"])
 """
 
@@ -196,7 +195,7 @@ def test_a_strategy_is_found_from_start_to_recipe(tmp_path):
     recipe = Recipe.load(tmp_path / "run" / "recipe.json")
     assert set(STRATEGY_KNOBS) <= set(recipe.configuration)
     assert recipe.changes["strategy"] == "mirrored"
-    assert "with recipe.strategy().scope():" in ended.stdout
+    assert "with recipe.scope():" in ended.stdout
     records = read_trials(RunDirectory(tmp_path / "run"))
     assert any(each.scaling_efficiency for each in records if each.configuration["strategy"] == "mirrored")
     used = subprocess.run([sys.executable, "use.py"], cwd=tmp_path, capture_output=True, text=True, check=False)

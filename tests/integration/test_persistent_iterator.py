@@ -6,7 +6,6 @@ import sys
 import textwrap
 
 import pytest
-from simulated_runs import faster_by, quick_tune, simulated_trials
 
 EXAMPLES, EPOCHS = 1437, 4
 
@@ -15,9 +14,7 @@ import json
 import keras
 import numpy as np
 import tensorflow as tf
-from autotune.data.errors import ApplyError
 from autotune.recipe import apply
-from autotune.recipe.recipe import Recipe
 from autotune.space.configuration import baseline_configuration
 from autotune.space.knobs import Device
 
@@ -190,88 +187,3 @@ def test_a_pipeline_of_shorter_epochs_is_otherwise_the_same(run):
         [["Take", "Prefetch", "Batch", "Range"], None, 3, True],
         [12, 3],
     ]
-
-
-@pytest.fixture(scope="module")
-def recipe(tmp_path_factory):
-    """A recipe with a persistent iterator and batches of 128, out of a simulated run."""
-    trials = simulated_trials(faster_by(batch_size=1.5), noise=0.02)
-    made, _ = quick_tune(trials, tmp_path_factory.mktemp("run"))
-    knobs = {"batch_size": 128, "persistent_iterator": True, "steps_per_execution": 12, "prefetch": 1}
-    path = tmp_path_factory.mktemp("recipe") / "recipe.json"
-    made.model_copy(update={"configuration": {**made.configuration, **knobs}}).save(path)
-    return path
-
-
-def test_fit_args_repeat_and_batches_do_not(run, recipe):
-    seen = run(
-        f"""
-        recipe = Recipe.load({str(recipe)!r})
-        off = recipe.model_copy(update={{"configuration": {{**recipe.configuration, "persistent_iterator": False}}}})
-        said = []
-        for each in (recipe, off):
-            arguments = each.fit_args(ids)
-            said.append([int(arguments.pop("x").cardinality()), arguments, int(each.batch(ids).cardinality())])
-        print(json.dumps(said))
-        """
-    )
-    assert seen == [[-1, {"steps_per_epoch": 12}, 12], [12, {}, 12]]
-
-
-def test_fit_args_refuse_an_epoch_that_would_run_past_its_end(run, recipe):
-    seen = run(
-        f"""
-        recipe = Recipe.load({str(recipe)!r})
-        fewer = ids.take(1000)
-        try:
-            recipe.fit_args(fewer)
-        except ApplyError as error:
-            said = [error.message, error.hint]
-        print(json.dumps([*said, recipe.fit_args(fewer, steps_per_execution=8)["steps_per_epoch"]]))
-        """
-    )
-    message, hint, steps = seen
-    assert message == "steps_per_execution=12 does not divide the 8 steps of an epoch"
-    assert 'model.compile(..., **recipe.compile_args() | {"steps_per_execution": 8})' in hint
-    assert "recipe.fit_args(dataset, steps_per_execution=8)" in hint
-    assert steps == 8
-
-
-def test_batches_of_batches_are_an_error(run, recipe):
-    said = run(
-        f"""
-        import numpy as np
-        recipe = Recipe.load({str(recipe)!r})
-        ranks = recipe.workload.model_copy(update={{"batch_ranks": (2, 1)}})
-        own = ranks.model_copy(update={{"batched": True}})
-        examples = tf.data.Dataset.from_tensor_slices((np.ones((100, 4)), np.ones(100)))
-        images = tf.data.Dataset.from_tensor_slices((np.ones((100, 8, 6)), np.ones((100, 5))))
-        batches, said = examples.batch(8), []
-        for workload, data in ((ranks, examples), (ranks, batches), (own, batches), (own, examples), (ranks, images)):
-            try:
-                recipe.model_copy(update={{"workload": workload}}).batch(data)
-                said.append("")
-            except ApplyError as error:
-                said.append(str(error))
-        print(json.dumps(said))
-        """
-    )
-    assert said[0] == said[2] == said[4] == ""
-    assert said[1].startswith("the recipe was given a dataset that is batched already")
-    assert said[3].startswith("the recipe was given single examples")
-
-
-def test_a_recipe_takes_arrays(run, recipe):
-    said = run(
-        f"""
-        import numpy as np
-        recipe = Recipe.load({str(recipe)!r})
-        off = {{"batch_size": 20, "steps_per_execution": 1, "persistent_iterator": False}}
-        recipe = recipe.model_copy(update={{"configuration": {{**recipe.configuration, **off}}}})
-        x, y = np.ones((100, 4)), np.ones((100, 1))
-        found = [recipe.batch((x, y)), recipe.batch({{"a": x}}), recipe.fit_args((x, y, None))["x"]]
-        print(json.dumps([[str(each.element_spec), int(each.cardinality())] for each in found]))
-        """
-    )
-    assert [count for _, count in said] == [5, 5, 5]
-    assert all("shape=(None, 4), dtype=tf.float64" in spec for spec, _ in said)

@@ -17,31 +17,6 @@ steps = int(trained.iterations), keras.config.dtype_policy().name
 fits = [bool(model.jit_compile), int(model.steps_per_execution)] if model.compiled else [False, 1]
 import json; print(json.dumps([*steps, *fits]))
 """
-OTHERS = """
-import json
-import numpy as np
-import tensorflow as tf
-import keras
-import autotune
-
-recipe = autotune.Recipe.load("recipe.json")
-x = np.arange(96, dtype="float32").reshape(24, 4)
-single = tf.data.Dataset.from_tensor_slices((x, x[:, :1]))
-seen = [[int(row) for a, _ in recipe.fit_args((x, x[:, :1]))["x"] for row in a[:, 0]] for _ in range(2)]
-lengths = [[len(a) for a, _ in made] for made in (
-    recipe.fit_args((x, x[:, :1]))["x"], recipe.batch((x, x[:, :1])), recipe.batch(single),
-    recipe.batch(single.batch(10)), recipe.batch(single.batch(10).map(lambda a, b: (a, b[:, 0]))),
-    recipe.fit_args((x, x[:, :1]), drop_remainder=True)["x"])]
-
-class Data(keras.utils.PyDataset):
-    pass
-
-try:
-    recipe.fit_args(Data())
-except autotune.AutotuneError as error:
-    said = str(error)
-print(json.dumps([seen, lengths, said]))
-"""
 
 
 @pytest.fixture(scope="module")
@@ -75,12 +50,3 @@ def test_the_guides_code_runs_as_printed(ran, place, steps):
     told = ran(program + COUNTS, **changes)
     compiled = [False, 1] if "def step" in program else [False, 2]
     assert told == [steps, "mixed_bfloat16", *compiled]
-
-
-def test_a_scripts_recipe_takes_arrays_examples_and_batches(ran):
-    (one, other), lengths, said = ran(OTHERS, batch_size=16)
-    assert one != other
-    assert sorted(one) == sorted(other) == list(range(0, 96, 4))
-    assert lengths == [[16, 8], [16, 8], [16, 8], [10, 10, 4], [10, 10, 4], [16]]
-    assert "was given a Data, expected a tf.data.Dataset or arrays" in said
-    assert "recipe.batch_size" in said

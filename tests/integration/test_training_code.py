@@ -5,6 +5,8 @@ import json
 import pytest
 from simulated_runs import faster_by, quick_tune, simulated_trials
 
+from autotune.data.facts import KerasVersion
+
 CHANGES = {
     "batch_size": 20,
     "precision": "mixed_bfloat16",
@@ -46,11 +48,16 @@ def test_an_applied_recipe_acts_at_every_stage(train):
         recipe = autotune.Recipe.load("recipe.json")
         recipe.apply()
         import keras, numpy as np, tensorflow as tf
-        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
-        model.compile("sgd", "mse", **recipe.compile_args())
-        data = recipe.batch(tf.data.Dataset.from_tensor_slices((np.ones((100, 4)), np.ones((100, 1)))))
-        model.fit(data, epochs=2, verbose=0)
-        options = data.options()
+        class Model(keras.Model):
+            def fit(self, x, **arguments):
+                self.data = x
+                return super().fit(x, **arguments)
+        inputs = keras.Input((4,))
+        model = Model(inputs, keras.layers.Dense(1)(inputs))
+        recipe.compile(model, "sgd", "mse")
+        examples = tf.data.Dataset.from_tensor_slices((np.ones((100, 4)), np.ones((100, 1))))
+        recipe.fit(model, examples, epochs=2, verbose=0)
+        data, options = model.data, model.data.options()
         print(json.dumps({
             "onednn": os.environ["TF_ENABLE_ONEDNN_OPTS"],
             "threads": [tf.config.threading.get_intra_op_parallelism_threads(),
@@ -178,28 +185,141 @@ def test_what_undoes_a_recipe_is_said(train):
         import json
         import autotune
         recipe = autotune.Recipe.load("recipe.json")
-        recipe.compile_args()                  # may come first
-        recipe.apply()
-        import keras, numpy as np, tensorflow as tf
-        data = tf.data.Dataset.from_tensor_slices((np.ones((100, 4)), np.ones((100, 1))))
+        import keras, numpy as np
         said = []
         def use():
-            for each in (recipe.compile_args, lambda: recipe.batch(data), lambda: recipe.fit_args(data)):
+            compile = lambda: recipe.compile(model, "sgd", "mse")
+            for call in (compile, lambda: recipe.fit(model, x, x[:, :1]), recipe.scope):
                 try:
-                    each()
+                    call()
                     said.append("")
                 except autotune.AutotuneError as error:
                     said.append(error.message)
+        x, model = np.ones((40, 4)), None
         use()
+        recipe.apply()
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        use()
+        plain = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        try:
+            recipe.fit(plain, x)
+        except autotune.AutotuneError as error:
+            said.append(str(error))
         keras.mixed_precision.set_global_policy("float32")
         use()
         print(json.dumps(said))
         """,
         precision="mixed_bfloat16",
     )
-    assert said[:3] == [""] * 3
+    assert said[:3] == ["the recipe is not in force: apply() was not called"] * 3
+    assert said[3:6] == [""] * 3
+    assert "not compiled" in said[6]
+    assert "recipe.compile(model, " in said[6]
     told = "the recipe set precision=mixed_bfloat16, and a later line has set it to float32"
-    assert said[3:] == [told] * 3
+    assert said[7:] == [told] * 3
+
+
+KINDS = """
+import json, os
+import autotune
+from autotune.recipe import training_code
+recipe = autotune.Recipe.load("recipe.json").apply()
+import numpy as np, tensorflow as tf
+import {keras} as keras
+said = []
+training_code._say_once = said.append
+rows = np.arange(101, dtype="float32")[:, None] / 100
+class Sees(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.dense, self.seen = keras.layers.Dense(1), []
+    def call(self, x):
+        return self.dense(x["a"] if isinstance(x, dict) else x)
+    def train_step(self, data):
+        tf.py_function(lambda each: self.seen.append(each.numpy().tolist()), [data[1]], [])
+        return super().train_step(data)
+class Own(getattr(keras.utils, "PyDataset", keras.utils.Sequence)):
+    batch_size = 25
+    def __len__(self):
+        return 4
+    def __getitem__(self, index):
+        return (rows[25 * index:25 * index + 25],) * 2
+def train(*data, **more):
+    said.clear()
+    model = Sees()
+    recipe.compile(model, optimizer=keras.optimizers.SGD(0.01), loss="mse", steps_per_execution=3)
+    history = recipe.fit(model, *data, epochs=2, verbose=0, **more).history
+    seen = sum(model.seen, [])
+    epochs = [sorted(seen[:len(seen) // 2]), sorted(seen[len(seen) // 2:])]
+    whole = epochs[0] == epochs[1] == rows[: len(seen) // 2].tolist()
+    batches = [len(each) for each in model.seen[: len(model.seen) // 2]]
+    return [batches, whole, int(model.optimizer.iterations), "val_loss" in history, list(said)]
+pairs = tf.data.Dataset.from_tensor_slices((rows, rows))
+def forever():
+    while True:
+        yield rows[:25], rows[:25]
+print(json.dumps({{
+    "arrays": train(rows, rows, batch_size=7, validation_data=(rows, rows)),
+    "weights": train(x=rows, y=rows, sample_weight=np.ones(101)),
+    "split": train(rows, rows, validation_split=0.2, shuffle=False),
+    "pair": train((rows, rows)),
+    "dict": train({{"a": rows}}, rows),
+    "examples": train(pairs, validation_data=pairs),
+    "batches": train(pairs.batch(25).prefetch(1), validation_data=pairs.batch(9)),
+    "steps": train(pairs.take(100).batch(20).repeat(), steps_per_epoch=5),
+    "own": train(Own()),
+    "generator": train(forever(), steps_per_epoch=4)[:1],
+}}))
+"""
+
+
+@pytest.mark.parametrize("version", [KerasVersion.KERAS_3, pytest.param(KerasVersion.KERAS_2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("persistent", [True, False])
+def test_fit_takes_what_keras_takes(recipe, tmp_path, run_code, version, persistent):
+    knobs = {"batch_size": 20, "persistent_iterator": persistent, "steps_per_execution": 4}
+    recipe.model_copy(
+        update={
+            "configuration": {**recipe.configuration, **knobs},
+            "workload": recipe.workload.model_copy(update={"keras": version, "batch_ranks": (2, 2)}),
+        }
+    ).save(tmp_path / "recipe.json")
+    legacy = {"TF_USE_LEGACY_KERAS": "1"} if version is KerasVersion.KERAS_2 else {}
+    ended = run_code(KINDS.format(keras=version.package), PYTHONWARNINGS="ignore", **legacy)
+    seen = json.loads(ended.stdout.splitlines()[-1])
+    assert seen["generator"] == [[25] * 4]
+    fewer = "steps_per_execution=3, not the recipe's 4: it must divide the steps of an epoch"
+    for name in ("arrays", "weights", "pair", "dict", "examples"):
+        batches, whole, updates, validates, said = seen[name]
+        assert (sorted(batches), whole, updates) == ([1, *[20] * 5], True, 12), name
+        assert validates == (name in ("arrays", "examples"))
+        assert any(text.startswith(fewer) for text in said) == persistent, name
+    assert seen["split"][:4] == [[20] * 4, True, 8, True]
+    assert seen["batches"][:4] == [[25, 25, 25, 25, 1], True, 10, True]
+    assert any(text.startswith("batch_size=25, not the recipe's 20") for text in seen["batches"][4])
+    assert seen["steps"][:3] == [[20] * 5, True, 10]
+    assert seen["own"][:3] == [[25] * 4, True, 8]
+    assert any(text.startswith("persistent_iterator=false") for text in seen["own"][4]) == persistent
+
+
+def test_the_tested_learning_rate_acts_in_fit_alone(train, recipe):
+    seen = train(
+        """
+        import json
+        import autotune
+        from autotune.recipe.answers import LearningRateRule
+        rule = LearningRateRule(batch_ratio=4.0, rule="linear", factor=4.0)
+        recipe = autotune.Recipe.load("recipe.json").model_copy(update={"learning_rate_rule": rule}).apply()
+        import keras, numpy as np
+        def moved(fit, size):
+            model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, kernel_initializer="zeros")])
+            recipe.compile(model, keras.optimizers.SGD(0.01), "mse", jit_compile=False)
+            fit(model, np.ones((size, 1), "float32"), np.ones((size, 1), "float32"), verbose=0)
+            return float(model.layers[0].kernel.numpy()[0, 0]), float(model.optimizer.learning_rate)
+        print(json.dumps([moved(recipe.fit, recipe.batch_size), moved(keras.Model.fit, 32)]))
+        """,
+        batch_size=4 * recipe.baseline["batch_size"],
+    )
+    assert seen == [[pytest.approx(0.08), pytest.approx(0.01)], [pytest.approx(0.02), pytest.approx(0.01)]]
 
 
 def test_settings_of_the_shell_and_of_tensorflow_are_read_as_they_act(train):
