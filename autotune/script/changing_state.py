@@ -7,26 +7,29 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import math
 import os
 import re
 from collections import defaultdict, deque
 from collections.abc import Collection, Iterable
+from itertools import chain
 from pathlib import Path
 from types import CodeType
 from typing import Any
 
 from autotune.recipe.tf_private import functions_of, operations_of
 from autotune.runtime.sources import parse_source
-from autotune.script.call_sites import is_own, line_of, line_of_code, name_of, running_frames
+from autotune.script.call_sites import is_own, line_of_code, name_of, running_frames
 from autotune.script.dataset_trace import upstream
 
 READS_AHEAD = ("persistent_iterator", "prefetch", "num_parallel_calls", "prefetch_to_device", "per_replica_buffer_size")
 _FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 _SPECIAL = ("__call__", "__getitem__", "__iter__", "__len__", "__next__")  # called without being named
-_BUILDING = ("__init__", "build")
+_BUILDING = ("__init__", "build", "compile")
 _WRITES = {"Var": re.compile("assign|scatter|set_(value|weights)"), "lookup": re.compile("insert|remove|erase")}
 _CHANGES = re.compile("assign|insert|remove|append|extend|update|pop|clear|add$|discard|put|fill|sort|set_|reset")
 _CHANGES_ARGUMENT = ("copyto", "put", "set_value", "shuffle")
+_Place = tuple[str, Any]  # a file, and a node in it
 _RANDOM = re.compile("StateVar|seed_generator_state")  # generators that only the dataset's own functions advance
 
 
@@ -34,17 +37,24 @@ class OwnSource:
     """The functions in a script's own files; `directory` is the script's."""
 
     def __init__(self, files: Iterable[Path], directory: str) -> None:
-        self._directory, self._paths = directory, list(files)
-        self.files: dict[Any, str] = {}  # of each function
+        self._directory = directory
+        self.files: dict[Any, str] = {}  # of each function and module
+        self._modules: dict[Any, str] = {}
         self._at: defaultdict[tuple[str, int], list[Any]] = defaultdict(list)  # functions by file and first line
-        self.outer: dict[Any, Any] = {}  # the function around each function
-        # By function; whether in a loop that runs now.
-        self._nodes: defaultdict[Any, list[tuple[Any, bool]]] = defaultdict(list)
+        self.outer: dict[Any, Any] = {}  # the function, or module, around each function
+        # By function or module; whether in a loop that runs now, and whether below what runs now.
+        self._nodes: defaultdict[Any, list[tuple[Any, bool, bool]]] = defaultdict(list)
         self._loops: dict[Any, Any] = {}  # those that run now, and the function of each
         self._started: set[Any] = set()  # functions that run now
-        self._running = [(os.path.realpath(frame.f_code.co_filename), frame.f_lineno) for frame in running_frames()]
-        for file in self._paths:
-            self._collect(os.path.realpath(file), parse_source(file), None, in_loop=False)
+        self._hooks: set[Any] = set()  # functions that a package may call
+        self._running = {
+            (os.path.realpath(frame.f_code.co_filename), frame.f_code.co_name): frame.f_lineno
+            for frame in running_frames()
+        }
+        for path in files:
+            file, tree = os.path.realpath(path), parse_source(path)
+            self._modules[tree] = self.files[tree] = file
+            self._collect(file, tree, tree, in_loop=False)
 
     def _collect(self, file: str, tree: ast.AST, function: Any, *, in_loop: bool) -> None:
         for node in ast.iter_child_nodes(tree):
@@ -53,17 +63,22 @@ class OwnSource:
                 self._at[file, first].append(node)
                 self.files[node] = file
                 self.outer[node] = function
-                if not isinstance(node, ast.Lambda) and self._is_running(file, node):
+                name = getattr(node, "name", "")
+                if not name or name.startswith("on_") or (isinstance(tree, ast.ClassDef) and tree.bases):
+                    self._hooks.add(node)
+                if name and self._is_running(file, node):
                     self._started.add(node)
                 self._collect(file, node, node, in_loop=False)
             else:
-                self._nodes[function].append((node, in_loop))
+                line = self._running.get((file, getattr(function, "name", "<module>")), math.inf)
+                self._nodes[function].append((node, in_loop, getattr(node, "lineno", 0) > line))
                 is_loop = isinstance(node, ast.For | ast.While) and self._is_running(file, node)
                 self._loops |= {node: function} if is_loop else {}
                 self._collect(file, node, function, in_loop=in_loop or is_loop)
 
     def _is_running(self, file: str, node: Any) -> bool:
-        return any(file == where and node.lineno <= line <= node.end_lineno for where, line in self._running)
+        lines = (line for (where, _), line in self._running.items() if where == file)
+        return any(node.lineno <= line <= node.end_lineno for line in lines)
 
     def describe_dataset(self, dataset: Any, trained: Iterable[Any]) -> str:
         """Return what a function of a dataset reads that may change; empty if none does. `trained`: variables."""
@@ -92,11 +107,12 @@ class OwnSource:
         """
         code = [found for function in functions for found in code_of(function)]
         readers = self.reached_from(node for found in code for node in self.nodes_at(found))
-        names, methods = self.changes(readers)
-        read = sorted({name for reader in readers for name in self._names_read(reader)} & names) if is_python else []
+        stored, changed, calls = self.changes(readers)
+        names = {name for reader in readers for name in self._names_read(reader)} & {*stored, *changed}
+        read = sorted(names) if is_python else []
         for handle in resources:
             kind = next((kind for kind in _WRITES if f"::{kind}" in str(handle)), "")
-            by_script = kind and not _RANDOM.search(str(handle)) and any(map(_WRITES[kind].match, methods))
+            by_script = kind and not _RANDOM.search(str(handle)) and any(map(_WRITES[kind].match, calls))
             read += ["a variable or lookup table"] if by_script or id(handle) in written else []
         if not read:
             return ""
@@ -115,16 +131,6 @@ class OwnSource:
             reached += [node for node in found if node not in reached]
         return reached
 
-    def line_of_store(self, attribute: str) -> str:
-        """Return where an attribute is set first; empty if nowhere."""
-        nodes = ((file, node) for file in self._paths for node in ast.walk(parse_source(file)))
-        stores = (
-            (file, node)
-            for file, node in nodes
-            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and node.attr == attribute
-        )
-        return next((line_of(file, node, self._directory) for file, node in stores), "")
-
     def nodes_at(self, code: CodeType) -> list[Any]:
         """Return the function of some code; of several that begin in its line, the innermost around its first place."""
         found = self._at[os.path.realpath(code.co_filename), code.co_firstlineno]
@@ -135,49 +141,63 @@ class OwnSource:
 
     def nodes_of(self, function: Any) -> list[Any]:
         """Return the nodes of a function, without those of functions inside."""
-        return [node for node, _ in self._nodes[function]]
+        return [node for node, *_ in self._nodes[function]]
+
+    def names_bound(self, function: Any) -> set[str]:
+        """Return the names of a function's arguments, and of the variables that it sets."""
+        stores = (node for node in self.nodes_of(function) if isinstance(node, ast.Name))
+        arguments = ast.walk(function.args) if function not in self._modules else ()
+        names = {node.id for node in stores if not isinstance(node.ctx, ast.Load)}
+        return names | {node.arg for node in arguments if isinstance(node, ast.arg)}
 
     def _names_read(self, function: Any) -> set[str]:
         """Return the names from outside of a function that it reads, and `.attributes`."""
         nodes = self.nodes_of(function)
-        names = [node for node in nodes if isinstance(node, ast.Name)]
-        local = {name.id for name in names if not isinstance(name.ctx, ast.Load)}
-        local |= {node.arg for node in ast.walk(function.args) if isinstance(node, ast.arg)}
         attributes = {f".{node.attr}" for node in nodes if isinstance(node, ast.Attribute)}
-        return {name.id for name in names} - local | attributes
+        return {node.id for node in nodes if isinstance(node, ast.Name)} - self.names_bound(function) | attributes
 
-    def changes(self, readers: Collection[Any]) -> tuple[set[str], set[str]]:
-        """Return the names and `.attributes` that other functions and loops change, and the methods that they call.
+    def changes(
+        self, readers: Collection[Any]
+    ) -> tuple[dict[str, _Place], set[str], dict[str, list[tuple[Any, ast.Call]]]]:
+        """Return the names and `.attributes` that others than the readers set, and change; and their calls, by name.
 
-        What prepares the data is over: loops that do not run now, and all outside of loops where none runs around it;
-        `__init__` and `build`, and what only such a function calls.
+        Only what may still run counts: of what runs once its loops, and what follows them where the readers are called
+        again; of the functions those that it names, that are passed on, or that a package calls.
         """
-        names: set[str] = set()
-        methods: set[str] = set()
-        around = {self.outer[reader] for reader in readers}  # whose variables they read
-        each = ((of, node) for of, nodes in self._nodes.items() for node, _ in nodes)
-        calls = [(name_of(node.func), of) for of, node in each if isinstance(node, ast.Call)]
-        later = {name for name, of in calls if getattr(of, "name", "") not in _BUILDING}
-        at_start = {*_BUILDING, *(name for name, _ in calls if name not in later and not name.startswith("on_"))}
-        for function, nodes in self._nodes.items():
-            if function in readers or getattr(function, "name", "") in at_start:
-                continue
-            shared = {name for node, _ in nodes if isinstance(node, ast.Global | ast.Nonlocal) for name in node.names}
-            stored = {node.id for node, _ in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-            own = stored - shared if function is not None else set()
-            is_once = function is None or (function in self._started and {*self._loops.values()} <= {function})
-            for node, in_loop in nodes:
-                if is_once and not in_loop:
-                    continue
-                changed = set[str]()
-                if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-                    methods |= {node.func.attr} if _target(node.func.value) != "os" else set()  # it removes files
-                    changed |= {_target(node.func.value)} if _CHANGES.match(node.func.attr) else set()
-                    changed |= set(map(_target, node.args[:1])) if node.func.attr in _CHANGES_ARGUMENT else set()
-                elif isinstance(getattr(node, "ctx", None), ast.Store):
-                    changed = {_target(node)}
-                names |= changed if in_loop and function in around else changed - own
-        return names - {"", "self"}, methods
+        once = {*self._modules, *(function for function in self._started if {*self._loops.values()} <= {function})}
+        later = [node for function in once for node, _, below in self._nodes[function] if below]
+        again = not {*readers, *self._started}.isdisjoint(self._named_in(later))
+        live = {of: [node for node, loops, below in self._nodes[of] if loops or (again and below)] for of in once}
+        every = [node for nodes in self._nodes.values() for node, *_ in nodes]
+        called = {id(node.func) for node in every if isinstance(node, ast.Call)}
+        passed_on = (node for node in every if id(node) not in called)
+        roots = self._named_in(chain(passed_on, *live.values()))
+        for function in self.reached_from((roots | self._hooks | self._started) - once):
+            if function not in once and getattr(function, "name", "") not in _BUILDING:
+                live[function] = self.nodes_of(function)
+        stored, changed, calls = dict[str, _Place](), set[str](), defaultdict[str, list[tuple[Any, ast.Call]]](list)
+        around = once & {*self._modules, *(self.outer.get(reader) for reader in readers)}  # whose variables they read
+        for function in live.keys() - {*readers}:
+            nodes, file = live[function], self.files[function]
+            shared = {name for node in nodes if isinstance(node, ast.Global | ast.Nonlocal) for name in node.names}
+            own = {"", "self"} if function in around else self.names_bound(function) - shared | {"", "self"}
+            for node in nodes:
+                if isinstance(node, ast.Call):
+                    name, owner = name_of(node.func), getattr(node.func, "value", None)
+                    if owner is None or _target(owner) != "os":  # it removes files
+                        calls[name].append((function, node))
+                    changed |= {_target(owner)} - own if owner is not None and _CHANGES.match(name) else set()
+                    changed |= {*map(_target, node.args[:1])} - own if name in _CHANGES_ARGUMENT else set()
+                    if name == "setattr" and len(node.args) > 1 and isinstance(node.args[1], ast.Constant):
+                        stored[f".{node.args[1].value!s}"] = file, node
+                elif isinstance(getattr(node, "ctx", None), ast.Store) and (name := _target(node)) not in own:
+                    stored[name] = file, node
+        return stored, changed, calls
+
+    def _named_in(self, nodes: Iterable[Any]) -> set[Any]:
+        """Return the functions with a name that these nodes read."""
+        names = {name_of(node) for node in nodes} - {""}
+        return {function for function in self.outer if getattr(function, "name", "") in names}
 
 
 def _target(node: ast.expr) -> str:
@@ -202,7 +222,7 @@ def code_of(function: Any) -> list[CodeType]:
             for outer in inner:  # with the functions inside
                 inner += [value for value in outer.co_consts if isinstance(value, CodeType)]
             waiting += [scope[name] for names in inner for name in names.co_names if name in scope]
-        names = ("__func__", "func", "python_function", "_generator")
+        names = ("__func__", "__wrapped__", "func", "python_function", "_generator")
         waiting += filter(callable, (getattr(part, name, None) for name in names))
         waiting += [getattr(type(part), name) for name in _SPECIAL if hasattr(type(part), name)]
         for cell in getattr(part, "__closure__", None) or ():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import inspect
 import os
 import re
 import sys
@@ -31,6 +32,8 @@ _MUTATORS = re.compile(
 )
 _OUTSIDE = re.compile(r"on_\w+|save(_weights)?|[gs]et_weights")
 """Methods of Keras's that act in Python."""
+_ASKS = re.compile(r"(executing_eagerly|inside_function|isinstance.*\b(ndarray|EagerTensor)|hasattr.*\bnumpy)\b")
+"""Calls that a graph answers otherwise."""
 _FRAMEWORKS = {"tensorflow", "keras", "tf_keras"}
 _PURE = {"_operator", "abc", "builtins", "collections", "contextlib", "copy", "dataclasses", "enum", "functools"}
 _PURE |= {"itertools", "math", "numpy", "operator", "tensorflow_probability", "types", "typing", *_FRAMEWORKS}
@@ -50,7 +53,7 @@ class EagerSteps:
     def __init__(self, directory: str) -> None:
         self._directory = directory
         self._tapes: list[list[FrameType]] = []  # the frames around each tape since the last update
-        self._updates: dict[CodeType, tuple[FrameType, int, Any]] = {}  # the last one of each function
+        self._updates: dict[CodeType, tuple[FrameType, Any]] = {}  # the last one of each function, and its batch
         self._loops: dict[CodeType, int] = {}  # functions that make several steps in a call, with the line
         self._scopes: dict[CodeType, Mapping[str, Any]] = {}  # the names that a function saw when it was last called
         self._calls: defaultdict[CodeType, set[CodeType]] = defaultdict(set)
@@ -67,12 +70,16 @@ class EagerSteps:
         frame = next((found for found in running_frames() if all(found in around for around in tapes)), None)
         if frame is None:
             return
-        code = frame.f_code
-        last, *before = self._updates.get(code, (None, 0, None))
-        is_next_step = element is not before[1] or (element is None and before[0] == id(optimizer))
+        inner: FrameType | None = sys._getframe(1)
+        while inner is not None and inner is not frame and inner.f_code.co_filename != "<string>":
+            inner = inner.f_back
+        frame = inner or frame  # what `exec` made is in no file
+        code, batch = frame.f_code, (id(optimizer), frame.f_lasti) if element is None else element
+        last, before = self._updates.get(code, (None, None))
+        is_next_step = batch == before if element is None else batch is not before
         if code.co_name == "<module>" or (last is frame and is_next_step):
             self._loops[code] = frame.f_lineno
-        self._updates[code] = frame, id(optimizer), element
+        self._updates[code] = frame, batch
         sys.setprofile(self._note_call)
 
     def _note_call(self, frame: FrameType, event: str, _: Any) -> None:
@@ -111,18 +118,33 @@ class EagerSteps:
         if step in self._loops:
             line = f"{shown(step.co_filename, self._directory)}, line {self._loops[step]}"
             return f"{line}: the eager step stands in its loop; move it into a function of one batch to tune this"
-        codes = [step]
-        for code in codes:  # which grow by the functions that they call
-            codes += [called for called in self._calls[code] if called not in codes]
+        functions = {step: self._scopes.get(step, {})}
         scopes: dict[Any, Mapping[str, Any]] = {}
-        for code in codes:
-            nodes, scope = source.nodes_at(code), self._scopes.get(code, {})
+        while functions:
+            code, scope = functions.popitem()
+            nodes = source.nodes_at(code)
             if len(nodes) != 1 or (code is step and not isinstance(nodes[0], ast.FunctionDef)):
                 return f"{line_of_code(code, self._directory)}: the source of {code.co_name}() cannot be found"
+            if nodes[0] in scopes:
+                continue
             scopes[nodes[0]] = scope
-            for node, what in _find_signature_obstacles(nodes[0], scope) if code is step else ():
-                return f"{line_of(code.co_filename, node, self._directory)}: {code.co_name}() {what}"
-        return _first_obstacle(scopes, source, parts, self._directory)
+            functions |= _functions_called(source.nodes_of(nodes[0]), scope, self._is_users)
+            functions |= {called: self._scopes[called] for called in self._calls[code]}
+        return _first_obstacle(scopes, source, parts, self._directory, source.nodes_at(step)[0])
+
+
+def _functions_called(
+    nodes: Iterable[ast.AST], scope: Mapping[str, Any], is_users: Callable[[str], bool]
+) -> dict[CodeType, Mapping[str, Any]]:
+    """Return the user's functions that some nodes call, in branches that were not taken as well, and their names."""
+    found: dict[CodeType, Mapping[str, Any]] = {}
+    for node in nodes:
+        if isinstance(node, ast.Call) and callable(value := _value_of(node.func, scope)):
+            function = inspect.unwrap(getattr(value, "__func__", value))
+            code = getattr(function, "__code__", None)
+            if isinstance(code, CodeType) and is_users(code.co_filename):
+                found[code] = ChainMap({"self": getattr(value, "__self__", _UNKNOWN)}, function.__globals__)
+    return found
 
 
 def find_obstacle_of_fit(parts: Collection[Any], source: OwnSource, directory: str) -> str:
@@ -141,53 +163,84 @@ def find_obstacle_of_fit(parts: Collection[Any], source: OwnSource, directory: s
 
 
 def _first_obstacle(
-    scopes: Mapping[Any, Mapping[str, Any]], source: OwnSource, parts: Collection[Any], directory: str
+    scopes: Mapping[Any, Mapping[str, Any]],
+    source: OwnSource,
+    parts: Collection[Any],
+    directory: str,
+    step: ast.FunctionDef | None = None,
 ) -> str:
-    """Return the first obstacle in some functions, with its line. `scopes`: the names that each of them sees."""
-    changed = source.changes(scopes)[0]
-    for attribute in sorted(name[1:] for name in changed if name.startswith(".")):
-        is_kept = any(_is_number(vars(part).get(attribute)) for part in parts)  # as a rate of dropout
-        if (is_kept or attribute == "trainable") and (line := source.line_of_store(attribute)):
-            return f"{line}: sets .{attribute} as it trains: a graph would keep the first value"
+    """Return the first obstacle in some functions, with its line. `scopes`: the names that each of them sees.
+
+    `step`: the one that is compiled, where Keras does not call it.
+    """
+    stored, changed, calls = source.changes(scopes)
+    for name, place in stored.items():
+        is_kept = any(_is_number(vars(part).get(name[1:])) for part in parts)  # as a rate of dropout
+        if name == ".trainable" or (name.startswith(".") and is_kept):
+            return f"{line_of(*place, directory)}: sets {name} as it trains: a graph would keep the first value"
+    if step is not None:
+        for kind in {type(part).__name__ for part in parts if hasattr(part, "apply_gradients")} & calls.keys():
+            caller, call = calls[kind][0]
+            where = line_of(source.files[caller], call, directory)
+            return f"{where}: makes an optimizer as it trains: a graph would keep the first one"
+        for node, what in _find_signature_obstacles(step, scopes[step], source, calls[step.name], {*stored, *changed}):
+            return f"{line_of(source.files[step], node, directory)}: {step.name}() {what}"
     for function, scope in scopes.items():
-        theirs, outer = set(changed), source.outer[function]
+        theirs, outer = dict.fromkeys(changed, False) | dict.fromkeys(stored, True), source.outer.get(function)
         while outer in scopes:  # whose variables each call makes anew
-            theirs -= _names_bound(outer, source.nodes_of(outer))
-            outer = source.outer[outer]
-        for node, what in find_obstacles(function, source.nodes_of(function), scope, theirs):
-            name = getattr(function, "name", "a lambda")
+            theirs = {name: is_set for name, is_set in theirs.items() if name not in source.names_bound(outer)}
+            outer = source.outer.get(outer)
+        name = getattr(function, "name", "a lambda")
+        for node, what in find_obstacles(function, source, scope, theirs):
             return f"{line_of(source.files[function], node, directory)}: {name}() {what}"
     return ""
 
 
-def _find_signature_obstacles(function: Any, scope: Mapping[str, Any]) -> Iterator[tuple[ast.AST, str]]:
-    """Yield what of a step's decorators and arguments keeps it from a graph."""
-    for decorator in getattr(function, "decorator_list", ()):
+def _find_signature_obstacles(
+    function: ast.FunctionDef,
+    scope: Mapping[str, Any],
+    source: OwnSource,
+    calls: Sequence[tuple[Any, ast.Call]],
+    changed: Collection[str],
+) -> Iterator[tuple[ast.AST, str]]:
+    """Yield what of a step's decorators and arguments keeps it from a graph. `calls`: those of it, with the caller."""
+    for decorator in function.decorator_list:
         if name_of(decorator) not in ("staticmethod", "classmethod"):
             yield decorator, f"is decorated by {ast.unparse(decorator)}, which may replace it"
     usual = {default.value for default in function.args.defaults if isinstance(default, ast.Constant)}
+    names = [argument.arg for argument in function.args.args if scope.get("self") is None or argument.arg != "self"]
     for argument in (*function.args.args, *function.args.kwonlyargs):
         value = scope.get(argument.arg)
-        if _is_number(value) and value not in usual:
-            yield argument, f"is given {argument.arg} as a Python number, for each of which a graph would be made"
+        if not _is_number(value) or value in usual:
+            continue
+        for caller, call in calls:
+            own = source.names_bound(caller) if isinstance(caller, ast.FunctionDef) else set[str]()
+            given = dict(zip(names, call.args, strict=False)) | {word.arg: word.value for word in call.keywords}
+            parts = list(_chains(given.get(argument.arg, argument)))
+            read = {f".{node.attr}" if isinstance(node, ast.Attribute) else name_of(node) for node in parts}
+            if argument.arg not in given or read & {*changed, *own}:
+                yield argument, f"is given {argument.arg} as a Python number, for each of which a graph would be made"
 
 
 def find_obstacles(
-    function: Any, nodes: Sequence[ast.AST], scope: Mapping[str, Any], changed: Collection[str]
+    function: Any, source: OwnSource, scope: Mapping[str, Any], changed: Mapping[str, bool]
 ) -> Iterator[tuple[ast.AST, str]]:
     """Yield what in a function would not happen at each step if it were compiled: the node, and words for it.
 
-    `nodes`: those of its body; `scope`: the names that it sees; `changed`: names and `.attributes` that other functions
-    and loops change.
+    `scope`: the names that it sees; `changed`: names and `.attributes` that other functions and loops change,
+    and whether they set them.
     """
+    nodes = source.nodes_of(function)
     pairs = [(node.targets, node.value) for node in nodes if isinstance(node, ast.Assign)]
     pairs += [([node.target], node.value) for node in nodes if isinstance(node, ast.AnnAssign) and node.value]
-    targets = [(target, value) for given, value in pairs for target in given]
-    others = {name_of(target) for target, value in targets if not _makes_collection(value)}
-    own = {name_of(target) for target, _ in targets} - others
+    made: dict[str, bool] = {}  # variables, and whether they are collections of its own
+    for target, value in ((target, value) for targets, value in pairs for target in targets):
+        is_new = isinstance(value, _NEW) or (isinstance(value, ast.Call) and name_of(value.func) in _MAKERS)
+        made[name_of(target)] = is_new and made.get(name_of(target), True)
+    own = {name for name, is_new in made.items() if is_new}
     own |= {"self"} if getattr(function, "name", "") == "__init__" else set()
-    arguments = _names_bound(function, ())
-    local = _names_bound(function, nodes) - arguments
+    arguments = {node.arg for node in ast.walk(function.args) if isinstance(node, ast.arg)}
+    local = source.names_bound(function) - arguments
     find = functools.partial(_value_of, scope={name: scope[name] for name in scope if name not in local})
     for node in nodes:
         is_read = isinstance(getattr(node, "ctx", ast.Load()), ast.Load)
@@ -195,13 +248,18 @@ def find_obstacles(
             yield node, f"changes {node.names[0]} of an outer scope: {_ONCE}"
         elif isinstance(node, ast.Yield | ast.YieldFrom | ast.Await):
             yield node, "is a generator, which no graph can be made of"
+        elif isinstance(node, ast.ExceptHandler):
+            yield node, "has an except clause, to which no error of a graph leads"
         elif isinstance(node, ast.Call) and (what := _describe_call(node, find, own)):
             yield node, what
         elif isinstance(node, ast.Attribute | ast.Subscript) and not is_read and _root(node) not in own:
             yield node, f"changes {ast.unparse(node)}: {_ONCE}"
         elif isinstance(node, ast.Attribute | ast.Name) and is_read:
-            name = f".{node.attr}" if isinstance(node, ast.Attribute) else node.id
-            if name in changed and name not in arguments and _is_python(find(node)):
+            name, value = f".{node.attr}" if isinstance(node, ast.Attribute) else node.id, find(node)
+            if hasattr(type(value), "__next__"):
+                yield node, f"reads the iterator {ast.unparse(node)}: {_ONCE}"
+            is_kept = _is_python(value) or (changed.get(name, False) and hasattr(value, "variables"))
+            if name in changed and name not in arguments and is_kept:
                 yield node, f"reads {ast.unparse(node)}, which the script changes: a graph would keep the first value"
 
 
@@ -209,39 +267,27 @@ def _describe_call(call: ast.Call, find: Callable[[ast.AST], Any], own: set[str]
     """Return what a call does that a graph would not do at each step; empty for nothing."""
     name, shown_call = name_of(call.func), ast.unparse(call.func)
     owner = find(call.func.value) if isinstance(call.func, ast.Attribute) else None
-    kind = find(call.func) if owner is None else owner if isinstance(owner, ModuleType) else type(owner)
+    bound = getattr(function := find(call.func), "__self__", None)
+    if bound is not None and not isinstance(bound, ModuleType | type(owner)):  # a method by another name
+        name, owner = function.__name__, bound
+    kind = function if owner is None else owner if isinstance(owner, ModuleType) else type(owner)
     module = str(getattr(kind, "__name__" if kind is owner else "__module__", None) or "")
     package = module.partition(".")[0]
     values = [find(part) for given in (*call.args, *call.keywords) for part in _chains(given)]
-    is_constant = all(isinstance(value, int | float | str | ModuleType) for value in values)
-    if name in _TO_PYTHON and kind is not owner and not (call.args and is_constant):
+    is_constant = all(isinstance(value, int | float | str | tuple | ModuleType) for value in values)
+    if (name in _TO_PYTHON and kind is not owner and not (call.args and is_constant)) or _ASKS.search(
+        ast.unparse(call)
+    ):
         return f"calls {shown_call}(): a graph has no such value"
     if package == "tensorflow" and _DRAWS.match(f"{module}.{name}"):
         return f"draws by {shown_call}() other numbers than a graph would: there @tf.function is advice only"
     is_effect = name in _EFFECTS if owner is None else bool(_OUTSIDE.fullmatch(name))
     is_numpy = package == "numpy" and (not is_constant or "random" in module)
-    is_change = (
-        owner is not None and kind is not owner and bool(_MUTATORS.fullmatch(name)) and _root(call.func) not in own
-    )
+    is_change = owner is not None and kind is not owner and _MUTATORS.fullmatch(name) and _root(call.func) not in own
     is_change = is_change and (package not in _FRAMEWORKS or isinstance(owner, list | dict | set))
-    return f"calls {shown_call}(): {_ONCE}" if is_effect or is_numpy or is_change or _is_impure(module) else ""
-
-
-def _is_impure(module: str) -> bool:
-    """Return whether a module is of a package that is not the user's, and may do or draw something at each call."""
-    package = module.partition(".")[0]
     file = getattr(sys.modules.get(module), "__file__", None) or ""
-    return package not in _PURE and (package in sys.stdlib_module_names or is_installed(file))
-
-
-def _names_bound(function: Any, nodes: Iterable[ast.AST]) -> set[str]:
-    """Return the names of a function's arguments, and of the variables that these nodes of it set."""
-    variables = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-    return variables | {node.arg for node in ast.walk(function.args) if isinstance(node, ast.arg)}
-
-
-def _makes_collection(value: ast.expr | None) -> bool:
-    return isinstance(value, _NEW) or (isinstance(value, ast.Call) and name_of(value.func) in _MAKERS)
+    is_impure = package not in _PURE and (package in sys.stdlib_module_names or is_installed(file))
+    return f"calls {shown_call}(): {_ONCE}" if is_effect or is_numpy or is_change or is_impure else ""
 
 
 def _chains(node: ast.AST) -> Iterator[ast.AST]:

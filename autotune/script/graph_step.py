@@ -123,20 +123,25 @@ def find_difference(plain: Callable[..., Any], compiled: Callable[..., Any], *ar
     """
     own = [found for found in gc.get_objects() if issubclass(type(found), tf.Variable)]
     variables = [found for found in own if not tf.is_symbolic_tensor(found.handle) and found.is_initialized()]
-    before = [np.asarray(variable.numpy()) for variable in variables]
+    before, others = [np.asarray(variable.numpy()) for variable in variables], set[str]()
 
     def run(function: Callable[..., Any], beginning: Sequence[Any] = before) -> list[Any]:
         for variable, value in zip(variables, beginning, strict=True):
             variable.assign(value)
         for _ in range(PROVEN_STEPS):
             results = function(*arguments, **named)
-        after = [*variables, *filter(tf.is_tensor, tf.nest.flatten(results))]
+        returned = [result for result in tf.nest.flatten(results) if result is not None]
+        others.update(type(result).__name__ for result in returned if not tf.is_tensor(result))
+        after = [*variables, *filter(tf.is_tensor, returned)]
         values = [np.asarray(tensor.numpy()) for tensor in after]
         for variable, value in zip(variables, before, strict=True):
             variable.assign(value)
         return values
 
-    values, again, graph = run(plain), run(plain), run(compiled)
+    values, again = run(plain), run(plain)
+    if others:
+        return f"returns a Python {min(others)}, of which a graph makes a tensor"
+    graph = run(compiled)
     starts = [*before, *map(np.zeros_like, values[len(before) :])]
     bounds = [
         CHANGE_SHARE * _distance(value, start) + 4 * _ROUNDING["float32"] * _distance(value, np.zeros_like(value))

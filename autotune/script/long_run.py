@@ -343,9 +343,13 @@ def prepare_run(
             say("the recipe is the baseline: the script runs as it is")
     reference = parse_reference(script).model_copy(update={"args": check_args(args)})
     facts_in(recipe, file_of(reference), script)
-    if recipe.changes.get("batched_map") and recipe.workload.fingerprint != fingerprint_of_script(reference):
-        say("batched_map is left out: the script has changed since its elements were compared; tune it again")
-        recipe = recipe.model_copy(update={"configuration": {**recipe.configuration, "batched_map": False}})
+    edits = recipe.changes.keys() & {"batched_map", "graph_step"}
+    if edits and recipe.workload.fingerprint != fingerprint_of_script(reference):
+        for name in sorted(edits):
+            say(f"{name} is left out: the script has changed since it was proven; tune it again")
+        edits |= {"jit_compile"} if "graph_step" in edits else set()  # of the same function
+        own = {name: recipe.baseline[name] for name in edits & recipe.baseline.keys()}
+        recipe = recipe.model_copy(update={"configuration": {**recipe.configuration, **own}})
     if selection.takes_baseline:
         return PreparedRun(reference)
     run = LongRun(
