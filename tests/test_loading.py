@@ -173,7 +173,7 @@ def test_what_is_neither_a_python_file_nor_a_module_is_refused(directory, text):
     (directory / "jobs").mkdir()
     write(directory / "notes", "")
     error = find_conflict(parse_reference, text)
-    assert error.message == f"{text.partition(':')[0]!r} is neither a .py file nor a module"
+    assert error.message == f"{text.partition(':')[0]!r} is neither a .py file, a notebook nor a module"
     assert "package.module[:name]" in error.hint
 
 

@@ -46,11 +46,12 @@ class Trains(enum.StrEnum):
 class Site(Frozen):
     """A call in the user's code."""
 
-    file: str  # from the script's directory, or absolute outside of it
+    file: str  # from the script's directory, or absolute outside of it; of a notebook with the cell
     function: str  # qualified name of the function that it stands in; `<module>` outside of any
     call: str  # what is called: `batch`
     order: int  # among the calls of that name in that function, from 0
     line: int  # when it was found; it may have moved since
+    cell: str = ""  # of a notebook: a digest of the cell's code, and its count among equal cells
 
     def __str__(self) -> str:
         """Return what a user is shown: `batch() in train.py, line 12`."""
@@ -59,7 +60,7 @@ class Site(Frozen):
     @property
     def key(self) -> tuple[str, str, str, int]:
         """The parts of the call site that stay the same when lines move."""
-        return self.file, self.function, self.call, self.order
+        return self.cell or self.file, self.function, self.call, self.order
 
 
 class Fit(Frozen):
@@ -111,6 +112,7 @@ class ScriptFacts(Frozen):
     tunes_steps: bool = False  # Keras tunes its steps per execution; the baseline has those on which it settled
     cache_file_bytes: Count = 0  # of an epoch that the knob cache keeps in a file; 0 where memory has room
     epochs_range: Site | None = None  # of a loop: the `range()` of its epochs, which is infinite in trials
+    skip_cells: str | None = None  # tags of cells of a notebook that are left out, with commas between
 
     @property
     def unit(self) -> str:
@@ -134,6 +136,7 @@ class ScriptSettings(Frozen):
     allow_writes: bool = False  # trials may write to files that exist
     allow_precision: bool = False  # the precision may vary where the script chooses it
     loss: str | None = None  # which returned number of a loop's step is the loss
+    skip_cells: str | None = None  # tags of cells of a notebook that are left out
     scratch: str | None = None  # the directory for files of this run's trials
     disk_bytes: Count = 0  # that a cache of a trial's may take of it; 0 where it is not on a local disk
     since: float = 0.0  # when the run began: temporary files that changed before are the user's
@@ -148,11 +151,16 @@ class WorkloadReference(BaseModel, frozen=True, extra="forbid"):
     search_path: tuple[str, ...] = ()  # put in front of `sys.path`
     args: tuple[str, ...] = ()  # `sys.argv[1:]` of the user's file
     script: ScriptSettings | None = None  # it is a script as it is, and no `Workload`
-    called_as: str = ""  # a script's path as the user wrote it: it may be a link to `file`
+    called_as: str = ""  # a script's path as the user wrote it: it may be a link to `file`, or a notebook
 
     def __str__(self) -> str:
         """Return it as the user writes it: `path/to/file.py:name`; without a name for a script."""
         return self.shown if self.script is not None else f"{self.file or self.module}:{self.name}"
+
+    @property
+    def is_notebook(self) -> bool:
+        """True for a notebook: `file` is its translation into a script, once that is written."""
+        return self.called_as.endswith(".ipynb")
 
     @property
     def shown(self) -> str:

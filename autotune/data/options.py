@@ -117,6 +117,7 @@ class Options:
     loss: str | None = option(
         None, "Which number that a script's own training step returns is the loss: a key, or the position in a tuple."
     )
+    skip_cells: str | None = option(None, "Leave out the cells of a notebook that have this tag; several with commas.")
     allow_writes: bool = option(False, "Let the script write to existing files, in each trial.")
     allow_precision: bool = option(False, "Also vary the precision where the script chooses its dtype itself.")
     train_samples: int | None = option(

@@ -64,7 +64,7 @@ def _calls(script: ScriptFacts, own_file: str) -> dict[tuple[str, _Key], Site]:
     """Return the calls that lead to the training, by what they do and where; the script's own file has no name."""
     sites = {name: (getattr(script, name),) for name in ("fit_site", "compile_site", "step_function")}
     return {
-        (name, ("" if site.file == own_file else site.file, *site.key[1:])): site
+        (name, ("" if site.file == own_file else site.key[0], *site.key[1:])): site
         for name, found in [*sites.items(), *sorted(script.sites.items())]
         for site in found
         if site is not None and name not in ("cache", "batched_map")  # not all runs know these

@@ -19,6 +19,7 @@ from autotune.data.errors import INTERNAL, ApplyError, AutotuneError, WorkloadEr
 from autotune.data.printable import printable
 from autotune.data.record import Outcome
 from autotune.recipe.keras_api import KERAS_PACKAGES, api_of
+from autotune.runtime.cells import describe_frames, describe_line
 from autotune.runtime.logs import gpu_fault_hint, is_memory_error, read_tail
 from autotune.runtime.protocol import Failed
 from autotune.runtime.sources import is_installed
@@ -82,7 +83,7 @@ def format_user_traceback(error: BaseException) -> str:
     """Format the traceback with the user's own frames only: without those of autotune, Python and packages."""
     frames = select_user_frames(traceback.extract_tb(error.__traceback__))
     lines = ["Traceback (your code):\n", *traceback.format_list(frames)] if frames else []
-    return "".join([*lines, *traceback.format_exception_only(error)]).rstrip()
+    return describe_frames("".join([*lines, *traceback.format_exception_only(error)]).rstrip())
 
 
 def select_user_frames(stack: Iterable[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
@@ -101,7 +102,7 @@ def select_user_frames(stack: Iterable[traceback.FrameSummary]) -> list[tracebac
 def locate_user_line(stack: Iterable[traceback.FrameSummary] | None = None) -> str:
     """Return the innermost of the user's own lines in a stack, by default the running one: `train.py, line 12`."""
     frames = select_user_frames(traceback.extract_stack() if stack is None else stack)
-    return f"{frames[-1].filename}, line {frames[-1].lineno}" if frames else "a package"
+    return describe_line(frames[-1].filename, frames[-1].lineno) if frames else "a package"
 
 
 def summarize_with_line(error: BaseException) -> str:
@@ -110,7 +111,7 @@ def summarize_with_line(error: BaseException) -> str:
     stacks = (traced, traceback.extract_tb(error.__traceback__), traceback.extract_stack())
     frames = next(filter(None, map(select_user_frames, stacks)), [])
     here = os.path.join(os.getcwd(), "")
-    where = [f" in {frame.filename.removeprefix(here)}, line {frame.lineno}" for frame in frames[-1:]]
+    where = [f" in {describe_line(frame.filename, frame.lineno).removeprefix(here)}" for frame in frames[-1:]]
     return "".join([summarize_error(error).removesuffix("." * len(where)), *where])
 
 

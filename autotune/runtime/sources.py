@@ -13,6 +13,7 @@ from pathlib import Path
 
 from autotune.data.errors import WorkloadError
 from autotune.data.facts import KerasVersion, WorkloadReference
+from autotune.runtime.cells import describe_line
 from autotune.space.keras_in_use import uses_legacy_keras
 
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda, ast.comprehension)
@@ -97,8 +98,8 @@ def refuse_broken(file: Path) -> None:
     try:
         compile(file.read_bytes(), str(file), "exec", dont_inherit=True)
     except (SyntaxError, ValueError) as error:
-        line = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
-        raise WorkloadError(f"{file}{line}: {error}", hint="Fix the script; Python cannot run it.") from error
+        where = describe_line(str(file), getattr(error, "lineno", None))
+        raise WorkloadError(f"{where}: {error}", hint="Fix the script; Python cannot run it.") from error
 
 
 def directory_of(reference: WorkloadReference) -> str:
@@ -127,7 +128,9 @@ def main_file_of(reference: WorkloadReference) -> str:
 
     The working directory must be the one in which the script starts.
     """
-    return os.path.join(os.getcwd(), reference.called_as) if reference.called_as else str(file_of(reference))
+    if reference.is_notebook or not reference.called_as:
+        return str(file_of(reference))
+    return os.path.join(os.getcwd(), reference.called_as)
 
 
 def fingerprint_of_script(reference: WorkloadReference) -> str:

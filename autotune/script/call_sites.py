@@ -10,9 +10,10 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from autotune.data.facts import Site
+from autotune.runtime.cells import cell_at
 from autotune.runtime.sources import is_installed, parse_source
 
 _OWN = str(Path(__file__).resolve().parents[1]) + os.sep
@@ -61,8 +62,8 @@ def site_of(frame: FrameType, directory: str) -> Site:
     _, end_line, _, end_column = list(code.co_positions())[frame.f_lasti // 2]
     found = calls_in(code.co_filename, directory).get((end_line or 0, end_column or 0))
     if found is not None:
-        return found[0].model_copy(update={"line": line})
-    return Site(file=shown(code.co_filename, directory), function=code.co_qualname, call="", order=line, line=line)
+        return found[0].model_copy(update={"line": place_of(code.co_filename, line, directory)["line"]})
+    return Site(function=code.co_qualname, call="", order=line, **place_of(code.co_filename, line, directory))
 
 
 def shown(file: str, directory: str) -> str:
@@ -73,14 +74,23 @@ def shown(file: str, directory: str) -> str:
     return file
 
 
-def line_of(file: str | Path, node: ast.AST | None, directory: str) -> str:
-    """Return where a node of a file stands: `train.py, line 12`; empty for None."""
-    return "" if node is None else f"{shown(str(file), directory)}, line {getattr(node, 'lineno', 0)}"
+def place_of(file: str, line: int, directory: str) -> dict[str, Any]:
+    """Return what a `Site` says of a line: `file` and `line`; those of its cell and the `cell` in a notebook."""
+    cell = cell_at(file, line)
+    if cell is None:
+        return {"file": shown(file, directory), "line": line}
+    return {"file": cell.shown, "line": line - cell.first_line + 1, "cell": cell.id}
+
+
+def line_of(file: str | Path, at: ast.AST | int | None, directory: str) -> str:
+    """Return where a node or line of a file stands: `train.py, line 12`; empty for None."""
+    place = place_of(str(file), at if isinstance(at, int) else getattr(at, "lineno", 0), directory)
+    return "" if at is None else f"{place['file']}, line {place['line']}"
 
 
 def line_of_code(code: CodeType, directory: str) -> str:
     """Return where some code begins: `train.py, line 12`."""
-    return f"{shown(code.co_filename, directory)}, line {code.co_firstlineno}"
+    return line_of(code.co_filename, code.co_firstlineno, directory)
 
 
 class _Call(NamedTuple):
@@ -105,16 +115,18 @@ def _calls(node: ast.AST, prefix: str = "", in_loop: bool = False) -> Iterator[_
             yield from _calls(child, f"{prefix}{child.name}." if isinstance(child, ast.ClassDef) else prefix, in_loop)
 
 
-def functions_in(tree: ast.Module) -> Iterator[tuple[str, int, ast.FunctionDef]]:
-    """Yield the functions of a file: their qualified name, its count so far, and the function."""
-    counts: Counter[str] = Counter()
+def functions_in(tree: ast.Module, file: str, directory: str) -> Iterator[tuple[Site, ast.FunctionDef]]:
+    """Yield the functions of a file, with their sites: the order counts those of the same qualified name."""
+    counts: Counter[tuple[str, str]] = Counter()
     waiting: list[tuple[ast.AST, str]] = [(tree, "")]
     while waiting:
         node, prefix = waiting.pop()
         name = f"{prefix}{getattr(node, 'name', '')}"
         if isinstance(node, ast.FunctionDef):
-            yield name, counts[name], node
-            counts[name] += 1
+            place = place_of(file, node.lineno, directory)
+            order = counts[place["file"], name]
+            yield Site(function=name, call=node.name, order=order, **place), node
+            counts[place["file"], name] += 1
         inner = (
             f"{name}.<locals>."
             if isinstance(node, ast.FunctionDef)
@@ -142,13 +154,14 @@ def _end(node: ast.Call) -> tuple[int, int]:
 @functools.cache
 def calls_in(file: str, directory: str) -> dict[tuple[int, int], tuple[Site, ast.Call]]:
     """Return the calls in a source file, by where each ends: a line, and a column in bytes."""
-    counts: Counter[tuple[str, str]] = Counter()
+    counts: Counter[tuple[str, str, str]] = Counter()
     found = {}
     for call in sorted(_calls(parse_source(Path(file))), key=lambda call: _end(call.node)):
         function, name = call.function or "<module>", call.name
-        order, line = counts[function, name], call.node.lineno
-        counts[function, name] += 1
-        site = Site(file=shown(file, directory), function=function, call=name, order=order, line=line)
+        place = place_of(file, call.node.lineno, directory)
+        order = counts[place["file"], function, name]
+        counts[place["file"], function, name] += 1
+        site = Site(function=function, call=name, order=order, **place)
         found[_end(call.node)] = site, call.node
     return found
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from autotune.data.facts import Site
 from autotune.runtime.sources import is_installed, parse_source
-from autotune.script.call_sites import functions_in, is_own, line_of, line_of_code, name_of, running_frames, shown
+from autotune.script.call_sites import functions_in, is_own, line_of, line_of_code, name_of, running_frames
 from autotune.script.changing_state import OwnSource, code_of
 
 _STDLIB = os.path.dirname(os.__file__) + os.sep
@@ -107,16 +107,15 @@ class EagerSteps:
             if why := self._why_not(code, source, parts):
                 reasons.append(why)
                 continue
-            line, file = source.nodes_at(code)[0].lineno, shown(code.co_filename, self._directory)
-            known = functions_in(parse_source(Path(code.co_filename)))
-            name, order, _ = next(found for found in known if found[2].lineno == line)
-            sites.append(Site(file=file, function=name, call=code.co_name, order=order, line=line))
+            line, file = source.nodes_at(code)[0].lineno, code.co_filename
+            known = functions_in(parse_source(Path(file)), file, self._directory)
+            sites.append(next(site for site, node in known if node.lineno == line))
         return tuple(sites), next(iter(reasons), "")
 
     def _why_not(self, step: CodeType, source: OwnSource, parts: Collection[Any]) -> str:
         """Return why a function cannot be compiled, with the line; empty if it can be."""
         if step in self._loops:
-            line = f"{shown(step.co_filename, self._directory)}, line {self._loops[step]}"
+            line = line_of(step.co_filename, self._loops[step], self._directory)
             return f"{line}: the eager step stands in its loop; move it into a function of one batch to tune this"
         functions = {step: self._scopes.get(step, {})}
         scopes: dict[Any, Mapping[str, Any]] = {}

@@ -27,6 +27,8 @@ from autotune.runtime.sources import directory_of, file_of, installed_packages, 
 from autotune.runtime.waiting import lead_group
 from autotune.script import children
 from autotune.script.call_sites import calls_in
+from autotune.script.notebook import DEFINITIONS
+from autotune.script.notebook_shell import stand_in
 from autotune.script.sandbox import SideEffects
 
 _RANGE = "__autotune_range_{}_{}__"  # a name of `range`, by line and column of the call
@@ -68,6 +70,10 @@ def run_as_main(reference: WorkloadReference, *, endless: Site | None = None, ad
     main.__dict__["__builtins__"] = __builtins__
     sys.modules["__main__"] = main  # processes that it spawns load the program by this module's file
     tree = ast.parse(Path(file).read_bytes())
+    if reference.is_notebook:
+        os.chdir(directory)
+        stand_in(main, tree)
+        main.__file__ = os.path.join(os.path.dirname(file), DEFINITIONS, os.path.basename(file))
     for edit in _edits:
         edit(tree, file)
     if adjustable or endless is not None:

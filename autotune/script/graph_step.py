@@ -19,7 +19,7 @@ from autotune.data.facts import Site
 from autotune.data.record import Outcome
 from autotune.recipe.tf_private import keras, tf
 from autotune.runtime import failures
-from autotune.script.call_sites import functions_in, line_of_code, shown
+from autotune.script.call_sites import functions_in, line_of_code
 from autotune.script.execute import edit_trees
 from autotune.script.settings import Settings
 
@@ -53,9 +53,9 @@ class StepCompiler:
         edit_trees(self._decorate, {Path(directory, site.file).resolve() for site in sites})
 
     def _decorate(self, tree: ast.Module, file: str) -> None:
-        wanted = {(site.function, site.order) for site in self._sites if site.file == shown(file, self._directory)}
-        for name, order, node in functions_in(tree):
-            if (name, order) in wanted:
+        wanted = {site.key for site in self._sites}
+        for site, node in functions_in(tree, file, self._directory):
+            if site.key in wanted:
                 node.decorator_list.append(ast.copy_location(ast.Name(_DECORATOR, ast.Load()), node))
 
     def _compile(self, function: Any) -> Any:

@@ -36,10 +36,10 @@ _loading_workload = False  # true while a user's module is being imported
 
 
 def parse_reference(text: str) -> WorkloadReference:
-    """Find the workload or script named by `path/to/file.py[:name]` or `package.module[:name]`. Imports nothing.
+    """Find the workload or script named by `path/to/file.py[:name]` or `package.module[:name]`, or a notebook.
 
-    Without a name it is a script, unless the source binds `workload` at its top level. Raises `WorkloadError` also for
-    a file beside it that hides a module which TensorFlow needs.
+    Imports nothing. Without a name it is a script, unless the source binds `workload` at its top level. Raises
+    `WorkloadError` also for a file beside it that hides a module which TensorFlow needs.
     """
     location, separator, name = text.partition(":")
     name = name if separator else "workload"
@@ -47,7 +47,7 @@ def parse_reference(text: str) -> WorkloadReference:
         hint = "Write path/to/file.py:name or package.module:name."
         raise WorkloadError(f"{text!r}: {name!r} is not a name", hint=hint)
     directory, file, module, parts = Path.cwd(), None, None, location.split(".")
-    if location.endswith(".py"):
+    if location.endswith((".py", ".ipynb")):
         source = _check_file(location)
         directory, file, sources = source.parent, str(source), [source]
     else:
@@ -55,14 +55,18 @@ def parse_reference(text: str) -> WorkloadReference:
         dotted = all(map(str.isidentifier, parts)) and len(location.encode()) <= LONGEST_NAME
         if not dotted or (os.path.exists(location) and not package):
             hint = "Write path/to/file.py[:name] or package.module[:name]."
-            raise WorkloadError(f"{location!r} is neither a .py file nor a module", hint=hint)
+            raise WorkloadError(f"{location!r} is neither a .py file, a notebook nor a module", hint=hint)
         module, stem = location, directory.joinpath(*parts)
         sources = [path for path in (stem / "__main__.py", stem.with_suffix(".py")) if path.is_file()]
     for needed in NEEDED_PACKAGES:
         for found in (directory / needed / "__init__.py", directory / f"{needed}.py"):
             if found.is_file():
                 raise _hidden_module_error(needed, found if found.name != "__init__.py" else found.parent)
-    script = ScriptSettings() if sources and not separator and not binds_workload(sources[0], name) else None
+    is_notebook = location.endswith(".ipynb")
+    if is_notebook and separator:
+        raise WorkloadError(f"{text!r}: a notebook has no Workload", hint=f"Leave out :{name}.")
+    is_script = bool(sources) and not separator and (is_notebook or not binds_workload(sources[0], name))
+    script = ScriptSettings() if is_script else None
     return WorkloadReference(
         file=file,
         module=module,

@@ -17,12 +17,14 @@ from autotune.data.facts import ScriptFacts, Site, Trains, WorkloadReference
 from autotune.data.options import check_args
 from autotune.data.record import Rule
 from autotune.machine.fingerprint import fingerprint
+from autotune.machine.scratch import make_scratch
 from autotune.recipe import apply
 from autotune.recipe.answers import describe_doubts
 from autotune.recipe.guard import LOG, Guard, guard_callback, say
 from autotune.recipe.keras_api import api_of, keras_api, refuse_other_keras
 from autotune.recipe.learning_rate import ScaledTrainings, factor_of, scale_updates
 from autotune.recipe.tf_private import keras, with_names_alike
+from autotune.runtime.cells import describe_frames
 from autotune.runtime.sources import directory_of, file_of, fingerprint_of_script
 from autotune.script import children
 from autotune.script.execute import run_as_main
@@ -31,6 +33,7 @@ from autotune.script.graph_step import StepCompiler
 from autotune.script.interpose import Hooks, Wrappers, around
 from autotune.script.loading import parse_reference
 from autotune.script.loop_watch import LoopWatch
+from autotune.script.notebook import open_notebook
 from autotune.script.sandbox import listed_callbacks
 from autotune.script.settings import Settings
 from autotune.script.staleness import Staleness, verify_command
@@ -342,7 +345,10 @@ def prepare_run(
         if not recipe.changes and "global_batch" not in recipe.baseline:
             say("the recipe is the baseline: the script runs as it is")
     reference = parse_reference(script).model_copy(update={"args": check_args(args)})
-    facts_in(recipe, file_of(reference), script)
+    facts = facts_in(recipe, file_of(reference), script)
+    if reference.is_notebook:
+        reference = open_notebook(reference, make_scratch("autotune-notebook-"), facts.skip_cells, say)
+        say(f"{script} runs as a script: plots are not shown, and the notebook stays as it is")
     edits = recipe.changes.keys() & {"batched_map", "graph_step"}
     if edits and recipe.workload.fingerprint != fingerprint_of_script(reference):
         for name in sorted(edits):
@@ -422,7 +428,7 @@ def _run(reference: WorkloadReference, run: LongRun | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except BaseException:
-        traceback.print_exc()
+        sys.stderr.write(describe_frames(traceback.format_exc()))
         return 1
     finally:
         if run is not None:

@@ -23,7 +23,7 @@ from autotune.recipe import apply
 from autotune.recipe.keras_api import api_of, keras_api
 from autotune.recipe.tf_private import loop_classes, name_next_functions_alike, name_of_strategy, workers_of
 from autotune.runtime.sources import is_installed
-from autotune.script.call_sites import shown, users_frame
+from autotune.script.call_sites import place_of, users_frame
 from autotune.script.dataset_trace import batch_calls
 from autotune.script.eager_steps import EagerSteps
 from autotune.script.interpose import Wrappers, around, owner_of
@@ -389,8 +389,8 @@ def _site_of(function: Any, directory: str) -> Site:
         called = called.func
     called = getattr(called, "__func__", called)
     code = called.__code__ if hasattr(called, "__code__") else type(called).__call__.__code__
-    file, line = shown(code.co_filename, directory), code.co_firstlineno
-    return Site(file=file, function=code.co_qualname, call="tf.function", order=0, line=line)
+    place = place_of(code.co_filename, code.co_firstlineno, directory)
+    return Site(function=code.co_qualname, call="tf.function", order=0, **place)
 
 
 def _is_read_by_for() -> bool:

@@ -5,16 +5,20 @@ from __future__ import annotations
 import ast
 import difflib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from autotune.data.facts import KerasVersion, ScriptFacts, Site
 from autotune.data.models import KnobValue
+from autotune.machine.scratch import make_scratch
 from autotune.recipe.recipe import Recipe
-from autotune.runtime.sources import own_files, parse_source
+from autotune.runtime.cells import cell_at, cells_of
+from autotune.runtime.sources import file_of, own_files, parse_source
 from autotune.script.call_sites import calls_in, functions_in, shown
+from autotune.script.loading import parse_reference
 from autotune.script.long_run import facts_in
+from autotune.script.notebook import open_notebook
 from autotune.script.settings import ARGUMENTS, CALLS
 from autotune.space.configuration import format_value
 from autotune.space.freed_memory import MALLOPT
@@ -29,6 +33,7 @@ _LINES = {
 """Lines that set a knob, before anything of TensorFlow's is created; `onednn` before it is imported."""
 _BEFORE_IMPORTS = {"onednn": "import os", "keep_freed_memory": "import ctypes"}  # lines at the top, and what they need
 _KERAS_2_PRECISION = 'tf_keras.mixed_precision.set_global_policy("{value}")'
+_FRAMEWORK = re.compile(r"\b(tensorflow|keras|tf_keras)\b")
 _IMPORTS = {"tf": "import tensorflow as tf", "keras": "import keras", "tf_keras": "import tf_keras"}
 
 
@@ -48,7 +53,10 @@ def script_diff(recipe: Recipe, script: Path) -> tuple[str, list[str]]:
     """
     main = script.resolve()
     facts, directory = facts_in(recipe, main, str(script)), str(main.parent)
-    files = own_files(main, main.parent)
+    if main.suffix == ".ipynb":
+        notebook = parse_reference(str(script))
+        main = file_of(open_notebook(notebook, make_scratch("autotune-notebook-"), facts.skip_cells, str))
+    files = own_files(main, Path(directory))
     changes = dict(recipe.changes)
     lines = {knob: _LINES[knob].format(value=changes[knob]) for knob in _LINES if knob in changes}
     if calls := MALLOPT[str(changes.get("keep_freed_memory", "none"))]:
@@ -59,12 +67,12 @@ def script_diff(recipe: Recipe, script: Path) -> tuple[str, list[str]]:
     rule = recipe.learning_rate_rule
     scaled = "" if rule is None or rule.rule == "as is" else f"{rule.factor:.6g} ({rule.rule})"
     rates = _where_rate_is_set(files, facts, directory) if scaled else set()
-    diffs, cached = [], {site.key for site in facts.sites.get("cache", ())}
+    diffs, cached = list[str](), {site.key for site in facts.sites.get("cache", ())}
     for file in files:
         source = file.read_bytes()
-        edits = _inserted(source, lines) if file == main else []
+        edits = _inserted(source, lines, str(file)) if file == main else []
         if changes.get("graph_step"):
-            decorated = _decorated(source, facts.sites.get("graph_step", ()), shown(str(file), directory), changes)
+            decorated = _decorated(source, facts.sites.get("graph_step", ()), str(file), directory, changes)
             edits += decorated
             reached |= {"graph_step", "jit_compile"} if decorated else set()
         comment = f"# autotune: multiply the learning rate by {scaled}; tested only with it"
@@ -89,7 +97,7 @@ def script_diff(recipe: Recipe, script: Path) -> tuple[str, list[str]]:
             reached.add("batched_map")
             edits = [edit for edit in edits if edit not in moved["map"][1]]
             edits += _move(source, *moved["map"], moved["batch"][0], vectorized=facts.vectorized)
-        diffs.append(_diff(source, edits, shown(str(file), directory)))
+        diffs += _diffs(source, edits, str(file), directory)
     changes |= {name: value for name, value in recipe.configuration.items() if name == "global_batch"}
     rest = [f"{name}={format_value(value)}" for name, value in changes.items() if name not in reached]
     if scaled and not rates:
@@ -127,13 +135,15 @@ def _above(source: bytes, line: int, comment: str) -> _Edit:
     return _Edit(begin, begin, f"{text[: len(text) - len(text.lstrip())]}{comment}\n")
 
 
-def _decorated(source: bytes, sites: Sequence[Site], file: str, changes: Mapping[str, KnobValue]) -> list[_Edit]:
+def _decorated(
+    source: bytes, sites: Sequence[Site], file: str, directory: str, changes: Mapping[str, KnobValue]
+) -> list[_Edit]:
     """Return the edits that decorate the functions at these sites; none where the script does not import TensorFlow."""
-    tree, wanted = ast.parse(source), {(site.function, site.order) for site in sites if site.file == file}
+    tree, wanted = ast.parse(source), {site.key for site in sites}
     imported = (alias for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names)
     name = next((alias.asname or alias.name for alias in imported if alias.name == "tensorflow"), "")
     arguments = f"reduce_retracing=True{', jit_compile=True' if changes.get('jit_compile') else ''}"
-    found = [node for known, order, node in functions_in(tree) if name and (known, order) in wanted]
+    found = [node for site, node in functions_in(tree, file, directory) if name and site.key in wanted]
     begins = [(_offset(source, node.lineno, 0), node.col_offset) for node in found]
     return [_Edit(begin, begin, f"{' ' * column}@{name}.function({arguments})\n") for begin, column in begins]
 
@@ -229,10 +239,16 @@ def _is_read_once(source: bytes, mapped: ast.Call, batched: ast.Call) -> bool:
     return receiver is mapped
 
 
-def _inserted(source: bytes, lines: Mapping[str, str]) -> list[_Edit]:
-    """Return the edits that insert lines after the imports at the top; those of the environment before them."""
+def _inserted(source: bytes, lines: Mapping[str, str], file: str) -> list[_Edit]:
+    """Return the edits that insert lines after the imports at the top; those of the environment before them.
+
+    In a notebook the top ends with the first cell that imports TensorFlow or Keras.
+    """
     tree = ast.parse(source)
     imports = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+    first = next((cell_at(file, node.lineno) for node in imports if _FRAMEWORK.search(ast.unparse(node))), None)
+    if first is not None:
+        imports = [node for node in imports if (cell_at(file, node.lineno) or first).first_line <= first.first_line]
     future = [node for node in imports if isinstance(node, ast.ImportFrom) and node.module == "__future__"]
     docstring = tree.body[:1] if ast.get_docstring(tree) is not None else []
     body = [node for node in tree.body if node not in (*future, *docstring)]
@@ -250,9 +266,22 @@ def _inserted(source: bytes, lines: Mapping[str, str]) -> list[_Edit]:
     return edits
 
 
-def _diff(source: bytes, edits: list[_Edit], name: str) -> str:
-    before, after = (text.decode().splitlines(keepends=True) for text in (source, _apply(source, edits)))
-    return "".join(difflib.unified_diff(before, after, name, name))
+def _diffs(source: bytes, edits: list[_Edit], file: str, directory: str) -> Iterator[str]:
+    """Yield the unified diff of a file; of a notebook those of its cells, as the notebook has them."""
+    cells = cells_of(file)
+    begins = [_offset(source, cell.first_line, 0) for cell in cells]
+    parts = zip(cells, begins, [*begins[1:], len(source) + 1], strict=False)
+    named = [(cell.shown, begin, end, f"{cell.source}\n") for cell, begin, end in parts]
+    for name, begin, end, written in named or [(shown(file, directory), 0, len(source) + 1, source.decode())]:
+        own = [edit for edit in edits if begin <= edit.begin < end]
+        own = [edit._replace(begin=edit.begin - begin, end=edit.end - begin) for edit in own]
+        code, edited = (
+            text.decode().splitlines(keepends=True) for text in (source[begin:end], _apply(source[begin:end], own))
+        )
+        before, after = written.splitlines(keepends=True), list[str]()
+        for kind, low, high, start, stop in difflib.SequenceMatcher(None, code, edited, autojunk=False).get_opcodes():
+            after += before[low:high] if kind == "equal" else edited[start:stop]
+        yield "".join(difflib.unified_diff(before, after, name, name))
 
 
 def _apply(source: bytes, edits: Iterable[_Edit]) -> bytes:

@@ -255,6 +255,7 @@ def _facts(
         before_seconds=context.before_seconds or 0.0,
         variables=context.variables,
         workers=context.workers,
+        skip_cells=None if settings is None else settings.skip_cells,
         batch_given_as=str(sites["batch_size"][0]) if "batch_size" in sites else "",
         schedule=next(filter(None, map(_schedule_of, optimizers)), None),
         batch_notes=() if "batch_size" in reasons else tuple(notes),
@@ -331,7 +332,8 @@ def _common(values: Iterable[KnobValue]) -> KnobValue:
 
 def _epochs_range(watch: LoopWatch, reference: WorkloadReference) -> Site | None:
     """Return the `range()` that drives the loop over epochs, where the script's own file has one."""
-    file, place, stack = str(sys.modules["__main__"].__file__), watch.place, traceback.walk_stack(sys._getframe())
+    file = str(reference.file if reference.is_notebook else sys.modules["__main__"].__file__)
+    place, stack = watch.place, traceback.walk_stack(sys._getframe())
     lines = [line for frame, line in stack if frame.f_code.co_filename == file]
     if place is not None and place[0] == file and lines:
         lines[0] = place[1]  # where the data is read from its beginning

@@ -23,6 +23,7 @@ from autotune.data.errors import WorkloadError
 from autotune.data.facts import ScriptSettings, WorkloadReference
 from autotune.recipe.keras_api import KERAS_PACKAGES
 from autotune.runtime import containment
+from autotune.runtime.cells import describe_line
 from autotune.runtime.failures import locate_user_line, select_user_frames
 from autotune.script.interpose import around, replace_everywhere
 from autotune.training.boundary import CALLS_PER_EPOCH
@@ -363,7 +364,7 @@ class WriteWatch:
             return
         text = command if isinstance(command, str | bytes) else shlex.join(map(os.fsdecode, command))
         self._refused = True
-        what = f"{frame.filename}, line {frame.lineno}: starts `{os.fsdecode(text)[:200]}`"
+        what = f"{describe_line(frame.filename, frame.lineno)}: starts `{os.fsdecode(text)[:200]}`"
         why = f"{what}; this machine cannot isolate the files that other programs write"
         self._refuse(WorkloadError(why, hint=_ALLOW_PROGRAM))
 

@@ -97,7 +97,8 @@ def survey(
         raise MemoryError(found["message"])
     raise WorkloadError(
         found.get("message") or f"{reference.shown} ended the process before it trained",
-        hint=found.get("hint") or f"Check that it runs by itself: python {reference.shown}",
+        hint=found.get("hint")
+        or f"Check that it runs by itself: {'all cells of ' if reference.is_notebook else 'python '}{reference.shown}",
         detail=found.get("detail", ""),
     )
 
@@ -249,7 +250,8 @@ class Survey(Hooks):
         steps = examples // facts.batch_size if examples else int(dataset.cardinality())
         self._note(site, facts, max(1, call.epochs) * max(1, steps) * step_seconds)
         self._fits_ended_at.append(time.perf_counter())
-        if number >= MOST_FITS or time.perf_counter() - self._began > LONGEST_SECONDS:
+        was_last = not self._repeats and len(set(self._keys)) >= self._calls  # what follows may be a save or an upload
+        if was_last or number >= MOST_FITS or time.perf_counter() - self._began > LONGEST_SECONDS:
             self._end()
         send_answer(self._answer, {"doing": f"what follows {doing}"})
         return history

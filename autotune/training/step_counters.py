@@ -19,6 +19,7 @@ import numpy as np
 
 from autotune.recipe.keras_api import KERAS_PACKAGES
 from autotune.recipe.tf_private import keras, say_missing, tf
+from autotune.runtime.cells import describe_line
 from autotune.runtime.failures import select_user_frames
 
 COUNTED_STEPS = 4
@@ -130,7 +131,7 @@ def _reader(stack: Sequence[Any]) -> str:
     passes_on = (f"{os.sep}backend{os.sep}", f"{os.sep}ops{os.sep}")
     if last is None or any(frame in own and not any(part in frame.filename for part in passes_on) for frame in between):
         return ""
-    return f"{os.path.basename(last.filename)}, line {last.lineno}"
+    return os.path.basename(describe_line(last.filename, last.lineno))
 
 
 def changing(values: Sequence[Mapping[str, Sequence[float]]]) -> Counted:
@@ -163,5 +164,6 @@ def writing_hooks(callbacks: Sequence[Any], is_read: Callable[[Sequence[Any]], b
         variables = [value for value in known if isinstance(getattr(value, "_value", value), tf.Variable)]
         counts = names & _WEIGHTS or is_read(variables)
         if names & _WRITES and counts and not names & {"lr", "learning_rate"}:
-            found.append(f"{hook.co_qualname} ({os.path.basename(hook.co_filename)}, line {hook.co_firstlineno})")
+            line = os.path.basename(describe_line(hook.co_filename, hook.co_firstlineno))
+            found.append(f"{hook.co_qualname} ({line})")
     return found

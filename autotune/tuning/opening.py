@@ -28,6 +28,7 @@ from autotune.runtime import containment
 from autotune.runtime.executor import Clock, Executor, SeatLost, WarmUp
 from autotune.script.changing_state import READS_AHEAD
 from autotune.script.loading import parse_reference, reference_of
+from autotune.script.notebook import open_notebook
 from autotune.script.workload import Workload
 from autotune.space import freed_memory, variables
 from autotune.space.configuration import NOT_ACCUMULATED, Configuration, baseline_configuration, find_conflict
@@ -72,13 +73,13 @@ def reference_to(workload: object, args: Sequence[str] | None = None) -> Workloa
 
 @contextlib.contextmanager
 def prepare_script(
-    reference: WorkloadReference, directory: RunDirectory, options: Options
+    reference: WorkloadReference, directory: RunDirectory, options: Options, say: Callable[[str], object]
 ) -> Iterator[WorkloadReference]:
-    """Yield the reference with the options of a script; remove its trials' own files at the end.
+    """Yield the reference with the options of a script, a notebook as one; remove its trials' own files at the end.
 
     Raises ArgumentError if such an option is given for a `Workload`.
     """
-    names = ("fit", "loss", "allow_writes", "allow_precision")
+    names = ("fit", "loss", "skip_cells", "allow_writes", "allow_precision")
     said = {name: getattr(options, name) for name in names}
     if reference.script is None:
         for name, given in said.items():
@@ -93,6 +94,7 @@ def prepare_script(
     try:
         room = min(free_on_local_disk(directory.path.resolve()), containment.LARGEST_LAYER_BYTES) // 2
         settings = ScriptSettings(**said, scratch=str(scratch), disk_bytes=room, since=time.time())
+        reference = open_notebook(reference, scratch, options.skip_cells, say)
         yield reference.model_copy(update={"script": settings})
     finally:
         shutil.rmtree(scratch, ignore_errors=True)

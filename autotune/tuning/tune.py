@@ -169,7 +169,7 @@ def run_tuning(request: Request, observe: Observer, *, wait: bool = False) -> Re
         for text in () if earlier is None else resumption_notes(earlier):
             say(text)
         with (
-            prepare_script(request.reference, directory, options) as reference,
+            prepare_script(request.reference, directory, options, say) as reference,
             _executor(
                 reference,
                 directory,

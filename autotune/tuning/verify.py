@@ -93,6 +93,7 @@ def verify(
     options = Options(
         objective=loaded.evidence.objective,
         global_batch=loaded.baseline.get("global_batch"),  # type: ignore[arg-type]  # checked there
+        skip_cells=None if script is None else script.skip_cells,
         fit=script.fit if script is not None and script.trains is Trains.FIT else None,
         budget=seconds_of("budget", budget),
         seed=seed,
@@ -128,17 +129,17 @@ def measure_in_passing(
     refuse_while_loading()
     require_linux()
     machine = fingerprint()
+
+    def say(text: str) -> None:
+        observe(Notice(text=text))
+
     folder = Path(tempfile.mkdtemp(prefix="autotune-verify-")).resolve()
     directory, reported = RunDirectory(folder), ""
     try:
         directory.create()
         with (
-            prepare_script(reference, directory, options) as reference,
-            lock_devices(
-                directory.path,
-                [gpu.uuid for gpu in visible_gpus()] or [HOST_CPU],
-                say=lambda text: observe(Notice(text=text)),
-            ),
+            prepare_script(reference, directory, options, say) as reference,
+            lock_devices(directory.path, [gpu.uuid for gpu in visible_gpus()] or [HOST_CPU], say=say),
             LocalExecutor(reference, logs=directory.log_directory, import_seconds=options.budget) as processes,
         ):
             found = measure(

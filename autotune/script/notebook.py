@@ -1,0 +1,194 @@
+"""Translate a notebook into a script whose lines have a cell. IPython's own parser reads the cells."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import io
+import itertools
+import json
+import re
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+from autotune.data.errors import ArgumentError, WorkloadError
+from autotune.data.facts import WorkloadReference
+from autotune.data.files import read_at_most
+from autotune.runtime.cells import SUFFIX, Cell, cells_of
+
+LARGEST_BYTES = 1 << 28  # of a notebook with its outputs
+DEFINITIONS = "definitions"  # the folder of what processes that the notebook spawns load
+_DROPPED_MAGICS = {"autoreload", "config", "load_ext", "matplotlib", "pinfo", "pinfo2", "tensorboard"}
+_DROPPED_MAGICS |= {"reload_ext", "tensorflow_version"}
+_INSTALLS = re.compile(r"\s*(?:pip3?|conda|mamba|uv|(?:python3?|\{?sys\.executable\}?) -m pip)\s")
+_DEFINES = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Assign, ast.AnnAssign)
+_Place = tuple[int, int]  # line and column, in bytes
+SKIP_HINT = "Or give the cell a tag, such as skip, and pass --skip-cells skip."
+_REMOVE = f"Remove it. {SKIP_HINT}"
+
+
+def open_notebook(
+    reference: WorkloadReference, folder: Path, skip_cells: str | None, say: Callable[[str], object]
+) -> WorkloadReference:
+    """Write a notebook's code cells as a script below a folder; return its reference, that of a script as it is.
+
+    Each line keeps its place in its cell. `skip_cells`: tags of cells to leave out, with commas between.
+
+    Raises:
+        WorkloadError: The notebook cannot run as a script.
+        ArgumentError: Cells of a script are to be left out.
+    """
+    skipped, tags, last = set((skip_cells or "").split(",")) - {""}, set[str](), 0
+    if not reference.is_notebook:
+        if skipped:
+            raise ArgumentError("--skip-cells is for notebooks", hint="Leave it out.")
+        return reference
+    path = Path(str(reference.file))
+    cells, lines, counts, says = list[Cell](), [""], Counter[str](), dict[str, str]()
+    for number, cell in enumerate(_read_cells(path), start=1):
+        source, ran_as = "".join(cell["source"]), cell.get("execution_count")
+        shown = f"{path.name}, cell {number}" + (f" (In [{ran_as}])" if ran_as not in (None, number) else "")
+        if (ran_as or last) < last:
+            says.setdefault("order", f"{shown} last ran before a cell above it; autotune runs them from top to bottom")
+        tags |= (own := set(cell.get("metadata", {}).get("tags", ())))
+        code, future, installs = _translate_cell("" if own & skipped else source, shown)
+        if installs:
+            says.setdefault("installs", f"{shown} and later ones install nothing here: install packages before")
+        # Another number of epochs moves no call.
+        digest = hashlib.sha256(re.sub(r"\d+", "", source).encode("utf-8", "replace")).hexdigest()[:16]
+        counts[digest] += 1
+        cells.append(Cell(len(lines) + 1, shown, f"{digest}-{counts[digest]}", source))
+        length, last, lines[0] = source.count("\n") + 1, ran_as or last, future or lines[0]
+        lines += [*[*code.split("\n"), *[""] * length][:length], "#"]  # which ends the cell
+    if unknown := sorted(skipped - tags):
+        _refuse(path, f"no code cell has the tag {unknown[0]!r}", f"Its tags: {', '.join(sorted(tags)) or 'none'}.")
+    (folder / DEFINITIONS).mkdir(parents=True, exist_ok=True)
+    file, tree = folder / f"{path.stem}.py", ast.parse("\n".join(lines))
+    file.write_text("\n".join([*lines, ""]), encoding="utf-8")
+    file.with_suffix(SUFFIX).write_text(json.dumps(cells), encoding="utf-8")
+    cells_of.cache_clear()
+    for node in tree.body[:]:  # a spawned process must find functions, and not train
+        calls = isinstance(node, ast.Assign | ast.AnnAssign) and any(
+            isinstance(part, ast.Call) for part in ast.walk(node)
+        )
+        if calls or not isinstance(node, _DEFINES):
+            tree.body.remove(node)
+    (folder / DEFINITIONS / file.name).write_text(ast.unparse(tree), encoding="utf-8")
+    for text in says.values():
+        say(text)
+    return reference.model_copy(update={"file": str(file)})
+
+
+def _refuse(where: object, why: str, hint: str) -> NoReturn:
+    raise WorkloadError(f"{where}: {why}", hint=hint)
+
+
+def _read_cells(path: Path) -> list[dict[str, Any]]:
+    """Return the code cells of a notebook. Raises `WorkloadError` where it is none that Python can run."""
+    again = "Open it in Jupyter, and save it again."
+    try:
+        notebook = json.loads(read_at_most(path, LARGEST_BYTES))
+        about, version = notebook.get("metadata", {}), notebook["nbformat"]
+        language = about.get("kernelspec", {}).get("language") or about.get("language_info", {}).get("name") or "python"
+        cells = [cell for cell in notebook.get("cells", ()) if cell["cell_type"] == "code"]
+        has_code = any("".join(cell["source"]).strip() for cell in cells)
+    except (AttributeError, KeyError, TypeError) as error:
+        _refuse(path, f"is no notebook that Jupyter has saved: {type(error).__name__}: {error}", again)
+    except (OSError, ValueError, RecursionError) as error:
+        _refuse(path, f"is no JSON: {error}", again)
+    if version < 4:
+        _refuse(path, f"has nbformat {version}; autotune reads 4", "Convert it: jupyter nbconvert --to notebook FILE")
+    if language.lower() not in ("python", "ipython"):
+        _refuse(path, f"is in {language}", "autotune tunes trainings in Python.")
+    if not has_code:
+        _refuse(path, "has no cell with code", "Give the notebook that trains.")
+    return cells
+
+
+def _translate_cell(source: str, shown: str) -> tuple[str, str, bool]:
+    """Return a cell as Python code in the same lines, what must begin the script, and whether it installs packages."""
+    try:
+        code = "".join(_without_cell_magics(list(io.StringIO(f"{source}\n")), shown))
+        edits, future, installs = _edits(ast.parse(code), shown)
+        text = code.encode()
+        starts = [0, 0, *itertools.accumulate(map(len, text.splitlines(keepends=True)))]
+        for begin, end, new in sorted(edits, reverse=True):
+            text = text[: starts[begin[0]] + begin[1]] + new.encode() + text[starts[end[0]] + end[1] :]
+        compile(text, shown, "exec", dont_inherit=True)
+    except (SyntaxError, ValueError) as error:
+        line = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
+        why = str(error.msg if isinstance(error, SyntaxError) else error)
+        _refuse(f"{shown}{line}", why, f"Fix the cell; Python cannot run it. {SKIP_HINT}")
+    return text.decode(), future, installs
+
+
+def _without_cell_magics(lines: list[str], shown: str) -> list[str]:
+    """Return the code that IPython makes of a cell, without its cell magics."""
+    first = next((index for index, line in enumerate(lines) if line.strip()), 0)
+    while lines[first].startswith("%%"):
+        name, _, rest = lines[first][2:].strip().partition(" ")
+        if name in ("bash", "sh", "writefile"):
+            call = f"get_ipython().run_cell_magic({name!r}, {rest!r}, {''.join(lines[first + 1 :])!r})"
+            return [*lines[:first], call]
+        if name not in ("capture", "time", "timeit"):  # whose body runs as code
+            _refuse(f"{shown}, line {first + 1}", f"the magic %%{name} cannot run in a script", _REMOVE)
+        lines[first] = f"{rest} = get_ipython()\n" if name == "capture" and rest.isidentifier() else "\n"
+        first = next((index for index in range(first + 1, len(lines)) if lines[index].strip()), first)
+    return [*lines[:first], *_transform(lines[first:])]
+
+
+def _edits(tree: ast.Module, shown: str) -> tuple[list[tuple[_Place, _Place, str]], str, bool]:
+    """Return what a script does not need or has otherwise, by lines and columns; else as `_translate_cell`."""
+    edits, future, installs = list[tuple[_Place, _Place, str]](), "", False
+    inner = [part for node in ast.walk(tree) if isinstance(node, ast.AsyncFunctionDef) for part in ast.walk(node)]
+    node: Any
+    for node in ast.walk(tree):
+        (method, name, *rest), text = _shell_call(node), "None"
+        magic = name if method == "run_line_magic" else ""
+        if magic in ("conda", "pip") or (method in ("system", "getoutput") and _INSTALLS.match(f"{name} ")):
+            installs = True
+        elif isinstance(node, ast.ImportFrom) and node.module == "__future__":
+            future = ast.unparse(node)
+        elif isinstance(node, ast.Await) and node not in inner:
+            end: Any = node.end_lineno, node.end_col_offset
+            edits.append((end, end, ")"))
+            node.end_lineno, node.end_col_offset = node.lineno, node.col_offset + len("await")
+            text = "get_ipython().wait("
+        elif magic in ("time", "timeit"):
+            text = re.sub(r"^(?:-[nr] ?\d+ |-[a-z]+ )+", "", rest[0]) or text
+        elif not magic or magic in ("cd", "env", "run", "set_env"):
+            continue
+        elif magic not in _DROPPED_MAGICS:
+            _refuse(f"{shown}, line {node.lineno}", f"the magic %{magic} cannot run in a script", _REMOVE)
+        edits.append(((node.lineno, node.col_offset), (node.end_lineno, node.end_col_offset), text))
+    return edits, future, installs
+
+
+def _transform(lines: list[str]) -> list[str]:
+    """Return lines as the Python code that IPython makes of them, each in its place."""
+    try:
+        from IPython.core import inputtransformer2
+    except ImportError as error:
+        hint = "Run pip install ipython; the extra `notebook` has it."
+        _refuse("a notebook needs IPython, which cannot be imported", str(error), hint)
+    manager: Any = inputtransformer2.TransformerManager()  # type: ignore[no-untyped-call]
+    for transform in manager.cleanup_transforms:
+        lines = transform(lines)
+    is_changed = True
+    while is_changed:
+        before = lines
+        is_changed, lines = manager.do_one_token_transform(before)
+        if len(lines) < len(before):  # a line with continuations has become one
+            place = next(index for index, line in enumerate(lines) if line != before[index])
+            lines = [*lines[: place + 1], *["\n"] * (len(before) - len(lines)), *lines[place + 1 :]]
+    return lines
+
+
+def _shell_call(node: ast.AST) -> list[str]:
+    """Return the method of `get_ipython()` that a node calls, and the texts that it is given; else empty texts."""
+    if not isinstance(node, ast.Call) or not ast.unparse(node.func).startswith("get_ipython()."):
+        return ["", ""]
+    texts = [str(argument.value) for argument in node.args if isinstance(argument, ast.Constant)]
+    return [ast.unparse(node.func).removeprefix("get_ipython()."), *texts, ""]
