@@ -266,7 +266,7 @@ def test_a_damaged_recipe_is_read_or_refused(recipes, data):
     for configuration in (recipe.configuration, recipe.baseline):
         assert environment(configuration) in ({}, *({"TF_ENABLE_ONEDNN_OPTS": value} for value in "01"))
     recipe.machine.differences(MACHINE)
-    shown(closing.show_recipe, recipe, Path(NAME))
+    shown(closing.show_answer, recipe.answer, Path(NAME))
 
 
 @settings(max_examples=200)

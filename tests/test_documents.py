@@ -102,8 +102,11 @@ def test_a_tuning_prints_its_progress_on_standard_error(capsys, monkeypatch, tmp
     document = DOCUMENTS.validate_json(out)
     assert "something once" in err
     assert (document.run, document.recipe) == (str(directory.path), recipe)
-    assert bool(document.use) == (verdict is Verdict.FASTER)
-    assert (document.go_on or "").startswith("autotune tune train.py --resume") == (verdict is Verdict.UNDECIDED)
+    assert document.answer.headline == recipe.answer.headline
+    goes_on = [command for command in document.answer.commands if command.name == "go on"]
+    assert [command.lines[0].startswith("autotune tune train.py --resume") for command in goes_on] == (
+        [True] if verdict is Verdict.UNDECIDED else []
+    )
 
 
 def test_a_verification_is_printed(printed, monkeypatch):

@@ -28,7 +28,8 @@ from autotune.data.facts import Gpu
 from autotune.data.figures import Interval
 from autotune.data.record import Looks, Outcome, Phase, Standing
 from autotune.data.run_directory import EarlierLeader, RunDirectory, RunRecord, SearchSpaceRecord
-from autotune.recipe.recipe import Answer, Recipe, read_recipes
+from autotune.recipe.evidence import BestConfiguration
+from autotune.recipe.recipe import Recipe, read_recipes
 from autotune.space.configuration import Configuration, read_trials
 from autotune.stats.deciding import EndedBy, Verdict
 from autotune.tuning import earlier_runs
@@ -251,8 +252,8 @@ def test_what_a_space_does_not_hold_whole_was_not_confirmed():
 def test_both_answers_of_a_recipe_are_taken_if_they_are_confirmed():
     one = Interval(value=1.2, low=1.1, high=1.3)
     answers = {
-        "same_training": Answer(configuration=dict(MANY_STEPS), speedup=one, throughput=one, confirmed=True),
-        "larger_batch": Answer(configuration=dict(WIDE), speedup=one, throughput=one, confirmed=False),
+        "same_training": BestConfiguration(configuration=dict(MANY_STEPS), speedup=one, throughput=one, confirmed=True),
+        "larger_batch": BestConfiguration(configuration=dict(WIDE), speedup=one, throughput=one, confirmed=False),
     }
     assert [changes for _, changes in found_with(OLD_RECIPE.model_copy(update=answers))] == [
         {"jit_compile": True},

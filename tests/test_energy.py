@@ -21,8 +21,7 @@ from simulated_runs import (
 from autotune.data.errors import ArgumentError
 from autotune.data.facts import Gpu, GpuUse
 from autotune.data.record import Outcome, Phase
-from autotune.front.closing import show_recipe
-from autotune.recipe.advice import verdict_in_words
+from autotune.front.closing import show_answer
 from autotune.report.history import load_history
 from autotune.stats.deciding import ClaimResult, Verdict
 from autotune.stats.disturbance import gpu_figures
@@ -87,10 +86,10 @@ def test_each_objective_finds_its_own_winner(tmp_path):
 
 def test_the_claim_says_what_is_less(tmp_path):
     recipe, _ = tuned(tmp_path / "run", "energy")
-    said = verdict_in_words(recipe)
-    assert said.startswith(f"Less energy: uses {recipe.evidence.speedup.shown('')} times less energy per sample")
+    said = recipe.answer.headline
+    assert said.startswith(f"Less energy: {recipe.evidence.speedup.shown()} in samples per joule")
     output = io.StringIO()
-    show_recipe(recipe, tmp_path / "recipe.json", Console(file=output, width=120))
+    show_answer(recipe.answer, tmp_path / "recipe.json", Console(file=output, width=120))
     (line,) = [each for each in output.getvalue().splitlines() if "energy/sample" in each]
     before, unit, after, same_unit = line.split()[1:]
     assert (float(before), float(after)) == (pytest.approx(100, rel=0.02), pytest.approx(70, rel=0.02))
@@ -104,15 +103,13 @@ def test_the_claim_says_what_is_less(tmp_path):
 def test_what_was_not_found_is_said_of_energy_too(tmp_path, verdict, words):
     recipe, _ = tuned(tmp_path / "run", "energy")
     said = [
-        verdict_in_words(
-            recipe.model_copy(
-                update={
-                    "evidence": recipe.evidence.model_copy(
-                        update={"verdict": verdict, "excluded_gain": 0.05, "objective": objective}
-                    )
-                }
-            )
-        )
+        recipe.model_copy(
+            update={
+                "evidence": recipe.evidence.model_copy(
+                    update={"verdict": verdict, "excluded_gain": 0.05, "objective": objective}
+                )
+            }
+        ).answer.headline
         for objective in ("energy", "throughput")
     ]
     assert words in said[0]
@@ -209,8 +206,8 @@ def test_a_hot_winner_is_said_to_be_one(tmp_path):
     (check,) = [each for each in recipe.evidence.stability.checks if each.name == THROTTLING]
     assert (check.passed, check.value) == (True, 1.0)
     output = io.StringIO()
-    show_recipe(recipe, tmp_path / "recipe.json", Console(file=output, width=200))
-    assert f"Note: throttling: {check.detail}" in output.getvalue()
+    show_answer(recipe.answer, tmp_path / "recipe.json", Console(file=output, width=200))
+    assert f"Note: throttling: {check.detail}" in " ".join(output.getvalue().split())
     assert not any("throttling" in each for each in recipe.evidence.stability.not_checked)
     refused, directory = tuned(tmp_path / "heats", "throughput", trials_with(heats))
     assert "jit_compile" not in refused.changes

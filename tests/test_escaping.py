@@ -20,9 +20,10 @@ from autotune.data.printable import one_line
 from autotune.data.record import Outcome, Phase, TrialRecord
 from autotune.data.run_directory import RunDirectory, RunRecord, WorkloadRecord
 from autotune.front import cli
-from autotune.front.closing import show_recipe, show_usage
+from autotune.front.closing import show_answer
 from autotune.front.console import Progress, show_error
 from autotune.front.tables import show_comparison, show_history
+from autotune.recipe.next_steps import answer_at
 from autotune.recipe.recipe import Recipe
 from autotune.report.compare import compare
 from autotune.report.history import load_history, write_csv
@@ -159,17 +160,16 @@ def test_progress_draws_a_line_for_each_event_whatever_it_speaks_of(text):
 
 @given(STRINGS)
 def test_a_recipe_is_shown_as_text(written, text):
-    recipe, other = recipe_with(written, text), recipe_with(written, "plain")
-    plain = printed(lambda output: show_recipe(other, Path("plain"), output))
-    shown = printed(lambda output: show_recipe(recipe, Path("a") / (text or "b"), output))
-    assert len(shown.split("\n")) == len(plain.split("\n"))
+    recipe = recipe_with(written, text)
+    shown = printed(lambda output: show_answer(recipe.answer, Path("a") / (text or "b"), output))
+    assert all(line.isprintable() for line in shown.split("\n"))
 
 
 @given(NAMES)
 def test_the_lines_for_training_code_name_the_recipe_whatever_it_is_called(written, text):
     path = Path(text)
     recipe = recipe_with(written, "plain")
-    shown = printed(lambda output: show_usage(recipe, path, tuned="train.py", console=output))
+    shown = printed(lambda output: show_answer(answer_at(recipe, path, "train.py"), path, output))
     line = next(each for each in shown.split("\n") if "Recipe.load" in each)
     call = ast.parse(line.strip()).body[0].value
     assert ast.literal_eval(call.args[0]) == str(path)
@@ -179,11 +179,11 @@ def test_the_lines_for_training_code_name_the_recipe_whatever_it_is_called(writt
 def test_the_command_that_goes_on_is_one_line_whatever_names_are_in_it(written, text, tuned):
     recipe = recipe_with(written, "plain", verdict="undecided", go_on_seconds=60.0)
     path = Path("results") / text / "recipe.json"
-    shown = printed(lambda output: show_usage(recipe, path, tuned=tuned, console=output))
-    (command,) = (line for line in shown.split("\n") if "--resume" in line)
+    shown = printed(lambda output: show_answer(answer_at(recipe, path, tuned), path, output))
+    (command,) = (line for line in shown.replace(" \\\n   ", "").split("\n") if "--resume" in line)
     if one_line(text + tuned) == text + tuned:
         words = ["autotune", "tune", tuned, "--resume", str(path.parent), "--budget", "60s"]
-        assert shlex.split(command) == words
+        assert shlex.split(command.removeprefix("Go on: ")) == words
 
 
 @given(text=STRINGS)
@@ -221,7 +221,7 @@ def test_markup_and_escapes_are_shown_as_they_are_written(tmp_path, written, tex
     shown = one_line(text)
     assert printed(lambda output: show_comparison(compare(tmp_path), output)).count(shown) == 3
     assert shown in printed(lambda output: show_history(load_history(tmp_path), output))
-    assert shown in printed(lambda output: show_recipe(recipe_with(written, text), Path(text), output))
+    assert shown in printed(lambda output: show_answer(recipe_with(written, text).answer, Path(text), output))
 
 
 # --------------------------------------------------------------------------------------- the command line

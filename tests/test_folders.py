@@ -14,15 +14,8 @@ from autotune.data.figures import Interval
 from autotune.front import cli
 from autotune.machine.fingerprint import fingerprint
 from autotune.recipe import recipe as recipe_module
-from autotune.recipe.evidence import Confirmation, Evidence, PeakMemory, Stability
-from autotune.recipe.recipe import (
-    CreatedBy,
-    MachineMismatchWarning,
-    Recipe,
-    RecipeWorkload,
-    read_recipes,
-    select_nearest,
-)
+from autotune.recipe.evidence import Confirmation, CreatedBy, Evidence, PeakMemory, RecipeWorkload, Stability
+from autotune.recipe.recipe import MachineMismatchWarning, Recipe, read_recipes, select_nearest
 from autotune.stats.deciding import EndedBy, Verdict
 
 RATE, MEMORY = Interval(value=100.0, low=90.0, high=110.0), PeakMemory(host=None, device=None)

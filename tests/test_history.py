@@ -31,8 +31,8 @@ from autotune.data.record import (
 )
 from autotune.data.run_directory import RunDirectory, RunRecord, WorkloadRecord
 from autotune.front.tables import show_comparison, show_history
-from autotune.recipe.evidence import Confirmation, Evidence, PeakMemory, Stability
-from autotune.recipe.recipe import CreatedBy, Recipe, RecipeWorkload
+from autotune.recipe.evidence import Confirmation, CreatedBy, Evidence, PeakMemory, RecipeWorkload, Stability
+from autotune.recipe.recipe import Recipe
 from autotune.report.compare import compare
 from autotune.report.history import columns, load_history, write_csv, write_parquet
 from autotune.space.knobs import KNOBS

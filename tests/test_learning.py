@@ -28,10 +28,9 @@ from autotune.data.figures import Interval
 from autotune.data.record import Branch, Outcome, Phase
 from autotune.data.run_directory import STATE, EarlierLeader
 from autotune.front.cli import main
-from autotune.front.closing import show_recipe
-from autotune.recipe.advice import verdict_in_words
+from autotune.front.closing import show_answer
 from autotune.recipe.evidence import BestCandidate, Watch
-from autotune.recipe.next_steps import next_steps
+from autotune.recipe.next_steps import answer_at
 from autotune.recipe.recipe import Recipe
 from autotune.report.history import load_history
 from autotune.report.page import write_page
@@ -68,8 +67,8 @@ def test_a_larger_batch_that_reaches_the_same_losses_sooner_is_recommended(tmp_p
     assert rule.same_loss.examples_factor.value == pytest.approx(1.0, abs=0.02)
     assert recipe.larger_batch.configuration == recipe.configuration
     assert recipe.same_training.configuration["batch_size"] == 32
-    assert "sooner to the same losses" in verdict_in_words(recipe)
-    assert dict(recipe.answers)["Recommended"] == "larger batch"
+    assert "sooner to the same losses" in recipe.answer.headline
+    assert recipe.answer.recommended == "larger batch"
 
 
 def test_a_larger_batch_that_needs_too_many_examples_is_shown_and_not_recommended(tmp_path):
@@ -78,20 +77,19 @@ def test_a_larger_batch_that_needs_too_many_examples_is_shown_and_not_recommende
     assert recipe.learning_rate_rule is None
     assert recipe.evidence.speedup.low < 1.3 < recipe.evidence.speedup.high
     assert recipe.larger_batch.learning_rate_rule.same_loss.speedup.high < 1.0
-    answers = recipe.answers
-    assert [heading for heading, _ in answers] == ["Same training", "Larger batch", "", "Recommended"]
-    assert "nothing about learning changes" in answers[0][1]
-    assert answers[-1] == ("Recommended", "same training")
+    assert [choice.kind for choice in recipe.answer.choices] == ["same training", "larger batch"]
+    assert "nothing about learning changes" in recipe.answer.choices[0].said
+    assert recipe.answer.recommended == "same training"
 
 
 def test_the_same_training_is_offered_only_where_it_is_faster_than_the_baseline(tmp_path):
     recipe, _, _, _ = run(tmp_path, faster_by(batch_size=2.0, jit_compile=1.3))
-    assert dict(recipe.answers)["Recommended"] == "larger batch"
+    assert recipe.answer.recommended == "larger batch"
     assert recipe.same_training is not None
     offer = "To take the same training instead:"
-    assert offer in dict(next_steps(recipe, tmp_path / "recipe.json", "train.py"))
+    assert offer in [command.heading for command in answer_at(recipe, tmp_path / "recipe.json", "train.py").commands]
     alone = recipe.model_copy(update={"same_training": None})
-    assert offer not in dict(next_steps(alone, tmp_path / "recipe.json", "train.py"))
+    assert offer not in [command.heading for command in answer_at(alone, tmp_path / "recipe.json", "train.py").commands]
 
 
 def test_where_only_a_larger_batch_is_faster_and_learns_too_slowly_nothing_is(tmp_path):
@@ -100,12 +98,12 @@ def test_where_only_a_larger_batch_is_faster_and_learns_too_slowly_nothing_is(tm
     assert (recipe.evidence.verdict, recipe.changes) == (Verdict.NO_SIGNIFICANT_GAIN, {})
     assert recipe.same_training is None
     assert recipe.larger_batch.speedup.low < 2.0 < recipe.larger_batch.speedup.high
-    assert recipe.answers[0][1] == "the baseline: nothing faster was shown"
-    assert recipe.answers[-1] == ("Recommended", "your current settings")
+    assert "; ".join(recipe.answer.choices[0].said) == "the baseline: nothing faster was shown"
+    assert recipe.answer.recommended == "baseline"
     best = {"speedup": Interval(value=1.71, low=1.71, high=1.71), "reason": "the run ended before it was confirmed"}
     for changes, words in ({"jit_compile": True}, "jit_compile=true"), ({"batch_size": 64}, "nothing faster was shown"):
         closest = BestCandidate(configuration=recipe.baseline | changes, **best)
-        assert words in recipe.model_copy(update={"candidate": closest}).answers[0][1]
+        assert words in "; ".join(recipe.model_copy(update={"candidate": closest}).answer.choices[0].said)
 
 
 def test_without_losses_of_the_branches_a_larger_batch_is_not_recommended(tmp_path):
@@ -124,7 +122,7 @@ def test_without_losses_of_the_branches_a_larger_batch_is_not_recommended(tmp_pa
     assert recipe.changes == {"jit_compile": True}
     why = recipe.larger_batch.learning_rate_rule.not_measured
     assert why == "the model reports no loss on held-out examples"
-    assert why in recipe.answers[2][1]
+    assert why in recipe.answer.choices[1].said[-1]
     assert [why in event.text for event in watcher.of(Notice) if "learns" in event.text] == [True]
 
 
@@ -148,7 +146,8 @@ def test_a_larger_batch_of_a_training_that_counts_steps_is_not_recommended(tmp_p
     assert (recipe.configuration["batch_size"] == 128) is comparable
     if not comparable:
         assert recipe.changes == {"jit_compile": True}
-        assert recipe.answers[2][1].startswith("not comparable: vae/kl/calls (vae.py, line 31) counts steps")
+        said = "not comparable: vae/kl/calls (vae.py, line 31) counts steps"
+        assert recipe.answer.choices[1].said[-1].startswith(said)
 
 
 def test_how_a_larger_batch_of_a_custom_loop_learns_is_not_measured(tmp_path, capsys, monkeypatch):
@@ -161,11 +160,11 @@ def test_how_a_larger_batch_of_a_custom_loop_learns_is_not_measured(tmp_path, ca
     assert recipe.changes == {"jit_compile": True}
     assert recipe.larger_batch.configuration["batch_size"] == 128
     assert recipe.larger_batch.learning_rate_rule.not_measured == why
-    assert dict(recipe.answers)["Recommended"] == "same training"
+    assert recipe.answer.recommended == "same training"
     assert not any(isinstance(trial._losses, BranchRuns) for trial in trials.launched)
     said = f"how it learns was not measured: {why}"
-    show_recipe(recipe, directory.recipe_file)
-    assert said in capsys.readouterr().out
+    show_answer(recipe.answer, directory.recipe_file)
+    assert said in " ".join(capsys.readouterr().out.split())
     assert said in write_page(directory.path).read_text(encoding="utf-8")
     assert load_history(directory.path, every_column=True)["same_loss_speedup"].isna().all()
     main(["show", str(directory.path), "--json"])
@@ -240,9 +239,9 @@ def test_what_there_was_no_time_for_is_measured_once_the_run_goes_on(tmp_path):
     with on_disk(tmp_path / "run", DirectoryWithoutStudy) as directory:
         first = tune_simulated(trials(), directory, budget=100.0, **options)
     assert first.larger_batch.learning_rate_rule.same_loss is None
-    steps = dict(next_steps(first, tmp_path / "run" / "recipe.json", "train.py"))
-    assert any("--resume" in line for lines in steps.values() for line in lines)
-    assert not any("--candidate" in line for lines in steps.values() for line in lines), "only undecided runs have one"
+    commands = answer_at(first, tmp_path / "run" / "recipe.json", "train.py").commands
+    assert any("--resume" in line for command in commands for line in command.lines)
+    assert all(command.name != "candidate" for command in commands), "only undecided runs have one"
     watcher = Watcher()
     later = go_on(trials(), tmp_path / "run", budget=first.evidence.go_on_seconds, observe=watcher, **options)
     assert not any("kept for it" in event.text for event in watcher.of(Notice))

@@ -24,7 +24,6 @@ from simulated_runs import (
 
 from autotune.data.record import Outcome, Phase, Standing
 from autotune.data.run_directory import RunDirectory
-from autotune.recipe.advice import verdict_in_words
 from autotune.runtime.executor import TrialFailed
 from autotune.space.configuration import Configuration, read_trials
 from autotune.stats.deciding import EndedBy, Verdict
@@ -439,15 +438,14 @@ def without_losses(**gains):
 def test_numerics_that_cannot_be_compared_are_recommended_only_where_nothing_else_is_faster(tmp_path):
     alone, *_ = run(tmp_path / "alone", without_losses(), space=PRECISION)
     assert alone.configuration["precision"] == "mixed_bfloat16"
-    assert verdict_in_words(alone).endswith(
-        "Its numerics could not be compared with float32 without XLA (the model reports no loss)."
-    )
+    unknown = "Its numerics could not be compared with float32 without XLA (the model reports no loss)."
+    assert unknown in alone.answer.caveats
     both = space(precision=["float32", "mixed_bfloat16"], batch_size=[32, 64, 128])
     other, *_ = run(tmp_path / "both", without_losses(precision=1.6, batch_size=1.2), space=both, budget=500.0)
     assert other.evidence.verdict is Verdict.FASTER
     assert other.configuration["precision"] == "float32"
     assert other.configuration["batch_size"] > 32
-    assert "numerics" not in verdict_in_words(other)
+    assert not any("numerics" in caveat for caveat in other.answer.caveats)
 
 
 def test_where_only_what_does_not_learn_is_faster_the_run_is_unstable(tmp_path):
@@ -592,7 +590,7 @@ def test_a_lost_device_leaves_what_was_measured(tmp_path):
     recipe, records, _ = run(tmp_path, trials, observe=watcher, space=WIDE)
     assert (recipe.evidence.verdict, recipe.evidence.ended_by) == (Verdict.UNDECIDED, EndedBy.FAILED)
     assert recipe.evidence.go_on_seconds
-    assert "budget" not in verdict_in_words(recipe)
+    assert "budget" not in recipe.answer.headline
     assert records[1].outcome is Outcome.OK
     assert any("not available any more" in each.text for each in watcher.of(Notice))
 

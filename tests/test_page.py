@@ -214,7 +214,7 @@ def learnt(tmp_path_factory):
 
 def test_the_page_holds_both_answers_and_the_losses_of_both_batch_sizes(learnt):
     data, recipe = page_data(RunDirectory(learnt)), Recipe.load(learnt / "recipe.json")
-    assert dict(recipe.answers)["Recommended"] == "larger batch"
+    assert recipe.answer.recommended == "larger batch"
     chart = data.learning[-1]
     assert f"Batch {recipe.batch_size} beside 32" in chart["heading"]
     chosen = [curve for curve in chart["curves"] if curve["kind"] == "chosen"]

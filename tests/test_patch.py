@@ -8,7 +8,7 @@ import pytest
 from autotune.data.errors import RecipeError
 from autotune.data.facts import ScriptFacts, Site, Trains
 from autotune.front import cli
-from autotune.recipe.answers import LearningRateRule
+from autotune.recipe.evidence import LearningRateRule
 from autotune.recipe.recipe import Recipe
 from autotune.script.call_sites import calls_in
 from autotune.script.patch import script_diff

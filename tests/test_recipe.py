@@ -15,11 +15,18 @@ from autotune.data.facts import ScriptFacts, Site, Trains
 from autotune.data.figures import Interval
 from autotune.data.printable import LONGEST_MESSAGE
 from autotune.recipe import recipe as recipe_module
-from autotune.recipe.advice import learning_caveats
-from autotune.recipe.answers import Answer, LearningRateRule, SameLoss
+from autotune.recipe.answers import learning_caveats
 from autotune.recipe.apply import environment
-from autotune.recipe.evidence import FAILED_A_CHECK, BestCandidate, Contribution
-from autotune.recipe.recipe import SCHEMA_FILE, SCHEMA_VERSION, MachineMismatchWarning, Recipe
+from autotune.recipe.evidence import (
+    FAILED_A_CHECK,
+    SCHEMA_VERSION,
+    BestCandidate,
+    BestConfiguration,
+    Contribution,
+    LearningRateRule,
+    SameLoss,
+)
+from autotune.recipe.recipe import SCHEMA_FILE, MachineMismatchWarning, Recipe
 from autotune.recipe.schema import recipe_schema, schema_text
 from autotune.space.knobs import KNOBS, Device, Domain, Stage, knobs_on
 from autotune.stats.deciding import Verdict
@@ -379,12 +386,12 @@ def test_what_changed_is_told(recipe):
 def test_either_answer_can_be_taken(recipe):
     rates = {"speedup": Interval(value=2.0, low=1.9, high=2.1), "throughput": recipe.evidence.throughput}
     same = {**recipe.baseline, "prefetch": 1}
-    larger = Answer(
+    larger = BestConfiguration(
         configuration=recipe.configuration, **rates, confirmed=True, learning_rate_rule=LearningRateRule(batch_ratio=4)
     )
     timed = recipe.model_copy(update={"evidence": recipe.evidence.model_copy(update={"objective": "time_to_loss"})})
     both = timed.model_copy(
-        update={"same_training": Answer(configuration=same, **rates, confirmed=True), "larger_batch": larger}
+        update={"same_training": BestConfiguration(configuration=same, **rates, confirmed=True), "larger_batch": larger}
     )
     assert (both.with_same_training().configuration, both.with_same_training().learning_rate_rule) == (same, None)
     assert both.with_larger_batch().learning_rate_rule.batch_ratio == 4.0
@@ -409,24 +416,29 @@ def test_a_notebook_shows_both_answers_as_the_run_ends_with_them(recipe):
     )
     rule = LearningRateRule(batch_ratio=4.0, rule="linear", factor=4.0, same_loss=found)
     rates = {"speedup": Interval(value=2.1, low=2.0, high=2.2), "throughput": recipe.evidence.throughput}
-    same = Answer(configuration={**recipe.baseline, "prefetch": 1}, **rates, confirmed=True)
-    larger = Answer(configuration=recipe.configuration, **rates, confirmed=True, learning_rate_rule=rule)
+    same = BestConfiguration(configuration={**recipe.baseline, "prefetch": 1}, **rates, confirmed=True)
+    larger = BestConfiguration(configuration=recipe.configuration, **rates, confirmed=True, learning_rate_rule=rule)
     answers = {"same_training": same, "larger_batch": larger, "learning_rate_rule": rule}
     workload = recipe.workload.model_copy(update={"name": "<b>digits"})
     both = recipe.model_copy(update={**answers, "workload": workload})
-    assert both.answers == [
-        ("Same training", "×2.10 (2.00 to 2.20)   prefetch=1   nothing about learning changes"),
-        ("Larger batch", "×2.10 (2.00 to 2.20) in samples/s, batch 128, learning rate ×4 (linear)"),
-        ("", "the losses of the 25,600 examples after the first 400 steps are reached ×1.90 (1.70 to 2.10) sooner"),
-        ("Recommended", "larger batch"),
+    assert [choice.said for choice in both.answer.choices] == [
+        ("×2.10 (2.00 to 2.20) in samples/s", "nothing about learning changes", "prefetch=1"),
+        (
+            "×1.90 (1.70 to 2.10) sooner to the same losses",
+            "batch 128, learning rate ×4 (linear)",
+            "×2.10 (2.00 to 2.20) in samples/s",
+            "losses of the 25,600 examples after the first 400 steps",
+        ),
     ]
+    assert both.answer.recommended == "larger batch"
     shown = both._repr_html_()
-    assert "&lt;b&gt;digits: faster, ×1.90 (1.70 to 2.10) sooner to the same losses" in shown
-    places = [shown.index(f"<th>{heading}</th><td>{text}</td>") for heading, text in both.answers]
-    assert places == sorted(places)
+    assert "&lt;b&gt;digits: Faster: ×1.90 (1.70 to 2.10) sooner to the same losses" in shown
+    said = [f"<td>{choice.kind.capitalize()}</td><td>{'; '.join(choice.said)}</td>" for choice in both.answer.choices]
+    assert [text in shown for text in said] == [True, True]
+    assert both.answer.headline in repr(both)
     alone = recipe.model_copy(update={"larger_batch": None})
-    assert alone.answers == []
-    assert "Recommended" not in alone._repr_html_()
+    assert alone.answer.choices == ()
+    assert "Larger batch" not in alone._repr_html_()
 
 
 @pytest.mark.parametrize(
@@ -442,11 +454,12 @@ def test_a_notebook_shows_both_answers_as_the_run_ends_with_them(recipe):
 def test_another_precision_is_never_the_same_training(recipe, baseline, changes, said):
     before = {**recipe.baseline, **baseline}
     rates = {"speedup": recipe.evidence.speedup, "throughput": recipe.evidence.throughput, "confirmed": True}
-    same = Answer(configuration={**before, **changes}, **rates)
+    same = BestConfiguration(configuration={**before, **changes}, **rates)
     found = {"baseline": before, "configuration": same.configuration, "same_training": same}
     alone = recipe.model_copy(update={**found, "larger_batch": None, "learning_rate_rule": None})
-    both = alone.model_copy(update={"larger_batch": Answer(configuration={**before, "batch_size": 256}, **rates)})
-    assert both.answers[0][1].endswith(said)
+    larger = BestConfiguration(configuration={**before, "batch_size": 256}, **rates)
+    both = alone.model_copy(update={"larger_batch": larger})
+    assert both.answer.choices[0].said[1] == said
     assert learning_caveats(both) == []
     assert learning_caveats(alone) == ([] if "nothing" in said else [f"{said.capitalize()}."])
 
@@ -514,9 +527,10 @@ def test_only_a_candidate_that_looks_faster_and_broke_no_rule_may_be_run(recipe,
             found.with_candidate()
 
 
-def test_a_recipe_is_three_lines_in_a_session(recipe):
-    first, second, third = repr(recipe).splitlines()
-    assert first.startswith(f"Recipe of {recipe.workload.name}: {recipe.evidence.verdict.value.replace('_', ' ')}, ×")
+def test_a_recipe_is_a_few_lines_in_a_session(recipe):
+    first, second, *_, last = repr(recipe).splitlines()
+    assert first == f"Recipe of {recipe.workload.name}: {recipe.answer.headline}"
     assert second.split() == [f"{name}={str(value).lower()}" for name, value in recipe.changes.items()]
-    assert third == f"  measured on {recipe.machine.describe()}, run {recipe.created_by.run}"
+    assert last == f"  measured on {recipe.machine.describe()}, run {recipe.created_by.run}"
+    assert recipe.evidence.advice[0] in repr(recipe)
     assert str(recipe) == repr(recipe)

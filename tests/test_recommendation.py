@@ -198,7 +198,7 @@ def test_fresh_processes_say_more_than_the_search(tmp_path, knob, values):
     (known,) = filter(None, (recipe.candidate, recipe.larger_batch))
     assert known.configuration[knob] == values[1]
     assert 0.95 < known.speedup.low < 1.03 < known.speedup.high < 1.1
-    assert "search only" not in str(recipe.answers)
+    assert "search only" not in str(recipe.answer.choices)
 
 
 @pytest.mark.parametrize(("deviation", "named"), [(0.001, True), (0.5, False)])

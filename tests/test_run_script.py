@@ -9,7 +9,7 @@ import pytest
 from autotune.data.errors import ArgumentError, MachineMismatchError
 from autotune.data.facts import ScriptFacts, Trains
 from autotune.data.figures import Interval
-from autotune.recipe.answers import Answer, LearningRateRule
+from autotune.recipe.evidence import BestConfiguration, LearningRateRule
 from autotune.recipe.recipe import Recipe
 
 RECORDED = Path(__file__).parent.parent / "results" / "recorded" / "digits_mlp_command_one" / "recipe.json"
@@ -89,7 +89,7 @@ def test_a_recipe_without_changes_has_no_edit(recipe):
 def test_what_is_not_known_of_the_larger_batch_is_said(recipe):
     recorded, reason = Recipe.load(recipe), "no time was left for it"
     batch = 2 * int(recorded.baseline["batch_size"])
-    larger = Answer(
+    larger = BestConfiguration(
         configuration={**recorded.baseline, "batch_size": batch},
         speedup=Interval(value=1.5, low=1.2, high=1.8),
         throughput=recorded.evidence.throughput,

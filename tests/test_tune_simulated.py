@@ -36,9 +36,8 @@ from autotune.data.errors import ArgumentError, BudgetError, NoStableConfigurati
 from autotune.data.facts import Gpu, ScriptFacts, Trains
 from autotune.data.record import Outcome, Pairing, Phase
 from autotune.data.run_directory import RunDirectory
-from autotune.front.closing import show_recipe
+from autotune.front.closing import show_answer
 from autotune.front.tables import show_history
-from autotune.recipe.advice import verdict_in_words
 from autotune.recipe.apply import largest_divisor
 from autotune.recipe.recipe import Recipe
 from autotune.report.history import load_history
@@ -714,17 +713,20 @@ def test_a_claim_names_the_part_of_an_epoch_it_covers(tmp_path, gain, verdict):
     trials = simulated_trials(faster_by(jit_compile=gain), examples=1_000_000, **QUIET)
     recipe, _ = quick_tune(trials, tmp_path / "run", train_samples=50_000_000)
     evidence, terminal = recipe.evidence, RichConsole(width=250, file=io.StringIO())
-    show_recipe(recipe, tmp_path / "recipe.json", terminal)
-    shown, part = terminal.file.getvalue(), f"the first {math.ceil(100 * evidence.epoch_seen)}% of an epoch"
+    show_answer(recipe.answer, tmp_path / "recipe.json", terminal)
+    shown, part = (
+        " ".join(terminal.file.getvalue().split()),
+        f"the first {math.ceil(100 * evidence.epoch_seen)}% of an epoch",
+    )
     assert evidence.verdict is verdict
     assert 0.005 < evidence.epoch_seen < 0.3
-    assert f"within {part}" in verdict_in_words(recipe)
-    assert (f"If all of an epoch trains like {part}, your training of 50,000,000 samples takes" in shown) == (gain > 1)
-    assert ("% of an epoch (no trial came so far)" in shown) == (gain > 1)
+    assert f"within {part}" in recipe.answer.headline
+    assert (f"if all of an epoch trains like {part}" in shown) == (gain > 1)
+    assert any("% of an epoch (no trial came so far)" in gap for gap in recipe.answer.unchecked) == (gain > 1)
 
 
 @pytest.mark.parametrize(("examples", "gain"), [(1437, 1.5), (None, 1.5)])
 def test_a_claim_on_whole_epochs_needs_no_part(tmp_path, examples, gain):
     recipe, _ = quick_tune(simulated_trials(faster_by(jit_compile=gain), examples=examples, **QUIET), tmp_path / "run")
     assert recipe.evidence.epoch_seen is None
-    assert "of an epoch" not in verdict_in_words(recipe)
+    assert "of an epoch" not in recipe.answer.headline

@@ -1,176 +1,162 @@
-"""Print how a run ends, in this order: verdict, changes, costs, what to watch, what was not checked, how to use it."""
+"""Print how a run ends: at most 20 lines of 80 columns that format its answer; and edits, and verifications."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import shlex
+import textwrap
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from rich.console import Console as RichConsole
 from rich.text import Text
 
-from autotune.data.facts import ScriptFacts, Trains
-from autotune.data.printable import duration, memory_size, rate_text, time_in_words
-from autotune.front.console import note, print_table, ratio, say, terminal
-from autotune.recipe.advice import describe_candidate, learning_caveats, verdict_in_words
-from autotune.recipe.next_steps import next_steps
-from autotune.recipe.waterfall import EXPLANATION, waterfall
-from autotune.space.configuration import Configuration, format_value
-from autotune.space.knobs import KNOBS
+from autotune.data.printable import duration, memory_size, one_line
+from autotune.front.console import note, ratio, say, terminal
+from autotune.recipe.answers import NOT_PROMISED, Answer, Command, Side
 from autotune.stats.deciding import ClaimResult, Verdict
-from autotune.stats.stability import THROTTLING
 
 if TYPE_CHECKING:
-    from autotune.recipe.evidence import Watch
     from autotune.recipe.recipe import Recipe
     from autotune.tuning.verify import Verification
 
+MOST_LINES, COLUMNS = 20, 80
+WORTH_A_LINE_SECONDS = 60.0  # of the user's training: what is shorter needs no tuning
+COMPILES_SECONDS = 1.0  # shorter compile times are no cost that decides
 
-def show_recipe(recipe: Recipe, path: Path, console: RichConsole | None = None) -> None:
-    """Print all of a run's end except how to use the recipe."""
+
+class _Part(NamedTuple):
+    """Lines that belong together; of those that do not fit, the highest rank is left out first, and never 0."""
+
+    rank: int
+    lines: Sequence[str]
+
+
+def show_answer(answer: Answer, path: Path, console: RichConsole | None = None) -> None:
+    """Print a run's end. `path`: of its recipe."""
     console = console or terminal()
-    evidence = recipe.evidence
-    faster = evidence.verdict is Verdict.FASTER
+    first, *rest = closing_lines(answer, path, min(COLUMNS, console.width))
     console.print()
-    say(verdict_in_words(recipe), console, style="bold green" if faster else "bold")
-    for sentence in evidence.advice[:1]:  # why it is slow
-        say(sentence, console)
-    if recipe.candidate is not None and not faster:
-        say(f"Best candidate: {describe_candidate(recipe.candidate, Configuration(recipe.baseline))}.", console)
-    width = max((len(heading) for heading, _ in recipe.answers), default=0) + 3
-    for heading, text in recipe.answers:
-        say(f"{f'{heading}:' if heading else '':<{width}}{text}", console)
-    say(f"Baseline: {_baseline_in_words(recipe)}.", console)
-    headings = ("", "baseline", "recommended") if recipe.changes else ("", "baseline")
-    rows = [row[: len(headings)] for row in _rows(recipe)]
-    console.print()
-    print_table(headings, rows, console)
-    console.print()
-    for sentence in learning_caveats(recipe):
-        say(sentence, console)
-    if steps := waterfall(recipe):
-        print_table(("change", "gives"), [(step.name, step.gain.shown()) for step in steps], console)
-        say(EXPLANATION, console)
-    if evidence.break_even_samples:
-        say(f"The longer compile time is earned back after {evidence.break_even_samples:,} samples.", console)
-    if evidence.watch is not None:
-        say(_watch_in_words(evidence.watch, recipe.unit), console)
-    for check in evidence.stability.checks:
-        if not check.passed:
-            say(f"Failed: {check.name}: {check.detail}", console, style="red")
-        elif check.name == THROTTLING and check.value:
-            say(f"Note: {check.name}: {check.detail}", console)
-    if unchecked := evidence.stability.not_checked:
-        say("Not checked:", console)
-        for gap in unchecked:
-            say(f"  - {gap}", console)
-    for sentence in evidence.advice[1:]:
-        say(sentence, console)
-    if saving := _saving_in_words(recipe):
-        say(saving, console)
-    say(f"Recipe: {path}", console)
+    say(first, console, style="bold green" if answer.verdict is Verdict.FASTER else "bold")
+    for line in rest:
+        console.print(Text(line), soft_wrap=True)
 
 
-def _baseline_in_words(recipe: Recipe) -> str:
-    """Return how the baseline trains: what the claim is against, and what a recipe without changes stands for."""
-    workload, size = recipe.workload, recipe.baseline["batch_size"]
-    dropping = ", drop_remainder=True" if workload.drop_remainder else ""
-    if workload.script is not None:
-        whole = f", {recipe.baseline['global_batch']} per update" if "global_batch" in recipe.baseline else ""
-        batches = "" if workload.script.work_varies else f", in batches of {size}{whole}"
-        return f"{workload.name} as it is{batches}"
-    data = f"dataset(config), batches of {size}," if workload.batched else f"dataset().batch({size}{dropping})"
-    named = [
-        f"{name}={format_value(value)}"
-        for name, value in recipe.baseline.items()
-        if value not in (None, KNOBS[name].default) and name != "batch_size"
+def closing_lines(answer: Answer, path: Path, width: int) -> list[str]:
+    """Return what a run ends with: headline, cause, both answers, changes, what to do, and what was not checked."""
+    parts = list(_parts(answer, path, width, len(answer.changes)))
+    excess = sum(len(part.lines) for part in parts if not part.rank) - MOST_LINES
+    if excess > 0:
+        parts = list(_parts(answer, path, width, max(1, len(answer.changes) - excess - 1)))
+    while sum(len(part.lines) for part in parts) > MOST_LINES and any(part.rank for part in parts):
+        parts.remove(max(parts, key=lambda part: part.rank))
+    return [line for part in parts for line in part.lines]
+
+
+def _parts(answer: Answer, path: Path, width: int, most_changes: int) -> Iterator[_Part]:
+    yield _Part(0, _fold(answer.headline, width))
+    yield _Part(0, _fold(answer.diagnosis, width))
+    if answer.candidate:
+        yield _Part(0, _fold(f"{answer.candidate}.", width, "Best so far: "))
+    for choice in answer.choices:
+        figure, *others = choice.said
+        recommended = " (recommended)" if choice.recommended else ""
+        yield _Part(0, _fold("; ".join((figure + recommended, *others)), width, f"{choice.kind.capitalize()}: "))
+    rests_on = f"; {answer.rests_on}" if answer.rests_on else ""
+    yield _Part(2, _fold(f"{answer.baseline_is}{rests_on}.", width, "Baseline: "))
+    yield _Part(9, [""])
+    yield from _table(answer, most_changes)
+    yield _Part(9, [""])
+    training = answer.training
+    if training is not None and training.before_seconds >= WORTH_A_LINE_SECONDS:
+        times = f"{duration(training.before_seconds)} → {duration(training.after_seconds)}"
+        said = f"{training.of}: {times} (tuning took {duration(training.tuning_seconds)})"
+        yield _Part(0, _fold("; ".join(filter(None, (said, training.note))), width))
+    for caveat in answer.caveats:
+        yield _Part(3 if caveat == NOT_PROMISED else 1, _fold(caveat, width))
+    if answer.unchecked:
+        yield _Part(0, [_unchecked(answer.unchecked, width)])
+    page = path.parent / "report.html"
+    yield _Part(0, [f"Page: {one_line(page)}" if page.exists() else f"Recipe: {one_line(path)}"])
+    yield from (_Part(4 if command.name == "other" else 0, _command(command, width)) for command in answer.commands)
+
+
+def _table(answer: Answer, most_changes: int) -> Iterator[_Part]:
+    """Yield what changes and what each change gives, then the speed, then what it costs."""
+    sides = (answer.baseline, answer.after)
+    changes = [
+        (
+            change.knob,
+            change.baseline,
+            f"{change.recommended}{f' (gives ×{change.gain.value:.2f})' if change.gain else ''}",
+        )
+        for change in answer.changes[:most_changes]
     ]
-    replicas = recipe.baseline.get("replicas", 1)
-    on = "on one device" if replicas == 1 else f"on {replicas} devices"
-    return f"model.fit on {data} {on}, {', '.join(named) or 'all else by default'}"
-
-
-def _rows(recipe: Recipe) -> list[tuple[str, ...]]:
-    """Return what changes, then the speed, then what it costs; of the baseline and of the recommendation."""
-    evidence, now = recipe.evidence, recipe.baseline
-    energies = evidence.baseline_joules_per_sample, evidence.joules_per_sample
-    before, after = evidence.baseline_peak_memory_bytes, evidence.peak_memory_bytes
-    throughputs = (
-        rate.shown("", ",.0f" if rate.value >= 10 else ".2g")
-        for rate in (evidence.baseline_throughput, evidence.throughput)
-    )
-    compiling = [
-        "–" if seconds is None else f"{seconds:.1f} s"
-        for seconds in (evidence.baseline_compile_seconds, evidence.compile_seconds)
+    if more := len(answer.changes) - most_changes:
+        changes.append((f"and {more} more", "", "on the page"))
+    rates = (side.throughput.shown("", ",.0f" if side.throughput.value >= 10 else ".2g") for side in sides)
+    costs = [(1, ("energy/sample", *map(_energy, sides)))] if any(side.joules_per_sample for side in sides) else []
+    for rank, place in ((5, "host"), (5, "device")):
+        sizes = [getattr(side.peak_memory, place) for side in sides]
+        costs += [(rank, (f"peak {place} memory", *map(memory_size, sizes)))] if any(sizes) else []
+    seconds = [side.compile_seconds for side in sides]
+    if any(known and known >= COMPILES_SECONDS for known in seconds):
+        costs.append((6, ("compile time", *("–" if known is None else f"{known:.1f} s" for known in seconds))))
+    rows = [("", "now", "recommended"), *changes, (f"{answer.samples}/s", *rates), *(row for _, row in costs)]
+    if not changes:
+        rows = [row[:2] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [
+        "  ".join(f"{one_line(cell):<{wide}}" for cell, wide in zip(row, widths, strict=True)).rstrip() for row in rows
     ]
-    return [
-        *((name, format_value(now[name]), format_value(value)) for name, value in recipe.changes.items()),
-        (f"{recipe.unit}/s", *throughputs),
-        *([("energy/sample", *map(_energy, energies))] if any(energies) else []),
-        ("peak host memory", memory_size(before.host), memory_size(after.host)),
-        *(
-            [("peak device memory", memory_size(before.device), memory_size(after.device))]
-            if after.device is not None
-            else []
-        ),
-        *([("compile time", *compiling)] if {*compiling} - {"–", "0.0 s"} else []),
-    ]
+    yield _Part(0, lines[: len(lines) - len(costs)])
+    yield from (_Part(rank, [line]) for (rank, _), line in zip(costs, lines[-len(costs) :], strict=False))
 
 
-def _energy(joules: float | None) -> str:
+def _energy(side: Side) -> str:
+    joules = side.joules_per_sample
     return "–" if joules is None else f"{joules:.3g} J" if joules >= 1 else f"{1e3 * joules:.3g} mJ"
 
 
-def _watch_in_words(watch: Watch, unit: str) -> str:
-    if watch.failure:
-        return f"It failed while it trained without a pause (`--soak`): {watch.failure}."
-    rate = "" if watch.throughput is None else f" at {rate_text(watch.throughput.value)} {unit}/s"
-    failed = [check.detail for check in watch.checks if not check.passed]
-    sound = "no memory leak and no hang"
-    if not all(check.tells for check in watch.checks):
-        sound = "no hang; it was too short to see whether memory grows"
-    found = "; ".join(failed) if failed else sound
-    return f"It trained for {watch.seconds:.0f} s without a pause{rate} (`--soak`): {found}."
+def _unchecked(gaps: Sequence[str], width: int) -> str:
+    """Return in one line what was not reached or not checked, as far as it fits."""
+    names, more, said = [one_line(gap.split(" (")[0]).replace("; ", ", ") for gap in gaps], "", ""
+    for count in range(len(names), 0, -1):
+        more = f"; {len(names) - count} more on the page" if count < len(names) else ""
+        said = f"Not checked: {'; '.join(names[:count])}"
+        if len(said) + len(more) <= width:
+            return said + more
+    return said[: width - len(more) - 1] + "…" + more
 
 
-def _saving_in_words(recipe: Recipe) -> str:
-    evidence, workload = recipe.evidence, recipe.workload
-    ends_early = "" if workload.train_samples is not None or workload.script is None else workload.script.ends_early
-    samples = evidence.examples_per_epoch if ends_early else workload.train_samples
-    if samples is None or not recipe.changes:
-        return ""
-    script = workload.script or ScriptFacts(trains=Trains.FIT, baseline={})
-    rates = evidence.baseline_throughput.value, evidence.throughput.value
-    before, after = (script.total_seconds(samples, rate, evidence.examples_per_epoch) for rate in rates)
-    writing = after - samples / rates[1]
-    omitted = f"{time_in_words(writing)} of it for" if writing else "without the time of"
-    writers = f", {omitted} {', '.join(script.left_out)}" if script.left_out else ""
-    part = evidence.part_of_epoch
-    if ends_early:
-        whole = f"If it trains like {part} throughout, an epoch" if part else "An epoch"
-        times = f"{whole} takes {time_in_words(after)} instead of {time_in_words(before)}{writers}"
-        return f"{times}. {ends_early} may end your training early, so no total is claimed."
-    spent = recipe.created_by.spent_seconds
-    saved = before - after
-    cost = f"Tuning took {duration(spent)}"
-    if saved > spent:
-        cost += f", and pays for itself after {duration(spent * after / saved)} of training"
-    times = f"takes {duration(after)} instead of {duration(before)}{writers}"
-    where = f"If all of an epoch trains like {part}, your" if part else "Your"
-    return f"{where} training of {samples:,} samples {times}. {cost}."
+def _command(command: Command, width: int) -> list[str]:
+    """Return a next step: a command with its name, folded as a shell reads it; lines of code below their heading."""
+    if not command.lines:
+        return _fold(command.heading, width)
+    if not command.lines[0].startswith("autotune "):
+        return [command.heading, *(f"    {one_line(line)}" for line in command.lines)]
+    lines = [f"{command.name.capitalize()}:"]
+    for word in shlex.split(command.lines[0]):
+        quoted = one_line(shlex.quote(word))
+        if len(lines[-1]) + len(quoted) + 3 > width:
+            lines[-1] += " \\"
+            lines.append("   ")
+        lines[-1] += f" {quoted}"
+    return lines
 
 
-def show_usage(
-    recipe: Recipe, path: Path, *, tuned: str, to_repeat: Sequence[str] = (), console: RichConsole | None = None
-) -> None:
-    """Print the lines that training code needs, or the command that continues the run. `tuned`: the workload."""
-    console = console or terminal()
-    if recipe.changes:
-        say("", console)
-    for heading, lines in next_steps(recipe, path, tuned, to_repeat):
-        say(heading, console)
-        for line in lines:
-            say(f"    {line}", console)
+def _fold(text: str, width: int, heading: str = "") -> list[str]:
+    """Return a sentence as three lines of this width at most; the page has all of it."""
+    return textwrap.wrap(
+        one_line(text),
+        width,
+        initial_indent=heading,
+        subsequent_indent=" " * len(heading),
+        break_long_words=False,
+        break_on_hyphens=False,
+        max_lines=3,
+        placeholder=" …",
+    )
 
 
 def show_diff(recipe: Recipe, diff: str, rest: Sequence[str]) -> None:
@@ -183,7 +169,7 @@ def show_diff(recipe: Recipe, diff: str, rest: Sequence[str]) -> None:
         note(f"this edit omits {omitted}: `autotune run` sets it, and no constant of the script does")
     rule = recipe.learning_rate_rule
     if rule is not None and rule.rule != "as is":
-        note(f"{verdict_in_words(recipe)} The speed was measured with that rate.")
+        note(f"{recipe.answer.headline}. The speed was measured with that rate.")
 
 
 def show_verification(verification: Verification) -> None:

@@ -73,11 +73,10 @@ def tune(
         json: Print the result as JSON (docs/history.md); progress goes to standard error.
     """
     from autotune.data.run_directory import to_repeat
-    from autotune.front.closing import show_recipe, show_usage
+    from autotune.front.closing import show_answer
     from autotune.front.console import Progress, messages, terminal
     from autotune.front.tune import tune as tune_workload
-    from autotune.recipe.advice import usage
-    from autotune.recipe.next_steps import resume_command
+    from autotune.recipe.next_steps import answer_at, resume_command
     from autotune.stats.deciding import EndedBy
 
     with Progress(messages() if json else terminal()) as progress:
@@ -91,19 +90,11 @@ def tune(
             raise TuningInterruptedError("interrupted", hint=hint) from interrupt
     assert progress.directory is not None
     path = progress.directory / "recipe.json"
-    given, seconds = to_repeat(path.parent), recipe.evidence.go_on_seconds
+    answer = answer_at(recipe, path, workload, to_repeat(path.parent))
     if json:
-        print_json(
-            "tune",
-            run=str(path.parent),
-            recipe_file=str(path),
-            recipe=recipe,
-            use=usage(recipe, path, workload) if recipe.changes else [],
-            go_on=None if seconds is None else resume_command(workload, path.parent, given, seconds=seconds),
-        )
+        print_json("tune", run=str(path.parent), recipe_file=str(path), recipe=recipe, answer=answer)
     else:
-        show_recipe(recipe, path)
-        show_usage(recipe, path, tuned=workload, to_repeat=given)
+        show_answer(answer, path)
     interrupted = recipe.evidence.ended_by is EndedBy.INTERRUPTED and not recipe.changes
     return TuningInterruptedError.exit_code if interrupted else 0
 

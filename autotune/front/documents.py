@@ -19,6 +19,7 @@ from pydantic import AwareDatetime, BeforeValidator, Field, TypeAdapter, create_
 from autotune.data.figures import Interval
 from autotune.data.models import Frozen, Value
 from autotune.machine.doctor import Level
+from autotune.recipe.answers import Answer
 from autotune.recipe.recipe import Recipe
 from autotune.report.compare import COLUMNS
 from autotune.report.history import BOOLEAN, FLOAT, INTEGER, TIME, columns
@@ -47,7 +48,7 @@ _TRIALS = {"trials": list[_row_model("TrialRow", columns())]}  # type: ignore[mi
 _KNOB = {"name": str, "summary": str, "domain": Domain, "default": Value | None, "stage": Stage, "numerics": Numerics}
 _KNOB_ENTRY = _model("KnobEntry", _KNOB | {"devices": Annotated[list[Device], BeforeValidator(sorted)]})
 _FIELDS: dict[str, dict[str, Any]] = {
-    "tune": {"run": str, "recipe_file": str, "recipe": Recipe, "use": list[str], "go_on": str | None},
+    "tune": {"run": str, "recipe_file": str, "recipe": Recipe, "answer": Answer},
     "run": {
         "recipe_file": str | None,
         "script": str,
@@ -58,6 +59,7 @@ _FIELDS: dict[str, dict[str, Any]] = {
     "verify": {"recipe_file": str, "finding": ClaimResult, "reason": str, "instances": int}
     | dict.fromkeys(("claimed", "measured"), Interval | None),
     "show": {"run": str | None, "recipe_file": str | None, "recipe": Recipe | None, "recipes": dict[str, Recipe]}
+    | {"answer": Answer | None}
     | _TRIALS,
     "compare": {"runs": list[_row_model("RunRow", COLUMNS)]},  # type: ignore[misc]
     "knobs": {"knobs": list[_KNOB_ENTRY]},  # type: ignore[valid-type]

@@ -41,10 +41,11 @@ def show(
     """
     from autotune.data.run_directory import RunDirectory, to_repeat
     from autotune.data.runs_on_disk import follow_latest
-    from autotune.front.closing import show_diff, show_recipe, show_usage
+    from autotune.front.closing import show_answer, show_diff
     from autotune.front.console import note, say
     from autotune.front.defaults import run_or_newest
     from autotune.front.tables import show_folder, show_history
+    from autotune.recipe.next_steps import answer_at
     from autotune.recipe.recipe import holds_recipes, read_recipes, select_nearest
 
     for option, is_given in {"--json": json, "--csv": csv is not None, "--parquet": parquet is not None}.items():
@@ -60,7 +61,7 @@ def show(
         from autotune.report.history import load_history
 
         frame = load_history([path, *others], every_column=True)
-        nothing: dict[str, Any] = {"run": None, "recipe_file": None, "recipe": None, "recipes": {}}
+        nothing: dict[str, Any] = {"run": None, "recipe_file": None, "recipe": None, "answer": None, "recipes": {}}
         return None if _write("show", frame, "trial", csv, parquet, json, **nothing) else show_history(frame)
     if diff is not None:
         from autotune.script.patch import script_diff
@@ -79,11 +80,15 @@ def show(
         run, trials = RunDirectory(path).read_run(), load_history(path, every_column=True)
     source = None if is_run and not os.path.exists(path / "recipe.json") else read_recipes(path)
     (file, recipe) = (None, None) if source is None or source.is_folder else source.files[0]
+    answer = None if recipe is None else recipe.answer
+    if recipe is not None and file is not None and run is not None and run.workload is not None:
+        answer = answer_at(recipe, file, run.workload.reference, to_repeat(path))
     if json:
         from autotune.report.history import rows_of
 
         return print_json(
             "show",
+            answer=answer,
             run=str(path) if is_run else None,
             recipe_file=None if file is None else str(file),
             recipe=recipe,
@@ -94,12 +99,7 @@ def show(
         show_history(trials)
     if source is None:
         return say("No recipe: the run has not ended, or it was cut off.")
-    if file is None or recipe is None:
-        return show_folder(source)
-    show_recipe(recipe, file)
-    if run is not None and run.workload is not None:
-        show_usage(recipe, file, tuned=run.workload.reference, to_repeat=to_repeat(path))
-    return None
+    return show_folder(source) if file is None or answer is None else show_answer(answer, file)
 
 
 def _write(

@@ -1,8 +1,7 @@
-"""Say the answer in words: the verdict, how to use the recipe, what limits the training. Pure."""
+"""Say how to use a recipe, what limits a training, and what could still help. Pure."""
 
 from __future__ import annotations
 
-import math
 import shlex
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -11,22 +10,14 @@ from typing import TYPE_CHECKING
 
 from autotune.data.facts import ScriptFacts, SlowPart
 from autotune.data.record import TrialRecord
-from autotune.recipe.answers import NOT_PROMISED, describe_precision
 from autotune.recipe.apply import environment
-from autotune.recipe.evidence import describe_speedup
-from autotune.space.configuration import Configuration
 from autotune.stats.bottleneck import INPUT_MODERATE, NOT_INSTALLED
-from autotune.stats.deciding import EndedBy, Verdict
-from autotune.stats.stability import STEADY_WORK
 
 if TYPE_CHECKING:
-    from autotune.recipe.evidence import BestCandidate
     from autotune.recipe.recipe import Recipe
 
-UNUSED_SHARE, CLOSING_SECONDS = 0.05, 2.0  # that may be left of a budget that has ended
 MOST_CAUSES = 2
 WORTH_SAYING = 1.05  # the least upper bound on a gain that is worth a sentence
-LARGEST_BOUND = 9.0  # gain, as a share, above which a bound says nothing
 GOOD_SCALING = 0.7  # share of its devices' speed; a training that reaches less gets a notice
 _HELPS = {  # knobs that could help against a limit
     "input": ("batched_map", "num_parallel_calls", "prefetch", "data_threads", "persistent_iterator"),
@@ -45,84 +36,6 @@ _IN_WORDS = {
     "precision": "another precision",
 }
 _IN_FORCE = {"jit_compile": (True,), "precision": ("mixed_bfloat16", "mixed_float16")}  # nothing more to try
-
-
-def verdict_in_words(recipe: Recipe) -> str:
-    """Return the verdict in a sentence, with the figure that it rests on."""
-    evidence = recipe.evidence
-    within = evidence.part_of_epoch and f", within {evidence.part_of_epoch}"
-    if evidence.verdict is Verdict.FASTER:
-        processes = f"{evidence.confirmation.processes} fresh processes a side{within}"
-        if evidence.objective == "energy":
-            less = f"uses {evidence.speedup.shown('')} times less energy per sample"
-            sentence = f"Less energy: {less}, with 95% confidence, from {processes}."
-        elif (rule := recipe.learning_rate_rule) is not None and rule.same_loss is not None:
-            sooner = f"{rule.same_loss.speedup.shown()} sooner to the same losses"
-            sentence = f"Faster: {sooner}, with 95% confidence, from {processes} and {rule.same_loss.seeds} seeds."
-        else:
-            sentence = f"Faster: {evidence.speedup.shown()} with 95% confidence, from {processes}."
-        return f"{sentence} {evidence.stability.unknown_numerics}".rstrip()
-    tried = f"{evidence.candidates or 'no'} candidate{'' if evidence.candidates == 1 else 's'} tried"
-    if evidence.verdict is Verdict.NO_SIGNIFICANT_GAIN:
-        if evidence.ended_by is EndedBy.EXHAUSTED:
-            tried += ", the search space is exhausted"
-        found = "no candidate could be measured"
-        if evidence.excluded_gain is not None:  # rounded up: a smaller bound would claim too much
-            percent = math.ceil(round(100 * evidence.excluded_gain, 6))
-            where = "" if recipe.larger_batch is None else " at your batch size"
-            found = f"nothing tried{where} can be more than {percent}% faster"
-            if evidence.objective == "energy":
-                found = f"nothing tried can gain more than {percent}% in energy per sample"
-            if evidence.excluded_gain > LARGEST_BOUND:
-                found = "nothing tried was shown to be faster, and the figures vary too much to exclude a gain"
-        return f"No significant gain: {found} ({tried}{within}). Keep your current settings."
-    if evidence.verdict is Verdict.UNSTABLE:
-        better = "more economical" if evidence.objective == "energy" else "faster"
-        failed = f"every {better} candidate failed a stability check"
-        return f"Unstable: {failed} ({tried}). Keep your current settings."
-    if any(check.name == STEADY_WORK for check in evidence.stability.checks):
-        why = "the speed of its steps changes as the training goes on, and brief trials cannot stand for all of it"
-        return f"Undecided: {why} ({tried}). Keep your current settings."
-    sentence = f"Undecided: {_why_ended(recipe)} before the answer was settled ({tried})."
-    if evidence.smallest_gain_shown is not None:
-        if evidence.smallest_gain_shown > LARGEST_BOUND:
-            return f"{sentence} The figures vary too much on this machine as it is now to show any gain."
-        sentence += f" Only gains of {math.ceil(100 * evidence.smallest_gain_shown)}% or more could have been shown."
-    return sentence
-
-
-def _why_ended(recipe: Recipe) -> str:
-    """Return why a run ended without an answer."""
-    stopped = {EndedBy.INTERRUPTED: "the run was stopped", EndedBy.FAILED: "measuring could not continue"}
-    if recipe.evidence.ended_by in stopped:
-        return stopped[recipe.evidence.ended_by]
-    budget, spent = recipe.created_by.budget_seconds, recipe.created_by.spent_seconds
-    if budget - spent <= max(UNUSED_SHARE * budget, CLOSING_SECONDS):
-        return "the budget ended"
-    return f"the remaining {budget - spent:.0f} s were too short for another trial"
-
-
-def describe_candidate(best: BestCandidate, baseline: Configuration) -> str:
-    """Return the best candidate, how much faster it looks, and why it is not recommended."""
-    return f"{Configuration(best.configuration).describe(baseline)}: {describe_speedup(best.speedup)}; {best.reason}"
-
-
-def learning_caveats(recipe: Recipe) -> list[str]:
-    """Return what is not promised of the recommended precision or batch size, and what the script must change."""
-    rule, script = recipe.learning_rate_rule, recipe.workload.script
-    if rule is None:
-        effect = describe_precision(Configuration(recipe.configuration), Configuration(recipe.baseline))
-        return [f"{effect.capitalize()}."] if effect and not recipe.answers else []
-    said = [NOT_PROMISED]
-    if rule.same_loss is None:
-        size = Configuration(recipe.configuration).update_size
-        said = [f"Compare the held-out loss of batch size {size} before a long training: {rule.not_measured}."]
-    if script is not None and script.schedule is not None:
-        said.append(
-            f"The learning rate follows a {script.schedule} in steps, and the number of steps per epoch changes: "
-            "scale its steps."
-        )
-    return said + [f"{change}." for change in (() if script is None else script.batch_notes)]
 
 
 def usage(recipe: Recipe, path: Path, tuned: str) -> list[str]:

@@ -1,112 +1,327 @@
-"""The two answers of a run: the fastest of the same training, and of another batch size with how it learns."""
+"""The answer of a run, made once of its recipe: all that terminal, page, JSON, notebook and tables show is in it."""
 
 from __future__ import annotations
 
-from pydantic import Field
+import math
+from typing import Literal
 
+from autotune.data.facts import ScriptFacts, Trains
 from autotune.data.figures import Interval
-from autotune.data.models import Count, Positive
+from autotune.data.models import Amount, Frozen, Many
+from autotune.data.printable import rate_text, time_in_words
 from autotune.data.record import Rule
-from autotune.recipe.evidence import BestCandidate, Knobs, Part, describe_speedup
-from autotune.space.configuration import Configuration
-from autotune.space.knobs import PRECISIONS
+from autotune.recipe.evidence import (
+    BestCandidate,
+    BestConfiguration,
+    LearningRateRule,
+    PeakMemory,
+    RecipeContent,
+    Watch,
+    describe_speedup,
+)
+from autotune.space.configuration import Configuration, format_value
+from autotune.space.knobs import KNOBS, PRECISIONS
+from autotune.stats.deciding import EndedBy, Verdict
 from autotune.stats.same_loss import NOT_COMPARABLE, NOT_REACHED
+from autotune.stats.stability import STEADY_WORK, THROTTLING
 
 NOTHING_SHOWN = "the baseline: nothing faster was shown"
 NOT_PROMISED = "Not promised of the other batch size: final accuracy, other schedules, later training."
+UNUSED_SHARE, CLOSING_SECONDS = 0.05, 2.0  # that may be left of a budget that has ended
+LARGEST_BOUND = 9.0  # gain, as a share, above which a bound says nothing
+CommandName = Literal["train", "edit", "other", "go on", "candidate", ""]
+Kind = Literal["same training", "larger batch", "smaller batch", "baseline"]
 
 
-class SameLoss(Part):
-    """How much sooner another batch size reaches the losses that the baseline reaches; not final accuracy."""
+class Choice(Frozen):
+    """One of the two answers: the best of the same training, or of another batch size."""
 
-    speedup: Interval = Field(description="The baseline's time over the recommendation's, to the same losses.")
-    examples_factor: Interval = Field(description="Examples that it needs, over the baseline's.")
-    by_rule: dict[str, Positive | None] = Field(description="That factor for each rule; null if it reaches no loss.")
-    examples: Count = Field(description="That each training trained on from where they branched.")
-    after_steps: Count = Field(description="Steps of the baseline before that.")
-    seeds: Count
+    kind: Kind
+    speedup: Interval | None  # over the baseline; None where it is the baseline
+    said: Many[str]  # the figure with its unit, then what belongs to it
+    recommended: bool
 
 
-class LearningRateRule(Part):
-    """The learning rate of a configuration that trains other batches than the baseline."""
+class Change(Frozen):
+    """A knob in which the recommended configuration differs from the baseline."""
 
-    batch_ratio: Positive = Field(description="Recommended batch size over the baseline's.")
-    rule: Rule = Field("as is", description="That was tested best: `as is`, `sqrt` or `linear` in the ratio.")
-    factor: Positive = Field(1.0, description="Of the learning rate, by that rule.")
-    same_loss: SameLoss | None = Field(None, description="How it learns; null if that was not measured.")
-    not_measured: str = Field("", description="Why not.")
-
-
-class Answer(Part):
-    """The best configuration of one kind: of the same training, or of another batch size."""
-
-    configuration: Knobs
-    speedup: Interval = Field(
-        description="Samples per second, over the baseline's; without an interval where only the search measured it."
-    )
-    throughput: Interval = Field(description="Samples per second in a long training.")
-    confirmed: bool = Field(description="Else its speed-up is a hint, never a claim.")
-    learning_rate_rule: LearningRateRule | None = Field(None, description="Null where the batches are the same.")
+    knob: str
+    baseline: str
+    recommended: str
+    gain: Interval | None  # the speed with the change over the speed without it, where that was measured
 
 
-def describe_answers(
-    same: Answer | None,
-    other: Answer | None,
-    *,
-    closest: BestCandidate | None,
-    baseline: Configuration,
-    recommended: Configuration,
-    unit: str,
-    losses: str,
-) -> list[tuple[str, str]]:
-    """Return both answers and the recommendation as headings and text; empty where no other batch size is known.
+class Side(Frozen):
+    """The figures of the baseline, or of the recommended configuration, as the claim has them."""
 
-    `closest` came closest where nothing is recommended. `unit` is that of speeds, such as `samples`. `losses` is the
-    word for the losses that are compared, such as `training losses`.
+    throughput: Interval  # in samples, or updates, per second
+    compile_seconds: Amount | None
+    peak_memory: PeakMemory
+    joules_per_sample: Amount | None
+
+
+class TrainingTime(Frozen):
+    """The length of the user's own training, before and after."""
+
+    of: str  # `Your training of 28,740 samples`
+    before_seconds: Amount
+    after_seconds: Amount
+    tuning_seconds: Amount
+    note: str = ""  # what is not in it, or is claimed of a part only
+
+
+class Command(Frozen):
+    """A next step: its name, a sentence, and the lines to copy that belong to it."""
+
+    name: CommandName
+    heading: str
+    lines: Many[str] = ()
+
+
+class Answer(Frozen):
+    """What a run found. Surfaces format it, and compute nothing.
+
+    `speedup` is the headline's figure, of which `unit` says what it is of; it is exactly 1 for the baseline.
     """
+
+    verdict: Verdict
+    headline: str
+    speedup: Interval
+    unit: str  # `sooner to the same losses`, `in samples/s`, `in samples per joule`
+    rests_on: str  # how the claim was measured; empty without one
+    diagnosis: str  # what limits the training as it is, or that this cannot be told
+    recommended: Kind
+    choices: Many[Choice]  # both answers; empty where no other batch size is known
+    candidate: str  # what came closest, where nothing is recommended
+    baseline_is: str  # how the baseline trains
+    samples: str  # the unit of throughput: `samples` or `updates`
+    baseline: Side
+    after: Side
+    changes: Many[Change]
+    training: TrainingTime | None  # None where its length is not known
+    caveats: Many[str]  # on how it learns, and what failed
+    advice: Many[str]
+    unchecked: Many[str]  # what was not reached or not checked
+    commands: Many[Command] = ()  # none where the file of the recipe is not known
+
+
+def answer_of(recipe: RecipeContent) -> Answer:
+    """Make the answer of a recipe, without its commands."""
+    evidence, rule = recipe.evidence, recipe.learning_rate_rule
+    baseline, recommended = Configuration(recipe.baseline), Configuration(recipe.configuration)
+    found = None if rule is None else rule.same_loss
+    speedup, unit = evidence.speedup, f"in {recipe.unit}/s"
+    if evidence.objective == "energy":
+        unit = "in samples per joule"
+    elif found is not None:
+        speedup, unit = found.speedup, "sooner to the same losses"
+    gains = {known.knob: known.gain for known in evidence.contributions}
+    return Answer(
+        verdict=evidence.verdict,
+        headline=_headline(recipe, speedup, unit),
+        speedup=speedup,
+        unit=unit,
+        rests_on=_rests_on(recipe),
+        diagnosis=next(iter(evidence.advice), ""),
+        recommended=kind_of(recommended, baseline),
+        choices=_choices(recipe, baseline, recommended),
+        candidate="" if recipe.candidate is None else describe_candidate(recipe.candidate, baseline),
+        baseline_is=_describe_baseline(recipe),
+        samples=recipe.unit,
+        baseline=Side(
+            throughput=evidence.baseline_throughput,
+            compile_seconds=evidence.baseline_compile_seconds,
+            peak_memory=evidence.baseline_peak_memory_bytes,
+            joules_per_sample=evidence.baseline_joules_per_sample,
+        ),
+        after=Side(
+            throughput=evidence.throughput,
+            compile_seconds=evidence.compile_seconds,
+            peak_memory=evidence.peak_memory_bytes,
+            joules_per_sample=evidence.joules_per_sample,
+        ),
+        changes=[
+            Change(
+                knob=name, baseline=format_value(baseline[name]), recommended=format_value(value), gain=gains.get(name)
+            )
+            for name, value in recipe.changes.items()
+        ],
+        training=_training_time(recipe),
+        caveats=[*learning_caveats(recipe), *_warnings(recipe)],
+        advice=evidence.advice[1:],
+        unchecked=evidence.stability.not_checked,
+    )
+
+
+def kind_of(configuration: Configuration, baseline: Configuration) -> Kind:
+    """Return which answer a configuration is of."""
+    if configuration.update_size != baseline.update_size:
+        return "larger batch" if configuration.update_size > baseline.update_size else "smaller batch"
+    return "same training" if configuration.differences(baseline) else "baseline"
+
+
+# ---------------------------------------------------------------------------------------------- the headline
+
+
+def _headline(recipe: RecipeContent, speedup: Interval, unit: str) -> str:
+    """Return the verdict in a sentence, with the figure that it rests on."""
+    evidence = recipe.evidence
+    within = evidence.part_of_epoch and f", within {evidence.part_of_epoch}"
+    if evidence.verdict is Verdict.FASTER:
+        if not recipe.changes:
+            return "The baseline: your current settings"
+        return f"{'Less energy' if evidence.objective == 'energy' else 'Faster'}: {speedup.shown()} {unit}{within}"
+    tried = f"{evidence.candidates or 'no'} candidate{'' if evidence.candidates == 1 else 's'} tried"
+    if evidence.verdict is Verdict.NO_SIGNIFICANT_GAIN:
+        if evidence.ended_by is EndedBy.EXHAUSTED:
+            tried += ", the search space is exhausted"
+        found = "no candidate could be measured"
+        if evidence.excluded_gain is not None:  # rounded up: a smaller bound would claim too much
+            percent = math.ceil(round(100 * evidence.excluded_gain, 6))
+            where = "" if recipe.larger_batch is None else " at your batch size"
+            found = f"nothing tried{where} can be more than {percent}% faster"
+            if evidence.objective == "energy":
+                found = f"nothing tried can gain more than {percent}% in energy per sample"
+            if evidence.excluded_gain > LARGEST_BOUND:
+                found = "nothing tried was shown to be faster, and the figures vary too much to exclude a gain"
+        return f"No significant gain: {found} ({tried}{within}). Keep your current settings."
+    if evidence.verdict is Verdict.UNSTABLE:
+        better = "more economical" if evidence.objective == "energy" else "faster"
+        failed = f"every {better} candidate failed a stability check"
+        return f"Unstable: {failed} ({tried}). Keep your current settings."
+    if any(check.name == STEADY_WORK for check in evidence.stability.checks):
+        why = "the speed of its steps changes as the training goes on, and brief trials cannot stand for all of it"
+        return f"Undecided: {why} ({tried}). Keep your current settings."
+    sentence = f"Undecided: {_why_ended(recipe)} before the answer was settled ({tried})."
+    if evidence.smallest_gain_shown is not None:
+        if evidence.smallest_gain_shown > LARGEST_BOUND:
+            return f"{sentence} The figures vary too much on this machine as it is now to show any gain."
+        sentence += f" Only gains of {math.ceil(100 * evidence.smallest_gain_shown)}% or more could have been shown."
+    return sentence
+
+
+def _why_ended(recipe: RecipeContent) -> str:
+    """Return why a run ended without an answer."""
+    stopped = {EndedBy.INTERRUPTED: "the run was stopped", EndedBy.FAILED: "measuring could not continue"}
+    if recipe.evidence.ended_by in stopped:
+        return stopped[recipe.evidence.ended_by]
+    budget, spent = recipe.created_by.budget_seconds, recipe.created_by.spent_seconds
+    if budget - spent <= max(UNUSED_SHARE * budget, CLOSING_SECONDS):
+        return "the budget ended"
+    return f"the remaining {budget - spent:.0f} s were too short for another trial"
+
+
+def _rests_on(recipe: RecipeContent) -> str:
+    """Return how the claim was measured; empty without one."""
+    evidence, rule = recipe.evidence, recipe.learning_rate_rule
+    if evidence.verdict is not Verdict.FASTER or not recipe.changes:
+        return ""
+    seeds = "" if rule is None or rule.same_loss is None else f" and {rule.same_loss.seeds} seeds"
+    return f"confirmed in {evidence.confirmation.processes} fresh processes a side{seeds}, 95% intervals"
+
+
+def describe_candidate(best: BestCandidate, baseline: Configuration) -> str:
+    """Return the best candidate, how much faster it looks, and why it is not recommended."""
+    return f"{Configuration(best.configuration).describe(baseline)}: {describe_speedup(best.speedup)}; {best.reason}"
+
+
+def _describe_baseline(recipe: RecipeContent) -> str:
+    """Return how the baseline trains: what the claim is against, and what a recipe without changes stands for."""
+    workload, size = recipe.workload, recipe.baseline["batch_size"]
+    dropping = ", drop_remainder=True" if workload.drop_remainder else ""
+    if workload.script is not None:
+        whole = f", {recipe.baseline['global_batch']} per update" if "global_batch" in recipe.baseline else ""
+        batches = "" if workload.script.work_varies else f", in batches of {size}{whole}"
+        return f"{workload.name} as it is{batches}"
+    data = f"dataset(config), batches of {size}," if workload.batched else f"dataset().batch({size}{dropping})"
+    named = [
+        f"{name}={format_value(value)}"
+        for name, value in recipe.baseline.items()
+        if value not in (None, KNOBS[name].default) and name != "batch_size"
+    ]
+    replicas = recipe.baseline.get("replicas", 1)
+    on = "on one device" if replicas == 1 else f"on {replicas} devices"
+    return f"model.fit on {data} {on}, {', '.join(named) or 'all else by default'}"
+
+
+def _training_time(recipe: RecipeContent) -> TrainingTime | None:
+    """Return the time of the user's training before and after; None where its length is not known."""
+    evidence, workload = recipe.evidence, recipe.workload
+    ends_early = "" if workload.train_samples is not None or workload.script is None else workload.script.ends_early
+    samples = evidence.examples_per_epoch if ends_early else workload.train_samples
+    if samples is None or not recipe.changes:
+        return None
+    script = workload.script or ScriptFacts(trains=Trains.FIT, baseline={})
+    rates = evidence.baseline_throughput.value, evidence.throughput.value
+    before, after = (script.total_seconds(samples, rate, evidence.examples_per_epoch) for rate in rates)
+    writing = after - samples / rates[1]
+    omitted = f"{time_in_words(writing)} of it for" if writing else "without the time of"
+    notes = [f"{omitted} {', '.join(script.left_out)}"] if script.left_out else []
+    notes += [f"if all of an epoch trains like {evidence.part_of_epoch}"] if evidence.part_of_epoch else []
+    notes += [f"{ends_early} may end your training early, so no total is claimed"] if ends_early else []
+    return TrainingTime(
+        of="An epoch" if ends_early else f"Your training of {samples:,} samples",
+        before_seconds=before,
+        after_seconds=after,
+        tuning_seconds=recipe.created_by.spent_seconds,
+        note="; ".join(notes),
+    )
+
+
+# ------------------------------------------------------------------------------------------ both answers
+
+
+def _choices(recipe: RecipeContent, baseline: Configuration, recommended: Configuration) -> list[Choice]:
+    """Return both answers; none where no other batch size is known."""
+    other, script = recipe.larger_batch, recipe.workload.script
     if other is None:
         return []
-    size = Configuration(other.configuration).update_size
-    heading = f"{'Larger' if size > baseline.update_size else 'Smaller'} batch"
+    configuration, advised = Configuration(other.configuration), kind_of(recommended, baseline)
     rule = other.learning_rate_rule
     found = None if rule is None else rule.same_loss
-    not_confirmed = "" if other.confirmed else ", not confirmed"
-    of_other = f"{describe_speedup(other.speedup)} in {unit}/s, batch {size}{not_confirmed}"
+    size = f"batch {configuration.update_size}"
+    rate = f"{describe_speedup(other.speedup)} in {recipe.unit}/s{'' if other.confirmed else ', not confirmed'}"
     if rule is not None and found is not None:
-        how = (
-            f"the {losses} of the {found.examples:,} examples after the first {found.after_steps:,} steps are reached "
-            f"{how_soon(found.speedup)}"
-        )
-        of_other = f"{of_other}, learning rate {describe_factor(rule.rule, rule.factor)}"
+        # The losses of a loop are those of its own steps.
+        losses = "training losses" if script is not None and script.trains is Trains.LOOP else "losses"
+        of_losses = f"{losses} of the {found.examples:,} examples after the first {found.after_steps:,} steps"
+        factor = describe_factor(rule.rule, rule.factor)
+        said = [f"{how_soon(found.speedup)} to the same losses", f"{size}, learning rate {factor}", rate, of_losses]
     else:
-        how = _describe_unmeasured(rule)
-    advised = heading.lower()
-    if recommended.update_size == baseline.update_size:
-        advised = "same training" if recommended.differences(baseline) else "your current settings"
+        said = [rate, size, _describe_unmeasured(rule)]
     return [
-        ("Same training", _describe_same(same, closest, baseline)),
-        (heading, of_other),
-        ("", how),
-        ("Recommended", advised),
+        Choice(
+            kind="same training",
+            speedup=None if recipe.same_training is None else recipe.same_training.speedup,
+            said=_describe_same(recipe, baseline),
+            recommended=advised == "same training",
+        ),
+        Choice(
+            kind=kind_of(configuration, baseline),
+            speedup=other.speedup if found is None else found.speedup,
+            said=said,
+            recommended=advised in ("larger batch", "smaller batch"),
+        ),
     ]
 
 
-def _describe_same(same: Answer | None, closest: BestCandidate | None, baseline: Configuration) -> str:
+def _describe_same(recipe: RecipeContent, baseline: Configuration) -> list[str]:
     """Return the answer of the same training in words."""
+    same, closest = recipe.same_training, recipe.candidate
     if same is not None:
         configuration = Configuration(same.configuration)
         effect = describe_precision(configuration, baseline) or "nothing about learning changes"
-        return f"{same.speedup.shown()}   {configuration.describe(baseline)}   {effect}"
+        said = [f"{same.speedup.shown()} in {recipe.unit}/s", effect]
+        return said if same.configuration == recipe.configuration else [*said, configuration.describe(baseline)]
     if closest is None or not closest.may_be_faster:
-        return NOTHING_SHOWN
+        return [NOTHING_SHOWN]
     candidate = Configuration(closest.configuration)
     if candidate.update_size != baseline.update_size:
-        return NOTHING_SHOWN
-    best = [
-        f"{describe_speedup(closest.speedup)} {candidate.describe(baseline)}",
-        describe_precision(candidate, baseline),
-    ]
-    return f"the baseline; nothing faster is confirmed, and the best so far is {', '.join(filter(None, best))}"
+        return [NOTHING_SHOWN]
+    best = f"{describe_speedup(closest.speedup)} {candidate.describe(baseline)}"
+    precision = describe_precision(candidate, baseline)
+    none = "the baseline; nothing faster is confirmed"
+    return [none, f"the best so far is {best}", *([precision] if precision else [])]
 
 
 def describe_precision(configuration: Configuration, baseline: Configuration) -> str:
@@ -124,7 +339,7 @@ def how_soon(speedup: Interval) -> str:
     return f"{speedup.shown()} {'sooner' if speedup.value >= 1 else 'as soon'}"
 
 
-def describe_doubts(other: Answer) -> str:
+def describe_doubts(other: BestConfiguration) -> str:
     """Return what is not known of the answer with another batch size, in one line; empty where all is."""
     doubts, rule = [], other.learning_rate_rule
     if not other.confirmed:
@@ -147,3 +362,46 @@ def _describe_unmeasured(rule: LearningRateRule | None) -> str:
 def describe_factor(rule: Rule, factor: float) -> str:
     """Return how a learning rate is scaled: `×8 (linear)`, or `as it is`."""
     return "as it is" if rule == "as is" else f"×{factor:.3g} ({rule})"
+
+
+def learning_caveats(recipe: RecipeContent) -> list[str]:
+    """Return what is not promised of the recommended precision or batch size, and what the script must change."""
+    rule, script = recipe.learning_rate_rule, recipe.workload.script
+    if rule is None:
+        effect = describe_precision(Configuration(recipe.configuration), Configuration(recipe.baseline))
+        return [f"{effect.capitalize()}."] if effect and recipe.larger_batch is None else []
+    said = [NOT_PROMISED]
+    if rule.same_loss is None:
+        size = Configuration(recipe.configuration).update_size
+        said = [f"Compare the held-out loss of batch size {size} before a long training: {rule.not_measured}."]
+    if script is not None and script.schedule is not None:
+        said.append(
+            f"The learning rate follows a {script.schedule} in steps, and the number of steps per epoch changes: "
+            "scale its steps."
+        )
+    return said + [f"{change}." for change in (() if script is None else script.batch_notes)]
+
+
+def _warnings(recipe: RecipeContent) -> list[str]:
+    """Return what failed or was seen of the recommended configuration, and what the watch over it found."""
+    stability, watch = recipe.evidence.stability, recipe.evidence.watch
+    said = [f"Failed: {check.name}: {check.detail}" for check in stability.checks if not check.passed]
+    said += [
+        f"Note: {check.name}: {check.detail}"
+        for check in stability.checks
+        if check.name == THROTTLING and check.value and check.passed
+    ]
+    said += [stability.unknown_numerics] if stability.unknown_numerics and recipe.changes else []
+    return said + ([] if watch is None else [_describe_watch(watch, recipe.unit)])
+
+
+def _describe_watch(watch: Watch, unit: str) -> str:
+    if watch.failure:
+        return f"It failed while it trained without a pause (`--soak`): {watch.failure}."
+    rate = "" if watch.throughput is None else f" at {rate_text(watch.throughput.value)} {unit}/s"
+    failed = [check.detail for check in watch.checks if not check.passed]
+    sound = "no memory leak and no hang"
+    if not all(check.tells for check in watch.checks):
+        sound = "no hang; it was too short to see whether memory grows"
+    found = "; ".join(failed) if failed else sound
+    return f"It trained for {watch.seconds:.0f} s without a pause{rate} (`--soak`): {found}."

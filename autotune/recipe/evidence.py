@@ -1,19 +1,27 @@
-"""The evidence of a recipe: the models of its `evidence`, and the types that all its parts share."""
+"""The fields of a recipe file: the configuration to use, the evidence for it, where it was measured."""
 
 from __future__ import annotations
 
+import itertools
 import math
-from typing import Annotated, Literal
+import shlex
+from collections.abc import Mapping
+from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, Field, FiniteFloat
+from pydantic import AfterValidator, Field, FiniteFloat, model_validator
 
-from autotune.data.errors import ConfigurationError
+from autotune.data.credentials import masked_names
+from autotune.data.errors import ArgumentError, ConfigurationError
+from autotune.data.facts import KnownWorkload, Machine
 from autotune.data.figures import Check, Interval
-from autotune.data.models import Amount, Count, Frozen, KnobValue, Many, Value
+from autotune.data.models import Amount, Count, Frozen, KnobValue, Many, Positive, Value
 from autotune.data.options import Objective
+from autotune.data.record import Rule
 from autotune.space.configuration import Configuration
 from autotune.space.knobs import Device, knobs_on
 from autotune.stats.deciding import EndedBy, Verdict
+
+SCHEMA_VERSION = 1
 
 
 def _checked_knobs(values: dict[str, KnobValue]) -> dict[str, KnobValue]:
@@ -168,3 +176,105 @@ class Evidence(Part):
     def part_of_epoch(self) -> str:
         """The part of an epoch that the claim covers, in words; empty for all of it, or if unknown."""
         return "" if self.epoch_seen is None else f"the first {max(1, math.ceil(100 * self.epoch_seen))}% of an epoch"
+
+
+class SameLoss(Part):
+    """How much sooner another batch size reaches the losses that the baseline reaches; not final accuracy."""
+
+    speedup: Interval = Field(description="The baseline's time over the recommendation's, to the same losses.")
+    examples_factor: Interval = Field(description="Examples that it needs, over the baseline's.")
+    by_rule: dict[str, Positive | None] = Field(description="That factor for each rule; null if it reaches no loss.")
+    examples: Count = Field(description="That each training trained on from where they branched.")
+    after_steps: Count = Field(description="Steps of the baseline before that.")
+    seeds: Count
+
+
+class LearningRateRule(Part):
+    """The learning rate of a configuration that trains other batches than the baseline."""
+
+    batch_ratio: Positive = Field(description="Recommended batch size over the baseline's.")
+    rule: Rule = Field("as is", description="That was tested best: `as is`, `sqrt` or `linear` in the ratio.")
+    factor: Positive = Field(1.0, description="Of the learning rate, by that rule.")
+    same_loss: SameLoss | None = Field(None, description="How it learns; null if that was not measured.")
+    not_measured: str = Field("", description="Why not.")
+
+
+class BestConfiguration(Part):
+    """The best configuration of one kind: of the same training, or of another batch size."""
+
+    configuration: Knobs
+    speedup: Interval = Field(
+        description="Samples per second, over the baseline's; without an interval where only the search measured it."
+    )
+    throughput: Interval = Field(description="Samples per second in a long training.")
+    confirmed: bool = Field(description="Else its speed-up is a hint, never a claim.")
+    learning_rate_rule: LearningRateRule | None = Field(None, description="Null where the batches are the same.")
+
+
+class RecipeWorkload(KnownWorkload, Part):
+    """The workload that was trained."""
+
+    args: Many[str] = Field((), description="`sys.argv[1:]` of its file.")
+    train_samples: Count | None = Field(None, description="Of the long training; null when not known.")
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """The stored arguments of its file. Raises ArgumentError where one of them is masked."""
+        if masked_names(self.args):
+            raise ArgumentError(
+                "the recipe stores no credentials, but its script got some",
+                hint=f"Give the script's arguments again: -- {shlex.join(self.args)}",
+            )
+        return self.args
+
+
+class CreatedBy(Part):
+    """Provenance: which run of which version, when, with what limits."""
+
+    autotune: str
+    run: str
+    created_at: str
+    search_space: str
+    trials: Count
+    seed: int
+    budget_seconds: Amount
+    spent_seconds: Amount
+    started_from: Many[str] = Field((), description="Earlier runs and recipes whose configurations were tried first.")
+
+
+class RecipeContent(Part):
+    """What the file of a recipe holds."""
+
+    schema_version: Annotated[int, Field(ge=SCHEMA_VERSION, le=SCHEMA_VERSION)] = SCHEMA_VERSION
+    configuration: Knobs
+    baseline: Knobs
+    evidence: Evidence
+    candidate: BestCandidate | None = Field(None, description="What came closest, when nothing is recommended.")
+    learning_rate_rule: LearningRateRule | None = Field(description="Null where the batches are the same.")
+    same_training: BestConfiguration | None = Field(
+        None, description="The fastest at the script's own batch size, if confirmed."
+    )
+    larger_batch: BestConfiguration | None = Field(
+        None, description="The best with another batch size; null where none was tried."
+    )
+    machine: Machine
+    workload: RecipeWorkload
+    created_by: CreatedBy
+
+    @model_validator(mode="after")
+    def _same_knobs_everywhere(self) -> Self:
+        sides = {"configuration": self.configuration, "baseline": self.baseline}
+        for (has, knobs), (lacks, others) in itertools.permutations(sides.items()):
+            if missing := ", ".join(name for name in knobs if name not in others):
+                raise ValueError(f"{lacks} has no {missing}, and {has} has")
+        return self
+
+    @property
+    def changes(self) -> Mapping[str, KnobValue]:
+        """The knobs in which the configuration differs from the baseline."""
+        return Configuration(self.configuration).differences(Configuration(self.baseline))
+
+    @property
+    def unit(self) -> str:
+        """The unit of speeds: `samples`, or `updates` of a loop whose work per update varies."""
+        return "samples" if self.workload.script is None else self.workload.script.unit

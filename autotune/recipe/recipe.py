@@ -8,32 +8,28 @@ from __future__ import annotations
 import codecs
 import contextlib
 import html
-import itertools
 import os
 import re
-import shlex
 import warnings
-from collections.abc import Mapping
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import ValidationError
 
-from autotune.data.credentials import masked_names
-from autotune.data.errors import ArgumentError, MachineMismatchError, RecipeError
-from autotune.data.facts import KnownWorkload, Machine, Trains
+from autotune.data.errors import MachineMismatchError, RecipeError
+from autotune.data.facts import Machine
 from autotune.data.figures import Interval
 from autotune.data.files import read_at_most, write_atomically
-from autotune.data.models import Amount, Count, KnobValue, Many, first_mistake
+from autotune.data.models import first_mistake
 from autotune.data.printable import LONGEST_MESSAGE, one_line
 from autotune.data.runs_on_disk import follow_latest
 from autotune.machine.fingerprint import fingerprint
 from autotune.machine.kind import Kind, describe_changes, find_nearest, kind_differences, kind_of
 from autotune.recipe import apply
-from autotune.recipe.answers import Answer, LearningRateRule, describe_answers
+from autotune.recipe.answers import Answer, answer_of
 from autotune.recipe.compiled import Loaded, load_compiled
-from autotune.recipe.evidence import BestCandidate, Evidence, Knobs, Part
+from autotune.recipe.evidence import SCHEMA_VERSION, BestConfiguration, LearningRateRule
 from autotune.recipe.same_workload import first_difference
 from autotune.recipe.training_code import TrainingCode
 from autotune.space.configuration import Configuration, DatasetConfig, format_value
@@ -47,7 +43,6 @@ _GONE = {
     "compile_args": "recipe.compile(model, optimizer=…, loss=…)",
     "strategy": "`with recipe.scope():`",
 }
-SCHEMA_VERSION = 1
 SCHEMA_FILE = Path(__file__).with_name("recipe.schema.json")
 LARGEST_FILE_BYTES = 1 << 20  # a recipe has some 10 kB
 MOST_FILES = 1000  # of a folder
@@ -59,38 +54,7 @@ class MachineMismatchWarning(UserWarning):
     """The recipe was measured on a machine that differs from this one in what can change speed."""
 
 
-class RecipeWorkload(KnownWorkload, Part):
-    """The workload that was trained."""
-
-    args: Many[str] = Field((), description="`sys.argv[1:]` of its file.")
-    train_samples: Count | None = Field(None, description="Of the long training; null when not known.")
-
-    @property
-    def arguments(self) -> tuple[str, ...]:
-        """The stored arguments of its file. Raises ArgumentError where one of them is masked."""
-        if masked_names(self.args):
-            raise ArgumentError(
-                "the recipe stores no credentials, but its script got some",
-                hint=f"Give the script's arguments again: -- {shlex.join(self.args)}",
-            )
-        return self.args
-
-
-class CreatedBy(Part):
-    """Provenance: which run of which version, when, with what limits."""
-
-    autotune: str
-    run: str
-    created_at: str
-    search_space: str
-    trials: Count
-    seed: int
-    budget_seconds: Amount
-    spent_seconds: Amount
-    started_from: Many[str] = Field((), description="Earlier runs and recipes whose configurations were tried first.")
-
-
-class Recipe(TrainingCode, Part):
+class Recipe(TrainingCode):
     """The fastest stable configuration of a training on a machine, with the evidence for it.
 
     Example:
@@ -99,28 +63,7 @@ class Recipe(TrainingCode, Part):
         >>> recipe.fit(model, dataset, epochs=90)
     """
 
-    schema_version: Annotated[int, Field(ge=SCHEMA_VERSION, le=SCHEMA_VERSION)] = SCHEMA_VERSION
-    configuration: Knobs
-    baseline: Knobs
-    evidence: Evidence
-    candidate: BestCandidate | None = Field(None, description="What came closest, when nothing is recommended.")
-    learning_rate_rule: LearningRateRule | None = Field(description="Null where the batches are the same.")
-    same_training: Answer | None = Field(None, description="The fastest at the script's own batch size, if confirmed.")
-    larger_batch: Answer | None = Field(
-        None, description="The best with another batch size; null where none was tried."
-    )
-    machine: Machine
-    workload: RecipeWorkload
-    created_by: CreatedBy
     _beside: ClassVar[Path | None] = None  # the folder of its file, where one was loaded; no part of the recipe
-
-    @model_validator(mode="after")
-    def _same_knobs_everywhere(self) -> Self:
-        sides = {"configuration": self.configuration, "baseline": self.baseline}
-        for (has, knobs), (lacks, others) in itertools.permutations(sides.items()):
-            if missing := ", ".join(name for name in knobs if name not in others):
-                raise ValueError(f"{lacks} has no {missing}, and {has} has")
-        return self
 
     @classmethod
     def load(cls, path: str | Path, *, strict: bool = False) -> Recipe:
@@ -260,34 +203,27 @@ class Recipe(TrainingCode, Part):
         return Configuration(self.configuration).batch_size
 
     def __repr__(self) -> str:
-        """Return three lines: what was found, what it changes, and where it was measured."""
-        changes = Configuration(self.configuration).describe(Configuration(self.baseline))
-        verdict, speedup = self.evidence.verdict.value.replace("_", " "), self.evidence.speedup.shown()
-        return (
-            f"Recipe of {one_line(self.workload.name)}: {verdict}, {speedup}\n  {changes}\n"
-            f"  measured on {one_line(self.machine.describe())}, run {one_line(self.created_by.run)}"
-        )
+        """Return what was found, what it changes, what limits the baseline, and where it was measured."""
+        answer, changes = self.answer, Configuration(self.configuration).describe(Configuration(self.baseline))
+        lines = [f"Recipe of {self.workload.name}: {answer.headline}", f"  {changes}"]
+        lines += [f"  {': '.join((choice.kind.capitalize(), '; '.join(choice.said)))}" for choice in answer.choices]
+        lines += [f"  {answer.diagnosis}"] if answer.diagnosis else []
+        lines.append(f"  measured on {self.machine.describe()}, run {self.created_by.run}")
+        return "\n".join(map(one_line, lines))
 
     __str__ = __repr__
 
     def _repr_html_(self) -> str:
         """Return the recipe as notebooks show it."""
-        rows = ""
-        for name, value in self.changes.items():
-            cells = (name, format_value(self.baseline[name]), format_value(value))
-            rows += f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in cells)}</tr>"
-        rule, gain = self.learning_rate_rule, self.evidence.speedup.shown() if rows else "the baseline"
-        if rule is not None and rule.same_loss is not None:
-            gain = f"{rule.same_loss.speedup.shown()} sooner to the same losses"
-        verdict = self.evidence.verdict.value.replace("_", " ")
-        answers = "".join(
-            f"<tr><th>{html.escape(heading)}</th><td>{html.escape(text)}</td></tr>" for heading, text in self.answers
-        )
-        return (
-            f"<b>{html.escape(self.workload.name)}: {verdict}, {gain}</b>"
-            + (f'<table style="white-space: pre-wrap; text-align: left">{answers}</table>' if answers else "")
-            + (f"<table><tr><th>knob</th><th>baseline</th><th>recommended</th></tr>{rows}</table>" if rows else "")
-        )
+        answer = self.answer
+        said = [(choice.kind.capitalize(), "; ".join(choice.said)) for choice in answer.choices]
+        rows = [(change.knob, change.baseline, change.recommended) for change in answer.changes]
+        tables = ""
+        for table in (said, [("knob", "baseline", "recommended"), *rows] if rows else []):
+            lines = ["".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in table]
+            tables += f"<table>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>" if lines else ""
+        headline, diagnosis = html.escape(answer.headline), html.escape(answer.diagnosis)
+        return f"<b>{html.escape(self.workload.name)}: {headline}</b><p>{diagnosis}</p>{tables}"
 
     def with_candidate(self) -> Self:
         """Return the recipe of the best candidate of an undecided run, which no confirmation has shown to be faster.
@@ -309,7 +245,7 @@ class Recipe(TrainingCode, Part):
         faster, rate = candidate.speedup, evidence.baseline_throughput.value
         ratio = Configuration(candidate.configuration).update_size / Configuration(self.baseline).update_size
         return self._with(
-            Answer(
+            BestConfiguration(
                 configuration=candidate.configuration,
                 speedup=faster,
                 throughput=Interval(value=rate * faster.value, low=rate * faster.low, high=rate * faster.high),
@@ -345,12 +281,12 @@ class Recipe(TrainingCode, Part):
             raise RecipeError("the recipe's run tried no other batch size", hint=hint)
         return self._with(self.larger_batch)
 
-    def _with(self, answer: Answer | None) -> Self:
+    def _with(self, answer: BestConfiguration | None) -> Self:
         """Return the recipe of an answer, or of the baseline."""
         if answer is None:
             alike = Interval(value=1.0, low=1.0, high=1.0)
             rate = self.evidence.baseline_throughput
-            answer = Answer(configuration=self.baseline, speedup=alike, throughput=rate, confirmed=True)
+            answer = BestConfiguration(configuration=self.baseline, speedup=alike, throughput=rate, confirmed=True)
         evidence = {"throughput": answer.throughput, "speedup": answer.speedup}
         return self.model_copy(
             update={
@@ -361,29 +297,9 @@ class Recipe(TrainingCode, Part):
         )
 
     @property
-    def changes(self) -> Mapping[str, KnobValue]:
-        """The knobs in which the configuration differs from the baseline."""
-        return Configuration(self.configuration).differences(Configuration(self.baseline))
-
-    @property
-    def unit(self) -> str:
-        """The unit of speeds: `samples`, or `updates` of a loop whose work per update varies."""
-        return "samples" if self.workload.script is None else self.workload.script.unit
-
-    @property
-    def answers(self) -> list[tuple[str, str]]:
-        """Both answers and the recommendation as headings and text; empty where no other batch size is known."""
-        script = self.workload.script
-        is_loop = script is not None and script.trains is Trains.LOOP  # its losses are those of its own steps
-        return describe_answers(
-            self.same_training,
-            self.larger_batch,
-            closest=self.candidate,
-            baseline=Configuration(self.baseline),
-            recommended=Configuration(self.configuration),
-            unit=self.unit,
-            losses="training losses" if is_loop else "losses",
-        )
+    def answer(self) -> Answer:
+        """What the run found, for everything that shows it; without its commands, see `answer_at`."""
+        return answer_of(self)
 
 
 # ------------------------------------------------------------------------------------- choosing a recipe

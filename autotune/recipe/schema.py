@@ -6,7 +6,8 @@ import json
 from typing import Any
 
 from autotune.data.files import write_atomically
-from autotune.recipe.recipe import SCHEMA_FILE, SCHEMA_VERSION, Recipe
+from autotune.recipe.evidence import SCHEMA_VERSION
+from autotune.recipe.recipe import SCHEMA_FILE, Recipe
 
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _NAME = f"autotune-recipe-{SCHEMA_VERSION}"

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from autotune.data.errors import ApplyError
-from autotune.data.facts import KnownWorkload, Machine
+from autotune.data.facts import KnownWorkload
 from autotune.recipe import apply
-from autotune.recipe.answers import LearningRateRule, describe_factor
-from autotune.recipe.evidence import Evidence
+from autotune.recipe.answers import describe_factor
+from autotune.recipe.evidence import RecipeContent
 from autotune.recipe.guard import Guard, guard_callback, say
 from autotune.recipe.keras_api import keras_api, refuse_other_keras
 from autotune.recipe.learning_rate import ScaledTrainings, factor_of
@@ -30,16 +30,8 @@ _trainings = functools.cache(ScaledTrainings)  # one in a process
 _say_once = functools.cache(say)
 
 
-class TrainingCode:
+class TrainingCode(RecipeContent):
     """The part of a recipe that code calls to train."""
-
-    if TYPE_CHECKING:
-        configuration: dict[str, Any]
-        baseline: dict[str, Any]
-        workload: Any
-        learning_rate_rule: LearningRateRule | None
-        evidence: Evidence
-        machine: Machine
 
     def compile(self, model: keras.Model, *arguments: Any, **named: Any) -> None:
         """Call `model.compile` with these arguments; the recipe decides `jit_compile` and `steps_per_execution`.

@@ -19,8 +19,8 @@ from autotune.report.history import FLOAT, INTEGER, STRING, table, typed
 from autotune.space.configuration import Configuration
 
 COLUMNS = (
-    typed(STRING, "run workload machine verdict")
-    | typed(FLOAT, "claim low high throughput")
+    typed(STRING, "run workload machine verdict headline")
+    | typed(FLOAT, "claim low high throughput baseline_throughput")
     | typed(STRING, "recommended limited_by")
     | typed(INTEGER, "trials")
     | typed(STRING, "differs")
@@ -48,8 +48,9 @@ def compare(*runs: Paths) -> pd.DataFrame:
     Returns:
         A row for each run, in the order of the arguments, those found below one by path; then a row for each recipe
         file; of a folder of recipes, the newest of each kind of machine. `claim` is the speed-up over the run's own
-        baseline, with its interval `low` to `high`; `throughput` is the recommended configuration's, in samples per
-        second; `limited_by` is the baseline's bottleneck. `recommended` is told by its changes to the run's baseline.
+        baseline with its interval `low` to `high`, of what `headline` says; `throughput` is the recommended
+        configuration's, in samples per second, and `baseline_throughput` the baseline's; `limited_by` is what limits
+        the baseline. `recommended` is told by its changes to the run's baseline.
         `differs` says why a row's speeds may not be compared with the first row's; it is empty where they may. What a
         run without a recipe lacks is NA.
 
@@ -82,16 +83,18 @@ def _read_run(directory: RunDirectory) -> _Compared:
 
 
 def _of_recipe(recipe: Recipe, label: str) -> _Compared:
-    evidence, workload = recipe.evidence, recipe.workload
+    evidence, workload, answer = recipe.evidence, recipe.workload, recipe.answer
     row: dict[str, object] = {
         "run": one_line(label),
         "workload": one_line(workload.name),
         "machine": one_line(recipe.machine.describe()),
         "verdict": str(evidence.verdict),
-        "claim": evidence.speedup.value,
-        "low": evidence.speedup.low,
-        "high": evidence.speedup.high,
-        "throughput": evidence.throughput.value,
+        "headline": one_line(answer.headline),
+        "claim": answer.speedup.value,
+        "low": answer.speedup.low,
+        "high": answer.speedup.high,
+        "throughput": answer.after.throughput.value,
+        "baseline_throughput": answer.baseline.throughput.value,
         "recommended": Configuration(recipe.configuration).describe(Configuration(recipe.baseline)),
         "limited_by": evidence.baseline_limited_by,
         "trials": recipe.created_by.trials,

@@ -13,12 +13,16 @@ from typing import Any
 import pandas as pd
 from pandas.api.extensions import ExtensionDtype
 
+from autotune.data.errors import RecipeError
+from autotune.data.figures import Interval
 from autotune.data.files import write_atomically
 from autotune.data.models import KnobValue
 from autotune.data.printable import one_line
 from autotune.data.record import Outcome, Pair, Phase, Slice, Standing, TrialRecord, reference_of
 from autotune.data.run_directory import RunDirectory, parse_utc
 from autotune.data.runs_on_disk import Paths, find_runs
+from autotune.recipe.answers import kind_of
+from autotune.recipe.recipe import Recipe
 from autotune.space.configuration import Configuration, baseline_of, read_trials
 from autotune.space.knobs import KNOBS
 from autotune.stats.deciding import Stop
@@ -55,7 +59,8 @@ _FIRST = typed(STRING, "run") | typed(INTEGER, "trial")
 _FIRST["phase"], _FIRST["outcome"] = (
     pd.CategoricalDtype([str(member) for member in kind]) for kind in (Phase, Outcome)
 )
-_FIRST |= typed(BOOLEAN, "confirmed duplicate") | typed(STRING, "configuration_id changes")
+_FIRST |= typed(BOOLEAN, "confirmed duplicate") | typed(STRING, "configuration_id changes answer")
+_FIRST |= typed(BOOLEAN, "recommended") | typed(STRING, "headline")
 _OF_GPU = typed(
     FLOAT, "joules_per_sample gpu_power_watts gpu_utilisation gpu_sm_clock_share gpu_temperature gpu_slowed_share"
 )
@@ -105,6 +110,10 @@ def load_history(*runs: Paths, every_column: bool = False) -> pd.DataFrame:
         luckiest look best. `duplicate` is true where another row of the run says more about the same configuration,
         such as its confirmation. `loss` is the training loss when the trial ended.
 
+        `answer` is `same training`, `larger batch` (or `smaller batch`) or `baseline` for the trials that the recipe's
+        answers and its baseline rest on, and `headline` their figure with its interval and unit. `recommended` is true
+        for the trial that the recipe recommends, and NA without a recipe.
+
         Knobs filter by their values: `frame[frame.jit_compile]`, `frame[frame.prefetch == 2]`. Among numbers,
         `autotune` is -1, as `tf.data.AUTOTUNE` is. Words that leave the choice to Keras or to the script (`auto`,
         `as_written`) are NA there; `changes` has them.
@@ -135,7 +144,8 @@ def load_history(*runs: Paths, every_column: bool = False) -> pd.DataFrame:
     for directory in find_runs(*runs):
         run = directory.read_run()
         records = sorted(read_trials(directory), key=lambda record: record.trial)
-        baseline, duplicates = baseline_of(directory, run, records), _find_duplicates(records)
+        answers = _find_answers(directory, records)
+        baseline, duplicates = baseline_of(directory, run, records), _find_duplicates(records, answers)
         of_run = {
             "run": directory.label,
             "machine": run.machine.id,
@@ -144,7 +154,9 @@ def load_history(*runs: Paths, every_column: bool = False) -> pd.DataFrame:
         }
         for record in records:
             row = _row(record, directory, reference_of(record, records), baseline)
-            rows.append({**row, **of_run, "duplicate": record.trial in duplicates})
+            rows.append({**row, **of_run, "duplicate": record.trial in duplicates, **answers.get(record.trial, {})})
+            if answers:
+                rows[-1].setdefault("recommended", False)
     frame = table(rows, columns())
     if every_column or not rows:
         return frame
@@ -152,13 +164,40 @@ def load_history(*runs: Paths, every_column: bool = False) -> pd.DataFrame:
     return frame.drop(columns=missing + [name for name in _OF_SOME_DEVICES if frame[name].isna().all()])
 
 
-def _find_duplicates(records: Sequence[TrialRecord]) -> Collection[int]:
+def _find_answers(directory: RunDirectory, records: Sequence[TrialRecord]) -> dict[int, dict[str, object]]:
+    """Return what the recipe says of trials: those of both answers, and of the baseline; nothing without a recipe."""
+    try:
+        recipe = Recipe.load(directory.recipe_file)
+    except RecipeError:
+        return {}
+    answer, baseline = recipe.answer, Configuration(recipe.baseline)
+
+    def trial_of(configuration: Mapping[str, KnobValue], speedup: Interval) -> int | None:
+        same = [record for record in records if record.configuration == configuration and record.speedup]
+        same.sort(key=lambda record: (record.speedup == speedup, record.phase is Phase.CONFIRM))
+        return same[-1].trial if same else None
+
+    reference = next(iter(recipe.evidence.confirmation.trials if recipe.changes else ()), 0)
+    at_baseline = f"{answer.baseline.throughput.shown('', ',.0f')} {answer.samples}/s"
+    found: dict[int | None, dict[str, object]] = {reference: {"answer": "baseline", "headline": at_baseline}}
+    figures = {choice.kind: choice.said[0] for choice in answer.choices}
+    for best in (recipe.same_training, recipe.larger_batch):
+        if best is not None:
+            kind = kind_of(Configuration(best.configuration), baseline)
+            headline = figures.get(kind, answer.headline)
+            found[trial_of(best.configuration, best.speedup)] = {"answer": kind, "headline": headline}
+    recommended = trial_of(recipe.configuration, recipe.evidence.speedup) if recipe.changes else reference
+    found[recommended] = {"answer": answer.recommended, "recommended": True, "headline": answer.headline}
+    return {trial: known for trial, known in found.items() if trial is not None}
+
+
+def _find_duplicates(records: Sequence[TrialRecord], answers: Collection[int]) -> Collection[int]:
     """Return the trials of a configuration of which another trial says more: its confirmation, or a later success."""
 
-    def evidence(record: TrialRecord) -> tuple[bool, bool, bool, int]:
+    def evidence(record: TrialRecord) -> tuple[bool, bool, bool, bool, int]:
         is_leader = record.phase is Phase.CONFIRM and (bool(record.looks) or record.speedup is not None)
         is_first_look = record.phase in (Phase.BASELINE, Phase.SEARCH)
-        return is_leader, record.outcome.measured, is_first_look, record.trial
+        return record.trial in answers, is_leader, record.outcome.measured, is_first_look, record.trial
 
     best = {Configuration(record.configuration).id: record.trial for record in sorted(records, key=evidence)}
     return {record.trial for record in records} - set(best.values())

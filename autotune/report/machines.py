@@ -12,10 +12,10 @@ from autotune.stats.deciding import Verdict
 
 def row_of(recipe: Recipe) -> tuple[str, str, str]:
     """Return the machine of a recipe, its claim, and what it recommends; the texts may come from other people."""
-    verdict, changes = recipe.evidence.verdict, Configuration(recipe.configuration)
+    verdict, changes, answer = recipe.evidence.verdict, Configuration(recipe.configuration), recipe.answer
     return (
         str(kind_of(recipe.machine)),
-        recipe.evidence.speedup.shown() if verdict is Verdict.FASTER else verdict.value.replace("_", " "),
+        f"{answer.speedup.shown()} {answer.unit}" if verdict is Verdict.FASTER else verdict.value.replace("_", " "),
         changes.describe(Configuration(recipe.baseline)) if recipe.changes else "the baseline",
     )
 

@@ -6,22 +6,22 @@ import re
 import shlex
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 from xml.etree.ElementTree import Element
 
 from autotune.data.facts import ScriptFacts
-from autotune.data.figures import Interval, Operation, Profile
+from autotune.data.figures import Operation, Profile
 from autotune.data.printable import memory_size, one_line, printable
 from autotune.data.record import Outcome, Phase, TrialRecord
 from autotune.data.run_directory import RunRecord, to_repeat
-from autotune.recipe.advice import advice, describe_candidate, learning_caveats, verdict_in_words
-from autotune.recipe.answers import NOT_PROMISED
-from autotune.recipe.next_steps import next_steps, resume_command
+from autotune.recipe.answers import NOT_PROMISED, Answer, Command, Side
+from autotune.recipe.next_steps import answer_at, resume_command
 from autotune.recipe.recipe import Recipe
 from autotune.recipe.waterfall import EXPLANATION, Step
 from autotune.report.markup import Child, element, with_code
-from autotune.space.configuration import Configuration, format_value
+from autotune.space.configuration import Configuration
 from autotune.stats.deciding import Verdict
 from autotune.stats.disturbance import gpu_figures
 
@@ -55,6 +55,12 @@ class PageData:
     waterfall: Sequence[Step]
     learning: Sequence[dict[str, Any]]  # charts of losses
     missing: Sequence[str]  # what could not be read
+
+    @cached_property
+    def answer(self) -> Answer | None:
+        """What the run found; None without a recipe."""
+        file = self.path / "recipe.json"
+        return None if self.recipe is None else answer_at(self.recipe, file, self.reference, to_repeat(self.path))
 
     @property
     def points(self) -> list[TrialRecord]:
@@ -99,7 +105,7 @@ def sections(data: PageData) -> Iterator[Element]:
     started = f"{one_line(data.run.started_at)[:16].replace('T', ' ')} UTC"
     yield element("h1", title_of(data.run))
     yield element("p", f"{one_line(data.run.run)} · {started}", class_="quiet")
-    yield _answer(data.recipe)
+    yield _answer(data.answer)
     yield from _to_do(data)
     yield from _before_and_after(data)
     yield from _waterfall(data.waterfall)
@@ -156,77 +162,56 @@ def legend(entries: Sequence[tuple[str, str]]) -> Element:
 # ----------------------------------------------------------------------------------------------- the answer
 
 
-def _answer(recipe: Recipe | None) -> Element:
+def _answer(answer: Answer | None) -> Element:
     """Return the speed-up on its own, and both answers and the learning caveats beside it."""
-    if recipe is None:
+    if answer is None:
         said = element("p", "This run has no recipe.", class_="headline")
         unfinished = element("p", "Unfinished", class_="big words")
         return element("section", element("div", unfinished), element("div", said), class_="answer none")
-    verdict = recipe.evidence.verdict
     answers: list[Child] = []
-    for heading, text in recipe.answers:
-        first, *rest = one_line(text).split("   ")  # what the terminal sets in columns
-        answers += [element("dt", heading)] if heading else []
-        answers.append(
-            element("dd", element("strong", first) if heading else first, "".join(f" · {part}" for part in rest))
-        )
-    beside: list[Child] = [element("p", one_line(verdict_in_words(recipe)), class_="headline")]
-    if recipe.candidate is not None:
-        candidate = one_line(describe_candidate(recipe.candidate, Configuration(recipe.baseline)))
-        beside.append(element("p", element("strong", "Best candidate: "), f"{candidate}.", id="candidate"))
+    for choice in answer.choices:
+        first, *rest = map(one_line, choice.said)
+        answers.append(element("dt", choice.kind.capitalize()))
+        answers.append(element("dd", element("strong", first), "".join(f" · {part}" for part in rest)))
+    recommended = "your current settings" if answer.recommended == "baseline" else answer.recommended
+    answers += [element("dt", "Recommended"), element("dd", recommended)] if answers else []
+    beside: list[Child] = [element("p", one_line(answer.headline), class_="headline")]
+    beside += [element("p", *with_code(one_line(answer.diagnosis)), id="diagnosis")] if answer.diagnosis else []
+    if answer.candidate:
+        candidate = f"{one_line(answer.candidate)}."
+        beside.append(element("p", element("strong", "Best candidate: "), candidate, id="candidate"))
     beside += [element("dl", *answers, class_="answers")] if answers else []
-    caveats = learning_caveats(recipe) or ([] if recipe.larger_batch is None else [NOT_PROMISED])
-    beside += [element("p", one_line(caveat), class_="caveat") for caveat in caveats]
-    figure = element("div", *_figure(recipe))
-    return element("section", figure, element("div", *beside), class_=f"answer {verdict.value}")
-
-
-def _figure(recipe: Recipe) -> list[Element]:
-    """Return the speed-up that was claimed, what it is of, and its interval; the verdict without a claim."""
-    evidence, rule = recipe.evidence, recipe.learning_rate_rule
-    if evidence.verdict is not Verdict.FASTER:
-        return [element("p", evidence.verdict.value.replace("_", " ").capitalize(), class_="big words")]
-    speedup, meaning = evidence.speedup, f"in {recipe.unit} per second"
-    if evidence.objective == "energy":
-        meaning = "less energy per sample"
-    elif rule is not None and rule.same_loss is not None:
-        speedup, meaning = rule.same_loss.speedup, "sooner to the same losses"
-    bounds = f"{speedup.low:.2f} to {speedup.high:.2f} with 95% confidence"
-    return [
-        element("p", f"×{speedup.value:.2f}", class_="big"),
-        element("p", meaning),
-        element("p", bounds, class_="quiet"),
-    ]
+    caveats = answer.caveats or ([NOT_PROMISED] if answer.choices else [])
+    beside += [element("p", *with_code(one_line(caveat)), class_="caveat") for caveat in caveats]
+    figure = [element("p", answer.verdict.value.replace("_", " ").capitalize(), class_="big words")]
+    if answer.verdict is Verdict.FASTER:
+        figure = [
+            element("p", f"×{answer.speedup.value:.2f}", class_="big"),
+            element("p", answer.unit),
+            element("p", f"{answer.speedup.low:.2f} to {answer.speedup.high:.2f}", class_="quiet"),
+            element("p", answer.rests_on, class_="quiet"),
+        ]
+    return element("section", element("div", *figure), element("div", *beside), class_=f"answer {answer.verdict.value}")
 
 
 def _to_do(data: PageData) -> Iterator[Element]:
     """Yield what to change, the commands to copy, advice, and what is missing or was not checked."""
-    recipe, again = data.recipe, to_repeat(data.path)
-    if recipe is None:
-        steps = [
-            ("To continue it with everything measured so far:", [resume_command(data.reference, data.path, again)])
-        ]
-    else:
-        file = data.path / "recipe.json"
-        steps = next_steps(recipe, file, data.reference, again)
-        if recipe.workload.script is not None and recipe.changes:
-            edit = shlex.join(["autotune", "show", str(file), "--diff", data.reference])
-            steps.append(("To make it permanent:", [edit]))
-        if recipe.changes:
-            rows = [
-                (knob, format_value(recipe.baseline[knob]), format_value(to)) for knob, to in recipe.changes.items()
-            ]
-            yield table(("what to change", "now", "recommended"), rows)
-    for heading, lines in steps:
-        yield element("p", heading)
-        if lines:
-            yield element("pre", "\n".join(map(one_line, lines)))
-    if data.sides:
-        recommended = data.sides[1] if len(data.sides) > 1 else None
-        for said in recipe.evidence.advice if recipe else advice(data.sides[0], recommended, data.script):
-            yield element("p", *with_code(one_line(said)))
-    if recipe is not None and (unchecked := recipe.evidence.stability.not_checked):
-        gaps = [element("li", *with_code(one_line(gap))) for gap in unchecked]
+    answer = data.answer
+    commands: Sequence[Command] = () if answer is None else answer.commands
+    if answer is None:
+        go_on = resume_command(data.reference, data.path, to_repeat(data.path))
+        commands = [Command(name="go on", heading="To continue it with everything measured so far:", lines=(go_on,))]
+    elif answer.changes:
+        rows = [(change.knob, change.baseline, change.recommended) for change in answer.changes]
+        yield table(("what to change", "now", "recommended"), rows)
+    for command in commands:
+        yield element("p", command.heading)
+        if command.lines:
+            yield element("pre", "\n".join(map(one_line, command.lines)))
+    for said in () if answer is None else answer.advice:
+        yield element("p", *with_code(one_line(said)))
+    if answer is not None and answer.unchecked:
+        gaps = [element("li", *with_code(one_line(gap))) for gap in answer.unchecked]
         yield element("details", element("summary", f"Not checked ({len(gaps)})"), element("ul", *gaps))
     if data.missing:
         gaps = [element("li", gap) for gap in data.missing]
@@ -238,10 +223,9 @@ def _to_do(data: PageData) -> Iterator[Element]:
 
 def _before_and_after(data: PageData) -> Iterator[Element]:
     """Yield the figures of baseline and recommendation; a row for each figure that one of them has."""
-    rates: list[Interval | None] = [side.throughput for side in data.sides]
-    if data.recipe is not None and data.recipe.changes:  # as the claim has them
-        rates = [data.recipe.evidence.baseline_throughput, data.recipe.evidence.throughput]
-    sides = [_figures_of(side, rate, data.unit) for side, rate in zip(data.sides, rates, strict=False)]
+    answer = data.answer
+    claimed = [None] * len(data.sides) if answer is None else [answer.baseline, answer.after]  # the claim's figures
+    sides = [_figures_of(record, known, data.unit) for record, known in zip(data.sides, claimed, strict=False)]
     if sides:
         rows = [(name, *(side[name] for side in sides)) for name in sides[0]]
         headings = ("", "baseline", "recommended")[: len(sides) + 1]
@@ -249,7 +233,13 @@ def _before_and_after(data: PageData) -> Iterator[Element]:
         yield section("Before and after", "sides", table(headings, known))
 
 
-def _figures_of(side: TrialRecord, throughput: Interval | None, unit: str) -> dict[str, str]:
+def _figures_of(side: TrialRecord, claimed: Side | None, unit: str) -> dict[str, str]:
+    """Return the figures of a trial; those that the answer has are its own."""
+    throughput, compiling = side.throughput, side.compile_seconds
+    host, device = side.peak_host_bytes, side.peak_device_bytes
+    if claimed is not None:
+        throughput, compiling = claimed.throughput, claimed.compile_seconds
+        host, device = claimed.peak_memory.host, claimed.peak_memory.device
     gpu, ceilings, slowed = gpu_figures(side), side.ceilings, gpu_figures(side)["gpu_slowed_share"]
     return {
         f"{unit}/s": UNKNOWN if throughput is None else throughput.shown("", ",.0f"),
@@ -259,9 +249,9 @@ def _figures_of(side: TrialRecord, throughput: Interval | None, unit: str) -> di
         "GPU clock, of the highest": _number(gpu["gpu_sm_clock_share"], ".0%"),
         "highest GPU temperature": _number(gpu["gpu_temperature"], ",.0f", " °C"),
         "slices with lowered GPU clocks": _number(slowed or None, ".0%"),
-        "peak host memory": memory_size(side.peak_host_bytes),
-        "peak device memory": memory_size(side.peak_device_bytes),
-        "compile time": _seconds(side.compile_seconds or None),
+        "peak host memory": memory_size(host),
+        "peak device memory": memory_size(device),
+        "compile time": _seconds(compiling or None),
         "to the first step": _seconds(side.first_step_seconds),
         "waits for input": _number(side.input_wait_fraction, ".0%"),
         "outside of TensorFlow": _number(side.outside_fraction, ".0%"),

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from autotune.data.figures import Interval
 from autotune.data.record import Standing
-from autotune.recipe.answers import Answer, LearningRateRule, SameLoss
+from autotune.recipe.evidence import BestConfiguration, LearningRateRule, SameLoss
 from autotune.recipe.learning_rate import factor_of
 from autotune.space.configuration import Configuration
 from autotune.tuning.knowledge import LearningResult
@@ -16,13 +16,13 @@ from autotune.tuning.run import Run
 from autotune.tuning.state import Candidate, Leader, State
 
 
-def answer_of(leader: Leader | None, found: SearchResult, run: Run) -> Answer | None:
+def best_of(leader: Leader | None, found: SearchResult, run: Run) -> BestConfiguration | None:
     """Return a confirmed leader as the recipe gives it."""
     if leader is None:
         return None
     record = run.records[leader.number]
     assert record.speedup is not None and record.throughput is not None
-    return Answer(
+    return BestConfiguration(
         configuration=dict(Configuration(record.configuration)),
         speedup=record.speedup,
         throughput=record.throughput,
@@ -31,7 +31,7 @@ def answer_of(leader: Leader | None, found: SearchResult, run: Run) -> Answer | 
     )
 
 
-def likely_larger_batch(found: SearchResult, run: Run) -> Answer | None:
+def likely_larger_batch(found: SearchResult, run: Run) -> BestConfiguration | None:
     """Return the candidate with another batch size that should reach the same loss soonest, as far as is known."""
     state = found.state
     able = [known for known in stable_candidates(state) if not known.is_same_training and known.ratio > 0]
@@ -44,7 +44,7 @@ def likely_larger_batch(found: SearchResult, run: Run) -> Answer | None:
     if throughput is None:
         return None
     unmeasured = LearningRateRule(batch_ratio=best.batch_ratio, not_measured=_why_not_result(run))
-    return Answer(
+    return BestConfiguration(
         configuration=dict(best.configuration),
         speedup=speedup,
         throughput=throughput,

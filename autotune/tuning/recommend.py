@@ -10,26 +10,29 @@ from autotune.data.options import Options
 from autotune.data.printable import first_line
 from autotune.data.record import Standing, TrialRecord, baseline_with_ceilings
 from autotune.data.run_directory import RunRecord, WorkloadRecord
-from autotune.recipe.advice import LARGEST_BOUND, advice
+from autotune.recipe.advice import advice
+from autotune.recipe.answers import LARGEST_BOUND
 from autotune.recipe.evidence import (
     FAILED_A_CHECK,
     NUMERICS_NOT_CHECKED,
     BestCandidate,
     Confirmation,
     Contribution,
+    CreatedBy,
     Evidence,
     PeakMemory,
+    RecipeWorkload,
     Stability,
     Watch,
 )
-from autotune.recipe.recipe import CreatedBy, Recipe, RecipeWorkload
+from autotune.recipe.recipe import Recipe
 from autotune.space.configuration import Configuration
 from autotune.stats import numerics
 from autotune.stats.deciding import EndedBy, Verdict
 from autotune.stats.disturbance import gpu_figures
 from autotune.stats.stability import DEVICE_GROWTH, DEVICE_MEMORY, HOST_GROWTH, THROTTLING
 from autotune.tuning import policy
-from autotune.tuning.answers import answer_of, learning_of, likely_larger_batch, measured_speedup, stable_candidates
+from autotune.tuning.answers import best_of, learning_of, likely_larger_batch, measured_speedup, stable_candidates
 from autotune.tuning.learning import numerics_of
 from autotune.tuning.loop import SearchResult
 from autotune.tuning.rules import changing_work, epoch_seen, epoch_work
@@ -77,8 +80,8 @@ def recommend(*, found: SearchResult, watched: Watch | None, run: Run, record: R
         if champion is not None or changes is not None
         else _best_candidate(found, watched, run, options.min_gain),
         learning_rate_rule=rule,
-        same_training=None if run.objective != "time_to_loss" else answer_of(same, found, run),
-        larger_batch=answer_of(larger, found, run)
+        same_training=None if run.objective != "time_to_loss" else best_of(same, found, run),
+        larger_batch=best_of(larger, found, run)
         if found.state.larger_batch or changes is not None
         else likely_larger_batch(found, run),
         machine=record.machine,

@@ -306,7 +306,7 @@ def test_the_tested_learning_rate_acts_in_fit_alone(train, recipe):
         """
         import json
         import autotune
-        from autotune.recipe.answers import LearningRateRule
+        from autotune.recipe.evidence import LearningRateRule
         rule = LearningRateRule(batch_ratio=4.0, rule="linear", factor=4.0)
         recipe = autotune.Recipe.load("recipe.json").model_copy(update={"learning_rate_rule": rule}).apply()
         import keras, numpy as np

@@ -10,8 +10,8 @@ from test_end_to_end import TINY, to_its_end, with_enough_time
 
 from autotune.data.figures import Interval
 from autotune.machine.fingerprint import fingerprint
-from autotune.recipe.evidence import Confirmation, Evidence, PeakMemory, Stability
-from autotune.recipe.recipe import CreatedBy, Recipe, RecipeWorkload
+from autotune.recipe.evidence import Confirmation, CreatedBy, Evidence, PeakMemory, RecipeWorkload, Stability
+from autotune.recipe.recipe import Recipe
 from autotune.stats.deciding import EndedBy, Verdict
 
 pytestmark = pytest.mark.slow
