@@ -105,7 +105,7 @@ def quoted_end(output: Sequence[str]) -> list[str]:
 def shown_lines(output: Sequence[str]) -> list[str]:
     """Return what the picture of the terminal shows: the command, first lines, confirmed trials, and the answers."""
     end = output[find_line(output, "Faster:") : find_line(output, "Baseline:")]
-    later = [line for line in output[FIRST_LINES:] if "  (confirmed after" in line or "reaches the same losses" in line]
+    later = [line for line in output[FIRST_LINES:] if "  (confirmed " in line or "reaches the same losses" in line]
     return [f"$ {COMMAND}", *output[:FIRST_LINES], ELIDED, *later, "", *end, ""]
 
 

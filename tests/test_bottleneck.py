@@ -1,11 +1,15 @@
 """What limits a training, by the rules, and what is advised."""
 
-import pytest
+import json
+from pathlib import Path
 
-from autotune.data.facts import ScriptFacts, SlowPart, Trains
+import pytest
+from simulated_runs import BASELINE
+
+from autotune.data.facts import ScriptFacts, Site, SlowPart, Trains
 from autotune.data.figures import Bottleneck, Ceilings, Interval, Profile
 from autotune.data.record import Outcome, Phase, Slice, StepSeconds, TrialRecord
-from autotune.recipe.advice import advice
+from autotune.recipe.advice import advice, diagnose
 from autotune.report import xprof_reader
 from autotune.stats.bottleneck import NOT_INSTALLED, StepFigures, find_bottleneck
 from autotune.tuning.trial import limit_of
@@ -99,16 +103,66 @@ def test_the_input_wait_is_known_as_well_as_the_slices_agree(paces, name):
     assert limit_of(record).name == name
 
 
-class Trial:
-    """What advice reads of a trial's record."""
+def a_trial(trial=0, bottleneck=None, *, rate=1000.0, changes=None, **fields):
+    """A trial's record, as far as a diagnosis reads it; of the baseline without `changes`."""
+    if bottleneck is not None and bottleneck.name == "input":
+        fields = {"input_wait_fraction": bottleneck.share, **fields}
+    values = {
+        "phase": Phase.SEARCH if changes else Phase.BASELINE,
+        "configuration": {**BASELINE, **(changes or {})},
+        "outcome": Outcome.OK,
+        "throughput": Interval(value=rate, low=rate, high=rate),
+    }
+    times = {"started_at": "2026-11-20T19:10:01.250+00:00", "seconds": 3.5}
+    return TrialRecord(trial=trial, bottleneck=bottleneck, **times, **{**values, **fields})
 
-    faults_often = False
 
-    def __init__(self, bottleneck=None, ceilings=None, rate=1000.0, profile=None, **configuration):
-        self.bottleneck, self.ceilings, self.profile = bottleneck, ceilings, profile
-        self.input_wait_fraction = bottleneck.share if bottleneck is not None and bottleneck.name == "input" else 0.0
-        self.throughput = Interval(value=rate, low=rate, high=rate)
-        self.configuration = {"num_parallel_calls": 0, **configuration}
+def of_speed(value, low=None, high=None, **changes):
+    """A search trial of the baseline with changes that was so much faster."""
+    return a_trial(1, speedup=Interval(value=value, low=low or value, high=high or value), changes=changes)
+
+
+CASES = json.loads((Path(__file__).parent / "data" / "diagnoses.json").read_text(encoding="utf-8"))
+"""Figures of real runs of trainings whose limit is known from how they were written: Python or a slow map in the input,
+steps of tiny operations, convolutions, an optimizer that updates a large table."""
+
+
+def test_no_diagnosis_of_recorded_runs_is_wrong_and_few_are_silent():
+    found = {}
+    for case in CASES:
+        known = case["baseline"] | {"bottleneck": Bottleneck(**case["baseline"]["bottleneck"])}
+        trials = [
+            a_trial(number, **{**trial, "configuration": case["usual"] | trial["changes"]})
+            for number, trial in enumerate(case["trials"], 1)
+        ]
+        found[case["name"]] = diagnose(a_trial(configuration=case["usual"], **known), trials).name
+    truths = {case["name"]: case["truth"] for case in CASES}
+    assert len(found) == 12
+    assert {name: limit for name, limit in found.items() if limit not in ("unknown", truths[name])} == {}
+    assert list(found.values()).count("unknown") <= 4
+
+
+def test_fewer_calls_that_were_faster_name_the_launch_as_limit():
+    unknown = Bottleneck(name="compute_or_memory", share=1.0, why="the step waits for input 0% of its time")
+    baseline = a_trial(0, unknown, input_wait_fraction=0.0)
+    faster = of_speed(2.3, 2.1, 2.5, steps_per_execution=16)
+    (said,) = advice(baseline, None, None, [faster])
+    assert said == "Launch-bound: steps_per_execution=16 alone gave ×2.30 (2.10 to 2.50)."
+    vague = of_speed(2.3, 1.1, 4.9, steps_per_execution=16)
+    with_more = of_speed(2.3, 2.1, 2.5, steps_per_execution=16, batch_size=128)
+    for trial in (vague, with_more):
+        (said,) = advice(baseline, None, None, [trial])
+        assert said == "What limits it cannot be told (the step waits for input 0% of its time)."
+
+
+def test_a_wait_is_the_limit_only_where_the_pipeline_alone_is_slower():
+    waits = Bottleneck(name="input", share=0.3, why="the step waits for input 30% of its time (±19%)")
+    fast, slow = Ceilings(by_input=12_900.0, by_compute=7_600.0), Ceilings(by_input=5_000.0, by_compute=7_600.0)
+    assert [diagnose(a_trial(0, waits, ceilings=top)).name for top in (None, fast, slow)] == ["unknown"] * 2 + ["input"]
+    hidden = Bottleneck(name="launch", share=0.9, why="its operations leave 90% of a step to starting them")
+    assert diagnose(a_trial(0, hidden, input_wait_fraction=0.8)).name == "input"
+    without = of_speed(1.0, 0.99, 1.02, steps_per_execution=16)
+    assert diagnose(a_trial(0, hidden, input_wait_fraction=0.0), [without]).name == "unknown"
 
 
 @pytest.mark.parametrize(
@@ -118,6 +172,8 @@ def test_the_error_of_a_wait_never_reaches_below_zero(waits, error, words):
     assert find_bottleneck(StepFigures(waits=waits, waits_error=error)).why.endswith(words)
 
 
+COMPUTE = Bottleneck(name="compute", share=0.9, why="matrix products are 90% of the operations' time")
+SITE = Site(file="train.py", function="main", call="batch", order=0, line=12)
 INPUT = Bottleneck(name="input", share=0.62, why="the step waits for input 62% of its time")
 SCRIPT = ScriptFacts(
     trains=Trains.FIT,
@@ -130,80 +186,62 @@ SCRIPT = ScriptFacts(
 
 
 def test_advice_begins_with_the_line_that_costs_most():
-    slow = Trial(INPUT, Ceilings(by_input=410.0, by_compute=1080.0), rate=410.0)
-    first, second, third = advice(slow, None, SCRIPT, gains={"graph_step": 1.3})
-    assert first.startswith("map() in train.py, line 41 runs serially: the step waits for input 62% of its time")
-    assert "the pipeline alone reaches 410 samples/s, the model alone 1,080" in first
-    assert second == "The step runs eagerly (train.py, line 7): graph_step alone gave ×1.30."
+    slow = a_trial(0, INPUT, ceilings=Ceilings(by_input=410.0, by_compute=1080.0), rate=410.0)
+    first, second, third = advice(slow, None, SCRIPT, [of_speed(1.3, graph_step=True)])
+    assert first == (
+        "Input-bound: map() in train.py, line 41 runs serially; the step waits for input 62% of its time; "
+        "the pipeline alone reaches 410 samples/s, the model alone 1,080."
+    )
+    assert second == "The step runs eagerly (train.py, line 7) (graph_step alone gave ×1.30)."
     assert "×2.63" in third
 
 
-def test_many_page_faults_are_a_cause_after_an_eager_step():
-    compute, slow = Bottleneck(name="compute", share=0.9, why="matrix products take 90%"), Trial()
-    slow.bottleneck, slow.faults_often, slow.page_faults_per_step = compute, True, 50_120.4
-    first, second = advice(slow, None, SCRIPT, gains={"keep_freed_memory": 3.5})
-    assert first.startswith("The step runs eagerly")
-    assert second.startswith("Each step has 50,120 page faults: ")
-    assert second.endswith("goes back to the kernel: keep_freed_memory alone gave ×3.50.")
-    assert advice(slow, None, None)[0].startswith("Each step has 50,120 page faults")
-
-
 def test_a_serial_map_is_no_cause_where_steps_do_not_wait():
-    compute = Bottleneck(name="compute", share=0.9, why="matrix products are 90% of the operations' time")
-    said = advice(Trial(compute), None, SCRIPT)
-    assert said == ["The step runs eagerly (train.py, line 7)."]
+    said = advice(a_trial(0, COMPUTE), None, SCRIPT)
+    assert said == [f"Compute-bound: {COMPUTE.why}.", "The step runs eagerly (train.py, line 7)."]
 
 
 def test_a_pipeline_that_is_faster_than_the_steps_is_not_set_against_them():
-    first, *_ = advice(Trial(INPUT, Ceilings(by_input=600_000.0, by_compute=47_000.0), rate=25_000.0), None, None)
-    assert "waits for input 62% of its time" in first
-    assert "pipeline alone" not in first
+    top = Ceilings(by_input=600_000.0, by_compute=47_000.0)
+    first, *_ = advice(a_trial(0, INPUT, ceilings=top, rate=25_000.0), None, None)
+    assert first == f"What limits it cannot be told ({INPUT.why})."
 
 
 def test_a_pipeline_that_cannot_help_is_said_so():
-    compute = Bottleneck(name="compute", share=0.9, why="matrix products are 90% of the operations' time")
-    said = advice(Trial(compute, Ceilings(by_input=9e9, by_compute=1020.0)), Trial(compute), None)
+    top = Ceilings(by_input=9e9, by_compute=1020.0)
+    said = advice(a_trial(0, COMPUTE, ceilings=top), a_trial(1, COMPUTE), None)
     assert len(said) == 3
     assert said[1].startswith("Input tuning cannot make this training clearly faster")
     assert "another precision" in said[2]
 
 
-def test_advice_names_no_knob_that_cannot_act():
-    unreached = ("prefetch", "num_parallel_calls", "batch_size")
-    assert advice(Trial(), Trial(INPUT), None, unreached=unreached)[-1].endswith(
-        "62% of its time; a map of whole batches, data_threads or persistent_iterator could help further."
+def test_advice_names_only_what_was_neither_tried_nor_in_force_nor_out_of_reach():
+    unreached = ("prefetch", "num_parallel_calls")
+    recommended = a_trial(1, INPUT)
+    left = advice(a_trial(), recommended, None, [of_speed(0.9, data_threads=4)], unreached=unreached)[-1]
+    assert left.endswith("62% of its time; not tried yet: a map of whole batches, persistent_iterator.")
+    has = a_trial(1, COMPUTE, changes={"precision": "mixed_bfloat16"})
+    script = SCRIPT.model_copy(update={"sites": {"batch_size": (SITE,)}})
+    left = advice(a_trial(0, COMPUTE), has, script)[-1]
+    assert left.endswith("; not tried yet: XLA, a larger batch (batch() in train.py, line 12).")
+    slower = [of_speed(0.8, jit_compile=True), of_speed(0.9, precision="mixed_bfloat16"), of_speed(1.0, batch_size=64)]
+    assert advice(a_trial(0, COMPUTE), a_trial(1, COMPUTE), None, slower)[-1] == (
+        f"With the recipe it is compute-bound: {COMPUTE.why}."
     )
-    communication = Bottleneck(name="communication", share=0.4, why="sums over devices take 40% of a step")
-    assert advice(Trial(), Trial(communication), None, unreached=unreached)[-1].endswith("take 40% of a step.")
 
 
 def test_a_balanced_training_is_not_limited_by_anything():
     balanced = Bottleneck(name="balanced", share=0.5, why="matrix work and element-wise operations share the time")
-    first, second = advice(Trial(balanced), Trial(balanced), None)
-    assert first.startswith("The baseline is balanced: ")
-    assert second.startswith("With the recipe the training is balanced: ")
-
-
-def test_what_the_recipe_has_already_is_not_advised():
-    limited = Bottleneck(name="compute_or_memory", share=0.9, why="the step waits for input 10% of its time")
-    has = {"jit_compile": True, "precision": "mixed_bfloat16"}
-    assert "; a larger batch could help further." in advice(Trial(limited), Trial(limited, **has), None)[-1]
-    assert "another precision, XLA or" in advice(Trial(limited), Trial(limited, jit_compile="auto"), None)[-1]
+    said = advice(a_trial(0, balanced), a_trial(1, balanced), None)
+    assert said == [f"What limits it cannot be told ({balanced.why})."]
 
 
 def test_a_profile_that_could_not_be_read_is_told_once():
     limited = Bottleneck(name="compute_or_memory", share=0.9, why="the step waits for input 10% of its time")
-    unread = Trial(limited, Ceilings(by_input=9e9, by_compute=2000.0), profile=Profile(reason=NOT_INSTALLED))
-    said = advice(unread, unread, None)
-    assert [text for text in said if "pip install xprof" in text] == said[-1:]
-    assert len(said) == 4
-    assert "profile" not in "".join(said[:-1])
-
-
-def test_without_figures_there_is_no_advice():
-    unknown = Bottleneck(name="unknown", why="nothing was measured")
-    assert advice(Trial(unknown), None, None) == []
-    assert advice(Trial(), Trial(), None) == []
+    unread = {"ceilings": Ceilings(by_input=9e9, by_compute=2000.0), "profile": Profile(reason=NOT_INSTALLED)}
+    for limit in (limited, COMPUTE):
+        said = advice(a_trial(0, limit, **unread), a_trial(1, limit, **unread), None)
+        assert sum("pip install xprof" in text for text in said) == 1
 
 
 @pytest.mark.parametrize(

@@ -115,7 +115,7 @@ def test_the_best_is_told_by_its_fresh_processes():
     looks = Looks(leader=1, candidate=3, error=0.05, most=12, reference=5)
     fresh = record(trial=6, phase=Phase.CONFIRM, looks=(looks,), speedup=Interval(value=1.1, low=0.9, high=1.3))
     ended = [TrialEnded(record=known, changes="batch_size=128") for known in (record(), fresh)]
-    best = re.findall(r"best\s+×([\d.]+)", drawn(ended, terminal=True))
+    best = re.findall(r"best so far\s+×([\d.]+)", drawn(ended, terminal=True))
     assert (best[0], best[-1]) == ("2.50", "1.10")
 
 
@@ -162,14 +162,14 @@ def test_a_vague_speed_up_is_marked(low, high, uncertain):
     measured = record(speedup=Interval(value=2.5, low=low, high=high))
     text = trial_line(measured, "batch_size=128", stamp="0:05").plain
     assert "×2.50" in text
-    assert ("(uncertain)" in text) is uncertain
+    assert ("(noisy)" in text) is uncertain
     assert f"{low:.2f} to" not in text
 
 
 @pytest.mark.parametrize(
     ("standing", "told"),
     [
-        (Standing.CONFIRMED, "confirmed after 3 fresh processes a side"),
+        (Standing.CONFIRMED, "confirmed in 3 fresh processes a side"),
         (Standing.NOT_SHOWN, "no gain shown after 3 fresh processes a side"),
         (Standing.OPEN, "not decided after 3 fresh processes a side"),
         (Standing.OUT_OF_TIME, "not decided after 3 fresh processes a side"),
@@ -201,10 +201,10 @@ def test_the_best_is_what_leads_by_the_latest_looks():
         return TrialEnded(record=ended, changes=f"batch_size={trial}")
 
     lines = drawn([*EVENTS[:2], ended(64, 4.75), ended(128, 4.63), ended(64, 3.72)], terminal=True).splitlines()
-    assert re.search(r"best +×4.63 +batch_size=128", [each for each in lines if "best" in each][-1])
+    assert re.search(r"best so far +×4.63 +batch_size=128", [each for each in lines if "best" in each][-1])
     failed = ended(128, None, outcome=Outcome.OOM)
     lines = drawn([*EVENTS[:2], ended(128, 4.63), ended(64, 3.72), failed], terminal=True).splitlines()
-    assert re.search(r"best +×3.72 +batch_size=64", [each for each in lines if "best" in each][-1])
+    assert re.search(r"best so far +×3.72 +batch_size=64", [each for each in lines if "best" in each][-1])
 
 
 @given(st.text())

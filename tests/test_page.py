@@ -15,11 +15,15 @@ from simulated_runs import BASELINE, faster_by, on_disk, simulated_trials, space
 
 from autotune.data.facts import GpuUse
 from autotune.data.figures import Bottleneck, Ceilings, Operation, Profile
+from autotune.data.printable import memory_size
 from autotune.data.record import Branch, Outcome
 from autotune.data.run_directory import RunDirectory
+from autotune.front import cli
 from autotune.front.tune import tune
 from autotune.recipe.answers import NOT_PROMISED
 from autotune.recipe.recipe import Recipe
+from autotune.report.compare import compare
+from autotune.report.history import load_history
 from autotune.report.markup import element, to_html, with_code
 from autotune.report.page import page_data, write_page
 from autotune.report.sections import LONGEST_LOG
@@ -468,3 +472,38 @@ def test_a_thousand_trials_are_drawn(run, tmp_path):
     dots, rows = answer_of(document)
     assert min(dots, rows) >= 1000
     assert "CONSOLE" not in log
+
+
+RECORDED = Path(__file__).parent.parent / "results" / "recorded"
+
+
+@needs_browser
+@pytest.mark.parametrize("name", ["cpu/two_cores/train_digits_command_one", "gpu/h200/resnet50"])
+def test_one_run_has_one_answer_on_every_surface(name, tmp_path, capsys):
+    path = Path(shutil.copytree(RECORDED / name, tmp_path / "r"))
+    recipe = Recipe.load(path / "recipe.json")
+    answer, rate = recipe.answer, recipe.evidence.baseline_throughput
+    page, _ = opened(write_page(path), tmp_path, tell("document.body.textContent"))
+    assert cli.main(["show", str(path), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert cli.main(["show", str(path)]) == 0
+    terminal = " ".join(capsys.readouterr().out.split())
+    row, frame = compare(path).iloc[0], load_history(path)
+    surfaces = {"page": answer_of(page), "terminal": terminal, "print": " ".join(repr(recipe).split())}
+    surfaces["notebook"] = html.unescape(recipe._repr_html_())
+    for surface, text in surfaces.items():
+        said = [choice.said[0] for choice in answer.choices]
+        assert [part for part in (answer.headline, answer.diagnosis, *said) if part not in text] == [], surface
+    for surface in ("page", "terminal"):
+        memory = memory_size(recipe.evidence.baseline_peak_memory_bytes.host)
+        assert rate.shown("", ",.0f") in surfaces[surface]
+        assert surface == "terminal" or memory in surfaces[surface]
+    assert document["answer"]["headline"] == row["headline"] == answer.headline
+    assert document["answer"]["baseline"]["throughput"] == rate.model_dump()
+    assert (row["claim"], row["low"], row["high"]) == tuple(answer.speedup.model_dump().values())
+    assert row["baseline_throughput"] == rate.value
+    (recommended,) = frame[frame.recommended.fillna(False)].itertuples()
+    assert (recommended.answer, recommended.headline) == (answer.recommended, answer.headline)
+    (baseline,) = frame[frame.answer == "baseline"].itertuples()
+    assert baseline.throughput == rate.value
+    assert not frame[frame.answer.notna()].duplicate.any()

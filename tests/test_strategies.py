@@ -174,7 +174,7 @@ def test_scaling_is_measured_against_one_device_that_is_otherwise_alike():
 @pytest.mark.parametrize(("share", "told"), [(0.69, True), (0.71, False), (None, False)])
 def test_poor_scaling_is_told_in_one_sentence(share, told):
     spread = spread_over(2, 1.38).model_copy(update={"scaling_efficiency": share})
-    said = advice(a_record(), None, None, spread)
+    said = advice(a_record(), None, None, spread=spread)
     assert any("On 2 devices the training reaches 69%" in each for each in said) == told
 
 

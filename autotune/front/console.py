@@ -42,11 +42,11 @@ TICK_SECONDS = 1.0  # how often the silence is measured
 _GAP = 3  # columns of a terminal between those of a table
 _LEAST_LAST = 20  # columns in which the last column of a table can be read
 _STANDS = {
-    Standing.OPEN: "not decided",
-    Standing.OUT_OF_TIME: "not decided",
-    Standing.CONFIRMED: "confirmed",
-    Standing.NOT_SHOWN: "no gain shown",
-    Standing.UNSTABLE: "unstable",
+    Standing.OPEN: "not decided after",
+    Standing.OUT_OF_TIME: "not decided after",
+    Standing.CONFIRMED: "confirmed in",
+    Standing.NOT_SHOWN: "no gain shown after",
+    Standing.UNSTABLE: "unstable after",
 }
 
 
@@ -130,11 +130,11 @@ def ratio(interval: Interval | None) -> str:
 
 
 def speed(interval: Interval | None) -> str:
-    """Return `×2.57`, marked if the interval spans a factor of two or more; a dash if nothing is known."""
+    """Return `×2.57`, or `×2.57 (noisy)` if the interval spans a factor of two or more; a dash if nothing is known."""
     if interval is None:
         return "–"
     vague = interval.low <= 0 or interval.high >= 2.0 * interval.low
-    return f"×{interval.value:.2f}" + (" (uncertain)" if vague else "")
+    return f"×{interval.value:.2f}" + (" (noisy)" if vague else "")
 
 
 # ------------------------------------------------------------------------------------------------- progress
@@ -155,6 +155,7 @@ class Progress:
         self._estimate = ""
         self._measured: dict[int, tuple[float, str]] = {}  # speed-ups and changes by trial
         self._failures: Counter[str] = Counter()
+        self._widths: dict[int, float] = {}  # of the intervals of confirmations, as ratios of their bounds
         self._live = Live(console=self._console, auto_refresh=False, transient=True)
         self._drawing = threading.RLock()
         self._ended = threading.Event()
@@ -220,6 +221,11 @@ class Progress:
         elif isinstance(event, PairMeasured):
             sides = f"{event.processes} process{'' if event.processes == 1 else 'es'} a side"
             self._estimate = sides if event.speedup is None else f"{sides}: {ratio(event.speedup)}"
+            if event.speedup is not None and event.speedup.low > 0:
+                width = event.speedup.high / event.speedup.low
+                if width > self._widths.setdefault(event.trial, width):  # its bounds would only confuse
+                    self._estimate = f"{sides}: ×{event.speedup.value:.2f}, still noisy"
+                self._widths[event.trial] = width
             self._line(Text(f"{self._stamp()}  confirm  {event.trial:>3}  {self._estimate}"))
         elif isinstance(event, TrialEnded):
             self._trial_ended(event)
@@ -257,7 +263,7 @@ class Progress:
         grid = Table.grid(padding=(0, 2))
         grid.add_row("now", Text(self._current or "–", overflow="ellipsis", no_wrap=True))
         grid.add_row("speed", Text(self._estimate or "–"))
-        grid.add_row("best", Text(best, overflow="ellipsis", no_wrap=True))
+        grid.add_row("best so far", Text(best, overflow="ellipsis", no_wrap=True))
         grid.add_row("failed", Text(failures or "none"))
         grid.add_row("left", Text(f"{duration(self._budget - spent)} of {duration(self._budget)}"))
         done = min(spent, self._budget)
@@ -270,6 +276,8 @@ def trial_line(record: TrialRecord, changes: str, *, stamp: str, unit: str = "sa
     text = Text(f"{stamp}  {record.phase:<8} {record.trial:>3}  ")
     if record.outcome is Outcome.OK:
         shown = speed(record.speedup)
+        if record.looks and record.looks[-1].standing is Standing.CONFIRMED:
+            shown = shown.removesuffix(" (noisy)")  # its interval is what the confirmation rests on
         if record.speedup is None and not record.pairs and record.throughput is not None:
             shown = f"{rate_text(record.throughput.value)} {unit}/s"
         if record.ablation is not None:
@@ -283,7 +291,7 @@ def trial_line(record: TrialRecord, changes: str, *, stamp: str, unit: str = "sa
     for looks in record.looks[-1:] if record.outcome.measured else ():
         processes = len({pair.instance for pair in record.pairs})
         shown = f"{processes} fresh process{'' if processes == 1 else 'es'} a side"
-        text.append(f"  ({_STANDS[looks.standing]} after {shown})")
+        text.append(f"  ({_STANDS[looks.standing]} {shown})")
     if record.reason and not record.outcome.measured:
         text.append(f"  ({one_line(first_line(record.reason), longest=160)})", style="dim")
     discarded = Counter(pair.disturbed_by for pair in record.pairs if pair.disturbed)

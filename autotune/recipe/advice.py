@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from autotune.data.facts import ScriptFacts, SlowPart
-from autotune.data.record import TrialRecord
+from autotune.data.figures import Bottleneck
+from autotune.data.record import Phase, TrialRecord
 from autotune.recipe.apply import environment
-from autotune.stats.bottleneck import INPUT_MODERATE, NOT_INSTALLED
+from autotune.space.configuration import Configuration
+from autotune.stats.bottleneck import CLEARLY_FASTER, INPUT_MODERATE, MOSTLY, NOT_INSTALLED
 
 if TYPE_CHECKING:
     from autotune.recipe.recipe import Recipe
@@ -19,13 +20,35 @@ if TYPE_CHECKING:
 MOST_CAUSES = 2
 WORTH_SAYING = 1.05  # the least upper bound on a gain that is worth a sentence
 GOOD_SCALING = 0.7  # share of its devices' speed; a training that reaches less gets a notice
-_HELPS = {  # knobs that could help against a limit
+LIMITS = {
+    "input": "Input-bound",
+    "launch": "Launch-bound",
+    "compute": "Compute-bound",
+    "memory_bandwidth": "Memory-bound",
+    "communication": "Communication-bound",
+}
+SURELY_WAITS = 0.4  # share of a step that waits for input, where the pipeline and the step alone were not timed
+SAVED = 0.25  # share of the time that a change must surely save before it names the limit
+_PIPELINE = frozenset(
+    [
+        "batched_map",
+        "num_parallel_calls",
+        "prefetch",
+        "prefetch_to_device",
+        "data_threads",
+        "cache",
+        "workers",
+        "use_multiprocessing",
+        "max_queue_size",
+    ]
+)
+_CALLS = frozenset({"steps_per_execution", "persistent_iterator", "data_autotune"})
+_HELPS = {  # knobs that could help against a limit, first what usually gains most
     "input": ("batched_map", "num_parallel_calls", "prefetch", "data_threads", "persistent_iterator"),
     "launch": ("steps_per_execution", "jit_compile", "batch_size"),
     "compute": ("precision", "jit_compile", "batch_size"),
     "memory_bandwidth": ("jit_compile", "precision"),
     "communication": ("batch_size",),
-    "compute_or_memory": ("precision", "jit_compile", "batch_size"),
 }
 _IN_WORDS = {
     "batched_map": "a map of whole batches",
@@ -58,29 +81,72 @@ def usage(recipe: Recipe, path: Path, tuned: str) -> list[str]:
     ]
 
 
+def diagnose(baseline: TrialRecord, trials: Sequence[TrialRecord] = ()) -> Bottleneck:
+    """Return what limits the baseline, by its own figures and by what trials changed; `unknown` unless they show it.
+
+    A wait for input counts where the pipeline alone is slower than the step alone, or where it takes most of the step.
+    What a trial surely saved counts for more than what was seen of the steps.
+    """
+    seen = baseline.bottleneck or Bottleneck(name="unknown", why="neither its input wait nor its calls were measured")
+    top, waits = baseline.ceilings, baseline.input_wait_fraction
+    by_input, by_compute = (top.by_input, top.by_compute) if top is not None else (None, None)
+    ratio = by_input / by_compute if by_input and by_compute else None
+    if seen.name == "input":
+        is_sure = ratio < 1 if ratio is not None else max(waits or 0.0, seen.share or 0.0) >= SURELY_WAITS
+        if not is_sure:
+            seen = seen.model_copy(update={"name": "unknown"})
+    elif (waits or 0.0) >= SURELY_WAITS and (ratio is None or ratio < CLEARLY_FASTER):
+        # A profile does not see the wait of a generator or a PyDataset.
+        seen = Bottleneck(name="input", share=waits, why=f"the step waits for input {waits:.0%} of its time")
+    feeds_fast = ratio >= CLEARLY_FASTER if ratio is not None else waits is not None and waits < INPUT_MODERATE
+    usual = Configuration(baseline.configuration)
+    for trial in sorted(trials, key=lambda trial: trial.phase is Phase.CONFIRM):
+        changed, speedup = Configuration(trial.configuration).differences(usual).keys(), trial.speedup
+        if not trial.outcome.measured or speedup is None or not changed:
+            continue
+        saved = 1 - 1 / speedup.low if speedup.low > 1 else 0.0
+        why = f"{Configuration(trial.configuration).describe(usual)} alone gave {speedup.shown()}"
+        if saved >= SAVED and changed <= _PIPELINE and saved > (seen.share or 0.0):
+            seen = Bottleneck(name="input", share=saved, why=why)
+        is_of_calls = changed <= (_CALLS | _PIPELINE if feeds_fast else {"steps_per_execution"})
+        if saved >= SAVED and is_of_calls and "steps_per_execution" in changed:
+            if seen.name not in LIMITS or saved >= MOSTLY > (seen.share or 0.0):
+                seen = Bottleneck(name="launch", share=saved, why=why)
+        elif changed == {"steps_per_execution"} and speedup.high < WORTH_SAYING and baseline.profile is None:
+            seen = seen.model_copy(update={"name": "unknown" if seen.name == "launch" else seen.name})
+    return seen if seen.name in LIMITS else Bottleneck(name="unknown", why=seen.why)
+
+
 def advice(
     baseline: TrialRecord,
     recommended: TrialRecord | None,
     script: ScriptFacts | None,
+    trials: Sequence[TrialRecord] = (),
     spread: TrialRecord | None = None,
     unreached: Collection[str] = (),
-    gains: Mapping[str, float] = MappingProxyType({}),
 ) -> list[str]:
-    """Say why the training is slow as it is, what could be gained at most, and what limits the recommendation.
+    """Say what limits the training as it is, or that this cannot be told; then what could be gained, and what is left.
 
     There are three sentences with figures at most, and one on a profile that could not be read. `spread` is the trial
     on several devices that scales best, or the recommended one. Knobs that are `unreached` cannot act on this workload.
-    `gains`: the speed-up that a knob showed by itself.
     """
-    said = _causes(baseline, script, gains)
-    limit, now = baseline.bottleneck, recommended.bottleneck if recommended is not None else None
-    if said:
-        pass
-    elif limit is not None and limit.name == "balanced":
-        said.append(f"The baseline is balanced: {limit.why}.")
-    elif limit is not None and limit.name != "unknown":
+    limit = diagnose(baseline, trials)
+    profiles = [record.profile for record in (baseline, recommended) if record is not None]
+    is_unread = any(profile is not None and profile.reason == NOT_INSTALLED for profile in profiles)
+    causes = _causes(baseline, script, trials)
+    own = [what for kind, what in causes if kind == limit.name][:MOST_CAUSES]
+    others = [
+        f"{what[0].upper() if '()' not in what.split()[0] else what[0]}{what[1:]}."
+        for kind, what in causes
+        if kind != limit.name
+    ]
+    said = others[: MOST_CAUSES - len(own)]
+    if limit.name in LIMITS:
         alone = _alone(baseline) if limit.name == "input" else ""
-        said.append(f"The baseline is limited by {limit.name.replace('_', ' ')}: {limit.why}{alone}.")
+        said.insert(0, f"{LIMITS[limit.name]}: {'; '.join([*own, limit.why + alone])}.")
+    elif not said:
+        hint = ": `pip install xprof` lets the next run tell" if is_unread else ""
+        said, is_unread = [f"What limits it cannot be told ({limit.why}){hint}."], False
     share = None if spread is None else spread.scaling_efficiency
     if spread is not None and share is not None and share < GOOD_SCALING:
         said.append(
@@ -88,36 +154,45 @@ def advice(
             "a larger batch or fewer replicas would spend less time on summing gradients."
         )
     said += _at_most(baseline)
-    if now is not None and now.name == "balanced":
-        said.append(f"With the recipe the training is balanced: {now.why}.")
-    elif recommended is not None and now is not None and now.name != "unknown":
-        in_force = {name for name, values in _IN_FORCE.items() if recommended.configuration.get(name) in values}
-        words = [_IN_WORDS.get(name, name) for name in _HELPS[now.name] if name not in in_force.union(unreached)]
-        helps = f"; {_listed(words, 'or')} could help further" if words else ""
-        said.append(f"With the recipe it is limited by {now.name.replace('_', ' ')}: {now.why}{helps}.")
-    profiles = [record.profile for record in (baseline, recommended) if record is not None]
-    if any(profile is not None and profile.reason == NOT_INSTALLED for profile in profiles):
+    now = Bottleneck(name="unknown", why="") if recommended is None else diagnose(recommended)
+    if recommended is not None and now.name in LIMITS:
+        usual = Configuration(baseline.configuration)
+        done = {name for name, values in _IN_FORCE.items() if recommended.configuration.get(name) in values}
+        done.update(unreached, *(Configuration(trial.configuration).differences(usual) for trial in trials))
+        sites = {} if script is None else script.sites
+        words = [
+            _IN_WORDS.get(name, name) + (f" ({sites[name][0]})" if sites.get(name) else "")
+            for name in _HELPS[now.name]
+            if name not in done
+        ]
+        left = f"; not tried yet: {', '.join(words)}" if words else ""
+        said.append(f"With the recipe it is {LIMITS[now.name].lower()}: {now.why}{left}.")
+    if is_unread:
         return [*said[:3], "Install xprof (`pip install xprof`) to tell compute from memory bandwidth in the next run."]
     return said[:3]
 
 
-def _causes(record: TrialRecord, script: ScriptFacts | None, gains: Mapping[str, float]) -> list[str]:
-    """Say what is slow as the script is written, two parts at most: first what takes more of a step."""
-    waits, said, why = record.input_wait_fraction or 0.0, list[str](), ""
-    if waits >= INPUT_MODERATE and record.bottleneck is not None:
-        why = record.bottleneck.why + _alone(record)
-    parts = [] if script is None else [part for part in script.slow_parts if why or not part.of_input]
+def _causes(record: TrialRecord, script: ScriptFacts | None, trials: Sequence[TrialRecord]) -> list[tuple[str, str]]:
+    """Return what is slow as the script is written: the limit that it makes, and the line; what waits most first."""
+    waits, usual, gains = record.input_wait_fraction or 0.0, Configuration(record.configuration), dict[str, float]()
+    for trial in sorted(trials, key=lambda trial: trial.phase is Phase.CONFIRM):
+        changed = Configuration(trial.configuration).differences(usual)
+        if len(changed) == 1 and trial.outcome.measured and trial.speedup is not None:
+            gains[next(iter(changed))] = trial.speedup.value
+    parts = (
+        [] if script is None else [part for part in script.slow_parts if waits >= INPUT_MODERATE or not part.of_input]
+    )
     if record.faults_often:
         what = f"each step has {record.page_faults_per_step:,.0f} page faults: the memory that it frees goes back to "
         place = sum(part.of_input or part.knob == "graph_step" for part in parts)
         parts.insert(place, SlowPart(what=f"{what}the kernel", of_input=False, knob="keep_freed_memory"))
-    for part in sorted(parts, key=lambda part: -waits if part.of_input else waits - 1)[:MOST_CAUSES]:
-        what = part.what if part.what.split()[0].endswith("()") else part.what[0].upper() + part.what[1:]
-        known = [why] if part.of_input and not any(why in sentence for sentence in said) else []
-        if part.knob in gains:
-            known.append(f"{part.knob} alone gave ×{gains[part.knob]:.2f}")
-        said.append(f"{what}{': ' if known else ''}{'; '.join(known)}.")
-    return said
+    return [
+        (
+            "input" if part.of_input else "launch" if part.knob == "graph_step" else "memory_bandwidth",
+            part.what + (f" ({part.knob} alone gave ×{gains[part.knob]:.2f})" if part.knob in gains else ""),
+        )
+        for part in sorted(parts, key=lambda part: -waits if part.of_input else waits - 1)
+    ]
 
 
 def _alone(record: TrialRecord) -> str:
@@ -127,10 +202,6 @@ def _alone(record: TrialRecord) -> str:
     if top is None or not top.by_input or not top.by_compute or top.by_input >= top.by_compute:
         return ""
     return f"; the pipeline alone reaches {top.by_input:,.0f} samples/s, the model alone {top.by_compute:,.0f}"
-
-
-def _listed(names: Sequence[str], last: str = "and") -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} {last} {names[-1]}"
 
 
 def _at_most(record: TrialRecord) -> list[str]:

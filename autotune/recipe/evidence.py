@@ -153,9 +153,9 @@ class Evidence(Part):
     joules_per_sample: Amount | None = Field(None, description="Energy of the GPUs; null if they do not report it.")
     baseline_joules_per_sample: Amount | None = None
     input_wait_fraction: Amount | None = Field(description="Share of the step spent waiting for input.")
-    baseline_limited_by: str | None = Field(None, description="The baseline's bottleneck; null if not known.")
-    limited_by: str | None = Field(None, description="The bottleneck of the recommended configuration.")
-    advice: Many[str] = Field((), description="What limits the training: three sentences at most.")
+    baseline_limited_by: str | None = Field(None, description="What limits the baseline; null if that cannot be told.")
+    limited_by: str | None = Field(None, description="The same of the recommended configuration.")
+    advice: Many[str] = Field((), description="First what limits the training, or that this cannot be told.")
     stability: Stability
     confirmation: Confirmation
     smallest_gain_shown: Amount | None = Field(

@@ -10,7 +10,7 @@ from autotune.data.options import Options
 from autotune.data.printable import first_line
 from autotune.data.record import Standing, TrialRecord, baseline_with_ceilings
 from autotune.data.run_directory import RunRecord, WorkloadRecord
-from autotune.recipe.advice import advice
+from autotune.recipe.advice import advice, diagnose
 from autotune.recipe.answers import LARGEST_BOUND
 from autotune.recipe.evidence import (
     FAILED_A_CHECK,
@@ -157,12 +157,9 @@ def _evidence(
         joules_per_sample=gpu_figures(chosen)["joules_per_sample"],
         baseline_joules_per_sample=gpu_figures(reference)["joules_per_sample"],
         input_wait_fraction=chosen.input_wait_fraction,
-        baseline_limited_by=None if (limit := _known_baseline(run).bottleneck) is None else limit.name,
-        limited_by=None if chosen.bottleneck is None else chosen.bottleneck.name,
-        advice=(
-            *_advice(found, None if champion is None else chosen, run, workload),
-            *_excluded_by_knob(state, verdict, run),
-        ),
+        baseline_limited_by=_limit(_known_baseline(run), list(run.records.values())),
+        limited_by=_limit(chosen),
+        advice=(*_advice(None if champion is None else chosen, run, workload), *_excluded_by_knob(state, verdict, run)),
         stability=Stability(checks=tuple(check for check in checks if check.tells), not_checked=tuple(missing)),
         confirmation=_confirmation(found, champion or _closest_leader(found), run),
         smallest_gain_shown=math.expm1(policy.smallest_gain_shown(state)) if is_undecided else None,
@@ -193,9 +190,7 @@ def _excluded_gain(found: SearchResult) -> float | None:
     return math.expm1(min(bound, math.log(1e6)))  # a very wide bound is cut
 
 
-def _advice(
-    found: SearchResult, recommended: TrialRecord | None, run: Run, workload: WorkloadRecord
-) -> tuple[str, ...]:
+def _advice(recommended: TrialRecord | None, run: Run, workload: WorkloadRecord) -> tuple[str, ...]:
     """Return what limits the training, in sentences."""
     unreached = {*run.not_reached, *(() if workload.takes_config else ("num_parallel_calls",))}
     known = [trial for trial in run.records.values() if trial.scaling_efficiency is not None and trial.outcome.measured]
@@ -203,12 +198,13 @@ def _advice(
     chosen = recommended or run.records[0]
     if chosen.scaling_efficiency is not None:
         spread = chosen
-    gains: dict[str, float] = {}
-    for candidate in sorted(stable_candidates(found.state), key=lambda candidate: candidate.ratio):
-        changed = candidate.configuration.differences(run.baseline)
-        if len(changed) == 1:
-            gains[next(iter(changed))] = math.exp(candidate.ratio)
-    return tuple(advice(_known_baseline(run), recommended, workload.script, spread, unreached, gains))
+    trials = [trial for trial in run.records.values() if not trial.is_repeat]
+    return tuple(advice(_known_baseline(run), recommended, workload.script, trials, spread, unreached))
+
+
+def _limit(record: TrialRecord, trials: Sequence[TrialRecord] = ()) -> str | None:
+    """Return the name of what limits a trial; None where that cannot be told."""
+    return None if (limit := diagnose(record, trials)).name == "unknown" else limit.name
 
 
 def _excluded_by_knob(state: State, verdict: Verdict, run: Run) -> tuple[str, ...]:
