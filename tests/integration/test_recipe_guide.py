@@ -1,4 +1,4 @@
-"""docs/recipe_in_code.md: each of its code blocks runs as printed, with the recipe of the script that it shows."""
+"""docs/recipes.md: each of its code blocks runs as printed, with the recipe of the script that it shows."""
 
 import json
 
@@ -10,7 +10,7 @@ from test_long_run import recipe_of
 from autotune.data.facts import WorkloadFacts
 from autotune.recipe.recipe import Recipe
 
-SCRIPT, *PROGRAMS = code_blocks("recipe_in_code.md", "python")
+SCRIPT, *PROGRAMS = code_blocks("recipes.md", "python")
 COUNTS = """
 trained = globals().get("optimizer") or model.optimizer
 steps = int(trained.iterations), keras.config.dtype_policy().name

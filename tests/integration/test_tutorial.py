@@ -1,4 +1,4 @@
-"""docs/tutorial.md and docs/workloads.md: their code and commands run as printed."""
+"""docs/tutorial.md, and the Workload of docs/scripts.md: code and commands run as printed."""
 
 import json
 import os
@@ -14,7 +14,7 @@ STEPS = "\nimport json\nprint(json.dumps([int(model.optimizer.iterations), int(m
 
 
 def test_the_workload_guides_code_runs_as_printed(run_code, tmp_path):
-    workload, training = code_blocks("workloads.md", "python")
+    _, workload, training = code_blocks("scripts.md", "python")
     (tmp_path / "job.py").write_text(workload, encoding="utf-8")
     recorded = Recipe.load(ROOT / "results" / "recorded" / "digits_mlp_command_one" / "recipe.json")
     changes = {"batch_size": 64, "steps_per_execution": 5}
