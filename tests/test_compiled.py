@@ -24,7 +24,7 @@ from autotune.recipe.evidence import Confirmation
 from autotune.recipe.recipe import Recipe
 from autotune.runtime.executor import IN_SEARCH, TrialFailed
 from autotune.tuning import opening
-from autotune.tuning.comparison import MeasuredProcess
+from autotune.tuning.comparison import MeasuredProcess, own_compilations
 from autotune.tuning.run import Deadline
 from autotune.tuning.trial import Trial
 
@@ -301,51 +301,70 @@ def test_the_long_training_gets_the_program_that_was_measured(tmp_path, monkeypa
     assert recipe.configuration != dict(BASELINE)
 
 
+class Confirming:
+    """The processes of a leader's trial, and what the user was told."""
+
+    def __init__(self, run):
+        self.trial, self.said = run / "trials" / "0005", []
+        self.trial.mkdir(parents=True)
+        self.compilations = ConfirmedCompilations(self.said.append)
+
+    def start(self, process, most=1, files=FILES):
+        """Start one to its first step; return its folder and the seconds that it saved."""
+        folder, use = self.compilations.folder_for("leader", most, self.trial, process)
+        for name, content in files.items() if use == "written" else ():
+            (self.trial / folder / name).write_bytes(content)
+        return os.path.basename(folder), self.compilations.note_start(folder, 45.0 if use == "written" else 14.0)
+
+
 @pytest.fixture
-def confirmed(tmp_path):
-    """A side whose first process has compiled, and what the user was told."""
-    said = []
-    compilations = ConfirmedCompilations(said.append)
-    assert compilations.folder_for("leader", 1) == ""
+def confirming(tmp_path):
+    return Confirming(tmp_path)
+
+
+@pytest.mark.parametrize("most", [1, 2])
+def test_processes_load_what_the_first_ones_have_compiled(confirming, most):
+    found = [confirming.start(process, most) for process in range(most + 4)]
+    own = [(f"compiled-{process}", None) for process in range(most)]
+    assert found == own + [(name, 31.0) for _ in range(4 // most) for name, _ in own]
+    assert confirming.compilations.folder_for("baseline", most, confirming.trial, 9)[1] == "written"  # another side
+
+
+def test_of_two_that_compile_at_once_one_is_kept(confirming, tmp_path):
+    meanwhile, _ = confirming.compilations.folder_for("leader", 1, confirming.trial, 0)  # on another seat
+    confirming.start(1)
     compile_in(tmp_path, 5, 0)
-    folder = tmp_path / "trials" / "0005" / "compiled-0"
-    compilations.note_compiled("leader", 1, str(folder), 45.0)
-    return compilations, folder, said
+    assert confirming.compilations.note_start(meanwhile, 45.0) is None
+    assert os.listdir(confirming.trial) == ["compiled-1"]
+    assert confirming.start(2) == ("compiled-1", 31.0)
 
 
-def test_one_compilation_of_a_leader_is_loaded_by_its_other_processes(confirmed, tmp_path):
-    compilations, folder, _ = confirmed
-    assert compilations.folder_for("baseline", 1) == ""  # another side
-    compile_in(tmp_path, 5, 1)  # on another seat, meanwhile
-    compilations.note_compiled("leader", 1, str(folder.with_name("compiled-1")), 45.0)
-    assert [compilations.folder_for("leader", 1) for _ in range(2)] == [str(folder)] * 2
-    assert [path.name for path in folder.parent.iterdir()] == ["compiled-0"]
-    assert compilations.saved_seconds(str(folder), 14.0) == 31.0
+def test_a_damaged_program_of_a_leader_is_compiled_again(confirming):
+    confirming.start(0)
+    (confirming.trial / "compiled-0" / "xla__1.pb").write_bytes(b"machine cod?")
+    assert confirming.start(1) == ("compiled-1", None)
+    assert "damaged" in confirming.said[-1]
+    assert os.listdir(confirming.trial) == ["compiled-1"]
 
 
-def test_two_compilations_of_a_baseline_take_turns(confirmed, tmp_path):
-    compilations, folder, _ = confirmed
-    assert compilations.folder_for("leader", 2) == ""
-    compile_in(tmp_path, 5, 1)
-    compilations.note_compiled("leader", 2, str(folder.with_name("compiled-1")), 45.0)
-    names = [os.path.basename(compilations.folder_for("leader", 2)) for _ in range(4)]
-    assert names == ["compiled-0", "compiled-1"] * 2
+def test_kernels_that_foreign_work_disturbed_are_not_carried(confirming):
+    confirming.start(0)
+    confirming.compilations.forget_latest(str(confirming.trial / "compiled-0"))
+    assert [confirming.start(1)[1], confirming.start(2)[1]] == [None, 31.0]
+    confirming.compilations.forget_latest(str(confirming.trial / "compiled-1"))  # of a process that loaded it
+    assert confirming.start(3)[1] == 31.0
 
 
-def test_a_damaged_program_of_a_leader_is_compiled_again(confirmed):
-    compilations, folder, said = confirmed
-    (folder / "xla__1.pb").write_bytes(b"machine cod?")
-    assert compilations.folder_for("leader", 1) == ""
-    assert "damaged" in said[-1]
-    assert not folder.exists()
+def test_where_nothing_was_compiled_each_process_stands_for_itself(confirming):
+    assert [confirming.start(process, files={})[1] for process in range(3)] == [None] * 3
 
 
-def test_where_nothing_was_compiled_each_process_stands_for_itself(tmp_path):
-    compilations = ConfirmedCompilations(print)
-    compilations.folder_for("leader", 1)
-    compile_in(tmp_path, 5, 0, {})
-    compilations.note_compiled("leader", 1, str(tmp_path / "trials" / "0005" / "compiled-0"), 2.0)
-    assert compilations.folder_for("leader", 1) == ""
+@pytest.mark.parametrize(("budget", "most"), [(300.0, 2), (10.0, 1), (None, 2)])
+def test_a_long_start_compiles_the_baseline_once(tmp_path, budget, most):
+    run = run_on(simulated_trials(), tmp_path)
+    run.budget, run.records[0] = budget, a_record(first_step_seconds=1.5)
+    assert own_compilations(run, Trial(4, Phase.CONFIRM, run.baseline)) == (4, most)
+    assert own_compilations(run, Trial(5, Phase.CONFIRM, BASELINE)) == (BASELINE, 1)
 
 
 def test_a_program_that_cannot_be_loaded_is_not_carried(tmp_path):

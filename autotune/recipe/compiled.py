@@ -25,21 +25,22 @@ from collections.abc import Callable, Mapping
 from importlib import metadata
 from operator import itemgetter
 from pathlib import Path
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
 from pydantic import Field
 
 from autotune.data.errors import RunDirectoryError
 from autotune.data.facts import Machine
 from autotune.data.files import read_at_most, write_atomically
-from autotune.data.models import KnobValue, Value
+from autotune.data.models import Value
 from autotune.data.printable import one_line
 from autotune.data.record import Outcome, Place
 from autotune.data.run_directory import COMPILED, SHARED
 from autotune.machine.scratch import make_scratch
-from autotune.recipe.evidence import Evidence, Part
+from autotune.recipe.evidence import Part, RecipeContent
 from autotune.space.configuration import Configuration
 from autotune.space.knobs import KNOBS, Stage
+from autotune.space.variables import CacheUse
 
 SEAL = "seal.json"
 MOST_BYTES, MOST_FILES = 200 << 20, 1000
@@ -58,19 +59,6 @@ class Seal(Part):
     configuration: dict[str, Value]
     machine: dict[str, str]
     mac: str = Field(pattern="^[0-9a-f]{64}$", description="HMAC-SHA256 over all else and the files.")
-
-
-class Compiled(Protocol):
-    """A recipe: what was compiled for it depends on these parts."""
-
-    @property
-    def configuration(self) -> Mapping[str, KnobValue]: ...  # noqa: D102
-    @property
-    def changes(self) -> Mapping[str, KnobValue]: ...  # noqa: D102
-    @property
-    def machine(self) -> Machine: ...  # noqa: D102
-    @property
-    def evidence(self) -> Evidence: ...  # noqa: D102
 
 
 class Loaded(NamedTuple):
@@ -99,10 +87,9 @@ class Compilations:
         """Note the files that a folder holds now; return whether those that were known are as they were."""
         found, known = _digests_of(folder), self._digests.get(folder, {})
         self._digests[folder] = found
-        if any(found.get(name) != digest for name, digest in known.items()):
+        if is_damaged := any(found.get(name) != digest for name, digest in known.items()):
             self._say(f"{folder}: what XLA compiled is damaged, and is compiled again")
-            return False
-        return True
+        return not is_damaged
 
     def may_fail(self, folder: str, outcome: Outcome, text: str) -> bool:
         """Return whether a process may have ended so, and said so, because of what it loaded or could not keep."""
@@ -179,43 +166,50 @@ class ConfirmedCompilations(Compilations):
     def __init__(self, say: Callable[[str], object]) -> None:
         super().__init__(say)
         self._loads: dict[object, Counter[str]] = {}  # of each folder of a side
+        self._opened: dict[str, tuple[object, int]] = {}  # the side of each folder, and how many it may have
 
     def has(self, side: object, most: int) -> bool:
         """Return whether the next process of a side loads what another has compiled."""
         return self.is_on and len(self._loads.get(side, ())) >= most
 
-    def folder_for(self, side: object, most: int) -> str:
-        """Return the folder that a process loads; empty where it compiles for itself, as `most` of its side do."""
+    def folder_for(self, side: object, most: int, trial_directory: Path, process: int) -> tuple[str, CacheUse]:
+        """Return the folder that a process loads, or one that takes what it compiles, as `most` of its side do."""
         loads = self._loads.setdefault(side, Counter())
         for folder in [folder for folder in loads if not self._check(folder)]:
-            self._drop(side, folder)
-        if not self.has(side, most):
-            return ""
-        folder, _ = min(loads.items(), key=itemgetter(1))
-        loads[folder] += 1
-        return folder
+            self._drop(folder)
+        if self.has(side, most):
+            folder, _ = min(loads.items(), key=itemgetter(1))
+            loads[folder] += 1
+            return folder, "loaded"
+        folder = open_folder(trial_directory, process) if self.is_on else ""
+        self._opened[folder] = side, most
+        return folder, "written"
 
-    def note_compiled(self, side: object, most: int, folder: str, first_step_seconds: float) -> None:
-        """Keep what a process has compiled, unless others of its side have done so meanwhile."""
+    def note_start(self, folder: str, first_step_seconds: float) -> float | None:
+        """Keep what a process has compiled, unless others have meanwhile; return the seconds saved, None if it did."""
+        side, most = self._opened[folder]
         loads = self._loads[side]
+        if folder in loads:
+            return max(0.0, self._compiling_seconds[folder] - first_step_seconds)
         if self._check(folder) and self._digests[folder]:
             loads[folder], self._compiling_seconds[folder] = 0, first_step_seconds
             if len(loads) > most:
-                self._drop(side, folder)
+                self._drop(folder)
+        return None
 
-    def saved_seconds(self, folder: str, first_step_seconds: float) -> float:
-        """Return what a process has saved that loaded a folder."""
-        return max(0.0, self._compiling_seconds[folder] - first_step_seconds)
+    def forget_latest(self, folder: str) -> None:
+        """Remove what a process has compiled, unless another has loaded it."""
+        if self._loads[self._opened[folder][0]].get(folder) == 0:
+            self._drop(folder)
 
     def turn_off(self, why: str) -> None:
         """See `Compilations`; the long training loads none of it either."""
         super().turn_off(why)
-        for side, loads in self._loads.items():
-            for folder in list(loads):
-                self._drop(side, folder)
+        for folder in [folder for loads in self._loads.values() for folder in loads]:
+            self._drop(folder)
 
-    def _drop(self, side: object, folder: str) -> None:
-        del self._loads[side][folder], self._digests[folder]
+    def _drop(self, folder: str) -> None:
+        del self._loads[self._opened[folder][0]][folder], self._digests[folder]
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -245,7 +239,7 @@ def _folders(trial_directory: Path) -> list[Path]:
     return sorted(found, key=lambda path: int(path.name.rpartition("-")[2]))
 
 
-def keep_compiled(recipe: Compiled, run: Path) -> str:
+def keep_compiled(recipe: RecipeContent, run: Path) -> str:
     """Keep what a confirming process of the winner compiled beside the recipe of a run, and remove all else.
 
     What an earlier invocation kept stays if it is of this recipe. Returns why nothing is kept, or an empty text.
@@ -260,7 +254,7 @@ def keep_compiled(recipe: Compiled, run: Path) -> str:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _keep_last(recipe: Compiled, run: Path, kept: Path) -> str:
+def _keep_last(recipe: RecipeContent, run: Path, kept: Path) -> str:
     """Do as `keep_compiled`, and leave the folders of the trials. Raises OSError, RunDirectoryError."""
     trials = recipe.evidence.confirmation.trials
     folders = _folders(run / "trials" / f"{trials[-1]:04d}") if recipe.changes and trials else []
@@ -287,7 +281,17 @@ def _keep_last(recipe: Compiled, run: Path, kept: Path) -> str:
 # ------------------------------------------------------------------------------------- in the long training
 
 
-def load_compiled(recipe: Compiled, beside: Path, here: Machine) -> Loaded:
+def find_compiled(recipe: RecipeContent, beside: Path, here: Machine) -> Path | None:
+    """Do as `load_compiled`, say so, and return the folder alone."""
+    from autotune.recipe.guard import say
+
+    loaded = load_compiled(recipe, beside, here)
+    if loaded.text:
+        say(loaded.text)
+    return loaded.folder
+
+
+def load_compiled(recipe: RecipeContent, beside: Path, here: Machine) -> Loaded:
     """Copy what was compiled for a recipe, whose file is in `beside`, to a private directory of this process."""
     kept = beside / COMPILED
     if not recipe.changes or not os.path.lexists(kept):

@@ -28,7 +28,7 @@ from autotune.machine.fingerprint import fingerprint
 from autotune.machine.kind import Kind, describe_changes, find_nearest, kind_differences, kind_of
 from autotune.recipe import apply
 from autotune.recipe.answers import Answer, answer_of
-from autotune.recipe.compiled import Loaded, load_compiled
+from autotune.recipe.compiled import find_compiled
 from autotune.recipe.evidence import SCHEMA_VERSION, BestConfiguration, LearningRateRule
 from autotune.recipe.same_workload import first_difference
 from autotune.recipe.training_code import TrainingCode
@@ -144,8 +144,6 @@ class Recipe(TrainingCode):
         Raises:
             ApplyError: Too late: TensorFlow's runtime has started, or a knob cannot act any more.
         """
-        from autotune.recipe.guard import say
-
         use_keras(self.workload.keras)
         if self.changes:
             here = fingerprint()
@@ -155,11 +153,8 @@ class Recipe(TrainingCode):
             elif changes := self.machine.differences(here):
                 text = describe_changes(changes, "autotune verify RECIPE SCRIPT")
                 warnings.warn(text, MachineMismatchWarning, stacklevel=2)
-            loaded = Loaded() if self._beside is None else load_compiled(self, self._beside, here)
-            if loaded.text:
-                say(loaded.text)
-            if loaded.folder is not None:
-                os.environ.update(loading_from(str(loaded.folder), os.environ))
+            if self._beside is not None and (folder := find_compiled(self, self._beside, here)) is not None:
+                os.environ.update(loading_from(str(folder), os.environ))
         script = self.workload.script
         if edits := [name for name in _EDITS if name in self.changes and script and script.sites.get(name)]:
             lost = ", ".join(self.describe_change(name) for name in edits)

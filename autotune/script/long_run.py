@@ -20,6 +20,7 @@ from autotune.machine.fingerprint import fingerprint
 from autotune.machine.scratch import make_scratch
 from autotune.recipe import apply
 from autotune.recipe.answers import describe_doubts
+from autotune.recipe.compiled import find_compiled
 from autotune.recipe.guard import LOG, Guard, guard_callback, say
 from autotune.recipe.keras_api import api_of, keras_api, refuse_other_keras
 from autotune.recipe.learning_rate import ScaledTrainings, factor_of, scale_updates
@@ -366,7 +367,7 @@ def prepare_run(
         scale=scale,
         keep_learning_rate=keep_learning_rate,
         stale=Staleness(recipe, verify_command(recipe, file, script), here=fingerprint() if selection.fits else None),
-        compiled=_load_compiled(recipe, file),
+        compiled=find_compiled(recipe, file.parent, fingerprint()),
     )
     run.install()
     flags = {"--candidate": candidate, "--same-training": same_training, "--larger-batch": larger_batch}
@@ -385,16 +386,6 @@ def _select(path: Path, *, strict: bool) -> Selection:
     for text in filter(None, (*source.notes, selection.text)):
         say(text)
     return selection
-
-
-def _load_compiled(recipe: Recipe, path: Path) -> Path | None:
-    """Return a folder with what was compiled for a recipe, None without one; say what is done with it."""
-    from autotune.recipe.compiled import load_compiled
-
-    loaded = load_compiled(recipe, path.parent, fingerprint())
-    if loaded.text:
-        say(loaded.text)
-    return loaded.folder
 
 
 def _answer_of(recipe: Recipe, *, candidate: bool, same_training: bool, larger_batch: bool) -> Recipe:
@@ -449,5 +440,5 @@ def activate() -> None:
     if path:
         directory = Path(sys._getframe(1).f_code.co_filename).resolve().parent
         selection = _select(Path(path), strict=False)
-        compiled = _load_compiled(selection.recipe, selection.path)
+        compiled = find_compiled(selection.recipe, selection.path.parent, fingerprint())
         LongRun(selection.recipe, selection.path, str(directory), compiled=compiled).install(begun=True)

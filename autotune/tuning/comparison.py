@@ -21,7 +21,7 @@ from autotune.data.errors import (
     WorkloadError,
 )
 from autotune.data.record import Boundary, Outcome, Pairing, Slice
-from autotune.recipe.compiled import open_folder
+from autotune.recipe.compiled import ConfirmedCompilations, SharedCompilations
 from autotune.runtime.executor import IN_SEARCH, LiveTrial, SeatLost, TrialFailed, WarmUp
 from autotune.runtime.protocol import Started
 from autotune.space.variables import CacheUse
@@ -67,7 +67,8 @@ class MeasuredProcess:
     on_started: Callable[[Started], None] = lambda started: None  # the process ends if this raises
     live: LiveTrial | None = field(default=None, init=False)
     _warm: WarmUp | None = field(default=None, init=False)
-    _shared: str = field(default="", init=False)  # folder of what it has compiled, until its first slice
+    _compilations: SharedCompilations | ConfirmedCompilations | None = field(default=None, init=False)
+    _compiled_in: str = field(default="", init=False)  # the folder of what it has compiled, until its first slice
     beside: bool = field(default=False, init=False)  # another process of the comparison is alive
     is_kept: ClassVar[bool] = False  # it outlives the comparison
 
@@ -84,19 +85,21 @@ class MeasuredProcess:
 
     def start(self) -> None:
         """Launch a process and wait until it is warm. Raises TrialFailed, and TimeIsUp where the time is too short."""
-        run, trial, folder = self.run, self.trial, ""
+        run, trial = self.run, self.trial
+        instances, folder = trial.instances, ""
         use: CacheUse = "written"
-        instances, compilations = trial.instances, run.shared if self.shares_compilations else run.confirmed
+        self._compilations = None
         if run.shared is not None and self.shares_compilations:
-            folder, use = run.shared.folder_for(trial.configuration, run.executor.place(self.seat)), "shared"
+            self._compilations, use = run.shared, "shared"
+            folder = run.shared.folder_for(trial.configuration, run.executor.place(self.seat))
         elif run.confirmed is not None and self.keeps_compilations:
-            folder, use = run.confirmed.folder_for(*own_compilations(run, trial)), "loaded"
-            if not folder and run.confirmed.is_on:
-                folder, use = open_folder(run.directory.trial_directory(trial.number), trial.instances), "written"
+            self._compilations, directory = run.confirmed, run.directory.trial_directory(trial.number)
+            folder, use = run.confirmed.folder_for(*own_compilations(run, trial), directory, instances)
         try:
             self._start(folder, use if folder else "written")
         except TrialFailed as failure:
             text = f"{failure.whole}\n{failure.log_tail}"
+            compilations = self._compilations
             if compilations is None or not compilations.may_fail(folder, failure.outcome, text):
                 raise
             trial.instances = instances
@@ -135,8 +138,9 @@ class MeasuredProcess:
                 is_baseline = trial.configuration == run.baseline
                 who = "the baseline, started again," if is_baseline else f"trial {trial.number}"
                 run.refuse_another_model(who, trial.configuration, warm)
-                if compiled:
-                    warm = replace(warm, saved_seconds=self._note_compiled(compiled, use, warm.first_step_seconds))
+                if compiled and self._compilations is not None:
+                    saved = self._compilations.note_start(compiled, warm.first_step_seconds)
+                    warm = replace(warm, saved_seconds=saved)
                 self._warm = warm
                 trial.note_warm(warm)
         except BaseException:
@@ -147,19 +151,8 @@ class MeasuredProcess:
             raise
         finally:
             trial.seconds += run.clock() - began
-        self._shared = compiled if use == "shared" else ""
+        self._compiled_in = compiled
         self.live, self.boundary = live, warm.ready.boundary or self.boundary
-
-    def _note_compiled(self, folder: str, use: CacheUse, seconds: float) -> float | None:
-        """Note how a process with a folder has reached its first step; return what it saved, None if it compiled."""
-        shared, confirmed = self.run.shared, self.run.confirmed
-        if use == "shared" and shared is not None:
-            return shared.note_start(folder, seconds)
-        if use == "loaded" and confirmed is not None:
-            return confirmed.saved_seconds(folder, seconds)
-        if confirmed is not None:
-            confirmed.note_compiled(*own_compilations(self.run, self.trial), folder, seconds)
-        return None
 
     def _note_started(self, started: Started) -> None:
         with self.run.turn:
@@ -185,10 +178,10 @@ class MeasuredProcess:
                 measured = self.live.measure(length, timeout)
         finally:
             self.trial.seconds += self.run.clock() - began
-        if self._shared and self.run.shared is not None:
+        if self._compiled_in and self._compilations is not None:
             if gpu_load_of(measured):  # XLA may have chosen kernels by timings that other processes disturbed
-                self.run.shared.forget_latest(self._shared)
-            self._shared = ""
+                self._compilations.forget_latest(self._compiled_in)
+            self._compiled_in = ""
         return measured.model_copy(update={"at": self.run.now()})
 
     def slices_without_pause(self, length: float, count: int) -> list[Slice]:
