@@ -114,6 +114,28 @@ def test_the_process_that_has_surveyed_a_script_is_its_first_trial(opened, runs,
     assert warm.first_loss == pytest.approx(again.first_loss, rel=1e-4)
 
 
+TRACED = """
+def loss(y, predicted):
+    print("the loss is traced")
+    return tf.reduce_mean((y - predicted) ** 2)
+
+model.compile("sgd", loss)
+model.fit(x, y, batch_size=16, validation_data=(x[:24], y[:24]), verbose=0)
+"""
+
+
+@pytest.mark.slow
+def test_the_survey_makes_the_first_trial_trace_nothing_twice(opened, tmp_path):
+    trials, log, counts = opened(TRACED), tmp_path / "trial.log", []
+    for _ in ("the survey's process", "one of its own"):
+        trial = trials.launch()
+        warm_up(trial)
+        trial.kill()
+        counts.append(log.read_text().count("the loss is traced"))
+        log.unlink()
+    assert counts[0] == counts[1] > 0
+
+
 def test_other_values_are_tried_in_a_fork_of_their_own(opened, runs):
     trials = opened(FITS["arrays"])
     (surveyed,) = pids(runs)
