@@ -106,7 +106,7 @@ def test_a_line_is_named_by_its_cell_and_by_another_number_shown(tmp_path):
         (["x = 1"], {"nbformat": 3}, "has nbformat 3; autotune reads 4"),
         (["x = 1"], {"metadata": {"kernelspec": {"language": "R"}}}, "is in R"),
         (["#md # Text", "  "], {}, "has no cell with code"),
-        (["x = 1"], {"cells": [{"source": "x"}]}, "is no notebook that Jupyter has saved: KeyError: 'cell_type'"),
+        (["x = 1"], {"cells": [{"source": "x"}]}, "is no notebook's JSON: KeyError: 'cell_type'"),
         (["x = 1", "y = 2\nx = = 2"], {}, "cell 2, line 2: invalid syntax"),
         (["x = 1\n\n%%R\ny"], {}, "cell 1, line 3: the magic %%R cannot run in a script"),
         (["x = 1", "\n%%R\ny"], {}, "cell 2, line 2: the magic %%R cannot run in a script"),
@@ -125,7 +125,7 @@ def test_what_cannot_run_as_a_script_is_refused_in_one_line(tmp_path, cells, fie
 def test_a_file_that_is_no_json_and_a_missing_ipython_are_said(tmp_path, monkeypatch):
     file = tmp_path / "train.ipynb"
     file.write_text("x = 1\n", encoding="utf-8")
-    with pytest.raises(WorkloadError, match=r"train.ipynb: is no JSON: Expecting value"):
+    with pytest.raises(WorkloadError, match=r"train.ipynb: is no notebook's JSON: JSONDecodeError: Expecting value"):
         opened(file)
     monkeypatch.setitem(sys.modules, "IPython.core", None)
     with pytest.raises(WorkloadError, match="a notebook needs IPython") as caught:

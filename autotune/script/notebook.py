@@ -24,7 +24,6 @@ _DROPPED_MAGICS = {"autoreload", "config", "load_ext", "matplotlib", "pinfo", "p
 _DROPPED_MAGICS |= {"reload_ext", "tensorflow_version"}
 _INSTALLS = re.compile(r"\s*(?:pip3?|conda|mamba|uv|(?:python3?|\{?sys\.executable\}?) -m pip)\s")
 _DEFINES = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Assign, ast.AnnAssign)
-_Place = tuple[int, int]  # line and column, in bytes
 SKIP_HINT = "Or give the cell a tag, such as skip, and pass --skip-cells skip."
 _REMOVE = f"Remove it. {SKIP_HINT}"
 
@@ -34,11 +33,8 @@ def open_notebook(
 ) -> WorkloadReference:
     """Write a notebook's code cells as a script below a folder; return its reference, that of a script as it is.
 
-    Each line keeps its place in its cell. `skip_cells`: tags of cells to leave out, with commas between.
-
-    Raises:
-        WorkloadError: The notebook cannot run as a script.
-        ArgumentError: Cells of a script are to be left out.
+    Each line keeps its place in its cell. `skip_cells`: tags of cells to leave out, with commas between. Raises
+    `WorkloadError` for what cannot run as a script, and `ArgumentError` for cells of a script.
     """
     skipped, tags, last = set((skip_cells or "").split(",")) - {""}, set[str](), 0
     if not reference.is_notebook:
@@ -87,17 +83,15 @@ def _refuse(where: object, why: str, hint: str) -> NoReturn:
 
 def _read_cells(path: Path) -> list[dict[str, Any]]:
     """Return the code cells of a notebook. Raises `WorkloadError` where it is none that Python can run."""
-    again = "Open it in Jupyter, and save it again."
     try:
         notebook = json.loads(read_at_most(path, LARGEST_BYTES))
         about, version = notebook.get("metadata", {}), notebook["nbformat"]
         language = about.get("kernelspec", {}).get("language") or about.get("language_info", {}).get("name") or "python"
         cells = [cell for cell in notebook.get("cells", ()) if cell["cell_type"] == "code"]
         has_code = any("".join(cell["source"]).strip() for cell in cells)
-    except (AttributeError, KeyError, TypeError) as error:
-        _refuse(path, f"is no notebook that Jupyter has saved: {type(error).__name__}: {error}", again)
-    except (OSError, ValueError, RecursionError) as error:
-        _refuse(path, f"is no JSON: {error}", again)
+    except (AttributeError, KeyError, TypeError, OSError, ValueError, RecursionError) as error:
+        why = f"is no notebook's JSON: {type(error).__name__}: {error}"
+        _refuse(path, why, "Open it in Jupyter, and save it again.")
     if version < 4:
         _refuse(path, f"has nbformat {version}; autotune reads 4", "Convert it: jupyter nbconvert --to notebook FILE")
     if language.lower() not in ("python", "ipython"):
@@ -109,13 +103,39 @@ def _read_cells(path: Path) -> list[dict[str, Any]]:
 
 def _translate_cell(source: str, shown: str) -> tuple[str, str, bool]:
     """Return a cell as Python code in the same lines, what must begin the script, and whether it installs packages."""
+    future, installs, edits = "", False, list[tuple[int, int, str]]()
     try:
         code = "".join(_without_cell_magics(list(io.StringIO(f"{source}\n")), shown))
-        edits, future, installs = _edits(ast.parse(code), shown)
-        text = code.encode()
+        text, tree = code.encode(), ast.parse(code)
         starts = [0, 0, *itertools.accumulate(map(len, text.splitlines(keepends=True)))]
+        inner = [part for node in ast.walk(tree) if isinstance(node, ast.AsyncFunctionDef) for part in ast.walk(node)]
+        node: Any
+        for node in ast.walk(tree):
+            method = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+            is_shells = method.startswith("get_ipython().")
+            texts = [str(getattr(argument, "value", "")) for argument in node.args] if is_shells else []
+            magic = texts[0] if method.endswith(").run_line_magic") and texts else ""
+            runs = texts[0] if method.endswith((").system", ").getoutput")) and texts else ""
+            new = "None"
+            if magic in ("conda", "pip") or _INSTALLS.match(f"{runs} "):
+                installs = True
+            elif isinstance(node, ast.ImportFrom) and node.module == "__future__":
+                future = ast.unparse(node)
+            elif isinstance(node, ast.Await) and node not in inner:
+                end = starts[node.end_lineno or 0] + (node.end_col_offset or 0)
+                edits.append((end, end, ")"))
+                node.end_lineno, node.end_col_offset = node.lineno, node.col_offset + len("await")
+                new = "get_ipython().wait("
+            elif magic in ("time", "timeit"):
+                new = re.sub(r"^(?:-[nr] ?\d+ |-[a-z]+ )+", "", texts[1]) or new
+            elif not magic or magic in ("cd", "env", "run", "set_env"):
+                continue
+            elif magic not in _DROPPED_MAGICS:
+                _refuse(f"{shown}, line {node.lineno}", f"the magic %{magic} cannot run in a script", _REMOVE)
+            begin, end = starts[node.lineno] + node.col_offset, starts[node.end_lineno] + node.end_col_offset
+            edits.append((begin, end, new))
         for begin, end, new in sorted(edits, reverse=True):
-            text = text[: starts[begin[0]] + begin[1]] + new.encode() + text[starts[end[0]] + end[1] :]
+            text = text[:begin] + new.encode() + text[end:]
         compile(text, shown, "exec", dont_inherit=True)
     except (SyntaxError, ValueError) as error:
         line = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
@@ -139,33 +159,6 @@ def _without_cell_magics(lines: list[str], shown: str) -> list[str]:
     return [*lines[:first], *_transform(lines[first:])]
 
 
-def _edits(tree: ast.Module, shown: str) -> tuple[list[tuple[_Place, _Place, str]], str, bool]:
-    """Return what a script does not need or has otherwise, by lines and columns; else as `_translate_cell`."""
-    edits, future, installs = list[tuple[_Place, _Place, str]](), "", False
-    inner = [part for node in ast.walk(tree) if isinstance(node, ast.AsyncFunctionDef) for part in ast.walk(node)]
-    node: Any
-    for node in ast.walk(tree):
-        (method, name, *rest), text = _shell_call(node), "None"
-        magic = name if method == "run_line_magic" else ""
-        if magic in ("conda", "pip") or (method in ("system", "getoutput") and _INSTALLS.match(f"{name} ")):
-            installs = True
-        elif isinstance(node, ast.ImportFrom) and node.module == "__future__":
-            future = ast.unparse(node)
-        elif isinstance(node, ast.Await) and node not in inner:
-            end: Any = node.end_lineno, node.end_col_offset
-            edits.append((end, end, ")"))
-            node.end_lineno, node.end_col_offset = node.lineno, node.col_offset + len("await")
-            text = "get_ipython().wait("
-        elif magic in ("time", "timeit"):
-            text = re.sub(r"^(?:-[nr] ?\d+ |-[a-z]+ )+", "", rest[0]) or text
-        elif not magic or magic in ("cd", "env", "run", "set_env"):
-            continue
-        elif magic not in _DROPPED_MAGICS:
-            _refuse(f"{shown}, line {node.lineno}", f"the magic %{magic} cannot run in a script", _REMOVE)
-        edits.append(((node.lineno, node.col_offset), (node.end_lineno, node.end_col_offset), text))
-    return edits, future, installs
-
-
 def _transform(lines: list[str]) -> list[str]:
     """Return lines as the Python code that IPython makes of them, each in its place."""
     try:
@@ -184,11 +177,3 @@ def _transform(lines: list[str]) -> list[str]:
             place = next(index for index, line in enumerate(lines) if line != before[index])
             lines = [*lines[: place + 1], *["\n"] * (len(before) - len(lines)), *lines[place + 1 :]]
     return lines
-
-
-def _shell_call(node: ast.AST) -> list[str]:
-    """Return the method of `get_ipython()` that a node calls, and the texts that it is given; else empty texts."""
-    if not isinstance(node, ast.Call) or not ast.unparse(node.func).startswith("get_ipython()."):
-        return ["", ""]
-    texts = [str(argument.value) for argument in node.args if isinstance(argument, ast.Constant)]
-    return [ast.unparse(node.func).removeprefix("get_ipython()."), *texts, ""]
