@@ -7,8 +7,9 @@ import pytest
 
 from autotune.data.errors import RecipeError
 from autotune.data.facts import ScriptFacts, Site, Trains
+from autotune.data.figures import Interval
 from autotune.front import cli
-from autotune.recipe.evidence import LearningRateRule
+from autotune.recipe.evidence import Contribution, LearningRateRule
 from autotune.recipe.recipe import Recipe
 from autotune.script.call_sites import calls_in
 from autotune.script.patch import script_diff
@@ -122,10 +123,68 @@ def test_the_edit_sets_constants_at_their_calls_and_lines_at_the_top(tmp_path):
         "    return data.map(parse, num_parallel_calls=tf.data.AUTOTUNE).shuffle(9)"
         ".batch(64, drop_remainder=True).prefetch(8)",
         'model.compile("sgd", "mse", jit_compile=True, steps_per_execution=2)',
+        "options = tf.data.Options()",
+        "options.threading.private_threadpool_size = 3",
+        "batches_of_recipe = batches(examples(), 16).with_options(options)",
+        "model.fit(batches_of_recipe, epochs=3)",
     ]
-    assert len(removed) == 2
-    assert rest == ["data_threads=3"]
+    assert len(removed) == 3
+    assert rest == []
     assert diff.index("import os") < diff.index("import keras")
+
+
+@pytest.mark.parametrize(
+    ("source", "added"),
+    [
+        (
+            "import tensorflow as T\nmade = raw.batch(16)\ndef train():\n    return model.fit(made, epochs=3)\n",
+            [
+                "options = T.data.Options()",
+                "options.autotune.enabled = False",
+                "batches = made.with_options(options)",
+                "return model.fit(batches.repeat().prefetch(1), epochs=3, steps_per_epoch=len(batches))",
+            ],
+        ),
+        (
+            "options, batches = {}, 9\nmodel.fit(\n    x=raw\n    .batch(16),\n)\n",
+            [
+                "import tensorflow as tf",
+                "options_of_recipe = tf.data.Options()",
+                "options_of_recipe.autotune.enabled = False",
+                "batches_of_recipe = (raw",
+                ".batch(64)).with_options(options_of_recipe)",
+                "x=batches_of_recipe.repeat().prefetch(1), steps_per_epoch=len(batches_of_recipe)",
+            ],
+        ),
+    ],
+)
+def test_options_and_a_persistent_iterator_are_lines_above_fit(tmp_path, source, added):
+    file = tmp_path / "train.py"
+    file.write_text(source, encoding="utf-8")
+    calls_in.cache_clear()
+    size = {"batch_size": 64} if "batch(16),\n" in source else {}
+    recipe = recipe_of(file, {"batch_size": 16}, data_autotune=False, persistent_iterator=True, prefetch=0, **size)
+    diff, rest = script_diff(recipe, file)
+    assert ([line.strip() for line in changed_lines(diff)[1]], rest) == (added, [])
+
+
+def test_what_a_fit_of_arrays_cannot_be_given_is_omitted_with_its_gain(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "train.py"
+    file.write_text(ARRAYS, encoding="utf-8")
+    calls_in.cache_clear()
+    recipe = recipe_of(file, {"batch_size": 32}, batch_size=64, persistent_iterator=True, data_autotune=False)
+    gain = Contribution(knob="persistent_iterator", gain=Interval(value=1.3, low=1.1, high=1.5), trial=4)
+    evidence = recipe.evidence.model_copy(update={"contributions": (gain,)})
+    recipe.model_copy(update={"evidence": evidence}).save(tmp_path / "recipe.json")
+    assert cli.main(["show", "recipe.json", "--diff", "train.py"]) == 0
+    out, err = capsys.readouterr()
+    said = " ".join(err.split())
+    assert "batches" not in out
+    assert "omits persistent_iterator=true (gave ×1.30)" in said
+    assert "omits data_autotune=false (its part of the gain was not measured)" in said
+    assert f"{recipe.answer.headline}." in said
+    assert "That is with data_autotune=false, persistent_iterator=true, which this edit omits." in said
 
 
 def test_arrays_are_batched_by_fit_and_missing_imports_are_added(tmp_path):

@@ -160,16 +160,19 @@ def _fold(text: str, width: int, heading: str = "") -> list[str]:
 
 
 def show_diff(recipe: Recipe, diff: str, rest: Sequence[str]) -> None:
-    """Print an edit of a script, as `patch` reads it; what it omits, and the speed that takes another learning rate."""
+    """Print an edit of a script, as `patch` reads it; what it omits and what that gave, and the speed of the rest."""
     for line in diff.splitlines():
         terminal().print(Text(line), soft_wrap=True)
     if not diff and not rest:
         say("The script itself needs no change.")
     for omitted in rest:
-        note(f"this edit omits {omitted}: `autotune run` sets it, and no constant of the script does")
+        knob = omitted.partition("=")[0]
+        shown = recipe.describe_change(knob) if knob in recipe.changes else omitted
+        note(f"this edit omits {shown}: `autotune run` sets it, and no line of the script does")
     rule = recipe.learning_rate_rule
-    if rule is not None and rule.rule != "as is":
-        note(f"{recipe.answer.headline}. The speed was measured with that rate.")
+    with_rate = " The speed was measured with that rate." if rule is not None and rule.rule != "as is" else ""
+    with_rest = f" That is with {', '.join(rest)}, which this edit omits." if rest else ""
+    note(f"{recipe.answer.headline}.{with_rate}{with_rest}")
 
 
 def show_verification(verification: Verification) -> None:

@@ -1,4 +1,4 @@
-"""The edit that makes a recipe permanent in a script: a unified diff of constants, by call site."""
+"""The edit that makes a recipe permanent in a script: a unified diff of constants and inserted lines."""
 
 from __future__ import annotations
 
@@ -31,6 +31,12 @@ _LINES = {
     "onednn": 'os.environ["TF_ENABLE_ONEDNN_OPTS"] = "{value:d}"',
 }
 """Lines that set a knob, before anything of TensorFlow's is created; `onednn` before it is imported."""
+_OPTIONS = {
+    "data_threads": "threading.private_threadpool_size",
+    "deterministic": "deterministic",
+    "data_autotune": "autotune.enabled",
+}
+"""The attributes of `tf.data.Options` that set a knob."""
 _BEFORE_IMPORTS = {"onednn": "import os", "keep_freed_memory": "import ctypes"}  # lines at the top, and what they need
 _KERAS_2_PRECISION = 'tf_keras.mixed_precision.set_global_policy("{value}")'
 _FRAMEWORK = re.compile(r"\b(tensorflow|keras|tf_keras)\b")
@@ -69,7 +75,7 @@ def script_diff(recipe: Recipe, script: Path) -> tuple[str, list[str]]:
     rates = _where_rate_is_set(files, facts, directory) if scaled else set()
     diffs, cached = list[str](), {site.key for site in facts.sites.get("cache", ())}
     for file in files:
-        source = file.read_bytes()
+        source, fit = file.read_bytes(), None
         edits = _inserted(source, lines, str(file)) if file == main else []
         if changes.get("graph_step"):
             decorated = _decorated(source, facts.sites.get("graph_step", ()), str(file), directory, changes)
@@ -86,9 +92,12 @@ def script_diff(recipe: Recipe, script: Path) -> tuple[str, list[str]]:
             if "cache" in changes and not facts.cache_file_bytes and site.key in cached:
                 reached, end = reached | {"cache"}, _offset(source, call.end_lineno or 0, call.end_col_offset or 0)
                 edits.append(_Edit(end, end, ".cache()"))
-            arguments = {ARGUMENTS.get(knob, knob): value for knob, value in wanted.items()}
-            if arguments.pop("graph_step", False):
-                arguments["run_eagerly"] = False
+            arguments = {ARGUMENTS.get(knob, knob): _shown(value) for knob, value in wanted.items()}
+            if arguments.pop("graph_step", ""):
+                arguments["run_eagerly"] = "False"
+            if facts.fit_site is not None and site.key == facts.fit_site.key:
+                fit = call, arguments
+                continue
             own = _arguments(source, call, arguments)
             edits += own
             if changes.get("batched_map") and site.key in (found.key for found in facts.sites.get("batched_map", ())):
@@ -97,6 +106,9 @@ def script_diff(recipe: Recipe, script: Path) -> tuple[str, list[str]]:
             reached.add("batched_map")
             edits = [edit for edit in edits if edit not in moved["map"][1]]
             edits += _move(source, *moved["map"], moved["batch"][0], vectorized=facts.vectorized)
+        if fit is not None:
+            edits, inserted = _edit_fit(source, *fit, edits, recipe)
+            reached |= inserted
         diffs += _diffs(source, edits, str(file), directory)
     changes |= {name: value for name, value in recipe.configuration.items() if name == "global_batch"}
     rest = [f"{name}={format_value(value)}" for name, value in changes.items() if name not in reached]
@@ -126,13 +138,14 @@ def _where_rate_is_set(files: Sequence[Path], facts: ScriptFacts, directory: str
     return {(file, call.lineno) for file, call in found}
 
 
-def _above(source: bytes, line: int, comment: str) -> _Edit:
-    """Return the edit that inserts a comment above the statement that contains a line."""
+def _above(source: bytes, line: int, *texts: str) -> _Edit:
+    """Return the edit that inserts lines above the statement that contains a line."""
     statements = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.stmt))
     first = max(node.lineno for node in statements if node.lineno <= line <= (node.end_lineno or 0))
     begin = _offset(source, first, 0)
     text = source.splitlines()[first - 1].decode()
-    return _Edit(begin, begin, f"{text[: len(text) - len(text.lstrip())]}{comment}\n")
+    indent = text[: len(text) - len(text.lstrip())]
+    return _Edit(begin, begin, "".join(f"{indent}{line}\n" for line in texts))
 
 
 def _decorated(
@@ -140,12 +153,17 @@ def _decorated(
 ) -> list[_Edit]:
     """Return the edits that decorate the functions at these sites; none where the script does not import TensorFlow."""
     tree, wanted = ast.parse(source), {site.key for site in sites}
-    imported = (alias for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names)
-    name = next((alias.asname or alias.name for alias in imported if alias.name == "tensorflow"), "")
+    name = _tensorflow_in(tree)
     arguments = f"reduce_retracing=True{', jit_compile=True' if changes.get('jit_compile') else ''}"
     found = [node for site, node in functions_in(tree, file, directory) if name and site.key in wanted]
     begins = [(_offset(source, node.lineno, 0), node.col_offset) for node in found]
     return [_Edit(begin, begin, f"{' ' * column}@{name}.function({arguments})\n") for begin, column in begins]
+
+
+def _tensorflow_in(tree: ast.Module) -> str:
+    """Return the name by which a file imports TensorFlow; empty where it does not."""
+    imported = (alias for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names)
+    return next((alias.asname or alias.name for alias in imported if alias.name == "tensorflow"), "")
 
 
 def _knobs_at(site: Site, facts: ScriptFacts, changes: Mapping[str, KnobValue]) -> dict[str, KnobValue]:
@@ -169,12 +187,44 @@ def _offset(source: bytes, line: int, column: int) -> int:
     return sum(map(len, source.splitlines(keepends=True)[: line - 1])) + column
 
 
-def _arguments(source: bytes, node: ast.Call, wanted: Mapping[str, KnobValue]) -> list[_Edit]:
+def _shown(value: KnobValue) -> str:
+    return "tf.data.AUTOTUNE" if isinstance(value, str) else repr(value)
+
+
+def _edit_fit(
+    source: bytes, call: ast.Call, arguments: dict[str, str], edits: list[_Edit], recipe: Recipe
+) -> tuple[list[_Edit], set[str]]:
+    """Return the edits with those of `fit` and of lines above it, and the knobs of its dataset that these set."""
+    sites, tree = recipe.workload.script.sites if recipe.workload.script else {}, ast.parse(source)
+    x = next((word.value for word in call.keywords if word.arg == "x"), call.args[0] if call.args else None)
+    is_dataset = not sites.keys().isdisjoint(CALLS.values()) and "y" not in (word.arg for word in call.keywords)
+    made = recipe.changes.keys() & {*_OPTIONS, "persistent_iterator", *({"prefetch"} - sites.keys())}
+    if not made or x is None or not is_dataset or len(call.args) > 1:
+        return edits + _arguments(source, call, arguments), set()
+    (begin, end), tf = _place(source, x), _tensorflow_in(tree) or "tf"
+    batches, options = (f"{name}{'_of_recipe' * (name.encode() in source)}" for name in ("batches", "options"))
+    inner = [edit for edit in edits if begin <= edit.begin and edit.end <= end]
+    value = _apply(source[:end], inner)[begin:].decode()
+    value = value if isinstance(x, ast.Name | ast.Attribute | ast.Call) and "\n" not in value else f"({value})"
+    above = [] if _tensorflow_in(tree) else ["import tensorflow as tf"]
+    if of_options := [knob for knob in _OPTIONS if knob in made]:
+        above.append(f"{options} = {tf}.data.Options()")
+        above += [f"{options}.{_OPTIONS[knob]} = {recipe.configuration[knob]!r}" for knob in of_options]
+        value += f".with_options({options})"
+    above.append(f"{batches} = {value}")
+    used, depth = batches, recipe.configuration["prefetch"] if made & {"prefetch", "persistent_iterator"} else 0
+    if "persistent_iterator" in made:
+        used, arguments["steps_per_epoch"], depth = f"{batches}.repeat()", f"len({batches})", depth or 1
+    used += f".prefetch({_shown(depth)})" if depth else ""
+    edits = [*(edit for edit in edits if edit not in inner), _above(source, call.lineno, *above)]
+    return [*edits, _Edit(begin, end, used), *_arguments(source, call, arguments)], made
+
+
+def _arguments(source: bytes, node: ast.Call, wanted: Mapping[str, str]) -> list[_Edit]:
     """Return the edits that give a call these arguments: instead of what it has, or as further keywords."""
     edits, more = [], []
     is_fit = isinstance(node.func, ast.Attribute) and node.func.attr == "fit"
-    for keyword, value in wanted.items():
-        text = "tf.data.AUTOTUNE" if value == "autotune" else repr(value)
+    for keyword, text in wanted.items():
         named = next((argument.value for argument in node.keywords if argument.arg == keyword), None)
         first = node.args[0] if node.args and keyword in ("batch_size", "buffer_size") and not is_fit else None
         old = named if named is not None else first

@@ -14,6 +14,7 @@ from test_end_to_end import SHORT_BUDGET, with_enough_time
 
 from autotune.data.facts import WorkloadFacts
 from autotune.recipe.recipe import Recipe
+from autotune.script.patch import script_diff
 from autotune.space.configuration import Configuration, add_strategy_knobs
 
 RECORDED = REPOSITORY / "results" / "recorded" / "digits_mlp_command_one" / "recipe.json"
@@ -291,6 +292,20 @@ def test_a_recipes_values_act_in_the_scripts_own_places(surveyed, tmp_path, name
     (tmp_path / "train.py").write_text(SCRIPTS[name].replace("SGD(0.01)", "SGD(0.03)"), encoding="utf-8")
     by_hand = by_recipe(tmp_path, recipe)
     assert numbers_of(by_hand, "losses") == pytest.approx(numbers_of(ended, "losses"), rel=1e-3)
+
+
+@pytest.mark.slow
+def test_the_edit_of_a_recipe_trains_as_the_recipe_does(surveyed, tmp_path):
+    (tmp_path / "train.py").write_text(TRAIN, encoding="utf-8")
+    changes = {"batch_size": 24, "steps_per_execution": 2, "persistent_iterator": True, "data_autotune": False}
+    recipe = recipe_of(surveyed["train"], tmp_path, **changes, data_threads=2, prefetch=2)
+    ended = by_recipe(tmp_path, recipe)
+    diff, rest = script_diff(Recipe.load(recipe), tmp_path / "train.py")
+    assert rest == []
+    subprocess.run(["patch", "-p0"], cwd=tmp_path, input=diff, text=True, check=True, capture_output=True)
+    edited = trained(tmp_path, ["train.py"])
+    for word in ("losses", "steps", "policy"):
+        assert said(edited, word) == said(ended, word), edited.stderr
 
 
 @pytest.mark.slow
