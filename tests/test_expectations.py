@@ -94,7 +94,7 @@ def test_a_wait_for_input_is_the_fastest_trials_own_or_else_the_latest_others(kn
     best, beside = (
         a_record(BASELINE, speedup=1.1).model_copy(update={"input_wait_fraction": share}) for share in (known, others)
     )
-    assert waits_for_input(best, [beside]) is waits
+    assert describe_situation(best, best, [beside], **USUAL).waits_for_input is waits
 
 
 def a_wait(share, cores, cpu, others=0.0):
@@ -139,7 +139,7 @@ def test_a_busy_candidate_whose_wait_is_not_seen_waits_not(cpu_seconds, others, 
     """On one core, of which others take so much: what it leaves idle tells."""
     pair, seen = a_pair(), {"cpu_seconds": cpu_seconds, "foreign_cpu_seconds": others, "cores": 1}
     pair = pair.model_copy(update={"candidate": pair.candidate.model_copy(update=seen)})
-    assert waits_for_input(a_record(pairs=(pair,)), []) is waits
+    assert waits_for_input(a_record(pairs=(pair,))) is waits
 
 
 def test_units_of_the_device_count_that_trains():

@@ -130,24 +130,26 @@ def test_the_first_candidate_joins_what_hardware_and_limit_suggest():
     assert not waiting.keys() & {"precision", "steps_per_execution", "persistent_iterator", "jit_compile"}
 
 
-MAPPED = space(batch_size=(32, 256), batched_map=[False, True], keep_freed_memory=["none", "one_arena"])
+EDITS = {"cache": [False, True], "batched_map": [False, True], "keep_freed_memory": ["none", "one_arena"]}
 
 
 @pytest.mark.parametrize(
     ("now", "first"),
     [
         ({"may_wait": True}, {"batched_map"}),
+        ({"short_epochs": True}, {"cache"}),
         ({"may_wait": True, "faults_often": True}, {"batched_map", "keep_freed_memory"}),
         ({}, set()),
     ],
 )
 def test_edits_are_in_the_first_two_candidates(now, first):
     """Also beside a larger batch, and where a wait for input is known once the first trial has ended."""
-    own = BASELINE.replace(batched_map=False, keep_freed_memory="none")
-    trying = Trying(space_of(MAPPED, baseline=own), dataclasses.replace(SHORT, **now), table=None)
+    own = BASELINE.replace(**{name: values[0] for name, values in EDITS.items()})
+    situation = dataclasses.replace(SHORT, **{"short_epochs": False, **now})
+    trying = Trying(space_of(space(batch_size=(32, 256), **EDITS), baseline=own), situation, table=None)
     assert trying.changes(batch_size=32).keys() == first or not first
     known = dataclasses.replace(trying.situation, waits_for_input=True, may_wait=False)
-    assert trying.changes(situation=known).keys() >= {"batch_size", "batched_map"}
+    assert trying.changes(situation=known).keys() >= {"batch_size", "cache"}
 
 
 def test_a_batch_size_that_does_not_vary_is_left_out_of_the_combination():

@@ -51,21 +51,15 @@ def without_map(examples: tf.data.Dataset, moved: Collection[Any]) -> tuple[tf.d
     return examples, call
 
 
-def map_batches(batches: tf.data.Dataset, call: DatasetCall, *, vectorized: bool) -> tf.data.Dataset:
-    """Return batches mapped by the function of a call of `map`: by itself, or by `tf.vectorized_map`."""
-    named = {name: value for name, value in call.arguments.items() if name not in ("self", "map_func")}
-    mapped = batches.map(_of_batches(call, vectorized), **named)
-    tag(mapped, call)
-    return mapped
-
-
-def _of_batches(call: DatasetCall, vectorized: bool) -> Callable[..., Any]:
-    function = call.arguments["map_func"]
+def map_batches(
+    batches: tf.data.Dataset, map_func: Callable[..., Any], *, vectorized: bool, **named: Any
+) -> tf.data.Dataset:
+    """Return batches mapped by a function of examples: by itself, or by `tf.vectorized_map`."""
 
     def map_batch(*batch: Any) -> Any:
-        return tf.vectorized_map(lambda example: function(*example), batch, fallback_to_while_loop=False)
+        return tf.vectorized_map(lambda example: map_func(*example), batch, fallback_to_while_loop=False)
 
-    return map_batch if vectorized else function
+    return batches.map(map_batch if vectorized else map_func, **named)
 
 
 def _has_one_shape(mapped: tf.data.Dataset) -> bool:
@@ -118,7 +112,7 @@ def _prove(mapped: tf.data.Dataset, call: DatasetCall, size: int, *, drop: bool)
 
     Return whether it must be by `tf.vectorized_map`, and why neither gives the same bits.
     """
-    (wrapped,) = functions_of(mapped)
+    (wrapped,), map_func = functions_of(mapped), call.arguments["map_func"]
     source = _back_to_map(inputs_of(mapped)[0])[-1]  # before a shuffle, which first fills its buffer
 
     def map_one(*example: Any) -> Any:  # as the script has traced it
@@ -128,7 +122,7 @@ def _prove(mapped: tf.data.Dataset, call: DatasetCall, size: int, *, drop: bool)
         made: list[Any] = []
 
         def map_batched(data: Any) -> Any:
-            made.append(data.batch(length, drop_remainder=drop).map(_of_batches(call, vectorized)))
+            made.append(map_batches(data.batch(length, drop_remainder=drop), map_func, vectorized=vectorized))
             return made[0].unbatch()
 
         try:

@@ -125,17 +125,17 @@ def mean_batch(dataset: tf.data.Dataset, batch_size: int) -> float:
     return examples / math.ceil(examples / batch_size)
 
 
-def find_cache(dataset: tf.data.Dataset, changing: str, room: int) -> tuple[Site | None, int, str]:
+def find_cache(dataset: tf.data.Dataset, room: int) -> tuple[tuple[Site, ...], int, str]:
     """Return the last `map` that can be cached, the bytes of its file, 0 in memory, and why not; `room`: for a file."""
-    part, why = (None, changing) if changing else cacheable_map(dataset)
-    if part is None:
-        return None, 0, why
+    part, call, why = cacheable_map(dataset)
+    if part is None or call is None:
+        return (), 0, why
     try:
         first = list(_contents(part.take(SAMPLED), SECONDS))
         again = list(_contents(part.take(len(first)), math.inf))
         count = count_data(inputs_of(part)[0], batch_size=1, seconds=SECONDS, batched=False).examples or 0
     except Exception as error:  # which the rest of the pipeline may ignore
-        return None, 0, f"reading the results of its map() raises {type(error).__name__}"
+        return (), 0, f"reading the results of its map() raises {type(error).__name__}"
     size = count * sum(map(len, itertools.chain(*first))) // max(1, len(first))
     in_memory = size <= (1 - MEMORY_MARGIN) * memory_limit_bytes() - peak_host_bytes()
     if first != again:
@@ -144,20 +144,19 @@ def find_cache(dataset: tf.data.Dataset, changing: str, room: int) -> tuple[Site
         why = "the number of its elements is not known; apply tf.data.experimental.assert_cardinality(N)"
     elif not in_memory and size > room:
         why = f"an epoch of it takes {memory_size(size)}, for which neither memory nor a local disk has room"
-    call = call_of(part)
-    return call.site if call else None, 0 if in_memory else size, why
+    return () if why else (call.site,), 0 if in_memory else size, why
 
 
-def cacheable_map(dataset: tf.data.Dataset) -> tuple[tf.data.Dataset | None, str]:
-    """Return the last `map` whose results are the same in each epoch; where there is none, None and why."""
+def cacheable_map(dataset: tf.data.Dataset) -> tuple[tf.data.Dataset | None, DatasetCall | None, str]:
+    """Return the last `map` whose results are the same in each epoch, and its call; None and why without."""
     parts = list(upstream(dataset))
     if any(kind_of(part) == "Cache" for part in parts):
-        return None, "the script's pipeline has a cache already"
+        return None, None, "the script's pipeline has a cache already"
     calls = [(part, call) for part in parts if kind_of(part) in MAPS and (call := call_of(part))]
     differing = {call.site.key for part, call in calls if any(map(_differs_by_epoch, upstream(part)))}
-    same = (part for part, call in calls if call.site.key not in differing)  # a call may make several maps
-    found = next(same, None)
-    return found, "" if found else "no map() whose results are the same in each epoch comes before a shuffle"
+    same = ((part, call, "") for part, call in calls if call.site.key not in differing)  # a call may make several maps
+    why_not = "no map() whose results are the same in each epoch comes before a shuffle"
+    return next(same, (None, None, why_not))
 
 
 def _differs_by_epoch(part: tf.data.Dataset) -> bool:

@@ -169,6 +169,8 @@ class Wrappers:
     def _call_dataset(self, knob: str, usual: Callable[..., Any], site: Site, bound: BoundArguments) -> Any:
         """Call a method of a dataset that takes a knob. The new dataset remembers the call."""
         given = _as_int(bound.arguments.get(ARGUMENTS[knob]))
+        if given is None and knob == "batch_size":
+            return usual(*bound.args, **bound.kwargs)
         used = self.settings.at(knob, site, given)
         if used != given:
             bound.arguments[ARGUMENTS[knob]] = used or (None if knob == "num_parallel_calls" else 0)
@@ -177,13 +179,13 @@ class Wrappers:
             with self.inert():
                 bound.arguments["self"], moved = without_map(bound.args[0], self.settings.sites["batched_map"])
         dataset = usual(*bound.args, **bound.kwargs)
-        if given is None and knob == "batch_size":
-            return dataset
         drops = bool(bound.arguments.get("drop_remainder", False))
         tag(dataset, DatasetCall(knob, site, given, used, drop_remainder=drops, arguments=bound.arguments))
         if moved is not None:
             with self.inert():
-                return map_batches(dataset, moved, vectorized=self.settings.vectorized)
+                named = {name: value for name, value in moved.arguments.items() if name != "self"}
+                dataset = map_batches(dataset, vectorized=self.settings.vectorized, **named)
+            tag(dataset, moved)
         if knob == "num_parallel_calls" and self.settings.at("cache", site, False):
             with self.inert():
                 return dataset.cache(self._new_cache_file())

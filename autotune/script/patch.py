@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -73,7 +74,8 @@ def script_diff(recipe: Recipe, script: Path) -> tuple[str, list[str]]:
     rule = recipe.learning_rate_rule
     scaled = "" if rule is None or rule.rule == "as is" else f"{rule.factor:.6g} ({rule.rule})"
     rates = _where_rate_is_set(files, facts, directory) if scaled else set()
-    diffs, cached = list[str](), {site.key for site in facts.sites.get("cache", ())}
+    diffs = list[str]()
+    keys = {name: {site.key for site in facts.sites.get(name, ())} for name in ("cache", "batched_map")}
     for file in files:
         source, fit = file.read_bytes(), None
         edits = _inserted(source, lines, str(file)) if file == main else []
@@ -89,8 +91,8 @@ def script_diff(recipe: Recipe, script: Path) -> tuple[str, list[str]]:
             if not any(keyword.arg == "run_eagerly" for keyword in call.keywords):
                 wanted.pop("graph_step", None)  # the script sets an attribute
             reached |= wanted.keys()
-            if "cache" in changes and not facts.cache_file_bytes and site.key in cached:
-                reached, end = reached | {"cache"}, _offset(source, call.end_lineno or 0, call.end_col_offset or 0)
+            if changes.get("cache") and not facts.cache_file_bytes and site.key in keys["cache"]:
+                reached, end = reached | {"cache"}, _place(source, call)[1]
                 edits.append(_Edit(end, end, ".cache()"))
             arguments = {ARGUMENTS.get(knob, knob): _shown(value) for knob, value in wanted.items()}
             if arguments.pop("graph_step", ""):
@@ -100,7 +102,7 @@ def script_diff(recipe: Recipe, script: Path) -> tuple[str, list[str]]:
                 continue
             own = _arguments(source, call, arguments)
             edits += own
-            if changes.get("batched_map") and site.key in (found.key for found in facts.sites.get("batched_map", ())):
+            if changes.get("batched_map") and site.key in keys["batched_map"]:
                 moved[site.call] = call, own
         if len(moved) == 2 and _is_read_once(source, moved["map"][0], moved["batch"][0]):
             reached.add("batched_map")
@@ -242,9 +244,8 @@ def _arguments(source: bytes, node: ast.Call, wanted: Mapping[str, str]) -> list
 
 def _place(source: bytes, node: ast.expr) -> tuple[int, int]:
     """Return where an expression begins and ends in a source."""
-    return _offset(source, node.lineno, node.col_offset), _offset(
-        source, node.end_lineno or 0, node.end_col_offset or 0
-    )
+    end = _offset(source, node.end_lineno or 0, node.end_col_offset or 0)
+    return _offset(source, node.lineno, node.col_offset), end
 
 
 def _move(source: bytes, call: ast.Call, edits: list[_Edit], behind: ast.Call, *, vectorized: bool) -> list[_Edit]:
@@ -273,15 +274,13 @@ def _is_read_once(source: bytes, mapped: ast.Call, batched: ast.Call) -> bool:
     receiver: ast.expr = batched
     while isinstance(receiver, ast.Call) and isinstance(receiver.func, ast.Attribute) and receiver is not mapped:
         receiver = receiver.func.value
-    for node in ast.walk(ast.parse(source)):
-        block = node.body if isinstance(node, ast.Module | ast.FunctionDef) else []
+    blocks = [node.body for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Module | ast.FunctionDef)]
+    for block in blocks:
         lines = [line for line in block if mapped.lineno <= (line.end_lineno or 0) and line.lineno <= batched.lineno]
         if len(lines) > 1:
-            branches = [
-                line for line in lines[1:-1] if isinstance(line, ast.If)
-            ]  # `if training: name = name.shuffle()`
-            lines = [line for line in lines if line not in branches]
-            lines[1:1] = [line for branch in branches for line in (*branch.body, *branch.orelse)]
+            first, *between, last = lines
+            inner = ((*line.body, *line.orelse) if isinstance(line, ast.If) else (line,) for line in between)
+            lines = [first, *itertools.chain(*inner), last]
             texts = [ast.unparse(line) if isinstance(getattr(line, "value", None), ast.Call) else "" for line in lines]
             name = texts[0].partition(" = ")[0]
             reads_it = re.compile(rf"({name} =|return) {name}\.(?!.*\b{name}\b).*")

@@ -295,25 +295,21 @@ def _edits_of_pipeline(
         reasons["batched_map"] = _NO_DATASET
         return {}
     settings, source = context.reference.script, OwnSource(context.own_files, context.directory)
-    changing, file_bytes = source.describe_dataset(dataset, trained), 0
+    changing = source.describe_dataset(dataset, trained)
     reasons |= dict.fromkeys(READS_AHEAD if changing else (), changing)
-    if "num_parallel_calls" in sites:
-        site, why = None, "a custom training loop does not say how often it reads its data"
-        if counts:
-            site, file_bytes, why = find_cache(dataset, changing, 0 if settings is None else settings.disk_bytes)
-        if why or site is None:
-            reasons["cache"] = why
+    why = changing or ("" if counts else "a custom training loop does not say how often it reads its data")
+    room = 0 if settings is None else settings.disk_bytes
+    found = {"cache": ((), 0, why) if why else find_cache(dataset, room)} if "num_parallel_calls" in sites else {}
+    found["batched_map"] = find_batched_map(dataset, batch_size, source.describe) if not changing else ((), 0, changing)
+    for name, (reached, _, why_not) in found.items():
+        if reached:
+            given[name], sites[name] = False, reached
         else:
-            given["cache"], sites["cache"] = False, (site,)
-    moved: tuple[Site, ...] = ()
-    vectorized, why = False, changing
-    if not changing:
-        moved, vectorized, why = find_batched_map(dataset, batch_size, source.describe)
-    if moved:
-        given["batched_map"], sites["batched_map"] = False, moved
-    else:
-        reasons["batched_map"] = why
-    return {"vectorized": vectorized, "cache_file_bytes": file_bytes}
+            reasons[name] = why_not
+    return {
+        "vectorized": bool(found["batched_map"][1]),
+        "cache_file_bytes": found["cache"][1] if "cache" in found else 0,
+    }
 
 
 def _schedule_of(optimizer: Any) -> str | None:

@@ -112,7 +112,6 @@ class Knob:
 
 
 _ON_GPU = frozenset({Device.GPU})
-_INPUT_WAITS = attrgetter("waits_for_input")  # of a `Situation`
 _OVERLAPPED: dict[str, Any] = {"useful": lambda now: now.waits_for_input and now.most_calls > 1}
 _PARALLEL: dict[str, Any] = {**_OVERLAPPED, "most": attrgetter("most_calls")}
 _ARITHMETIC: dict[str, Any] = {"numerics": Numerics.ARITHMETIC, "plain": False}
@@ -470,7 +469,7 @@ _TABLE = (
         domain=Domain(booleans=True),
         memory=lambda on: int(bool(on)),
         changes=(change(exactly(True)),),
-        useful=_INPUT_WAITS,
+        useful=lambda now: now.waits_for_input or now.may_wait or now.short_epochs,  # which fill a shuffle buffer
         **_OF_SCRIPT,
     ),
     Knob(

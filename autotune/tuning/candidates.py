@@ -272,14 +272,8 @@ def _changes(best: Configuration, space: ResolvedSpace, now: Situation) -> Itera
         knob = KNOBS[name]
         if not knob.changes:
             yield from ({name: value} for value in [value for value in choices if value != best[name]][:MOST_OF_OTHERS])
-        yield from _picked(knob, best, useful)
-
-
-def _picked(knob: Knob, best: Configuration, useful: Mapping[str, tuple[KnobValue, ...]]) -> Iterator[Changes]:
-    """Yield what the changes of one knob pick among the useful values."""
-    for change in knob.changes:
-        if (value := change.to(useful[knob.name], best[knob.name])) is None:
-            continue
-        picks = {name: pick for name, pick in change.together.items() if name in useful}
-        beside = {name: pick(useful[name], best[name]) for name, pick in picks.items()}
-        yield {knob.name: value, **{name: other for name, other in beside.items() if other is not None}}
+        for change in knob.changes:
+            if (value := change.to(choices, best[name])) is not None:
+                picks = {other: pick for other, pick in change.together.items() if other in useful}
+                beside = {other: pick(useful[other], best[other]) for other, pick in picks.items()}
+                yield {name: value, **{other: found for other, found in beside.items() if found is not None}}

@@ -40,12 +40,13 @@ def describe_situation(
     has_quota = all(timed.foreign_cpu_seconds is None for timed in baseline.own_slices)
     sets_threads = any(baseline.configuration.get(f"{pool}_op_threads") for pool in ("intra", "inter"))
     short_steps = _usual_step(baseline) <= SHORT_STEP_SECONDS
+    known = next((trial for trial in (best, *reversed(others)) if trial.input_wait_fraction is not None), None)
     return Situation(
         on_gpu=on_gpu,
         units=units_for(units, on_gpu=on_gpu),
-        waits_for_input=waits_for_input(best, others),
-        may_wait=short_steps and all(trial.input_wait_fraction is None for trial in (best, *others)),
-        most_calls=most_calls(best, others),
+        waits_for_input=waits_for_input(known or best),
+        may_wait=short_steps and known is None,
+        most_calls=math.inf if known is None else most_calls(known),
         most_threads=cores if has_quota or sets_threads else cores - 1,
         short_steps=short_steps,
         launch_bound=_usual_step(baseline) <= LAUNCH_STEP_SECONDS,
@@ -73,13 +74,12 @@ def has_short_epochs(record: TrialRecord) -> bool:
     return overhead >= SHORT_EPOCH * examples / record.throughput.value
 
 
-def waits_for_input(best: TrialRecord, others: Sequence[TrialRecord]) -> bool:
-    """Return whether the fastest trial waits for input; if that was not measured, whether the latest other does."""
-    known = [trial.input_wait_fraction for trial in (best, *reversed(others)) if trial.input_wait_fraction is not None]
-    if known:
-        return known[0] > WAITS
-    gpu = gpu_figures(best)["gpu_utilisation"]
-    is_idle = not is_busy(best.own_slices) and share_taken(best.own_slices) < TAKEN
+def waits_for_input(record: TrialRecord) -> bool:
+    """Return whether a trial waits for input, as was measured, or as what it leaves idle tells."""
+    if record.input_wait_fraction is not None:
+        return record.input_wait_fraction > WAITS
+    gpu = gpu_figures(record)["gpu_utilisation"]
+    is_idle = not is_busy(record.own_slices) and share_taken(record.own_slices) < TAKEN
     return is_idle and (gpu is None or gpu < BUSY_GPU)
 
 
@@ -90,14 +90,12 @@ def share_taken(slices: Sequence[Slice]) -> float:
     return sum(part.cpu_seconds for part in slices if part.cores) / free if free else 0.0
 
 
-def most_calls(best: TrialRecord, others: Sequence[TrialRecord]) -> float:
+def most_calls(record: TrialRecord) -> float:
     """Return how many parallel calls can make the input faster: 1 if it takes all cores, no limit if it only waits."""
-    known = [trial for trial in (best, *reversed(others)) if trial.input_wait_fraction is not None]
-    waits = known[0].input_wait_fraction if known else None
-    cores = next((part.cores for part in known[0].own_slices if part.cores), None) if known else None
+    waits, cores = record.input_wait_fraction, next((part.cores for part in record.own_slices if part.cores), None)
     if not waits or cores is None:
         return math.inf
-    taken = share_taken(known[0].own_slices)
+    taken = share_taken(record.own_slices)
     # While it does not wait, a step takes all that is free at most: the rest is the input's.
     computes = cores * (taken - 1 + waits) / waits
     if computes < COMPUTES:

@@ -20,7 +20,6 @@ PROCESS_DEVIATION = 0.02  # log deviation between processes that is allowed for 
 EXCLUDED_GAIN = 0.10  # excluded for `no_significant_gain`, or `min_gain` where that is larger
 BY_ERRORS = 1.5  # standard errors above what counts: the best of many looks faster by chance
 CLEARLY_FASTER = 0.03  # how much faster than the champion, as a logarithm, a candidate must look
-LEARNING_LEFT = 0.5  # of the time that is left: with more to learn, a larger batch is confirmed last
 MOST_LOOKS = 8  # at one candidate, that are kept time for
 NO_SPREAD = Spread(deviation=0.0, degrees=0)
 USUAL_PRIOR = ProcessPrior(deviation=0.04, degrees=8)
@@ -270,10 +269,7 @@ class State:
         ]
 
         def rank(candidate: Candidate) -> tuple[bool, bool, float]:
-            can_be_recommended = candidate.is_same_training or (
-                self.learning_seconds > 0
-                and candidate.learning_seconds <= max(self.learning_seconds, LEARNING_LEFT * self.left)
-            )
+            can_be_recommended = candidate.is_same_training or self.learning_seconds > 0
             return self.has_known_numerics(candidate), can_be_recommended, self.promise(candidate)
 
         return sorted(able, key=rank, reverse=True)
