@@ -5,10 +5,13 @@ A missing name is logged once, in the trial's log, and the trial continues witho
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
+import inspect
 import logging
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -34,6 +37,16 @@ _READS = re.compile(
     "Placeholder|Read.*|LookupTable(Find|Size).*|ResourceGather.*|.*PartitionedCall|If|While|Case|Assert"
 )
 """Operations that TensorFlow calls stateful, though they only read, call or check."""
+
+
+_STATELESS = {
+    "random_standard_normal": "StatelessRandomNormal",
+    "random_uniform": "StatelessRandomUniform",
+    "random_uniform_int": "StatelessRandomUniformInt",
+    "truncated_normal": "StatelessTruncatedNormal",
+    "multinomial": "StatelessMultinomial",
+}
+"""TensorFlow's functions that draw, and operations that draw the same from a seed alone."""
 
 
 @functools.cache
@@ -114,6 +127,43 @@ def effects_of(dataset: tf.data.Dataset) -> list[str]:
         return "Random" in name or ((known is None or known.is_stateful) and not _READS.fullmatch(name))
 
     return sorted(filter(acts, operations_of(dataset) or {"?"}))
+
+
+def is_seeded() -> bool:
+    """Return whether a seed is set, so that TensorFlow draws the same numbers in each run; True if unknown."""
+    try:
+        from tensorflow.python.eager.context import global_seed
+    except ImportError:
+        say_missing("global_seed", "no eager step that draws random numbers is compiled")
+        return True
+    return global_seed() is not None
+
+
+@contextlib.contextmanager
+def drawing_alike() -> Iterator[Counter[bool]]:
+    """Have TensorFlow's functions draw the same numbers as often as the yielded counter is cleared.
+
+    It counts their draws by whether they have a seed.
+    """
+    from tensorflow.python.ops import gen_random_ops
+
+    draws = Counter[bool]()
+
+    def draw(function: Callable[..., Any], stateless: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+        given = inspect.signature(function).bind(*arguments, **named).arguments
+        seeds = given.pop("seed", None), given.pop("seed2", None)
+        draws[any(seeds)] += 1
+        given.pop("name", None)
+        return stateless(**given, seed=[1, draws.total()])
+
+    usual = {name: getattr(gen_random_ops, name) for name in _STATELESS if hasattr(gen_random_ops, name)}
+    for name, function in usual.items():
+        setattr(gen_random_ops, name, functools.partial(draw, function, getattr(tf.raw_ops, _STATELESS[name])))
+    try:
+        yield draws
+    finally:
+        for name, function in usual.items():
+            setattr(gen_random_ops, name, function)
 
 
 def sums_by_collectives(strategy: tf.distribute.Strategy) -> bool:

@@ -10,7 +10,7 @@ import contextlib
 import math
 import os
 import re
-from collections import defaultdict, deque
+from collections import ChainMap, defaultdict, deque
 from collections.abc import Collection, Iterable
 from itertools import chain
 from pathlib import Path
@@ -29,7 +29,7 @@ _BUILDING = ("__init__", "build", "compile")
 _WRITES = {"Var": re.compile("assign|scatter|set_(value|weights)"), "lookup": re.compile("insert|remove|erase")}
 _CHANGES = re.compile("assign|insert|remove|append|extend|update|pop|clear|add$|discard|put|fill|sort|set_|reset")
 _CHANGES_ARGUMENT = ("copyto", "put", "set_value", "shuffle")
-_Place = tuple[str, Any]  # a file, and a node in it
+_Place = tuple[Any, Any]  # a function or module, and a node in it
 _RANDOM = re.compile("StateVar|seed_generator_state")  # generators that only the dataset's own functions advance
 
 
@@ -46,11 +46,12 @@ class OwnSource:
         self._nodes: defaultdict[Any, list[tuple[Any, bool, bool]]] = defaultdict(list)
         self._loops: dict[Any, Any] = {}  # those that run now, and the function of each
         self._started: set[Any] = set()  # functions that run now
-        self._hooks: set[Any] = set()  # functions that a package may call
+        self.hooks: set[Any] = set()  # functions that a package may call
+        frames = running_frames()
         self._running = {
-            (os.path.realpath(frame.f_code.co_filename), frame.f_code.co_name): frame.f_lineno
-            for frame in running_frames()
+            (os.path.realpath(each.f_code.co_filename), each.f_code.co_name): each.f_lineno for each in frames
         }
+        self.names = ChainMap(*(dict(frame.f_locals) for frame in frames))  # what they see, without its changes
         for path in files:
             file, tree = os.path.realpath(path), parse_source(path)
             self._modules[tree] = self.files[tree] = file
@@ -64,8 +65,8 @@ class OwnSource:
                 self.files[node] = file
                 self.outer[node] = function
                 name = getattr(node, "name", "")
-                if not name or name.startswith("on_") or (isinstance(tree, ast.ClassDef) and tree.bases):
-                    self._hooks.add(node)
+                if not name or name.startswith(("on_", "__")) or (isinstance(tree, ast.ClassDef) and tree.bases):
+                    self.hooks.add(node)
                 if name and self._is_running(file, node):
                     self._started.add(node)
                 self._collect(file, node, node, in_loop=False)
@@ -156,9 +157,7 @@ class OwnSource:
         attributes = {f".{node.attr}" for node in nodes if isinstance(node, ast.Attribute)}
         return {node.id for node in nodes if isinstance(node, ast.Name)} - self.names_bound(function) | attributes
 
-    def changes(
-        self, readers: Collection[Any]
-    ) -> tuple[dict[str, _Place], set[str], dict[str, list[tuple[Any, ast.Call]]]]:
+    def changes(self, readers: Collection[Any]) -> tuple[dict[str, list[_Place]], set[str], dict[str, list[_Place]]]:
         """Return the names and `.attributes` that others than the readers set, and change; and their calls, by name.
 
         Only what may still run counts: of what runs once its loops, and what follows them where the readers are called
@@ -172,13 +171,13 @@ class OwnSource:
         called = {id(node.func) for node in every if isinstance(node, ast.Call)}
         passed_on = (node for node in every if id(node) not in called)
         roots = self._named_in(chain(passed_on, *live.values()))
-        for function in self.reached_from((roots | self._hooks | self._started) - once):
+        for function in self.reached_from((roots | self.hooks | self._started) - once):
             if function not in once and getattr(function, "name", "") not in _BUILDING:
                 live[function] = self.nodes_of(function)
-        stored, changed, calls = dict[str, _Place](), set[str](), defaultdict[str, list[tuple[Any, ast.Call]]](list)
+        stored, changed, calls = defaultdict[str, list[_Place]](list), set[str](), defaultdict[str, list[_Place]](list)
         around = once & {*self._modules, *(self.outer.get(reader) for reader in readers)}  # whose variables they read
         for function in live.keys() - {*readers}:
-            nodes, file = live[function], self.files[function]
+            nodes = live[function]
             shared = {name for node in nodes if isinstance(node, ast.Global | ast.Nonlocal) for name in node.names}
             own = {"", "self"} if function in around else self.names_bound(function) - shared | {"", "self"}
             for node in nodes:
@@ -189,9 +188,9 @@ class OwnSource:
                     changed |= {_target(owner)} - own if owner is not None and _CHANGES.match(name) else set()
                     changed |= {*map(_target, node.args[:1])} - own if name in _CHANGES_ARGUMENT else set()
                     if name == "setattr" and len(node.args) > 1 and isinstance(node.args[1], ast.Constant):
-                        stored[f".{node.args[1].value!s}"] = file, node
+                        stored[f".{node.args[1].value!s}"].append((function, node))
                 elif isinstance(getattr(node, "ctx", None), ast.Store) and (name := _target(node)) not in own:
-                    stored[name] = file, node
+                    stored[name].append((function, node))
         return stored, changed, calls
 
     def _named_in(self, nodes: Iterable[Any]) -> set[Any]:

@@ -96,15 +96,17 @@ class EagerSteps:
         if caller is not None:
             self._calls[caller.f_code].add(code)
 
-    def find_sites(self, source: OwnSource, parts: Collection[Any]) -> tuple[tuple[Site, ...], str]:
+    def find_sites(
+        self, source: OwnSource, parts: Collection[Any], *, seeded: bool = True
+    ) -> tuple[tuple[Site, ...], str]:
         """Return the functions that can be compiled, and why another one cannot be; empty if none is left out.
 
-        `parts`: layers and optimizers of the training.
+        `parts`: layers and optimizers of the training; `seeded`: TensorFlow draws the same numbers in each run.
         """
         sys.setprofile(None)
         sites, reasons = [], []
         for code in self._updates:
-            if why := self._why_not(code, source, parts):
+            if why := self._why_not(code, source, parts, seeded):
                 reasons.append(why)
                 continue
             line, file = source.nodes_at(code)[0].lineno, code.co_filename
@@ -112,12 +114,12 @@ class EagerSteps:
             sites.append(next(site for site, node in known if node.lineno == line))
         return tuple(sites), next(iter(reasons), "")
 
-    def _why_not(self, step: CodeType, source: OwnSource, parts: Collection[Any]) -> str:
+    def _why_not(self, step: CodeType, source: OwnSource, parts: Collection[Any], seeded: bool) -> str:
         """Return why a function cannot be compiled, with the line; empty if it can be."""
         if step in self._loops:
             line = line_of(step.co_filename, self._loops[step], self._directory)
             return f"{line}: the eager step stands in its loop; move it into a function of one batch to tune this"
-        functions = {step: self._scopes.get(step, {})}
+        functions: dict[CodeType, Mapping[str, Any]] = {step: {}}
         scopes: dict[Any, Mapping[str, Any]] = {}
         while functions:
             code, scope = functions.popitem()
@@ -126,10 +128,10 @@ class EagerSteps:
                 return f"{line_of_code(code, self._directory)}: the source of {code.co_name}() cannot be found"
             if nodes[0] in scopes:
                 continue
-            scopes[nodes[0]] = scope
+            scopes[nodes[0]] = scope = self._scopes.get(code, scope)
             functions |= _functions_called(source.nodes_of(nodes[0]), scope, self._is_users)
             functions |= {called: self._scopes[called] for called in self._calls[code]}
-        return _first_obstacle(scopes, source, parts, self._directory, source.nodes_at(step)[0])
+        return _first_obstacle(scopes, source, parts, self._directory, seeded, source.nodes_at(step)[0])
 
 
 def _functions_called(
@@ -146,10 +148,10 @@ def _functions_called(
     return found
 
 
-def find_obstacle_of_fit(parts: Collection[Any], source: OwnSource, directory: str) -> str:
+def find_obstacle_of_fit(parts: Collection[Any], source: OwnSource, directory: str, seeded: bool) -> str:
     """Return what a graph would not repeat of what the user wrote for the steps of a `fit`; empty for nothing.
 
-    `parts`: its model, layers, losses and metrics.
+    `parts`: its model, layers, losses and metrics; `seeded`: see `EagerSteps.find_sites`.
     """
     scopes: dict[Any, Mapping[str, Any]] = {}
     for part in parts:
@@ -158,7 +160,7 @@ def find_obstacle_of_fit(parts: Collection[Any], source: OwnSource, directory: s
             scope = ChainMap({"self": part}, getattr(function, "__globals__", {}))
             scopes |= {node: scope for code in code_of(function) for node in source.nodes_at(code)}
     scopes = {node: {} for node in source.reached_from(scopes)} | scopes
-    return _first_obstacle(scopes, source, parts, directory)
+    return _first_obstacle(scopes, source, parts, directory, seeded)
 
 
 def _first_obstacle(
@@ -166,6 +168,7 @@ def _first_obstacle(
     source: OwnSource,
     parts: Collection[Any],
     directory: str,
+    seeded: bool,
     step: ast.FunctionDef | None = None,
 ) -> str:
     """Return the first obstacle in some functions, with its line. `scopes`: the names that each of them sees.
@@ -173,10 +176,16 @@ def _first_obstacle(
     `step`: the one that is compiled, where Keras does not call it.
     """
     stored, changed, calls = source.changes(scopes)
-    for name, place in stored.items():
-        is_kept = any(_is_number(vars(part).get(name[1:])) for part in parts)  # as a rate of dropout
+    for name, (function, node) in ((name, place) for name, places in stored.items() for place in places):
+        receiver: Any = node.args[0] if isinstance(node, ast.Call) else getattr(node, "value", node)
+        owner = name_of(receiver)
+        known = source.names.get(owner) if owner != "self" else None
+        is_no_layer = owner == "self" and function not in source.hooks
+        able = [part for part in parts if not is_no_layer and (known is None or part is known)]
+        is_kept = any(_is_number(vars(part).get(name[1:])) for part in able)  # as a rate of dropout
         if name == ".trainable" or (name.startswith(".") and is_kept):
-            return f"{line_of(*place, directory)}: sets {name} as it trains: a graph would keep the first value"
+            where = line_of(source.files[function], node, directory)
+            return f"{where}: sets {name} as it trains: a graph would keep the first value"
     if step is not None:
         for kind in {type(part).__name__ for part in parts if hasattr(part, "apply_gradients")} & calls.keys():
             caller, call = calls[kind][0]
@@ -190,7 +199,8 @@ def _first_obstacle(
             theirs = {name: is_set for name, is_set in theirs.items() if name not in source.names_bound(outer)}
             outer = source.outer.get(outer)
         name = getattr(function, "name", "a lambda")
-        for node, what in find_obstacles(function, source, scope, theirs):
+        found = find_obstacles(function, source, scope, theirs)
+        for node, what in ((node, what) for node, what in found if seeded or not what.startswith("draws")):
             return f"{line_of(source.files[function], node, directory)}: {name}() {what}"
     return ""
 
@@ -199,7 +209,7 @@ def _find_signature_obstacles(
     function: ast.FunctionDef,
     scope: Mapping[str, Any],
     source: OwnSource,
-    calls: Sequence[tuple[Any, ast.Call]],
+    calls: Sequence[tuple[Any, Any]],
     changed: Collection[str],
 ) -> Iterator[tuple[ast.AST, str]]:
     """Yield what of a step's decorators and arguments keeps it from a graph. `calls`: those of it, with the caller."""
@@ -279,7 +289,9 @@ def _describe_call(call: ast.Call, find: Callable[[ast.AST], Any], own: set[str]
     ):
         return f"calls {shown_call}(): a graph has no such value"
     if package == "tensorflow" and _DRAWS.match(f"{module}.{name}"):
-        return f"draws by {shown_call}() other numbers than a graph would: there @tf.function is advice only"
+        return (
+            f"draws by {shown_call}() other numbers from its seed than a graph would: there @tf.function is advice only"
+        )
     is_effect = name in _EFFECTS if owner is None else bool(_OUTSIDE.fullmatch(name))
     is_numpy = package == "numpy" and (not is_constant or "random" in module)
     is_change = owner is not None and kind is not owner and _MUTATORS.fullmatch(name) and _root(call.func) not in own

@@ -9,6 +9,7 @@ import ast
 import builtins
 import functools
 import gc
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import numpy as np
 
 from autotune.data.facts import Site
 from autotune.data.record import Outcome
-from autotune.recipe.tf_private import keras, tf
+from autotune.recipe.tf_private import drawing_alike, keras, tf
 from autotune.runtime import failures
 from autotune.script.call_sites import functions_in, line_of_code
 from autotune.script.execute import edit_trees
@@ -72,8 +73,6 @@ class StepCompiler:
         is_first = step.compiled not in self._last
         try:
             result = step.compiled(*arguments, **named)
-        except (StopIteration, tf.errors.OutOfRangeError):
-            raise
         except Exception as error:
             if not is_first or failures.is_out_of_memory(error):
                 raise
@@ -116,20 +115,22 @@ def prove_fit(model: keras.Model, dataset: tf.data.Dataset, compiled: Any, where
         raise failures.TrainingFailed(Outcome.UNSTABLE, f"graph_step: {where}, {why}")
 
 
-def find_difference(plain: Callable[..., Any], compiled: Callable[..., Any], *arguments: Any, **named: Any) -> str:
+def find_difference(plain: Callable[..., Any], compiled: Any, *arguments: Any, **named: Any) -> str:
     """Return how steps of a compiled function differ from the plain one's, which begin at the same variables.
 
-    Empty if rounding explains it. The variables stay as they are.
+    Empty if rounding explains it. The variables stay as they are. Both draw the same random numbers.
     """
     own = [found for found in gc.get_objects() if issubclass(type(found), tf.Variable)]
     variables = [found for found in own if not tf.is_symbolic_tensor(found.handle) and found.is_initialized()]
-    before, others = [np.asarray(variable.numpy()) for variable in variables], set[str]()
+    before, others, drawn = [np.asarray(variable.numpy()) for variable in variables], set[str](), Counter[bool]()
 
     def run(function: Callable[..., Any], beginning: Sequence[Any] = before) -> list[Any]:
         for variable, value in zip(variables, beginning, strict=True):
             variable.assign(value)
         for _ in range(PROVEN_STEPS):
-            results = function(*arguments, **named)
+            with drawing_alike() as draws:
+                results = function(*arguments, **named)
+            drawn.update(draws)
         returned = [result for result in tf.nest.flatten(results) if result is not None]
         others.update(type(result).__name__ for result in returned if not tf.is_tensor(result))
         after = [*variables, *filter(tf.is_tensor, returned)]
@@ -141,6 +142,10 @@ def find_difference(plain: Callable[..., Any], compiled: Callable[..., Any], *ar
     values, again = run(plain), run(plain)
     if others:
         return f"returns a Python {min(others)}, of which a graph makes a tensor"
+    if drawn[True]:
+        return "draws from a seed other numbers than a graph would"
+    if drawn:  # the numbers that the graph draws were not the same
+        compiled = tf.function(plain, reduce_retracing=True, jit_compile=compiled._jit_compile)
     graph = run(compiled)
     starts = [*before, *map(np.zeros_like, values[len(before) :])]
     bounds = [

@@ -16,7 +16,7 @@ from autotune.data.facts import NO_XLA, ScriptFacts, Site, Trains, WorkloadFacts
 from autotune.data.models import KnobValue
 from autotune.recipe import apply
 from autotune.recipe.keras_api import keras_api
-from autotune.recipe.tf_private import inputs_of, name_of_strategy, sums_by_collectives
+from autotune.recipe.tf_private import inputs_of, is_seeded, name_of_strategy, sums_by_collectives
 from autotune.runtime.sources import directory_of, file_of, fingerprint_of_script, own_files
 from autotune.script.batch_constants import find_batch_constant, find_counted_calls, find_summed_loss
 from autotune.script.batched_map import find_batched_map
@@ -117,7 +117,7 @@ def facts_of_fit(
         source, layers = OwnSource(context.own_files, context.directory), call.model._flatten_layers()
         parts = tf.nest.flatten([getattr(call.model, name, None) for name in ("loss", "metrics", "optimizer")])
         parts = [part for part in (*layers, *parts) if hasattr(part, "__dict__")]
-        held = find_obstacle_of_fit(parts, source, context.directory)
+        held = find_obstacle_of_fit(parts, source, context.directory, is_seeded())
         if held or tf.config.functions_run_eagerly():
             reasons |= dict.fromkeys((*_XLA, "steps_per_execution"), eager) | {"graph_step": held or eager}
         else:
@@ -175,7 +175,7 @@ def facts_of_loop(watch: LoopWatch, examples: int, context: ScriptContext) -> Wo
     loop = find_step_loop(running_frames(), directory, is_batched)
     source = OwnSource(context.own_files, directory)
     parts = [*watch.layers.values(), *watch.optimizers.values()]
-    steps, held = watch.eager.find_sites(source, parts) if watch.eager is not None else ((), "")
+    steps, held = watch.eager.find_sites(source, parts, seeded=is_seeded()) if watch.eager is not None else ((), "")
     reasons = _not_reached_by_loop(watch, dataset)
     if how := _why_eager(context.wrappers.set_at):
         steps, reasons = (), reasons | dict.fromkeys((*_XLA, "graph_step"), how)

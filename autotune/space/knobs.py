@@ -344,6 +344,7 @@ _TABLE = (
         memory=lambda policy: {"float64": 2, "float32": 1}.get(str(policy), 0),
         numerics=Numerics.ARITHMETIC,
         plain="float32",
+        acts=lambda configuration: configuration.get("graph_step") is not False,  # an eager step waits for Python
         changes=tuple(change(exactly(policy)) for policy in ("mixed_bfloat16", "mixed_float16", "float32")),
         units={
             **dict.fromkeys(("mixed_bfloat16", "bfloat16"), ("amx_bf16", "avx512_bf16", "tensor_bf16")),
