@@ -42,7 +42,6 @@ def a_recipe(machine=MACHINE, *, created_at="2026-11-20T19:10:01.250+00:00", wor
         "baseline_throughput": RATE,
         "compile_seconds": None,
         "baseline_compile_seconds": None,
-        "break_even_samples": None,
         "peak_memory_bytes": MEMORY,
         "baseline_peak_memory_bytes": MEMORY,
         "input_wait_fraction": None,

@@ -160,7 +160,6 @@ def a_recipe(verdict=Verdict.FASTER, speedup=(1.84, 1.79, 1.90), configuration=N
             baseline_throughput=Interval(value=1000.0, low=990.0, high=1010.0),
             compile_seconds=1.25,
             baseline_compile_seconds=1.0,
-            break_even_samples=500,
             peak_memory_bytes=memory,
             baseline_peak_memory_bytes=memory,
             input_wait_fraction=None,

@@ -204,7 +204,6 @@ def test_numbers_that_are_none_are_refused(recipe, number):
         ("candidate", {"configuration": {"nope": 1}, "speedup": None, "reason": ""}, "nope"),
         ("command", "rm -rf /", "command"),
         ("evidence.peak_memory_bytes.host", 10**400, "host"),
-        ("evidence.break_even_samples", 10**400, "break_even_samples"),
         ("machine.memory_bytes", 10**400, "memory_bytes"),
         ("evidence.extra", 1, "extra"),
     ],

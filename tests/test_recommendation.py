@@ -15,7 +15,7 @@ from autotune.stats.intervals import Spread
 from autotune.stats.stability import DEVICE_MEMORY, check_falling_loss, check_finite_loss, check_peak_memory
 from autotune.tuning import tune
 from autotune.tuning.events import PairMeasured, TrialBegan, TrialEnded, silent
-from autotune.tuning.recommend import break_even, recommend
+from autotune.tuning.recommend import recommend
 from autotune.tuning.state import EXCLUDED_GAIN, Candidate
 
 ONE_CANDIDATE = space(batch_size=[32, 128])
@@ -132,7 +132,6 @@ def test_excluded_gains_are_told_where_nothing_is_faster(tmp_path):
     assert evidence.ended_by is EndedBy.EXHAUSTED
     assert evidence.go_on_seconds is None
     assert evidence.stability.not_checked == ()
-    assert evidence.break_even_samples == 0
     assert recipe.learning_rate_rule is None
 
 
@@ -299,14 +298,13 @@ def test_peak_memory_of_the_baseline_falls_back_to_the_search(ended):
     assert recipe.evidence.baseline_peak_memory_bytes.host == 1000
 
 
-def test_the_compile_times_are_set_against_the_gain(ended):
+def test_the_compile_times_are_those_of_both_sides(ended):
 
     def side(rate, compile_seconds):
         return {"throughput": Interval(value=rate, low=rate, high=rate), "compile_seconds": compile_seconds}
 
     evidence = ended.recipe(winner=side(6000.0, 2.5), reference=side(4000.0, 0.5)).evidence
     assert (evidence.compile_seconds, evidence.baseline_compile_seconds) == (2.5, 0.5)
-    assert evidence.break_even_samples == 24000
 
 
 def test_what_counts_samples_per_second_alone_says_that_learning_was_not_measured(ended):
@@ -329,26 +327,6 @@ def test_the_examples_of_an_epoch_are_the_datas_unless_fewer_were_seen(ended):
     steps = ended.recipe().configuration["steps_per_execution"]
     assert seen(None) == seen(-(-10 // steps)) == 10 * size - 3
     assert seen(4 * 10) == 4 * 10 * size * steps
-
-
-@pytest.mark.parametrize(
-    ("compile_seconds", "rate", "expected"),
-    [
-        (0.5, 6000.0, 0),
-        (0.1, 6000.0, 0),
-        (1.0, 8000.0, 4000),
-        (2.5, 8000.0, 16000),
-        (2.5, 4000.0, None),
-        (2.5, 3000.0, None),
-    ],
-)
-def test_a_longer_compile_time_is_earned_back(compile_seconds, rate, expected):
-    assert break_even(compile_seconds, 0.5, rate=rate, baseline_rate=4000.0) == expected
-
-
-def test_an_unknown_compile_time_is_never_earned_back():
-    assert break_even(None, 0.5, rate=8000.0, baseline_rate=4000.0) is None
-    assert break_even(2.5, None, rate=8000.0, baseline_rate=4000.0) is None
 
 
 # ---------------------------------------------------------------------------------------------- what was watched

@@ -139,7 +139,6 @@ class Evidence(Part):
     baseline_throughput: Interval = Field(description="Samples per second of the baseline in the same minutes.")
     compile_seconds: Amount | None = Field(description="Trace and compile time of the recommended configuration.")
     baseline_compile_seconds: Amount | None
-    break_even_samples: Count | None = Field(description="Samples that earn a longer compile time back, or 0.")
     examples_per_epoch: Count | None = Field(
         None, description="Examples that an epoch trained on with the recommended configuration; null if not known."
     )

@@ -147,9 +147,6 @@ def _evidence(
         baseline_throughput=base_rate,
         compile_seconds=chosen.compile_seconds,
         baseline_compile_seconds=reference.compile_seconds,
-        break_even_samples=break_even(
-            chosen.compile_seconds, reference.compile_seconds, rate=rate.value, baseline_rate=base_rate.value
-        ),
         examples_per_epoch=_examples_per_epoch(chosen),
         epoch_seen=epoch_seen(run.records.values() if champion is None else [chosen]),
         peak_memory_bytes=_peak(chosen, searched if champion is None else chosen),
@@ -376,20 +373,6 @@ def _list_unchecked(
     if "retracing" not in names:
         missing.append("retracing after the warm-up (the log does not show XLA's compilations)")
     return missing
-
-
-def break_even(
-    compile_seconds: float | None, baseline_compile_seconds: float | None, *, rate: float, baseline_rate: float
-) -> int | None:
-    """Return the samples after which a longer compile time is earned back."""
-    # Returns: 0 when the compile time is not longer, None when it is never earned back or not known.
-    if compile_seconds is None or baseline_compile_seconds is None:
-        return None
-    extra = compile_seconds - baseline_compile_seconds
-    if extra <= 0:
-        return 0
-    saved_per_sample = 1 / baseline_rate - 1 / rate
-    return None if saved_per_sample <= 0 else round(extra / saved_per_sample)
 
 
 def _examples_per_epoch(record: TrialRecord) -> int | None:

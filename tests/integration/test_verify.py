@@ -33,7 +33,6 @@ RECIPE = Recipe(
         baseline_throughput=RATE,
         compile_seconds=None,
         baseline_compile_seconds=None,
-        break_even_samples=None,
         peak_memory_bytes=MEMORY,
         baseline_peak_memory_bytes=MEMORY,
         input_wait_fraction=None,
