@@ -11,9 +11,10 @@ faster by just as much as they need more examples, and the runs are by the time 
 """
 
 import math
+from dataclasses import replace
 
 from figures import Figure, parser, report, share
-from recorded import CONDITIONS, DEFAULT, Recording, replay, replay_batches
+from recorded import CONDITIONS, DEFAULT, Condition, Recording, replay, replay_batches
 
 from autotune.data.figures import Interval
 from autotune.recipe.recipe import Recipe
@@ -24,6 +25,9 @@ MOST_FALSE = 0.05
 LEAST_COVERAGE = 0.93
 BUDGETS, BATCHES_BUDGET = (60.0, 120.0, 300.0), 300.0
 REPLAYS, REPLAYS_QUICK = 200, 10
+KERNELS, KERNELS_GAIN, KERNELS_BUDGET = Condition(pool="quiet", kernels=0.03), 0.25, 150.0
+KERNELS_STARTS = {"two compilations": 2.0, "one compilation": 16.0}
+"""The luck of a compilation; where a start takes a tenth of the budget, the baseline's processes share one."""
 
 
 def figures(recording: Recording, replays: int) -> dict[str, Figure]:
@@ -44,6 +48,24 @@ def figures(recording: Recording, replays: int) -> dict[str, Figure]:
         held = sum(speedup.low <= math.exp(-machine.lost(recording)) <= speedup.high for speedup in sooner)
         if sooner:
             found[f"{name}: measured intervals that hold"] = share(held, len(sooner), {"min": LEAST_COVERAGE})
+    found |= kernel_figures(recording, replays)
+    return found
+
+
+def kernel_figures(recording: Recording, replays: int) -> dict[str, Figure]:
+    """The figures where each compilation of the baseline has its own luck."""
+    found: dict[str, Figure] = {}
+    for compilations, seconds in KERNELS_STARTS.items():
+        recording, budget = replace(recording, first_step_seconds=seconds), KERNELS_BUDGET
+        name = f"kernels by chance, {compilations} of the baseline, {budget:.0f} s"
+        runs = [replay(recording, KERNELS, gain=0.0, budget=budget, seed=seed) for seed in range(replays)]
+        false = sum(recipe.evidence.verdict is Verdict.FASTER for recipe in runs)
+        found[f"{name}: claims a gain"] = share(false, replays, {"max": MOST_FALSE})
+        runs = [replay(recording, KERNELS, gain=KERNELS_GAIN, budget=budget, seed=seed) for seed in range(replays)]
+        claims = [recipe.evidence.speedup for recipe in runs if recipe.changes]
+        held = sum(claim.low <= 1 + KERNELS_GAIN <= claim.high for claim in claims)
+        if claims:
+            found[f"{name}: claims of a gain that hold"] = share(held, len(claims), {"min": LEAST_COVERAGE})
     return found
 
 

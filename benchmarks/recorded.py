@@ -17,16 +17,20 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from unittest.mock import patch
 
+from autotune.data.facts import Machine
 from autotune.recipe.recipe import Recipe
 from autotune.runtime.protocol import BranchRuns, LossCurves, Trainings, TrialTiming
 from autotune.space.configuration import Configuration
 from autotune.stats.deciding import Verdict
 from autotune.stats.intervals import Measured
+from autotune.tuning import opening
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 from simulated import SimulatedTrial, SimulatedTrials
-from simulated_runs import BASELINE, FACTS, DirectoryWithoutStudy, go_on, on_disk, tune_simulated
+from simulated_runs import BASELINE, FACTS, MACHINE, DirectoryWithoutStudy, go_on, on_disk, tune_simulated
+from test_gpu_knobs import A100
 
 DEFAULT = Path(__file__).resolve().parent / "data" / "recorded_slices.json"
 CRITICAL_BATCH = 64.0
@@ -76,12 +80,15 @@ class Condition:
         shock: Scale of a Student t with three degrees of freedom, as a logarithm, by which each process differs.
         spread: Deviation of the logarithm by which a pair of processes differs, on a disturbed machine.
         restless: By how much more than the baseline's the candidate's slices vary.
+        kernels: Deviation of the logarithm by which the baseline is faster with the kernels of one compilation. It
+            trains on a GPU then, where processes load what others have compiled.
     """
 
     pool: str
     shock: float = 0.0
     spread: float = 0.0
     restless: float = 1.0
+    kernels: float = 0.0
 
     def drawn_shock(self, rng: random.Random) -> float:
         """Draw by how much a process is faster, for all its life."""
@@ -217,7 +224,10 @@ class RecordedTrials(SimulatedTrials):
             seed=seed,
             examples=None,
             critical_batch=critical_batch,
+            gpus=(A100.name,) if condition.kernels else (),
         )
+        self.keeps_files = bool(condition.kernels)
+        self._baseline_configuration: Configuration | None = None  # of the first process
         self._pool, self._condition = recording.pools[condition.pool], condition
         self._usual = statistics.fmean(
             math.log(timed[0] / timed[1]) for each in self._pool for pair in each for timed in pair
@@ -229,18 +239,31 @@ class RecordedTrials(SimulatedTrials):
         """See `SimulatedTrials`."""
         trial = RecordedTrial(self, configuration, luck=luck, timing=timing, losses=losses)
         trial.own, trial.usual = Stretch(self._pool, self.random), self._usual
-        is_baseline = configuration == BASELINE
+        self._baseline_configuration = self._baseline_configuration or configuration
+        is_baseline = configuration == self._baseline_configuration
         trial.shock = self._condition.drawn_shock(self.random)
+        if is_baseline and self._condition.kernels:
+            trial.shock += self._compile(timing)
         trial.restless = 1.0 if is_baseline else self._condition.restless
         beside = None if is_baseline else self._baseline()
         trial.machine = trial.own if beside is None else beside.machine
         trial.first = 0 if beside is None else beside.first + beside.played
         return trial
 
+    def _compile(self, timing: TrialTiming) -> float:
+        """By how much a process of the baseline is faster with its kernels; those of its folder are loaded."""
+        program = Path(timing.compiled, "program.pb")
+        if timing.compiled and program.exists():
+            return float(program.read_text(encoding="utf-8"))
+        luck = self.random.gauss(0.0, self._condition.kernels)
+        if timing.compiled:
+            program.write_text(str(luck), encoding="utf-8")
+        return luck
+
     def _baseline(self) -> RecordedTrial | None:
         """The baseline's latest process that is alive."""
         for each in reversed(self.alive):
-            if isinstance(each, RecordedTrial) and each.configuration == BASELINE:
+            if isinstance(each, RecordedTrial) and each.configuration == self._baseline_configuration:
                 return each
         return None
 
@@ -268,6 +291,7 @@ def replay(recording: Recording, condition: Condition, *, gain: float, budget: f
         objective="throughput",
         budget=budget,
         seed=seed,
+        machine=MACHINE.model_copy(update={"gpus": (A100,)}) if condition.kernels else MACHINE,
     )
 
 
@@ -280,13 +304,18 @@ def replay_batches(recording: Recording, condition: Condition, *, budget: float,
     return _replay(trials, objective="time_to_loss", budget=budget, seed=seed)
 
 
-def _replay(trials: Callable[[int], RecordedTrials], *, objective: str, budget: float, seed: int) -> Recipe:
-    with tempfile.TemporaryDirectory() as folder:
+def _replay(
+    trials: Callable[[int], RecordedTrials], *, objective: str, budget: float, seed: int, machine: Machine = MACHINE
+) -> Recipe:
+    has_flags = patch.object(opening, "can_keep_compilations", return_value=True)  # asks no TensorFlow
+    with has_flags, tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "run"
         with on_disk(path, DirectoryWithoutStudy) as directory:
-            recipe: Recipe = tune_simulated(trials(0), directory, budget=budget, seed=seed, objective=objective)
+            recipe: Recipe = tune_simulated(
+                trials(0), directory, budget=budget, seed=seed, objective=objective, machine=machine
+            )
         if recipe.evidence.verdict is Verdict.UNDECIDED and seed % RESUMED == 0:
-            recipe = go_on(trials(1), path, budget=budget, objective=objective)
+            recipe = go_on(trials(1), path, budget=budget, objective=objective, machine=machine)
         return recipe
 
 
