@@ -59,7 +59,7 @@ def _parts(answer: Answer, path: Path, width: int, most_changes: int) -> Iterato
     if answer.candidate:
         yield _Part(0, _fold(f"{answer.candidate}.", width, "Best so far: "))
     for choice in answer.choices:
-        figure, *others = choice.said
+        figure, *others = choice.said[:3]  # the page has the rest
         recommended = " (recommended)" if choice.recommended else ""
         yield _Part(0, _fold("; ".join((figure + recommended, *others)), width, f"{choice.kind.capitalize()}: "))
     rests_on = f"; {answer.rests_on}" if answer.rests_on else ""
@@ -77,7 +77,7 @@ def _parts(answer: Answer, path: Path, width: int, most_changes: int) -> Iterato
     if answer.unchecked:
         yield _Part(0, [_unchecked(answer.unchecked, width)])
     page = path.parent / "report.html"
-    yield _Part(0, [f"Page: {one_line(page)}" if page.exists() else f"Recipe: {one_line(path)}"])
+    yield _Part(0, [f"Page: {one_line(page)}"]) if page.exists() else _Part(1, [f"Recipe: {one_line(path)}"])
     yield from (_Part(4 if command.name == "other" else 0, _command(command, width)) for command in answer.commands)
 
 
