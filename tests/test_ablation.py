@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from pathlib import Path
 
 import pytest
 from simulated_runs import (
@@ -24,6 +25,7 @@ from simulated_runs import (
 from autotune.data.figures import Interval, LogInterval
 from autotune.data.record import Ablation, Outcome, Phase, Standing, reference_of
 from autotune.recipe.evidence import Contribution
+from autotune.recipe.recipe import Recipe
 from autotune.recipe.waterfall import waterfall
 from autotune.report.history import load_history
 from autotune.runtime.executor import DeviceUnavailable, TrialFailed
@@ -32,6 +34,8 @@ from autotune.stats.deciding import EndedBy, Verdict
 from autotune.tuning.ablation import unmeasured_changes, without_change
 from autotune.tuning.events import TrialBegan
 from autotune.tuning.policy import End, FreshPair, LeaveOut, TryAnother, next_action
+
+RECORDED = Path(__file__).parents[1] / "results" / "recorded" / "cpu" / "two_cores" / "train_digits_command_one"
 
 SPEED = faster_by(jit_compile=1.5, steps_per_execution=1.3)
 SPACE = space(jit_compile=[False, True], steps_per_execution=[1, 8])
@@ -272,8 +276,22 @@ def test_changes_that_explain_the_whole_leave_no_step_for_the_rest(recipe):
 def test_what_was_not_left_out_is_named(recipe):
     steps = waterfall(recipe_with(recipe, 3.0, jit_compile=1.5))
     assert steps[-1].name == "steps_per_execution (not left out), acting together"
-    assert waterfall(recipe_with(recipe, 3.0)) == ()
-    assert waterfall(recipe_with(recipe, 3.0, batch_size=1.5)) == (), "a change that the recipe does not make"
+
+
+def test_where_nothing_was_left_out_all_changes_are_one_step(recipe):
+    for gains in ({}, {"batch_size": 1.5}):  # a change that the recipe does not make
+        whole = recipe_with(recipe, 3.0, **gains)
+        (step,) = waterfall(whole)
+        assert step.gain == whole.evidence.speedup
+        assert step.name == "jit_compile=true, steps_per_execution=8"
+    assert waterfall(recipe.with_baseline()) == ()
+
+
+def test_the_last_step_is_what_the_same_losses_need():
+    found = Recipe.load(RECORDED / "recipe.json")
+    step = waterfall(found)[-1]
+    assert step.name == "the same losses need ×0.88 the examples"
+    assert step.ends_at == pytest.approx(found.answer.speedup.value, rel=0.001)
 
 
 def test_a_change_that_another_one_brings_about_is_not_left_out_alone(tmp_path):

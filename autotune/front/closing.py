@@ -13,7 +13,7 @@ from rich.text import Text
 
 from autotune.data.printable import duration, memory_size, one_line
 from autotune.front.console import note, ratio, say, terminal
-from autotune.recipe.answers import NOT_PROMISED, Answer, Command, Side
+from autotune.recipe.answers import NOT_PROMISED, WORTH_A_LINE_SECONDS, Answer, Command, Side
 from autotune.stats.deciding import ClaimResult, Verdict
 
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from autotune.tuning.verify import Verification
 
 MOST_LINES, COLUMNS = 20, 80
-WORTH_A_LINE_SECONDS = 60.0  # of the user's training: what is shorter needs no tuning
 COMPILES_SECONDS = 1.0  # shorter compile times are no cost that decides
 
 

@@ -119,19 +119,25 @@ def _write(
 
 
 @app.command
-def report(run: Path | None = None, /) -> None:
-    """Write a run's page, report.html: the answer, the search, where time goes, every trial.
+def report(run: Path | None = None, /, *, open: bool = False) -> None:
+    """Write a run's page, report.html: losses over time, each change, the search space, every trial.
 
     A run that is unfinished or damaged has one, too: it says what is missing.
 
     Args:
         run: A run directory; the newest below results/ when left out.
+        open: Open it in the browser.
     """
-    from autotune.front.console import say
+    import webbrowser
+
+    from autotune.front.console import note, say
     from autotune.front.defaults import run_or_newest
     from autotune.report.page import write_page
 
-    say(write_page(run_or_newest(run)))
+    page = write_page(run_or_newest(run))
+    say(page)
+    if open and not webbrowser.open(page.absolute().as_uri()):
+        note("no browser could be opened: open that file yourself")
 
 
 @app.command

@@ -28,6 +28,7 @@ from autotune.stats.stability import STEADY_WORK, THROTTLING
 NOTHING_SHOWN = "the baseline: nothing faster was shown"
 NOT_PROMISED = "Not promised of the other batch size: final accuracy, other schedules, later training."
 UNUSED_SHARE, CLOSING_SECONDS = 0.05, 2.0  # that may be left of a budget that has ended
+WORTH_A_LINE_SECONDS = 60.0  # of the user's training: what is shorter needs no tuning
 LARGEST_BOUND = 9.0  # gain, as a share, above which a bound says nothing
 CommandName = Literal["train", "edit", "other", "go on", "candidate", ""]
 Kind = Literal["same training", "larger batch", "smaller batch", "baseline"]

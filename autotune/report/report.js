@@ -36,13 +36,7 @@ function ratioTicks(low, high, most) {
   const all = inside(powers.flatMap((power) => [power, 2 * power, 5 * power]));
   return all.length <= most + 2 ? all : inside(powers);
 }
-function timeTicks(last, most) {
-  const steps = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 43200];
-  const step = steps.find((each) => last / each <= most) || 86400;
-  return Array.from({ length: Math.floor(last / step) + 1 }, (_, index) => index * step);
-}
-const clock = (seconds) => (seconds >= 3600 ? `${Math.floor(seconds / 3600)}:${String(Math.floor(seconds % 3600 / 60)).padStart(2, "0")}`
-  : Math.floor(seconds / 60)) + ":" + String(Math.floor(seconds % 60)).padStart(2, "0");
+const clock = (seconds) => Math.floor(seconds / 60) + ":" + String(Math.floor(seconds % 60)).padStart(2, "0");
 const linear = (low, high, from, to) => (value) => from + (to - from) * (value - low) / (high - low);
 const logarithmic = (low, high, from, to) => (value) => linear(Math.log(low), Math.log(high), from, to)(Math.log(Math.max(value, 1e-12)));
 
@@ -104,94 +98,49 @@ function axes(frame, x, xTicks, xLabel, y, yTicks, yLabel) {
   ];
 }
 
-// ---------------------------------------------------------------------------------- losses of batch sizes
+// ------------------------------------------------------------------------------------- losses over seconds
 
 const loss = (value) => value !== 0 && (Math.abs(value) >= 1e6 || Math.abs(value) < 1e-4) ? value.toExponential(2)
   : value.toLocaleString("en", { maximumSignificantDigits: 4 });
-function paintLosses(drawn, name, width, points) {
-  const height = width < NARROW ? 300 : 330, isMain = (curve) => !curve.kind.startsWith("other");
-  const curves = drawn.curves.filter((curve) => curve.points.length), all = curves.flatMap((curve) => curve.points);
-  if (!all.length) return [0, []];
-  const main = curves.some(isMain) ? curves.filter(isMain).flatMap((curve) => curve.points) : all;
-  const [least, most] = [Math.min(...main.map((point) => point.low)), Math.max(...main.map((point) => point.high))];
-  const span = most - least || Math.abs(most) || 1;  // of a rule whose losses lie far off, only a part is shown
-  const low = Math.min(least, Math.max(least - span, Math.min(...all.map((point) => point.mean)))) - 0.04 * span;
-  const high = Math.max(most, Math.min(most + span, Math.max(...all.map((point) => point.mean)))) + 0.04 * span;
-  const last = Math.max(...all.map((point) => point.examples));
-  const yTicks = linearTicks(low, high, 6), left = 14 + LABEL * Math.max(...yTicks.map((tick) => loss(tick).length));
+function paintLosses(drawn, width, points) {
+  const height = 300, { curves, gap } = drawn, all = curves.flatMap((curve) => curve.points);
+  const least = Math.min(...all.map((point) => point.low)), most = Math.max(...all.map((point) => point.high));
+  const edge = 0.06 * (most - least || Math.abs(most) || 1), last = Math.max(...all.map((point) => point.seconds));
+  const yTicks = linearTicks(least - edge, most + edge, 6), left = 14 + LABEL * Math.max(...yTicks.map((tick) => loss(tick).length));
   const frame = { left, right: width - 10, top: 26, bottom: height - 44 };
-  const x = linear(0, last, frame.left, frame.right), y = linear(low, high, frame.bottom, frame.top);
-  const inside = svg("g", { "clip-path": `url(#${name}-clip)` }), dots = svg("g", {});
-  for (const curve of curves) {
-    if (isMain(curve)) {
-      const around = [...curve.points.map((point) => [point.examples, point.high]), ...curve.points.map((point) => [point.examples, point.low]).reverse()];
-      inside.append(svg("path", { d: "M" + around.map(([examples, value]) => `${x(examples)},${y(value)}`).join("L") + "Z", class: `${curve.kind} band` }));
-    }
-    inside.append(svg("polyline", { points: curve.points.map((point) => `${x(point.examples)},${y(point.mean)}`).join(" "), class: `${curve.kind} line`,
-      "stroke-width": isMain(curve) ? 2 : 1, "stroke-dasharray": isMain(curve) ? null : "5 4" }));
-    for (const point of isMain(curve) ? curve.points : []) {
-      dots.append(svg("circle", { cx: x(point.examples), cy: y(point.mean), r: 3.5, class: `${curve.kind} fill` }));
-      points.push({ x: x(point.examples), y: y(point.mean), tip: `${curve.name}, after ${number(point.examples, 0)} examples: loss ${loss(point.mean)} (${loss(point.low)} to ${loss(point.high)})` });
-    }
+  const x = linear(0, last, frame.left, frame.right), y = linear(least - edge, most + edge, frame.bottom, frame.top);
+  const time = (seconds) => last >= 120 ? clock(seconds) : Number(seconds.toPrecision(3)) + " s";
+  const children = axes(frame, x, linearTicks(0, last, Math.max(2, Math.floor((frame.right - frame.left) / 90))), time, y, yTicks, loss);
+  for (const { name, kind, points: own } of curves) {
+    const around = [...own.map((point) => [point.seconds, point.high]), ...own.map((point) => [point.seconds, point.low]).reverse()];
+    children.push(svg("path", { d: "M" + around.map(([seconds, value]) => `${x(seconds)},${y(value)}`).join("L") + "Z", class: `${kind} band` }));
+    children.push(svg("polyline", { points: own.map((point) => `${x(point.seconds)},${y(point.mean)}`).join(" "), class: `${kind} line`, "stroke-width": 2 }));
+    for (const point of own)
+      points.push({ x: x(point.seconds), y: y(point.mean), tip: `${name}, after ${time(point.seconds)}: loss ${loss(point.mean)} (${loss(point.low)} to ${loss(point.high)})` });
   }
-  const clip = svg("clipPath", { id: `${name}-clip` }, svg("rect", { x: frame.left, y: frame.top, width: frame.right - frame.left, height: frame.bottom - frame.top }));
-  const xTicks = linearTicks(0, last, Math.max(2, Math.floor((frame.right - frame.left) / 90)));
-  return [height, [...axes(frame, x, xTicks, (tick) => number(tick, 0), y, yTicks, loss), text(4, 13, "loss on a fixed probe"),
-    text(frame.right, height - 8, "examples trained since the branch", "end"), clip, inside, dots]];
-}
-data.learning.forEach((drawn, index) => {
-  const name = `learning-chart-${index}`;
-  plot(name, `${drawn.heading}: losses by examples trained`, (width, points) => paintLosses(drawn, name, width, points));
-});
-
-// --------------------------------------------------------------------------------------------- the search
-
-function bestSoFar(trials) {
-  let best = 1;
-  const steps = [[0, 1]];
-  for (const trial of trials.filter((each) => each.kind === "candidate").sort((a, b) => a.at - b.at)) {
-    steps.push([trial.at, best]);
-    best = Math.max(best, trial.value);
-    steps.push([trial.at, best]);
+  if (gap) {
+    const at = y(gap.loss), [from, to] = [x(gap.before), x(gap.after)];
+    const interval = line(x(gap.bounds[0]), at, x(Math.min(gap.bounds[1], last)), at, "gap line", 7);
+    interval.setAttribute("stroke-opacity", 0.35);
+    children.push(interval, line(from, at, to, at, "gap line", 2), svg("path", { d: `M${to},${at}l9,-5v10Z`, class: "gap fill" }));
+    const room = LABEL * gap.text.length / 2, middle = clamp((from + to) / 2, frame.left + room, Math.max(frame.left + room, frame.right - room));
+    children.push(text(middle, at - 9, gap.text, "middle", "name halo"));
+    points.push({ x: to, y: at, tip: `loss ${loss(gap.loss)} after ${time(gap.after)} instead of ${time(gap.before)}: ${gap.text}` });
   }
-  return steps;
-}
-function paintSearch(width, points) {
-  const trials = [...data.search].sort((a, b) => a.at - b.at), height = width < NARROW ? 300 : 340;
-  const last = Math.max(1, ...trials.map((trial) => trial.at));
-  const low = Math.max(0.02, 0.92 * Math.min(1, ...trials.map((trial) => Math.max(trial.low, trial.value / 3))));
-  const high = 1.08 * Math.max(1.1, ...trials.map((trial) => Math.min(trial.high, 3 * trial.value)));
-  const frame = { left: 46, right: width - 10, top: 12, bottom: height - 42 };
-  const x = linear(0, last, frame.left, frame.right), y = logarithmic(low, high, frame.bottom, frame.top);
-  const within = (value) => clamp(y(value), frame.top, frame.bottom);
-  const ratio = (tick) => "×" + Number(tick.toPrecision(3));
-  const children = axes(frame, x, timeTicks(last, Math.max(2, Math.floor(width / 90))), clock, y, ratioTicks(low, high, 7), ratio);
-  children.push(text(frame.right, height - 6, "time of the run", "end"));
-  const steps = bestSoFar(trials);
-  steps.push([last, steps.at(-1)[1]]);
-  children.push(svg("polyline", { points: steps.map(([at, value]) => `${x(at)},${within(value)}`).join(" "), class: "best line", "stroke-width": 2.5 }));
-  for (const trial of trials) {
-    const at = x(trial.at), middle = within(trial.value), isClaim = trial.kind === "confirmation";
-    const bounds = line(at, within(trial.low), at, within(trial.high), `${trial.kind} line`);
-    bounds.setAttribute("stroke-opacity", 0.55);
-    children.push(bounds, isClaim ? svg("path", { d: `M${at},${middle - 7}l7,7l-7,7l-7,-7Z`, class: "confirmation fill" })
-      : svg("circle", { cx: at, cy: middle, r: 4, class: `${trial.kind} fill` }));
-    points.push({ x: at, y: middle, tip: trial.tip });
-  }
+  children.push(text(2, 14, drawn.losses), text(frame.right, height - 8, "time of the training", "end"));
   return [height, children];
 }
-if (data.search.length) plot("search-chart", "Speed-up of every trial over time", paintSearch);
+if (data.losses) plot("loss-chart", "Losses over the time of the training", (width, points) => paintLosses(data.losses, width, points));
 
-// ------------------------------------------------------------------------------- bars: changes and knobs
+// ------------------------------------------------------------------- bars: the way from ×1 to the answer
 
-/* Rows of a logarithmic axis: { name, value, low, high, kind, tip, from }. A row with `from` is a bar from there to its
-   value, others are a dot; both have their interval. */
+/* Rows of a logarithmic axis, bars with their intervals: { name, from, value, low, high, kind, note, tip }. */
 function paintBars(rows, width, points) {
   const isNarrow = width < NARROW, size = isNarrow ? 46 : 28;
   const longest = Math.max(...rows.map((row) => row.name.length)), right = width - 62;
   const left = isNarrow ? 8 : Math.min(LABEL * longest + 12, 0.45 * width), room = Math.floor((isNarrow ? width - 10 : left - 8) / LABEL);
-  const low = Math.min(1, ...rows.map((row) => Math.max(row.low, row.value / 3)), ...rows.map((row) => row.from || 1)) / 1.04;
-  const high = Math.max(1, ...rows.map((row) => Math.min(row.high, 3 * row.value)), ...rows.map((row) => row.from || 1)) * 1.04;
+  const low = Math.min(1, ...rows.map((row) => Math.max(row.low, row.value / 3)), ...rows.map((row) => row.from)) / 1.04;
+  const high = Math.max(1, ...rows.map((row) => Math.min(row.high, 3 * row.value)), ...rows.map((row) => row.from)) * 1.04;
   const x = logarithmic(low, high, left, right), within = (value) => clamp(x(value), left, right), height = size * rows.length + 26;
   const children = ratioTicks(low, high, isNarrow ? 4 : 8).flatMap((tick) => [line(x(tick), 0, x(tick), height - 24, "axis"),
     text(x(tick), height - 8, "×" + Number(tick.toPrecision(3)), "middle")]);
@@ -199,10 +148,9 @@ function paintBars(rows, width, points) {
     const top = size * index, y = top + (isNarrow ? 32 : 15);
     const name = row.name.length > room ? row.name.slice(0, Math.max(1, room - 1)) + "…" : row.name;
     children.push(text(isNarrow ? 2 : 0, isNarrow ? top + 15 : y + 4, name, "start", "name"));
-    if (row.from === undefined) children.push(svg("circle", { cx: within(row.value), cy: y, r: 5, class: `${row.kind} fill` }));
-    else children.push(svg("rect", { x: Math.min(x(row.from), x(row.value)), y: y - 7, width: Math.max(2, Math.abs(x(row.value) - x(row.from))), height: 14, rx: 2,
+    children.push(svg("rect", { x: Math.min(x(row.from), x(row.value)), y: y - 7, width: Math.max(2, Math.abs(x(row.value) - x(row.from))), height: 14, rx: 2,
       class: `${row.kind} fill` }));
-    if (row.low < row.high) children.push(line(within(row.low), y, within(row.high), y, row.from === undefined ? `${row.kind} line` : "bound", 2));
+    if (row.low < row.high) children.push(line(within(row.low), y, within(row.high), y, "bound", 2));
     children.push(text(width - 2, y + 4, row.note, "end", "name"));
     points.push({ x: within(row.value), y, tip: row.tip });
   });
@@ -214,8 +162,9 @@ if (data.waterfall.length) {
     high: step.begins_at * step.gain.high, kind: step.gain.low === step.gain.high ? "rest" : kindOf(step.gain.low, step.gain.high), note: factor(step.gain.value),
     tip: `${step.name}: ${shown(step.gain)}` }));
   const all = rows[rows.length - 1].value;
-  rows.push({ name: "all changes", from: 1, value: all, low: all, high: all, kind: "candidate", note: factor(all), tip: `all changes: ${factor(all)}` });
-  plot("waterfall-chart", "What each change gives", (width, points) => paintBars(rows, width, points));
+  if (rows.length > 1)
+    rows.push({ name: "the answer", from: 1, value: all, low: all, high: all, kind: "same", note: factor(all), tip: `the answer: ${factor(all)}` });
+  plot("waterfall-chart", "From ×1 to the answer, by change", (width, points) => paintBars(rows, width, points));
 }
 
 // ---------------------------------------------------------------------------------------- the table of trials

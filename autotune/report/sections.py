@@ -2,44 +2,33 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 from xml.etree.ElementTree import Element
 
-from autotune.data.facts import ScriptFacts
 from autotune.data.figures import Operation, Profile
-from autotune.data.printable import memory_size, one_line, printable
-from autotune.data.record import Outcome, Phase, TrialRecord
+from autotune.data.printable import duration, memory_size, one_line, printable
+from autotune.data.record import TrialRecord
 from autotune.data.run_directory import RunRecord, to_repeat
-from autotune.recipe.answers import NOT_PROMISED, Answer, Command, Side
+from autotune.recipe.answers import NOT_PROMISED, WORTH_A_LINE_SECONDS, Answer, Command, Side
 from autotune.recipe.next_steps import answer_at, resume_command
 from autotune.recipe.recipe import Recipe
 from autotune.recipe.waterfall import EXPLANATION, Step
 from autotune.report.markup import Child, element, with_code
+from autotune.report.space_map import Spot
 from autotune.space.configuration import Configuration
 from autotune.stats.deciding import Verdict
 from autotune.stats.disturbance import gpu_figures
 
 LONGEST_LOG = 2000  # characters of a failed trial's log
 UNKNOWN = "–"
-METHOD = (
-    "Each trial is a short real training in its own process. It and the baseline alternate in slices, or in blocks if "
-    "one cannot be frozen.",
-    "Speed is samples per second of real epochs, including the time between them.",
-    "The search only proposes. The claim comes from fresh processes of both sides, started after the leader was "
-    "chosen.",
-    "Its interval is Student's t over processes; looks and changes of the leader share one error of 5%.",
-    "The verdict is faster if the interval is above 1 and the gain is above --min-gain.",
-    "With --objective time_to_loss, the default, another batch size is recommended only if it reaches the same losses "
-    "sooner than the baseline and than the same training, with 95% confidence.",
-)
 _PLUMBING = re.compile(r"^(while/[^/]*/[^/]*/)+(cond/[^/]*/[^/]*/|while/cond/)*")  # before an operation's own name
-_POINTS = {"candidate": "candidate", "confirmation": "confirmation", "pruned": "given up early", "failed": "failed"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,8 +41,9 @@ class PageData:
     recipe: Recipe | None
     baseline: Configuration | None
     sides: Sequence[TrialRecord]  # the baseline's, then the recommendation's if it is another configuration
+    losses: dict[str, Any] | None  # over seconds
     waterfall: Sequence[Step]
-    learning: Sequence[dict[str, Any]]  # charts of losses
+    space: Mapping[str, Sequence[Spot]]  # the map of the search space
     missing: Sequence[str]  # what could not be read
 
     @cached_property
@@ -63,19 +53,10 @@ class PageData:
         return None if self.recipe is None else answer_at(self.recipe, file, self.reference, to_repeat(self.path))
 
     @property
-    def points(self) -> list[TrialRecord]:
-        """The trials in the chart of the search."""
-        return [record for record in self.records if record.speedup and record.ended_at_seconds]
-
-    @property
     def unit(self) -> str:
         """The unit of a speed."""
-        return "samples" if self.script is None else self.script.unit
-
-    @property
-    def script(self) -> ScriptFacts | None:
-        """The facts of a script as it is."""
-        return None if self.run.workload is None else self.run.workload.script
+        script = None if self.run.workload is None else self.run.workload.script
+        return "samples" if script is None else script.unit
 
     @property
     def reference(self) -> str:
@@ -88,36 +69,21 @@ def title_of(run: RunRecord) -> str:
     return one_line(run.workload.name if run.workload else run.run)
 
 
-def kind_of_point(record: TrialRecord) -> str:
-    """Return the kind of a trial in the chart of the search, of `_POINTS`."""
-    if record.outcome is not Outcome.OK:
-        return "pruned" if record.outcome is Outcome.PRUNED else "failed"
-    return "confirmation" if record.phase is Phase.CONFIRM else "candidate"
-
-
-def describe_changes(record: TrialRecord, baseline: Configuration | None) -> str:
-    """Return what a trial changes."""
-    return Configuration(record.configuration).describe(relative_to=baseline)
-
-
 def sections(data: PageData) -> Iterator[Element]:
     """Yield the page's elements in order."""
     started = f"{one_line(data.run.started_at)[:16].replace('T', ' ')} UTC"
     yield element("h1", title_of(data.run))
     yield element("p", f"{one_line(data.run.run)} · {started}", class_="quiet")
     yield _answer(data.answer)
-    yield from _to_do(data)
-    yield from _before_and_after(data)
-    yield from _waterfall(data.waterfall)
-    yield from _learning(data.learning)
-    yield from _search(data)
-    if data.sides:
-        yield _profiles(data)
+    yield from _pictures(data)
+    yield from _space(data.space)
     if data.records:
         yield _trials(data)
+    yield from _to_do(data)
+    yield from _before_and_after(data)
+    if data.sides:
+        yield _profiles(data)
     yield section("Machine and versions", "machine", table(("", ""), _machine(data.run)))
-    method = [element("li", sentence) for sentence in METHOD]
-    yield section("How it was measured", "method", element("ol", *method))
 
 
 def section(heading: str, name: str, *content: Child) -> Element:
@@ -171,10 +137,9 @@ def _answer(answer: Answer | None) -> Element:
     answers: list[Child] = []
     for choice in answer.choices:
         first, *rest = map(one_line, choice.said)
-        answers.append(element("dt", choice.kind.capitalize()))
+        mark = element("small", "recommended") if choice.recommended else None
+        answers.append(element("dt", choice.kind.capitalize(), mark))
         answers.append(element("dd", element("strong", first), "".join(f" · {part}" for part in rest)))
-    recommended = "your current settings" if answer.recommended == "baseline" else answer.recommended
-    answers += [element("dt", "Recommended"), element("dd", recommended)] if answers else []
     beside: list[Child] = [element("p", one_line(answer.headline), class_="headline")]
     beside += [element("p", *with_code(one_line(answer.diagnosis)), id="diagnosis")] if answer.diagnosis else []
     if answer.candidate:
@@ -191,23 +156,28 @@ def _answer(answer: Answer | None) -> Element:
             element("p", f"{answer.speedup.low:.2f} to {answer.speedup.high:.2f}", class_="quiet"),
             element("p", answer.rests_on, class_="quiet"),
         ]
+    if (training := answer.training) is not None and training.before_seconds >= WORTH_A_LINE_SECONDS:
+        times = f"{duration(training.before_seconds)} → {duration(training.after_seconds)}"
+        beside.append(element("p", f"{training.of}: ", element("strong", times)))
+    for command in answer.commands[:1]:
+        beside += [element("p", command.heading, class_="quiet"), *_lines(command)]
     return element("section", element("div", *figure), element("div", *beside), class_=f"answer {answer.verdict.value}")
+
+
+def _lines(command: Command) -> list[Element]:
+    return [element("pre", "\n".join(map(one_line, command.lines)))] if command.lines else []
 
 
 def _to_do(data: PageData) -> Iterator[Element]:
     """Yield what to change, the commands to copy, advice, and what is missing or was not checked."""
     answer = data.answer
-    commands: Sequence[Command] = () if answer is None else answer.commands
+    commands: Sequence[Command] = () if answer is None else answer.commands[1:]
     if answer is None:
         go_on = resume_command(data.reference, data.path, to_repeat(data.path))
         commands = [Command(name="go on", heading="To continue it with everything measured so far:", lines=(go_on,))]
-    elif answer.changes:
-        rows = [(change.knob, change.baseline, change.recommended) for change in answer.changes]
-        yield table(("what to change", "now", "recommended"), rows)
     for command in commands:
         yield element("p", command.heading)
-        if command.lines:
-            yield element("pre", "\n".join(map(one_line, command.lines)))
+        yield from _lines(command)
     for said in () if answer is None else answer.advice:
         yield element("p", *with_code(one_line(said)))
     if answer is not None and answer.unchecked:
@@ -216,6 +186,47 @@ def _to_do(data: PageData) -> Iterator[Element]:
     if data.missing:
         gaps = [element("li", gap) for gap in data.missing]
         yield element("div", element("p", "Missing here:"), element("ul", *gaps), class_="missing")
+
+
+# ---------------------------------------------------------------------------------------- the first pictures
+
+
+def _pictures(data: PageData) -> Iterator[Element]:
+    """Yield the losses over seconds, beside the way from the baseline to the answer."""
+    drawn = []
+    if data.losses is not None:
+        keys = legend([(curve["kind"], curve["name"]) for curve in data.losses["curves"]])
+        drawn.append(section("Losses over the time of the training", "losses", chart("loss-chart"), keys))
+    if data.waterfall:
+        left_out = data.recipe is not None and data.recipe.evidence.contributions
+        about = element("p", EXPLANATION, class_="quiet") if left_out else None
+        drawn.append(section("From ×1 to the answer", "changes", chart("waterfall-chart"), about))
+    if drawn:
+        yield element("div", *drawn, class_="pictures")
+
+
+def _space(knobs: Mapping[str, Sequence[Spot]]) -> Iterator[Element]:
+    """Yield the map of the search space."""
+    if not knobs:
+        return
+    farthest = max((abs(math.log(spot.ratio)) for spots in knobs.values() for spot in spots if spot.ratio), default=0.0)
+    rows = [(name, element("div", *(_spot(spot, farthest or 1.0) for spot in spots))) for name, spots in knobs.items()]
+    kinds = (("now", "now"), ("recommended", "chosen"), ("ruled out: why", "out"), ("not reached", "open"))
+    keys = [element("span", text, class_=f"spot {kind}") for text, kind in kinds]
+    said = element("p", "Values with the best speed-up of a trial that has them: ", *keys, class_="quiet")
+    yield section("The search space", "space", said, table(("knob", ""), rows))
+
+
+def _spot(spot: Spot, farthest: float) -> Element:
+    """Return a value in the map; its colour is by the logarithm of its ratio, over the largest one."""
+    power = math.log(spot.ratio or 1.0) / farthest
+    kind = ("gain" if power > 0 else "loss") if spot.ratio else "out" if spot.why else "open"
+    text = f" ×{spot.ratio:.2f}" if spot.ratio else spot.why and f": {spot.why}"
+    given = {
+        "style": f"--share: {50 * abs(power):.0f}%",
+        "title": None if spot.trial is None else f"trial {spot.trial}",
+    }
+    return element("span", element("b", spot.value), text, class_=" ".join(["spot", kind, *spot.kinds]), **given)
 
 
 # -------------------------------------------------------------------------------------------------- figures
@@ -259,36 +270,6 @@ def _figures_of(side: TrialRecord, claimed: Side | None, unit: str) -> dict[str,
         "the input alone, samples/s": _number(None if ceilings is None else ceilings.by_input, ",.0f"),
         "the step alone, samples/s": _number(None if ceilings is None else ceilings.by_compute, ",.0f"),
     }
-
-
-def _waterfall(steps: Sequence[Step]) -> Iterator[Element]:
-    if steps:
-        gains = table(("change", "gives"), [(step.name, step.gain.shown()) for step in steps])
-        about = element("p", EXPLANATION, class_="quiet")
-        yield section("What each change gives", "changes", about, chart("waterfall-chart"), gains)
-
-
-def _learning(charts: Sequence[dict[str, Any]]) -> Iterator[Element]:
-    """Yield how other batch sizes learn: a finding, a chart and its legend for each leader."""
-    content: list[Child] = []
-    for place, drawn in enumerate(charts):
-        content += [element("h3", drawn["heading"]), element("p", drawn["found"])]
-        if drawn["curves"]:
-            content.append(chart(f"learning-chart-{place}"))
-            content.append(legend([(curve["kind"], curve["name"]) for curve in drawn["curves"]]))
-    if content:
-        said = f"Lines are means over seeds; bands reach from the lowest seed to the highest. {NOT_PROMISED}"
-        yield section("How another batch size learns", "learning", element("p", said, class_="quiet"), *content)
-
-
-def _search(data: PageData) -> Iterator[Element]:
-    kinds = {kind_of_point(record) for record in data.points}
-    if not kinds:
-        return
-    entries = [entry for entry in _POINTS.items() if entry[0] in kinds]
-    said = f"Each trial over the baseline ({_ratio(data)}), with 95% intervals, over the run's time."
-    drawn = [chart("search-chart"), legend([*entries, ("best", "best candidate so far")])]
-    yield section("The search", "search", element("p", said, class_="quiet"), *drawn)
 
 
 def _ratio(data: PageData) -> str:
@@ -344,7 +325,7 @@ def _trials(data: PageData) -> Element:
     headings = ("trial", "phase", "outcome", _ratio(data), f"{data.unit}/s", "limited by", "changes")
     rows: list[tuple[Child, ...]] = []
     for record in data.records:
-        changes = describe_changes(record, data.baseline)
+        changes = Configuration(record.configuration).describe(relative_to=data.baseline)
         if record.ablation is not None:
             gives = "" if record.ablation.gain is None else f", which gives {record.ablation.gain.shown()}"
             changes = f"{changes} (without {record.ablation.knob}{gives})"
