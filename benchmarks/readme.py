@@ -3,14 +3,16 @@
     python benchmarks/readme.py [--record]
 
 The pictures go to docs/pictures, in light and dark: the terminal of command one, the bars of five trainings, and the
-page of command one's run, which needs Chromium. The end of that run is printed as the README quotes it.
+page of command one's run, which needs Chromium. The README gets the end of that run, and what `autotune run` says after
+it.
 
-With `--record`, command one runs first, and its run replaces the recorded one.
+With `--record`, command one and that run come first, and replace the recorded ones.
 """
 
 import argparse
 import contextlib
 import io
+import os
 import re
 import shutil
 import subprocess
@@ -32,14 +34,14 @@ from autotune.recipe.recipe import Recipe
 from autotune.report.page import write_page
 
 ROOT = Path(__file__).resolve().parent.parent
-SCRIPT, BUDGET = "examples/train_digits.py", "3m"
-COMMAND = f"autotune tune {SCRIPT} --budget {BUDGET}"
-RUN = ROOT / "results" / "recorded" / "cpu" / "two_cores" / "train_digits_command_one"
-OUTPUT = "terminal.txt"
+WORKLOAD = "train_shapes"
+COMMAND, AFTERWARDS = "autotune demo", f"autotune run results/{WORKLOAD}/latest/recipe.json"
+RUN = ROOT / "results" / "recorded" / "cpu" / "two_cores" / "command_one"
+OUTPUT, LAST_LINES = "terminal.txt", "long_run.txt"
+"""Of the tuning, and of the training with its recipe."""
 LEARNING = ROOT / "results" / "recorded" / "learning"
 """Recipes of the scripts in `benchmarks/learning`, one file each."""
 PICTURES = ROOT / "docs" / "pictures"
-COLUMNS = 122
 FIRST_LINES = 8
 """Lines of the output that the picture of the terminal begins with."""
 STYLES = {
@@ -96,17 +98,19 @@ def read_output(run: Path) -> list[str]:
     return (run / OUTPUT).read_text(encoding="utf-8").splitlines()
 
 
-def quoted_end(output: Sequence[str]) -> list[str]:
-    """Return what the README quotes of a run's output: the verdict, both answers, and how to use them."""
-    end = [line for line in output[find_line(output, "Faster:") :] if line]
-    return [*end[: find_line(end, "Baseline:")], ELIDED, *end[find_line(end, "To train with it:") :]]
+def quoted_end(run: Path) -> list[str]:
+    """Return what the README quotes: how the run ends, and the last lines of the training with its recipe."""
+    output = read_output(run)
+    last = (run / LAST_LINES).read_text(encoding="utf-8").splitlines()
+    return [*output[find_line(output, "Faster:") :], "", f"$ {AFTERWARDS}", ELIDED, *last]
 
 
-def shown_lines(output: Sequence[str]) -> list[str]:
-    """Return what the picture of the terminal shows: the command, first lines, confirmed trials, and the answers."""
-    end = output[find_line(output, "Faster:") : find_line(output, "Baseline:")]
-    later = [line for line in output[FIRST_LINES:] if "  (confirmed " in line or "reaches the same losses" in line]
-    return [f"$ {COMMAND}", *output[:FIRST_LINES], ELIDED, *later, "", *end, ""]
+def shown_lines(run: Path) -> list[str]:
+    """Return what the picture of the terminal shows: the command, first lines, confirmed trials, and the end."""
+    output = read_output(run)
+    trials = [line for line in output[: find_line(output, "Faster:")] if not re.search(r"\d  (note:|…) ", line)]
+    later = [line for line in trials[FIRST_LINES:] if "  (confirmed " in line]
+    return [f"$ {COMMAND}", *trials[:FIRST_LINES], *([ELIDED, *later] if later else []), "", *quoted_end(run), ""]
 
 
 def find_line(lines: Sequence[str], start: str) -> int:
@@ -116,12 +120,13 @@ def find_line(lines: Sequence[str], start: str) -> int:
 
 def terminal_picture(lines: Sequence[str], theme: Theme) -> str:
     """Return lines of a terminal as SVG, which loads no font."""
-    console = Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True, highlight=False)
+    width = max(map(len, lines))
+    console = Console(record=True, width=width, file=io.StringIO(), force_terminal=True, highlight=False)
     for line in lines:
         text = Text(line)
         for pattern, style in STYLES.items():
             text.highlight_regex(pattern, style)
-        console.print(text, no_wrap=True, overflow="ellipsis")
+        console.print(text)
     picture = console.export_svg(title="autotune", theme=theme.terminal, unique_id="terminal")
     return re.sub(r"@font-face \{.*?\}\s*", "", picture, flags=re.DOTALL)
 
@@ -218,7 +223,7 @@ def photograph_page(run: Path, file: Path, theme: Theme) -> None:
     if chromium is None:
         raise SystemExit("readme.py: Chromium is not installed (Debian: chromium)")
     with tempfile.TemporaryDirectory() as scratch, contextlib.chdir(scratch):  # the page shows the run's path
-        copy = Path("results", Path(SCRIPT).stem, RunDirectory(run).read_run().run)
+        copy = Path("results", WORKLOAD, RunDirectory(run).read_run().run)
         page = write_page(shutil.copytree(run, copy)).absolute()
         width, height = PAGE_SIZE
         flags = (*CHROMIUM_FLAGS, f"--user-data-dir={scratch}/profile", f"--window-size={width},{height}")
@@ -229,21 +234,27 @@ def photograph_page(run: Path, file: Path, theme: Theme) -> None:
 # ------------------------------------------------------------------------------------------------- recording
 
 
+def run_command(command: str, folder: str, stderr: int | None = None) -> str:
+    """Run a command of autotune in a folder, and return what it prints, in that order."""
+    words = [sys.executable, "-m", "autotune", *command.split()[1:]]
+    env = os.environ | {"PYTHONUNBUFFERED": "1"}
+    ended = subprocess.run(words, cwd=folder, check=True, stdout=subprocess.PIPE, stderr=stderr, text=True, env=env)
+    return ended.stdout
+
+
 def record_run() -> None:
-    """Run command one away from this checkout, and keep its run and output, without logs."""
+    """Run command one and the training away from this checkout; keep the run and what they print, without logs."""
     with tempfile.TemporaryDirectory() as scratch:
-        copy = Path(scratch) / SCRIPT
-        copy.parent.mkdir()
-        shutil.copy(ROOT / SCRIPT, copy)
-        command = [sys.executable, "-m", "autotune", *COMMAND.split()[1:]]
-        printed = subprocess.run(command, cwd=scratch, check=True, stdout=subprocess.PIPE, text=True).stdout
-        run = Path(scratch, "results", copy.stem, "latest").resolve()
+        printed = run_command(COMMAND, scratch)
+        trained = run_command(AFTERWARDS, scratch, stderr=subprocess.STDOUT)
+        run = Path(scratch, "results", WORKLOAD, "latest").resolve()
         shutil.rmtree(RUN, ignore_errors=True)
         for file in [run / "run.json", run / "recipe.json", *sorted(run.glob("trials/*/result.json"))]:
             kept = RUN / file.relative_to(run)
             kept.parent.mkdir(parents=True, exist_ok=True)
             kept.write_text(file.read_text(encoding="utf-8").replace(scratch, "/autotune"), encoding="utf-8")
         (RUN / OUTPUT).write_text(printed, encoding="utf-8")
+        (RUN / LAST_LINES).write_text("\n".join(trained.splitlines()[-2:]) + "\n", encoding="utf-8")
 
 
 def main() -> None:
@@ -253,12 +264,14 @@ def main() -> None:
     if parser.parse_args().record:
         record_run()
     PICTURES.mkdir(exist_ok=True)
-    output, trainings = read_output(RUN), read_answers(LEARNING)
+    trainings = read_answers(LEARNING)
     for name, theme in THEMES.items():
-        write_atomically(PICTURES / f"terminal-{name}.svg", terminal_picture(shown_lines(output), theme))
+        write_atomically(PICTURES / f"terminal-{name}.svg", terminal_picture(shown_lines(RUN), theme))
         write_atomically(PICTURES / f"speed-ups-{name}.svg", bars_picture(trainings, theme))
         photograph_page(RUN, PICTURES / f"page-{name}.png", theme)
-    print("\n".join(quoted_end(output)))
+    readme = ROOT / "README.md"
+    parts = re.split(r"(?<=```text\n)(.*?)(?=```)", readme.read_text(encoding="utf-8"), maxsplit=1, flags=re.DOTALL)
+    write_atomically(readme, "".join([parts[0], *(f"{line}\n" for line in quoted_end(RUN)), parts[2]]))
 
 
 if __name__ == "__main__":

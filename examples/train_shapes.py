@@ -49,8 +49,7 @@ def build_model() -> keras.Model:
     for filters in (8, 16, 32):
         model.add(layers.Conv2D(filters, 3, padding="same", activation="relu"))
         model.add(layers.MaxPooling2D())
-    model.add(layers.Flatten())
-    model.add(layers.Dropout(0.4))
+    model.add(layers.GlobalMaxPooling2D())
     model.add(layers.Dense(len(SHAPES), dtype="float32"))
     return model
 
@@ -67,7 +66,7 @@ def main() -> None:
 
     model = build_model()
     model.compile(
-        optimizer=keras.optimizers.Adam(1e-3),
+        optimizer=keras.optimizers.Adam(3e-3),
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"],
     )

@@ -77,21 +77,24 @@ def test_the_search_space_is_read_as_printed(tmp_path):
 
 def test_the_readme_quotes_the_recorded_run():
     (quoted,) = code_blocks("README.md", "text")
-    assert quoted.splitlines() == readme.quoted_end(readme.read_output(readme.RUN))
+    assert quoted.splitlines() == readme.quoted_end(readme.RUN)
+    assert max(map(len, quoted.splitlines())) <= 80
 
 
 def test_the_terminal_shows_command_one():
-    command = re.search(r"<!-- command one -->\n```sh\n.*&& (.+)\n```", PAGES["README.md"].read_text())[1]
-    assert command == readme.COMMAND
-    shown = readme.shown_lines(readme.read_output(readme.RUN))
-    assert shown[0] == f"$ {command}"
-    assert shown[1].startswith("train_digits: budget 3:00")
+    lines = re.search(r"<!-- command one -->\n```sh\n(.+?)```", PAGES["README.md"].read_text(), re.DOTALL)[
+        1
+    ].splitlines()
+    assert max(map(len, lines)) <= 80
+    assert [line.split("#")[0].strip() for line in lines[-2:]] == [readme.COMMAND, readme.AFTERWARDS]
+    shown = readme.shown_lines(readme.RUN)
+    assert shown[0] == f"$ {readme.COMMAND}"
+    assert shown[1].startswith(f"{readme.WORKLOAD}: budget 3:00")
     assert any("(confirmed " in line for line in shown)
 
 
 def test_the_first_commands_name_the_same_budget():
-    """`demo`, and `doctor` on a busy machine, name it too."""
-    assert readme.COMMAND.endswith(f"--budget {USUAL_BUDGET}")
+    """`demo` has it, and `doctor` on a busy machine names it too."""
     (tutorial,) = [words for words in commands_of("tutorial.md") if words[0] == "tune"]
     assert tutorial[tutorial.index("--budget") + 1] == USUAL_BUDGET
 

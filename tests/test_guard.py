@@ -76,8 +76,7 @@ def test_its_last_line_has_both_epochs_their_ratio_and_the_claim():
     rates = 0.9 * evidence.throughput.value, evidence.baseline_throughput.value
     now, before = (400 * EXAMPLES / rate for rate in rates)
     assert training.said == [
-        f"an epoch takes {now:.3g} s, before {before:.3g} s: ×{before / now:.2f} as fast; "
-        f"claimed: {evidence.speedup.shown()}"
+        f"{now:.3g} s per epoch, was {before:.3g} s: ×{before / now:.2f}; claimed {evidence.speedup.shown()}"
     ]
 
 
@@ -100,7 +99,7 @@ def test_a_slow_training_has_its_rate_in_its_last_line():
     training.run(6000.0, 0.5 / recipe().evidence.throughput.value)
     training.guard.ended()
     assert training.said[0].startswith("0.5 samples/s, 62% of what the recipe claims")
-    assert training.said[-1].startswith("0.5 samples/s, before ")
+    assert training.said[-1].startswith("0.5 samples/s, was ")
 
 
 def test_what_the_first_epoch_compiles_at_its_end_is_left_out():

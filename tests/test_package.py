@@ -87,6 +87,6 @@ def test_no_file_of_the_project_is_left_half_written_in_the_readme():
 
 def test_ci_finds_command_two_in_the_readme():
     text = (ROOT / "README.md").read_text()
-    found = re.findall(r"<!-- command (one|two) -->\n```sh\n(.+)\n```", text)
+    found = re.findall(r"(?s)<!-- command (one|two) -->\n```sh\n(.+?)\n```", text)
     assert [name for name, _ in found] == ["one", "two"]
     assert "pytest" in dict(found)["two"]

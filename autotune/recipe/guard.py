@@ -209,11 +209,11 @@ class Guard:
         if self._is_other_work:
             self._say(f"{rate_text(rate)} samples/s, in other epochs than the recipe's: its baseline is no comparison")
             return
-        speeds = f"{rate_text(rate)} samples/s, before {rate_text(before)}"
+        speeds = f"{rate_text(rate)} samples/s, was {rate_text(before)}"
         if examples is not None:
-            speeds = f"an epoch takes {_seconds(examples / rate)}, before {_seconds(examples / before)}"
+            speeds = f"{_seconds(examples / rate)} per epoch, was {_seconds(examples / before)}"
         claim = evidence.speedup.shown() if evidence.objective != "energy" else f"×{self.claimed / before:.2f}"
-        self._say(f"{speeds}: ×{rate / before:.2f} as fast; claimed: {claim}")
+        self._say(f"{speeds}: ×{rate / before:.2f}; claimed {claim}")
 
 
 def _seconds(length: float) -> str:
