@@ -65,7 +65,9 @@ class OwnSource:
                 self.files[node] = file
                 self.outer[node] = function
                 name = getattr(node, "name", "")
-                if not name or name.startswith(("on_", "__")) or (isinstance(tree, ast.ClassDef) and tree.bases):
+                is_private = name.startswith("_") and not name.startswith("__")
+                overrides = isinstance(tree, ast.ClassDef) and tree.bases and not is_private
+                if not name or name.startswith(("on_", "__")) or overrides:
                     self.hooks.add(node)
                 if name and self._is_running(file, node):
                     self._started.add(node)
@@ -171,8 +173,9 @@ class OwnSource:
         called = {id(node.func) for node in every if isinstance(node, ast.Call)}
         passed_on = (node for node in every if id(node) not in called)
         roots = self._named_in(chain(passed_on, *live.values()))
-        for function in self.reached_from((roots | self.hooks | self._started) - once):
-            if function not in once and getattr(function, "name", "") not in _BUILDING:
+        building = {function for function in self.outer if getattr(function, "name", "") in _BUILDING}
+        for function in self.reached_from((roots | self.hooks | self._started) - once - building):
+            if function not in once | building:
                 live[function] = self.nodes_of(function)
         stored, changed, calls = defaultdict[str, list[_Place]](list), set[str](), defaultdict[str, list[_Place]](list)
         around = once & {*self._modules, *(self.outer.get(reader) for reader in readers)}  # whose variables they read
