@@ -83,7 +83,7 @@ def test_a_method_of_a_module_is_compiled_and_proven(launched, prepare):
 
 
 def test_a_step_that_reads_what_nothing_shows_is_refused(launched):
-    _, trial = launched("setattr(agent, 'weight', 0.5)")
+    _, trial = launched("vars(agent).update(weight=0.5)")
     trial.warm_up(PATIENCE_SECONDS)
     with pytest.raises(TrialFailed) as failed:
         trial.finish(0.0, PATIENCE_SECONDS)
