@@ -57,7 +57,7 @@ def _variant(recipe: Recipe, path: Path, tuned: str, option: str) -> str:
     first = usage(recipe, path, tuned)[0]
     if recipe.workload.script is not None:
         return first.replace("autotune run", f"autotune run --{option}", 1)
-    return f"{first}.with_{option.replace('-', '_')}()"
+    return first.replace(".apply()", f".with_{option.replace('-', '_')}().apply()", 1)
 
 
 def resume_command(tuned: str, directory: Path, to_repeat: Sequence[str] = (), *, seconds: float | None = None) -> str:

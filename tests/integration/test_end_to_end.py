@@ -138,7 +138,7 @@ def test_the_command_prints_lines_a_table_and_the_recipes_path(tuned):
     assert ended.stderr == ""
     assert "\x1b" not in ended.stdout
     assert "\r" not in ended.stdout
-    for words in ("digits_mlp", "baseline", "search", "samples/s", "Recipe: run/recipe.json"):
+    for words in ("digits_mlp", "baseline", "search", "samples/s", "Page: run/report.html"):
         assert words in ended.stdout
     assert [path.name for path in folder.iterdir()] == ["run"]
 
