@@ -1,6 +1,6 @@
 """Train a small convnet to tell shapes apart in photos, which are drawn when it starts.
 
-python examples/train_shapes.py --epochs 100
+python examples/train_shapes.py --epochs 160
 """
 
 import argparse
@@ -57,7 +57,7 @@ def build_model() -> keras.Model:
 def main() -> None:
     """Train, and evaluate on other photos."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--epochs", type=int, default=100)
+    parser.add_argument("--epochs", type=int, default=160)
     parser.add_argument("--photos", type=int, default=400)
     args = parser.parse_args()
 

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from autotune.data.printable import duration, memory_size, one_line
 from autotune.front.console import note, ratio, say, terminal
-from autotune.recipe.answers import NOT_PROMISED, WORTH_A_LINE_SECONDS, Answer, Command, Side
+from autotune.recipe.answers import NOT_PROMISED, WORTH_A_LINE_SECONDS, Answer, Change, Command, Side
 from autotune.stats.deciding import ClaimResult, Verdict
 
 if TYPE_CHECKING:
@@ -43,16 +43,15 @@ def show_answer(answer: Answer, path: Path, console: RichConsole | None = None) 
 
 def closing_lines(answer: Answer, path: Path, width: int) -> list[str]:
     """Return what a run ends with: headline, cause, both answers, changes, what to do, and what was not checked."""
-    parts = list(_parts(answer, path, width, len(answer.changes)))
-    excess = sum(len(part.lines) for part in parts if not part.rank) - MOST_LINES
-    if excess > 0:
-        parts = list(_parts(answer, path, width, max(1, len(answer.changes) - excess - 1)))
+    parts = list(_parts(answer, path, width))
+    if sum(len(part.lines) for part in parts if not part.rank) > MOST_LINES:
+        parts = list(_parts(answer, path, width, changes_apart=False))
     while sum(len(part.lines) for part in parts) > MOST_LINES and any(part.rank for part in parts):
         parts.remove(max(parts, key=lambda part: part.rank))
     return [line for part in parts for line in part.lines]
 
 
-def _parts(answer: Answer, path: Path, width: int, most_changes: int) -> Iterator[_Part]:
+def _parts(answer: Answer, path: Path, width: int, *, changes_apart: bool = True) -> Iterator[_Part]:
     yield _Part(0, _fold(answer.headline, width))
     yield _Part(0, _fold(answer.diagnosis, width))
     if answer.candidate:
@@ -64,7 +63,10 @@ def _parts(answer: Answer, path: Path, width: int, most_changes: int) -> Iterato
     rests_on = f"; {answer.rests_on}" if answer.rests_on else ""
     yield _Part(2, _fold(f"{answer.baseline_is}{rests_on}.", width, "Baseline: "))
     yield _Part(9, [""])
-    yield from _table(answer, most_changes)
+    if not changes_apart:
+        changes = " ".join(f"{change.knob}={change.recommended}" for change in answer.changes)
+        yield _Part(0, _fold(changes, width, "Changes: "))
+    yield from _table(answer, answer.changes if changes_apart else ())
     yield _Part(9, [""])
     training = answer.training
     if training is not None and training.before_seconds >= WORTH_A_LINE_SECONDS:
@@ -77,11 +79,12 @@ def _parts(answer: Answer, path: Path, width: int, most_changes: int) -> Iterato
         yield _Part(0, [_unchecked(answer.unchecked, width)])
     page = path.parent / "report.html"
     yield _Part(0, [f"Page: {one_line(page)}"]) if page.exists() else _Part(1, [f"Recipe: {one_line(path)}"])
-    yield from (_Part(4 if command.name == "other" else 0, _command(command, width)) for command in answer.commands)
+    for command in answer.commands:
+        yield _Part({"other": 4, "edit": 1}.get(command.name, 0), _command(command, width))
 
 
-def _table(answer: Answer, most_changes: int) -> Iterator[_Part]:
-    """Yield what changes and what each change gives, then the speed, then what it costs."""
+def _table(answer: Answer, shown: Sequence[Change]) -> Iterator[_Part]:
+    """Yield the shown changes and what each of them gives, then the speed, then what it costs."""
     sides = (answer.baseline, answer.after)
     changes = [
         (
@@ -89,10 +92,8 @@ def _table(answer: Answer, most_changes: int) -> Iterator[_Part]:
             change.baseline,
             f"{change.recommended}{f' (gives ×{change.gain.value:.2f})' if change.gain else ''}",
         )
-        for change in answer.changes[:most_changes]
+        for change in shown
     ]
-    if more := len(answer.changes) - most_changes:
-        changes.append((f"and {more} more", "", "on the page"))
     rates = (side.throughput.shown("", ",.0f" if side.throughput.value >= 10 else ".2g") for side in sides)
     costs = [(1, ("energy/sample", *map(_energy, sides)))] if any(side.joules_per_sample for side in sides) else []
     for rank, place in ((5, "host"), (5, "device")):
@@ -102,7 +103,7 @@ def _table(answer: Answer, most_changes: int) -> Iterator[_Part]:
     if any(known and known >= COMPILES_SECONDS for known in seconds):
         costs.append((6, ("compile time", *("–" if known is None else f"{known:.1f} s" for known in seconds))))
     rows = [("", "now", "recommended"), *changes, (f"{answer.samples}/s", *rates), *(row for _, row in costs)]
-    if not changes:
+    if not answer.changes:
         rows = [row[:2] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [

@@ -22,7 +22,6 @@ _COMMUTES |= dict.fromkeys(("Repeat", "Take", "Skip"), ("count",))
 """What may stand before a `map` as well as after it, with its arguments."""
 FIRST_BATCHES, LONGEST_BATCH = 3, 32  # that a proof reads, apart from later ones
 PROOF_SECONDS, PROOF_BYTES = 1.0, 32 << 20  # after which it reads no further one
-ALL = 1 << 20  # examples in a batch of all that it has read
 _proofs: dict[Any, tuple[bool, str]] = {}  # by code and element: a loop over `fit` makes its maps anew
 
 
@@ -128,9 +127,7 @@ def _prove(mapped: tf.data.Dataset, call: DatasetCall, size: int, *, drop: bool)
         try:
             found = _run(examples, map_batched)
         except Exception as error:
-            unconverted = re.search(r"No pfor vectorization defined for \w+", str(error))
-            text = unconverted[0] if unconverted else re.sub(r"\{\{.*?\}\} *|\[Op:.*", "", summarize_error(error))
-            return f"fails on a batch: {text}"
+            return f"fails on a batch: {_quote(error)}"
         expected = mapped.batch(length, drop_remainder=drop).element_spec
         if (spec := made[0].element_spec) != expected:
             return f"gives {spec} for a batch, not {expected}"
@@ -145,7 +142,7 @@ def _prove(mapped: tf.data.Dataset, call: DatasetCall, size: int, *, drop: bool)
         real = _read(source.batch(size))
         wanted = [_run(real, lambda data: data.map(map_one))]
     except Exception as error:
-        return False, f"cannot be compared: {summarize_error(error)}"
+        return False, f"cannot be compared: {_quote(error)}"
     examples, differences = [real], []
     with contextlib.suppress(Exception):  # it refuses such numbers
         changed = tf.nest.map_structure(lambda part: _change(part[: max(1, size // 2)]), real)
@@ -160,6 +157,12 @@ def _prove(mapped: tf.data.Dataset, call: DatasetCall, size: int, *, drop: bool)
             return vectorized, ""
         differences.append(difference)
     return False, f"{differences[0]}; with tf.vectorized_map it {differences[1]}"
+
+
+def _quote(error: Exception) -> str:
+    """Return an error of a function in one line, without the names of TensorFlow's nodes."""
+    unconverted = re.search(r"No pfor vectorization defined for \w+", str(error))
+    return unconverted[0] if unconverted else re.sub(r"\{\{.*?\}\} *|\[Op:.*", "", summarize_error(error)).rstrip()
 
 
 def _read(batches: tf.data.Dataset) -> Any:
@@ -193,6 +196,7 @@ def _change(part: Any) -> Any:
 
 def _run(examples: Any, act: Callable[[Any], Any]) -> list[Any]:
     """Return all that `act` makes of a dataset of these examples, a tensor for each part of an element."""
+    count = len(tf.nest.flatten(examples)[0])  # TensorFlow allocates a batch of the size asked for
     with tf.device("CPU:0"):
-        (whole,) = act(tf.data.Dataset.from_tensor_slices(examples)).batch(ALL).as_numpy_iterator()
+        (whole,) = act(tf.data.Dataset.from_tensor_slices(examples)).batch(count).as_numpy_iterator()
     return list(tf.nest.flatten(whole))
