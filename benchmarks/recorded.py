@@ -29,8 +29,7 @@ from autotune.tuning import opening
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 from simulated import SimulatedTrial, SimulatedTrials
-from simulated_runs import BASELINE, FACTS, MACHINE, DirectoryWithoutStudy, go_on, on_disk, tune_simulated
-from test_gpu_knobs import A100
+from simulated_runs import A100, BASELINE, FACTS, MACHINE, DirectoryWithoutStudy, go_on, on_disk, tune_simulated
 
 DEFAULT = Path(__file__).resolve().parent / "data" / "recorded_slices.json"
 CRITICAL_BATCH = 64.0

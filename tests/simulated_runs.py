@@ -11,7 +11,7 @@ from pathlib import Path
 
 from simulated import SimulatedTrials
 
-from autotune.data.facts import Machine, WorkloadFacts, WorkloadReference
+from autotune.data.facts import Gpu, Machine, WorkloadFacts, WorkloadReference
 from autotune.data.figures import Interval, LogInterval
 from autotune.data.options import Options
 from autotune.data.record import Looks, Outcome, Pair, Pairing, Phase, Slice, Standing, StepSeconds, TrialRecord
@@ -56,6 +56,7 @@ MACHINE = Machine(
     cuda=None,
     cudnn=None,
 )
+A100 = Gpu(name="NVIDIA A100", memory_bytes=40 << 30, compute_capability="8.0")
 LIMITS = Limits(host_bytes=8 << 30, device_bytes=None)
 REFERENCE = WorkloadReference(file="/simulated.py")
 BASELINE = baseline_configuration(BATCH_SIZE, {}, Device.CPU, where="baseline")

@@ -8,9 +8,8 @@ import subprocess
 import sys
 
 import pytest
-from simulated_runs import BASELINE, MACHINE, a_record, on_disk, run_on, simulated_trials, space, tune_simulated
+from simulated_runs import A100, BASELINE, MACHINE, a_record, on_disk, run_on, simulated_trials, space, tune_simulated
 from test_folders import a_recipe
-from test_gpu_knobs import A100
 from test_kind import H200, a_machine
 
 from autotune.data.record import Outcome, Phase

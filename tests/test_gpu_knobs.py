@@ -4,10 +4,9 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-from simulated_runs import FACTS, MACHINE, on_disk, simulated_trials, space, tune_simulated
+from simulated_runs import A100, FACTS, MACHINE, on_disk, simulated_trials, space, tune_simulated
 
 from autotune.data.errors import ApplyError
-from autotune.data.facts import Gpu
 from autotune.data.record import Outcome
 from autotune.machine import gpu
 from autotune.machine.gpu import missing_xla_flags
@@ -23,7 +22,6 @@ from autotune.tuning.surroundings import adopt_imported_settings
 
 BASELINE = baseline_configuration(32, {"jit_compile": False}, Device.GPU, where="test")
 VARIABLES = [each for each in GPU_KNOBS if each.stage is Stage.START]
-A100 = Gpu(name="NVIDIA A100", memory_bytes=40 << 30, compute_capability="8.0")
 
 
 def resolved(name="gpu", *, baseline=BASELINE, **more):

@@ -5,8 +5,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from simulated_runs import BASELINE, MACHINE, a_record, a_warm_up, an_invocation, on_disk, run_on, simulated_trials
-from test_gpu_knobs import A100
+from simulated_runs import (
+    A100,
+    BASELINE,
+    MACHINE,
+    a_record,
+    a_warm_up,
+    an_invocation,
+    on_disk,
+    run_on,
+    simulated_trials,
+)
 
 from autotune.data.facts import GpuUse
 from autotune.data.record import Outcome, Phase, Place, ProcessLog
