@@ -32,11 +32,12 @@ def append(log, text):
 
 
 def slices(retracing, log, *texts):
-    """What is counted in slices that follow on one another, in which so much is written to the log."""
+    """What is counted in slices that follow on one another, in whose calls so much is written to the log."""
     counted = []
+    train = retracing.wrap(lambda text: append(log, text))
     for text in texts:
         measured = retracing.gauge()
-        append(log, text)
+        train(text)
         counted.append(measured(1.0)["retraces"])
     return counted
 
@@ -49,6 +50,17 @@ def test_compilations_are_counted_as_they_are_logged(log):
         seen, log, OTHER + COMPILED.format(2) + first, rest + "Compiled by hand 3 times\n" + COMPILED.format(4), ""
     )
     assert counted == [1, 2, 0]
+
+
+def test_what_a_validation_compiles_is_no_retrace(log):
+    seen = Retracing(log, xla=True)
+    train = seen.wrap(lambda text: append(log, text))
+    train(COMPILED.format(1))
+    measured = seen.gauge()
+    train(COMPILED.format(2))  # the last batch of an epoch
+    append(log, COMPILED.replace("808", "911").format(1) + COMPILED.replace("808", "911").format(2))
+    train("")
+    assert measured(1.0) == {"retraces": 1}
 
 
 def test_a_log_that_does_not_tell_is_not_taken_for_quiet(log):
@@ -69,7 +81,7 @@ def test_where_tensorflow_does_not_tell_of_traces_nothing_is_known(log, monkeypa
     monkeypatch.setattr(gauges, "tracing_seconds", lambda: None)
     seen = Retracing(log, xla=False)
     assert seen.wrap(len) is len
-    assert slices(seen, log, "") == [None]
+    assert seen.gauge()(1.0) == {"retraces": None}
 
 
 def test_calls_in_which_something_is_traced_are_counted(log, monkeypatch):

@@ -132,48 +132,51 @@ class Retracing:
     """Counts how often the train function was traced or compiled in each slice.
 
     Tracing shows in the seconds that TensorFlow says it spends on it, before and after each call. XLA compiles anew for
-    each shape that it meets, without a new trace: of that its runtime writes a line into the log.
+    each shape that it meets, without a new trace: of that its runtime writes a line into the log. Lines written between
+    calls are of other functions, such as a validation's.
     """
 
     def __init__(self, log: Path, *, xla: bool) -> None:
         self._log = log
         self._read_bytes = log.stat().st_size
-        self._traces = 0
+        self._retraces = 0
         self._seen = not xla  # where XLA compiles, a first compilation must be seen: else the log does not tell
         self._spent = tracing_seconds()
 
     def wrap(self, train_function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """Return `train_function`, with the calls of it counted in which something was traced."""
+        """Return `train_function`, with what its calls trace or compile counted.
+
+        What is traced anew is compiled anew: the larger of the two numbers counts.
+        """
         spent = self._spent
         if spent is None:
             return train_function
 
         def watched(iterator: Any) -> Any:
             before = spent()
+            self._count_compilations()
             logs = train_function(iterator)
-            self._traces += spent() != before
+            self._retraces += max(spent() != before, self._count_compilations())
             return logs
 
         return watched
 
     def gauge(self) -> Callable[[float], dict[str, Any]]:
-        """Count how often the function is traced or compiled in a slice; None where that cannot be seen.
-
-        What is traced anew is compiled anew: the larger of the two numbers counts.
-        """
-        self._count_compilations()
-        before = self._traces
+        """Count how often the function is traced or compiled in a slice; None where that cannot be seen."""
+        before = self._retraces
 
         def measured(_: float) -> dict[str, Any]:
-            compilations = self._count_compilations()
             seen = self._seen and self._spent is not None
-            return {"retraces": max(self._traces - before, compilations) if seen else None}
+            return {"retraces": self._retraces - before if seen else None}
 
         return measured
 
     def _count_compilations(self) -> int:
         """Count those that the log's whole lines tell of since the last time."""
         found = 0
+        with contextlib.suppress(OSError):
+            if os.stat(self._log).st_size == self._read_bytes:
+                return 0
         with contextlib.suppress(OSError), self._log.open("rb") as stream:
             # A log that had grown too large is shorter than before: what its lost lines said is not counted.
             start = stream.seek(min(self._read_bytes, os.fstat(stream.fileno()).st_size))
