@@ -3,6 +3,7 @@
 import itertools
 import json
 import signal
+import subprocess
 
 import pytest
 from real_trials import is_gone
@@ -72,6 +73,22 @@ def test_closing_ends_template_and_supervisor(start):
     template.close()
     assert not template.alive
     assert is_gone(template.pid)
+
+
+def test_ctrl_c_while_a_template_starts_leaves_no_process(start, monkeypatch):
+    started = []
+
+    class Interrupted(subprocess.Popen):
+        def __init__(self, *arguments, **options):
+            super().__init__(*arguments, **options)
+            started.append(self)
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(subprocess, "Popen", Interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        start()
+    assert is_gone(started[0].pid)
+    started[0].wait()
 
 
 @pytest.mark.parametrize(

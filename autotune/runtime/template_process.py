@@ -62,22 +62,27 @@ class Template:
         command = [sys.executable, "-P", "-m", "autotune.runtime.template", str(theirs.fileno())]
         folder = "" if layers is None else str(layers)
         command += [str(os.getpid()), mode, reference.model_dump_json(), folder, ENTRY_POINT]
-        with theirs, open(open_log(log), "ab") as output:
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                pass_fds=(theirs.fileno(),),
-                env={**os.environ, **import_path(), **variables, supervisor.FAMILY_VARIABLE: self._family},
-                start_new_session=True,
-            )
-        self.pid = self._process.pid  # the supervisor's, which lives as long as anything below it
         self._channel = Channel(ours)
         self._ready: protocol.TemplateReady | None = None
         self.tell: Callable[[str], object] = lambda text: None  # told what runs while it imports
         self.waits = False  # one of its processes waits to go on as its first trial
         self._exits: dict[int, int] = {}
+        try:
+            with theirs, open(open_log(log), "ab") as output:
+                self._process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    pass_fds=(theirs.fileno(),),
+                    env={**os.environ, **import_path(), **variables, supervisor.FAMILY_VARIABLE: self._family},
+                    start_new_session=True,
+                )
+            self.pid = self._process.pid  # the supervisor's, which lives as long as anything below it
+        except BaseException:  # such as Ctrl-C: nobody else would end it, and it would write to the run's directory
+            self._channel.close()
+            supervisor.kill_family(self._family)
+            raise
 
     def wait_ready(self, longest_seconds: float = IMPORT_SECONDS) -> protocol.TemplateReady:
         """Return what the template found by importing.
