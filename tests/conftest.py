@@ -41,6 +41,14 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         session.exitstatus = NOT_RUN
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run real trials last: a mistake shows before the first `import tensorflow`."""
+    """Run real trials last, as a mistake shows before the first `import tensorflow`; they are slow unless marked fast.
+
+    Those that only build a model, in the process that all such tests share, are fast too.
+    """
     items.sort(key=lambda item: item.path.parent != TESTS)
+    for item in items:
+        is_fast = item.get_closest_marker("fast") or "build" in item.fixturenames
+        if item.path.parent != TESTS and not is_fast:
+            item.add_marker(pytest.mark.slow)

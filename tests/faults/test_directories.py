@@ -65,7 +65,6 @@ def write_for_ever(file):
         file.write(b"x" * 4096)
 
 
-@pytest.mark.slow
 def test_a_disk_that_fills_up(fresh_processes, small_disk):
     study = Study(fresh_processes, small_disk / "run", trial_seconds=8.0)
     assert study.try_fault("").outcome == "ok"
@@ -78,6 +77,7 @@ def test_a_disk_that_fills_up(fresh_processes, small_disk):
         study.end()
 
 
+@pytest.mark.fast
 def test_a_run_directory_that_becomes_unwritable(tmp_path):
     study = Study(simulated_trials(), tmp_path / "run", trial_seconds=8.0)
     with (
@@ -89,6 +89,7 @@ def test_a_run_directory_that_becomes_unwritable(tmp_path):
     study.end()
 
 
+@pytest.mark.fast
 def test_a_run_directory_that_is_deleted(tmp_path):
     study = Study(simulated_trials(), tmp_path / "run", trial_seconds=8.0)
     (tmp_path / "run").rename(tmp_path / "gone")

@@ -24,7 +24,7 @@ from autotune.runtime.executor import SeatLost, TrialFailed
 from autotune.runtime.protocol import Data
 from autotune.runtime.ray import RayExecutor
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # Ray warns of much
+pytestmark = pytest.mark.filterwarnings("ignore")  # Ray warns of much
 cluster_utils = pytest.importorskip("ray.cluster_utils")
 
 DATA = Data(examples=128, endless=False)

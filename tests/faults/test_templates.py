@@ -15,8 +15,6 @@ from autotune.data.record import Outcome
 from autotune.runtime.executor import TrialFailed
 from autotune.space.configuration import read_trials
 
-pytestmark = pytest.mark.slow
-
 KILL_SECONDS = 5.0
 """How long anything below a supervisor that is killed may live: promised, so asserted."""
 

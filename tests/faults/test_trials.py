@@ -10,8 +10,6 @@ from autotune.data.record import Outcome
 from autotune.runtime.executor import TrialFailed
 from autotune.runtime.logs import HEAD_BYTES, LARGEST_LOG_BYTES
 
-slow = pytest.mark.slow
-
 """How long after its limit a hanging trial's whole family may live: the one time that is promised, and asserted."""
 
 
@@ -43,7 +41,6 @@ def of(*outcomes):
     return pytest.mark.parametrize("fault", [pytest.param(each, id=each.name) for each in chosen])
 
 
-@slow
 @of(Outcome.ERROR, Outcome.CRASHED, Outcome.OOM, Outcome.NONFINITE)
 def test_a_trial_that_goes_wrong_says_how(launch, cgroup, fault):
     if fault.cgroup and cgroup is None:
@@ -56,7 +53,6 @@ def test_a_trial_that_goes_wrong_says_how(launch, cgroup, fault):
     assert is_gone(trial.trial.pid)
 
 
-@slow
 @of(Outcome.TIMEOUT)
 def test_a_trial_that_hangs_is_killed_at_its_limit(launch, fault):
     trial = launch(fault.name)
@@ -71,7 +67,6 @@ def test_a_trial_that_hangs_is_killed_at_its_limit(launch, fault):
     assert [pid for pid in (trial.trial.pid, *entered.get("family", [])) if not is_gone(pid)] == []
 
 
-@slow
 def test_a_trial_that_hangs_in_the_compiler_is_killed_at_its_limit(launch):
     trial = launch("hangs_in_compile")
     until(lambda: witness(trial.log), "the trial to build its model")
@@ -92,6 +87,7 @@ def writer_to(fifo):
         return None
 
 
+@pytest.mark.fast
 def test_a_trial_that_is_killed_in_a_slice_says_so(launch):
     trial = launch("is_killed_late")
     failure = ends(trial)
@@ -118,7 +114,6 @@ def test_a_signal_leaves_the_line_that_it_struck_in_the_log(launch):
     assert "in segfaults" in failure.log_tail
 
 
-@slow
 def test_gigabytes_of_garbage_are_ignored_and_the_log_is_capped(launch):
     trial = launch("prints_gigabytes")
     trial.warm_up()

@@ -10,8 +10,6 @@ import pytest
 from fault_table import BASELINE_BATCH_SIZE, BATCH_SIZES, WORKLOAD, witness
 from real_trials import REPOSITORY, is_gone, until
 
-pytestmark = pytest.mark.slow
-
 TUNER = """
     import sys
     from pathlib import Path

@@ -60,7 +60,6 @@ EXHAUSTED = "the dataset was exhausted by its first pass: the second got nothing
 STRATEGY = "model() builds the model under a {}, and trials open a strategy's scope by themselves"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "knobs", "reason", "hint"),
     [
@@ -87,7 +86,6 @@ def test_what_only_a_training_shows_is_an_input_error_too(launch, case, knobs, r
     assert failure.input_error
 
 
-@pytest.mark.slow
 def test_data_of_unknown_length_that_is_gone_after_one_pass_is_an_input_error(launch):
     failure = launch("three_steps_ever", data=Data(examples=None, endless=False)).failure()
     assert (failure.reason, failure.input_error) == (EXHAUSTED, True)
@@ -100,13 +98,11 @@ def test_a_batch_size_that_is_ignored_is_found_in_every_trial(build):
     assert "yields batches of 10, expected config.batch_size, which is 20" in failed.reason
 
 
-@pytest.mark.slow
 def test_a_precision_that_no_layer_takes_is_refused(launch):
     reason = launch("stubborn", precision="mixed_bfloat16").failure().reason
     assert reason == "precision=mixed_bfloat16 does not act: no layer of the model computes in bfloat16"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "policy"), [("policy_within", "mixed_bfloat16"), ("policy_with_the_data", "mixed_float16")]
 )
@@ -120,7 +116,6 @@ def test_a_policy_that_the_workloads_functions_set_is_refused(launch, case, poli
     launch(case, precision=policy).warm_up()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("case", ["policy_for_a_while", "half_precise"])
 def test_float32_that_no_layer_computes_in_is_refused(launch, case):
     failure = launch(case).failure()
@@ -159,7 +154,6 @@ workload = autotune.Workload(model=nothing, dataset=nothing, compile=nothing, ba
 """
 
 
-@pytest.mark.slow
 def test_keras_on_another_backend_is_refused(processes_of):
     source = 'import os\nos.environ["KERAS_BACKEND"] = "numpy"\n' + USABLE
     with pytest.raises(WorkloadError, match=r"Keras uses the backend numpy") as caught:
@@ -180,7 +174,6 @@ workload = autotune.Workload(model=broken, dataset=broken, compile=broken, batch
 """
 
 
-@pytest.mark.slow
 def test_in_a_fresh_interpreter_the_frames_are_the_users_too(processes_of, tmp_path):
     processes = processes_of(STARTS_AND_RAISES)
     processes.open()

@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.fast
+
 HEAD = """
 import numpy as np
 import tensorflow as tf

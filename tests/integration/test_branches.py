@@ -9,8 +9,6 @@ from autotune.runtime.executor import TrialFailed
 from autotune.runtime.protocol import BranchRuns, Data
 from autotune.stats.same_loss import find_step_counter
 
-pytestmark = pytest.mark.slow
-
 KNOWN = Data(examples=512, endless=False)
 PROBES, EXAMPLES = 4, 256
 

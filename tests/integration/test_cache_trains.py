@@ -5,10 +5,8 @@ from real_trials import PATIENCE_SECONDS
 from test_long_run import TRAIN, by_recipe, numbers_of, recipe_of, trained
 
 MAPPED = TRAIN.replace(".shuffle(96", ".map(lambda a, b: (tf.sin(a), b)).shuffle(96")
-slow = pytest.mark.slow
 
 
-@slow
 def test_filling_it_counts_in_each_epoch(trials_of_script):
     trials = trials_of_script(MAPPED)
     trial = trials.launch(cache=True)
@@ -18,7 +16,6 @@ def test_filling_it_counts_in_each_epoch(trials_of_script):
     assert measured.charged_seconds == pytest.approx(filling / 3 * measured.examples / 96)
 
 
-@slow
 @pytest.mark.parametrize("file_bytes", [0, 4096])
 def test_a_run_trains_on_the_same_and_leaves_no_file(trials_of_script, tmp_path, monkeypatch, file_bytes):
     facts = trials_of_script(MAPPED).facts

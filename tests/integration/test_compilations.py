@@ -15,8 +15,6 @@ from autotune.space.knobs import Device
 from autotune.tuning.events import silent
 from autotune.tuning.opening import baseline_of
 
-pytestmark = pytest.mark.slow
-
 LOGGED, FOUND = "device_executable_persistor=1", "Loading cached entry for"
 TRAIN = """
 import keras

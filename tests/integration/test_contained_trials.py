@@ -166,6 +166,7 @@ def warm_up(processes: LocalExecutor, log: Path, data: Data | None = None) -> Wa
         trial.kill()
 
 
+@pytest.mark.fast
 def test_a_script_writes_through_every_door_and_its_files_stay(opened, work, tmp_path):
     if why := containment.why_unavailable(tmp_path / "layers"):
         pytest.skip(why)
@@ -294,7 +295,6 @@ def test_where_the_kernel_refuses_a_shell_is_refused(work, tmp_path):
     assert (work / "kept.txt").read_text() == "old"
 
 
-@pytest.mark.slow
 def test_where_the_kernel_refuses_the_run_says_what_it_cannot_see(work, tmp_path):
     source = "open('kept.txt', 'w').write('new')\nopen('made.txt', 'w').write('new')\n" + TRAIN
     (work / "kept.txt").write_text("old")

@@ -1,10 +1,7 @@
 """Nothing that a trial started outlives it, and nothing outlives `close`; `tests/faults` has the other faults."""
 
 import psutil
-import pytest
 from real_trials import PATIENCE_SECONDS, WORKLOADS, configuration, is_gone, until
-
-pytestmark = pytest.mark.slow
 
 
 def test_the_family_of_a_trial_that_finished_is_killed_too(launch):

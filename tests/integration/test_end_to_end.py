@@ -16,8 +16,6 @@ from real_trials import REPOSITORY, until
 
 import autotune
 
-slow = pytest.mark.slow
-
 DIGITS = REPOSITORY / "examples" / "digits_mlp.py"
 WAIT_SECONDS = 900.0
 BUDGET, SHORT_BUDGET = 40, 20
@@ -133,6 +131,7 @@ def tuned(tmp_path_factory, environment):
     return ended, folder
 
 
+@pytest.mark.fast
 def test_the_command_prints_lines_a_table_and_the_recipes_path(tuned):
     ended, folder = tuned
     assert ended.stderr == ""
@@ -143,6 +142,7 @@ def test_the_command_prints_lines_a_table_and_the_recipes_path(tuned):
     assert [path.name for path in folder.iterdir()] == ["run"]
 
 
+@pytest.mark.fast
 def test_a_run_leaves_a_recipe_a_study_and_a_history(tuned):
     _, folder = tuned
     recipe = assert_complete(folder / "run")
@@ -198,7 +198,6 @@ choices = [false, true]
 """
 
 
-@slow
 def test_each_change_of_a_real_winner_is_left_out(run, tmp_path):
     (tmp_path / "train.py").write_text(TINY)
     (tmp_path / "space.toml").write_text(TWO_KNOBS)
@@ -215,7 +214,6 @@ def test_each_change_of_a_real_winner_is_left_out(run, tmp_path):
 # ------------------------------------------------------------------------------------------------ from Python
 
 
-@slow
 def test_a_script_may_tune_the_workload_that_it_holds(run, tmp_path):
     (tmp_path / "train.py").write_text(
         "import sys\n"
@@ -280,7 +278,6 @@ def told(process: subprocess.Popen[str], printed: str, number: signal.Signals) -
     return printed + out, err
 
 
-@slow
 def test_a_run_that_is_told_to_stop_gives_the_verdict_it_has(tuner, tmp_path):
     process, printed = tuner("search ", "10m")
     out, err = told(process, printed, signal.SIGTERM)
@@ -292,7 +289,6 @@ def test_a_run_that_is_told_to_stop_gives_the_verdict_it_has(tuner, tmp_path):
     assert process.returncode == (0 if recipe.changes else 130), out + err
 
 
-@slow
 def test_ctrl_c_while_the_workload_is_imported(tuner, tmp_path):
     process, printed = tuner("importing the workload", "10m")
     _, err = told(process, printed, signal.SIGINT)
@@ -302,7 +298,6 @@ def test_ctrl_c_while_the_workload_is_imported(tuner, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-@slow
 def test_a_killed_run_keeps_what_it_finished_and_can_be_resumed(tuner, tmp_path, run):
     process, _ = tuner("search     1", "10m")
     family = templates_of(process.pid)
@@ -340,7 +335,6 @@ def tune_tiny(run, tmp_path, *options, source=TINY):
     return ended
 
 
-@slow
 def test_a_budget_too_small_for_the_baseline(run, tmp_path):
     slow = TINY.replace("def dataset():", "def dataset():\n    import time\n\n    time.sleep(60)")
     ended = tune_tiny(run, tmp_path, "--budget", "2s", "--out", "runs/one", source=slow)
@@ -350,6 +344,7 @@ def test_a_budget_too_small_for_the_baseline(run, tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.fast
 def test_a_directory_that_cannot_be_written(run, tmp_path):
     (tmp_path / "file").write_text("")
     ended = tune_tiny(run, tmp_path, "--budget", "40s", "--out", "file/run")
@@ -357,6 +352,7 @@ def test_a_directory_that_cannot_be_written(run, tmp_path):
     assert "cannot write to file/run" in ended.stderr
 
 
+@pytest.mark.fast
 def test_a_run_directory_is_not_overwritten(run, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "run.json").write_text("{}")
@@ -376,7 +372,6 @@ def test_a_baseline_that_crashes(run, tmp_path):
     assert not (tmp_path / "run" / "recipe.json").exists()
 
 
-@slow
 def test_a_workload_that_cannot_be_used(run, tmp_path):
     source = TINY.replace("def dataset():", "def dataset():\n    raise OSError('no such table')")
     ended = tune_tiny(run, tmp_path, "--budget", "40s", "--out", "run", source=source)

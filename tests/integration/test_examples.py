@@ -6,8 +6,6 @@ import re
 import pytest
 from real_trials import REPOSITORY, Case, configuration
 
-pytestmark = pytest.mark.slow
-
 EXAMPLES = sorted(
     file for file in (REPOSITORY / "examples").glob("*.py") if re.search(r"^workload = ", file.read_text(), re.M)
 )

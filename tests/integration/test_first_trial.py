@@ -92,7 +92,10 @@ def warm_up(trial: Any) -> WarmUp:
     return warm
 
 
-@pytest.mark.parametrize("data", ["arrays", pytest.param("dataset", marks=pytest.mark.slow), "generator"])
+@pytest.mark.fast
+@pytest.mark.parametrize(
+    "data", ["arrays", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("dataset", "generator"))]
+)
 def test_the_process_that_has_surveyed_a_script_is_its_first_trial(opened, runs, tmp_path, data):
     trials = opened(FITS[data], profile="all")
     first = trials.launch()
@@ -124,7 +127,6 @@ model.fit(x, y, batch_size=16, validation_data=(x[:24], y[:24]), verbose=0)
 """
 
 
-@pytest.mark.slow
 def test_the_survey_makes_the_first_trial_trace_nothing_twice(opened, tmp_path):
     trials, log, counts = opened(TRACED), tmp_path / "trial.log", []
     for _ in ("the survey's process", "one of its own"):
@@ -146,7 +148,6 @@ def test_other_values_are_tried_in_a_fork_of_their_own(opened, runs):
     assert pids(runs) == [surveyed, trial.pid]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("workers", "count"), [(1, 1), (2, 2)])
 def test_batches_of_workers_are_made_in_a_process_that_has_not_been_surveyed(opened, runs, workers, count):
     trials = opened(f"model.fit(Batches(workers={workers}), verbose=0)")
@@ -155,7 +156,6 @@ def test_batches_of_workers_are_made_in_a_process_that_has_not_been_surveyed(ope
     assert len(pids(runs)) == count
 
 
-@pytest.mark.slow
 def test_a_process_that_is_killed_while_it_waits_is_replaced(opened, runs):
     trials = opened(FITS["arrays"])
     (surveyed,) = pids(runs)
@@ -165,7 +165,6 @@ def test_a_process_that_is_killed_while_it_waits_is_replaced(opened, runs):
     assert pids(runs) == [surveyed, trial.pid]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("settings", "count"), [({}, 2), ({"fit": 2}, 1)])
 def test_of_several_fits_the_one_that_was_asked_for_is_reached_once(opened, runs, settings, count):
     trials = opened(TWO_FITS, settings=settings)
@@ -174,7 +173,6 @@ def test_of_several_fits_the_one_that_was_asked_for_is_reached_once(opened, runs
     assert len(pids(runs)) == count
 
 
-@pytest.mark.slow
 def test_it_ends_with_its_driver(runs, tmp_path, environment):
     (tmp_path / "train.py").write_text(SCRIPT.format(runs=str(runs), fit=FITS["arrays"]))
     driver = subprocess.Popen([sys.executable, "-c", DRIVER], cwd=tmp_path, env=environment)

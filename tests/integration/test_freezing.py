@@ -12,8 +12,6 @@ from real_trials import until
 
 from autotune.runtime.trial_process import is_stopped
 
-slow = pytest.mark.slow
-
 
 def processor_time(pid):
     """Clock ticks that all threads of a process have used so far."""
@@ -27,6 +25,7 @@ def elements(trial):
     return (trial.log.parent / "elements").stat().st_size
 
 
+@pytest.mark.fast
 def test_a_frozen_trial_stands_still_while_another_is_measured(launch):
     frozen, other = launch("endless", prefetch=4), launch("endless")
     frozen.warm_up()
@@ -47,7 +46,6 @@ def test_a_frozen_trial_stands_still_while_another_is_measured(launch):
 SLOW_PIPELINES = [("slow_generator", 1, {}), ("waits", 16, {"num_parallel_calls": 16, "data_threads": 16})]
 
 
-@slow
 @pytest.mark.parametrize(("case", "in_flight", "knobs"), SLOW_PIPELINES)
 def test_no_buffer_fills_while_a_trial_is_frozen(launch, case, in_flight, knobs):
     """While another trains, the pipeline begins no element; a slice trains on what was produced in it.
@@ -75,7 +73,6 @@ def test_no_buffer_fills_while_a_trial_is_frozen(launch, case, in_flight, knobs)
     until(lambda: elements(frozen) > before + 60, "the buffer to fill once the trial goes on")
 
 
-@slow
 def test_children_of_the_trial_are_frozen_with_it(launch):
     trial = launch("with_child")
     trial.warm_up()
@@ -84,7 +81,6 @@ def test_children_of_the_trial_are_frozen_with_it(launch):
     assert os.getpgid(child.pid) == trial.trial.pid
 
 
-@slow
 def test_a_stop_from_outside_is_told_from_a_hang(launch):
     trial = launch("endless")
     trial.warm_up()
@@ -94,7 +90,6 @@ def test_a_stop_from_outside_is_told_from_a_hang(launch):
     assert is_stopped(trial.trial.pid)
 
 
-@slow
 def test_a_continuous_run_is_not_frozen_between_its_slices(launch):
     case = launch("endless")
     case.warm_up()
@@ -105,7 +100,6 @@ def test_a_continuous_run_is_not_frozen_between_its_slices(launch):
     assert slices[2].steps > 0
 
 
-@slow
 def test_what_others_take_during_a_slice_is_told(launch):
     trial = launch("endless")
     trial.warm_up()

@@ -45,7 +45,6 @@ def run(run_code):
     return lambda script: json.loads(run_code(TRAINS + textwrap.dedent(script)).stdout.splitlines()[-1])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("changes", [{}, {"jit_compile": True, "steps_per_execution": 4}])
 def test_four_batches_of_8_train_as_one_of_32(run, tmp_path, changes):
     recipe, _ = quick_tune(simulated_trials(faster_by(batch_size=1.5), noise=0.02), tmp_path / "run")
@@ -73,7 +72,6 @@ def test_four_batches_of_8_train_as_one_of_32(run, tmp_path, changes):
     assert seen["apart"] < 1e-5 < 1e-2 < seen["moved"]
 
 
-@pytest.mark.slow
 def test_accumulation_reaches_below_a_loss_scale_and_not_into_a_built_optimizer(run):
     seen = run(
         """
@@ -97,7 +95,6 @@ def test_accumulation_reaches_below_a_loss_scale_and_not_into_a_built_optimizer(
     assert "was built before" in seen["refused"]
 
 
-@pytest.mark.slow
 def test_a_trial_counts_the_examples_of_each_batch(launch):
     trial = launch("telling", 8, global_batch=32)
     trial.warm_up()
@@ -105,12 +102,14 @@ def test_a_trial_counts_the_examples_of_each_batch(launch):
     assert part.examples == part.epochs * 100
 
 
+@pytest.mark.fast
 def test_with_several_devices_it_is_said_that_no_strategy_is_tried(tmp_path):
     watcher, gpus = Watcher(), ("NVIDIA H100", "NVIDIA H100")
     quick_tune(simulated_trials(gpus=gpus), tmp_path / "run", global_batch=64, budget=60.0, trials=1, observe=watcher)
     assert any("strategy is not varied: gradients" in each.text for each in watcher.of(Notice))
 
 
+@pytest.mark.fast
 def test_only_whole_parts_of_the_global_batch_are_tried(tmp_path):
     trials = simulated_trials(faster_by(batch_size=1.5), noise=0.02)
     recipe, directory = quick_tune(trials, tmp_path / "run", space=space(batch_size=(8, 512)), global_batch=96)
@@ -123,6 +122,7 @@ def test_only_whole_parts_of_the_global_batch_are_tried(tmp_path):
     assert configuration(16, global_batch=96).update_size == 96
 
 
+@pytest.mark.fast
 @pytest.mark.parametrize(
     ("wanted", "facts", "said"),
     [

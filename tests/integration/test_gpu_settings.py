@@ -11,8 +11,6 @@ from autotune.machine.gpu import missing_xla_flags
 from autotune.space.knobs import GPU_KNOBS, KNOBS, Domain, Knob, Stage
 from autotune.space.variables import NOT_READ, REFUSED, variable_fields
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture
 def run(run_code):

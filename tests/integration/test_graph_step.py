@@ -6,7 +6,6 @@ from real_trials import PATIENCE_SECONDS
 from autotune.data.record import Outcome
 from autotune.runtime.executor import TrialFailed
 
-pytestmark = pytest.mark.slow
 SCRIPT = """
 import keras, time
 import tensorflow as tf

@@ -11,8 +11,6 @@ from real_trials import PATIENCE_SECONDS
 
 from autotune.runtime.protocol import Data
 
-slow = pytest.mark.slow
-
 STEPS_PER_EPOCH = 7
 """100 examples in batches of 16."""
 SLICE_SECONDS = 0.5
@@ -121,6 +119,7 @@ def test_validation_that_took_too_long_to_count_is_not_counted_again(build):
 # ------------------------------------------------------------------------------------------------ whole epochs
 
 
+@pytest.mark.fast
 def test_a_trial_trains_on_whole_epochs_and_their_validation(launch):
     trial = launch("validated", steps_per_execution=2)
     passes = trial.log.parent / "validations"
@@ -135,7 +134,6 @@ def test_a_trial_trains_on_whole_epochs_and_their_validation(launch):
     assert 0 <= finished.input_wait_fraction <= 1
 
 
-@slow
 def test_steps_are_counted_where_gradients_are_accumulated(launch):
     trial = launch("accumulating_for_ever")
     trial.warm_up()
@@ -147,7 +145,6 @@ def test_steps_are_counted_where_gradients_are_accumulated(launch):
 UNKNOWN = Data(examples=None, endless=False)
 
 
-@slow
 @pytest.mark.parametrize(
     ("case", "batch_size", "data", "knobs", "examples", "steps"),
     [
@@ -163,7 +160,6 @@ def test_whole_epochs_are_trained_on(launch, case, batch_size, data, knobs, exam
     assert_whole_epochs(trial.warm_up(), trial.measure(), examples=examples, steps=steps)
 
 
-@slow
 @pytest.mark.parametrize(
     ("case", "data", "steps_per_execution", "endless"), [("generated", UNKNOWN, 1, False), ("endless", None, 8, True)]
 )
@@ -178,7 +174,6 @@ def test_data_without_a_known_end_is_timed_by_steps(launch, case, data, steps_pe
 # -------------------------------------------------------------------------------------------- steps, boundaries
 
 
-@slow
 def test_a_long_epoch_is_timed_by_steps_and_its_boundary_apart(launch):
     trial = launch("long_and_validated", 8)
     warm = trial.warm_up()
@@ -189,7 +184,6 @@ def test_a_long_epoch_is_timed_by_steps_and_its_boundary_apart(launch):
     assert (trial.log.parent / "validations").stat().st_size >= 3
 
 
-@slow
 def test_a_long_epoch_of_a_persistent_iterator_is_timed_by_steps_and_its_boundary_apart(launch):
     trial = launch("long_epoch", 8, persistent_iterator=True, steps_per_execution=12)
     warm, part = trial.warm_up(), trial.measure()
@@ -199,7 +193,6 @@ def test_a_long_epoch_of_a_persistent_iterator_is_timed_by_steps_and_its_boundar
     assert (part.steps % 10, part.examples) == (0, part.steps * 8)
 
 
-@slow
 def test_a_long_validation_is_run_in_part_and_charged_whole(launch):
     warm = launch("long_and_validated_for_long", 8).warm_up()
     assert warm.ready.timed_by == "steps"
@@ -207,7 +200,6 @@ def test_a_long_validation_is_run_in_part_and_charged_whole(launch):
     assert warm.ready.epoch_overhead_seconds > warm.ready.warmup_seconds
 
 
-@slow
 @pytest.mark.parametrize("persistent", [False, True])
 def test_an_iterator_that_is_not_trained_on_any_more_is_gone(launch, persistent):
     trial = launch("passes_that_end", persistent_iterator=persistent)
@@ -218,7 +210,6 @@ def test_an_iterator_that_is_not_trained_on_any_more_is_gone(launch, persistent)
     assert passes.count("+") - passes.count("-") == 1
 
 
-@slow
 def test_a_shuffle_buffer_that_the_epochs_end_pays_back_is_not_charged(launch):
     """Where steps wait for each example, those that fill the buffer are not waited for again when it is emptied.
 
@@ -234,7 +225,6 @@ def test_a_shuffle_buffer_that_the_epochs_end_pays_back_is_not_charged(launch):
     assert any(charged() < 0.5 for _ in range(6))
 
 
-@slow
 def test_a_shuffle_buffer_is_charged_where_the_pipeline_keeps_ahead(launch):
     def charged():
         trial = launch("keeps_ahead", prefetch=2, data_autotune=False)
@@ -254,7 +244,6 @@ def produced(trial):
     return marks.stat().st_size if marks.exists() else 0
 
 
-@slow
 @pytest.mark.parametrize(("case", "persistent"), [("more_than_is_kept", False), ("kept", True)])
 def test_what_a_dataset_keeps_is_kept_before_anything_is_timed(launch, case, persistent):
     trial = launch(case, persistent_iterator=persistent)
@@ -265,7 +254,6 @@ def test_what_a_dataset_keeps_is_kept_before_anything_is_timed(launch, case, per
     assert produced(trial) == before
 
 
-@slow
 def test_what_is_kept_in_a_file_is_not_produced_again(launch):
     first = launch("kept_in_a_file")
     first.warm_up()
@@ -278,7 +266,6 @@ def test_what_is_kept_in_a_file_is_not_produced_again(launch):
     assert produced(again) == 0
 
 
-@slow
 def test_what_is_never_kept_whole_is_produced_in_every_epoch(launch):
     trial = launch("part_of_what_is_kept")
     trial.warm_up()
@@ -303,7 +290,6 @@ def measure_beside_marks(trial, seconds, *, run_in=0):
     return part, steps_of(trial)[before + run_in :], time.monotonic() - began
 
 
-@slow
 def test_a_step_that_takes_longer_than_a_slice_is_timed_whole(launch):
     trial = launch("slow_steps")
     assert trial.warm_up().ready.timed_by == "steps"
@@ -312,7 +298,6 @@ def test_a_step_that_takes_longer_than_a_slice_is_timed_whole(launch):
     assert (part.steps, part.examples, len(turns)) == (1, 16, 1)
 
 
-@slow
 @pytest.mark.parametrize(("case", "run_in"), [("uneven_steps", 0), ("uneven_epochs", STEPS_PER_EPOCH)])
 def test_of_steps_that_are_fast_and_slow_in_turn_both_are_counted(launch, case, run_in):
     trial = launch(case)
@@ -330,7 +315,6 @@ def test_of_steps_that_are_fast_and_slow_in_turn_both_are_counted(launch, case, 
 # ----------------------------------------------------------------------------------------------- input wait
 
 
-@slow
 def test_the_wait_is_measured_without_another_pipeline(launch):
     trial = launch("shut")
     trial.warm_up()
@@ -339,7 +323,6 @@ def test_the_wait_is_measured_without_another_pipeline(launch):
     assert trial.trial.finish(INPUT_WAIT_SECONDS, PATIENCE_SECONDS).input_wait_fraction > 0
 
 
-@slow
 @pytest.mark.parametrize(("batch_size", "least", "most"), [(8, 0.25, 0.65), (2, 0.0, 0.15)])
 def test_a_wait_behind_buffers_is_seen(launch, batch_size, least, most):
     """Sixteen answers arrive in 250 ms, a step takes 70: with 8 of them to a step it waits for 44% of its time.

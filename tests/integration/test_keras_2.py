@@ -78,6 +78,7 @@ def surveyed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, WorkloadFact
     return {answer["name"]: WorkloadFacts.model_validate(answer["facts"]) for answer in found}
 
 
+@pytest.mark.fast
 def test_a_survey_tells_the_keras_and_the_scripts_own_values(surveyed):
     assert {facts.keras for facts in surveyed.values()} == {KerasVersion.KERAS_2}
     own = {name: facts.script.baseline for name, facts in surveyed.items()}
@@ -128,7 +129,6 @@ def test_a_recipes_values_act_in_the_scripts_own_places(surveyed, tmp_path, name
     assert numbers_of(by_hand, "losses") == pytest.approx(numbers_of(ended, "losses"), rel=1e-3)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["loop", "legacy_loop"])
 def test_a_loop_runs_by_its_recipe(surveyed, tmp_path, name):
     (tmp_path / "train.py").write_text(SCRIPTS[name], encoding="utf-8")
@@ -171,7 +171,6 @@ TRIALS = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", TRIALS)
 def test_trials_time_and_compare_losses(trials_of_script, tmp_path, name):
     trials = trials_of_script(TRIALS[name])
@@ -203,7 +202,6 @@ def test_trials_time_and_compare_losses(trials_of_script, tmp_path, name):
     assert hardly[-1] == pytest.approx(hardly[0], rel=1e-3), "the learning rate is scaled"
 
 
-@pytest.mark.slow
 def test_steps_that_keras_tunes_are_those_on_which_it_settled(trials_of_script):
     facts = trials_of_script(AUTO).facts
     assert facts.script.tunes_steps
@@ -262,7 +260,6 @@ workload = autotune.Workload(
 """
 
 
-@pytest.mark.slow
 def test_a_workload_of_keras_2_trains_on_endless_data(processes_of, tmp_path):
     processes = processes_of(WORKLOAD)
     assert processes.open().keras is KerasVersion.KERAS_2

@@ -9,8 +9,6 @@ from autotune.data.record import Outcome
 from autotune.runtime.executor import TrialFailed
 from autotune.runtime.protocol import Data
 
-slow = pytest.mark.slow
-
 
 def test_the_defaults_leave_tensorflow_alone(build):
     built = build("telling")
@@ -33,6 +31,7 @@ def test_the_defaults_leave_tensorflow_alone(build):
     }
 
 
+@pytest.mark.fast
 def test_every_knob_of_the_fork_acts_at_once(launch):
     trial = launch(
         "telling",
@@ -59,7 +58,6 @@ def test_prefetch_autotune_is_tensorflows_own(build):
     assert build("telling", prefetch="autotune").printed["prefetch"] == -1
 
 
-@slow
 def test_a_persistent_iterator_is_trained_on(launch):
     trial = launch("telling", 10, persistent_iterator=True, steps_per_execution=4)
     assert trial.warm_up().started.in_force == {"steps_per_execution": 2, "prefetch": 1}
@@ -82,7 +80,6 @@ def test_a_persistent_iterator_cannot_act_without_a_known_length(build, case):
     assert built.started.in_force == {"persistent_iterator": False}
 
 
-@slow
 @pytest.mark.parametrize(("calls", "threads", "at_once"), [(5, 16, 5), (16, 6, 6)])
 def test_parallel_calls_run_on_the_private_pool(launch, calls, threads, at_once):
     known = Data(examples=32, endless=False)  # counting runs the dataset without the knobs
@@ -91,7 +88,6 @@ def test_parallel_calls_run_on_the_private_pool(launch, calls, threads, at_once)
     assert trial.printed()["calls_at_once"] == at_once
 
 
-@slow
 def test_jit_compile_compiles_with_xla(launch):
     assert launch("python_inside", jit_compile=False).warm_up().started.jit_compile is False
     failure = launch("python_inside", jit_compile=True).failure()
@@ -100,7 +96,6 @@ def test_jit_compile_compiles_with_xla(launch):
     assert "XLA" in failure.reason + failure.detail + failure.log_tail
 
 
-@slow
 def test_onednn_is_set_before_tensorflow_is_imported(launch):
     trial = launch("telling", onednn=False)
     trial.warm_up()
@@ -128,7 +123,6 @@ workload = autotune.Workload(model=model, dataset=dataset, compile=lambda: {"los
 """
 
 
-@slow
 def test_a_file_that_starts_the_runtime_gets_a_fresh_interpreter_per_trial(processes_of, tmp_path):
     processes = processes_of(SPAWNED)
     facts = processes.open()
@@ -169,7 +163,6 @@ workload = autotune.Workload(model=model, dataset=dataset, compile=lambda: {"los
 """
 
 
-@slow
 def test_a_file_that_starts_a_thread_gets_a_fresh_interpreter_per_trial(processes_of, tmp_path):
     processes = processes_of(THREADED)
     processes.open()
@@ -204,7 +197,6 @@ workload = autotune.Workload(model=model, dataset=dataset, compile=lambda: {{"lo
 """
 
 
-@slow
 def test_a_file_that_sets_things_is_measured_as_the_user_would_run_it(processes_of, tmp_path):
     processes = processes_of(SETS.format(more=""))
     found = processes.open().in_force
@@ -223,7 +215,6 @@ def test_a_file_that_sets_things_is_measured_as_the_user_would_run_it(processes_
         trial.warm_up(PATIENCE_SECONDS)
 
 
-@slow
 def test_threads_that_the_file_has_fixed_cannot_be_had_otherwise(processes_of, tmp_path):
     processes = processes_of(SETS.format(more="STARTED = tf.constant(1.0) + 1"))
     processes.open()
@@ -233,7 +224,6 @@ def test_threads_that_the_file_has_fixed_cannot_be_had_otherwise(processes_of, t
         trial.warm_up(PATIENCE_SECONDS)
 
 
-@slow
 def test_layers_at_the_top_of_the_file_keep_their_precision(processes_of, tmp_path):
     processes = processes_of(
         SPAWNED.replace("STARTED = tf.constant(1.0) + 1  # starts the runtime", "LAYER = keras.layers.Rescaling(0.5)")
@@ -248,6 +238,7 @@ def test_layers_at_the_top_of_the_file_keep_their_precision(processes_of, tmp_pa
     trial.kill()
 
 
+@pytest.mark.fast
 def test_what_tensorflow_reads_when_imported_asks_for_templates_of_its_own(cases):
     assert (cases.started_by_import, cases.isolation) == (None, "template")
     assert cases.needs_different_template(configuration(), configuration(onednn=False))

@@ -1,9 +1,5 @@
 """Updates of optimizers and trainings by `fit`, scaled in real processes."""
 
-import pytest
-
-pytestmark = pytest.mark.slow
-
 
 def test_updates_are_scaled_and_the_script_keeps_its_own_learning_rate(run_code):
     run_code(

@@ -275,6 +275,7 @@ def test_with_the_scripts_own_values_nothing_changes(surveyed, tmp_path, name):
     assert said(with_recipe, "steps") == said(alone, "steps")
 
 
+@pytest.mark.fast
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_recipes_values_act_in_the_scripts_own_places(surveyed, tmp_path, name):
     (tmp_path / "train.py").write_text(SCRIPTS[name], encoding="utf-8")
@@ -294,7 +295,6 @@ def test_a_recipes_values_act_in_the_scripts_own_places(surveyed, tmp_path, name
     assert numbers_of(by_hand, "losses") == pytest.approx(numbers_of(ended, "losses"), rel=1e-3)
 
 
-@pytest.mark.slow
 def test_the_edit_of_a_recipe_trains_as_the_recipe_does(surveyed, tmp_path):
     (tmp_path / "train.py").write_text(TRAIN, encoding="utf-8")
     changes = {"batch_size": 24, "steps_per_execution": 2, "persistent_iterator": True, "data_autotune": False}
@@ -308,7 +308,6 @@ def test_the_edit_of_a_recipe_trains_as_the_recipe_does(surveyed, tmp_path):
         assert said(edited, word) == said(ended, word), edited.stderr
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_global_batch_is_kept_by_accumulating(surveyed, tmp_path, name):
     (tmp_path / "train.py").write_text(SCRIPTS[name], encoding="utf-8")
@@ -321,7 +320,6 @@ def test_a_global_batch_is_kept_by_accumulating(surveyed, tmp_path, name):
     assert numbers_of(by_hand, "losses") == pytest.approx(numbers_of(ended, "losses"), rel=1e-3)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_recipes_strategy_is_opened_for_a_script_that_has_none(surveyed, tmp_path, name):
     source = SCRIPTS[name].replace(".shuffle(96, seed=1)", "").replace("epochs=3", "epochs=3, shuffle=False")

@@ -12,8 +12,6 @@ from autotune.runtime.executor import TrialFailed
 from autotune.runtime.protocol import Data, LossRuns
 from autotune.stats.numerics import check_parity
 
-pytestmark = pytest.mark.slow
-
 STEPS = 60
 KNOWN = Data(examples=512, endless=False)
 

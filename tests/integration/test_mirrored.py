@@ -22,7 +22,6 @@ from autotune.runtime.protocol import Data, LossRuns
 from autotune.space.configuration import read_trials
 from autotune.space.knobs import STRATEGY_KNOBS
 
-pytestmark = pytest.mark.slow
 MIRRORED = {"strategy": "mirrored", "replicas": 2}
 SPACE = """
 schema_version = 1

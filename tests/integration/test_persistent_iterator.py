@@ -7,6 +7,8 @@ import textwrap
 
 import pytest
 
+pytestmark = pytest.mark.fast
+
 EXAMPLES, EPOCHS = 1437, 4
 
 COMMON = f"""

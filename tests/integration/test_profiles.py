@@ -12,8 +12,6 @@ from autotune.runtime.local import LocalExecutor
 from autotune.stats.bottleneck import StepFigures, find_bottleneck
 from autotune.tuning.ending import read_profiles
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture(scope="module")
 def processes(tmp_path_factory):

@@ -61,7 +61,6 @@ def slice_of(trials, **changes):
     return trial.measure(0.1, PATIENCE_SECONDS)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_what_lies_between_two_calls_of_fit_is_charged(opened, name):
     source, epochs_per_call = SCRIPTS[name]
@@ -101,7 +100,6 @@ model.fit(data, epochs=20, validation_data=(x, y), callbacks=[Judge()], verbose=
 """
 
 
-@pytest.mark.slow
 def test_a_callback_at_the_end_of_a_long_epoch_is_charged(opened):
     trials = opened("import tensorflow as tf\n" + LONG_EPOCHS)
     trial = trials.launch()
@@ -149,7 +147,6 @@ LOOPS_THAT_COMPILE = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("reads", LOOPS_THAT_COMPILE)
 def test_the_first_step_of_a_loop_is_its_compile_time(opened, reads):
     """Tracing takes many steps' time, whatever the machine does meanwhile."""
@@ -157,7 +154,6 @@ def test_the_first_step_of_a_loop_is_its_compile_time(opened, reads):
     assert ready.compile_seconds > ready.call_seconds
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("reads_by", LOOPS)
 def test_what_a_loop_does_between_long_epochs_is_charged(opened, reads_by):
     trials = opened(LOOP + LOOPS[reads_by])
@@ -167,7 +163,6 @@ def test_what_a_loop_does_between_long_epochs_is_charged(opened, reads_by):
     assert charged >= BETWEEN_SECONDS if reads_by == "for" else charged == 0.0
 
 
-@pytest.mark.slow
 def test_an_epoch_that_a_trial_cuts_short_is_not_the_loops_epoch(opened):
     trial = opened(LOOP + LOOPS["for"]).launch()
     trial.warm_up(PATIENCE_SECONDS)

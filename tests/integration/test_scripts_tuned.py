@@ -1,7 +1,6 @@
 """Scripts as their users wrote them: each is surveyed; some are tuned unmodified, and train with the recipe."""
 
 import hashlib
-import os
 import shutil
 import subprocess
 import sys
@@ -22,7 +21,7 @@ LOOPS = {"gan", "gradient_tape_loop", "keras2_gan", "mirrored_custom", "numpy_ta
 FIXED_BATCH_SIZE = {"mirrored_custom", "numpy_tape", "train_on_batch"}
 """One divides its loss by its own global batch size; the batches of the others are slices of arrays."""
 
-BEYOND_CI = (pytest.mark.slow, pytest.mark.skipif("CI" in os.environ, reason="slow, like others"))
+SLOW = pytest.mark.slow
 
 
 def digest(folder: Path) -> str:
@@ -49,24 +48,16 @@ def folder(tmp_path: Path) -> Path:
     return made
 
 
+@pytest.mark.fast
 @pytest.mark.parametrize(
     ("name", "arguments", "trains", "reached"),
     [
         # `fit` on arrays, argparse, callbacks that write and one that stops
         pytest.param("mlp_numpy", ["--epochs", "2", "--batch_size", "32"], "fit", {"batch_size"}),
         # a loop with GradientTape, a test loop in each epoch, checkpoints
-        pytest.param("gradient_tape_loop", ["--epochs", "2"], "loop", {"batch_size", "jit_compile"}),
-        # a PyDataset with workers, in a module of its own
-        pytest.param("train_generator", ["--epochs", "1"], "fit", {"batch_size", "workers"}, marks=pytest.mark.slow),
-        # Keras 2
-        pytest.param("keras2_functional", [], "fit", {"batch_size", "num_parallel_calls"}),
-        pytest.param("keras2_gan", [], "loop", {"batch_size", "jit_compile"}),
-        pytest.param("keras2_sequence", ["--epochs", "2"], "fit", {"batch_size", "workers"}, marks=BEYOND_CI),
-        pytest.param("keras2_train_step", [], "fit", {"batch_size", "steps_per_execution"}, marks=BEYOND_CI),
-        pytest.param("keras2_imbalanced", [], "fit", {"batch_size", "jit_compile"}, marks=BEYOND_CI),
-        pytest.param("keras2_mirrored", ["--epochs", "2"], "fit", {"batch_size"}, marks=BEYOND_CI),
-        pytest.param("keras2_probability", [], "fit", {"batch_size", "jit_compile"}, marks=BEYOND_CI),
-        pytest.param("keras2_two_tower", [], "fit", {"batch_size", "prefetch"}, marks=BEYOND_CI),
+        pytest.param("gradient_tape_loop", ["--epochs", "2"], "loop", {"batch_size", "jit_compile"}, marks=SLOW),
+        # Keras 2; all other scripts are surveyed below
+        pytest.param("keras2_functional", [], "fit", {"batch_size", "num_parallel_calls"}, marks=SLOW),
     ],
 )
 def test_a_script_is_tuned_as_it_is_and_trains_with_its_recipe(folder, tmp_path, name, arguments, trains, reached):
@@ -88,7 +79,6 @@ def test_a_script_is_tuned_as_it_is_and_trains_with_its_recipe(folder, tmp_path,
     assert run.returncode == 0, run.stderr[-4000:]
 
 
-@pytest.mark.slow
 def test_every_script_is_surveyed(tmp_path):
     names = sorted(file.stem for file in SCRIPTS.glob("*.py") if file.stem not in ("networks", "data_generator"))
     for name in names:
@@ -136,7 +126,6 @@ def slices_in(run):
     return sum(len(each.pairs) + len(each.slices) for each in read_trials(RunDirectory(run)))
 
 
-@pytest.mark.slow
 def test_a_module_is_tuned_resumed_verified_and_run(tmp_path):
     package = tmp_path / "jobs"
     package.mkdir()
@@ -206,7 +195,6 @@ model.fit(x, x[:, :1], batch_size=32, epochs=3, verbose=0)
 """
 
 
-@pytest.mark.slow
 def test_a_script_that_draws_its_model_ends_with_what_to_seed(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(DRAWN)
     ended = autotune(tmp_path, "tune", "train.py", "--budget", "60s")

@@ -86,6 +86,7 @@ def drawn(tmp_path):
     return next(line for line in (tmp_path / "trial.log").read_text().splitlines() if line.startswith("drawn"))
 
 
+@pytest.mark.fast
 def test_the_start_runs_once_and_all_trials_go_on_as_the_script_would(opened, counter, tmp_path, work):
     trials = opened(FIT)
     assert trials.facts.script.shared_seconds > 1.0
@@ -156,7 +157,6 @@ def test_an_error_in_the_start_is_reported_as_before(opened):
         opened(FIT, "os.environ['missing']")
 
 
-@pytest.mark.slow
 def test_a_killed_server_is_replaced_by_one_that_runs_the_start_again(opened, counter):
     trials = opened(FIT)
     trial = trials.launch()

@@ -8,8 +8,6 @@ from autotune.data.record import Outcome
 from autotune.runtime.protocol import Data
 from autotune.stats.stability import HOST_GROWTH, check_memory_growth
 
-pytestmark = pytest.mark.slow
-
 
 def slices(trial, count=2, seconds=0.4):
     """So many slices of a trial that has warmed up."""

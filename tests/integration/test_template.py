@@ -3,8 +3,6 @@
 import subprocess
 import sys
 
-import pytest
-
 ASK = """
 import keras
 import tensorflow
@@ -21,7 +19,6 @@ assert inspect_import()[0] == "runtime"
 """
 
 
-@pytest.mark.slow
 def test_asking_whether_the_runtime_has_started_wakes_no_device():
     done = subprocess.run([sys.executable, "-c", ASK], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]

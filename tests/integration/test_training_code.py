@@ -40,6 +40,7 @@ def train(recipe, tmp_path, run_code):
     return start
 
 
+@pytest.mark.fast
 def test_an_applied_recipe_acts_at_every_stage(train):
     seen = train(
         """
@@ -89,7 +90,6 @@ def test_an_applied_recipe_acts_at_every_stage(train):
     }
 
 
-@pytest.mark.slow
 def test_applied_too_late_is_an_error(train):
     said = train(
         """
@@ -129,7 +129,6 @@ def test_applied_too_late_is_an_error(train):
     assert nothing_left == ""
 
 
-@pytest.mark.slow
 def test_a_baseline_recipe_is_applied_after_an_optimizer_a_metric_and_a_layer(train):
     seen = train(
         """
@@ -148,7 +147,6 @@ def test_a_baseline_recipe_is_applied_after_an_optimizer_a_metric_and_a_layer(tr
     assert seen == "applied"
 
 
-@pytest.mark.slow
 def test_the_same_recipe_may_be_applied_again(train):
     seen = train(
         """
@@ -273,7 +271,7 @@ print(json.dumps({{
 """
 
 
-@pytest.mark.parametrize("version", [KerasVersion.KERAS_3, pytest.param(KerasVersion.KERAS_2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("version", list(KerasVersion))
 @pytest.mark.parametrize("persistent", [True, False])
 def test_fit_takes_what_keras_takes(recipe, tmp_path, run_code, version, persistent):
     knobs = {"batch_size": 20, "persistent_iterator": persistent, "steps_per_execution": 4}

@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 
-import pytest
 from documents import ROOT, code_blocks
 
 from autotune.recipe.recipe import Recipe
@@ -24,7 +23,6 @@ def test_the_workload_guides_code_runs_as_printed(run_code, tmp_path):
     assert json.loads(printed.splitlines()[-1]) == [3 * 960 // 64, 5]
 
 
-@pytest.mark.slow
 def test_the_tutorials_commands_run_as_printed(environment, tmp_path):
     (script,) = code_blocks("tutorial.md", "python")
     (tmp_path / "train.py").write_text(script, encoding="utf-8")

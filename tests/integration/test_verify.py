@@ -14,8 +14,6 @@ from autotune.recipe.evidence import Confirmation, CreatedBy, Evidence, PeakMemo
 from autotune.recipe.recipe import Recipe
 from autotune.stats.deciding import EndedBy, Verdict
 
-pytestmark = pytest.mark.slow
-
 SOURCE = TINY.replace("batch_size=16", 'batch_size=16, baseline={"jit_compile": False}')
 RATE = Interval(value=1.0, low=1.0, high=1.0)
 MEMORY = PeakMemory(host=None, device=None)

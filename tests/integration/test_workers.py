@@ -11,7 +11,6 @@ from autotune.data.errors import WorkloadError
 from autotune.data.record import Outcome
 from autotune.runtime.executor import TrialFailed
 
-pytestmark = pytest.mark.slow
 PARTS = """
 import json
 import os
