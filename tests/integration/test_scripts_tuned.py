@@ -10,9 +10,10 @@ import pytest
 from real_trials import REPOSITORY, survey_all
 from test_end_to_end import with_enough_time
 
+from autotune.data.record import Phase
 from autotune.data.run_directory import RunDirectory
 from autotune.recipe.recipe import Recipe
-from autotune.space.configuration import read_trials
+from autotune.space.configuration import Configuration, read_trials
 
 SCRIPTS = REPOSITORY / "tests" / "scripts"
 BUDGET = 25
@@ -105,7 +106,7 @@ from .data import examples
 parser = argparse.ArgumentParser()
 parser.add_argument("--epochs", type=int, default=1)
 args = parser.parse_args()
-model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(16), keras.layers.Dense(1)])
+model = keras.Sequential([keras.layers.Dense(16), keras.layers.Dense(1)])  # its first step builds it
 model.compile("sgd", "mse")
 model.fit(examples().batch(16), epochs=args.epochs, verbose=0)
 print("trained", args.epochs, int(model.optimizer.iterations.numpy()))
@@ -126,7 +127,7 @@ def slices_in(run):
     return sum(len(each.pairs) + len(each.slices) for each in read_trials(RunDirectory(run)))
 
 
-def test_a_module_is_tuned_resumed_verified_and_run(tmp_path):
+def test_a_module_is_tuned_resumed_verified_run_and_tuned_again(tmp_path):
     package = tmp_path / "jobs"
     package.mkdir()
     (package / "__init__.py").write_text("", encoding="utf-8")
@@ -150,6 +151,18 @@ def test_a_module_is_tuned_resumed_verified_and_run(tmp_path):
     assert run.returncode == 0, run.stderr
     steps = 3 * -(-512 // int(recipe.configuration["batch_size"]))
     assert f"trained 3 {steps}" in run.stdout
+    edited = '"""My training."""\n' + TRAIN.replace('"sgd"', "keras.optimizers.SGD(0.02)")
+    (package / "train.py").write_text(edited, encoding="utf-8")
+    again = ("tune", "-m", "jobs.train", "--out", str(tmp_path / "second"), "--trials", "1", "--budget")
+    second = with_enough_time(lambda budget: autotune(tmp_path, *again, f"{budget}s", "--", "--epochs", "2"), BUDGET)
+    assert second.returncode == 0, second.stdout + second.stderr
+    record = RunDirectory(tmp_path / "second").read_run()
+    assert record.workload.parameters == RunDirectory(out).read_run().workload.parameters == 8 * 16 + 16 + 16 + 1
+    assert {leader.run for leader in record.leaders} == {"run"}
+    assert "starting from the leader" in second.stdout
+    (tried,) = [trial for trial in read_trials(RunDirectory(tmp_path / "second")) if trial.phase is Phase.SEARCH]
+    baseline = Configuration(record.baseline)
+    assert Configuration(tried.asked or tried.configuration).differences(baseline) == record.leaders[0].changes
 
 
 GENERATOR = """
