@@ -9,7 +9,7 @@ import pytest
 
 RUNTIME = tempfile.TemporaryDirectory()
 os.environ["XDG_RUNTIME_DIR"] = RUNTIME.name  # tests lock devices here, apart from the user's own runs
-TESTS = Path(__file__).parent
+REAL = [Path(__file__).parent / name for name in ("integration", "faults")]
 
 hypothesis.settings.register_profile(
     "without a clock", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
@@ -47,8 +47,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     Those that only build a model, in the process that all such tests share, are fast too.
     """
-    items.sort(key=lambda item: item.path.parent != TESTS)
+    items.sort(key=lambda item: item.path.parent in REAL)
     for item in items:
         is_fast = item.get_closest_marker("fast") or "build" in item.fixturenames
-        if item.path.parent != TESTS and not is_fast:
+        if item.path.parent in REAL and not is_fast:
             item.add_marker(pytest.mark.slow)

@@ -9,7 +9,7 @@ import pytest
 import runs
 import slow_answers
 
-RECIPE = Path(__file__).parents[1] / "results" / "recorded" / "digits_mlp_command_one" / "recipe.json"
+RECIPE = Path(__file__).parents[2] / "results" / "recorded" / "digits_mlp_command_one" / "recipe.json"
 BASELINE = {"batch_size": 32}
 SLOW, FAST = BASELINE | {"prefetch": 2}, BASELINE | {"jit_compile": True}
 
