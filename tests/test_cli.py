@@ -161,19 +161,6 @@ def test_show_prints_the_trials_and_the_claim_of_a_run(capsys, finished):
     assert "--resume" not in out
 
 
-def test_show_ends_with_how_to_train_with_the_recipe_of_a_run(capsys, finished):
-    _, out, _ = run(capsys, "show", finished)
-    assert "In your training code:\n" in out
-    assert "recipe.compile(model, " in out[out.index("Recipe: ") :]
-
-
-def test_show_prints_a_recipe_by_its_file(capsys, finished):
-    code, out, _ = run(capsys, "show", finished / "recipe.json")
-    assert code == 0
-    assert "recommended" in out
-    assert "samples/s" in out
-
-
 def test_show_prints_both_answers_of_a_run_and_of_its_recipe(capsys, finished, tmp_path):
     recipe, copy = Recipe.load(finished / "recipe.json"), tmp_path / "run"
     shutil.copytree(finished, copy)
@@ -397,15 +384,6 @@ def test_tune_leaves_with_0_unless_it_was_stopped_with_nothing_to_recommend(
     assert code == expected
     assert f"Recipe: {path / 'recipe.json'}" in out
     assert err == ""
-
-
-def test_tune_ends_with_the_command_that_goes_on(capsys, tune_gives):
-    path = tune_gives(Verdict.UNDECIDED)
-    _, out, _ = run(capsys, "tune", "my train.py:it")
-    (going_on,) = [line for line in out.replace(" \\\n", "").splitlines() if "--resume" in line]
-    words = shlex.split(going_on.removeprefix("Go on: "))
-    assert words[:5] == ["autotune", "tune", "my train.py:it", "--resume", str(path)]
-    assert words[5] == "--budget"
 
 
 def test_a_second_ctrl_c_says_how_to_go_on(capsys, monkeypatch, tmp_path):

@@ -10,12 +10,11 @@ from autotune.data.record import Outcome, Pairing
 from autotune.runtime.executor import DeviceUnavailable, TrialFailed
 from autotune.stats.intervals import claim_interval
 from autotune.tuning.confirmation import SlicePlan
-from autotune.tuning.run import Interrupted, TimeIsUp
+from autotune.tuning.run import TimeIsUp
 from autotune.tuning.state import USUAL_PRIOR
 
 SPEED = faster_by(jit_compile=1.5, batch_size=1.2)
 LARGE = BASELINE.replace(batch_size=64)
-TAKEN = TrialFailed(Outcome.OOM, "INTERNAL: all CUDA-capable devices are busy or unavailable")
 
 
 def failing(of, outcome=Outcome.CRASHED, times=10**9):
@@ -78,6 +77,7 @@ def test_the_boundary_of_long_epochs_is_measured_once_and_only_where_it_matters(
     fresh.measure(3)
     taken = [live.timing.boundary for live in fresh.launched if live.configuration == FAST]
     assert [boundary is None for boundary in taken] == own
+    assert any(own) or {*taken} == {fresh.run.boundary}
     assert {live.timing.boundary for live in fresh.launched if live.configuration == BASELINE} == {fresh.run.boundary}
 
 
@@ -269,29 +269,7 @@ def test_a_card_that_another_process_holds_is_nobodys_fault(tmp_path, lost):
     assert fresh.record.pairing is Pairing.ALTERNATING
 
 
-def test_a_card_that_is_taken_before_an_instance_makes_no_room(tmp_path):
-    fresh = Fresh(tmp_path, simulated_trials(SPEED))
-    failures = [TAKEN]
-    fresh.trials.failure = lambda each: failures.pop() if each == BASELINE and failures else None
-    with pytest.raises(DeviceUnavailable):
-        fresh.measure()
-    fresh.measure()
-    assert fresh.record.pairing is Pairing.ALTERNATING
-
-
 # --------------------------------------------------------------------------------------- stopped, or out of time
-
-
-@pytest.mark.parametrize("pairing", list(Pairing))
-def test_an_instance_that_cannot_start_in_time_is_not_begun(tmp_path, pairing):
-    fresh = Fresh(tmp_path, simulated_trials(SPEED), pairing=pairing, left=40.0)
-    fresh.measure()
-    fresh.trials.clock.advance(fresh.left - (fresh.trials.clock() - fresh.began) - 1.0)
-    before = len(fresh.launched)
-    with pytest.raises(TimeIsUp):
-        fresh.measure()
-    assert len(fresh.launched) == before
-    assert len(fresh.confirmation.measured) == 1
 
 
 def measure_until_it_fails(fresh):
@@ -314,26 +292,6 @@ def test_whenever_the_time_is_up_nothing_is_waited_for(tmp_path, pairing, left, 
     assert fresh.trials.alive == []
 
 
-def test_who_stops_it_keeps_the_rounds_that_were_measured(tmp_path):
-    asked = []
-    fresh = Fresh(tmp_path, simulated_trials(SPEED, noise=0.1), interruptions=lambda: len(asked))
-    taken = fresh.trials.samples_per_second
-    fresh.measure()
-    pairs = len(fresh.confirmation.trial.pairs)
-
-    def stop_then(each):
-        if len(fresh.confirmation.trial.pairs) > pairs + 1:
-            asked.append(True)
-        return taken(each)
-
-    fresh.trials.samples_per_second = stop_then
-    with pytest.raises(Interrupted):
-        fresh.measure(1, rounds=20)
-    assert len(fresh.confirmation.measured) == 2
-    assert len(fresh.confirmation.instances[1]) < 20
-    assert fresh.trials.alive == []
-
-
 @pytest.mark.parametrize("pairing", [None, Pairing.BRACKETED])
 def test_a_leader_whose_weights_are_ruined_fails(tmp_path, monkeypatch, pairing):
     fresh, finish = Fresh(tmp_path, simulated_trials(SPEED), pairing=pairing), SimulatedTrial.finish
@@ -347,15 +305,6 @@ def test_a_leader_whose_weights_are_ruined_fails(tmp_path, monkeypatch, pairing)
     fresh.measure()
     assert fresh.confirmation.failure.outcome is Outcome.NONFINITE
     assert fresh.trials.alive == []
-
-
-def test_the_cost_between_epochs_is_taken_over_for_both_sides(tmp_path):
-    trials = simulated_trials(SPEED, examples=100_000)
-    fresh = Fresh(tmp_path, trials)
-    assert fresh.run.boundary is not None
-    fresh.measure()
-    timings = {live.configuration: live.timing.boundary for live in fresh.launched}
-    assert timings[FAST] == timings[fresh.run.baseline] is not None
 
 
 def test_a_leader_that_measures_its_boundary_has_time_for_it(tmp_path):

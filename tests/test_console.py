@@ -10,8 +10,6 @@ from types import SimpleNamespace
 
 import pandas as pd
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from rich.console import Console
 from simulated_runs import BASELINE, a_pair
 from test_recommendation import run_that_is
@@ -20,7 +18,7 @@ import autotune
 from autotune.data.errors import RecipeError, WorkloadError
 from autotune.data.facts import ScriptFacts, Trains
 from autotune.data.figures import Check, Interval
-from autotune.data.printable import duration, memory_size, one_line
+from autotune.data.printable import duration, memory_size
 from autotune.data.record import Looks, Outcome, Phase, Standing, TrialRecord
 from autotune.data.run_directory import RunDirectory
 from autotune.front import cli
@@ -205,26 +203,6 @@ def test_the_best_is_what_leads_by_the_latest_looks():
     failed = ended(128, None, outcome=Outcome.OOM)
     lines = drawn([*EVENTS[:2], ended(128, 4.63), ended(64, 3.72), failed], terminal=True).splitlines()
     assert re.search(r"best so far +×3.72 +batch_size=64", [each for each in lines if "best" in each][-1])
-
-
-@given(st.text())
-def test_no_control_character_of_a_users_text_reaches_the_terminal(text):
-    cleaned = one_line(text)
-    assert "\x1b" not in cleaned
-    assert "\n" not in cleaned
-    assert all(ord(char) >= 32 for char in cleaned)
-
-
-def test_markup_in_a_users_text_is_printed_as_it_is():
-    text = drawn([Notice(text="[red]name[/red].py")], terminal=False)
-    assert "[red]name[/red].py" in text
-
-
-def test_an_error_shows_message_hint_and_detail_on_standard_error(capsys):
-    show_error(WorkloadError("what", hint="next", detail="Traceback\n  line"))
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.splitlines() == ["autotune: what", "next", "Traceback", "  line"]
 
 
 def test_a_failed_baselines_reason_is_told_once(capsys):

@@ -78,18 +78,6 @@ def test_a_claim_is_of_fresh_processes_and_of_nothing_that_the_search_saw(tmp_pa
     assert leader.phase is Phase.CONFIRM
 
 
-def test_luck_of_the_search_is_not_recommended(tmp_path):
-    watcher = Watcher()
-    trials = simulated_trials(lambda each: 4000.0 if each != FAST or in_confirmation(watcher) else 8000.0, noise=0.02)
-    recipe, records, _ = run(tmp_path, trials, observe=watcher)
-    assert recipe.evidence.verdict is Verdict.NO_SIGNIFICANT_GAIN
-    assert recipe.configuration == recipe.baseline
-    (leader,) = leaders(records)
-    assert leader.looks[-1].standing is Standing.NOT_SHOWN
-    assert recipe.candidate is None, "what is no faster is no candidate"
-    assert recipe.evidence.excluded_gain < 0.1
-
-
 def test_a_clear_gain_is_claimed_after_two_processes_a_side_and_the_look_is_paid_for(tmp_path):
     recipe, records, watcher = run(tmp_path, simulated_trials(faster_by(jit_compile=3.0), noise=0.01), budget=400.0)
     (looks,) = leaders(records)[0].looks
@@ -113,15 +101,6 @@ def test_a_claim_that_further_pairs_do_not_bear_out_is_withdrawn(tmp_path):
     stood = [event.record.looks[-1].standing for event in watcher.of(TrialEnded) if event.record.looks]
     assert Standing.CONFIRMED in stood
     assert recipe.configuration == recipe.baseline
-
-
-def test_a_gain_in_the_noise_takes_more_processes(tmp_path):
-    trials = simulated_trials(faster_by(jit_compile=1.3), noise=0.02)
-    watcher = Watcher(lambda event: setattr(trials, "instance_noise", 0.2) if is_confirming(event) else None)
-    recipe, records, _ = run(tmp_path, trials, observe=watcher, budget=600.0)
-    (first, *_) = leaders(records)
-    assert first.instances > 4
-    assert recipe.evidence.verdict is not Verdict.NO_SIGNIFICANT_GAIN
 
 
 @pytest.mark.parametrize(("min_gain", "verdict"), [(0.02, "no_significant_gain"), (0.005, "faster")])
@@ -175,8 +154,8 @@ def is_confirming(event):
 # ------------------------------------------------------------------------------------------------- failures
 
 
-@pytest.mark.parametrize("outcome", [Outcome.CRASHED, Outcome.OOM, Outcome.NONFINITE, Outcome.TIMEOUT], ids=str)
-def test_a_leader_that_fails_in_fresh_processes_makes_way_for_the_next(tmp_path, outcome):
+@pytest.mark.parametrize("outcome", [Outcome.CRASHED, Outcome.TIMEOUT], ids=str)
+def test_a_leader_that_fails_in_fresh_processes_makes_way(tmp_path, outcome):
     watcher = Watcher()
     fails = lambda each: each["jit_compile"] and in_confirmation(watcher)  # noqa: E731  # a word
     trials = simulated_trials(SPEED, noise=0.02)
@@ -242,7 +221,6 @@ BROKEN = [
     ({"slow_calls": every(4, 2.5)}, "hangs"),
     ({"skipped_share": only(FAST, 0.2, None)}, "loss_scale"),
     ({"leak": only(FAST, 4000.0, 0.0), "start_seconds": 10.0}, "host_memory_growth"),
-    ({"leak": only(FAST, 4000.0, 0.0), "start_seconds": 0.2}, "host_memory_growth"),
 ]
 
 
@@ -262,9 +240,8 @@ def test_what_breaks_a_rule_is_not_recommended(tmp_path, behaviour, rule):
 
 
 @pytest.mark.parametrize("fit", [2, 1], ids=["beside the baseline", "alone"])
-@pytest.mark.parametrize("budget", [30.0, 60.0, 200.0])
-@pytest.mark.parametrize("memory", ["leak", "device_leak"])
-def test_a_leak_is_not_recommended_however_little_time_there_was_to_see_it(tmp_path, memory, budget, fit):
+@pytest.mark.parametrize(("memory", "budget"), [("leak", 30.0), ("device_leak", 60.0)])
+def test_a_leak_is_not_recommended_however_short_the_run(tmp_path, memory, budget, fit):
     leaks = {
         memory: lambda each: 40_000.0 * (each["jit_compile"] is True),
         "gpus": ("H200",),
@@ -284,7 +261,6 @@ def test_a_leak_is_not_recommended_however_little_time_there_was_to_see_it(tmp_p
         {"slow_calls": lambda each: 0.9},
         {"skipped_share": lambda each: 0.2},
         {"leak": lambda each: 4000.0, "start_seconds": 10.0},
-        {"leak": lambda each: 4000.0, "start_seconds": 0.2},
     ],
 )
 def test_what_the_baseline_does_as_well_is_nobodys_fault(tmp_path, behaviour):
@@ -448,13 +424,6 @@ def test_numerics_that_cannot_be_compared_are_recommended_only_where_nothing_els
     assert not any("numerics" in caveat for caveat in other.answer.caveats)
 
 
-def test_where_only_what_does_not_learn_is_faster_the_run_is_unstable(tmp_path):
-    recipe, *_ = run(tmp_path, precise(lambda each: each["precision"] == "float32"), space=PRECISION)
-    assert (recipe.evidence.verdict, recipe.changes) == (Verdict.UNSTABLE, {})
-    assert recipe.candidate.configuration["precision"] == "mixed_bfloat16"
-    assert "numerics_parity" in recipe.candidate.reason
-
-
 def test_nothing_is_compared_where_nothing_computes_otherwise(tmp_path):
     trials = simulated_trials(faster_by(prefetch=1.5), noise=0.02)
     recipe, *_ = run(tmp_path, trials, space=space(prefetch=[0, 2]))
@@ -539,27 +508,6 @@ def test_what_is_not_faster_than_the_champion_does_not_replace_it(tmp_path):
     assert others
     assert {each.looks[-1].standing for each in others} == {Standing.NOT_SHOWN}
     assert recipe.evidence.confirmation.trials[1] == champion.trial
-
-
-def test_a_leader_is_confirmed_early_and_the_search_goes_on(tmp_path):
-    trials = simulated_trials(faster_by(jit_compile=1.5), noise=0.02)
-    recipe, records, _ = run(tmp_path, trials, space=WIDE, budget=900.0)
-    leader = leaders(records)[0]
-    later = [each for each in records if each.phase is Phase.SEARCH and each.trial > leader.trial]
-    assert len(later) > 5
-    assert recipe.evidence.verdict is Verdict.FASTER
-    assert recipe.evidence.ended_by in (EndedBy.BUDGET, EndedBy.EXHAUSTED)
-
-
-def test_without_a_budget_the_run_ends_when_it_is_settled(tmp_path):
-    clocks = []
-    for keeps_budget in (False, True):
-        trials = simulated_trials(faster_by(jit_compile=1.5), noise=0.02)
-        recipe, *_ = run(tmp_path / str(keeps_budget), trials, space=WIDE, budget=600.0, keeps_budget=keeps_budget)
-        assert recipe.evidence.verdict is Verdict.FASTER
-        clocks.append(trials.clock())
-    assert recipe.evidence.ended_by is not EndedBy.SETTLED
-    assert clocks[0] < 0.6 * clocks[1]
 
 
 def test_a_champion_stands_when_the_device_is_lost_later(tmp_path):

@@ -252,13 +252,6 @@ def test_the_knobs_of_a_gpu_are_as_good_as_those_of_a_cpu(recipe):
     )
 
 
-@pytest.mark.parametrize("text", ["x" * 100_000, "a\nb\x1b[31mc", "\u202e\u2028"])
-def test_a_message_stays_one_short_line(recipe, text):
-    find_conflict(changed(recipe, text.replace(".", ""), 1))
-    find_conflict(changed(recipe, "configuration.precision", text))
-    find_conflict(changed(recipe, f"configuration.{text}", 1))
-
-
 # ------------------------------------------------------------------------------------------------ the schema
 
 

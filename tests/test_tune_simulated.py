@@ -134,25 +134,7 @@ def test_where_nothing_is_faster_that_is_the_answer(tmp_path, speed):
     assert recipe.evidence.go_on_seconds is None
 
 
-def test_where_the_time_ends_first_the_answer_is_open(tmp_path):
-    recipe, _ = answered(tmp_path, simulated_trials(SPEED, **NOISY), budget=25.0)
-    assert recipe.evidence.verdict is Verdict.UNDECIDED
-    assert recipe.evidence.ended_by is EndedBy.BUDGET
-    assert recipe.changes == {}
-    assert recipe.candidate.speedup.value > 1.0
-    assert recipe.evidence.go_on_seconds >= 30.0
-
-
-def test_an_exhausted_space_ends_the_run(tmp_path):
-    trials = simulated_trials(faster_by(jit_compile=1.5), **QUIET)
-    recipe, records = answered(tmp_path, trials, budget=3600.0, space=TINY_SPACE)
-    assert recipe.evidence.ended_by is EndedBy.EXHAUSTED
-    assert recipe.evidence.verdict is Verdict.FASTER
-    assert len(searched(records)) == 3
-    assert trials.clock() < 1000.0
-
-
-@pytest.mark.parametrize(("most", "speed"), [(1, flat), (3, flat), (3, SPEED), (6, SPEED)])
+@pytest.mark.parametrize(("most", "speed"), [(1, flat), (3, SPEED)])
 def test_the_limit_on_trials_holds(tmp_path, most, speed):
     recipe, records = answered(tmp_path, simulated_trials(speed, **QUIET), budget=1000.0, trials=most)
     assert len(searched(records)) == recipe.evidence.candidates == most
@@ -313,7 +295,7 @@ def test_a_failing_baseline_ends_the_run(directory, failure, error, code):
     assert signal.getsignal(signal.SIGINT) is before
 
 
-@pytest.mark.parametrize("outcome", [Outcome.TIMEOUT, Outcome.CRASHED, Outcome.ERROR, Outcome.NONFINITE], ids=str)
+@pytest.mark.parametrize("outcome", [Outcome.TIMEOUT, Outcome.ERROR], ids=str)
 def test_failing_configurations_do_not_end_the_run(tmp_path, outcome):
     trials = simulated_trials(
         faster_by(batch_size=1.5, jit_compile=3.0),
