@@ -138,7 +138,7 @@ def recipe_with(written, text, **evidence_changes):
 
 
 @given(STRINGS)
-def test_progress_draws_a_line_for_each_event_whatever_it_speaks_of(text):
+def test_progress_draws_a_line_for_each_event(text):
     events = [
         RunBegan(directory=Path(f"results/{text}"), workload=text, budget=180.0),
         Began(text=text),
@@ -166,7 +166,7 @@ def test_a_recipe_is_shown_as_text(written, text):
 
 
 @given(NAMES)
-def test_the_lines_for_training_code_name_the_recipe_whatever_it_is_called(written, text):
+def test_the_lines_for_training_code_name_any_recipe(written, text):
     path = Path(text)
     recipe = recipe_with(written, "plain")
     shown = printed(lambda output: show_answer(answer_at(recipe, path, "train.py"), path, output))
@@ -176,7 +176,7 @@ def test_the_lines_for_training_code_name_the_recipe_whatever_it_is_called(writt
 
 
 @given(text=NAMES, tuned=NAMES)
-def test_the_command_that_goes_on_is_one_line_whatever_names_are_in_it(written, text, tuned):
+def test_the_command_that_goes_on_is_one_line_for_any_name(written, text, tuned):
     recipe = recipe_with(written, "plain", verdict="undecided", go_on_seconds=60.0)
     path = Path("results") / text / "recipe.json"
     shown = printed(lambda output: show_answer(answer_at(recipe, path, tuned), path, output))
@@ -279,7 +279,7 @@ def test_a_workload_whose_path_cannot_be_written_down_is_refused(capsys, tmp_pat
     assert "its path is not UTF-8" in capsys.readouterr().err
 
 
-def test_the_name_of_a_search_space_stands_in_run_json_whatever_it_is(tmp_path):
+def test_any_name_of_a_search_space_stands_in_run_json(tmp_path):
     record = RunRecord(run="r", started_at="t", machine=MACHINE, arguments={"space": "\udcff.toml", "seed": 1})
     assert record.arguments == {"space": r"\udcff.toml", "seed": 1}
     assert RunRecord.model_validate_json(record.model_dump_json()) == record

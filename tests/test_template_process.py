@@ -54,7 +54,7 @@ def start(tmp_path, monkeypatch):
         each.close()
 
 
-def test_a_fork_leads_a_group_is_killed_first_for_want_of_memory_and_leaves_no_core(start, tmp_path):
+def test_a_fork_leads_a_group_and_is_killed_first(start, tmp_path):
     most = "resource.setrlimit(resource.RLIMIT_CORE, (resource.getrlimit(resource.RLIMIT_CORE)[1],) * 2)"
     template = start(most)
     assert template.wait_ready().workload is None
@@ -98,7 +98,7 @@ def test_ctrl_c_while_a_template_starts_leaves_no_process(start, monkeypatch):
         (itertools.count(), TrialFailed, "memory ran out while the workload was imported"),
     ],
 )
-def test_a_template_that_is_killed_ran_out_of_memory_where_the_kernel_says_so(start, monkeypatch, kills, error, words):
+def test_a_killed_template_ran_out_of_memory_if_the_kernel_says(start, monkeypatch, kills, error, words):
     monkeypatch.setattr(template_process, "count_oom_kills", lambda: next(kills))
     with pytest.raises(error) as caught:
         start(KILLS_ITSELF).wait_ready()

@@ -69,7 +69,7 @@ def recipe_of(verdict, configuration=FAST, spent_seconds=120.0):
     return {"evidence": evidence, "created_by": created, "configuration": configuration}
 
 
-def test_only_candidates_that_look_best_and_faster_than_the_baseline_are_beliefs():
+def test_only_candidates_that_look_best_are_beliefs():
     trials = [
         searched(1, BASELINE | {"prefetch": 8}, 10.0, 0.9),
         searched(2, SLOW, 20.0, 1.5),
@@ -121,24 +121,24 @@ def test_only_unsettled_runs_with_much_time_left_gave_up_early():
     assert run_of(wall_seconds=20.0).left_time
 
 
-def test_a_candidate_costs_the_time_since_the_figure_before_without_its_start_and_first_step():
+def test_a_candidate_costs_the_time_since_the_figure_before():
     trials = [baseline(at=20.0), measured(1, [31.0]), measured(2, [45.0, 52.0])]
     assert runs.candidate_steps(trials) == pytest.approx([6.0, 9.0, 2.0])
 
 
-def test_a_candidate_after_a_confirmation_is_left_out_and_one_after_a_failure_counts_from_there():
+def test_a_candidate_after_a_confirmation_is_left_out():
     failed = searched(2, SLOW, 40.0, None, outcome="crashed")
     trials = [baseline(), measured(1, [31.0]), failed, measured(3, [52.0]), confirmed(4, FAST, 60.0, 1.5)]
     assert runs.candidate_steps([*trials, measured(5, [80.0])]) == pytest.approx([6.0, 7.0])
 
 
-def test_a_process_that_died_before_it_was_warm_leaves_its_trial_out():
+def test_a_process_that_died_cold_leaves_its_trial_out():
     died = measured(1, [31.0]) | {"instances": 2}
     assert runs.candidate_steps([baseline(), died]) == []
     assert runs.first_candidate_steps([baseline(), died]) is None
 
 
-def test_the_first_candidate_counts_from_the_first_step_of_the_baseline():
+def test_the_first_candidate_counts_from_the_baselines_step():
     assert runs.first_candidate_steps([baseline(), measured(2, [45.0]), measured(1, [31.0])]) == pytest.approx(13.0)
     assert runs.first_candidate_steps([baseline()]) is None
 
@@ -204,7 +204,7 @@ def test_the_slow_table_follows_from_the_runs_of_each_script():
     assert found["runs that end unsettled with time left"]["value"] == 0
 
 
-def test_a_run_that_was_settled_late_in_its_budget_counts_for_the_budget_only():
+def test_a_run_settled_late_counts_for_its_budget_only():
     late = run_of(recipe=recipe_of("no_significant_gain", spent_seconds=604.0), wall_seconds=610.0, budget="10m")
     assert not slow_answers.is_settled_by(late, "5m")
     assert slow_answers.is_settled_by(late, "10m")
@@ -215,7 +215,7 @@ def test_candidates_are_counted_once_each():
     assert (run.candidates, run.candidate_seconds) == (1, [3.0, 3.0])
 
 
-def test_a_plain_training_of_a_script_is_as_fast_as_its_median_call(monkeypatch, capsys):
+def test_a_plain_training_is_as_fast_as_its_median_call(monkeypatch, capsys):
     class Left(Exception):
         pass
 
@@ -232,7 +232,7 @@ def test_a_plain_training_of_a_script_is_as_fast_as_its_median_call(monkeypatch,
     assert next(moments) == 53.0
 
 
-def test_run_directories_are_in_the_order_in_which_they_were_made(tmp_path):
+def test_run_directories_are_in_the_order_of_their_making(tmp_path):
     for name in ("20261126-120000-b", "20261126-110000-a"):
         (tmp_path / "results" / "convnet" / name).mkdir(parents=True)
         (tmp_path / "results" / "convnet" / name / "run.json").touch()

@@ -46,7 +46,7 @@ def test_the_miss_is_the_same_both_ways():
     assert claims.Comparison(claim=high, long=low).miss == pytest.approx(0.1)
 
 
-def test_a_failed_workload_is_a_disagreement_and_one_without_a_claim_is_left_out():
+def test_a_failed_workload_is_a_disagreement():
     same = interval(2.0, 1.9, 2.1)
     found = claims.figures(
         {
@@ -61,7 +61,7 @@ def test_a_failed_workload_is_a_disagreement_and_one_without_a_claim_is_left_out
     assert found["silent: agrees"]["value"] is None
 
 
-def test_what_came_closest_is_tested_where_the_recipe_is_the_baseline(recipe):
+def test_the_closest_is_tested_where_nothing_is_recommended(recipe):
     tested, comparison = claims.claim_of(recipe)
     assert tested.configuration == recipe.configuration
     assert math.exp(comparison.claim.value) == pytest.approx(recipe.evidence.speedup.value)

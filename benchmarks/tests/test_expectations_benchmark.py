@@ -21,7 +21,7 @@ def seen_in(*tried):
     return {(name, before, after): seen for name, before, after, seen in differences(records)}
 
 
-def test_two_trials_that_differ_in_one_knob_tell_what_its_change_gains():
+def test_two_trials_unlike_in_one_knob_tell_what_it_gains():
     compiled, both = BASELINE.replace(jit_compile=True), BASELINE.replace(jit_compile=True, batch_size=64)
     found = seen_in((compiled, 1.2), (both, 1.8))
     assert found["jit_compile", False, True].gains == [pytest.approx(math.log(1.2))]
@@ -45,7 +45,7 @@ def test_a_stopped_trial_tells_nothing():
     assert seen_in((BASELINE.replace(jit_compile=True), Outcome.INTERRUPTED)) == {}
 
 
-def test_a_row_is_the_median_of_workloads_however_many_trials_they_have():
+def test_a_row_is_the_median_of_workloads_not_of_trials():
     slow, fast = (Seen(gains=[gain] * count, sizes=[1.0] * count) for gain, count in ((0.0, 9), (0.4, 1)))
     row = make_row(KEY, {"slow": slow, "fast": fast}, "of 2 runs")
     assert row.gain == pytest.approx(0.2, abs=1e-3)
@@ -61,7 +61,7 @@ def test_literature_stands_until_enough_was_recorded(workloads, trials):
     assert (row.speedup == 1.0) is (workloads == 2 and trials == 4)
 
 
-def test_a_limit_of_which_little_was_recorded_has_no_row_beside_that_of_any():
+def test_a_limit_with_few_records_has_no_row():
     seen, once = Seen(gains=[0.1] * 4, sizes=[1.0] * 4), Seen(gains=[1.0], sizes=[1.0])
     found = {("batch_size", "up", "cpu", "input", ""): {"one": once}, KEY: {"one": seen, "other": seen}}
     assert [row.limit for row in merge(found, [], "of 2 runs")] == [""]

@@ -47,16 +47,16 @@ def test_the_target_is_the_best_loss_of_the_median_seed_so_far():
 @pytest.mark.parametrize(
     ("target", "seconds"), [(1.0, 20.0), (1.5, 20.0), (0.8, 30.0), (0.6, 45.0), (0.3, 55.0), (0.1, None)]
 )
-def test_a_loss_is_reached_between_the_epochs_whose_losses_are_around_it(target, seconds):
+def test_a_loss_is_reached_between_two_epochs(target, seconds):
     assert learning.seconds_to(SLOW, target) == (None if seconds is None else pytest.approx(seconds))
 
 
-def test_a_recipe_that_misses_the_loss_has_no_ratio_and_a_baseline_that_does_counts_with_its_time():
+def test_only_a_baseline_that_misses_the_loss_counts():
     assert learning.log_ratios([SLOW], [FAST[:3]], 0.3) is None
     assert learning.log_ratios([SLOW[:3]], [FAST], 0.3) == [pytest.approx(math.log(40.0 / 32.5))]
 
 
-def test_a_ratio_is_compared_with_the_claim_and_last_losses_with_the_seeds():
+def test_ratios_and_last_losses_have_their_bars():
     found = learning.figures(results_of({"lstm": tuned()}, {"lstm": sides()}))
     assert found["lstm: claim, faster, same training"]["ci95"] == [1.8, 2.2]
     assert found["lstm: real ratio of times to the loss"]["value"] == pytest.approx(2.0)
@@ -105,7 +105,7 @@ def test_larger_batches_are_predicted_from_the_two_smallest():
     assert learning.predicted_log_examples([(1, 2.0), (2, 1.9), (8, 1.8)]) == pytest.approx([math.log(2.0)])
 
 
-def test_the_error_of_the_predictions_is_that_of_every_larger_batch():
+def test_the_predictions_error_is_that_of_every_larger_batch():
     found = learning.convergence_figures(
         [{"needed": [(1, 1.0), (2, 2.0), (4, 5.0)]}, {"needed": [(1, 1.0), (2, 1.0), (4, 1.0)]}]
     )

@@ -124,7 +124,7 @@ def test_an_interval_moves_with_what_it_is_of(rule):
 
 
 @pytest.mark.parametrize("condition", CONDITIONS.values(), ids=CONDITIONS)
-def test_a_large_gain_is_confirmed_by_two_processes_and_none_by_chance(condition):
+def test_a_large_gain_takes_two_processes_and_none_is_by_chance(condition):
     recording = Recording.load(DEFAULT)
     clear = [confirmed(recording, condition, spending, 1.0, seed) for seed in range(20)]
     assert statistics.median(count for count, _ in clear) == 2

@@ -83,7 +83,7 @@ def below(process):
     return [each.pid for each in process.children(recursive=True)]
 
 
-def test_a_trial_fails_as_on_one_machine_and_its_log_comes_to_the_driver(cluster, seats, tmp_path):
+def test_a_failed_trials_log_comes_to_the_driver(cluster, seats, tmp_path):
     cluster.add_node(**ONE_SEAT)
     trials = seats()
     crashing = launch(trials, tmp_path / "one", "segfaults")
@@ -102,7 +102,7 @@ def test_a_trial_fails_as_on_one_machine_and_its_log_comes_to_the_driver(cluster
     assert good.finish(0.1, 60.0).peak_host_bytes > 0
 
 
-def test_an_actor_or_a_template_that_is_killed_loses_the_seat_and_leaves_nothing(cluster, seats, tmp_path):
+def test_a_killed_actor_or_template_loses_the_seat(cluster, seats, tmp_path):
     cluster.add_node(**ONE_SEAT)
     trials = seats()
     trial = launch(trials, tmp_path / "one")
@@ -216,7 +216,7 @@ def test_seats_that_others_hold_are_waited_for_with_one_line(cluster, faulty_ref
         holder.communicate("")
 
 
-def test_a_driver_that_is_killed_leaves_nothing_and_the_run_goes_on(cluster, tmp_path):
+def test_a_killed_driver_leaves_nothing_and_its_run_resumes(cluster, tmp_path):
     cluster.add_node(**ONE_SEAT)
     cluster.add_node(**ONE_SEAT)
     run = tmp_path / "run"

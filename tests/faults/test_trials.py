@@ -67,7 +67,7 @@ def test_a_trial_that_hangs_is_killed_at_its_limit(launch, fault):
     assert [pid for pid in (trial.trial.pid, *entered.get("family", [])) if not is_gone(pid)] == []
 
 
-def test_a_trial_that_hangs_in_the_compiler_is_killed_at_its_limit(launch):
+def test_a_trial_hanging_in_the_compiler_is_killed_at_its_limit(launch):
     trial = launch("hangs_in_compile")
     until(lambda: witness(trial.log), "the trial to build its model")
     flags = until(lambda: writer_to(trial.log.parent / "flags"), "XLA to read its flags")

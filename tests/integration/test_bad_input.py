@@ -86,7 +86,7 @@ def test_what_only_a_training_shows_is_an_input_error_too(launch, case, knobs, r
     assert failure.input_error
 
 
-def test_data_of_unknown_length_that_is_gone_after_one_pass_is_an_input_error(launch):
+def test_data_of_unknown_length_gone_after_one_pass_is_refused(launch):
     failure = launch("three_steps_ever", data=Data(examples=None, endless=False)).failure()
     assert (failure.reason, failure.input_error) == (EXHAUSTED, True)
 
@@ -128,7 +128,7 @@ def test_fewer_examples_than_one_batch_with_drop_remainder(build):
     assert "smaller than one batch with drop_remainder" in build("dropping", 128).failed.reason
 
 
-def test_validation_beside_training_data_without_an_end_is_never_run(build):
+def test_validation_beside_endless_training_data_is_never_run(build):
     assert build("endless_validated_for_ever").failed is None
 
 

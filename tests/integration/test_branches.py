@@ -41,7 +41,7 @@ def branches(launch, tmp_path):
     return train
 
 
-def test_the_same_seed_is_the_same_training_and_another_seed_another_order(branches):
+def test_a_seed_decides_the_training(branches):
     first, second = branches("learns")
     again, _ = branches("learns", prefetch=2)
     assert len(first) == PROBES
@@ -49,7 +49,7 @@ def test_the_same_seed_is_the_same_training_and_another_seed_another_order(branc
     assert second != pytest.approx(first, rel=1e-6)
 
 
-def test_losses_fall_on_from_the_baselines_state_also_with_another_batch_size(branches):
+def test_losses_fall_on_from_the_baselines_state(branches):
     for curve in (*branches("learns"), *branches("learns", 128, scales=(2.0,))):
         assert curve[-1] < curve[0] < 0.69, "a fresh network would have a loss of ln 2"
 
@@ -129,7 +129,7 @@ print(json.dumps({
 
 
 @pytest.mark.parametrize("strategy", ["none", "mirrored"])
-def test_each_training_is_its_seeds_and_scales_own_and_none_is_traced_again(run_code, strategy):
+def test_each_training_is_its_own_and_none_is_traced_again(run_code, strategy):
     found = json.loads(run_code(f"STRATEGY = {strategy!r}\n{BRANCHES}").stdout)
     assert found["saved"] == found["accumulators"] == 4
     six_trainings, two_trainings = found["traces"]

@@ -295,7 +295,7 @@ def test_where_the_kernel_refuses_a_shell_is_refused(work, tmp_path):
     assert (work / "kept.txt").read_text() == "old"
 
 
-def test_where_the_kernel_refuses_the_run_says_what_it_cannot_see(work, tmp_path):
+def test_a_kernel_without_containment_is_told_by_the_run(work, tmp_path):
     source = "open('kept.txt', 'w').write('new')\nopen('made.txt', 'w').write('new')\n" + TRAIN
     (work / "kept.txt").write_text("old")
     (work / "train.py").write_text(source + "model.fit(x, x[:, :1], epochs=100, verbose=0)\n")

@@ -12,7 +12,7 @@ def test_the_family_of_a_trial_that_finished_is_killed_too(launch):
     until(lambda: is_gone(child.pid), "the child to end")
 
 
-def test_what_a_living_trial_left_to_itself_outlives_other_trials(launch):
+def test_processes_of_a_living_trial_outlive_other_trials(launch):
     trial, other = launch("with_orphan"), launch("pairs")
     trial.warm_up()
     (helper,) = trial.printed()["family"]

@@ -34,7 +34,7 @@ for epoch in range(50):
         (COMPILED + "model.fit(x, y, batch_size=16, epochs=50)\n", (6, 3)),
     ],
 )
-def test_a_trial_counts_the_calls_of_an_epoch_also_where_the_script_leaves_it(trials_of_script, source, calls):
+def test_a_trial_counts_the_calls_of_an_epoch_that_is_left(trials_of_script, source, calls):
     trials, seen = trials_of_script(source), []
     for size in (16, 32):
         trial = trials.launch(batch_size=size)

@@ -96,7 +96,7 @@ def warm_up(trial: Any) -> WarmUp:
 @pytest.mark.parametrize(
     "data", ["arrays", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("dataset", "generator"))]
 )
-def test_the_process_that_has_surveyed_a_script_is_its_first_trial(opened, runs, tmp_path, data):
+def test_the_surveying_process_is_the_first_trial(opened, runs, tmp_path, data):
     trials = opened(FITS[data], profile="all")
     first = trials.launch()
     assert pids(runs) == [first.pid]
@@ -149,7 +149,7 @@ def test_other_values_are_tried_in_a_fork_of_their_own(opened, runs):
 
 
 @pytest.mark.parametrize(("workers", "count"), [(1, 1), (2, 2)])
-def test_batches_of_workers_are_made_in_a_process_that_has_not_been_surveyed(opened, runs, workers, count):
+def test_batches_of_workers_are_made_in_a_process_of_their_own(opened, runs, workers, count):
     trials = opened(f"model.fit(Batches(workers={workers}), verbose=0)")
     first = trials.launch()
     assert warm_up(first).started.examples == 96
@@ -166,7 +166,7 @@ def test_a_process_that_is_killed_while_it_waits_is_replaced(opened, runs):
 
 
 @pytest.mark.parametrize(("settings", "count"), [({}, 2), ({"fit": 2}, 1)])
-def test_of_several_fits_the_one_that_was_asked_for_is_reached_once(opened, runs, settings, count):
+def test_of_several_fits_the_wanted_one_is_reached_once(opened, runs, settings, count):
     trials = opened(TWO_FITS, settings=settings)
     assert trials.facts.script.fit == 2
     assert warm_up(trials.launch()).started.examples == 96

@@ -72,7 +72,7 @@ def test_four_batches_of_8_train_as_one_of_32(run, tmp_path, changes):
     assert seen["apart"] < 1e-5 < 1e-2 < seen["moved"]
 
 
-def test_accumulation_reaches_below_a_loss_scale_and_not_into_a_built_optimizer(run):
+def test_accumulation_reaches_below_a_loss_scale(run):
     seen = run(
         """
         keras.config.set_dtype_policy("mixed_float16")
@@ -103,7 +103,7 @@ def test_a_trial_counts_the_examples_of_each_batch(launch):
 
 
 @pytest.mark.fast
-def test_with_several_devices_it_is_said_that_no_strategy_is_tried(tmp_path):
+def test_with_several_devices_it_says_that_no_strategy_is_tried(tmp_path):
     watcher, gpus = Watcher(), ("NVIDIA H100", "NVIDIA H100")
     quick_tune(simulated_trials(gpus=gpus), tmp_path / "run", global_batch=64, budget=60.0, trials=1, observe=watcher)
     assert any("strategy is not varied: gradients" in each.text for each in watcher.of(Notice))

@@ -62,7 +62,7 @@ for _ in range(3):
 
 
 @pytest.mark.parametrize("on", [False, True])
-def test_auto_clustering_acts_after_the_import_beside_the_users_flags(run, on):
+def test_auto_clustering_acts_beside_the_users_flags(run, on):
     printed, errors = run(CLUSTERS.format(on=on), TF_XLA_FLAGS="--tf_xla_cpu_global_jit")
     assert len(printed) == 3
     assert ("Compiled cluster using XLA" in errors) is on

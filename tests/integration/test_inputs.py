@@ -58,7 +58,7 @@ def test_every_kind_of_element_is_trained_on_and_counted(build, case, batch_size
     ("case", "batch_size", "told", "examples"),
     [("graphs", 40, 100, 100), ("full_batches", 60, 96, 60), ("generated", 16, 100, 100)],
 )
-def test_what_the_first_trial_learned_holds_for_other_batch_sizes(build, case, batch_size, told, examples):
+def test_what_one_trial_learned_holds_for_other_batch_sizes(build, case, batch_size, told, examples):
     built = build(case, batch_size, data=Data(examples=told, endless=False))
     assert built.failed is None
     assert built.started.examples == examples
@@ -103,12 +103,12 @@ def test_an_epoch_that_cannot_be_counted_in_time_is_not_endless(build):
     assert started.counting_seconds >= 1.0
 
 
-def test_batches_that_cannot_be_counted_in_time_are_as_large_as_the_first(build):
+def test_batches_not_counted_in_time_are_as_large_as_the_first(build):
     started = build("slow_batches").started
     assert (started.examples, started.endless) == (16 * 5_000, False)
 
 
-def test_validation_that_took_too_long_to_count_is_not_counted_again(build):
+def test_validation_too_long_to_count_is_not_counted_again(build):
     known = Data(examples=1_000_000, validation_uncounted=True, endless=False)
     assert Data.found_by(build("long_and_validated", 8, data=known).started) == known
     counted = Data.found_by(build("long_and_validated", 8).started)
@@ -184,7 +184,7 @@ def test_a_long_epoch_is_timed_by_steps_and_its_boundary_apart(launch):
     assert (trial.log.parent / "validations").stat().st_size >= 3
 
 
-def test_a_long_epoch_of_a_persistent_iterator_is_timed_by_steps_and_its_boundary_apart(launch):
+def test_a_long_epoch_of_one_iterator_is_timed_by_steps(launch):
     trial = launch("long_epoch", 8, persistent_iterator=True, steps_per_execution=12)
     warm, part = trial.warm_up(), trial.measure()
     assert warm.started.in_force == {"steps_per_execution": 10, "prefetch": 1}
@@ -210,7 +210,7 @@ def test_an_iterator_that_is_not_trained_on_any_more_is_gone(launch, persistent)
     assert passes.count("+") - passes.count("-") == 1
 
 
-def test_a_shuffle_buffer_that_the_epochs_end_pays_back_is_not_charged(launch):
+def test_a_shuffle_buffer_paid_back_at_the_end_is_not_charged(launch):
     """Where steps wait for each example, those that fill the buffer are not waited for again when it is emptied.
 
     It rests on a few epochs of a second: one trial in eight is off on a machine that is busy otherwise.
@@ -225,7 +225,7 @@ def test_a_shuffle_buffer_that_the_epochs_end_pays_back_is_not_charged(launch):
     assert any(charged() < 0.5 for _ in range(6))
 
 
-def test_a_shuffle_buffer_is_charged_where_the_pipeline_keeps_ahead(launch):
+def test_a_shuffle_buffer_is_charged_where_the_pipeline_is_ahead(launch):
     def charged():
         trial = launch("keeps_ahead", prefetch=2, data_autotune=False)
         overhead = trial.warm_up().ready.epoch_overhead_seconds
@@ -299,7 +299,7 @@ def test_a_step_that_takes_longer_than_a_slice_is_timed_whole(launch):
 
 
 @pytest.mark.parametrize(("case", "run_in"), [("uneven_steps", 0), ("uneven_epochs", STEPS_PER_EPOCH)])
-def test_of_steps_that_are_fast_and_slow_in_turn_both_are_counted(launch, case, run_in):
+def test_fast_and_slow_steps_in_turn_are_both_counted(launch, case, run_in):
     trial = launch(case)
     trial.warm_up()
     part, turns, waited = measure_beside_marks(trial, 1.0, run_in=run_in)

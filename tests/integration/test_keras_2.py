@@ -99,7 +99,7 @@ def test_a_survey_tells_the_keras_and_the_scripts_own_values(surveyed):
 
 
 @pytest.mark.parametrize("name", [*FITS, "sequence", "loop"])
-def test_an_identity_recipe_gives_the_same_losses_to_the_last_digit(surveyed, tmp_path, name):
+def test_an_identity_recipe_gives_the_same_losses(surveyed, tmp_path, name):
     source = SCRIPTS[name].replace(SEEDED, DETERMINISTIC)
     if name == "loop":
         source = source.replace("model = keras", f"{DETERMINISTIC}model = keras").replace(
@@ -236,7 +236,7 @@ for kind in (tf_keras.optimizers.Adam, tf_keras.optimizers.legacy.Adam):
 """
 
 
-def test_loss_scales_and_variables_of_both_kinds_of_optimizers_are_known(run_code):
+def test_loss_scales_and_variables_of_both_optimizers_are_known(run_code):
     run_code(OTHERS)
 
 

@@ -123,7 +123,7 @@ workload = autotune.Workload(model=model, dataset=dataset, compile=lambda: {"los
 """
 
 
-def test_a_file_that_starts_the_runtime_gets_a_fresh_interpreter_per_trial(processes_of, tmp_path):
+def test_a_file_that_starts_the_runtime_gets_fresh_interpreters(processes_of, tmp_path):
     processes = processes_of(SPAWNED)
     facts = processes.open()
     assert (processes.started_by_import, processes.isolation) == ("runtime", "spawn")
@@ -163,7 +163,7 @@ workload = autotune.Workload(model=model, dataset=dataset, compile=lambda: {"los
 """
 
 
-def test_a_file_that_starts_a_thread_gets_a_fresh_interpreter_per_trial(processes_of, tmp_path):
+def test_a_file_that_starts_a_thread_gets_fresh_interpreters(processes_of, tmp_path):
     processes = processes_of(THREADED)
     processes.open()
     assert (processes.started_by_import, processes.isolation) == ("threads", "spawn")
@@ -197,7 +197,7 @@ workload = autotune.Workload(model=model, dataset=dataset, compile=lambda: {{"lo
 """
 
 
-def test_a_file_that_sets_things_is_measured_as_the_user_would_run_it(processes_of, tmp_path):
+def test_settings_of_the_file_are_in_force_in_trials(processes_of, tmp_path):
     processes = processes_of(SETS.format(more=""))
     found = processes.open().in_force
     assert (processes.started_by_import, processes.isolation) == (None, "template")
@@ -239,7 +239,7 @@ def test_layers_at_the_top_of_the_file_keep_their_precision(processes_of, tmp_pa
 
 
 @pytest.mark.fast
-def test_what_tensorflow_reads_when_imported_asks_for_templates_of_its_own(cases):
+def test_variables_read_at_import_have_templates_of_their_own(cases):
     assert (cases.started_by_import, cases.isolation) == (None, "template")
     assert cases.needs_different_template(configuration(), configuration(onednn=False))
     assert not cases.needs_different_template(configuration(onednn=False), configuration(onednn=False, batch_size=64))

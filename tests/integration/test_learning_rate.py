@@ -1,7 +1,7 @@
 """Updates of optimizers and trainings by `fit`, scaled in real processes."""
 
 
-def test_updates_are_scaled_and_the_script_keeps_its_own_learning_rate(run_code):
+def test_updates_are_scaled_and_the_script_sees_its_own_rate(run_code):
     run_code(
         """
         import keras
@@ -33,7 +33,7 @@ def test_updates_are_scaled_and_the_script_keeps_its_own_learning_rate(run_code)
     )
 
 
-def test_trainings_are_scaled_one_within_another_with_xla_and_replicas(run_code):
+def test_nested_trainings_are_scaled_with_xla_and_replicas(run_code):
     run_code(
         """
         import keras

@@ -343,7 +343,7 @@ def test_a_recipes_strategy_is_opened_for_a_script_that_has_none(surveyed, tmp_p
     assert "steps" not in refused.stdout
 
 
-def test_a_call_that_moved_is_found_and_one_that_is_gone_is_an_error(surveyed, tmp_path):
+def test_a_call_that_moved_is_found_and_a_lost_one_is_an_error(surveyed, tmp_path):
     recipe = recipe_of(surveyed["train"], tmp_path, batch_size=48)
     (tmp_path / "train.py").write_text("# é\n\n" + TRAIN.replace("import sys", "import os, sys"), encoding="utf-8")
     assert said(by_recipe(tmp_path, recipe), "steps").startswith("steps 6 ")
@@ -395,7 +395,7 @@ def test_a_recipe_of_another_script_is_refused(surveyed, tmp_path):
     assert "recipe.apply()" in workload.stderr
 
 
-def test_one_line_in_the_script_takes_the_recipe_from_the_environment(surveyed, tmp_path):
+def test_one_line_takes_the_recipe_from_the_environment(surveyed, tmp_path):
     recipe = recipe_of(surveyed["train"], tmp_path, batch_size=48)
     (tmp_path / "train.py").write_text("import autotune\nautotune.activate()\n" + TRAIN, encoding="utf-8")
     assert said(trained(tmp_path, ["train.py"]), "steps").startswith("steps 18 ")
@@ -428,7 +428,7 @@ def test_a_loop_of_its_own_runs_by_its_recipe(surveyed, tmp_path):
     assert "learning rate 0.01 → 0.0173205, as asked for, for batches of 48 instead of 16 (sqrt)" in scaled.stderr
 
 
-def test_the_recipe_acts_at_each_execution_of_the_tuned_fit_and_nowhere_else(surveyed, tmp_path):
+def test_the_recipe_acts_at_each_execution_of_the_tuned_fit_only(surveyed, tmp_path):
     (tmp_path / "train.py").write_text(EACH_EPOCH, encoding="utf-8")
     recipe = recipe_of(surveyed["each_epoch"], tmp_path, batch_size=48)
     ended = by_recipe(tmp_path, recipe, "--scale-learning-rate", "linear")
@@ -441,7 +441,7 @@ def test_the_recipe_acts_at_each_execution_of_the_tuned_fit_and_nowhere_else(sur
 
 
 @pytest.mark.parametrize(("name", "word"), [("folds", "folds"), ("scheduled", "all")])
-def test_rates_that_callbacks_and_schedules_set_are_scaled_in_the_tuned_fit_alone(surveyed, tmp_path, name, word):
+def test_rates_of_callbacks_and_schedules_are_scaled_in_its_fit(surveyed, tmp_path, name, word):
     (tmp_path / "train.py").write_text(ALL[name], encoding="utf-8")
     recipe = recipe_of(surveyed[name], tmp_path, batch_size=48)
     ended = by_recipe(tmp_path, recipe, "--scale-learning-rate", "linear")
@@ -451,7 +451,7 @@ def test_rates_that_callbacks_and_schedules_set_are_scaled_in_the_tuned_fit_alon
         assert "'initial_learning_rate': 0.01" in said(ended, "saved"), "the model is saved with the script's schedule"
 
 
-def test_a_sequences_steps_and_learning_rate_follow_its_batch_size(surveyed, tmp_path):
+def test_a_sequences_steps_and_rate_follow_its_batch_size(surveyed, tmp_path):
     (tmp_path / "train.py").write_text(SEQUENCE, encoding="utf-8")
     recipe = recipe_of(surveyed["sequence"], tmp_path, batch_size=48)
     ended = by_recipe(tmp_path, recipe, "--scale-learning-rate", "linear")
@@ -510,9 +510,7 @@ def test_a_cache_in_a_file_does_not_mix_batch_sizes(surveyed, tmp_path):
     [("train", TRAIN, 19), ("train", TRAIN.replace("keras.Input((4,)), ", ""), 19), ("loop", LOOP, 5)],
     ids=["built", "built by its first step", "loop"],
 )
-def test_a_model_that_changed_is_said_once_with_the_command_that_measures_again(
-    surveyed, tmp_path, name, source, weights
-):
+def test_a_model_that_changed_is_said_once(surveyed, tmp_path, name, source, weights):
     (tmp_path / "train.py").write_text(source, encoding="utf-8")
     path = recipe_of(surveyed[name], tmp_path, batch_size=48)
     recipe = Recipe.load(path)
@@ -530,7 +528,7 @@ def test_a_model_that_changed_is_said_once_with_the_command_that_measures_again(
     assert f"autotune verify {path} train.py --budget " in told
 
 
-def test_the_learning_benchmark_watches_a_script_by_itself_and_with_a_recipe(surveyed, tmp_path):
+def test_the_learning_benchmark_watches_a_script(surveyed, tmp_path):
     (tmp_path / "train.py").write_text(VALIDATED, encoding="utf-8")
     watch = str(REPOSITORY / "benchmarks" / "held_out_losses.py")
 

@@ -37,7 +37,7 @@ def test_the_same_weights_and_batches_give_the_same_curve(curves):
     assert again == pytest.approx(first, rel=1e-4)
 
 
-def test_batches_are_found_in_a_directory_whose_name_is_a_pattern(curves, tmp_path):
+def test_batches_are_found_below_a_directory_named_as_a_pattern(curves, tmp_path):
     (tmp_path / "run[1]*").mkdir()
     assert len(curves("learns", folder="run[1]*/batches")[0]) == STEPS
 

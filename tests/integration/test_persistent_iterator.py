@@ -82,7 +82,7 @@ def run(environment):
     process.communicate()
 
 
-def test_every_epoch_trains_on_the_same_examples_in_another_order(run):
+def test_every_epoch_has_the_same_examples_in_another_order(run):
     seen = run(
         f"""
         cases = [

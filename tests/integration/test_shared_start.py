@@ -87,7 +87,7 @@ def drawn(tmp_path):
 
 
 @pytest.mark.fast
-def test_the_start_runs_once_and_all_trials_go_on_as_the_script_would(opened, counter, tmp_path, work):
+def test_the_start_runs_once_and_all_trials_continue_from_it(opened, counter, tmp_path, work):
     trials = opened(FIT)
     assert trials.facts.script.shared_seconds > 1.0
     assert trials.facts.script.before_seconds < trials.facts.script.shared_seconds
@@ -157,7 +157,7 @@ def test_an_error_in_the_start_is_reported_as_before(opened):
         opened(FIT, "os.environ['missing']")
 
 
-def test_a_killed_server_is_replaced_by_one_that_runs_the_start_again(opened, counter):
+def test_a_killed_server_is_replaced_and_the_start_run_again(opened, counter):
     trials = opened(FIT)
     trial = trials.launch()
     trial.warm_up(PATIENCE_SECONDS)

@@ -87,7 +87,7 @@ def test_a_leak_is_seen_in_a_continuous_run(launch, case, passes):
         ("ruined_each", "the metric d became nan"),
     ],
 )
-def test_a_model_that_hides_its_losses_must_be_finite_all_the_same(launch, case, what):
+def test_a_model_that_hides_its_losses_must_be_finite_too(launch, case, what):
     failure = launch(case, 80).failure()
     assert failure.outcome is Outcome.NONFINITE
     assert what in failure.reason

@@ -610,7 +610,7 @@ def test_a_batch_size_is_left_alone_where_batches_are_counted(told, name):
 
 
 @pytest.mark.parametrize("name", ["takes_examples", "zips_batches"])
-def test_a_batch_size_is_reached_where_examples_are_counted_or_nothing_is(told, name):
+def test_a_batch_size_is_reached_unless_batches_are_counted(told, name):
     assert "batch_size" not in script(told, name)["not_reached"]
 
 
@@ -637,7 +637,7 @@ def test_batches_are_not_read_ahead_of_what_they_depend_on(told, name):
     assert "steps_per_execution" not in reasons
 
 
-def test_a_map_of_another_function_in_each_epoch_keeps_its_examples(told):
+def test_a_map_that_changes_with_the_epoch_keeps_its_examples(told):
     reason = script(told, "centred")["not_reached"]["batched_map"]
     assert reason == "the function in train.py, line 11, reads level, which may change during the training"
 
@@ -670,7 +670,7 @@ def test_a_precision_that_a_script_chooses_is_not_varied(told, name, precision, 
     assert found["not_reached"]["precision"] == f"{reason}; --allow-precision varies it"
 
 
-def test_a_precision_varies_where_none_is_chosen_or_it_is_allowed(told):
+def test_a_precision_varies_if_none_is_chosen_or_it_is_allowed(told):
     assert script(told, "floatx_allowed")["baseline"]["precision"] == "float16"
     for name in ("floatx_allowed", "pipeline", "tape"):
         assert "precision" not in script(told, name)["not_reached"]

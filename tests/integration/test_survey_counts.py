@@ -125,18 +125,18 @@ def line_of(name: str, text: str) -> str:
 @pytest.mark.parametrize(
     ("name", "text"), [("counts", "for i in range("), ("breaks", "if i >= 5"), ("reads_inside", "for i in range(")]
 )
-def test_a_loop_that_counts_steps_keeps_its_batch_size_and_the_reason_names_the_line(surveyed, name, text):
+def test_a_loop_that_counts_steps_keeps_its_batch_size(surveyed, name, text):
     reason = surveyed[f"loop_{name}"]["not_reached"]["batch_size"]
     assert reason.startswith(f"{line_of(f'loop_{name}', text)}ends the training loop by a number of steps; ")
     assert "autotune.tuned" in reason
 
 
 @pytest.mark.parametrize("name", ["to_the_end", "next_to_the_end", "counts_its_batches"])
-def test_a_loop_whose_steps_follow_its_data_has_its_batch_size_varied(surveyed, name):
+def test_a_loop_over_its_data_has_its_batch_size_varied(surveyed, name):
     assert "batch_size" not in surveyed[f"loop_{name}"]["not_reached"]
 
 
-def test_endless_data_without_a_number_of_steps_keeps_the_batch_size(surveyed):
+def test_endless_data_without_steps_keeps_the_batch_size(surveyed):
     assert "endless and fit has no steps_per_epoch" in surveyed["endless_fit"]["not_reached"]["batch_size"]
     reason = surveyed["loop_endless"]["not_reached"]["batch_size"]
     assert f"the loop in {line_of('loop_endless', 'in endless')}reads an endless dataset" in reason
@@ -154,7 +154,7 @@ def test_a_script_that_asks_for_its_batch_size_has_it_varied(surveyed):
         ("lambda_callback", "LambdaCallback.on_train_batch_end (", "every ="),
     ],
 )
-def test_a_callback_of_each_batch_keeps_steps_per_execution_and_is_named(surveyed, name, words, text):
+def test_a_callback_of_each_batch_keeps_steps_per_execution(surveyed, name, words, text):
     reason = surveyed[name]["not_reached"]["steps_per_execution"]
     assert reason.startswith(words + line_of(name, text).rstrip() + ") acts on batches")
     assert "batch_size" not in surveyed[name]["not_reached"]
@@ -163,7 +163,7 @@ def test_a_callback_of_each_batch_keeps_steps_per_execution_and_is_named(surveye
     assert note.endswith("acts on each batch: a larger batch size calls it less often per epoch")
 
 
-def test_keras_callbacks_of_some_batches_keep_steps_per_execution(surveyed):
+def test_keras_callbacks_of_batches_keep_steps_per_execution(surveyed):
     reason = surveyed["keras_by_batch"]["not_reached"]["steps_per_execution"]
     assert "TensorBoard(update_freq=5), ModelCheckpoint(save_freq=7) acts on batches" in reason
     assert surveyed["keras_by_batch"]["batch_notes"] == []
@@ -208,14 +208,14 @@ def test_a_model_built_for_one_batch_size_keeps_it(surveyed):
         ("loop_with_eager_functions", "tf.config.run_functions_eagerly(True), ", "run_functions_eagerly"),
     ],
 )
-def test_steps_that_run_eagerly_keep_what_compiles_and_the_line_is_named(surveyed, name, words, text):
+def test_eager_steps_keep_what_compiles(surveyed, name, words, text):
     held = surveyed[name]["not_reached"]
     assert held["jit_compile"].startswith(f"{words}{line_of(name, text).strip()}: each operation runs by itself")
     assert held["xla_auto_clustering"] == held["graph_step"] == held["jit_compile"]
     assert name.startswith("loop") or held["steps_per_execution"] == held["jit_compile"]
 
 
-def test_a_counter_of_calls_in_an_eager_step_keeps_the_batch_size(surveyed):
+def test_a_call_counter_in_an_eager_step_keeps_the_batch_size(surveyed):
     reason = surveyed["eager_with_counter"]["not_reached"]["batch_size"]
     line = line_of("eager_with_counter", "self.calls += 1")
     assert reason.startswith(f"{line}counts the calls of train_step")

@@ -129,7 +129,7 @@ def test_applied_too_late_is_an_error(train):
     assert nothing_left == ""
 
 
-def test_a_baseline_recipe_is_applied_after_an_optimizer_a_metric_and_a_layer(train):
+def test_a_baseline_recipe_may_be_applied_late(train):
     seen = train(
         """
         import json
@@ -320,7 +320,7 @@ def test_the_tested_learning_rate_acts_in_fit_alone(train, recipe):
     assert seen == [[pytest.approx(0.08), pytest.approx(0.01)], [pytest.approx(0.02), pytest.approx(0.01)]]
 
 
-def test_settings_of_the_shell_and_of_tensorflow_are_read_as_they_act(train):
+def test_settings_of_shell_and_tensorflow_are_read_as_they_act(train):
     seen = train(
         """
         import json, os

@@ -122,7 +122,7 @@ def test_a_training_while_the_file_is_imported_is_refused(processes_of, tmp_path
     assert '`if __name__ == "__main__":`' in caught.value.hint
 
 
-def test_what_trains_below_main_and_what_only_predicts_is_left_alone(processes_of, tmp_path):
+def test_training_below_main_and_prediction_are_left_alone(processes_of, tmp_path):
     prepares = """
 scale = keras.layers.Normalization()
 scale.adapt(np.ones((8, 4)))
