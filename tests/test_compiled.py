@@ -8,7 +8,19 @@ import subprocess
 import sys
 
 import pytest
-from simulated_runs import A100, BASELINE, MACHINE, a_record, on_disk, run_on, simulated_trials, space, tune_simulated
+from simulated_runs import (
+    A100,
+    BASELINE,
+    MACHINE,
+    Watcher,
+    a_record,
+    an_invocation,
+    on_disk,
+    run_on,
+    simulated_trials,
+    space,
+    tune_simulated,
+)
 from test_folders import a_recipe
 from test_kind import H200, a_machine
 
@@ -20,12 +32,15 @@ from autotune.recipe import compiled
 from autotune.recipe import recipe as recipe_module
 from autotune.recipe.compiled import ConfirmedCompilations, keep_compiled, load_compiled, open_folder
 from autotune.recipe.evidence import Confirmation
-from autotune.recipe.recipe import Recipe
+from autotune.recipe.recipe import Recipe, read_recipes
 from autotune.runtime.executor import IN_SEARCH, TrialFailed
+from autotune.stats.deciding import ClaimResult
 from autotune.tuning import opening
 from autotune.tuning.comparison import MeasuredProcess, own_compilations
+from autotune.tuning.events import Notice
 from autotune.tuning.run import Deadline
 from autotune.tuning.trial import Trial
+from autotune.tuning.verify import verify_with
 
 HERE = a_machine(H200, driver="580.1")
 FILES = {"autotuned.txt": b"results { }", "xla__1.pb": b"\x0a\x01machine code"}
@@ -258,13 +273,15 @@ def test_no_two_processes_share_a_folder(tmp_path):
 SPACE = space(cublaslt=[False, True])
 
 
-def run_on_gpu(directory, *, keeps_files=True, has_flags=True, monkeypatch):
-    """Tune on a simulated GPU whose processes compile; return the recipe, and what was launched: phase and folder."""
+GPU_MACHINE = MACHINE.model_copy(update={"gpus": (A100,)})
+
+
+def trials_on_gpu():
+    """Simulated trials on a GPU whose processes compile, and what was launched: log, folder and its use."""
     trials = simulated_trials(
         lambda configuration: 6400.0 if configuration.get("cublaslt") else 4000.0, noise=0.02, gpus=("NVIDIA A100",)
     )
-    trials.keeps_files = keeps_files
-    monkeypatch.setattr(opening, "can_keep_compilations", lambda names=(): has_flags)
+    trials.keeps_files = True
     launch, launched = trials.launch, []
 
     def launch_and_compile(configuration, *, log, timing=IN_SEARCH, **how):
@@ -276,8 +293,39 @@ def run_on_gpu(directory, *, keeps_files=True, has_flags=True, monkeypatch):
         return launch(configuration, log=log, timing=timing, **how)
 
     trials.launch = launch_and_compile
-    recipe = tune_simulated(trials, directory, space=SPACE, machine=MACHINE.model_copy(update={"gpus": (A100,)}))
-    return recipe, launched
+    return trials, launched
+
+
+def run_on_gpu(directory, *, keeps_files=True, has_flags=True, monkeypatch):
+    """Tune so; return the recipe, and what was launched."""
+    trials, launched = trials_on_gpu()
+    trials.keeps_files = keeps_files
+    monkeypatch.setattr(opening, "can_keep_compilations", lambda names=(): has_flags)
+    return tune_simulated(trials, directory, space=SPACE, machine=GPU_MACHINE), launched
+
+
+@pytest.mark.parametrize("carries", [True, False])
+def test_verify_measures_the_program_that_the_recipe_carries(tmp_path, monkeypatch, carries):
+    with on_disk(tmp_path / "run") as directory:
+        run_on_gpu(directory, monkeypatch=monkeypatch)[0].save(tmp_path / "run" / "recipe.json")
+    if not carries:
+        shutil.rmtree(tmp_path / "run" / "compiled")
+    recipe, watcher = read_recipes(tmp_path / "run").files[0].recipe, Watcher()
+    trials, launched = trials_on_gpu()
+    with on_disk(tmp_path / "verified") as directory:
+        verification = verify_with(
+            an_invocation(trials, directory, machine=GPU_MACHINE, observe=watcher, budget=100.0), recipe
+        )
+        (leader,) = {
+            str(record.trial).rjust(4, "0")
+            for record in directory.read_trials(check=lambda record, file: None)
+            if record.configuration == dict(recipe.configuration)
+        }
+    assert verification.finding is ClaimResult.HOLDS
+    uses = {(use, os.path.basename(folder)) for log, folder, use in launched if os.path.dirname(log).endswith(leader)}
+    assert uses == ({("loaded", "compiled")} if carries else {("written", "")})
+    said = [notice.text for notice in watcher.of(Notice) if "loading what XLA compiled" in notice.text]
+    assert len(said) == carries
 
 
 def test_the_long_training_gets_the_program_that_was_measured(tmp_path, monkeypatch):

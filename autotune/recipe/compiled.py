@@ -168,6 +168,12 @@ class ConfirmedCompilations(Compilations):
         self._loads: dict[object, Counter[str]] = {}  # of each folder of a side
         self._opened: dict[str, tuple[object, int]] = {}  # the side of each folder, and how many it may have
 
+    def carry(self, side: object, folder: Path, compile_seconds: float) -> None:
+        """Have all processes of a side load what a recipe carries."""
+        self._opened[str(folder)], self._loads[side] = (side, 1), Counter({str(folder): 0})
+        self._compiling_seconds[str(folder)] = compile_seconds
+        self._check(str(folder))
+
     def has(self, side: object, most: int) -> bool:
         """Return whether the next process of a side loads what another has compiled."""
         return self.is_on and len(self._loads.get(side, ())) >= most
@@ -281,7 +287,7 @@ def _keep_last(recipe: RecipeContent, run: Path, kept: Path) -> str:
 # ------------------------------------------------------------------------------------- in the long training
 
 
-def find_compiled(recipe: RecipeContent, beside: Path, here: Machine) -> Path | None:
+def find_compiled(recipe: RecipeContent, beside: Path | None, here: Machine) -> Path | None:
     """Do as `load_compiled`, say so, and return the folder alone."""
     from autotune.recipe.guard import say
 
@@ -291,10 +297,9 @@ def find_compiled(recipe: RecipeContent, beside: Path, here: Machine) -> Path | 
     return loaded.folder
 
 
-def load_compiled(recipe: RecipeContent, beside: Path, here: Machine) -> Loaded:
+def load_compiled(recipe: RecipeContent, beside: Path | None, here: Machine) -> Loaded:
     """Copy what was compiled for a recipe, whose file is in `beside`, to a private directory of this process."""
-    kept = beside / COMPILED
-    if not recipe.changes or not os.path.lexists(kept):
+    if beside is None or not recipe.changes or not os.path.lexists(kept := beside / COMPILED):
         return Loaded()
     try:
         seal = _read_seal(kept)

@@ -63,7 +63,7 @@ class Recipe(TrainingCode):
         >>> recipe.fit(model, dataset, epochs=90)
     """
 
-    _beside: ClassVar[Path | None] = None  # the folder of its file, where one was loaded; no part of the recipe
+    _beside: ClassVar[Path | None] = None  # the folder of its file, where one was read; no part of the recipe
 
     @classmethod
     def load(cls, path: str | Path, *, strict: bool = False) -> Recipe:
@@ -85,15 +85,12 @@ class Recipe(TrainingCode):
 
         source = read_recipes(path)
         if not source.is_folder and not strict:
-            recipe = source.files[0].recipe
-            recipe.__dict__["_beside"] = source.files[0].path.parent
-            return recipe
+            return source.files[0].recipe
         selection = select_recipe(source, strict=strict)
         for text in (*source.notes, *([selection.text] if selection.fits and selection.text else [])):
             say(text)
         if not selection.fits:
             warnings.warn(selection.text, MachineMismatchWarning, stacklevel=2)
-        selection.recipe.__dict__["_beside"] = selection.path.parent
         return selection.recipe
 
     @classmethod
@@ -153,8 +150,9 @@ class Recipe(TrainingCode):
             elif changes := self.machine.differences(here):
                 text = describe_changes(changes, "autotune verify RECIPE SCRIPT")
                 warnings.warn(text, MachineMismatchWarning, stacklevel=2)
-            if self._beside is not None and (folder := find_compiled(self, self._beside, here)) is not None:
+            if (folder := find_compiled(self, self._beside, here)) is not None:
                 os.environ.update(loading_from(str(folder), os.environ))
+                self.__dict__["_loads_compiled"] = True
         script = self.workload.script
         if edits := [name for name in _EDITS if name in self.changes and script and script.sites.get(name)]:
             lost = ", ".join(self.describe_change(name) for name in edits)
@@ -424,7 +422,9 @@ def _read_recipe(path: Path) -> Recipe:
         raise RecipeError(
             f"{path} is a book of several recipes", hint="Keep each recipe as a file of its own in one folder."
         )
-    return Recipe.parse(text, source=str(path))
+    recipe = Recipe.parse(text, source=str(path))
+    recipe.__dict__["_beside"] = path.parent
+    return recipe
 
 
 def _drop_older(found: list[RecipeFile]) -> tuple[tuple[RecipeFile, ...], tuple[str, ...]]:

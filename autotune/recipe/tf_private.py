@@ -261,4 +261,15 @@ def with_names_alike(train_function: Callable[[Any], Any]) -> Callable[[Any], An
             name_next_functions_alike()
         return train_function(iterator)
 
+    call.is_named_alike = True  # type: ignore[attr-defined]
     return call
+
+
+def naming_callback(model: Any) -> Any:
+    """Return a callback by which a `fit` finds what another process has compiled, see `with_names_alike`."""
+
+    def begin(logs: Any) -> None:
+        if not hasattr(model.train_function, "is_named_alike"):  # as an earlier `fit` has left it
+            model.train_function = with_names_alike(model.train_function)
+
+    return keras.callbacks.LambdaCallback(on_train_begin=begin)

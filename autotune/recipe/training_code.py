@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from typing import Any
+from typing import Any, ClassVar
 
 from autotune.data.errors import ApplyError
 from autotune.data.facts import KnownWorkload
@@ -15,7 +15,7 @@ from autotune.recipe.evidence import RecipeContent
 from autotune.recipe.guard import Guard, guard_callback, say
 from autotune.recipe.keras_api import keras_api, refuse_other_keras
 from autotune.recipe.learning_rate import ScaledTrainings, factor_of
-from autotune.recipe.tf_private import inputs_of, keras, tf
+from autotune.recipe.tf_private import inputs_of, keras, naming_callback, tf
 from autotune.space.configuration import Configuration, format_value
 from autotune.space.knobs import AS_WRITTEN, KNOBS, Stage
 
@@ -32,6 +32,8 @@ _say_once = functools.cache(say)
 
 class TrainingCode(RecipeContent):
     """The part of a recipe that code calls to train."""
+
+    _loads_compiled: ClassVar[bool] = False  # this process loads what the recipe carries; no part of the recipe
 
     def compile(self, model: keras.Model, *arguments: Any, **named: Any) -> None:
         """Call `model.compile` with these arguments; the recipe decides `jit_compile` and `steps_per_execution`.
@@ -73,7 +75,8 @@ class TrainingCode(RecipeContent):
             why = _WHY.get(name, "this data does not take it")
             _say_once(f"{name}={format_value(value)}, not the recipe's {format_value(wanted[name])}: {why}")
         guard = guard_callback(Guard(self.evidence, self.machine), in_force.batch_size)
-        changed["callbacks"] = [*tf.nest.flatten(given.get("callbacks") or []), guard]
+        naming = [naming_callback(model)] if self._loads_compiled else []
+        changed["callbacks"] = [*tf.nest.flatten(given.get("callbacks") or []), *naming, guard]
         before, after = Configuration(self.baseline).update_size, wanted.update_size
         after = after // wanted.batch_size * in_force.batch_size  # examples of an update, where gradients accumulate
         rule = self.learning_rate_rule

@@ -24,7 +24,7 @@ from autotune.recipe.compiled import find_compiled
 from autotune.recipe.guard import LOG, Guard, guard_callback, say
 from autotune.recipe.keras_api import api_of, keras_api, refuse_other_keras
 from autotune.recipe.learning_rate import ScaledTrainings, factor_of, scale_updates
-from autotune.recipe.tf_private import keras, with_names_alike
+from autotune.recipe.tf_private import keras, naming_callback
 from autotune.runtime.cells import describe_frames
 from autotune.runtime.sources import directory_of, file_of, fingerprint_of_script
 from autotune.script import children
@@ -202,15 +202,14 @@ class LongRun(Hooks):
             say("jit_compile=true is not in force: Keras turns XLA off for this model")
         factor = self._factor_of_fit(call)
         watch = guard_callback(self.guard, call.batch_used or self._configuration.batch_size, may_train_again=True)
-        on, callbacks = keras.callbacks.LambdaCallback, listed_callbacks(arguments["callbacks"])
-        if self._compiled is not None:  # TensorFlow finds what was compiled by the names of functions
-            callbacks.append(
-                on(on_train_begin=lambda logs: setattr(model, "train_function", with_names_alike(model.train_function)))
-            )
+        callbacks = listed_callbacks(arguments["callbacks"])
+        if self._compiled is not None:
+            callbacks.append(naming_callback(model))
         callbacks.append(watch)
         if model.built:
             self._warn_of_changes(model.weights)
         else:  # the first step builds it
+            on = keras.callbacks.LambdaCallback
             callbacks.append(on(on_epoch_end=lambda epoch, logs: self._warn_of_changes(model.weights)))
         with self._scaled_by(factor, model):
             return usual(model, **(arguments | changed | {"callbacks": callbacks}))

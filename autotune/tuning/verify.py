@@ -24,6 +24,7 @@ from autotune.data.run_directory import RunDirectory
 from autotune.machine.device_locks import HOST_CPU, lock_devices
 from autotune.machine.fingerprint import fingerprint, require_linux
 from autotune.machine.gpu import visible_gpus
+from autotune.recipe.compiled import ConfirmedCompilations, load_compiled
 from autotune.recipe.recipe import Recipe, Selection, read_recipes, select_nearest
 from autotune.runtime.executor import TrialFailed
 from autotune.runtime.local import LocalExecutor
@@ -198,6 +199,12 @@ def verify_with(invocation: Invocation, recipe: Recipe, *, found_by_object: bool
                 instances=0,
                 reason="the recipe is the baseline, so there is no claim to check",
             )
+        carried = load_compiled(recipe, recipe._beside, invocation.machine)
+        if carried.folder is not None and run.executor.keeps_files:  # else the long training compiles, too
+            observe(Notice(text=carried.text))
+            run.confirmed = ConfirmedCompilations(lambda text: observe(Notice(text=text)))
+            side = Configuration(recipe.configuration)
+            run.confirmed.carry(side, carried.folder, recipe.evidence.compile_seconds or 0.0)
         until = invocation.options.budget - CLOSING_SECONDS
         confirmation, baseline_failure = measure_pairs(_make_search_record(recipe, opened), opened, until=until)
         if run.interrupted() and len(confirmation.measured) < 2 and confirmation.failure is None:
@@ -341,7 +348,8 @@ def measured_claim(leader: LeaderTrials, opened: Opened, *, confidence: float = 
         return None
     prior = process_prior([[values] for values in instances], rounds=min(map(len, instances)))
     apart = opened.run.executor.needs_different_template(leader.trial.configuration, opened.run.baseline)
-    return claim_of(instances, prior=prior, apart=apart, confidence=confidence)
+    compilations = leader.baseline_compilations
+    return claim_of(instances, prior=prior, apart=apart, confidence=confidence, compilations=compilations)
 
 
 def _find_failure(confirmation: LeaderTrials, limits: Limits) -> str | None:

@@ -15,7 +15,8 @@ from autotune.space.knobs import Device
 from autotune.tuning.events import silent
 from autotune.tuning.opening import baseline_of
 
-LOGGED, FOUND = "device_executable_persistor=1", "Loading cached entry for"
+FOUND = "Loading cached entry for"
+VERBOSE = {"TF_CPP_MIN_LOG_LEVEL": "0", "TF_CPP_VMODULE": "device_executable_persistor=1"}
 TRAIN = """
 import keras
 import numpy as np
@@ -27,6 +28,9 @@ model.fit(x, x[:, :1], batch_size=16, epochs=2, verbose=0)
 print("steps", int(model.optimizer.iterations.numpy()))
 """
 SCRIPTS = {"fit": TRAIN, "loop": LOOP}
+APPLIED = TRAIN.replace("model.compile(", "keras.layers.Dense(2).build((None, 9))\nrecipe.compile(model, ").replace(
+    "model.fit(", "recipe.fit(model, "
+)
 
 
 def test_the_installed_tensorflow_has_the_flags():
@@ -71,7 +75,7 @@ def test_what_a_trial_compiled_is_loaded_by_the_long_training(programs_of, tmp_p
 
     def train():
         command = ["-m", "autotune", "run", str(run / "recipe.json"), "train.py"]
-        ended = trained(tmp_path, command, environment={"TF_CPP_MIN_LOG_LEVEL": "0", "TF_CPP_VMODULE": LOGGED})
+        ended = trained(tmp_path, command, environment=VERBOSE)
         assert ended.returncode == 0, ended.stderr
         assert ended.stdout.startswith("steps ")
         return ended.stderr
@@ -79,6 +83,11 @@ def test_what_a_trial_compiled_is_loaded_by_the_long_training(programs_of, tmp_p
     said = train()
     assert "loading what XLA compiled when the recipe was measured" in said
     assert FOUND in said
+    if "fit(" in (tmp_path / "train.py").read_text():
+        (tmp_path / "applied.py").write_text(
+            f"import autotune\nrecipe = autotune.Recipe.load('run').apply()\n{APPLIED}"
+        )
+        assert FOUND in trained(tmp_path, ["applied.py"], environment=VERBOSE).stderr
     spoiled = run / "compiled" / min(first)
     spoiled.write_bytes(spoiled.read_bytes()[:-1] + b"?")
     said = train()
