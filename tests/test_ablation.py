@@ -26,7 +26,7 @@ from autotune.data.figures import Interval, LogInterval
 from autotune.data.record import Ablation, Outcome, Phase, Standing, reference_of
 from autotune.recipe.evidence import Contribution
 from autotune.recipe.recipe import Recipe
-from autotune.recipe.waterfall import waterfall
+from autotune.report.charts import waterfall
 from autotune.report.history import load_history
 from autotune.runtime.executor import DeviceUnavailable, TrialFailed
 from autotune.space.configuration import read_trials

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import pytest
 from test_dataset_trace import SITE
 
+from autotune.data import files
 from autotune.data.errors import ApplyError
-from autotune.machine import scratch
-from autotune.machine.scratch import free_on_local_disk
+from autotune.data.files import free_on_local_disk
 from autotune.script import interpose
 from autotune.script.interpose import Hooks, Wrappers
 from autotune.script.settings import Settings
@@ -42,7 +42,7 @@ def test_it_stays_in_memory_where_there_is_room(tmp_path):
 def test_each_file_is_new_and_lies_in_the_trials_folder(tmp_path):
     first, second = (cached_in(1 << 40, tmp_path / "scratch") for _ in range(2))
     assert first != second
-    assert {tmp_path / "scratch"} == {scratch.Path(file).parents[1] for file in (first, second)}
+    assert {tmp_path / "scratch"} == {files.Path(file).parents[1] for file in (first, second)}
 
 
 @pytest.mark.parametrize("free", [100, 300])
@@ -60,6 +60,6 @@ def test_a_run_needs_twice_the_room_on_a_local_disk(tmp_path, monkeypatch, free)
 @pytest.mark.parametrize(("kind", "counts"), [("ext4", True), ("overlay", True), ("tmpfs", False), ("nfs4", False)])
 def test_only_a_local_disk_has_room(tmp_path, monkeypatch, kind, counts):
     mounts = [SimpleNamespace(mountpoint="/", fstype="ext4"), SimpleNamespace(mountpoint=str(tmp_path), fstype=kind)]
-    monkeypatch.setattr(scratch.psutil, "disk_partitions", lambda all: mounts)
+    monkeypatch.setattr(files.psutil, "disk_partitions", lambda all: mounts)
     (folder := tmp_path / "run").mkdir()
     assert (free_on_local_disk(folder) > 0) is counts

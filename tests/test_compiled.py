@@ -24,9 +24,9 @@ from simulated_runs import (
 from test_folders import a_recipe
 from test_kind import H200, a_machine
 
+from autotune.data import files
 from autotune.data.record import Outcome, Phase
 from autotune.data.run_directory import RunDirectory
-from autotune.machine import scratch
 from autotune.machine.gpu import can_keep_compilations
 from autotune.recipe import compiled
 from autotune.recipe import recipe as recipe_module
@@ -92,15 +92,15 @@ def test_it_is_loaded_as_a_private_copy(run):
     assert {path.name: path.read_bytes() for path in loaded.folder.iterdir()} == FILES
     assert loaded.folder.stat().st_mode & 0o077 == 0
     assert f"({run}/compiled)" in loaded.text
-    scratch._remove(loaded.folder, os.getpid() + 1)
+    files._remove(loaded.folder, os.getpid() + 1)
     assert loaded.folder.exists(), "a fork that ends removes nothing"
-    scratch._remove(loaded.folder, os.getpid())
+    files._remove(loaded.folder, os.getpid())
     assert not loaded.folder.exists()
 
 
 KILLED = """
 import os, signal, sys
-from autotune.machine.scratch import make_scratch
+from autotune.data.files import make_scratch
 print(make_scratch("autotune-compiled-"), flush=True)
 os.kill(os.getpid(), signal.SIGTERM)
 """

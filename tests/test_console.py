@@ -25,8 +25,8 @@ from autotune.front import cli
 from autotune.front.closing import MOST_LINES, show_answer
 from autotune.front.console import Progress, ratio, show_error, trial_line
 from autotune.front.tables import show_history
+from autotune.recipe.advice import answer_at
 from autotune.recipe.evidence import Watch
-from autotune.recipe.next_steps import answer_at
 from autotune.report.history import columns
 from autotune.stats.deciding import EndedBy, Verdict
 from autotune.tuning.events import (

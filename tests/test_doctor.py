@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from autotune.data.options import USUAL_BUDGET
-from autotune.front import cli, doctor_report
-from autotune.front.doctor_report import look
+from autotune.front import cli
 from autotune.front.documents import DOCUMENTS
-from autotune.machine.doctor import GpuState, Level, MachineState, diagnose, first_fix
+from autotune.machine import doctor
+from autotune.machine.doctor import GpuState, Level, MachineState, diagnose, first_fix, look
 
 H100 = GpuState(name="NVIDIA H100")
 HEALTHY = MachineState(
@@ -178,11 +178,11 @@ def seen_below(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(4)))
     monkeypatch.setattr(os, "cpu_count", lambda: 4)
     silent = subprocess.CompletedProcess((), 1, stdout="", stderr="")
-    monkeypatch.setattr(doctor_report.subprocess, "run", lambda *arguments, **options: silent)
-    monkeypatch.setattr(doctor_report, "_cards", lambda nvml: ("580.65", (H100,)))
-    monkeypatch.setattr(doctor_report, "query_nvml", lambda use, otherwise: use(None))
-    monkeypatch.setattr(doctor_report, "_jitter", lambda: None)
-    return look
+    monkeypatch.setattr(doctor.subprocess, "run", lambda *arguments, **options: silent)
+    monkeypatch.setattr(doctor, "_cards", lambda nvml: ("580.65", (H100,)))
+    monkeypatch.setattr(doctor, "query_nvml", lambda use, otherwise: use(None))
+    monkeypatch.setattr(doctor, "_jitter", lambda: None)
+    return lambda root: look(lambda layers: "", root)
 
 
 def test_what_is_read_below_a_root(tmp_path, seen_below):
@@ -210,15 +210,15 @@ BUILD = '[{"is_cuda_build": "True", "cuda_version": "12.5", "cudnn_version": "9"
     ids=["CUDA", "CPU", "broken", "killed"],
 )
 def test_tensorflow_is_asked_in_a_process_of_its_own(tmp_path, seen_below, monkeypatch, out, err, expected):
-    monkeypatch.setattr(doctor_report, "installed_version", lambda name: "2.21.0")
+    monkeypatch.setattr(doctor, "installed_version", lambda name: "2.21.0")
     ended = subprocess.CompletedProcess((), 1, stdout=out, stderr=err)
-    monkeypatch.setattr(doctor_report.subprocess, "run", lambda *arguments, **options: ended)
+    monkeypatch.setattr(doctor.subprocess, "run", lambda *arguments, **options: ended)
     seen = seen_below(tmp_path)
     assert {name: getattr(seen, name) for name in expected} == expected
 
 
 def test_the_command_prints_a_line_each_and_leaves_by_what_it_found(monkeypatch, capsys):
-    monkeypatch.setattr(doctor_report, "look", lambda: BROKEN["old driver"][0])
+    monkeypatch.setattr(doctor, "look", lambda _: BROKEN["old driver"][0])
     assert cli.main(["doctor"]) == 1
     out = capsys.readouterr().out
     assert "driver 470.57 is too old for CUDA 12" in out
@@ -230,6 +230,6 @@ def test_the_command_prints_a_line_each_and_leaves_by_what_it_found(monkeypatch,
     assert told["first"] == "Install a driver of version 525 or later."
     assert told["findings"][0]["level"] == "stops"
     for machine in (BROKEN["shared card"][0], HEALTHY):  # what only slows is no failure
-        monkeypatch.setattr(doctor_report, "look", lambda machine=machine: machine)
+        monkeypatch.setattr(doctor, "look", lambda _, machine=machine: machine)
         assert cli.main(["doctor"]) == 0
     assert "Nothing found" in capsys.readouterr().out

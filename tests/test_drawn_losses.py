@@ -6,7 +6,7 @@ import pytest
 
 from autotune.data.run_directory import RunDirectory
 from autotune.recipe.recipe import Recipe
-from autotune.report.loss_curves import average_losses, draw_losses
+from autotune.report.charts import average_losses, draw_losses
 from autotune.report.page import page_data
 from autotune.space.configuration import read_trials
 

@@ -23,7 +23,7 @@ from autotune.front import cli
 from autotune.front.closing import show_answer
 from autotune.front.console import Progress, show_error
 from autotune.front.tables import show_comparison, show_history
-from autotune.recipe.next_steps import answer_at
+from autotune.recipe.advice import answer_at
 from autotune.recipe.recipe import Recipe
 from autotune.report.compare import compare
 from autotune.report.history import load_history, write_csv

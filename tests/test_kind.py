@@ -4,7 +4,7 @@ import pytest
 from simulated_runs import MACHINE
 
 from autotune.data.facts import Gpu
-from autotune.machine.kind import find_nearest, kind_differences, kind_of
+from autotune.machine.fingerprint import find_nearest, kind_differences, kind_of
 
 H200 = Gpu(name="NVIDIA H200", memory_bytes=141 << 30)
 L4 = Gpu(name="NVIDIA L4", memory_bytes=24 << 30)

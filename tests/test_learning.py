@@ -29,8 +29,8 @@ from autotune.data.record import Branch, Outcome, Phase
 from autotune.data.run_directory import STATE, EarlierLeader
 from autotune.front.cli import main
 from autotune.front.closing import show_answer
+from autotune.recipe.advice import answer_at
 from autotune.recipe.evidence import BestCandidate, Watch
-from autotune.recipe.next_steps import answer_at
 from autotune.recipe.recipe import Recipe
 from autotune.report.history import load_history
 from autotune.report.page import write_page

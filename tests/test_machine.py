@@ -18,8 +18,8 @@ from pydantic import ValidationError
 from autotune.data.errors import InputError
 from autotune.data.facts import Gpu, Machine
 from autotune.machine import fingerprint
+from autotune.machine.fingerprint import units_for, units_of_gpu
 from autotune.machine.gpu import GpuReading
-from autotune.machine.units import units_for, units_of_gpu
 from autotune.version import __version__
 
 GIB = 1 << 30

@@ -9,7 +9,7 @@ import pytest
 from test_patch import changed_lines, recipe_of
 
 from autotune.data.errors import ArgumentError, WorkloadError
-from autotune.runtime.cells import describe_line
+from autotune.runtime.sources import describe_line
 from autotune.script.call_sites import calls_in, functions_in
 from autotune.script.loading import parse_reference
 from autotune.script.notebook import open_notebook

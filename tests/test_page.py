@@ -22,9 +22,9 @@ from autotune.front import cli
 from autotune.front.tune import tune
 from autotune.recipe.answers import NOT_PROMISED
 from autotune.recipe.recipe import Recipe
+from autotune.report.charts import element, to_html, with_code
 from autotune.report.compare import compare
 from autotune.report.history import load_history
-from autotune.report.markup import element, to_html, with_code
 from autotune.report.page import page_data, write_page
 from autotune.report.sections import LONGEST_LOG
 from autotune.space.configuration import Configuration, read_trials

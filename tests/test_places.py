@@ -6,8 +6,8 @@ from simulated_runs import MACHINE
 from autotune.data.errors import ArgumentError
 from autotune.data.facts import Gpu
 from autotune.machine.gpu import VisibleGpu
-from autotune.runtime import places
-from autotune.runtime.places import group_gpus, restrict_to_seat
+from autotune.runtime import local
+from autotune.runtime.local import group_gpus, restrict_to_seat
 
 H100 = [VisibleGpu(f"GPU-{number}-aaaa", "NVIDIA H100") for number in range(4)]
 
@@ -43,7 +43,7 @@ def test_devices_that_make_no_seats_are_refused(wanted, each, visible, message):
 
 def test_a_recipe_names_the_gpus_of_one_seat(monkeypatch):
     mixed = [VisibleGpu("GPU-0", "NVIDIA L4"), *H100]
-    monkeypatch.setattr(places, "visible_gpus", lambda: mixed)
+    monkeypatch.setattr(local, "visible_gpus", lambda: mixed)
     machine = MACHINE.model_copy(update={"gpus": tuple(Gpu(name=each.name, memory_bytes=1) for each in mixed)})
     seats = group_gpus("1,2", 1, mixed)
     own = restrict_to_seat(machine, seats)

@@ -4,7 +4,7 @@ import pytest
 
 from autotune.data.facts import ScriptFacts, Site, Trains
 from autotune.data.run_directory import WorkloadRecord
-from autotune.recipe.same_workload import first_difference
+from autotune.recipe.recipe import first_difference
 
 ELEMENT = (
     "(TensorSpec(shape=({}, 64), dtype=tf.float32, name=None), TensorSpec(shape=({},), dtype=tf.int64, name=None))"

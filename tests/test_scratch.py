@@ -7,11 +7,11 @@ import tempfile
 
 import pytest
 
-from autotune.machine.scratch import make_scratch
+from autotune.data.files import make_scratch
 
 HOLD = """
 import sys
-from autotune.machine.scratch import make_scratch
+from autotune.data.files import make_scratch
 print(make_scratch("autotune-test-"), flush=True)
 sys.stdin.read()
 """

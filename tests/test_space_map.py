@@ -6,7 +6,7 @@ from simulated_runs import BASELINE, a_record
 
 from autotune.data.record import Outcome, Phase
 from autotune.data.run_directory import SearchSpaceRecord
-from autotune.report.space_map import Spot, map_space
+from autotune.report.charts import Spot, map_space
 
 SPACE = SearchSpaceRecord(
     source="mine.toml",

@@ -3,8 +3,7 @@
 import pytest
 
 from autotune.data.errors import BudgetError, RunDirectoryError, WorkloadError
-from autotune.data.run_directory import STATES, RunDirectory
-from autotune.data.runs_on_disk import follow_latest
+from autotune.data.run_directory import STATES, RunDirectory, follow_latest
 
 
 def fail_with(error, path, *, trials=0):

@@ -15,7 +15,6 @@ from cyclopts import Group as CommandGroup
 
 from autotune.data.errors import TuningInterruptedError
 from autotune.data.options import MEMORY_MARGIN, USUAL_BUDGET, VERIFY_SECONDS, Group, take_options
-from autotune.machine.doctor import Level, diagnose, first_fix
 from autotune.version import DISTRIBUTION, __version__
 
 if TYPE_CHECKING:
@@ -76,7 +75,7 @@ def tune(
     from autotune.front.closing import show_answer
     from autotune.front.console import Progress, messages, terminal
     from autotune.front.tune import tune as tune_workload
-    from autotune.recipe.next_steps import answer_at, resume_command
+    from autotune.recipe.advice import answer_at, resume_command
     from autotune.stats.deciding import EndedBy
 
     with Progress(messages() if json else terminal()) as progress:
@@ -263,11 +262,12 @@ def doctor(*, self_test: str | None = None, json: bool = False) -> int:
     """
     from autotune.data.options import seconds_of
     from autotune.front.console import Progress, messages, terminal
-    from autotune.front.doctor_report import look
     from autotune.front.tables import show_findings, show_self_test
+    from autotune.machine.doctor import Level, diagnose, first_fix, look
+    from autotune.runtime.containment import why_unavailable
 
     seconds = None if self_test is None else seconds_of("self_test", self_test)
-    findings, tested = diagnose(look()), None
+    findings, tested = diagnose(look(why_unavailable)), None
     if not json:
         show_findings(findings)
     if seconds is not None:

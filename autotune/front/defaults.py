@@ -7,8 +7,7 @@ from pathlib import Path
 
 from autotune.data.errors import ArgumentError, RunDirectoryError
 from autotune.data.files import shipped_directory, write_atomically
-from autotune.data.run_directory import RunDirectory
-from autotune.data.runs_on_disk import RESULTS, follow_latest, newest_runs
+from autotune.data.run_directory import RESULTS, RunDirectory, follow_latest, newest_runs
 from autotune.front.console import note
 from autotune.recipe.recipe import read_recipes, select_nearest
 

@@ -39,13 +39,12 @@ def show(
         parquet: Write them to this Parquet file.
         json: Print recipe and trials as JSON (docs/history.md).
     """
-    from autotune.data.run_directory import RunDirectory, to_repeat
-    from autotune.data.runs_on_disk import follow_latest
+    from autotune.data.run_directory import RunDirectory, follow_latest, to_repeat
     from autotune.front.closing import show_answer, show_diff
     from autotune.front.console import note, say
     from autotune.front.defaults import run_or_newest
     from autotune.front.tables import show_folder, show_history
-    from autotune.recipe.next_steps import answer_at
+    from autotune.recipe.advice import answer_at
     from autotune.recipe.recipe import holds_recipes, read_recipes, select_nearest
 
     for option, is_given in {"--json": json, "--csv": csv is not None, "--parquet": parquet is not None}.items():

@@ -1,4 +1,7 @@
-"""The fingerprint of the machine: hardware, driver, versions; and the cores and memory that this process may use."""
+"""The fingerprint of the machine, and its kind: hardware, driver, versions; the cores and memory of this process.
+
+The kind decides which recipe of a folder fits; of the others, one is the nearest.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +11,17 @@ import os
 import platform
 import re
 import sys
+from collections.abc import Collection, Iterable, Sequence
 from importlib import metadata
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 
 from autotune.data.errors import InputError
-from autotune.data.facts import Machine
+from autotune.data.facts import Machine, gpu_names, has_cards_of
+from autotune.data.printable import LONGEST_MESSAGE, one_line
 from autotune.machine.gpu import lowest_capability, read_gpus
-from autotune.machine.units import units_of_gpu, units_of_processor
 from autotune.version import __version__
 
 PACKAGES = ("tensorflow", "keras", "tf_keras", "numpy", "optuna")
@@ -119,3 +124,88 @@ def _number(text: str) -> float | None:
     except ValueError:
         return None
     return number if 1 <= number < math.inf else None
+
+
+PROCESSOR_UNITS = ("amx_bf16", "amx_fp16", "avx512_bf16", "avx512_fp16")
+"""Flags of the kernel, the fastest units first."""
+GPU_UNITS = {"tensor_fp16": 7.0, "tensor_bf16": 8.0, "tensor_fp8": 8.9}
+"""Units of NVIDIA's tensor cores, and the lowest compute capability that has them: Volta, Ampere, Ada and Hopper."""
+
+
+def units_of_processor(flags: Collection[str]) -> tuple[str, ...]:
+    """Return the units of a processor with these flags."""
+    return tuple(unit for unit in PROCESSOR_UNITS if unit in flags)
+
+
+def units_of_gpu(capability: str | None) -> tuple[str, ...]:
+    """Return the units of a GPU of this compute capability, such as `8.0`; none where it is not known."""
+    return tuple(unit for unit, least in GPU_UNITS.items() if float(capability or 0) >= least)
+
+
+def units_for(units: Collection[str], *, on_gpu: bool) -> frozenset[str]:
+    """Return those of a machine's units that a training on its processor, or on its GPUs, computes on."""
+    return frozenset(unit for unit in units if (unit in GPU_UNITS) is on_gpu)
+
+
+class Kind(NamedTuple):
+    """The device model and count, TensorFlow's minor version, and Keras's major version."""
+
+    device: str  # `2 × NVIDIA H200`; of a machine without a GPU `Intel Xeon × 8 cores`
+    tensorflow: str  # `2.21`
+    keras: str  # `3`
+
+    def __str__(self) -> str:
+        """Return `2 × NVIDIA H200, TensorFlow 2.21, Keras 3`."""
+        return f"{self.device}, TensorFlow {self.tensorflow}, Keras {self.keras}"
+
+
+def kind_of(machine: Machine) -> Kind:
+    """Return the kind of a machine."""
+    device = gpu_names(machine.gpus) or machine.describe()
+    return Kind(device, _version(machine, "tensorflow", parts=2), _version(machine, "keras", parts=1))
+
+
+def kind_differences(measured: Machine, here: Machine) -> tuple[str, ...]:
+    """Return what makes two machines unlike kinds, such as `TensorFlow: measured on 2.18, here 2.21`.
+
+    A recipe that was measured on a part of the cards here is of this kind.
+    """
+    there, now = kind_of(measured), kind_of(here)
+    if measured.gpus and has_cards_of(measured, here):
+        there = there._replace(device=now.device)
+    labels = ("device", "TensorFlow", "Keras")
+    return tuple(
+        f"{label}: measured on {before}, here {after}"
+        for label, before, after in zip(labels, there, now, strict=True)
+        if before != after
+    )
+
+
+def describe_changes(changes: Iterable[str], command: str) -> str:
+    """Say what has changed since a recipe was measured, and the command that measures its claim again."""
+    text = f"changed since the recipe was measured: {'; '.join(changes)}. To measure its claim again: {command}"
+    return one_line(text, longest=LONGEST_MESSAGE)
+
+
+def find_nearest(measured: Sequence[Machine], here: Machine) -> list[int]:
+    """Return the positions of the machines, the nearest first.
+
+    One of this kind comes first. Of others the kind of device counts most, then its model, its count, and all else.
+    """
+    return sorted(range(len(measured)), key=lambda index: _distance(measured[index], here))
+
+
+def _distance(measured: Machine, here: Machine) -> tuple[float, ...]:
+    models = [{gpu.name for gpu in machine.gpus} or {machine.cpu} for machine in (measured, here)]
+    counts = [len(machine.gpus) or machine.cores for machine in (measured, here)]
+    return (
+        bool(kind_differences(measured, here)),
+        bool(measured.gpus) != bool(here.gpus),
+        models[0] != models[1],
+        abs(math.log(counts[0] / counts[1])),
+        len(measured.differences(here)),
+    )
+
+
+def _version(machine: Machine, package: str, *, parts: int) -> str:
+    return ".".join(machine.packages.get(package, "none").split(".")[:parts])

@@ -31,12 +31,11 @@ from pydantic import Field
 
 from autotune.data.errors import RunDirectoryError
 from autotune.data.facts import Machine
-from autotune.data.files import read_at_most, write_atomically
+from autotune.data.files import make_scratch, read_at_most, write_atomically
 from autotune.data.models import Value
 from autotune.data.printable import one_line
 from autotune.data.record import Outcome, Place
 from autotune.data.run_directory import COMPILED, SHARED
-from autotune.machine.scratch import make_scratch
 from autotune.recipe.evidence import Part, RecipeContent
 from autotune.space.configuration import Configuration
 from autotune.space.knobs import KNOBS, Stage

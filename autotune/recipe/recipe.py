@@ -1,6 +1,6 @@
 """The recipe, a JSON file: the configuration to use, the evidence, where it was measured. Format 1, the first.
 
-Of a folder of recipes the one for this machine is chosen.
+Of a folder of recipes of one training the one for this machine is chosen.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import html
 import os
 import re
 import warnings
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
@@ -18,19 +19,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 from pydantic import ValidationError
 
 from autotune.data.errors import MachineMismatchError, RecipeError
-from autotune.data.facts import Machine
+from autotune.data.facts import KnownWorkload, Machine, ScriptFacts, Site
 from autotune.data.figures import Interval
 from autotune.data.files import read_at_most, write_atomically
 from autotune.data.models import first_mistake
 from autotune.data.printable import LONGEST_MESSAGE, one_line
-from autotune.data.runs_on_disk import follow_latest
-from autotune.machine.fingerprint import fingerprint
-from autotune.machine.kind import Kind, describe_changes, find_nearest, kind_differences, kind_of
+from autotune.data.run_directory import follow_latest
+from autotune.machine.fingerprint import Kind, describe_changes, find_nearest, fingerprint, kind_differences, kind_of
 from autotune.recipe import apply
 from autotune.recipe.answers import Answer, answer_of
 from autotune.recipe.compiled import find_compiled
 from autotune.recipe.evidence import SCHEMA_VERSION, BestConfiguration, LearningRateRule
-from autotune.recipe.same_workload import first_difference
 from autotune.recipe.training_code import TrainingCode
 from autotune.space.configuration import Configuration, DatasetConfig, format_value
 from autotune.space.keras_in_use import use_keras
@@ -448,3 +447,64 @@ def _drop_older(found: list[RecipeFile]) -> tuple[tuple[RecipeFile, ...], tuple[
 def _rank(file: RecipeFile) -> tuple[bool, str]:
     """Return by what the recipes of one kind of machine are ordered: an answer before none, then the newer one."""
     return file.recipe.evidence.verdict is not Verdict.UNDECIDED, file.recipe.created_by.created_at
+
+
+_FIRST_AXIS = re.compile(r"shape=\((None|\d+)")  # of a tensor of the batch: the batch size, where it is fixed
+_Key = tuple[str, str, str, int]
+
+
+def first_difference(workload: KnownWorkload, other: KnownWorkload) -> str:
+    """Return what first sets two trainings apart, with the call site; empty where they are the same.
+
+    They differ where the baseline of one has not started.
+    """
+    return next(_differences(workload, other), "")
+
+
+def _differences(workload: KnownWorkload, other: KnownWorkload) -> Iterator[str]:
+    """Yield each difference in half a sentence."""
+    if workload.keras is not other.keras:
+        yield f"one trains with {workload.keras.label}, the other with {other.keras.label}"
+    if workload.script is not None and other.script is not None:
+        yield from _script_differences(workload, other)
+    elif (workload.script is None) != (other.script is None):
+        yield "one was tuned as a script, the other as a Workload"
+    else:
+        if workload.name != other.name:
+            yield f"one is {workload.name}, the other {other.name}"
+        if (workload.batched, workload.takes_config) != (other.batched, other.takes_config):
+            yield "their dataset() batches or takes a config in one only"
+    if workload.parameters is None or other.parameters is None or workload.element is None or other.element is None:
+        yield "the baseline of one was never started, so its model and data are unknown"
+        return
+    if workload.parameters != other.parameters:
+        yield f"their models have {workload.parameters:,} and {other.parameters:,} weights"
+    elements = [_FIRST_AXIS.sub("shape=(batch", known.element or "") for known in (workload, other)]
+    if elements[0] != elements[1] or workload.batch_ranks != other.batch_ranks:
+        yield f"their batches are {elements[0]} and {elements[1]}"
+    if workload.drop_remainder != other.drop_remainder:
+        yield "one of them drops a smaller last batch"
+
+
+def _script_differences(workload: KnownWorkload, other: KnownWorkload) -> Iterator[str]:
+    """Yield the differences in how two scripts train, and in the calls that lead to the training."""
+    scripts = [known.script for known in (workload, other) if known.script is not None]
+    if scripts[0].trains is not scripts[1].trains:
+        yield f"one trains by {scripts[0].trains}, the other by {scripts[1].trains}"
+    calls = [_calls(script, f"{known.name}.py") for script, known in zip(scripts, (workload, other), strict=True)]
+    for call, site in {**calls[0], **calls[1]}.items():
+        if not all(call in of_script for of_script in calls):
+            yield f"{site} leads to the training of one only"
+    if list(calls[0]) != list(calls[1]):
+        yield "their pipelines make the same calls in another order"
+
+
+def _calls(script: ScriptFacts, own_file: str) -> dict[tuple[str, _Key], Site]:
+    """Return the calls that lead to the training, by what they do and where; the script's own file has no name."""
+    sites = {name: (getattr(script, name),) for name in ("fit_site", "compile_site", "step_function")}
+    return {
+        (name, ("" if site.file == own_file else site.key[0], *site.key[1:])): site
+        for name, found in [*sites.items(), *sorted(script.sites.items())]
+        for site in found
+        if site is not None and name not in ("cache", "batched_map")  # not all runs know these
+    }

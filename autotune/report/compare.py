@@ -12,8 +12,7 @@ import pandas as pd
 from autotune.data.facts import Machine
 from autotune.data.models import KnobValue
 from autotune.data.printable import one_line
-from autotune.data.run_directory import RunDirectory
-from autotune.data.runs_on_disk import Paths, find_runs
+from autotune.data.run_directory import Paths, RunDirectory, find_runs
 from autotune.recipe.recipe import Recipe, holds_recipes, read_recipes
 from autotune.report.history import FLOAT, INTEGER, STRING, table, typed
 from autotune.space.configuration import Configuration

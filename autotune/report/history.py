@@ -19,8 +19,7 @@ from autotune.data.files import write_atomically
 from autotune.data.models import KnobValue
 from autotune.data.printable import one_line
 from autotune.data.record import Outcome, Pair, Phase, Slice, Standing, TrialRecord, reference_of
-from autotune.data.run_directory import RunDirectory, parse_utc
-from autotune.data.runs_on_disk import Paths, find_runs
+from autotune.data.run_directory import Paths, RunDirectory, find_runs, parse_utc
 from autotune.recipe.answers import kind_of
 from autotune.recipe.recipe import Recipe
 from autotune.space.configuration import Configuration, baseline_of, read_trials

@@ -21,11 +21,8 @@ from autotune.data.record import Phase, TrialRecord, baseline_with_ceilings
 from autotune.data.run_directory import RunDirectory, left_out
 from autotune.recipe.answers import answer_of
 from autotune.recipe.recipe import Recipe
-from autotune.recipe.waterfall import waterfall
-from autotune.report.loss_curves import draw_losses
-from autotune.report.markup import to_html
+from autotune.report.charts import draw_losses, map_space, to_html, waterfall
 from autotune.report.sections import PageData, sections, title_of
-from autotune.report.space_map import map_space
 from autotune.space.configuration import baseline_of, read_trials
 
 T = TypeVar("T")

@@ -16,12 +16,10 @@ from autotune.data.figures import Operation, Profile
 from autotune.data.printable import duration, memory_size, one_line, printable
 from autotune.data.record import TrialRecord
 from autotune.data.run_directory import RunRecord, to_repeat
+from autotune.recipe.advice import answer_at, resume_command
 from autotune.recipe.answers import NOT_PROMISED, WORTH_A_LINE_SECONDS, Answer, Command, Side
-from autotune.recipe.next_steps import answer_at, resume_command
 from autotune.recipe.recipe import Recipe
-from autotune.recipe.waterfall import EXPLANATION, Step
-from autotune.report.markup import Child, element, with_code
-from autotune.report.space_map import Spot
+from autotune.report.charts import EXPLANATION, Child, Spot, Step, element, with_code
 from autotune.space.configuration import Configuration
 from autotune.stats.deciding import Verdict
 from autotune.stats.disturbance import gpu_figures

@@ -19,10 +19,9 @@ from autotune.data.errors import INTERNAL, ApplyError, AutotuneError, WorkloadEr
 from autotune.data.printable import printable
 from autotune.data.record import Outcome
 from autotune.recipe.keras_api import KERAS_PACKAGES, api_of
-from autotune.runtime.cells import describe_frames, describe_line
 from autotune.runtime.logs import gpu_fault_hint, is_memory_error, read_tail
 from autotune.runtime.protocol import Failed
-from autotune.runtime.sources import is_installed
+from autotune.runtime.sources import describe_frames, describe_line, is_installed
 
 ARGS_HINT = (
     "Give the file its own arguments after `--`, as in `autotune tune train.py -- --epochs 90`, or put what ends it "

@@ -17,10 +17,10 @@ from typing import Any, NamedTuple, TypeVar
 
 from autotune.data.errors import AutotuneError
 from autotune.data.facts import Machine, WorkloadFacts, WorkloadReference
+from autotune.data.files import make_scratch
 from autotune.data.record import Place
 from autotune.data.run_directory import SCRATCH
 from autotune.machine.fingerprint import fingerprint
-from autotune.machine.scratch import make_scratch
 from autotune.runtime.executor import Isolation, LiveTrial, TrialFailed
 from autotune.runtime.local import LocalExecutor
 from autotune.runtime.protocol import StartedByImport

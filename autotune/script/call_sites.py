@@ -13,8 +13,7 @@ from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 from autotune.data.facts import Site
-from autotune.runtime.cells import cell_at
-from autotune.runtime.sources import is_installed, parse_source
+from autotune.runtime.sources import cell_at, is_installed, parse_source
 
 _OWN = str(Path(__file__).resolve().parents[1]) + os.sep
 _LIBRARIES = {"tensorflow", "keras", "tf_keras", "wrapt", "absl"}

@@ -22,9 +22,8 @@ from typing import Any
 
 from autotune.data.facts import Site, WorkloadReference
 from autotune.runtime import containment
-from autotune.runtime.fork_server import fork, leave
+from autotune.runtime.fork_server import fork, lead_group, leave
 from autotune.runtime.sources import directory_of, file_of, installed_packages, main_file_of, own_files
-from autotune.runtime.waiting import lead_group
 from autotune.script import children
 from autotune.script.call_sites import calls_in
 from autotune.script.notebook import DEFINITIONS

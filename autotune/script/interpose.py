@@ -20,8 +20,8 @@ from typing import Any
 
 from autotune.data.errors import ApplyError
 from autotune.data.facts import Site
+from autotune.data.files import free_on_local_disk, make_scratch
 from autotune.data.printable import memory_size
-from autotune.machine.scratch import free_on_local_disk, make_scratch
 from autotune.recipe.keras_api import KERAS_PACKAGES, keras_api
 from autotune.runtime.failures import after_import
 from autotune.script.batched_map import map_batches, without_map

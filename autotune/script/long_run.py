@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from autotune.data.errors import ApplyError, ArgumentError, AutotuneError, RecipeError
 from autotune.data.facts import ScriptFacts, Site, Trains, WorkloadReference
+from autotune.data.files import make_scratch
 from autotune.data.options import check_args
 from autotune.data.record import Rule
 from autotune.machine.fingerprint import fingerprint
-from autotune.machine.scratch import make_scratch
 from autotune.recipe import apply
 from autotune.recipe.answers import describe_doubts
 from autotune.recipe.compiled import find_compiled
@@ -25,8 +25,7 @@ from autotune.recipe.guard import LOG, Guard, guard_callback, say
 from autotune.recipe.keras_api import api_of, keras_api, refuse_other_keras
 from autotune.recipe.learning_rate import ScaledTrainings, factor_of, scale_updates
 from autotune.recipe.tf_private import keras, naming_callback
-from autotune.runtime.cells import describe_frames
-from autotune.runtime.sources import directory_of, file_of, fingerprint_of_script
+from autotune.runtime.sources import describe_frames, directory_of, file_of, fingerprint_of_script
 from autotune.script import children
 from autotune.script.execute import run_as_main
 from autotune.script.fit_call import LOADING, FitCall

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 from autotune.data.errors import ArgumentError, WorkloadError
 from autotune.data.facts import WorkloadReference
 from autotune.data.files import read_at_most
-from autotune.runtime.cells import SUFFIX, Cell, cells_of
+from autotune.runtime.sources import SUFFIX, Cell, cells_of
 
 LARGEST_BYTES = 1 << 28  # of a notebook with its outputs
 DEFINITIONS = "definitions"  # the folder of what processes that the notebook spawns load

@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from autotune.data.facts import KerasVersion, ScriptFacts, Site
+from autotune.data.files import make_scratch
 from autotune.data.models import KnobValue
-from autotune.machine.scratch import make_scratch
 from autotune.recipe.recipe import Recipe
-from autotune.runtime.cells import cell_at, cells_of
-from autotune.runtime.sources import file_of, own_files, parse_source
+from autotune.runtime.sources import cell_at, cells_of, file_of, own_files, parse_source
 from autotune.script.call_sites import calls_in, functions_in, shown
 from autotune.script.loading import parse_reference
 from autotune.script.long_run import facts_in

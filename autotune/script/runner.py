@@ -15,8 +15,8 @@ from autotune.data.errors import WorkloadError
 from autotune.data.facts import KerasVersion, WorkloadFacts, WorkloadReference
 from autotune.recipe import apply
 from autotune.runtime import failures, protocol
+from autotune.runtime.fork_server import WaitingProcess
 from autotune.runtime.sources import directory_of, file_of, keras_of_sources, own_files, refuse_broken
-from autotune.runtime.waiting import WaitingProcess
 from autotune.script import trial as script_trial
 from autotune.script import workload_fit
 from autotune.script.execute import discover, import_packages

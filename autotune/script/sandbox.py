@@ -23,8 +23,8 @@ from autotune.data.errors import WorkloadError
 from autotune.data.facts import ScriptSettings, WorkloadReference
 from autotune.recipe.keras_api import KERAS_PACKAGES
 from autotune.runtime import containment
-from autotune.runtime.cells import describe_line
 from autotune.runtime.failures import locate_user_line, select_user_frames
+from autotune.runtime.sources import describe_line
 from autotune.script.interpose import around, replace_everywhere
 from autotune.training.boundary import CALLS_PER_EPOCH
 

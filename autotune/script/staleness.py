@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from autotune.data.facts import Machine
 from autotune.data.options import VERIFY_SECONDS
-from autotune.machine.kind import describe_changes
+from autotune.machine.fingerprint import describe_changes
 from autotune.recipe.guard import say
 
 if TYPE_CHECKING:

@@ -24,9 +24,8 @@ from autotune.recipe.keras_api import KERAS_PACKAGES, keras_api
 from autotune.recipe.tf_private import keras
 from autotune.runtime import failures, protocol
 from autotune.runtime.failures import locate_user_line
-from autotune.runtime.fork_server import leave
+from autotune.runtime.fork_server import Output, WaitingProcess, leave
 from autotune.runtime.sources import directory_of, file_of, own_files
-from autotune.runtime.waiting import Output, WaitingProcess
 from autotune.script import children, strategies
 from autotune.script.call_sites import count_method_calls, is_called_in_loop, with_line
 from autotune.script.eager_steps import EagerSteps

@@ -19,8 +19,8 @@ import numpy as np
 
 from autotune.recipe.keras_api import KERAS_PACKAGES
 from autotune.recipe.tf_private import keras, say_missing, tf
-from autotune.runtime.cells import describe_line
 from autotune.runtime.failures import select_user_frames
+from autotune.runtime.sources import describe_line
 
 COUNTED_STEPS = 4
 LARGEST_VALUE = 16  # elements of a variable that may count

@@ -18,11 +18,9 @@ from autotune.data.facts import Machine
 from autotune.data.models import KnobValue
 from autotune.data.printable import one_line
 from autotune.data.record import Outcome, Phase, Standing, TrialRecord
-from autotune.data.run_directory import EarlierLeader, RunDirectory, RunRecord, WorkloadRecord
-from autotune.data.runs_on_disk import newest_runs
-from autotune.machine.kind import find_nearest, kind_of
-from autotune.recipe.recipe import Recipe
-from autotune.recipe.same_workload import first_difference
+from autotune.data.run_directory import EarlierLeader, RunDirectory, RunRecord, WorkloadRecord, newest_runs
+from autotune.machine.fingerprint import find_nearest, kind_of
+from autotune.recipe.recipe import Recipe, first_difference
 from autotune.space.configuration import Configuration, baseline_of, format_value, read_trials
 from autotune.space.space_file import ResolvedSpace
 from autotune.stats.deciding import Verdict

@@ -15,13 +15,13 @@ from pathlib import Path
 from autotune.data.credentials import credential_values
 from autotune.data.errors import ArgumentError, NoStableConfigurationError, WorkloadError
 from autotune.data.facts import Machine, ScriptFacts, ScriptSettings, Trains, WorkloadFacts, WorkloadReference
+from autotune.data.files import free_on_local_disk
 from autotune.data.options import Options, check_args
 from autotune.data.printable import with_article
 from autotune.data.run_directory import SCRATCH, STATE, RunDirectory, RunRecord, SearchSpaceRecord, WorkloadRecord
 from autotune.machine.doctor import ALLOW_NAMESPACES
 from autotune.machine.fingerprint import memory_limit_bytes
 from autotune.machine.gpu import can_keep_compilations, lowest_capability, missing_xla_flags
-from autotune.machine.scratch import free_on_local_disk
 from autotune.recipe.compiled import ConfirmedCompilations, SharedCompilations
 from autotune.recipe.recipe import RecipeSource
 from autotune.runtime import containment

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Collection, Sequence
 
 from autotune.data.record import Slice, TrialRecord
-from autotune.machine.units import units_for
+from autotune.machine.fingerprint import units_for
 from autotune.space.changes import Situation
 from autotune.stats.disturbance import gpu_figures
 from autotune.tuning.costs import is_busy

@@ -14,16 +14,14 @@ from autotune.data.facts import Machine, WorkloadReference
 from autotune.data.files import write_atomically
 from autotune.data.options import Options, read_options
 from autotune.data.record import Place
-from autotune.data.run_directory import RunDirectory, RunRecord, new_run_directory
-from autotune.data.runs_on_disk import RESULTS, follow_latest
+from autotune.data.run_directory import RESULTS, RunDirectory, RunRecord, follow_latest, new_run_directory
 from autotune.machine.device_locks import HOST_CPU, lock_devices
 from autotune.machine.fingerprint import fingerprint, require_linux
 from autotune.machine.gpu import visible_gpus
 from autotune.recipe.compiled import keep_compiled
 from autotune.recipe.recipe import Recipe, read_recipes
 from autotune.runtime.executor import Isolation
-from autotune.runtime.local import LocalExecutor
-from autotune.runtime.places import group_gpus, restrict_to_seat
+from autotune.runtime.local import LocalExecutor, group_gpus, restrict_to_seat
 from autotune.runtime.ray import RayExecutor
 from autotune.script.loading import refuse_while_loading
 from autotune.space.space_file import ResolvedSpace, SearchSpace, find_search_space, shipped_names
