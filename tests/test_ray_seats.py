@@ -64,8 +64,8 @@ class Actor:
         print_ = self.ray.fingerprints.get(self.node, FACTS.fingerprint)
         return OpenedSeat(FACTS.model_copy(update={"fingerprint": print_}), "template", None, place)
 
-    def _launch(self, configuration, *, log, options):
-        self.asked.append((log, options["timing"]))
+    def _launch(self, request):
+        self.asked.append((os.path.basename(request.log), request.timing))
         return 7
 
     def _call(self, number, method, **options):

@@ -141,7 +141,33 @@ class Boundary(Frozen):
         return self.seconds + self.validation_seconds * seconds_per_example / self.seconds_per_example
 
 
-class ProcessLog(Frozen):
+class WarmFigures(Frozen):
+    """The figures of a process that has warmed up."""
+
+    timed_by: Literal["epochs", "steps"]
+    settled: bool | None = None  # it is steady, not only at the cap; None if too few steps ran to tell
+    warmup_seconds: FiniteFloat
+    warmup_steps: Count | None = None  # steps that count in no slice
+    compile_seconds: Amount
+    epoch_overhead_seconds: Amount | None = None  # charged beyond its steps; None if an epoch has one call, or no end
+    run_in_seconds: Amount = 0.0  # trained after each freeze before a slice begins
+    boundary: Boundary | None = None  # measured here; None if taken over, or epochs are whole or endless
+    state_steps: Count | None = None  # steps that it had trained when its state was saved; None if it was not
+
+
+class ClosingFigures(Frozen):
+    """The figures of a process at its end; None where it has not told them."""
+
+    peak_host_bytes: Count | None = None
+    peak_device_bytes: Count | None = None
+    input_wait_fraction: Annotated[FiniteFloat, Field(ge=0, le=1)] | None = None
+    outside_fraction: Annotated[FiniteFloat, Field(ge=0, le=1)] | None = None  # of a call: outside of TensorFlow
+    calls_per_epoch: Count | None = None  # of the train function, in the last epoch seen whole
+    ceilings: Ceilings | None = None
+    no_profile: str = ""  # why there is none, where one was asked for
+
+
+class ProcessLog(WarmFigures, ClosingFigures):
     """The reports of a trial's process, once warm and at its end. Names are those of the pipe."""
 
     launch_seconds: Amount  # from asking for the process to the fork
@@ -153,22 +179,6 @@ class ProcessLog(Frozen):
     filling_seconds: Amount = 0.0
     examples_per_epoch: Count | None = None
     validation_uncounted: bool | None = None
-    timed_by: Literal["epochs", "steps"]
-    settled: bool | None = None
-    warmup_seconds: FiniteFloat
-    warmup_steps: Count | None = None
-    compile_seconds: Amount
-    epoch_overhead_seconds: Amount | None = None
-    run_in_seconds: Amount = 0.0
-    boundary: Boundary | None = None  # measured here; None if taken over, or epochs are whole or endless
-    peak_host_bytes: Count | None = None  # None of all below until it has closed
-    peak_device_bytes: Count | None = None
-    input_wait_fraction: Annotated[FiniteFloat, Field(ge=0, le=1)] | None = None
-    outside_fraction: Annotated[FiniteFloat, Field(ge=0, le=1)] | None = None
-    state_steps: Count | None = None  # steps that it had trained when its weights and optimizer were saved
-    calls_per_epoch: Count | None = None  # of the train function, in the last epoch seen whole
-    ceilings: Ceilings | None = None
-    no_profile: str = ""
 
 
 Rule = Literal["as is", "sqrt", "linear"]

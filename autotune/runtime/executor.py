@@ -123,15 +123,7 @@ class SeatHandle(Protocol):
     def place(self) -> Place:
         """The host and devices on which its trials run."""
 
-    def launch(
-        self,
-        configuration: Configuration,
-        *,
-        log: str,
-        data: protocol.Data | None,
-        timing: protocol.TrialTiming,
-        losses: protocol.Trainings | None,
-    ) -> LiveTrial:
+    def launch(self, request: protocol.TrialRequest) -> LiveTrial:
         """Start a trial. Raises `TrialFailed`, `SeatLost`."""
 
     def close(self) -> None:
@@ -165,7 +157,8 @@ class Executor(abc.ABC):
     def open(self) -> WorkloadFacts:
         """Import the workload, and return what it is."""
 
-    def _handle(self, seat: str) -> SeatHandle:
+    def handle(self, seat: str = "") -> SeatHandle:
+        """Return a seat, the first one where none is named. Raises `SeatLost`."""
         name = seat or next(iter(self.seats), "")
         if name not in self._handles:
             raise SeatLost(Outcome.CRASHED, f"seat {name} is gone")
@@ -173,7 +166,7 @@ class Executor(abc.ABC):
 
     def place(self, seat: str) -> Place:
         """Return where the trials of a seat run."""
-        return self._handle(seat).place
+        return self.handle(seat).place
 
     def launch(
         self,
@@ -189,7 +182,10 @@ class Executor(abc.ABC):
 
         With `losses` nothing is timed: the answer is `loss_curves`.
         """
-        return self._handle(seat).launch(configuration, log=log, data=data, timing=timing, losses=losses)
+        request = protocol.TrialRequest(
+            configuration=dict(configuration), log=log, data=data, timing=timing, losses=losses
+        )
+        return self.handle(seat).launch(request)
 
     def needs_different_template(self, first: Configuration, second: Configuration) -> bool:
         """Return whether trials of both are forks of different templates; fresh interpreters have none."""

@@ -15,12 +15,11 @@ from autotune.data.run_directory import LAYERS
 from autotune.machine.gpu import VisibleGpu, visible_gpus
 from autotune.recipe.apply import environment
 from autotune.runtime.containment import remove_all_layers
-from autotune.runtime.executor import IN_SEARCH, Executor, Isolation, TrialFailed
-from autotune.runtime.protocol import Data, TemplateReady, Trainings, TrialRequest, TrialTiming
+from autotune.runtime.executor import Executor, Isolation, TrialFailed
+from autotune.runtime.protocol import TemplateReady, TrialRequest
 from autotune.runtime.sources import fingerprint_of, fingerprint_of_script
 from autotune.runtime.template_process import IMPORT_SECONDS, Mode, Template, TemplateDied
 from autotune.runtime.trial_process import Profiled, TrialProcess
-from autotune.space.configuration import Configuration
 
 Result = TypeVar("Result")
 
@@ -33,33 +32,18 @@ class LocalSeat:
         self._executor, self._profile = executor, profile
         self._templates: dict[frozenset[tuple[str, str]], Template] = {}  # by the variables of the knobs
 
-    def launch(
-        self,
-        configuration: Configuration,
-        *,
-        log: str,
-        data: Data | None,
-        timing: TrialTiming = IN_SEARCH,
-        losses: Trainings | None = None,
-    ) -> TrialProcess:
+    def launch(self, request: TrialRequest) -> TrialProcess:
         """See `executor.SeatHandle`. Raises `WorkloadError` if the workload's file has changed since it was opened."""
         facts = self._executor.facts
         assert facts is not None  # it is open
-        request = TrialRequest(
-            configuration=dict(configuration),
-            log=log,
-            data=data,
-            timing=timing,
-            losses=losses,
-            keras=facts.keras,
-            script=facts.script,
-        )
+        request = request.model_copy(update={"keras": facts.keras, "script": facts.script})
+        variables = environment(request.configuration) if self._executor.isolation == "template" else {}
 
         def fork(template: Template) -> TrialProcess:
             self._executor.refuse_changes(template.wait_ready().workload)
             return TrialProcess(template, request, self._profile)
 
-        return self.use_template(environment(configuration) if self._executor.isolation == "template" else {}, fork)
+        return self.use_template(variables, fork)
 
     def use_template(self, variables: Mapping[str, str], use: Callable[[Template], Result]) -> Result:
         """Return what `use` makes of the template with these variables; restart one that dies meanwhile, once."""

@@ -18,10 +18,9 @@ from pydantic import ConfigDict, Field, FiniteFloat, TypeAdapter, ValidationErro
 from pydantic.dataclasses import dataclass
 
 from autotune.data.facts import KerasVersion, ScriptFacts, WorkloadFacts
-from autotune.data.figures import Ceilings
 from autotune.data.models import Amount, Count, Frozen, Many, Number, Positive, Value, first_mistake
 from autotune.data.printable import LONGEST_MESSAGE, one_line
-from autotune.data.record import Boundary, Outcome, Slice
+from autotune.data.record import Boundary, ClosingFigures, Outcome, Slice, WarmFigures
 from autotune.space.variables import CacheUse
 
 LARGEST_MESSAGE_BYTES = 4 << 20
@@ -207,21 +206,12 @@ class FirstStep(Frozen):
     shapes: Many[str] = ()  # of the trained ones, sorted: `(64, 10)`
 
 
-class Ready(Frozen):
+class Ready(WarmFigures):
     """The trial has warmed up, and stays frozen until a `Measure`."""
 
     kind: Literal["trial_ready"] = "trial_ready"
-    timed_by: Literal["epochs", "steps"]
-    settled: bool | None  # it is steady, not only at the cap; None if too few steps ran to tell
-    warmup_seconds: FiniteFloat
-    compile_seconds: Amount
-    epoch_overhead_seconds: Amount | None  # charged beyond its steps; None if an epoch has one call or is infinite
     call_seconds: Positive
     epoch_seconds: FiniteFloat | None
-    warmup_steps: Count | None = None  # steps that count in no slice
-    run_in_seconds: Amount = 0.0  # trained after each freeze before a slice begins
-    boundary: Boundary | None = None  # measured here; None if taken over, or epochs are whole or endless
-    state_steps: Count | None = None  # steps that it had trained when its state was saved; None if it was not
     saving_seconds: Amount = 0.0  # for saving the state and timing writers, which later trials do not
     writing_seconds: Amount | None = None  # an epoch's, of writers that trials omit; None if not measured
     uncounted_seconds: Amount = 0.0  # how long a slice may take beyond what counts in it
@@ -249,17 +239,10 @@ class LossCurves(Frozen):
     counted: dict[str, Many[FiniteFloat]] = Field(default_factory=dict)
 
 
-class Finished(Frozen):
+class Finished(ClosingFigures):
     """The trial's closing figures. They come twice where the input wait is asked for: first without it, then with."""
 
     kind: Literal["finished"] = "finished"
-    peak_host_bytes: int
-    peak_device_bytes: int | None
-    input_wait_fraction: FiniteFloat | None
-    outside_fraction: FiniteFloat | None = None  # of a call: what passes outside of TensorFlow
-    calls_per_epoch: Count | None = None  # of the train function, in the last epoch seen whole; None if none was
-    ceilings: Ceilings | None = None
-    no_profile: str = ""  # why there is none, where one was asked for
 
 
 class Failed(Frozen):

@@ -23,13 +23,12 @@ from autotune.data.errors import ArgumentError, AutotuneError, NoStableConfigura
 from autotune.data.facts import WorkloadFacts, WorkloadReference
 from autotune.data.printable import first_line
 from autotune.data.record import Outcome, Place, Slice
-from autotune.runtime.executor import IN_SEARCH, Executor, Isolation, SeatLost, TrialFailed, WarmUp, never
+from autotune.runtime.executor import Executor, Isolation, SeatLost, TrialFailed, WarmUp, never
 from autotune.runtime.logs import open_log
-from autotune.runtime.protocol import Data, Finished, LossCurves, Started, Trainings, TrialTiming
+from autotune.runtime.protocol import Finished, LossCurves, Started, TrialRequest
 from autotune.runtime.ray_actor import Host, OpenedSeat, SeatActor, SeatSettings
 from autotune.runtime.template_process import IMPORT_SECONDS
 from autotune.runtime.trial_process import LOOK_SECONDS, Profiled
-from autotune.space.configuration import Configuration
 
 ADDRESS_SECONDS = 10.0  # until the cluster's address answers
 CONNECT_SECONDS = 60.0  # until Ray does, which tries for minutes where something else answers
@@ -122,18 +121,8 @@ class RaySeat:
         """Have the actor import the workload."""
         self._pending = self.actor.open.remote()
 
-    def launch(
-        self,
-        configuration: Configuration,
-        *,
-        log: str,
-        data: Data | None,
-        timing: TrialTiming = IN_SEARCH,
-        losses: Trainings | None = None,
-    ) -> RayTrial:
-        options = {"data": data, "timing": timing, "losses": losses}
-        number = self.ask("launch", IMPORT_SECONDS, dict(configuration), log=Path(log).name, options=options)
-        return RayTrial(self, number, Path(log))
+    def launch(self, request: TrialRequest) -> RayTrial:
+        return RayTrial(self, self.ask("launch", IMPORT_SECONDS, request), Path(request.log))
 
     def ask(
         self, method: str, limit: float, *arguments: Any, stopped: Callable[[], bool] = never, **options: Any

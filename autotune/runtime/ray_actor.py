@@ -11,7 +11,7 @@ import os
 import platform
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -23,9 +23,8 @@ from autotune.data.run_directory import SCRATCH
 from autotune.machine.fingerprint import fingerprint
 from autotune.runtime.executor import Isolation, LiveTrial, TrialFailed
 from autotune.runtime.local import LocalExecutor
-from autotune.runtime.protocol import StartedByImport
+from autotune.runtime.protocol import StartedByImport, TrialRequest
 from autotune.runtime.trial_process import Profiled
-from autotune.space.configuration import Configuration
 
 LARGEST_FILES_BYTES = 256 << 20  # of one trial that go back to the driver
 Result = TypeVar("Result")
@@ -121,7 +120,7 @@ class SeatActor:
         facts = executor.open()
         return OpenedSeat(facts, executor.isolation, executor.started_by_import, executor.place(""))
 
-    def launch(self, configuration: Mapping[str, Any], *, log: str, options: Mapping[str, Any]) -> int | Exception:
+    def launch(self, request: TrialRequest) -> int | Exception:
         """Start a trial, and return its number."""
 
         def start() -> int:
@@ -129,7 +128,8 @@ class SeatActor:
             folder = self._scratch / str(number)
             folder.mkdir()
             assert self._executor is not None
-            self._trials[number] = self._executor.launch(Configuration(configuration), log=str(folder / log), **options)
+            own = request.model_copy(update={"log": str(folder / Path(request.log).name)})
+            self._trials[number] = self._executor.handle().launch(own)
             return number
 
         return _catch(start)
