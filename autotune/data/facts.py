@@ -253,7 +253,7 @@ class Machine(Frozen, strict=True):
     cuda: str | None  # the newest version that the driver can run, such as `12.8`
     cudnn: str | None  # as TensorFlow reports it; None until it was asked
     tensorflow_cuda: str | None = None  # that TensorFlow was built with; None until it was asked
-    units: Many[str] = ()  # that compute in low precision, such as `amx_bf16`; see `machine.units`
+    units: Many[str] = ()  # that compute in low precision, such as `amx_bf16`; see `machine.fingerprint`
 
     @property
     def id(self) -> str:

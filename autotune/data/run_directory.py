@@ -339,7 +339,10 @@ class RunDirectory:
         found = [] if problems is None else problems
         for file in sorted((self.path / "trials").glob("*/result.json")):
             try:
-                record = _read_trial(file)
+                record = _read(file, TrialRecord, hint="Make it readable, or remove its trial's directory.")
+                parse_utc(record.started_at, file)
+                if file.parent.name != f"{record.trial:04d}":
+                    raise damage_error(file, f"trial: {record.trial}, expected the number of its directory")
                 check(record, file)
                 yield record
             except RunDirectoryError as problem:
@@ -352,15 +355,6 @@ def left_out(problems: Sequence[RunDirectoryError]) -> str:
     """Say in one sentence which trials are left out, and why."""
     others = f"this trial and {len(problems) - 1} others are" if len(problems) > 1 else "this trial is"
     return f"{problems[0].message}: {others} omitted"
-
-
-def _read_trial(file: Path) -> TrialRecord:
-    """Read a trial's result.json. Raises `RunDirectoryError` if it is damaged or newer."""
-    record = _read(file, TrialRecord, hint="Make it readable, or remove its trial's directory.")
-    parse_utc(record.started_at, file)
-    if file.parent.name != f"{record.trial:04d}":
-        raise damage_error(file, f"trial: {record.trial}, expected the number of its directory")
-    return record
 
 
 def _holds_something(path: Path) -> bool:

@@ -34,24 +34,21 @@ class _Part(NamedTuple):
 def show_answer(answer: Answer, path: Path, console: RichConsole | None = None) -> None:
     """Print a run's end. `path`: of its recipe."""
     console = console or terminal()
-    first, *rest = closing_lines(answer, path, min(COLUMNS, console.width))
+    width = min(COLUMNS, console.width)
+    parts = list(_parts(answer, path, width))
+    if sum(len(part.lines) for part in parts if not part.rank) > MOST_LINES:
+        parts = list(_parts(answer, path, width, changes_apart=False))
+    while sum(len(part.lines) for part in parts) > MOST_LINES and any(part.rank for part in parts):
+        parts.remove(max(parts, key=lambda part: part.rank))
+    first, *rest = (line for part in parts for line in part.lines)
     console.print()
     say(first, console, style="bold green" if answer.verdict is Verdict.FASTER else "bold")
     for line in rest:
         console.print(Text(line), soft_wrap=True)
 
 
-def closing_lines(answer: Answer, path: Path, width: int) -> list[str]:
-    """Return what a run ends with: headline, cause, both answers, changes, what to do, and what was not checked."""
-    parts = list(_parts(answer, path, width))
-    if sum(len(part.lines) for part in parts if not part.rank) > MOST_LINES:
-        parts = list(_parts(answer, path, width, changes_apart=False))
-    while sum(len(part.lines) for part in parts) > MOST_LINES and any(part.rank for part in parts):
-        parts.remove(max(parts, key=lambda part: part.rank))
-    return [line for part in parts for line in part.lines]
-
-
 def _parts(answer: Answer, path: Path, width: int, *, changes_apart: bool = True) -> Iterator[_Part]:
+    """Yield headline, cause, both answers, changes, what to do, and what was not checked."""
     yield _Part(0, _fold(answer.headline, width))
     yield _Part(0, _fold(answer.diagnosis, width))
     if answer.candidate:

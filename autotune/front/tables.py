@@ -116,7 +116,13 @@ def _compared(row: dict[str, Any]) -> dict[str, str]:
 def show_folder(source: RecipeSource, console: RichConsole | None = None) -> None:
     """Print a line for each recipe, what carries over between the machines, and what a training does here."""
     console = console or terminal()
-    rows = [(file.path.name, *row_of(file.recipe)) for file in source.files]
+    rows = []
+    for path, recipe in source.files:
+        verdict, changes, answer = recipe.evidence.verdict, Configuration(recipe.configuration), recipe.answer
+        is_faster = verdict is Verdict.FASTER
+        claim = f"{answer.speedup.shown()} {answer.unit}" if is_faster else verdict.value.replace("_", " ")
+        recommended = changes.describe(Configuration(recipe.baseline)) if recipe.changes else "the baseline"
+        rows.append((path.name, kind_of(recipe.machine), claim, recommended))
     console.print()
     print_table(("recipe", "measured on", "claim", "recommended"), rows, console)
     console.print()
@@ -189,16 +195,6 @@ def show_self_test(tested: SelfTest) -> None:
         say(f"The smallest gain that a run of such a training can show here: {gains}.")
     if tested.advice:
         say(tested.advice)
-
-
-def row_of(recipe: Recipe) -> tuple[str, str, str]:
-    """Return the machine of a recipe, its claim, and what it recommends; the texts may come from other people."""
-    verdict, changes, answer = recipe.evidence.verdict, Configuration(recipe.configuration), recipe.answer
-    return (
-        str(kind_of(recipe.machine)),
-        f"{answer.speedup.shown()} {answer.unit}" if verdict is Verdict.FASTER else verdict.value.replace("_", " "),
-        changes.describe(Configuration(recipe.baseline)) if recipe.changes else "the baseline",
-    )
 
 
 def describe_transfer(recipes: Sequence[Recipe]) -> list[str]:

@@ -55,7 +55,7 @@ def fingerprint() -> Machine:
         cuda=cuda,
         cudnn=None,
         units=(
-            *units_of_processor(frozenset(flags[1].split()) if flags else ()),
+            *(unit for unit in PROCESSOR_UNITS if flags and unit in flags[1].split()),
             *units_of_gpu(lowest_capability(gpus)),
         ),
     )
@@ -130,11 +130,6 @@ PROCESSOR_UNITS = ("amx_bf16", "amx_fp16", "avx512_bf16", "avx512_fp16")
 """Flags of the kernel, the fastest units first."""
 GPU_UNITS = {"tensor_fp16": 7.0, "tensor_bf16": 8.0, "tensor_fp8": 8.9}
 """Units of NVIDIA's tensor cores, and the lowest compute capability that has them: Volta, Ampere, Ada and Hopper."""
-
-
-def units_of_processor(flags: Collection[str]) -> tuple[str, ...]:
-    """Return the units of a processor with these flags."""
-    return tuple(unit for unit in PROCESSOR_UNITS if unit in flags)
 
 
 def units_of_gpu(capability: str | None) -> tuple[str, ...]:

@@ -11,7 +11,6 @@ from autotune.data.models import Amount, Frozen, Many
 from autotune.data.printable import rate_text, time_in_words
 from autotune.data.record import Rule
 from autotune.recipe.evidence import (
-    BestCandidate,
     BestConfiguration,
     LearningRateRule,
     PeakMemory,
@@ -108,9 +107,15 @@ class Answer(Frozen):
 
 def answer_of(recipe: RecipeContent) -> Answer:
     """Make the answer of a recipe, without its commands."""
-    evidence, rule = recipe.evidence, recipe.learning_rate_rule
+    evidence, rule, best = recipe.evidence, recipe.learning_rate_rule, recipe.candidate
     baseline, recommended = Configuration(recipe.baseline), Configuration(recipe.configuration)
-    found = None if rule is None else rule.same_loss
+    found, candidate, rests_on = None if rule is None else rule.same_loss, "", ""
+    if evidence.verdict is Verdict.FASTER and recipe.changes:
+        seeds = "" if found is None else f" and {found.seeds} seeds"
+        rests_on = f"confirmed in {evidence.confirmation.processes} fresh processes a side{seeds}, 95% intervals"
+    if best is not None:
+        candidate = Configuration(best.configuration).describe(baseline)
+        candidate += f": {describe_speedup(best.speedup)}; {best.reason}"
     speedup, unit = evidence.speedup, f"in {recipe.unit}/s"
     if evidence.objective == "energy":
         unit = "in samples per joule"
@@ -122,11 +127,11 @@ def answer_of(recipe: RecipeContent) -> Answer:
         headline=_headline(recipe, speedup, unit),
         speedup=speedup,
         unit=unit,
-        rests_on=_rests_on(recipe),
+        rests_on=rests_on,
         diagnosis=next(iter(evidence.advice), ""),
         recommended=kind_of(recommended, baseline),
         choices=_choices(recipe, baseline, recommended),
-        candidate="" if recipe.candidate is None else describe_candidate(recipe.candidate, baseline),
+        candidate=candidate,
         baseline_is=_describe_baseline(recipe),
         samples=recipe.unit,
         baseline=Side(
@@ -210,20 +215,6 @@ def _why_ended(recipe: RecipeContent) -> str:
     if budget - spent <= max(UNUSED_SHARE * budget, CLOSING_SECONDS):
         return "the budget ended"
     return f"the remaining {budget - spent:.0f} s were too short for another trial"
-
-
-def _rests_on(recipe: RecipeContent) -> str:
-    """Return how the claim was measured; empty without one."""
-    evidence, rule = recipe.evidence, recipe.learning_rate_rule
-    if evidence.verdict is not Verdict.FASTER or not recipe.changes:
-        return ""
-    seeds = "" if rule is None or rule.same_loss is None else f" and {rule.same_loss.seeds} seeds"
-    return f"confirmed in {evidence.confirmation.processes} fresh processes a side{seeds}, 95% intervals"
-
-
-def describe_candidate(best: BestCandidate, baseline: Configuration) -> str:
-    """Return the best candidate, how much faster it looks, and why it is not recommended."""
-    return f"{Configuration(best.configuration).describe(baseline)}: {describe_speedup(best.speedup)}; {best.reason}"
 
 
 def _describe_baseline(recipe: RecipeContent) -> str:

@@ -238,12 +238,6 @@ def open_folder(trial_directory: Path, process: int) -> str:
     return str(folder)
 
 
-def _folders(trial_directory: Path) -> list[Path]:
-    """Return a trial's folders of compilations, the oldest first."""
-    found = [path for path in trial_directory.glob(f"{COMPILED}-*") if path.name.rpartition("-")[2].isdecimal()]
-    return sorted(found, key=lambda path: int(path.name.rpartition("-")[2]))
-
-
 def keep_compiled(recipe: RecipeContent, run: Path) -> str:
     """Keep what a confirming process of the winner compiled beside the recipe of a run, and remove all else.
 
@@ -262,20 +256,22 @@ def keep_compiled(recipe: RecipeContent, run: Path) -> str:
 def _keep_last(recipe: RecipeContent, run: Path, kept: Path) -> str:
     """Do as `keep_compiled`, and leave the folders of the trials. Raises OSError, RunDirectoryError."""
     trials = recipe.evidence.confirmation.trials
-    folders = _folders(run / "trials" / f"{trials[-1]:04d}") if recipe.changes and trials else []
-    files = _read_files(folders[-1]) if folders else {}
+    made = run.glob(f"trials/{trials[-1]:04d}/{COMPILED}-*") if recipe.changes and trials else ()
+    by_process = {int(number): path for path in made if (number := path.name.rpartition("-")[2]).isdecimal()}
+    folder = by_process[max(by_process)] if by_process else None
+    files = _read_files(folder) if folder else {}
     if not files and recipe.changes:
         with contextlib.suppress(OSError, ValueError):
             if _read_seal(kept).configuration == dict(recipe.configuration):
                 return ""
     shutil.rmtree(kept, ignore_errors=True)
-    if not files:
+    if folder is None or not files:
         return ""
     key = _user_key(make=True)
     if key is None:
         where = _state_directory() or "the home directory, which is not known"
         return f"compilations are not kept: no private file can be written in {where}"
-    folders[-1].rename(kept)
+    folder.rename(kept)
     facts = _facts_of(recipe.machine)
     unsigned = Seal(schema_version=1, configuration=dict(recipe.configuration), machine=facts, mac="0" * 64)
     seal = unsigned.model_copy(update={"mac": _mac(unsigned, files, key)})

@@ -270,10 +270,6 @@ def _figures_of(side: TrialRecord, claimed: Side | None, unit: str) -> dict[str,
     }
 
 
-def _ratio(data: PageData) -> str:
-    return "samples per joule" if data.run.arguments.get("objective") == "energy" else "speed-up"
-
-
 def _profiles(data: PageData) -> Element:
     """Return where the time of a step goes; where nothing was profiled, how to profile."""
     profiles = [(side.trial, side.profile) for side in data.sides if side.profile is not None]
@@ -320,7 +316,8 @@ def _operation(operation: Operation) -> tuple[str, ...]:
 
 def _trials(data: PageData) -> Element:
     """Return all trials as a table that report.js sorts and filters."""
-    headings = ("trial", "phase", "outcome", _ratio(data), f"{data.unit}/s", "limited by", "changes")
+    ratio = "samples per joule" if data.run.arguments.get("objective") == "energy" else "speed-up"
+    headings = ("trial", "phase", "outcome", ratio, f"{data.unit}/s", "limited by", "changes")
     rows: list[tuple[Child, ...]] = []
     for record in data.records:
         changes = Configuration(record.configuration).describe(relative_to=data.baseline)
