@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from autotune.front.tune import tune as tune
     from autotune.recipe.recipe import MachineMismatchWarning as MachineMismatchWarning
     from autotune.recipe.recipe import Recipe as Recipe
-    from autotune.report.compare import compare as compare
+    from autotune.report.history import compare as compare
     from autotune.report.history import load_history as load_history
     from autotune.report.history import load_ops as load_ops
     from autotune.report.history import load_slices as load_slices
@@ -34,8 +34,7 @@ if TYPE_CHECKING:
 _MODULES = {
     "front.tune": "tune",
     "recipe.recipe": "MachineMismatchWarning Recipe",
-    "report.compare": "compare",
-    "report.history": "load_history load_ops load_slices",
+    "report.history": "compare load_history load_ops load_slices",
     "script.long_run": "activate",
     "script.settings": "steps tuned",
     "tuning.verify": "Verification verify",

@@ -665,7 +665,7 @@ def test_run_without_a_script_asks_for_credentials_again(capsys, finished, prepa
 def test_compare_writes_its_whole_table(capsys, finished, tmp_path):
     import pandas as pd
 
-    from autotune.report.compare import COLUMNS
+    from autotune.report.history import COLUMNS
 
     code, out, told = run(capsys, "compare", finished, "--csv", tmp_path / "c.csv", "--parquet", tmp_path / "c.parquet")
     assert (code, out) == (0, "")

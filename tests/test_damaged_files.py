@@ -30,8 +30,7 @@ from autotune.front import closing, tables
 from autotune.recipe.apply import environment
 from autotune.recipe.recipe import Recipe
 from autotune.recipe.schema import recipe_schema
-from autotune.report.compare import compare
-from autotune.report.history import load_history
+from autotune.report.history import compare, load_history
 from autotune.space.configuration import baseline_configuration, read_trials
 from autotune.space.knobs import Device
 from autotune.space.space_file import SearchSpace, find_search_space

@@ -25,8 +25,7 @@ from autotune.front.console import Progress, show_error
 from autotune.front.tables import show_comparison, show_history
 from autotune.recipe.advice import answer_at
 from autotune.recipe.recipe import Recipe
-from autotune.report.compare import compare
-from autotune.report.history import load_history, write_csv
+from autotune.report.history import compare, load_history, write_csv
 from autotune.stats.deciding import Verdict
 from autotune.tuning.events import Began, Notice, RunBegan, TrialBegan, TrialEnded
 

@@ -16,7 +16,7 @@ import pytest
 from test_containment import in_fork
 
 from autotune.machine.telemetry import peak_host_bytes
-from autotune.runtime.forkability import ForkCheck, Unforkable, describe_descriptor
+from autotune.runtime.fork_server import ForkCheck, Unforkable, describe_descriptor
 
 
 def refusal(hold):

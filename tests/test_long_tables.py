@@ -9,8 +9,7 @@ import pytest
 from simulated_runs import faster_by, on_disk, simulated_trials, space, tune_simulated
 
 from autotune.data.figures import Operation, Profile
-from autotune.report.compare import compare
-from autotune.report.history import load_history, load_ops, load_slices
+from autotune.report.history import compare, load_history, load_ops, load_slices
 from autotune.space.configuration import read_trials
 
 SPACE = space(batch_size=[32, 128], steps_per_execution=[1, 4, 16], data_autotune=[True, False])

@@ -6,7 +6,7 @@ from test_kind import L4, a_machine
 
 from autotune.front import cli
 from autotune.front.tables import describe_transfer
-from autotune.report.compare import compare
+from autotune.report.history import compare
 from autotune.stats.deciding import Verdict
 
 ON_CPU = a_recipe(jit_compile=True, steps_per_execution=8, evidence={"baseline_limited_by": "launch"})

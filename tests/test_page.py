@@ -23,10 +23,8 @@ from autotune.front.tune import tune
 from autotune.recipe.answers import NOT_PROMISED
 from autotune.recipe.recipe import Recipe
 from autotune.report.charts import element, to_html, with_code
-from autotune.report.compare import compare
-from autotune.report.history import load_history
-from autotune.report.page import page_data, write_page
-from autotune.report.sections import LONGEST_LOG
+from autotune.report.history import compare, load_history
+from autotune.report.page import LONGEST_LOG, page_data, write_page
 from autotune.space.configuration import Configuration, read_trials
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")

@@ -17,7 +17,6 @@ from cyclopts import CycloptsError
 from cyclopts.exceptions import MissingArgumentError, UnknownOptionError
 
 from autotune.data.errors import ArgumentError, AutotuneError, DamagedRunWarning, TuningInterruptedError
-from autotune.front import reading_commands as reading_commands  # registers its commands
 from autotune.front.commands import app
 
 

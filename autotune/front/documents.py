@@ -21,8 +21,7 @@ from autotune.data.models import Frozen, Value
 from autotune.machine.doctor import Level
 from autotune.recipe.answers import Answer
 from autotune.recipe.recipe import Recipe
-from autotune.report.compare import COLUMNS
-from autotune.report.history import BOOLEAN, FLOAT, INTEGER, TIME, columns
+from autotune.report.history import BOOLEAN, COLUMNS, FLOAT, INTEGER, TIME, columns
 from autotune.space.knobs import Device, Domain, Numerics, Stage
 from autotune.stats.deciding import ClaimResult
 from autotune.tuning.self_test import SelfTest

@@ -38,8 +38,7 @@ from autotune.machine.gpu import is_gpu_open
 from autotune.recipe import apply
 from autotune.runtime import containment, protocol, supervisor
 from autotune.runtime.failures import is_out_of_memory, summarize_error
-from autotune.runtime.fork_server import ForkServer, WaitingProcess, fork, leave
-from autotune.runtime.forkability import ForkState
+from autotune.runtime.fork_server import ForkServer, ForkState, WaitingProcess, fork, leave
 from autotune.space.variables import without_caches
 
 

@@ -24,8 +24,7 @@ from autotune.recipe.keras_api import KERAS_PACKAGES, api_of
 from autotune.recipe.tf_private import runtime_starts
 from autotune.runtime import failures, protocol, supervisor
 from autotune.runtime.failures import after_import, locate_user_line
-from autotune.runtime.fork_server import ForkServer, leave
-from autotune.runtime.forkability import ForkCheck, ForkState, Unforkable
+from autotune.runtime.fork_server import ForkCheck, ForkServer, ForkState, Unforkable, leave
 from autotune.runtime.sources import directory_of, file_of, own_files
 from autotune.script import children, strategies
 from autotune.script.execute import fork_to_ask, make_endless, note_process, send_answer
