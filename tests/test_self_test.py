@@ -127,8 +127,8 @@ def test_the_doctor_tells_what_it_found_and_leaves_by_it(capsys, monkeypatch, ju
         advice="Repeat it." if judgement is CANNOT_TELL else "",
     )
     budgets = []
-    monkeypatch.setattr("autotune.machine.doctor.look", lambda: None)
-    monkeypatch.setattr("autotune.front.commands.diagnose", lambda state: ())
+    monkeypatch.setattr("autotune.machine.doctor.look", lambda _: None)
+    monkeypatch.setattr("autotune.machine.doctor.diagnose", lambda state: ())
     monkeypatch.setattr(
         "autotune.tuning.self_test.run_self_test", lambda budget, observe: budgets.append(budget) or found
     )
