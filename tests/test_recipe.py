@@ -346,14 +346,6 @@ def test_what_has_changed_on_a_machine_of_this_kind_is_warned_of(recipe, applied
     recipe.with_baseline().apply()  # which claims nothing
 
 
-@pytest.mark.parametrize("name", ["compile_args", "fit_args", "batch", "guard", "learning_rate", "strategy"])
-def test_a_name_that_is_gone_is_answered_with_what_replaces_it(recipe, name):
-    with pytest.raises(AttributeError, match=rf"Recipe\.{name} is gone: use .*recipe\.(compile|fit|scope)\("):
-        getattr(recipe, name)
-    with pytest.raises(AttributeError, match="has no attribute 'fits'"):
-        _ = recipe.fits
-
-
 def test_edits_of_the_code_are_named_with_what_they_gave(recipe, applied):
     site = Site(file="train.py", function="<module>", call="map", order=0, line=3)
     facts = ScriptFacts(trains=Trains.FIT, baseline={"batch_size": 32}, sites={"num_parallel_calls": (site,)})

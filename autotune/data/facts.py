@@ -171,7 +171,7 @@ class WorkloadReference(BaseModel, frozen=True, extra="forbid"):
 
 
 class KnownWorkload(Frozen):
-    """What a run's record and a recipe hold of a workload; it is known again by most of it."""
+    """The facts of a workload in a run's record and in a recipe; most of them identify it."""
 
     name: str
     fingerprint: str = Field(description="`sha256:…` over its source file and name.")

@@ -229,7 +229,7 @@ class Options:
 _FIELDS = {field.name: field for field in dataclasses.fields(Options)}
 _HINTS = get_type_hints(Options)
 OPTIONS: dict[str, Option] = {name: field.metadata["option"] for name, field in _FIELDS.items() if field.metadata}
-"""What users give, in the order of the help."""
+"""The options that users give, in the order of the help."""
 
 
 def _mismatch(name: str, value: object) -> str:

@@ -182,7 +182,7 @@ class ProcessLog(WarmFigures, ClosingFigures):
 
 
 Rule = Literal["as is", "sqrt", "linear"]
-"""How a learning rate is scaled with the batch size."""
+"""The rule by which a learning rate scales with the batch size."""
 
 
 class Branch(Frozen):
@@ -308,7 +308,7 @@ class TrialRecord(Frozen):
 
     @property
     def is_repeat(self) -> bool:
-        """Whether it was not measured, because what is in force equals another trial."""
+        """True if it was not measured, because it is equivalent to another trial."""
         return self.outcome is Outcome.PRUNED and not self.pairs
 
     @property
@@ -335,7 +335,7 @@ class TrialRecord(Frozen):
 
     @property
     def faults_often(self) -> bool:
-        """Whether page faults take a part of its steps that matters; False where none were counted."""
+        """True if page faults take a part of its steps that matters; False where none were counted."""
         faults = sum(part.page_faults or 0 for part in self.own_slices)
         return faults * FAULT_SECONDS > MANY_FAULTS * self.measured_seconds
 

@@ -1,4 +1,4 @@
-"""What commands take where no file is named: the newest run, a run's recipe, a recipe's script, the demo's."""
+"""Defaults of commands where no file is named: the newest run, a run's recipe, a recipe's script, the demo's."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class Level(enum.StrEnum):
 
 
 class GpuState(Frozen):
-    """What may keep TensorFlow from a GPU, as NVML describes it."""
+    """The properties of a GPU that may keep TensorFlow from it, as NVML describes them."""
 
     name: str
     mig: bool = False  # divided

@@ -79,7 +79,7 @@ class Command(Frozen):
 
 
 class Answer(Frozen):
-    """What a run found. Surfaces format it, and compute nothing.
+    """The answer of a run. Surfaces format it, and compute nothing.
 
     `speedup` is the headline's figure, of which `unit` says what it is of; it is exactly 1 for the baseline.
     """

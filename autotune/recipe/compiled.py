@@ -52,7 +52,7 @@ _OF_PIPELINE = (Stage.PIPELINE, Stage.OPTIONS, Stage.COMPILE, Stage.OPTIMIZER)  
 
 
 class Seal(Part):
-    """What was compiled, for which machine, and the proof that this user's run has compiled it."""
+    """The configuration and machine of compiled programs, and the proof that this user's run has compiled them."""
 
     schema_version: Literal[1]
     configuration: dict[str, Value]
@@ -102,7 +102,7 @@ class Compilations:
 
 
 class SharedCompilations(Compilations):
-    """What the processes of a search compile: a later process with equal settings loads it in place of compiling.
+    """Compilations of a search: a later process with equal settings loads them instead of compiling.
 
     TensorFlow finds a program by what it computes, its name and the kind of device. All else that decides how it is
     compiled names the folder.
@@ -156,7 +156,7 @@ class SharedCompilations(Compilations):
 
 
 class ConfirmedCompilations(Compilations):
-    """What confirming processes compile for themselves: the others of their side load exactly that, and add nothing.
+    """Compilations of a confirmation: some processes of a side compile, the others load exactly that, and add nothing.
 
     So a claim is about the program that the long training loads. A side is a configuration, or the trial of the
     baseline's processes beside a leader.

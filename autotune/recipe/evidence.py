@@ -109,7 +109,7 @@ class BestCandidate(Part):
 
 
 class Contribution(Part):
-    """What one change of the recommended configuration gives, by leaving it out."""
+    """The gain of one change of the recommended configuration, measured by leaving it out."""
 
     knob: str
     gain: Interval = Field(description="The speed with the change over the speed without it; not part of the claim.")
@@ -178,7 +178,7 @@ class Evidence(Part):
 
 
 class SameLoss(Part):
-    """How much sooner another batch size reaches the losses that the baseline reaches; not final accuracy."""
+    """The speed-up to the baseline's losses with another batch size; not final accuracy."""
 
     speedup: Interval = Field(description="The baseline's time over the recommendation's, to the same losses.")
     examples_factor: Interval = Field(description="Examples that it needs, over the baseline's.")
@@ -242,7 +242,7 @@ class CreatedBy(Part):
 
 
 class RecipeContent(Part):
-    """What the file of a recipe holds."""
+    """The content of a recipe file."""
 
     schema_version: Annotated[int, Field(ge=SCHEMA_VERSION, le=SCHEMA_VERSION)] = SCHEMA_VERSION
     configuration: Knobs

@@ -1,4 +1,4 @@
-"""What autotune needs of Keras: a class for Keras 3 (`keras`), and what differs in Keras 2 (`tf_keras`)."""
+"""The interface of Keras that autotune needs: a class for Keras 3 (`keras`), a subclass for Keras 2 (`tf_keras`)."""
 
 from __future__ import annotations
 

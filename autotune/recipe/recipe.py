@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 from pydantic import ValidationError
 
@@ -37,11 +37,6 @@ from autotune.space.variables import loading_from
 from autotune.stats.deciding import Verdict
 
 _EDITS = ("graph_step", "batched_map", "cache", "num_parallel_calls")  # knobs that act in the code of a script
-_GONE = {
-    **dict.fromkeys(("fit_args", "batch", "guard", "learning_rate"), "recipe.fit(model, data, …)"),
-    "compile_args": "recipe.compile(model, optimizer=…, loss=…)",
-    "strategy": "`with recipe.scope():`",
-}
 SCHEMA_FILE = Path(__file__).with_name("recipe.schema.json")
 LARGEST_FILE_BYTES = 1 << 20  # a recipe has some 10 kB
 MOST_FILES = 1000  # of a folder
@@ -176,14 +171,6 @@ class Recipe(TrainingCode):
         scope: contextlib.AbstractContextManager[Any] = apply.strategy_of(self.configuration).scope()
         return scope
 
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            """Say what replaces a name that is gone."""
-            if name in _GONE:
-                raise AttributeError(f"Recipe.{name} is gone: use {_GONE[name]}")
-            return super().__getattr__(name)
-
     @property
     def dataset_config(self) -> DatasetConfig:
         """The config passed to the workload's `dataset(config)` in the trials."""
@@ -290,7 +277,7 @@ class Recipe(TrainingCode):
 
     @property
     def answer(self) -> Answer:
-        """What the run found, for everything that shows it; without its commands, see `answer_at`."""
+        """The answer of the run, for everything that shows it; without its commands, see `answer_at`."""
         return answer_of(self)
 
 
@@ -417,10 +404,6 @@ def _read_recipe(path: Path) -> Recipe:
         raise RecipeError(f"cannot read the recipe {path}: {reason}", hint=_GIVE) from error
     if len(text) > LARGEST_FILE_BYTES:
         raise RecipeError(f"{path}: larger than {LARGEST_FILE_BYTES} bytes, so not a recipe", hint=_GIVE)
-    if re.search(rb'"recipes"\s*:', text):
-        raise RecipeError(
-            f"{path} is a book of several recipes", hint="Keep each recipe as a file of its own in one folder."
-        )
     recipe = Recipe.parse(text, source=str(path))
     recipe.__dict__["_beside"] = path.parent
     return recipe

@@ -1,4 +1,4 @@
-"""What the page draws: losses over seconds, from one to the answer, the search space; and HTML from elements. Pure.
+"""Charts of the page: losses over seconds, from one to the answer, the search space; and HTML from elements. Pure.
 
 Text is always text, whoever wrote it.
 """

@@ -165,7 +165,7 @@ class PageData:
 
     @cached_property
     def answer(self) -> Answer | None:
-        """What the run found; None without a recipe."""
+        """The run's answer; None without a recipe."""
         file = self.path / "recipe.json"
         return None if self.recipe is None else answer_at(self.recipe, file, self.reference, to_repeat(self.path))
 

@@ -35,7 +35,6 @@ from autotune.data.record import Outcome
 from autotune.machine.telemetry import note_peak_before, peak_host_bytes
 from autotune.runtime import containment, protocol, supervisor
 from autotune.runtime.logs import open_log
-from autotune.runtime.protocol import Channel, ChannelClosed, Forked, TrialRequest
 from autotune.space.variables import caches_in
 
 _HARMLESS_DEVICES = frozenset(("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"))
@@ -86,7 +85,7 @@ class OpenFile:
 
 @dataclass(frozen=True, kw_only=True)
 class ForkState:
-    """What a fork must restore to continue as this process would."""
+    """The state that a fork must restore to continue as this process would."""
 
     files: tuple[OpenFile, ...] = ()
     random: Any = None  # of Python's generator, which each fork seeds anew
@@ -120,7 +119,10 @@ class ForkCheck:
             raise Unforkable("it handles SIGCHLD")
         if any(signal.getitimer(timer)[0] for timer in _TIMERS):
             raise Unforkable("a timer is running")
-        end_pools_that_allow_forks()
+        # Idle pools end whose library handles forks, as OpenBLAS does: they start again when they are needed.
+        if (pid := fork()) == 0:
+            os._exit(0)
+        os.waitpid(pid, 0)
         for _ in range(LOOKS):  # the kernel shows a thread that was joined for a moment longer
             if len(os.listdir("/proc/self/task")) <= self._threads:
                 break
@@ -135,16 +137,6 @@ class ForkCheck:
             raise Unforkable("it holds a lock on a file")
         files = open_files(sorted(descriptor for descriptor in _descriptors() if descriptor not in self._known))
         return ForkState(files=tuple(files), random=random.getstate(), peak_bytes=peak_host_bytes())
-
-
-def end_pools_that_allow_forks() -> None:
-    """End idle pools whose library handles forks, as OpenBLAS does: they start again when they are needed."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # this child only ends
-        pid = os.fork()
-    if pid == 0:
-        os._exit(0)
-    os.waitpid(pid, 0)
 
 
 def writable_shared_mappings() -> Iterator[str]:
@@ -232,7 +224,7 @@ class ForkServer:
             waiting: A process that may go on as the first trial.
 
         Raises:
-            ChannelClosed: The driver has closed the control socket.
+            protocol.ChannelClosed: The driver has closed the control socket.
         """
         self._waiting = waiting
         if waiting is not None:
@@ -362,21 +354,21 @@ class WaitingProcess:
     """
 
     pid: int
-    channel: Channel
-    suits: Callable[[TrialRequest], bool]
+    channel: protocol.Channel
+    suits: Callable[[protocol.TrialRequest], bool]
     pidfd: int = field(init=False)
 
     def __post_init__(self) -> None:
         self.pidfd = os.pidfd_open(self.pid)
 
-    def hand_over(self, request: TrialRequest, end: socket.socket) -> Forked | None:
+    def hand_over(self, request: protocol.TrialRequest, end: socket.socket) -> protocol.Forked | None:
         """Give it a request and the trial's end of a pipe; return its answer, None if it does not suit or is gone."""
-        with contextlib.closing(self.channel), contextlib.suppress(ChannelClosed):
+        with contextlib.closing(self.channel), contextlib.suppress(protocol.ChannelClosed):
             if self.suits(request):
                 self.channel.send(request, end)
                 if self.channel.fileno() in wait([self.channel.fileno(), self.pidfd]):
                     answer = self.channel.receive()
-                    assert isinstance(answer, Forked)
+                    assert isinstance(answer, protocol.Forked)
                     return answer
         return None
 
@@ -385,7 +377,7 @@ class WaitingProcess:
 
 
 class Output:
-    """What this process prints from now on, to a file that other processes write to as well."""
+    """The output of this process from now on, in a file that other processes write to as well."""
 
     def __init__(self) -> None:
         self._file = os.fstat(1)

@@ -23,7 +23,7 @@ from autotune.data.facts import KerasVersion, WorkloadReference
 from autotune.space.keras_in_use import uses_legacy_keras
 
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda, ast.comprehension)
-"""What binds names of its own."""
+"""Nodes of a syntax tree that bind names of their own."""
 
 
 def parse_source(file: Path) -> ast.Module:

@@ -34,7 +34,7 @@ EXIT_SECONDS = 5.0
 LOOK_SECONDS = 0.2  # how often the log is looked at while the template imports
 
 Mode = Literal["new", "known", "shared", "later"]
-"""What the template imports, see `template`."""
+"""The parts of the workload that the template imports, see `template`."""
 
 
 class TemplateDied(TrialProcessError):
