@@ -307,7 +307,7 @@ def test_an_internal_error_says_so_and_hides_its_traceback(capsys, monkeypatch):
     def broken():
         raise RuntimeError("broken")
 
-    monkeypatch.setattr("autotune.front.tables.show_knobs", broken)
+    monkeypatch.setattr("autotune.front.results.show_knobs", broken)
     code, _, err = run(capsys, "knobs")
     assert code == 4
     assert "internal error: RuntimeError: broken" in err
@@ -331,7 +331,7 @@ def test_an_interrupt_leaves_with_130(capsys, monkeypatch, number):
     def interrupted():
         signal.raise_signal(number)
 
-    monkeypatch.setattr("autotune.front.tables.show_knobs", interrupted)
+    monkeypatch.setattr("autotune.front.results.show_knobs", interrupted)
     code, _, err = run(capsys, "knobs")
     signal.signal(signal.SIGINT, before)
     assert code == 130

@@ -22,9 +22,8 @@ from autotune.data.printable import duration, memory_size
 from autotune.data.record import Looks, Outcome, Phase, Standing, TrialRecord
 from autotune.data.run_directory import RunDirectory
 from autotune.front import cli
-from autotune.front.closing import MOST_LINES, show_answer
 from autotune.front.console import Progress, ratio, show_error, trial_line
-from autotune.front.tables import show_history
+from autotune.front.results import MOST_LINES, show_answer, show_history
 from autotune.recipe.advice import answer_at
 from autotune.recipe.evidence import Watch
 from autotune.report.history import columns

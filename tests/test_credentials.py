@@ -2,7 +2,7 @@
 
 import pytest
 
-from autotune.data.credentials import credential_values, mask_arguments, mask_text, recorded_variables
+from autotune.data.printable import credential_values, mask_arguments, mask_text, recorded_variables
 
 
 @pytest.mark.parametrize(

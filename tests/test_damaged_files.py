@@ -26,7 +26,7 @@ from test_recommendation import run_that_is
 
 from autotune.data.errors import DamagedRunWarning, RecipeError, RunDirectoryError, SearchSpaceError
 from autotune.data.run_directory import RunDirectory
-from autotune.front import closing, tables
+from autotune.front import results
 from autotune.recipe.apply import environment
 from autotune.recipe.recipe import Recipe
 from autotune.recipe.schema import recipe_schema
@@ -241,7 +241,7 @@ def test_a_damaged_recipe_is_read_or_refused(recipes, data):
     for configuration in (recipe.configuration, recipe.baseline):
         assert environment(configuration) in ({}, *({"TF_ENABLE_ONEDNN_OPTS": value} for value in "01"))
     recipe.machine.differences(MACHINE)
-    shown(closing.show_answer, recipe.answer, Path(NAME))
+    shown(results.show_answer, recipe.answer, Path(NAME))
 
 
 @settings(max_examples=200)
@@ -291,6 +291,6 @@ def test_a_damaged_run_directory_is_read_or_refused(odd, changed):
         for each in (*filter(None, [record]), *(trials or ())):
             assert type(each).model_validate_json(each.model_dump_json()) == each
         if (runs := read(compare, run)) is not None:
-            shown(tables.show_comparison, runs)
+            shown(results.show_comparison, runs)
         if (frame := read(load_history, run)) is not None:
-            assert len(shown(tables.show_history, frame).splitlines()) == len(frame) + (3 if len(frame) else 1)
+            assert len(shown(results.show_history, frame).splitlines()) == len(frame) + (3 if len(frame) else 1)

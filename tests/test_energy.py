@@ -21,7 +21,7 @@ from simulated_runs import (
 from autotune.data.errors import ArgumentError
 from autotune.data.facts import Gpu, GpuUse
 from autotune.data.record import Outcome, Phase
-from autotune.front.closing import show_answer
+from autotune.front.results import show_answer
 from autotune.report.history import load_history
 from autotune.stats.deciding import ClaimResult, Verdict
 from autotune.stats.disturbance import gpu_figures

@@ -20,9 +20,8 @@ from autotune.data.printable import one_line
 from autotune.data.record import Outcome, Phase, TrialRecord
 from autotune.data.run_directory import RunDirectory, RunRecord, WorkloadRecord
 from autotune.front import cli
-from autotune.front.closing import show_answer
 from autotune.front.console import Progress, show_error
-from autotune.front.tables import show_comparison, show_history
+from autotune.front.results import show_answer, show_comparison, show_history
 from autotune.recipe.advice import answer_at
 from autotune.recipe.recipe import Recipe
 from autotune.report.history import compare, load_history, write_csv

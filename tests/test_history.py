@@ -30,7 +30,7 @@ from autotune.data.record import (
     reference_of,
 )
 from autotune.data.run_directory import RunDirectory, RunRecord, WorkloadRecord
-from autotune.front.tables import show_comparison, show_history
+from autotune.front.results import show_comparison, show_history
 from autotune.recipe.evidence import Confirmation, CreatedBy, Evidence, PeakMemory, RecipeWorkload, Stability
 from autotune.recipe.recipe import Recipe
 from autotune.report.history import columns, compare, load_history, write_csv, write_parquet

@@ -28,7 +28,7 @@ from autotune.data.figures import Interval
 from autotune.data.record import Branch, Outcome, Phase
 from autotune.data.run_directory import STATE, EarlierLeader
 from autotune.front.cli import main
-from autotune.front.closing import show_answer
+from autotune.front.results import show_answer
 from autotune.recipe.advice import answer_at
 from autotune.recipe.evidence import BestCandidate, Watch
 from autotune.recipe.recipe import Recipe

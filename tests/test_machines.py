@@ -5,7 +5,7 @@ from test_folders import GPU_MACHINE, a_recipe, save_all
 from test_kind import L4, a_machine
 
 from autotune.front import cli
-from autotune.front.tables import describe_transfer
+from autotune.front.results import describe_transfer
 from autotune.report.history import compare
 from autotune.stats.deciding import Verdict
 

@@ -9,7 +9,7 @@ from simulated_runs import SMALL_SPACE, faster_by, on_disk, simulated_trials, tu
 
 from autotune import load_history
 from autotune.data.errors import ApplyError, ConfigurationError, RecipeError
-from autotune.front.tables import show_knobs
+from autotune.front.results import show_knobs
 from autotune.recipe.apply import apply_before_build, compile_arguments, environment, set_by_dataset
 from autotune.recipe.recipe import Recipe
 from autotune.space.changes import Situation, change, exactly

@@ -36,8 +36,7 @@ from autotune.data.errors import ArgumentError, BudgetError, NoStableConfigurati
 from autotune.data.facts import Gpu, ScriptFacts, Trains
 from autotune.data.record import Outcome, Pairing, Phase
 from autotune.data.run_directory import RunDirectory
-from autotune.front.closing import show_answer
-from autotune.front.tables import show_history
+from autotune.front.results import show_answer, show_history
 from autotune.recipe.apply import largest_divisor
 from autotune.recipe.recipe import Recipe
 from autotune.report.history import load_history

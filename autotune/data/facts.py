@@ -11,8 +11,8 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, FiniteFloat
 
-from autotune.data.credentials import recorded_variables
 from autotune.data.models import Amount, Count, Frozen, Many, Value
+from autotune.data.printable import recorded_variables
 
 NO_XLA = "XLA under a tf.distribute strategy fails or hangs (keras#18145, #17187, #21366)"
 GPU_MODES = ("ecc", "persistence", "mig")

@@ -17,9 +17,8 @@ from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
-from autotune.data.credentials import MASK, mask_arguments, mask_text, masked_names
 from autotune.data.errors import ArgumentError
-from autotune.data.printable import with_article
+from autotune.data.printable import MASK, mask_arguments, mask_text, masked_names, with_article
 
 Objective = Literal["time_to_loss", "throughput", "energy"]
 Group = Literal["Everyday", "Search", "Several devices"]

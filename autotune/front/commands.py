@@ -77,8 +77,8 @@ def tune(
         json: Print the result as JSON (docs/history.md); progress goes to standard error.
     """
     from autotune.data.run_directory import to_repeat
-    from autotune.front.closing import show_answer
     from autotune.front.console import Progress, messages, terminal
+    from autotune.front.results import show_answer
     from autotune.front.tune import tune as tune_workload
     from autotune.recipe.advice import answer_at, resume_command
     from autotune.stats.deciding import EndedBy
@@ -229,8 +229,8 @@ def verify(
         json: Print the finding as JSON (docs/history.md).
     """
     from autotune.data.options import seconds_of
-    from autotune.front.closing import show_verification
     from autotune.front.console import Progress, messages, terminal
+    from autotune.front.results import show_verification
     from autotune.stats.deciding import ClaimResult
     from autotune.tuning.verify import find_recipe
     from autotune.tuning.verify import verify as verify_recipe
@@ -267,7 +267,7 @@ def doctor(*, self_test: str | None = None, json: bool = False) -> int:
     """
     from autotune.data.options import seconds_of
     from autotune.front.console import Progress, messages, terminal
-    from autotune.front.tables import show_findings, show_self_test
+    from autotune.front.results import show_findings, show_self_test
     from autotune.machine.doctor import Level, diagnose, first_fix, look
     from autotune.runtime.containment import why_unavailable
 
@@ -312,10 +312,9 @@ def show(
         json: Print recipe and trials as JSON (docs/history.md).
     """
     from autotune.data.run_directory import RunDirectory, follow_latest, to_repeat
-    from autotune.front.closing import show_answer, show_diff
     from autotune.front.console import note, say
     from autotune.front.defaults import run_or_newest
-    from autotune.front.tables import show_folder, show_history
+    from autotune.front.results import show_answer, show_diff, show_folder, show_history
     from autotune.recipe.advice import answer_at
     from autotune.recipe.recipe import holds_recipes, read_recipes, select_nearest
 
@@ -442,7 +441,7 @@ def compare(runs: Runs = None, /, *, csv: Path | None = None, parquet: Path | No
         json: Print it as JSON (docs/history.md).
     """
     from autotune.front.defaults import runs_or_all
-    from autotune.front.tables import show_comparison
+    from autotune.front.results import show_comparison
     from autotune.report.history import compare as compare_runs
 
     frame = compare_runs(runs_or_all(runs))
@@ -470,7 +469,7 @@ def knobs(
         cores: With --space, processor cores; this machine's when left out.
         json: Print the knobs as JSON (docs/history.md).
     """
-    from autotune.front.tables import show_knobs
+    from autotune.front.results import show_knobs
     from autotune.space.knobs import KNOBS
 
     only_with_space = {"--batch-size": batch_size, "--examples": examples, "--device": device, "--cores": cores}
@@ -490,7 +489,7 @@ def _show_space(file: str, batch_size: int, examples: int | None, device: str | 
     for option, count in {"--batch-size": batch_size, "--examples": examples, "--cores": cores}.items():
         if count is not None and count < 1:
             raise ArgumentError(f"{option} is {count}", hint="It must be at least 1.")
-    from autotune.front.tables import show_space
+    from autotune.front.results import show_space
     from autotune.machine.fingerprint import available_cores
     from autotune.machine.gpu import lowest_capability, read_gpus
     from autotune.space.configuration import baseline_configuration

@@ -10,12 +10,12 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, FiniteFloat, model_validator
 
-from autotune.data.credentials import masked_names
 from autotune.data.errors import ArgumentError, ConfigurationError
 from autotune.data.facts import KnownWorkload, Machine
 from autotune.data.figures import Check, Interval
 from autotune.data.models import Amount, Count, Frozen, KnobValue, Many, Positive, Value
 from autotune.data.options import Objective
+from autotune.data.printable import masked_names
 from autotune.data.record import Rule
 from autotune.space.configuration import Configuration
 from autotune.space.knobs import Device, knobs_on

@@ -17,10 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from unittest import mock
 
-from autotune.data.credentials import mask_text
 from autotune.data.errors import ArgumentError, AutotuneError
 from autotune.data.options import Tracker
-from autotune.data.printable import first_line
+from autotune.data.printable import first_line, mask_text
 from autotune.data.record import Outcome
 from autotune.data.run_directory import OWN_NAME, RunDirectory
 from autotune.report.history import FLOAT, INTEGER, TIME, columns, load_history, rows_of

@@ -16,9 +16,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
-from autotune.data.credentials import MASK, is_credential, mask_arguments
 from autotune.data.errors import WorkloadError
 from autotune.data.facts import WorkloadReference
+from autotune.data.printable import MASK, is_credential, mask_arguments
 from autotune.recipe.keras_api import KERAS_PACKAGES, api_of
 from autotune.runtime.failures import after_import, locate_user_line
 from autotune.runtime.sources import file_of

@@ -12,12 +12,11 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from autotune.data.credentials import credential_values
 from autotune.data.errors import ArgumentError, NoStableConfigurationError, WorkloadError
 from autotune.data.facts import Machine, ScriptFacts, ScriptSettings, Trains, WorkloadFacts, WorkloadReference
 from autotune.data.files import free_on_local_disk
 from autotune.data.options import Options, check_args
-from autotune.data.printable import with_article
+from autotune.data.printable import credential_values, with_article
 from autotune.data.run_directory import SCRATCH, STATE, RunDirectory, RunRecord, SearchSpaceRecord, WorkloadRecord
 from autotune.machine.doctor import ALLOW_NAMESPACES
 from autotune.machine.fingerprint import memory_limit_bytes

@@ -10,12 +10,11 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from autotune.data.credentials import masked_names
 from autotune.data.errors import RunDirectoryError
 from autotune.data.facts import Machine
 from autotune.data.models import KnobValue
 from autotune.data.options import Objective, Options
-from autotune.data.printable import plural
+from autotune.data.printable import masked_names, plural
 from autotune.data.record import Outcome, TrialRecord, reference_of
 from autotune.data.run_directory import START_ANEW, Resumption, RunDirectory, RunRecord, left_out, options_of
 from autotune.space.configuration import Configuration, read_trials

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from autotune.data.credentials import mask_text
 from autotune.data.errors import WorkloadError
 from autotune.data.facts import WorkloadReference
 from autotune.data.options import Objective
+from autotune.data.printable import mask_text
 from autotune.data.record import Boundary, Outcome, Phase, TrialRecord
 from autotune.data.run_directory import RunDirectory
 from autotune.recipe.compiled import ConfirmedCompilations, SharedCompilations

@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from autotune.data.credentials import MASK, masked_names
 from autotune.data.errors import ArgumentError
 from autotune.data.facts import Machine, WorkloadReference
 from autotune.data.files import write_atomically
 from autotune.data.options import Options, read_options
+from autotune.data.printable import MASK, masked_names
 from autotune.data.record import Place
 from autotune.data.run_directory import RESULTS, RunDirectory, RunRecord, follow_latest, new_run_directory
 from autotune.machine.device_locks import HOST_CPU, lock_devices

@@ -13,12 +13,11 @@ from os import PathLike
 from pathlib import Path
 from typing import TypeVar
 
-from autotune.data.credentials import mask_arguments
 from autotune.data.errors import NoStableConfigurationError, RecipeError, TrialProcessError, TuningInterruptedError
 from autotune.data.facts import Trains, WorkloadFacts, WorkloadReference
 from autotune.data.figures import Interval, LogInterval
 from autotune.data.options import MEMORY_MARGIN, MIN_GAIN, VERIFY_SECONDS, Options, seconds_of
-from autotune.data.printable import first_line
+from autotune.data.printable import first_line, mask_arguments
 from autotune.data.record import Outcome, Pairing, Phase, TrialRecord
 from autotune.data.run_directory import RunDirectory
 from autotune.machine.device_locks import HOST_CPU, lock_devices
