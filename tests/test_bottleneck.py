@@ -48,6 +48,8 @@ def profile(**changes):
         (StepFigures(waits=0.06), "balanced", 0.06),
         (StepFigures(waits=0.06, outside=0.2), "launch", 0.2),
         (StepFigures(waits=0.06, profile=profile(operation_seconds=3e-4)), "launch", 0.7),
+        (StepFigures(waits=0.06, profile=profile(step_seconds=1.0, operation_seconds=5e-5)), "balanced", 0.06),
+        (StepFigures(waits=0.01, profile=profile(step_seconds=1.0, operation_seconds=5e-5)), "compute_or_memory", 0.99),
         (StepFigures(waits=0.01, profile=profile(breakdown={"launch": 2e-4})), "launch", 0.2),
         (StepFigures(waits=0.01, profile=profile(breakdown={"communication": 2e-4})), "communication", 0.2),
         (StepFigures(waits=0.01, outside=0.05, profile=profile(matrix_share=0.9)), "compute", 0.9),

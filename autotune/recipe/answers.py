@@ -310,10 +310,8 @@ def _describe_same(recipe: RecipeContent, baseline: Configuration) -> list[str]:
     candidate = Configuration(closest.configuration)
     if candidate.update_size != baseline.update_size:
         return [NOTHING_SHOWN]
-    best = f"{describe_speedup(closest.speedup)} {candidate.describe(baseline)}"
     precision = describe_precision(candidate, baseline)
-    none = "the baseline; nothing faster is confirmed"
-    return [none, f"the best so far is {best}", *([precision] if precision else [])]
+    return ["the baseline; nothing faster is confirmed", *([f"the best so far: {precision}"] if precision else [])]
 
 
 def describe_precision(configuration: Configuration, baseline: Configuration) -> str:

@@ -16,7 +16,10 @@ CLEARLY_FASTER = 1.25
 LAUNCH_HIGH = 0.15
 UNUSED_HIGH = 0.4
 """Share of a profiled step that no operation uses: large ones leave up to a quarter unused, tiny ones half and more."""
+LONGEST_START = 2e-3
+"""Seconds that starting an operation takes at most. What passes beyond that is work which the profile does not show."""
 MOSTLY = 0.5
+_NOT_OPERATIONS = ("input", "communication", "launch")
 MATRIX_WORK = ("MatMul", "Conv", "Einsum", "RNN", "LSTM", "GRU", "FFT", "Cholesky", "Attention", "Gemm", "Fusion")
 """Kinds of operations that compute much on each byte that they read."""
 TENSOR_CORE_KERNELS = ("884", "1688", "16816", "tensorop", "hmma", "gmma")
@@ -68,6 +71,8 @@ def find_bottleneck(seen: StepFigures) -> Bottleneck:
     may_be_input = not by_input or not by_compute or by_input < CLEARLY_FASTER * by_compute
     if may_be_input and waits >= INPUT_HIGH and waits - error >= INPUT_MODERATE:
         return Bottleneck(name="input", share=waits, why=waiting)
+    if profile is not None and _hides_operations(profile):  # XLA's programs on a CPU are one operation, or none
+        profile = None
     if profile is not None and (found := _by_profile(profile)) is not None:
         return found
     if outside >= LAUNCH_HIGH:
@@ -86,6 +91,16 @@ def find_bottleneck(seen: StepFigures) -> Bottleneck:
     if profile is None:
         return Bottleneck(name="compute_or_memory", share=1 - waits, why=waiting)
     return _of_operations(profile)
+
+
+def _hides_operations(profile: Profile) -> bool:
+    """Return whether a step takes longer than its operations and their starts can."""
+    seen, usual = profile.operation_seconds, profile.usual_operation_seconds
+    if not seen or not usual or not profile.step_seconds:
+        return False
+    return profile.step_seconds - seen - sum(profile.breakdown.get(name, 0.0) for name in _NOT_OPERATIONS) > (
+        LONGEST_START * seen / usual
+    )
 
 
 def _by_profile(profile: Profile) -> Bottleneck | None:

@@ -51,6 +51,7 @@ STEADY_NOT_CHECKED = {
 }
 ROUND_TO_SECONDS, MARGIN = 10, 1.5  # of the budget that is named to go on with
 LEAST_BUDGET_SECONDS = 60.0
+MOST_BUDGETS = 10  # of the run, in the budget that is named to go on with: what is left then is a gain near 1
 SLOW = 0.05  # as a logarithm, below the baseline: such a candidate says nothing of each of its changes
 FEWEST_VERIFYING = 4  # processes a side, with which `verify` can judge a claim
 
@@ -221,14 +222,15 @@ def _known_baseline(run: Run) -> TrialRecord:
 
 
 def _go_on_seconds(found: SearchResult, run: Run, *, is_undecided: bool) -> float | None:
-    """Return a budget that can settle what the run left open; None where it left nothing open."""
+    """Return a budget that can settle what the run left open, within bounds; None where it left nothing open."""
     state, out_of_time = found.state, found.ended_by in (EndedBy.BUDGET, EndedBy.INTERRUPTED)
     settles = is_undecided or (out_of_time and bool(state.contenders))
     learning, settling = policy.seconds_to_learn(state), policy.seconds_to_settle(state) if settles else 0.0
     needed = max(learning, policy.LEARNING_AGAIN_SHARE * learning + settling)
     needed += len(found.untried) * state.candidate_seconds
     begins = max(state.first_pair_seconds, run.records[0].ended_at_seconds or 0.0)  # with the baseline, once more
-    return _rounded_budget(MARGIN * needed + begins) if is_undecided or needed > 0 else None
+    longest = MOST_BUDGETS * (run.budget or math.inf)
+    return min(_rounded_budget(MARGIN * needed + begins), longest) if is_undecided or needed > 0 else None
 
 
 def _rounded_budget(seconds: float) -> float:
