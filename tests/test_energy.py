@@ -126,6 +126,7 @@ def test_without_energy_the_objective_is_refused_at_the_start(tmp_path, machine,
     assert len(trials.launched) == (0 if machine is MACHINE else 1)
 
 
+@pytest.mark.slow
 def test_a_run_for_energy_goes_on_as_one(tmp_path):
     with on_disk(tmp_path / "run") as directory:
         run = directory.read_run()
@@ -195,6 +196,7 @@ def test_power_without_energy_is_no_energy():
     assert set(figures_of([], None).values()) == {None}
 
 
+@pytest.mark.slow
 def test_a_hot_winner_is_said_to_be_one(tmp_path):
     def hot(configuration, seconds):
         return tuple(each.model_copy(update={"limited_by": ("thermal",)}) for each in card(configuration, seconds))

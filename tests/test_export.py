@@ -100,6 +100,7 @@ def summaries_of(folder):
     return [value for event in LegacyEventFileLoader(str(file)).Load() for value in event.summary.value]
 
 
+@pytest.mark.slow
 def test_tensorboard_gets_a_session_for_each_trial(run):
     pytest.importorskip("tensorboard")
     from tensorboard.plugins.hparams import api_pb2, metadata
@@ -128,6 +129,7 @@ def test_tensorboard_gets_a_session_for_each_trial(run):
         assert ended.status == api_pb2.STATUS_SUCCESS
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("default")  # MLflow's own use of deprecated functions
 def test_mlflow_gets_a_run_for_each_trial_once(run, tmp_path, monkeypatch):
     mlflow = pytest.importorskip("mlflow")
@@ -149,6 +151,7 @@ def test_mlflow_gets_a_run_for_each_trial_once(run, tmp_path, monkeypatch):
         assert (one.info.status, one.info.run_name) == ("FINISHED", f"{read_tracked_run(run).id}/{trial.name}")
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("default")
 def test_wandb_gets_a_run_for_each_trial(run, tmp_path, monkeypatch):
     pytest.importorskip("wandb")

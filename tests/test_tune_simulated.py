@@ -51,6 +51,8 @@ from autotune.tuning.tune import tune_with
 SPEED = faster_by(jit_compile=1.5, batch_size=1.1)
 NOISY = {"noise": 0.1, "instance_noise": 0.02}
 QUIET = {"noise": 0.02, "instance_noise": 0.005}
+LONG = [pytest.param(seconds, marks=pytest.mark.slow) for seconds in (300.0, 900.0)]
+"""Budgets of runs whose simulation takes long."""
 TINY_SPACE = space(jit_compile=[False, True], steps_per_execution=[1, 8])
 PERSISTENT = '[knobs.persistent_iterator]\nkind = "categorical"\nchoices = [false, true]\n'
 ONEDNN = '[knobs.onednn]\nkind = "categorical"\nchoices = [true, false]\n'
@@ -425,7 +427,7 @@ def machine(budget, import_seconds, start_seconds, epoch, wrong, fit):
     return trials
 
 
-@pytest.mark.parametrize("budget", [30.0, 60.0, 120.0, 300.0, 900.0])
+@pytest.mark.parametrize("budget", [30.0, 60.0, 120.0, *LONG])
 def test_the_budget_is_kept_whatever_the_machine_and_the_candidates_do(tmp_path, budget):
     over = {}
     for setting in random.Random(int(budget)).sample(MACHINES, 24 if budget < 300.0 else 12):
@@ -439,7 +441,7 @@ def test_the_budget_is_kept_whatever_the_machine_and_the_candidates_do(tmp_path,
     assert over == {}
 
 
-@pytest.mark.parametrize("budget", [60.0, 120.0, 300.0, 600.0])
+@pytest.mark.parametrize("budget", [60.0, 120.0, *LONG])
 @pytest.mark.parametrize("speed", [SPEED, flat])
 def test_time_is_used_where_the_answer_is_open(tmp_path, budget, speed):
     for seed in range(3):
@@ -600,6 +602,7 @@ def test_the_same_seed_gives_the_same_recipe_and_another_another_run(tmp_path):
     assert made[2][1] != made[0][1]
 
 
+@pytest.mark.slow
 def test_the_claimed_interval_covers_the_truth(tmp_path):
     covered = []
     for seed in range(40):
@@ -613,6 +616,7 @@ def test_the_claimed_interval_covers_the_truth(tmp_path):
     assert sum(covered) >= 0.9 * len(covered)
 
 
+@pytest.mark.slow
 def test_where_nothing_is_faster_nearly_nothing_is_claimed(tmp_path):
     claims = []
     for seed, budget in zip(range(60), itertools.cycle((90.0, 300.0)), strict=False):

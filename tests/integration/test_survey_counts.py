@@ -7,8 +7,6 @@ import pytest
 from real_trials import survey_all
 from test_survey import COMPILED, MODEL, TAPE
 
-pytestmark = pytest.mark.fast
-
 STEP = TAPE + "step = tf.function(step)\nendless = batches.repeat()\n"
 WARM_UP = """
 class WarmUp(keras.callbacks.Callback):
