@@ -10,6 +10,7 @@ from types import ModuleType
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from test_workload import a_workload, find_conflict, nothing
 
 from autotune import tune
 from autotune.data.errors import ArgumentError, WorkloadError
@@ -23,16 +24,6 @@ GOOD = """
 import autotune
 workload = autotune.Workload(model=print, dataset=print, compile=dict, batch_size=32)
 """
-
-
-def nothing():
-    """Stands for the functions of a workload that nobody calls here."""
-
-
-def a_workload(**changes):
-    """A workload, with some arguments changed."""
-    arguments = {"model": nothing, "dataset": nothing, "compile": nothing, "batch_size": 32}
-    return Workload(**{**arguments, **changes})
 
 
 @pytest.fixture(autouse=True)
@@ -71,13 +62,6 @@ def as_module(monkeypatch, name, **variables):
     module = ModuleType(name)
     vars(module).update(variables)
     monkeypatch.setitem(sys.modules, name, module)
-
-
-def find_conflict(function, *arguments):
-    """The error with which `function` refuses."""
-    with pytest.raises(WorkloadError) as caught:
-        function(*arguments)
-    return caught.value
 
 
 # ------------------------------------------------------------------------------------------------ references

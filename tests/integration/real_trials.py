@@ -7,8 +7,9 @@ import dataclasses
 import json
 import subprocess
 import sys
+import textwrap
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -95,13 +96,24 @@ class Case:
         return json_in(self.log.read_text(encoding="utf-8", errors="replace") if self.log.exists() else "")
 
 
-def survey_all(folder: Path) -> dict[str, dict[str, Any]]:
-    """What surveying the `train.py` in each directory of a folder gave, by the directory's name."""
+def survey_all(folder: Path, sources: Mapping[str, str] | None = None) -> dict[str, dict[str, Any]]:
+    """What surveying the `train.py` in each directory of a folder gave, by name; those with sources are made first."""
+    for name, source in (sources or {}).items():
+        (folder / name).mkdir(parents=True)
+        (folder / name / "train.py").write_text(textwrap.dedent(source), encoding="utf-8")
     answers = folder.parent / "answers.jsonl"
     command = [sys.executable, str(Path(__file__).with_name("surveys.py")), str(folder), str(answers)]
-    subprocess.run(command, check=True, capture_output=True, stdin=subprocess.DEVNULL)
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
     found = [json.loads(line) for line in answers.read_text(encoding="utf-8").splitlines()]
+    assert len(found) == len(list(folder.iterdir())), ended.stderr[-4000:]
     return {answer["name"]: answer for answer in found}
+
+
+def facts_of(folder: Path, sources: Mapping[str, str]) -> dict[str, WorkloadFacts]:
+    """What is known of scripts that can all be tuned."""
+    found = survey_all(folder, sources)
+    assert {name: answer for name, answer in found.items() if "facts" not in answer} == {}
+    return {name: WorkloadFacts.model_validate(answer["facts"]) for name, answer in found.items()}
 
 
 class ScriptTrials:

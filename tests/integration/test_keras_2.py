@@ -1,12 +1,7 @@
 """Scripts that train with Keras 2 (`tf_keras`): their survey, their trials, and the training with a recipe."""
 
-import json
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
-from real_trials import PATIENCE_SECONDS, QUICK, configuration
+from real_trials import PATIENCE_SECONDS, QUICK, configuration, facts_of
 from test_long_run import ARRAYS, LOOP, TRAIN, by_recipe, numbers_of, recipe_of, said, trained
 
 from autotune.data.facts import KerasVersion, WorkloadFacts
@@ -66,16 +61,7 @@ FITS = ("dataset", "arrays", "legacy")
 @pytest.fixture(scope="module")
 def surveyed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, WorkloadFacts]:
     """What is known of each script."""
-    folder = tmp_path_factory.mktemp("keras_2") / "scripts"
-    for name, source in SCRIPTS.items():
-        (folder / name).mkdir(parents=True)
-        (folder / name / "train.py").write_text(source, encoding="utf-8")
-    answers = folder.parent / "answers.jsonl"
-    surveys = str(Path(__file__).with_name("surveys.py"))
-    subprocess.run([sys.executable, surveys, str(folder), str(answers)], check=True, capture_output=True)
-    found = [json.loads(line) for line in answers.read_text(encoding="utf-8").splitlines()]
-    assert [answer for answer in found if "facts" not in answer] == []
-    return {answer["name"]: WorkloadFacts.model_validate(answer["facts"]) for answer in found}
+    return facts_of(tmp_path_factory.mktemp("keras_2") / "scripts", SCRIPTS)
 
 
 @pytest.mark.fast

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from real_trials import REPOSITORY
+from real_trials import REPOSITORY, facts_of
 from test_end_to_end import SHORT_BUDGET, with_enough_time
 
 from autotune.data.facts import WorkloadFacts
@@ -199,15 +199,7 @@ ALL = {
 @pytest.fixture(scope="module")
 def surveyed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, WorkloadFacts]:
     """What is known of each script."""
-    folder = tmp_path_factory.mktemp("long") / "scripts"
-    for name, source in ALL.items():
-        (folder / name).mkdir(parents=True)
-        (folder / name / "train.py").write_text(source, encoding="utf-8")
-    answers = folder.parent / "answers.jsonl"
-    surveys = str(Path(__file__).with_name("surveys.py"))
-    subprocess.run([sys.executable, surveys, str(folder), str(answers)], check=True, capture_output=True)
-    told = [json.loads(line) for line in answers.read_text(encoding="utf-8").splitlines()]
-    return {each["name"]: WorkloadFacts.model_validate(each["facts"]) for each in told}
+    return facts_of(tmp_path_factory.mktemp("long") / "scripts", ALL)
 
 
 def recipe_of(facts: WorkloadFacts, folder: Path, **changes: object) -> Path:

@@ -4,7 +4,7 @@ import json
 
 import pytest
 from documents import code_blocks
-from real_trials import survey_all
+from real_trials import facts_of
 from test_long_run import recipe_of
 
 from autotune.data.facts import WorkloadFacts
@@ -22,10 +22,7 @@ import json; print(json.dumps([*steps, *fits]))
 @pytest.fixture(scope="module")
 def facts(tmp_path_factory) -> WorkloadFacts:
     """What is known of the guide's script."""
-    folder = tmp_path_factory.mktemp("guide") / "scripts"
-    (folder / "train").mkdir(parents=True)
-    (folder / "train" / "train.py").write_text(SCRIPT, encoding="utf-8")
-    return WorkloadFacts.model_validate(survey_all(folder)["train"]["facts"])
+    return facts_of(tmp_path_factory.mktemp("guide") / "scripts", {"train": SCRIPT})["train"]
 
 
 @pytest.fixture

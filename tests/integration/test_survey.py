@@ -1,13 +1,12 @@
 """What running a script once shows: how it trains, what it leaves, what a knob reaches, and why one cannot be tuned."""
 
 import json
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 from typing import Any
 
 import pytest
+from real_trials import survey_all
 
 from autotune.data.facts import NO_XLA, ScriptFacts
 from autotune.tuning.surroundings import script_notes
@@ -551,17 +550,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def told(folder: Path) -> dict[str, dict[str, Any]]:
     """What each survey said."""
-    answers = folder.parent / "answers.jsonl"
-    ended = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("surveys.py")), str(folder), str(answers)],
-        capture_output=True,
-        text=True,
-        check=False,
-        stdin=subprocess.DEVNULL,
-    )
-    lines = [json.loads(line) for line in answers.read_text(encoding="utf-8").splitlines()]
-    assert len(lines) == len(SCRIPTS), ended.stderr[-4000:]
-    return {each["name"]: each for each in lines}
+    return survey_all(folder)
 
 
 def facts(told: dict[str, dict[str, Any]], name: str) -> dict[str, Any]:

@@ -1,10 +1,9 @@
 """What a script counts by steps, calls and batches: such a knob is held, with its line, or the dependence is named."""
 
-import textwrap
 from typing import Any
 
 import pytest
-from real_trials import survey_all
+from real_trials import facts_of
 from test_survey import COMPILED, MODEL, TAPE
 
 STEP = TAPE + "step = tf.function(step)\nendless = batches.repeat()\n"
@@ -104,14 +103,8 @@ SCRIPTS = {
 @pytest.fixture(scope="module")
 def surveyed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """The facts of each script."""
-    folder = tmp_path_factory.mktemp("counts") / "scripts"
-    for name, source in SCRIPTS.items():
-        (folder / name).mkdir(parents=True)
-        (folder / name / "train.py").write_text(textwrap.dedent(source), encoding="utf-8")
-    answers = survey_all(folder)
-    refused = {name: answer for name, answer in answers.items() if "facts" not in answer}
-    assert refused == {}
-    return {name: answer["facts"]["script"] for name, answer in answers.items()}
+    found = facts_of(tmp_path_factory.mktemp("counts") / "scripts", SCRIPTS)
+    return {name: facts.model_dump(mode="json")["script"] for name, facts in found.items()}
 
 
 def line_of(name: str, text: str) -> str:
