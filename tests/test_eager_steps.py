@@ -45,7 +45,7 @@ for epoch, (x, y) in enumerate(data):
 class Tensor:
     """What a function is given."""
 
-    __module__ = "tensorflow.python"
+    __module__, shape = "tensorflow.python", ()
 
     def numpy(self):
         return 1.0
@@ -57,11 +57,11 @@ class Tensor:
         return "tensor"
 
 
-def found_in(folder, source, **given):
-    """What is found in a script after three steps: the sites, and why one is held."""
+def found_in(folder, source, eager=None, **given):
+    """What is found in a script after three steps: the sites, and why others are held."""
     file, answers = folder / "train.py", []
     file.write_text(textwrap.dedent(source), encoding="utf-8")
-    eager, read = EagerSteps(str(folder)), []
+    eager, read = eager or EagerSteps(str(folder)), []
     eager._is_users = str(file).__eq__  # the names below stand for TensorFlow's
     tf = ModuleType("tensorflow")
     tf.random, tf.summary = ModuleType("tensorflow.random"), ModuleType("tensorflow.summary")
@@ -81,7 +81,8 @@ def found_in(folder, source, **given):
             try:
                 return next(self._pairs)
             except StopIteration:
-                answers.append(eager.find_sites(OwnSource([file], str(folder)), [layer], **given))
+                sites, held = eager.find_sites(OwnSource([file], str(folder)), [layer], **given)
+                answers.append((sites, "; ".join(held)))
                 raise
 
     names = {"tape": contextlib.contextmanager(lambda: iter([eager.note_tape(lambda: None)])), "data": Reader()}
@@ -112,6 +113,35 @@ def test_the_function_around_tape_and_update_is_found(tmp_path):
     assert found_in(tmp_path, deeper) == ((update,), "")
 
 
+CRITIC = """
+def value(x):
+    with tape():
+        {line}
+    apply(agent)
+
+agent, log"""
+
+
+def test_each_function_of_a_step_is_compiled_or_held(tmp_path):
+    two = loop(between="value(x)").replace("\nagent, log", CRITIC)
+    sites, why = found_in(tmp_path, two.format(line="pass"))
+    assert ([site.call for site in sites], why) == (["value", "update"], "")
+    sites, why = found_in(tmp_path, two.format(line="print(x)"))
+    assert [site.call for site in sites] == ["update"]
+    assert why.startswith("train.py, line 27: value() calls print()")
+
+
+@pytest.mark.parametrize(
+    ("between", "awaited"),
+    [("value(x)", False), ("pass", False), ("if epoch > 8: value(x)", True), ("if epoch > 8: agent.loss(x, y)", False)],
+)
+def test_a_step_that_the_script_calls_later_is_awaited(tmp_path, between, awaited):
+    eager = EagerSteps(str(tmp_path))
+    source = loop(between=between).replace("\nagent, log", CRITIC.format(line="pass"))
+    found_in(tmp_path, source.replace("with tape()", "with (GradientTape := tape)()"), eager)
+    assert eager.are_all_seen is not awaited
+
+
 @pytest.mark.parametrize(
     ("line", "what"),
     [
@@ -133,6 +163,13 @@ def test_the_function_around_tape_and_update_is_found(tmp_path):
         ("x = [*self.drawn]", "reads the iterator self.drawn"),
         ("self.keep(loss)", "calls self.keep()"),
         ("x = self.draw()", "calls self.draw()"),
+        ("loss = f'{loss:.3f}'", "formats a value in f'{loss:.3f}'"),
+        ("loss = '{}'.format(loss)", "calls '{}'.format()"),
+        ("assert loss > 0", "asserts loss > 0"),
+        ("import random as r; x = r.random()", "calls r.random()"),
+        ("from random import gauss; x = gauss(0, 1)", "calls gauss()"),
+        ("import numpy.random as r; x = r.rand()", "calls r.rand()"),
+        ("pick = random.choice; x = pick([1, 2])", "calls pick()"),
         ("exec('def twice(x): return x + x', globals()); twice(1)", "calls exec()"),
     ],
 )
@@ -201,6 +238,9 @@ def test_a_step_of_another_form_is_held(tmp_path, edits, what):
         ("parts = int(self.scale), 2", "agent.update(x, 0.5)"),
         ("pass", "agent.rate = epoch"),
         ("x = tf.random.normal([3])", "pass"),
+        ("assert x.shape == y.shape, f'{x} and {y}'", "pass"),
+        ("name = f'layer {self.scale}'", "pass"),
+        ("import math as m; x = m.sqrt(2.0)", "pass"),
     ],
 )
 def test_what_a_graph_repeats_holds_nothing(tmp_path, line, between):

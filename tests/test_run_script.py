@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from autotune.data.errors import ArgumentError, MachineMismatchError
-from autotune.data.facts import ScriptFacts, Trains
+from autotune.data.facts import ScriptFacts, Site, Trains
 from autotune.data.figures import Interval
 from autotune.recipe.evidence import BestConfiguration, LearningRateRule
 from autotune.recipe.recipe import Recipe
@@ -77,6 +77,24 @@ def test_a_script_that_would_lose_its_recipe_names_the_command(recipe):
         assert (ended.returncode, ended.stdout) == (2, "")
         assert "train.py, line 4: starts the script again in place of its process" in ended.stderr
         assert f"SEEN=1 autotune run {' '.join([*options, str(recipe)])} train.py" in ended.stderr
+
+
+def test_a_fit_that_is_gone_is_an_error_before_the_script_runs(recipe):
+    changed = Recipe.load(recipe)
+    site = Site(file="train.py", function="<module>", call="fit", order=0, line=7)
+    facts = changed.workload.script.model_copy(update={"fit_site": site})
+    workload = changed.workload.model_copy(update={"script": facts})
+    changes = {"configuration": {**changed.baseline, "prefetch": 3}, "workload": workload}
+    changed.model_copy(update=changes).save(recipe)
+    script = recipe.parent / "train.py"
+    script.write_text("def train():\n    model.fit()\nprint('ran')\n", encoding="utf-8")
+    ended = run(recipe)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert "fit() in train.py, line 7 was tuned, and the script has no such call any more" in ended.stderr
+    assert "autotune tune train.py" in ended.stderr
+    assert run(recipe, "--skip-missing").stdout == "ran\n"
+    script.write_text("print('ran')\nif False:\n    model.fit()\n", encoding="utf-8")
+    assert run(recipe).stdout == "ran\n"
 
 
 def test_a_recipe_without_changes_has_no_edit(recipe):

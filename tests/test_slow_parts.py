@@ -45,3 +45,10 @@ def test_an_optimizer_with_moments_updates_all_rows_of_a_table(rows, optimizer, 
     table = Embedding(name="users", input_dim=rows, output_dim=64)
     said = [part.what for part in slow_parts_of_step("", [table], [optimizer], None)]
     assert said == (["the optimizer updates all 200,000 rows of users, 49 MiB, in each step"] if found else [])
+
+
+def test_a_function_that_stays_eager_is_named_with_its_reason():
+    held = "train.py, line 9: value() calls print(): a graph would do that once"
+    compiled, other = slow_parts_of_step("train.py, line 3", [], [], None, [held])
+    assert (compiled.knob, other.knob) == ("graph_step", "")
+    assert other.what == f"a part of the step stays eager ({held})"

@@ -109,6 +109,7 @@ class ScriptFacts(Frozen):
     step_function: Site | None = None  # of a loop: the function that XLA is asked to compile
     workers: Count = 0  # processes on this host that TF_CONFIG names for a strategy of several; 0 without
     work_varies: bool = False  # of a loop: the work per update of the weights varies, as after episodes
+    updaters: Count = 1  # of a loop that reads no dataset: optimizers that take turns, and all update in each step
     tunes_steps: bool = False  # Keras tunes its steps per execution; the baseline has those on which it settled
     cache_file_bytes: Count = 0  # of an epoch that the knob cache keeps in a file; 0 where memory has room
     epochs_range: Site | None = None  # of a loop: the `range()` of its epochs, which is infinite in trials

@@ -107,11 +107,16 @@ def functions_of(dataset: tf.data.Dataset) -> list[Any]:
         return []
 
 
+def operations_in(graph: Any) -> set[str]:
+    """Return the kinds of operations in a graph and the functions that it calls."""
+    definition = graph.as_graph_def()
+    inner = [node for function in definition.library.function for node in function.node_def]
+    return {node.op for node in [*inner, *definition.node]}
+
+
 def operations_of(dataset: tf.data.Dataset) -> set[str]:
     """Return the kinds of operations in the functions of a dataset; empty where they cannot be seen."""
-    graphs = [function.function.graph.as_graph_def() for function in functions_of(dataset)]
-    inner = [node for graph in graphs for function in graph.library.function for node in function.node_def]
-    return {node.op for node in [*inner, *(node for graph in graphs for node in graph.node)]}
+    return set[str]().union(*(operations_in(function.function.graph) for function in functions_of(dataset)))
 
 
 def effects_of(dataset: tf.data.Dataset) -> list[str]:

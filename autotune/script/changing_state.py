@@ -40,7 +40,7 @@ class OwnSource:
         self._directory = directory
         self.files: dict[Any, str] = {}  # of each function and module
         self._modules: dict[Any, str] = {}
-        self._at: defaultdict[tuple[str, int], list[Any]] = defaultdict(list)  # functions by file and first line
+        self.functions_at: defaultdict[tuple[str, int], list[Any]] = defaultdict(list)  # by file and first line
         self.outer: dict[Any, Any] = {}  # the function, or module, around each function
         # By function or module; whether in a loop that runs now, and whether below what runs now.
         self._nodes: defaultdict[Any, list[tuple[Any, bool, bool]]] = defaultdict(list)
@@ -61,7 +61,7 @@ class OwnSource:
         for node in ast.iter_child_nodes(tree):
             if isinstance(node, _FUNCTIONS):
                 first = min([node.lineno, *(mark.lineno for mark in getattr(node, "decorator_list", ()))])
-                self._at[file, first].append(node)
+                self.functions_at[file, first].append(node)
                 self.files[node] = file
                 self.outer[node] = function
                 name = getattr(node, "name", "")
@@ -136,7 +136,7 @@ class OwnSource:
 
     def nodes_at(self, code: CodeType) -> list[Any]:
         """Return the function of some code; of several that begin in its line, the innermost around its first place."""
-        found = self._at[os.path.realpath(code.co_filename), code.co_firstlineno]
+        found = self.functions_at[os.path.realpath(code.co_filename), code.co_firstlineno]
         place = next(((line, column) for line, _, column, end in code.co_positions() if end), (0, 0))
         begun = [node for node in found if (node.lineno, node.col_offset) < place]
         around = [node for node in begun if place < (node.end_lineno, node.end_col_offset)]

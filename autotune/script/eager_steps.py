@@ -7,6 +7,7 @@ function was traced. What Python changes, draws or reads anew in each call is no
 from __future__ import annotations
 
 import ast
+import builtins
 import functools
 import inspect
 import os
@@ -26,7 +27,9 @@ from autotune.script.changing_state import OwnSource, code_of
 _STDLIB = os.path.dirname(os.__file__) + os.sep
 _ONCE = "a graph would do that once"
 _EFFECTS = {"print", "next", "input", "open", "exec", "eval", "setattr", "delattr"}
-_TO_PYTHON = {"float", "int", "bool", "complex", "numpy", "item", "tolist"}
+_TO_PYTHON = {"float", "int", "bool", "complex", "numpy", "item", "tolist", "format", "str", "repr"}
+_OF_SHAPE = {"shape", "dtype", "ndim", "rank"}
+"""Attributes of tensors that a graph has, too."""
 _MUTATORS = re.compile(
     "append(left)?|pop(left|item)?|add|put|extend|insert|remove|clear|discard|update|setdefault|sort|reverse|write|fill"
 )
@@ -57,11 +60,17 @@ class EagerSteps:
         self._loops: dict[CodeType, int] = {}  # functions that make several steps in a call, with the line
         self._scopes: dict[CodeType, Mapping[str, Any]] = {}  # the names that a function saw when it was last called
         self._calls: defaultdict[CodeType, set[CodeType]] = defaultdict(set)
+        self._awaited: set[tuple[str, int]] = set()  # functions with a tape that the loop calls: files and lines
         self._is_users = functools.cache(lambda file: is_own(file) and not file.startswith(_STDLIB))
 
     def note_tape(self, usual: Callable[..., Any], *arguments: Any) -> Any:
         """Note that a `GradientTape` begins to record."""
-        self._tapes.append(running_frames())
+        frames = running_frames()
+        self._tapes.append(frames)
+        known = self._updates.keys() & {frame.f_code for frame in frames}
+        if self._awaited and not known:  # a round of functions may be long, and the profile function makes it longer
+            self._scopes = {frame.f_code: _scope_of(frame) for frame in frames} | self._scopes
+            sys.setprofile(self._note_call)
         return usual(*arguments)
 
     def note_update(self, optimizer: Any, element: Any) -> None:
@@ -80,7 +89,7 @@ class EagerSteps:
         if code.co_name == "<module>" or (last is frame and is_next_step):
             self._loops[code] = frame.f_lineno
         self._updates[code] = frame, batch
-        sys.setprofile(self._note_call)
+        sys.setprofile(None if self._awaited else self._note_call)
 
     def _note_call(self, frame: FrameType, event: str, _: Any) -> None:
         code = frame.f_code
@@ -89,7 +98,7 @@ class EagerSteps:
         is_inner = code.co_name.startswith("__" if is_generated else "<") and code.co_name != "<lambda>"
         if event != "call" or is_inner or not file or not self._is_users(file):
             return
-        self._scopes[code] = ChainMap(dict(frame.f_locals), frame.f_globals)
+        self._scopes[code] = _scope_of(frame)
         caller = frame.f_back
         while caller is not None and caller.f_code not in self._scopes:
             caller = caller.f_back
@@ -98,13 +107,21 @@ class EagerSteps:
 
     def find_sites(
         self, source: OwnSource, parts: Collection[Any], *, seeded: bool = True
-    ) -> tuple[tuple[Site, ...], str]:
-        """Return the functions that can be compiled, and why another one cannot be; empty if none is left out.
+    ) -> tuple[tuple[Site, ...], list[str]]:
+        """Return the functions that can be compiled, and why each other one cannot be.
 
         `parts`: layers and optimizers of the training; `seeded`: TensorFlow draws the same numbers in each run.
         """
         sys.setprofile(None)
         sites, reasons = [], []
+        _, _, called = source.changes(())
+        self._awaited = {
+            place
+            for place, functions in source.functions_at.items()
+            for node in functions
+            if isinstance(node, ast.FunctionDef) and not node.decorator_list and node.name in called
+            if any(name_of(part) == "GradientTape" for part in source.nodes_of(node))
+        }
         for code in self._updates:
             if why := self._why_not(code, source, parts, seeded):
                 reasons.append(why)
@@ -112,7 +129,13 @@ class EagerSteps:
             line, file = source.nodes_at(code)[0].lineno, code.co_filename
             known = functions_in(parse_source(Path(file)), file, self._directory)
             sites.append(next(site for site, node in known if node.lineno == line))
-        return tuple(sites), next(iter(reasons), "")
+        return tuple(sites), reasons
+
+    @property
+    def are_all_seen(self) -> bool:
+        """True if each function with a tape that the loop calls has been called."""
+        called = {*self._scopes, *self._updates}
+        return self._awaited <= {(os.path.realpath(code.co_filename), code.co_firstlineno) for code in called}
 
     def _why_not(self, step: CodeType, source: OwnSource, parts: Collection[Any], seeded: bool) -> str:
         """Return why a function cannot be compiled, with the line; empty if it can be."""
@@ -132,6 +155,10 @@ class EagerSteps:
             functions |= _functions_called(source.nodes_of(nodes[0]), scope, self._is_users)
             functions |= {called: self._scopes[called] for called in self._calls[code]}
         return _first_obstacle(scopes, source, parts, self._directory, seeded, source.nodes_at(step)[0])
+
+
+def _scope_of(frame: FrameType) -> Mapping[str, Any]:
+    return ChainMap(dict(frame.f_locals), frame.f_globals)
 
 
 def _functions_called(
@@ -250,7 +277,19 @@ def find_obstacles(
     own |= {"self"} if getattr(function, "name", "") == "__init__" else set()
     arguments = {node.arg for node in ast.walk(function.args) if isinstance(node, ast.arg)}
     local = source.names_bound(function) - arguments
-    find = functools.partial(_value_of, scope={name: scope[name] for name in scope if name not in local})
+    known = {name: scope[name] for name in scope if name not in local}
+    find = functools.partial(_value_of, scope=known)
+    known |= _imported_in(nodes)
+    assigned = ((name_of(target), find(value)) for targets, value in pairs for target in targets)
+    known |= {name: value for name, value in assigned if isinstance(value, ModuleType) or callable(value)}
+    messages = {part for node in nodes if isinstance(node, ast.Raise | ast.Assert) for part in ast.walk(node)}
+
+    def depends(node: ast.AST) -> bool:
+        chains = (
+            part for part in _chains(node) if name_of(part) not in _OF_SHAPE and not hasattr(builtins, name_of(part))
+        )
+        return not all(isinstance(find(part), int | float | str | ModuleType | None) for part in chains)
+
     for node in nodes:
         is_read = isinstance(getattr(node, "ctx", ast.Load()), ast.Load)
         if isinstance(node, ast.Global | ast.Nonlocal):
@@ -259,7 +298,11 @@ def find_obstacles(
             yield node, "is a generator, which no graph can be made of"
         elif isinstance(node, ast.ExceptHandler):
             yield node, "has an except clause, to which no error of a graph leads"
-        elif isinstance(node, ast.Call) and (what := _describe_call(node, find, own)):
+        elif isinstance(node, ast.JoinedStr) and node not in messages and depends(node):
+            yield node, f"formats a value in {ast.unparse(node)}: a graph has no such value"
+        elif isinstance(node, ast.Assert) and depends(node.test):
+            yield node, f"asserts {ast.unparse(node.test)}: a graph has no such value"
+        elif isinstance(node, ast.Call) and node not in messages and (what := _describe_call(node, find, own)):
             yield node, what
         elif isinstance(node, ast.Attribute | ast.Subscript) and not is_read and _root(node) not in own:
             yield node, f"changes {ast.unparse(node)}: {_ONCE}"
@@ -270,6 +313,17 @@ def find_obstacles(
             is_kept = _is_python(value) or (changed.get(name, False) and hasattr(value, "variables"))
             if name in changed and name not in arguments and is_kept:
                 yield node, f"reads {ast.unparse(node)}, which the script changes: a graph would keep the first value"
+
+
+def _imported_in(nodes: Iterable[ast.AST]) -> dict[str, Any]:
+    """Return what a function imports itself, by the names that it gives."""
+    found: dict[str, Any] = {}
+    for node in nodes:
+        for alias in node.names if isinstance(node, ast.Import | ast.ImportFrom) else ():
+            path = alias.name if alias.asname or isinstance(node, ast.ImportFrom) else alias.name.partition(".")[0]
+            of = vars(sys.modules.get(node.module or "", builtins)) if isinstance(node, ast.ImportFrom) else sys.modules
+            found[alias.asname or path] = of.get(path, _UNKNOWN)
+    return found
 
 
 def _describe_call(call: ast.Call, find: Callable[[ast.AST], Any], own: set[str]) -> str:

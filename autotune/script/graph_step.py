@@ -18,7 +18,7 @@ import numpy as np
 
 from autotune.data.facts import Site
 from autotune.data.record import Outcome
-from autotune.recipe.tf_private import drawing_alike, keras, tf
+from autotune.recipe.tf_private import drawing_alike, keras, operations_in, tf
 from autotune.runtime import failures
 from autotune.script.call_sites import functions_in, line_of_code
 from autotune.script.execute import edit_trees
@@ -47,7 +47,8 @@ class StepCompiler:
         obey: Callable[[Callable[[], None]], None] | None = None,
     ) -> None:
         self._sites, self._settings, self._directory, self._obey = sites, settings, directory, obey
-        self._last: dict[Any, Callable[[], None]] = {}  # proves the last call of each compiled function
+        self._last: dict[Any, tuple[_ProvenStep, Any, Any]] = {}  # the last call of each compiled function
+        self._called: set[str] = set()  # qualified names of functions, also of those that others call
         self._traces = 0  # in the first calls
         self._is_proving = False
         setattr(builtins, _DECORATOR, self._compile)
@@ -70,6 +71,9 @@ class StepCompiler:
         assert self._obey is not None
         if self._is_proving:  # within the function that is proven
             return step.plain(*arguments, **named)
+        self._called.add(step.plain.__code__.co_qualname)
+        if tf.inside_function():  # it is part of the function that is traced, and proven with that
+            return step.compiled(*arguments, **named)
         is_first = step.compiled not in self._last
         try:
             result = step.compiled(*arguments, **named)
@@ -78,16 +82,19 @@ class StepCompiler:
                 raise
             why = f"cannot be compiled: {failures.summarize_error(error)}"
             self._obey(functools.partial(self._refuse, step, why, Outcome.ERROR))
-        self._last[step.compiled] = functools.partial(self._prove, step, arguments, named)
+        self._last[step.compiled] = step, arguments, named
         if is_first:
-            self._obey(self._last[step.compiled])
+            self._obey(functools.partial(self._prove, step, arguments, named))
             self._traces = self._count_traces()
         return result
 
     def finish(self) -> None:
         """Prove the last call of each function. Raises TrainingFailed where it trains otherwise, or is traced often."""
-        for prove in self._last.values():
-            prove()
+        for last in self._last.values():
+            self._prove(*last)
+        for site in (site for site in self._sites if site.function not in self._called):
+            why = f"graph_step: {site}, was not called in the trial, so that nothing proves it"
+            raise failures.TrainingFailed(Outcome.UNSTABLE, why)
         if (traces := self._count_traces() - self._traces) > MOST_TRACES:
             why = f"graph_step: {self._sites[0]}, was compiled {traces} times more, as its arguments change"
             raise failures.TrainingFailed(Outcome.UNSTABLE, why)
@@ -120,8 +127,8 @@ def find_difference(plain: Callable[..., Any], compiled: Any, *arguments: Any, *
 
     Empty if rounding explains it. The variables stay as they are. Both draw the same random numbers.
     """
-    own = [found for found in gc.get_objects() if issubclass(type(found), tf.Variable)]
-    variables = [found for found in own if not tf.is_symbolic_tensor(found.handle) and found.is_initialized()]
+    alive = [found for found in gc.get_objects() if issubclass(type(found), tf.Variable)]
+    variables = [found for found in alive if not tf.is_symbolic_tensor(found.handle) and found.is_initialized()]
     before, others, drawn = [np.asarray(variable.numpy()) for variable in variables], set[str](), Counter[bool]()
 
     def run(function: Callable[..., Any], beginning: Sequence[Any] = before) -> list[Any]:
@@ -144,8 +151,9 @@ def find_difference(plain: Callable[..., Any], compiled: Any, *arguments: Any, *
         return f"returns a Python {min(others)}, of which a graph makes a tensor"
     if drawn[True]:
         return "draws from a seed other numbers than a graph would"
-    if drawn:  # the numbers that the graph draws were not the same
-        compiled = tf.function(plain, reduce_retracing=True, jit_compile=compiled._jit_compile)
+    own = compiled.get_concrete_function(*arguments, **named).graph if compiled._jit_compile else None
+    if drawn or (own is not None and "Random" in str(operations_in(own))):
+        compiled = tf.function(plain, reduce_retracing=True)  # without XLA, which draws other numbers
     graph = run(compiled)
     starts = [*before, *map(np.zeros_like, values[len(before) :])]
     bounds = [

@@ -25,8 +25,9 @@ from autotune.recipe.guard import LOG, Guard, guard_callback, say
 from autotune.recipe.keras_api import api_of, keras_api, refuse_other_keras
 from autotune.recipe.learning_rate import ScaledTrainings, factor_of, scale_updates
 from autotune.recipe.tf_private import keras, naming_callback
-from autotune.runtime.sources import describe_frames, directory_of, file_of, fingerprint_of_script
+from autotune.runtime.sources import describe_frames, directory_of, file_of, fingerprint_of_script, own_files
 from autotune.script import children
+from autotune.script.call_sites import calls_in
 from autotune.script.execute import run_as_main
 from autotune.script.fit_call import LOADING, FitCall
 from autotune.script.graph_step import StepCompiler
@@ -323,6 +324,7 @@ def prepare_run(
     answer of the recipe, recommended or not. `strict` is that of `Recipe.load`.
 
     Raises:
+        ApplyError: The `fit` that was tuned is gone, and that may not be skipped.
         ArgumentError: More than one of `candidate`, `same_training` and `larger_batch` is given, or `scale` with
             `keep_learning_rate`.
         RecipeError: The recipe cannot be read, is of another script, or has no such configuration.
@@ -357,10 +359,21 @@ def prepare_run(
         recipe = recipe.model_copy(update={"configuration": {**recipe.configuration, **own}})
     if selection.takes_baseline:
         return PreparedRun(reference)
+    fit, directory = facts.fit_site, directory_of(reference)
+    files = [str(file) for file in own_files(file_of(reference), Path(directory))]
+    # A call without a name is in no file: `exec` has made it. A package's has an absolute path.
+    is_own = fit is not None and fit.call and not Path(fit.file).is_absolute()
+    calls = {site.key for file in files for site, _ in calls_in(file, directory).values()} if is_own else ()
+    if fit is not None and is_own and recipe.changes and fit.key not in calls:
+        lost = f"{fit} was tuned, and the script has no such call any more: it trains without the recipe"
+        if not skip_missing:
+            hint = f"Tune it again: autotune tune {script}. Or pass --skip-missing to train without the recipe there."
+            raise ApplyError(lost, hint=hint)
+        say(lost)
     run = LongRun(
         recipe,
         file,
-        directory_of(reference),
+        directory,
         skip_missing=skip_missing,
         scale=scale,
         keep_learning_rate=keep_learning_rate,

@@ -91,8 +91,8 @@ class LoopSession(TrainingSession):
 
         The same step has updated no more yet where each operation runs by itself.
         """
-        is_first = self._watch.by_call and self.progress.calls < 2 and "graph_step" in self._settings.changes
-        variables = self._watch.trained_weights(1 if is_first else None)
+        is_first = self._watch.by_call and self.progress.calls < 2 and self._watch.updaters == 1
+        variables = self._watch.trained_weights(1 if is_first and "graph_step" in self._settings.changes else None)
         return Weights(variables, variables)
 
     def gauges(self) -> list[Gauge]:

@@ -2,7 +2,7 @@
 
 A step is one element taken from the training's iterator: the iterator that was read last when an optimizer first
 updated weights. Where no dataset is read, a step is one call that updates weights: of `train_on_batch`, of a
-`tf.function`, or of the optimizer itself.
+`tf.function`, or of the optimizer itself. Where several optimizers take turns, it is a round of all of them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from types import FrameType, ModuleType
 from typing import Any
-from weakref import WeakSet, WeakValueDictionary
+from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
 
 from autotune.data.facts import ScriptFacts, Site
 from autotune.recipe import apply
@@ -85,9 +85,11 @@ class LoopWatch:
         self._unused: list[int] = []  # examples of elements that were read and have updated nothing yet
         self._logs: Any = None
         self._calls: list[Any] = []  # functions that are being called, and their arguments, the outermost first
-        self._updating: WeakSet[Any] = WeakSet()  # functions that update weights
+        self._updating: WeakKeyDictionary[Any, list[int]] = WeakKeyDictionary()  # functions, and their optimizers
         self._iterating: WeakSet[Any] = WeakSet()  # functions that loop over a distributed dataset
         self._first_updating: int | None = None
+        self.updaters = 1 if facts is None else facts.updaters  # see `ScriptFacts`
+        self._updated: set[int] = set()  # optimizers that have updated weights since the last step
         self._in_strategy = 0  # calls of `strategy.run`, one inside another
         self._workers = 1  # that share each batch
         self._updated_in_strategy = False
@@ -162,6 +164,7 @@ class LoopWatch:
         """Forget what the script has called: it begins again, with new functions."""
         self._last_read, self._updates, self._calls = None, 0, []
         self._first_updating = None
+        self._updated.clear()
 
     @property
     def work_varies(self) -> bool:
@@ -268,9 +271,10 @@ class LoopWatch:
         finally:
             self._calls.pop()
         if outermost and function in self._updating:
-            self._called_at = began
+            self._called_at = self._called_at if self._updated else began  # of a round, when it began
             shows = not self._wrappers.settings.changes.get("graph_step")  # as its eager form: neither batch nor loss
-            self._update(id(function), arguments if shows else (), _scalars(result) if shows else None)
+            self._updated |= {*self._updating[function]}
+            self._update(self._updating[function][0], arguments if shows else (), _scalars(result) if shows else None)
         return result
 
     def _call_layer(self, usual: Callable[..., Any], layer: Any, *arguments: Any, **named: Any) -> Any:
@@ -290,7 +294,9 @@ class LoopWatch:
         self.optimizers[id(optimizer)] = optimizer
         if self._calls:
             self._note_trace(optimizer)
-        elif self._in_strategy:
+            return result
+        self._updated.add(id(optimizer))
+        if self._in_strategy:
             self._updated_in_strategy = True
         else:
             if self.eager is not None:
@@ -308,7 +314,8 @@ class LoopWatch:
             graph = getattr(graph, "outer_graph", None)
         if loops:
             self._hooks.loops_inside(_site_of(self._calls[0][0], self._wrappers.directory))
-        self._updating.update(function for function, _ in self._calls)
+        for function, _ in self._calls:
+            self._updating.setdefault(function, []).append(id(optimizer))
         if self._counter is None:
             self._counter = optimizer, keras_api(keras_of(optimizer)).updates_of(optimizer)
         if self.step_function is not None or self._in_strategy:
@@ -349,7 +356,8 @@ class LoopWatch:
         if self._first_updating is None:
             self._first_updating = updater
             self._note_iterator(arguments)
-        if updater == self._first_updating:
+        if updater == self._first_updating and len(self._updated | {updater}) >= self.updaters:
+            self._updated.clear()
             self.work.append(self._forward_calls)
             self._forward_calls = 0
             length = next((length for value in arguments if (length := _length(value))), self._last_length)

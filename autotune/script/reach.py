@@ -175,14 +175,14 @@ def facts_of_loop(watch: LoopWatch, examples: int, context: ScriptContext) -> Wo
     loop = find_step_loop(running_frames(), directory, is_batched)
     source = OwnSource(context.own_files, directory)
     parts = [*watch.layers.values(), *watch.optimizers.values()]
-    steps, held = watch.eager.find_sites(source, parts, seeded=is_seeded()) if watch.eager is not None else ((), "")
+    steps, held = watch.eager.find_sites(source, parts, seeded=is_seeded()) if watch.eager is not None else ((), [])
     reasons = _not_reached_by_loop(watch, dataset)
     if how := _why_eager(context.wrappers.set_at):
         steps, reasons = (), reasons | dict.fromkeys((*_XLA, "graph_step"), how)
     elif steps:
         reasons = {name: why for name, why in reasons.items() if why != _NO_FUNCTION}
     elif held:
-        reasons["graph_step"] = held
+        reasons["graph_step"] = held[0]
     why = why or count_of_loop(loop, dataset)
     why = why or find_batch_constant(context.own_files, [call.site for call in calls], batch_size, directory)
     return _facts(
@@ -192,7 +192,9 @@ def facts_of_loop(watch: LoopWatch, examples: int, context: ScriptContext) -> Wo
         reasons | ({"batch_size": f"{why}; {_UNLOCK}"} if why else {}),
         batch_size,
         steps=steps,
-        eager=next((f"{site.file}, line {site.line}" for site in steps), (how or held).partition(":")[0]),
+        eager=" and ".join(f"{site.file}, line {site.line}" for site in steps)
+        or (how or next(iter(held), "")).partition(":")[0],
+        held=held if steps else (),
         optimizers=tuple(watch.optimizers.values()),
         layers=list(watch.layers.values()),
         weights=watch.trained_weights(),
@@ -200,6 +202,7 @@ def facts_of_loop(watch: LoopWatch, examples: int, context: ScriptContext) -> Wo
         trains=Trains.LOOP,
         step_function=watch.step_function,
         work_varies=watch.work_varies,
+        updaters=watch.updaters,
         epochs_range=_epochs_range(watch, context.reference),
     )
 
@@ -216,6 +219,7 @@ def _facts(
     weights: Sequence[Any],
     callbacks: Any = (),
     eager: str = "",
+    held: Sequence[str] = (),
     loop: StepLoop | None = None,
     steps: tuple[Site, ...] = (),
     validates: bool = False,
@@ -225,7 +229,7 @@ def _facts(
 
     `given`: the knobs as the script leaves them, except those of the dataset; `reasons`: why knobs do not reach the
     training; `weights`: those that are trained, and more variables of the model; `steps`: eager functions that can be
-    compiled; `more`: what only one way of training has.
+    compiled; `held`: why others cannot be; `more`: what only one way of training has.
     """
     file, settings = file_of(context.reference), context.reference.script
     calls = {knob: [] if dataset is None else calls_for(dataset, knob) for knob in ("num_parallel_calls", "prefetch")}
@@ -242,7 +246,7 @@ def _facts(
     edits = _edits_of_pipeline(context, dataset, given, sites, reasons, trained, batch_size, counts="epochs" in more)
     slow = [
         *slow_parts_of_input(dataset, sites, given, context.directory),
-        *slow_parts_of_step(eager, layers, optimizers, context.wrappers.compiled_at),
+        *slow_parts_of_step(eager, layers, optimizers, context.wrappers.compiled_at, held),
     ]
     summed_loss = find_summed_loss(context.own_files, context.directory)
     notes = notes_on_batches(dataset, loop, callbacks, optimizers, summed_loss, context.directory)

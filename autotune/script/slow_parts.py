@@ -46,11 +46,16 @@ def slow_parts_of_input(
 
 
 def slow_parts_of_step(
-    eager: str, layers: Iterable[Any], optimizers: Iterable[Any], compiled_at: Site | None
+    eager: str, layers: Iterable[Any], optimizers: Iterable[Any], compiled_at: Site | None, held: Iterable[str] = ()
 ) -> Iterator[SlowPart]:
-    """Yield what is slow in the step, the worst first. `eager`: how its operations run by themselves, if they do."""
+    """Yield what is slow in the step, the worst first.
+
+    `eager`: how its operations run by themselves, if they do; `held`: why other functions of the step stay eager.
+    """
     if eager:
         yield SlowPart(what=f"the step runs eagerly ({eager})", of_input=False, knob="graph_step")
+    for why in held:
+        yield SlowPart(what=f"a part of the step stays eager ({why})", of_input=False)
     plain_sgd = all(type(each).__name__ == "SGD" and not getattr(each, "momentum", 0) for each in optimizers)
     where = "" if compiled_at is None else f" ({compiled_at})"
     for layer in () if plain_sgd else layers:  # which alone updates the rows of a batch only

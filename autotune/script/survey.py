@@ -42,8 +42,9 @@ from autotune.space.configuration import Configuration
 from autotune.space.keras_in_use import keras_in_use, keras_of, use_keras
 from autotune.space.variables import caches_in
 
-LOOP_STEPS, UPDATES = 3, 5
-"""Steps after which enough is known of a loop; updates of one that reads no dataset, whose work may vary."""
+LOOP_STEPS, UPDATES, ROUNDS, ROUND_SECONDS = 3, 5, 2, 5
+"""Steps after which enough is known of a loop; updates, or rounds of several functions, where it reads no dataset and
+its work may vary; and the seconds in which these are awaited."""
 Found = TypeVar("Found")
 MOST_FAILED_FITS = 3  # of a script that retries for ever
 MOST_FITS, LONGEST_SECONDS = 10, 60.0
@@ -157,6 +158,8 @@ class Survey(Hooks):
         self._began = time.perf_counter() if began is None else began
         self._fits_ended_at: list[float] = []
         self._steps = 0
+        self._counts_rounds = False  # a step is a round of several optimizers
+        self._of_loop: dict[str, Any] | None = None  # the answer, if no further function of the step is called
 
     def run(self) -> NoReturn:
         """Run the script, answer, and end this process."""
@@ -208,6 +211,8 @@ class Survey(Hooks):
     def fit(self, model: Any, usual: Callable[..., Any], arguments: dict[str, Any], site: Site) -> Any:
         """See `Hooks`."""
         use_keras(keras_of(model) or keras_in_use())
+        if self._of_loop is not None:
+            self._answer_with(self._of_loop)
         if self._workers > 1:
             workers = "a MultiWorkerMirroredStrategy of several workers"
             why = f"{site}, under {workers}, cannot be tuned; in Keras 3 it fails (keras#20585)"
@@ -313,9 +318,20 @@ class Survey(Hooks):
             use_keras(keras_of(optimizer) or keras_in_use())
         if self._steps < few or self._wanted is not None or self._number:
             return
+        eager, is_known = self._watch.eager, self._of_loop is not None
+        if is_known and eager is not None and not eager.are_all_seen:
+            return
+        if is_known and self._watch.by_call and not self._counts_rounds:
+            self._counts_rounds = True
+            self._watch.updaters, self._watch.work = len(self._watch.optimizers), [0]
         with self._wrappers.inert():
             facts = self._find(partial(facts_of_loop, self._watch, examples, self._around))
-        self._answer_with({"facts": facts.model_dump(mode="json")})
+        self._of_loop = {"facts": facts.model_dump(mode="json")}
+        if (eager is None or eager.are_all_seen) and (not self._counts_rounds or len(self._watch.work) > ROUNDS):
+            self._answer_with(self._of_loop)
+        if not is_known:
+            signal.signal(signal.SIGALRM, lambda *_: self._answer_with(self._of_loop or {}))
+            signal.alarm(ROUND_SECONDS)
 
     def loops_inside(self, function: Site) -> None:
         """See `Hooks`."""
@@ -400,6 +416,8 @@ class Survey(Hooks):
         self._answer_with({**answer, "no_memory": failures.is_out_of_memory(error)})
 
     def _answer_with(self, answer: dict[str, Any]) -> NoReturn:
+        signal.alarm(0)
+        answer = answer if "facts" in answer else self._of_loop or answer
         if children.is_child() and not self._number:
             children.answer_for_parent(answer)
         send_answer(self._answer, answer)

@@ -63,12 +63,18 @@ model.fit(x, x[:, :1], batch_size=16, epochs=9)
 def launched(trials_of_script, tmp_path):
     """A trial of the script with its step compiled, and the facts of the script."""
 
-    def launch(between="pass", prepare=""):
+    def launch(between="pass", prepare="", **changes):
         (tmp_path / "agent.py").write_text(AGENT, encoding="utf-8")
         trials = trials_of_script(SCRIPT.format(between=between, prepare=prepare))
-        return trials.facts.script, trials.launch(graph_step=True)
+        return trials.facts.script, trials.launch(graph_step=True, **changes)
 
     return launch
+
+
+def test_a_step_with_dropout_is_compiled_by_xla(launched):
+    _, trial = launched(jit_compile=True)
+    trial.warm_up(PATIENCE_SECONDS)
+    assert trial.finish(0.0, PATIENCE_SECONDS).peak_host_bytes > 0
 
 
 @pytest.mark.parametrize("prepare", ["", "time.sleep(1.5)"], ids=["alone", "shared_start"])
@@ -124,11 +130,55 @@ for step in range(5000):
 """
 
 
-def test_a_step_of_two_optimizers_trains_the_baselines_model(trials_of_script):
-    trials = trials_of_script(BY_CALL)
+ROUNDS = """
+import keras
+import tensorflow as tf
+
+actor, critic = (keras.Sequential([keras.Input((3,)), keras.layers.Dense(units)]) for units in (4, 1))
+first, second = keras.optimizers.Adam(), keras.optimizers.SGD()
+
+def update_actor(x):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean(actor(x) ** 2)
+    first.apply(tape.gradient(loss, actor.trainable_variables), actor.trainable_variables)
+
+def update_critic(x):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean(critic(x) ** 2)
+    second.apply(tape.gradient(loss, critic.trainable_variables), critic.trainable_variables)
+
+def update_never(x):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean(critic(x) ** 2)
+
+for epoch in range(5000):
+    x = tf.random.stateless_uniform((32, 3), (1, epoch))
+    for step in range(12):
+        update_actor(x)
+    for step in range(12):
+        update_critic(x)
+"""
+
+
+def test_functions_that_take_turns_are_all_compiled(trials_of_script):
+    """A step is a round of both, so that no time of a slice is without the second."""
+    trials = trials_of_script(ROUNDS)
+    assert [site.call for site in trials.facts.script.sites["graph_step"]] == ["update_actor", "update_critic"]
+    assert (trials.facts.script.updaters, trials.facts.batch_size) == (2, 32)
     warm = []
     for compiles in (False, True):
         trial = trials.launch(graph_step=compiles)
+        warm.append(trial.warm_up(PATIENCE_SECONDS))
+        assert trial.finish(0.0, PATIENCE_SECONDS).peak_host_bytes > 0, "both were called, and proven"
+    assert warm[0].shapes == warm[1].shapes
+    assert len(warm[1].shapes) == 4
+
+
+def test_a_step_of_two_optimizers_trains_the_baselines_model(trials_of_script):
+    trials = trials_of_script(BY_CALL)
+    warm = []
+    for changes in ({}, {"graph_step": True}, {"graph_step": True, "jit_compile": True}):
+        trial = trials.launch(**changes)
         warm.append(trial.warm_up(PATIENCE_SECONDS))
         assert trial.finish(0.0, PATIENCE_SECONDS).peak_host_bytes > 0, "it draws the same numbers in its proof"
     assert warm[0].parameters == warm[1].parameters > 0
