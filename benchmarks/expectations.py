@@ -29,7 +29,7 @@ from autotune.machine.fingerprint import fingerprint
 from autotune.space.changes import Situation
 from autotune.space.configuration import Configuration, read_trials
 from autotune.space.knobs import KNOBS
-from autotune.tuning.expectations import (
+from autotune.tuning.beliefs import (
     TABLE,
     Expectation,
     ExpectationsFile,
@@ -38,8 +38,8 @@ from autotune.tuning.expectations import (
     is_number,
     size_of_change,
 )
+from autotune.tuning.candidates import describe_situation
 from autotune.tuning.rules import Limits
-from autotune.tuning.situation import describe_situation
 
 LITERATURE = Path(__file__).resolve().parent / "data" / "expectations_literature.json"
 FEWEST_WORKLOADS = 2

@@ -17,7 +17,7 @@ from autotune.runtime.protocol import Data, LossRuns
 from autotune.script.loading import parse_reference
 from autotune.space.configuration import Configuration, baseline_configuration
 from autotune.space.knobs import Device
-from autotune.stats.numerics import check_parity
+from autotune.stats.stability import check_parity
 from autotune.tuning.learning import PARITY_SEEDS as SEEDS
 
 WORKLOADS = Path(__file__).with_name("planted.py")

@@ -33,9 +33,8 @@ from autotune.space.configuration import Configuration, baseline_configuration
 from autotune.space.knobs import Device
 from autotune.space.space_file import ResolvedSpace, SearchSpace, find_search_space
 from autotune.tuning.beliefs import Evidence
-from autotune.tuning.candidates import Proposals
+from autotune.tuning.candidates import WAITS, Proposals
 from autotune.tuning.sampler import Sampler
-from autotune.tuning.situation import WAITS
 from autotune.tuning.trial import now_utc
 
 STUDIES, STUDIES_QUICK = 40, 2

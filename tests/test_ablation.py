@@ -31,7 +31,7 @@ from autotune.report.history import load_history
 from autotune.runtime.executor import DeviceUnavailable, TrialFailed
 from autotune.space.configuration import read_trials
 from autotune.stats.deciding import EndedBy, Verdict
-from autotune.tuning.ablation import unmeasured_changes, without_change
+from autotune.tuning.confirmation import unmeasured_changes, without_change
 from autotune.tuning.events import TrialBegan
 from autotune.tuning.policy import End, FreshPair, LeaveOut, TryAnother, next_action
 

@@ -9,7 +9,7 @@ from autotune.data.figures import Interval
 from autotune.data.record import StepSeconds
 from autotune.space.changes import Situation
 from autotune.space.knobs import KNOBS
-from autotune.tuning.expectations import (
+from autotune.tuning.beliefs import (
     NEUTRAL,
     TABLE,
     Expectation,
@@ -20,7 +20,7 @@ from autotune.tuning.expectations import (
     find_unit,
     load_expectations,
 )
-from autotune.tuning.situation import describe_situation, has_short_epochs, waits_for_input
+from autotune.tuning.candidates import describe_situation, has_short_epochs, waits_for_input
 
 ROW = Expectation(knob="prefetch", change="2", device="cpu", limit="input", speedup=1.5, spread=0.1, source="test")
 

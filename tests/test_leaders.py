@@ -8,8 +8,8 @@ from simulated_runs import BASELINE, FAST, LIMITS, a_record, run_on, simulated_t
 
 from autotune.data.figures import Check, LogInterval
 from autotune.data.record import Looks, Outcome, Pairing, Phase, Standing
-from autotune.stats import numerics
 from autotune.stats.deciding import EndedBy
+from autotune.stats.stability import PARITY
 from autotune.tuning import costs
 from autotune.tuning.knowledge import Knowledge, parity_checks
 from autotune.tuning.leaders import Leaders
@@ -99,9 +99,9 @@ def test_another_look_at_what_is_measured_in_blocks_starts_the_baseline_again(tm
 
 
 def test_a_comparison_of_losses_that_could_not_tell_hides_none_that_told():
-    unknown = Check(name=numerics.NAME, passed=True, detail="cannot tell: no time")
-    alike = Check(name=numerics.NAME, passed=True, value=0.01, limit=0.05, detail="alike")
-    apart = Check(name=numerics.NAME, passed=False, value=0.5, limit=0.05, detail="apart")
+    unknown = Check(name=PARITY, passed=True, detail="cannot tell: no time")
+    alike = Check(name=PARITY, passed=True, value=0.01, limit=0.05, detail="alike")
+    apart = Check(name=PARITY, passed=False, value=0.5, limit=0.05, detail="apart")
     for checks in itertools.permutations([unknown, alike, apart], 2):
         records = [a_record(FAST, trial=number, checks=(check,)) for number, check in enumerate(checks)]
         (found,) = parity_checks(records).values()

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.stats.numerics import FEWEST_STEPS, LEAST_TOLERANCE, check_parity
+from autotune.stats.stability import FEWEST_STEPS, LEAST_TOLERANCE, check_parity
 
 STEPS = 60
 

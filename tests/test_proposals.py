@@ -15,9 +15,8 @@ from autotune.space.changes import Situation, near
 from autotune.space.configuration import find_conflict
 from autotune.space.space_file import find_search_space
 from autotune.stats.same_loss import log_examples
-from autotune.tuning.beliefs import Beliefs, Evidence, Features
+from autotune.tuning.beliefs import Beliefs, Evidence, Expectation, Expectations, Features
 from autotune.tuning.candidates import Proposals, combine, find_useful, neighbours
-from autotune.tuning.expectations import Expectation, Expectations
 from autotune.tuning.sampler import Sampler
 
 TINY_SPACE = space(jit_compile=[False, True], precision=["float32", "mixed_bfloat16"])

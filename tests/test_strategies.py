@@ -29,10 +29,9 @@ from autotune.space.space_file import SearchSpace, find_search_space
 from autotune.stats.deciding import ClaimResult
 from autotune.stats.ratios import scaling_efficiency
 from autotune.tuning import opening
-from autotune.tuning.beliefs import Beliefs, Evidence, Features
+from autotune.tuning.beliefs import Beliefs, Evidence, Features, load_expectations
 from autotune.tuning.candidates import Proposals, combine, neighbours
 from autotune.tuning.events import silent
-from autotune.tuning.expectations import load_expectations
 from autotune.tuning.opening import baseline_of
 from autotune.tuning.surroundings import not_varied_notes, script_notes
 from autotune.tuning.tune import tune_with

@@ -8,8 +8,8 @@ from simulated_runs import FAST, Fresh, faster_by, quick_tune, simulated_trials,
 from autotune.data.record import Outcome, Phase
 from autotune.runtime.executor import TrialFailed
 from autotune.stats.deciding import Verdict
-from autotune.tuning.ending import soak
 from autotune.tuning.rules import Limits
+from autotune.tuning.tune import soak
 
 ROOMY = Limits(host_bytes=8 << 30, device_bytes=80 << 30)
 SPEED = faster_by(jit_compile=1.5)

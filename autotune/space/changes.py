@@ -1,6 +1,6 @@
 """Changes of knobs that are worth a trial, and the situation that decides which of them can act.
 
-The entry of each knob names its changes. How much they gain is in the table of expectations, `tuning.expectations`.
+The entry of each knob names its changes. How much they gain is in the table of expectations, `tuning.beliefs`.
 """
 
 from __future__ import annotations

@@ -14,7 +14,6 @@ from autotune.data.record import Branch, Outcome, Pairing, Phase, Standing, Tria
 from autotune.data.run_directory import EarlierLeader
 from autotune.space.configuration import Configuration
 from autotune.space.space_file import ResolvedSpace
-from autotune.stats import numerics
 from autotune.stats.intervals import ProcessPrior, Spread, pooled_spread, process_prior
 from autotune.stats.same_loss import (
     NOT_COMPARABLE,
@@ -26,10 +25,10 @@ from autotune.stats.same_loss import (
     over_critical_of,
     same_loss_speedup,
 )
+from autotune.stats.stability import PARITY
 from autotune.tuning import costs
-from autotune.tuning.ablation import unmeasured_changes
 from autotune.tuning.beliefs import Evidence
-from autotune.tuning.confirmation import LeaderTrials, claim_of
+from autotune.tuning.confirmation import LeaderTrials, claim_of, unmeasured_changes
 from autotune.tuning.learning import branch_seconds, least_branch_seconds, numerics_of
 from autotune.tuning.run import Run
 from autotune.tuning.state import Candidate, Leader
@@ -53,7 +52,7 @@ def parity_checks(records: Iterable[TrialRecord]) -> dict[tuple[object, ...], Ch
         (numerics_of(Configuration(record.configuration)), check)
         for record in records
         for check in record.checks
-        if check.name == numerics.NAME
+        if check.name == PARITY
     ]
     return dict(sorted(found, key=lambda each: (each[1].tells, not each[1].passed)))
 

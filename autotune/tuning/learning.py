@@ -16,8 +16,8 @@ from autotune.runtime.executor import DeviceUnavailable, SeatLost, TrialFailed
 from autotune.runtime.protocol import BranchRuns, LossRuns
 from autotune.space.configuration import Configuration
 from autotune.space.knobs import KNOBS, Numerics
-from autotune.stats.numerics import NAME, cannot_tell, check_parity
 from autotune.stats.same_loss import FEWEST_SEEDS, NOT_COMPARABLE, find_step_counter
+from autotune.stats.stability import PARITY, cannot_tell, check_parity
 from autotune.tuning.events import Began, Notice
 from autotune.tuning.run import Interrupted, Run, reclassify_busy_gpu
 
@@ -151,7 +151,7 @@ def compare_numerics(trainings: Trainings, configuration: Configuration) -> Chec
     plain = plain_numerics(run.baseline, batch_size=configuration.batch_size)
     if numerics_of(configuration) == numerics_of(plain):
         return Check(
-            name=NAME, passed=True, value=0.0, limit=0.0, detail=f"computes in {plain['precision']} without XLA"
+            name=PARITY, passed=True, value=0.0, limit=0.0, detail=f"computes in {plain['precision']} without XLA"
         )
     check = _compared(trainings, configuration, plain)
     if not check.tells:
@@ -185,7 +185,7 @@ def _compared(trainings: Trainings, configuration: Configuration, plain: Configu
             return cannot_tell("its losses did not come within the time there was")
         if failure.outcome is Outcome.OTHER_MODEL:
             return cannot_tell(f"it {failure.reason}")
-        return Check(name=NAME, passed=False, detail=failure.reason)
+        return Check(name=PARITY, passed=False, detail=failure.reason)
     return check_parity(float32, own[0], str(plain["precision"]))
 
 

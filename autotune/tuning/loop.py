@@ -33,9 +33,8 @@ from autotune.space.space_file import ResolvedSpace
 from autotune.stats.deciding import EndedBy
 from autotune.stats.same_loss import NOT_REACHED
 from autotune.tuning import costs
-from autotune.tuning.ablation import leave_out
-from autotune.tuning.candidates import Proposals, find_useful, neighbours
-from autotune.tuning.confirmation import FreshPairs, LeaderTrials
+from autotune.tuning.candidates import WAITS, Proposals, describe_situation, find_useful, neighbours
+from autotune.tuning.confirmation import FreshPairs, LeaderTrials, leave_out
 from autotune.tuning.events import Notice
 from autotune.tuning.knowledge import Knowledge, LearningResult, parity_checks
 from autotune.tuning.leaders import Leaders
@@ -64,7 +63,6 @@ from autotune.tuning.run import CLOSING_SECONDS, Deadline, Interrupted, Run, Tim
 from autotune.tuning.sampler import Sampler
 from autotune.tuning.seat import SameInForce, Seat, TrialLimits
 from autotune.tuning.seats import MOST_LOSSES, Changes, ExclusiveResources, NoSeatLeft, Seats, find_failing_changes
-from autotune.tuning.situation import WAITS, describe_situation
 from autotune.tuning.state import State
 from autotune.tuning.trial import Trial
 

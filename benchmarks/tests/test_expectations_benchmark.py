@@ -7,7 +7,7 @@ from expectations import Seen, differences, make_row, merge
 from simulated_runs import BASELINE, a_record
 
 from autotune.data.record import Outcome, Phase
-from autotune.tuning.expectations import Expectation
+from autotune.tuning.beliefs import Expectation
 
 KEY = ("batch_size", "up", "cpu", "", "")
 

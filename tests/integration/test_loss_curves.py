@@ -10,7 +10,7 @@ from real_trials import PATIENCE_SECONDS
 from autotune.data.record import Outcome
 from autotune.runtime.executor import TrialFailed
 from autotune.runtime.protocol import Data, LossRuns
-from autotune.stats.numerics import check_parity
+from autotune.stats.stability import check_parity
 
 STEPS = 60
 KNOWN = Data(examples=512, endless=False)

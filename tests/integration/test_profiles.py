@@ -10,7 +10,7 @@ from real_trials import PATIENCE_SECONDS, QUICK, WORKLOADS, configuration
 from autotune.data.facts import WorkloadReference
 from autotune.runtime.local import LocalExecutor
 from autotune.stats.bottleneck import StepFigures, find_bottleneck
-from autotune.tuning.ending import read_profiles
+from autotune.tuning.tune import read_profiles
 
 
 @pytest.fixture(scope="module")
