@@ -27,7 +27,7 @@ def begun(path):
     run.numbers = itertools.count(100)
     run.trials[0] = Trial(0, Phase.BASELINE, BASELINE)
     run.records[0] = a_record(BASELINE, trial=0, phase=Phase.BASELINE)
-    knowledge = Knowledge(run, run.trials[0], measured_seconds=1.0)
+    knowledge = Knowledge(run, measured_seconds=1.0)
     leaders = Leaders(run, knowledge, None, limits=LIMITS, min_gain=0.02)
     for number, configuration in ((11, FAST), (21, LARGE)):
         run.trials[number] = trial = Trial(number, Phase.CONFIRM, configuration)

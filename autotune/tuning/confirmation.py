@@ -20,14 +20,14 @@ from autotune.runtime.protocol import Started
 from autotune.space.configuration import Configuration, find_conflict, normalize, reset_idle
 from autotune.space.knobs import KNOBS
 from autotune.stats.deciding import Stop, stop_measuring
-from autotune.stats.intervals import CONFIDENCE, ProcessPrior, Spread, claim_interval, mean_interval
+from autotune.stats.intervals import CONFIDENCE, ProcessPrior, Spread, mean_interval
 from autotune.stats.stability import FEWEST_SLICES
 from autotune.tuning import costs
 from autotune.tuning.comparison import Comparison, MeasuredProcess, own_compilations
 from autotune.tuning.costs import LEAST_ROUNDS, MOST_ROUNDS, MOST_SLICES_SECONDS
 from autotune.tuning.rules import why_memory_unclear
 from autotune.tuning.run import Deadline, Interrupted, Run, TimeIsUp
-from autotune.tuning.seat import INPUT_WAIT_SECONDS, SLICE_PATIENCE_SECONDS, SearchSchedule, TrialLimits
+from autotune.tuning.seat import INPUT_WAIT_SECONDS, SLICE_PATIENCE_SECONDS, SearchSchedule, TrialLimits, find_in_force
 from autotune.tuning.trial import Trial
 
 BLOCK_ROUNDS = 3  # slices of the baseline before and after a leader that runs alone, which has twice as many
@@ -132,25 +132,6 @@ class LeaderTrials:
         if isinstance(failure, (DeviceUnavailable, SeatLost)) or failure.trial != self.trial.number:
             raise failure
         self.trial.failure = failure
-
-
-def claim_of(
-    instances: Sequence[Sequence[float]],
-    *,
-    prior: ProcessPrior,
-    apart: bool,
-    confidence: float = CONFIDENCE,
-    compilations: int | None = None,
-) -> LogInterval | None:
-    """Return the logarithm of a speed-up over processes; None before the second.
-
-    `apart`: from different templates. `compilations`: how often the baseline was compiled; None for each process.
-    """
-    if len(instances) < 2:
-        return None
-    return claim_interval(
-        instances, prior=prior, confidence=confidence, other_template=apart, compilations=compilations
-    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -382,8 +363,7 @@ def _compare(
     """Measure both sides in turns, or in blocks where memory does not hold both."""
 
     def note_in_force(started: Started) -> None:
-        resolved = trial.configuration.replace(**{"jit_compile": started.jit_compile, **started.in_force})
-        trial.configuration = reset_idle(resolved, run.baseline)
+        trial.configuration = find_in_force(trial.configuration, started, run.baseline)
 
     def enough() -> Stop | None:
         return stop_measuring(trial.log_ratios, leader=None, others=trial.others)
@@ -398,8 +378,6 @@ def _compare(
     searched = [run.records[0], leader.in_search]
     waiting = [costs.most_waiting(record.own_slices, record.input_wait_fraction) for record in searched]
     schedule = SearchSchedule(
-        run=run,
-        trial=trial,
         process=without,
         baseline=whole,
         limits=limits,

@@ -13,8 +13,7 @@ from autotune.data.models import KnobValue
 from autotune.data.record import Branch, Outcome, Pairing, Phase, Standing, TrialRecord
 from autotune.data.run_directory import EarlierLeader
 from autotune.space.configuration import Configuration
-from autotune.space.space_file import ResolvedSpace
-from autotune.stats.intervals import ProcessPrior, Spread, pooled_spread, process_prior
+from autotune.stats.intervals import ProcessPrior, Spread, claim_interval, pooled_spread, process_prior
 from autotune.stats.same_loss import (
     NOT_COMPARABLE,
     NOT_REACHED,
@@ -28,7 +27,7 @@ from autotune.stats.same_loss import (
 from autotune.stats.stability import PARITY
 from autotune.tuning import costs
 from autotune.tuning.beliefs import Evidence
-from autotune.tuning.confirmation import LeaderTrials, claim_of, unmeasured_changes
+from autotune.tuning.confirmation import LeaderTrials, unmeasured_changes
 from autotune.tuning.learning import branch_seconds, least_branch_seconds, numerics_of
 from autotune.tuning.run import Run
 from autotune.tuning.state import Candidate, Leader
@@ -63,12 +62,11 @@ class Knowledge:
     def __init__(
         self,
         run: Run,
-        baseline: Trial,
         *,
         measured_seconds: float,
         earlier: Mapping[Configuration, EarlierLeader] = MappingProxyType({}),
     ) -> None:
-        self._run, self._baseline = run, baseline
+        self._run, self._baseline = run, run.trials[0]
         self._measured_seconds = measured_seconds
         self._earlier = earlier  # leaders of other runs
 
@@ -154,11 +152,6 @@ class Knowledge:
                 )
             )
         return found
-
-    def batch_varies(self, space: ResolvedSpace) -> bool:
-        """Return whether a space has configurations that train other batches than the baseline, and that counts."""
-        choices = space.choices.get("batch_size", ())
-        return any(self.batch_ratio(space.baseline.replace(batch_size=size)) != 1 for size in choices)
 
     def batch_ratio(self, configuration: Configuration) -> float:
         """Return examples per update over the baseline's; 1 where samples per second are the aim, whatever learns."""
@@ -290,18 +283,20 @@ class Knowledge:
     def leaders(self) -> list[LeaderTrials]:
         """Return what is or was confirmed: in the order in which it was begun, but the confirmed ones by when."""
         # The last one is the champion, whichever was begun first: it has beaten the others.
-        known = [self.leader_trials(trial) for trial in list(self._run.trials.values()) if trial.looks]
-        return sorted(known, key=self._order)
 
-    def _order(self, leader: LeaderTrials) -> tuple[bool, float, int]:
-        is_confirmed = leader.looks.standing is Standing.CONFIRMED
-        record = self._run.records.get(leader.trial.number)
-        written = 0.0 if record is None or not is_confirmed else record.ended_at_seconds or 0.0
-        return is_confirmed, written, leader.trial.number
+        def order(leader: LeaderTrials) -> tuple[bool, float, int]:
+            is_confirmed = leader.looks.standing is Standing.CONFIRMED
+            record = self._run.records.get(leader.trial.number)
+            written = 0.0 if record is None or not is_confirmed else record.ended_at_seconds or 0.0
+            return is_confirmed, written, leader.trial.number
 
-    def leader_trials(self, trial: Trial) -> LeaderTrials:
-        """Return the trials of a leader's confirmation; `trial` is that of the leader's processes."""
-        run, looks = self._run, trial.looks[-1]
+        known = [self.leader(number) for number, trial in list(self._run.trials.items()) if trial.looks]
+        return sorted(known, key=order)
+
+    def leader(self, number: int) -> LeaderTrials:
+        """Return the trials of a leader's confirmation, by the number of that of its processes."""
+        run, trial = self._run, self._run.trials[number]
+        looks = trial.looks[-1]
         # A side that failed before its first slice has left no record.
         reference = run.trials.setdefault(looks.reference, Trial(looks.reference, Phase.CONFIRM, run.baseline))
         return LeaderTrials(
@@ -310,15 +305,6 @@ class Knowledge:
             champion=None if looks.champion is None else run.trials.get(looks.champion),
             in_search=run.records[looks.candidate],
         )
-
-    def ablations_took(self) -> float:
-        """Return the seconds that trials which left a change out have taken."""
-        records = self._run.records.values()
-        return math.fsum(record.seconds for record in records if record.phase is Phase.ABLATION)
-
-    def leader(self, number: int) -> LeaderTrials:
-        """Return the leader whose processes are this trial's."""
-        return self.leader_trials(self._run.trials[number])
 
     def weigh_leader(self, leader: LeaderTrials) -> Leader:
         """Return a leader as it is weighed."""
@@ -386,12 +372,11 @@ class Knowledge:
     ) -> LogInterval | None:
         if len(instances) < 2:
             return None
-        looks = leader.looks
-        return claim_of(
+        return claim_interval(
             instances,
-            prior=self.process_prior(without=looks.candidate),
-            confidence=looks.confidence,
-            apart=self._run.executor.needs_different_template(leader.trial.configuration, other),
+            prior=self.process_prior(without=leader.looks.candidate),
+            confidence=leader.looks.confidence,
+            other_template=self._run.executor.needs_different_template(leader.trial.configuration, other),
             compilations=compilations,
         )
 

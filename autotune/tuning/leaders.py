@@ -43,14 +43,8 @@ class Leaders:
         number = 1 + max((known.looks.leader for known in leaders), default=0)
         for known in leaders:
             if known.looks.candidate == candidate.number:
-                looks = known.looks.model_copy(
-                    update={
-                        "leader": number,
-                        "error": error,
-                        "most": len(known.measured) + MOST_PROCESSES,
-                        "standing": Standing.OPEN,
-                    }
-                )
+                update = {"leader": number, "error": error, "most": len(known.measured) + MOST_PROCESSES}
+                looks = known.looks.model_copy(update={**update, "standing": Standing.OPEN})
                 known.trial.looks = (*known.trial.looks, looks)
                 if champion is not None and not known.is_beside(champion.trial.configuration):
                     self._put_beside(champion, known.trial)
@@ -73,9 +67,14 @@ class Leaders:
         plan = SlicePlan(
             seconds=min(costs.slices_seconds(records), most), most_seconds=min(costs.MOST_SLICES_SECONDS, most)
         )
+
+        def shows_a_gain() -> bool:  # stable or not
+            claim = self._knowledge.claim(leader)
+            return claim is not None and is_faster(claim, min_gain=self._min_gain)
+
         run.announce(leader.trial)
         try:
-            self._pairs.measure(leader, plan, seat=seat, concludes=lambda: self._shows_a_gain(leader))
+            self._pairs.measure(leader, plan, seat=seat, concludes=shows_a_gain)
             self._failures = 0
         except SeatLost:
             raise  # the pair is measured again on another seat
@@ -83,7 +82,10 @@ class Leaders:
             self._note_other_side(leader, failure)
         finally:
             leader = self._knowledge.leader(number)
-            self._keep(leader)
+            for trial in (leader.reference, leader.champion):  # a stopped run continues from there
+                if trial is not None and (trial.slices or trial.pairs):
+                    run.keep(trial.record(Outcome.OK), announce=False)
+            self._write(leader, announce=False)
             standing = self._judge(leader)
             if standing is not Standing.OPEN or leader.looks.standing is Standing.CONFIRMED:
                 self._conclude(leader, standing)  # a claim that further pairs do not bear out is open again
@@ -150,11 +152,6 @@ class Leaders:
         is_hopeless = claim.high < gain or (claim.value < gain and claim.high < bound)
         return Standing.NOT_SHOWN if is_hopeless or is_spent else Standing.OPEN
 
-    def _shows_a_gain(self, leader: LeaderTrials) -> bool:
-        """Return whether the pairs so far show a gain, stable or not."""
-        claim = self._knowledge.claim(leader)
-        return claim is not None and is_faster(claim, min_gain=self._min_gain)
-
     def _beats(self, leader: LeaderTrials, champion: LeaderTrials | None) -> bool:
         """Return whether it is surely faster than the leader confirmed before, in rounds that both were in.
 
@@ -204,17 +201,10 @@ class Leaders:
     def _update_looks(self, trial: Trial, **update: Any) -> None:
         trial.looks = (*trial.looks[:-1], trial.looks[-1].model_copy(update=update))
 
-    def _keep(self, leader: LeaderTrials) -> None:
-        """Write down what was measured: a stopped run continues from there."""
-        for trial in (leader.reference, leader.champion):
-            if trial is not None and (trial.slices or trial.pairs):
-                self._run.keep(trial.record(Outcome.OK), announce=False)
-        self._write(leader, announce=False)
-
     def _write(self, leader: LeaderTrials, *, announce: bool = True, **refused: Any) -> None:
         """Write the leader's record; its speed-up is the claim over processes, not over all slices."""
         claim = self._knowledge.claim(leader)
-        update = {"speedup": None if claim is None else claim.ratio, **refused}
+        update = {"speedup": claim and claim.ratio, **refused}
         self._run.keep(leader.record().model_copy(update=update), announce=announce)
 
     def _conclude(self, leader: LeaderTrials, standing: Standing) -> None:

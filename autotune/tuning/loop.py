@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -20,7 +20,6 @@ from optuna.trial import Trial as OptunaTrial
 
 from autotune.data.errors import MeasuringStoppedError, NoStableConfigurationError
 from autotune.data.figures import Check
-from autotune.data.options import Options
 from autotune.data.printable import first_line
 from autotune.data.record import Branch, Outcome, Pairing, Phase, TrialRecord
 from autotune.data.run_directory import EarlierLeader
@@ -39,6 +38,7 @@ from autotune.tuning.events import Notice
 from autotune.tuning.knowledge import Knowledge, LearningResult, parity_checks
 from autotune.tuning.leaders import Leaders
 from autotune.tuning.learning import NotMeasured, Trainings, branch, compare_numerics, numerics_of, plain_numerics
+from autotune.tuning.opening import Opened
 from autotune.tuning.policy import (
     ENOUGH_CANDIDATES,
     LEARNING_AGAIN_SHARE,
@@ -58,8 +58,8 @@ from autotune.tuning.policy import (
     kept_for_learning,
     next_action,
 )
-from autotune.tuning.rules import Limits, changing_work, expected_in_force, known_to_fail, needs_as_long
-from autotune.tuning.run import CLOSING_SECONDS, Deadline, Interrupted, Run, TimeIsUp
+from autotune.tuning.rules import changing_work, expected_in_force, known_to_fail, needs_as_long
+from autotune.tuning.run import CLOSING_SECONDS, Interrupted, TimeIsUp
 from autotune.tuning.sampler import Sampler
 from autotune.tuning.seat import SameInForce, Seat, TrialLimits
 from autotune.tuning.seats import MOST_LOSSES, Changes, ExclusiveResources, NoSeatLeft, Seats, find_failing_changes
@@ -90,20 +90,9 @@ class Loop:
     """Asks for the next action and does it, until the run ends."""
 
     def __init__(
-        self,
-        run: Run,
-        seat: Seat,
-        deadline: Deadline,
-        *,
-        space: ResolvedSpace,
-        sampler: Sampler,
-        options: Options,
-        limits: Limits,
-        units: Collection[str],
-        import_seconds: float,
-        first: Mapping[Configuration, EarlierLeader],
+        self, opened: Opened, *, space: ResolvedSpace, sampler: Sampler, first: Mapping[Configuration, EarlierLeader]
     ) -> None:
-        warm = seat.baseline.warm
+        run, seat, options, warm = opened.run, opened.seat, opened.invocation.options, opened.seat.baseline.warm
         first_step, slow_call = warm.first_step_seconds, warm.ready.call_seconds if costs.is_slow(warm) else 0.0
         timeout = options.trial_timeout or costs.trial_timeout(
             options.budget,
@@ -114,21 +103,19 @@ class Loop:
         )
         measured = costs.measured_seconds(first_step, slow_call)
         self._run, self._sampler, self._options = run, sampler, options
-        self._limits, self._units = limits, units
-        self._import_seconds = import_seconds
+        self._opened = opened
         self._proposals = Proposals(space, sampler, first=list(first))
-        self._seats = Seats(run, deadline, seat, bracketed=seat.bracketed)
+        self._seats = Seats(run, opened.deadline, seat, bracketed=seat.bracketed)
         self._failing: set[Changes] = set()  # that were said to be left out
         self._lost: list[Configuration] = []  # whose seat was lost: they are run again
-        self._deadline = deadline
         self._exclusive = ExclusiveResources(run)
         self._problem = ""  # why another candidate would fail as well
-        self._knowledge = knowledge = Knowledge(run, seat.baseline.trial, measured_seconds=measured, earlier=first)
+        self._knowledge = knowledge = Knowledge(run, measured_seconds=measured, earlier=first)
         self._trial_limits = TrialLimits(
             timeout=timeout, measured=measured, known=lambda configuration: configuration in knowledge.tried()
         )
-        pairs = FreshPairs(run, deadline, timeout=timeout)
-        self._leaders = Leaders(run, knowledge, pairs, limits=limits, min_gain=options.min_gain)
+        pairs = FreshPairs(run, opened.deadline, timeout=timeout)
+        self._leaders = Leaders(run, knowledge, pairs, limits=opened.limits, min_gain=options.min_gain)
         self._check_seconds = CHECK_SHARE * options.budget
         self._compared: int | None = None  # whose losses, or learning, are being compared
         needs = SAFELY_LONGER * knowledge.forget_unmeasured_learning()  # an earlier invocation lacked time, or a device
@@ -231,7 +218,17 @@ class Loop:
                     left = state.left - kept_for_learning(state, number)
                     self._leaders.measure_pair(number, seat=seat.name, left=left)
                 case LeaveOut(leader=number, knob=knob):
-                    self._leave_out(number, knob, seat)
+                    seat.end_baseline(examine=False)
+                    leave_out(
+                        self._run,
+                        self._knowledge.leader(number),
+                        knob,
+                        seat=seat.name,
+                        deadline=self._opened.deadline,
+                        limits=self._trial_limits,
+                        spread=self._knowledge.spread(),
+                        prior=self._knowledge.process_prior(),
+                    )
                 case GiveUp(leader=number):
                     self._leaders.give_up(number)
         except Interrupted:
@@ -259,6 +256,7 @@ class Loop:
         run, options, knowledge = self._run, self._options, self._knowledge
         candidates = tuple(knowledge.candidates())
         baseline = run.records[0]
+        ablations = math.fsum(record.seconds for record in run.records.values() if record.phase is Phase.ABLATION)
         limit = options.trials is not None and len(knowledge.searched()) >= options.trials
         candidate_seconds = costs.start_seconds(baseline) + self._trial_limits.measured
         if self._durations:
@@ -278,7 +276,7 @@ class Loop:
             all_tried=self._all_tried and not (self._lost or self._problem),
             check_seconds=self._check_seconds,
             learning_seconds=self._learning_seconds if knowledge.can_branch else 0.0,
-            ablation_seconds=max(0.0, ABLATION_SHARE * run.now() - knowledge.ablations_took()),
+            ablation_seconds=max(0.0, ABLATION_SHARE * run.now() - ablations),
             over_critical=knowledge.over_critical(),
             prior=knowledge.process_prior(),
             busy=self._seats.busy,
@@ -346,8 +344,9 @@ class Loop:
         before, self._all_tried = self._all_tried, all(known in tried or is_ruled_out(known) for known in changes)
         if self._all_tried and not before:
             return None  # that may be the end
-        turns = [False]
-        if knowledge.batch_varies(space) and len(ratios) >= len(self._proposals.first):
+        turns, sizes = [False], space.choices.get("batch_size", ())
+        batch_varies = any(knowledge.batch_ratio(space.baseline.replace(batch_size=size)) != 1 for size in sizes)
+        if batch_varies and len(ratios) >= len(self._proposals.first):
             for_each = 1 if knowledge.can_branch else ENOUGH_CANDIDATES  # what cannot learn is hardly recommended
             turns = [True, False] if same < for_each * (others + 1) else [False, True]
         for last, of_same_training in itertools.product((False, True), turns):
@@ -371,11 +370,11 @@ class Loop:
             records[0],
             records[best.number],
             [records[trial.number] for trial in self._knowledge.ended()],
-            units=self._units,
-            limits=self._limits,
+            units=self._opened.machine.units,
+            limits=self._opened.limits,
             on_gpu=bool(self._run.gpus),
             measured_seconds=self._trial_limits.measured,
-            import_seconds=self._import_seconds,
+            import_seconds=self._opened.import_seconds,
         )
 
     def _lose(self, trial: Trial, lost: SeatLost) -> None:
@@ -429,7 +428,7 @@ class Loop:
             ruled_out += [frozenset(changed.items())] if len(changed) == 1 else []
         gain = max([0.0, *(candidate.ratio for candidate in state.candidates if not candidate.unstable)])
         most = min(self._trial_limits.timeout, state.left)
-        importing = self._import_seconds + 2 * state.candidate_seconds + 4 * state.first_pair_seconds
+        importing = self._opened.import_seconds + 2 * state.candidate_seconds + 4 * state.first_pair_seconds
 
         def is_ruled_out(configuration: Configuration) -> bool:
             expected = expected_in_force(configuration, baseline)
@@ -485,21 +484,6 @@ class Loop:
         sooner = result.speedup.ratio
         speedup = "much sooner or later" if sooner is None else how_soon(sooner)
         return f"batch size {size} reaches the same losses {speedup} (learning rate {result.needed.rule})"
-
-    def _leave_out(self, number: int, knob: str, seat: Seat) -> None:
-        """Measure what one change of a leader gives, by leaving it out."""
-        run, knowledge = self._run, self._knowledge
-        seat.end_baseline(examine=False)
-        leave_out(
-            run,
-            knowledge.leader(number),
-            knob,
-            seat=seat.name,
-            deadline=self._deadline,
-            limits=self._trial_limits,
-            spread=knowledge.spread(),
-            prior=knowledge.process_prior(),
-        )
 
     def _compare_losses(self, trial: Trial, seat: Seat) -> None:
         """See whether a leader learns as float32 without XLA does."""

@@ -128,6 +128,7 @@ class Invocation:
 class Opened:
     """A run whose baseline is warm."""
 
+    invocation: Invocation
     run: Run
     facts: WorkloadFacts
     seat: Seat  # the first seat, with the live baseline
@@ -183,6 +184,7 @@ def open_run(
         script = script.model_copy(update={"writing_seconds": warm.ready.writing_seconds})
         facts = facts.model_copy(update={"script": script})
     opened = Opened(
+        invocation=invocation,
         run=run,
         facts=facts,
         seat=seat,
@@ -363,9 +365,9 @@ def _set_global_batch(baseline: Configuration, examples: int | None, facts: Work
     return accumulated
 
 
-def complete_run_record(opened: Opened, invocation: Invocation, source: str, space: ResolvedSpace) -> RunRecord:
+def complete_run_record(opened: Opened, source: str, space: ResolvedSpace) -> RunRecord:
     """Return run.json with what is known only once the baseline is warm."""
-    facts, started = opened.facts, opened.warm.started
+    facts, started, invocation = opened.facts, opened.warm.started, opened.invocation
     workload = WorkloadRecord(
         name=facts.name,
         reference=str(invocation.reference),
@@ -386,7 +388,7 @@ def complete_run_record(opened: Opened, invocation: Invocation, source: str, spa
     )
     return invocation.directory.read_run().model_copy(
         update={
-            "machine": _complete_machine(opened, invocation),
+            "machine": _complete_machine(opened),
             "workload": workload,
             "search_space": SearchSpaceRecord(
                 source=source, choices=dict(space.choices), left_out=dict(space.left_out)
@@ -398,17 +400,14 @@ def complete_run_record(opened: Opened, invocation: Invocation, source: str, spa
     )
 
 
-def _complete_machine(opened: Opened, invocation: Invocation) -> Machine:
+def _complete_machine(opened: Opened) -> Machine:
     """Complete the fingerprint with what only TensorFlow knows; tell of a GPU that it does not see."""
     machine = opened.machine
     if opened.device is Device.CPU:
         if machine.gpus:
-            invocation.observe(
-                Notice(
-                    text=f"there is a GPU ({machine.gpus[0].name}), but TensorFlow does not see it, so the CPU is "
-                    "tuned; pip install 'tensorflow[and-cuda]' installs the CUDA libraries"
-                )
-            )
+            text = f"there is a GPU ({machine.gpus[0].name}), but TensorFlow does not see it, so the CPU is tuned; "
+            text += "pip install 'tensorflow[and-cuda]' installs the CUDA libraries"
+            opened.run.observe(Notice(text=text))
         return machine
     build = opened.warm.started.build
     return machine.model_copy(
@@ -416,8 +415,9 @@ def _complete_machine(opened: Opened, invocation: Invocation) -> Machine:
     )
 
 
-def choose_space(written: SearchSpace | None, opened: Opened, options: Options) -> tuple[SearchSpace, ResolvedSpace]:
+def choose_space(written: SearchSpace | None, opened: Opened) -> tuple[SearchSpace, ResolvedSpace]:
     """Resolve the search space that was asked for; else the device's default, or a wider one if that reaches little."""
+    options = opened.invocation.options
     fixed = dict.fromkeys(opened.warm.started.set_by_dataset, "the workload's dataset() sets it itself")
     if options.fixed_batch:
         fixed["batch_size"] = "kept by --fixed-batch"

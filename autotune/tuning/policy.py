@@ -254,8 +254,10 @@ def _next_leader(state: State) -> Candidate | None:
     if not state.champions or not state.more_candidates:
         # A larger batch whose learning does not fit in what is left is no answer, as long as others may be.
         others_fit = _holds_another(state)
-        answers = [known for known in state.contenders if not others_fit or _can_be_answer(state, known)]
-        return next(iter(answers), None)
+        for known in state.contenders:
+            if not others_fit or known.is_same_training or _shortest_confirmation(state, known) <= state.left:
+                return known
+        return None
 
     def is_worth_it(candidate: Candidate) -> bool:
         needed = processes_needed(state, candidate)
@@ -265,11 +267,6 @@ def _next_leader(state: State) -> Candidate | None:
     able = [known for known in state.contenders if _is_other(state, known) or is_worth_it(known)]
     is_late = state.left < BETTER_CLAIM_SHARE * state.budget
     return min(able, key=lambda known: not is_late and not _is_other(state, known), default=None)
-
-
-def _can_be_answer(state: State, candidate: Candidate) -> bool:
-    """Return whether what is left holds all that a candidate's recommendation needs."""
-    return candidate.is_same_training or _shortest_confirmation(state, candidate) <= state.left
 
 
 def _is_other(state: State, candidate: Candidate) -> bool:

@@ -136,6 +136,8 @@ def _evidence(
         missing = _list_unchecked(chosen, reference, checks, run, watched, measured=measured)
     if found.untried:
         missing.insert(0, f"{', '.join(found.untried)} (no time was left to try them)")
+    claims = [(leader.ratio.value, leader) for leader in state.leaders if leader.ratio and leader.is_same_training]
+    closest = max(claims, key=lambda claim: claim[0], default=(0.0, None))[1]
     base_rate = reference.throughput or searched.throughput
     assert base_rate is not None
     rate = chosen.throughput or base_rate
@@ -163,7 +165,7 @@ def _evidence(
         limited_by=_limit(chosen),
         advice=(*_advice(None if champion is None else chosen, run, workload), *_excluded_by_knob(state, verdict, run)),
         stability=Stability(checks=tuple(check for check in checks if check.tells), not_checked=tuple(missing)),
-        confirmation=_confirmation(found, champion or _closest_leader(found), run),
+        confirmation=_confirmation(found, champion or closest, run),
         smallest_gain_shown=math.expm1(policy.smallest_gain_shown(state)) if is_undecided else None,
         go_on_seconds=None if changes is not None else _go_on_seconds(found, run, is_undecided=is_undecided),
         verify_seconds=None
@@ -242,12 +244,6 @@ def _rounded_budget(seconds: float) -> float:
 
 
 # ----------------------------------------------------------------------------------------- what came closest
-
-
-def _closest_leader(found: SearchResult) -> Leader | None:
-    """Return the leader with the highest claim, which is not recommended."""
-    leaders = [leader for leader in found.state.leaders if leader.ratio is not None and leader.is_same_training]
-    return max(leaders, key=lambda leader: leader.ratio.value if leader.ratio else 0.0, default=None)
 
 
 def _best_candidate(found: SearchResult, watched: Watch | None, run: Run, min_gain: float) -> BestCandidate | None:

@@ -61,8 +61,6 @@ class TrialLimits:
 class SearchSchedule:
     """The schedule of a search trial: until enough is known of the candidate, or its time is over."""
 
-    run: Run
-    trial: Trial
     process: MeasuredProcess  # the candidate's
     baseline: MeasuredProcess
     limits: TrialLimits
@@ -73,6 +71,7 @@ class SearchSchedule:
     round_seconds: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:
+        self.run, self.trial = self.process.run, self.process.trial
         self.began = self.measuring_since = self.run.clock()
 
     def turn_seconds(self, processes: Sequence[MeasuredProcess]) -> float:
@@ -396,13 +395,7 @@ class Seat:
             reference=self.baseline,
             candidates=[process],
             schedule=SearchSchedule(
-                run=run,
-                trial=trial,
-                process=process,
-                baseline=self.baseline,
-                limits=limits,
-                usual_length=self._usual_length,
-                enough=enough,
+                process=process, baseline=self.baseline, limits=limits, usual_length=self._usual_length, enough=enough
             ),
             in_blocks=self.bracketed or trial.pairing is Pairing.BRACKETED,
             reference_alone=self.baseline.trial.slices,
@@ -431,12 +424,16 @@ class Seat:
 
     def _note_in_force(self, trial: Trial, started: Started, limits: TrialLimits) -> None:
         """Take what is in force for a candidate's configuration. Raises SameInForce."""
-        resolved = trial.configuration.replace(**{"jit_compile": started.jit_compile, **started.in_force})
-        in_force = reset_idle(resolved, self._run.baseline)
-        is_known = in_force != trial.configuration and limits.known(in_force)
+        in_force = find_in_force(trial.configuration, started, self._run.baseline)
+        is_known = in_force != trial.configuration and limits.known(in_force)  # before this trial is of it
         trial.configuration = in_force
         if is_known:
             raise SameInForce(in_force)
+
+
+def find_in_force(asked: Configuration, started: Started, baseline: Configuration) -> Configuration:
+    """Return the configuration that a process trains, by its first report."""
+    return reset_idle(asked.replace(**{"jit_compile": started.jit_compile, **started.in_force}), baseline)
 
 
 def _differs(gain: LogInterval) -> bool:

@@ -287,22 +287,23 @@ def tune_with(invocation: Invocation, written: SearchSpace | None) -> Recipe:
         try:
             opened = open_run(invocation, interruptions)
             interruptions.answerable = True
-            return _tune_opened(opened, invocation, written)
+            return _tune_opened(opened, written)
         finally:
             directory.remove_state()
 
 
-def _tune_opened(opened: Opened, invocation: Invocation, written: SearchSpace | None) -> Recipe:
+def _tune_opened(opened: Opened, written: SearchSpace | None) -> Recipe:
     """Search and recommend, once the baseline has started."""
-    directory, options, earlier, run = invocation.directory, invocation.options, invocation.earlier, opened.run
-    _tell_worth(opened, invocation)
-    written, space = choose_space(written, opened, options)
+    run, directory, invocation = opened.run, opened.run.directory, opened.invocation
+    options, earlier = invocation.options, invocation.earlier
+    _tell_worth(opened)
+    written, space = choose_space(written, opened)
     if earlier is not None:
         refuse_another_question(
             earlier, baseline=run.baseline, choices=space.choices, parameters=opened.warm.parameters
         )
         opened.seat.keep_baseline()
-    record = _note_leaders(complete_run_record(opened, invocation, written.source, space), invocation, space)
+    record = _note_leaders(complete_run_record(opened, written.source, space), invocation, space)
     directory.write_run(record)
     directory.link_latest()
     if run.state_file is not None and "batch_size" not in space.choices:
@@ -316,23 +317,12 @@ def _tune_opened(opened: Opened, invocation: Invocation, written: SearchSpace | 
         several=run.several,
         over_critical=USUAL_OVER_CRITICAL if run.objective == "time_to_loss" else 0.0,
     )
-    found = Loop(
-        run,
-        opened.seat,
-        opened.deadline,
-        space=space,
-        sampler=sampler,
-        options=options,
-        limits=opened.limits,
-        units=opened.machine.units,
-        import_seconds=opened.import_seconds,
-        first=starting_points(record.leaders, space),
-    ).run()
+    found = Loop(opened, space=space, sampler=sampler, first=starting_points(record.leaders, space)).run()
     opened.seat.end_baseline()
     note_profiles(run)
     sampler.write_again(run.records.values(), seconds=options.budget - run.clock())
     recipe = recommend(
-        found=found, watched=watch_winner(found, opened, invocation), run=run, record=record, options=options.recorded
+        found=found, watched=watch_winner(found, opened), run=run, record=record, options=options.recorded
     )
     recipe.save(directory.recipe_file)
     if why := keep_compiled(recipe, directory.path):
@@ -356,13 +346,13 @@ def _note_leaders(record: RunRecord, invocation: Invocation, space: ResolvedSpac
     return record.model_copy(update={"leaders": leaders})
 
 
-def _tell_worth(opened: Opened, invocation: Invocation) -> None:
+def _tell_worth(opened: Opened) -> None:
     """Tell what the budget can show, and whether it is in proportion to the training. Raises BudgetError."""
-    options, run = invocation.options, opened.run
-    if invocation.earlier is None:
+    options, run = opened.invocation.options, opened.run
+    if opened.invocation.earlier is None:
         spent = options.budget - options.searching + run.clock() + CLOSING_SECONDS
         text = budget_note(options.budget, run.records[0], spent=spent, min_gain=options.min_gain)
-        invocation.observe(Notice(text=text))
+        run.observe(Notice(text=text))
     script, examples, rate = opened.facts.script, opened.warm.started.examples, run.records[0].throughput
     samples = options.train_samples or samples_of(script, examples)
     if samples is None or rate is None:
@@ -370,15 +360,15 @@ def _tell_worth(opened: Opened, invocation: Invocation) -> None:
     whole = samples / rate.value if script is None else script.total_seconds(samples, rate.value, examples)
     training = "the training" if options.train_samples else "one call of fit"
     for text in worth_notes(training, whole, options.budget):
-        invocation.observe(Notice(text=text))
+        run.observe(Notice(text=text))
 
 
 # ----------------------------------------------------------------------------------- the winner, watched
 
 
-def watch_winner(found: SearchResult, opened: Opened, invocation: Invocation) -> Watch | None:
+def watch_winner(found: SearchResult, opened: Opened) -> Watch | None:
     """Watch what would be recommended, where that was asked for."""
-    run, champion, seconds = opened.run, found.state.recommended, invocation.options.soak
+    run, champion, seconds = opened.run, found.state.recommended, opened.invocation.options.soak
     if not seconds or champion is None or run.interrupted():
         return None
     run.observe(Began(text=f"watching the winner for {seconds:.0f} s"))

@@ -32,9 +32,9 @@ from autotune.script.workload import Workload
 from autotune.space.configuration import Configuration
 from autotune.space.knobs import KNOBS
 from autotune.stats.deciding import ClaimResult, judge_claim
-from autotune.stats.intervals import CONFIDENCE, process_prior
+from autotune.stats.intervals import CONFIDENCE, claim_interval, process_prior
 from autotune.tuning import costs
-from autotune.tuning.confirmation import BASELINE_FAILURES, FreshPairs, LeaderTrials, SlicePlan, claim_of
+from autotune.tuning.confirmation import BASELINE_FAILURES, FreshPairs, LeaderTrials, SlicePlan
 from autotune.tuning.events import Notice, Observer, count_interruptions, silent
 from autotune.tuning.opening import Invocation, Opened, limits_of, open_run, prepare_script, reference_to
 from autotune.tuning.rules import Limits, checks_of
@@ -343,12 +343,13 @@ def _make_search_record(recipe: Recipe, opened: Opened) -> TrialRecord:
 def measured_claim(leader: LeaderTrials, opened: Opened, *, confidence: float = CONFIDENCE) -> LogInterval | None:
     """Return the logarithm of the speed-up over processes; None before the second."""
     instances = leader.instances
-    if not instances:
+    if len(instances) < 2:
         return None
     prior = process_prior([[values] for values in instances], rounds=min(map(len, instances)))
     apart = opened.run.executor.needs_different_template(leader.trial.configuration, opened.run.baseline)
-    compilations = leader.baseline_compilations
-    return claim_of(instances, prior=prior, apart=apart, confidence=confidence, compilations=compilations)
+    return claim_interval(
+        instances, prior=prior, confidence=confidence, other_template=apart, compilations=leader.baseline_compilations
+    )
 
 
 def _find_failure(confirmation: LeaderTrials, limits: Limits) -> str | None:
