@@ -11,10 +11,10 @@ from autotune.data.record import Looks, Outcome, Pairing, Phase, Standing
 from autotune.stats.deciding import EndedBy
 from autotune.stats.stability import PARITY
 from autotune.tuning import costs
-from autotune.tuning.knowledge import Knowledge, parity_checks
 from autotune.tuning.leaders import Leaders
 from autotune.tuning.loop import Loop
 from autotune.tuning.policy import error_of
+from autotune.tuning.standings import Standings, parity_checks
 from autotune.tuning.state import State
 from autotune.tuning.trial import Trial
 
@@ -27,40 +27,40 @@ def begun(path):
     run.numbers = itertools.count(100)
     run.trials[0] = Trial(0, Phase.BASELINE, BASELINE)
     run.records[0] = a_record(BASELINE, trial=0, phase=Phase.BASELINE)
-    knowledge = Knowledge(run, measured_seconds=1.0)
-    leaders = Leaders(run, knowledge, None, limits=LIMITS, min_gain=0.02)
+    standings = Standings(run, measured_seconds=1.0)
+    leaders = Leaders(run, standings, None, limits=LIMITS, min_gain=0.02)
     for number, configuration in ((11, FAST), (21, LARGE)):
         run.trials[number] = trial = Trial(number, Phase.CONFIRM, configuration)
         trial.looks = (Looks(leader=number // 10, candidate=number // 10, error=0.025, most=12, reference=number + 1),)
         run.records[number // 10] = a_record(configuration, trial=number // 10)
         run.trials[number // 10] = Trial.of_record(run.records[number // 10])
-    return run, knowledge, leaders
+    return run, standings, leaders
 
 
 def test_the_one_that_was_confirmed_last_is_recommended_whichever_was_begun_first(tmp_path):
-    run, knowledge, leaders = begun(tmp_path)
+    run, standings, leaders = begun(tmp_path)
     for number in (21, 11):
         run.executor.clock.advance(1.0)
-        leaders._conclude(knowledge.leader(number), Standing.CONFIRMED)
-    assert knowledge.champion_beside(FAST).trial.number == 11
+        leaders._conclude(standings.leader(number), Standing.CONFIRMED)
+    assert standings.champion_beside(FAST).trial.number == 11
     for number in (11, 21):  # and so it is by the records, after a resumption
         run.trials[number] = Trial.of_record(run.records[number])
-    assert knowledge.champion_beside(FAST).trial.number == 11
+    assert standings.champion_beside(FAST).trial.number == 11
 
 
 def test_a_leader_that_beats_an_earlier_champion_must_beat_the_present_one(tmp_path, monkeypatch):
-    run, knowledge, leaders = begun(tmp_path)
-    leaders._conclude(knowledge.leader(11), Standing.CONFIRMED)
-    monkeypatch.setattr(knowledge, "over_champion", lambda *_: LogInterval(value=0.2, low=0.1, high=0.3, count=4))
+    run, standings, leaders = begun(tmp_path)
+    leaders._conclude(standings.leader(11), Standing.CONFIRMED)
+    monkeypatch.setattr(standings, "over_champion", lambda *_: LogInterval(value=0.2, low=0.1, high=0.3, count=4))
     for beside, beats in ((BASELINE.replace(prefetch=2), False), (FAST, True)):
         run.trials[30] = Trial(30, Phase.CONFIRM, beside)
         leaders._update_looks(run.trials[21], champion=30)
-        assert leaders._beats(knowledge.leader(21), knowledge.champion_beside(FAST)) is beats
+        assert leaders._beats(standings.leader(21), standings.champion_beside(FAST)) is beats
 
 
 def test_a_leader_that_is_planned_anew_spends_an_error_of_its_own(tmp_path):
-    run, knowledge, leaders = begun(tmp_path)
-    state = lambda: State(left=1.0, budget=1.0, leaders=tuple(map(knowledge.weigh_leader, knowledge.leaders())))  # noqa: E731
+    run, standings, leaders = begun(tmp_path)
+    state = lambda: State(left=1.0, budget=1.0, leaders=tuple(map(standings.weigh_leader, standings.leaders())))  # noqa: E731
     for planned in (3, 4):
         assert state().next_leader == planned
         leaders.begin(run.trials[1], error=error_of(state().next_leader))
@@ -70,12 +70,12 @@ def test_a_leader_that_is_planned_anew_spends_an_error_of_its_own(tmp_path):
 
 @pytest.mark.parametrize("outcome", [Outcome.OK, Outcome.INTERRUPTED])
 def test_an_interrupted_trial_was_not_tried(tmp_path, outcome):
-    run, knowledge, _ = begun(tmp_path)
+    run, standings, _ = begun(tmp_path)
     running = run.new_trial(Phase.SEARCH, BASELINE.replace(prefetch=2))
     run.records[1] = run.records[1].model_copy(update={"outcome": outcome})
-    assert (FAST in knowledge.tried()) is (outcome is Outcome.OK)
-    assert running.asked in knowledge.tried()
-    assert running not in knowledge.ended()
+    assert (FAST in standings.tried()) is (outcome is Outcome.OK)
+    assert running.asked in standings.tried()
+    assert running not in standings.ended()
 
 
 def test_all_leaders_that_are_open_when_the_time_is_over_are_looked_at(tmp_path):
@@ -83,7 +83,7 @@ def test_all_leaders_that_are_open_when_the_time_is_over_are_looked_at(tmp_path)
     state = SimpleNamespace(opened=[SimpleNamespace(number=11), SimpleNamespace(number=21)])
     loop = SimpleNamespace(
         _leaders=SimpleNamespace(last_look=seen.append),
-        _knowledge=SimpleNamespace(leaders=list),
+        _standings=SimpleNamespace(leaders=list),
         _untried=tuple,
         state=lambda: state,
     )
@@ -92,10 +92,10 @@ def test_all_leaders_that_are_open_when_the_time_is_over_are_looked_at(tmp_path)
 
 
 def test_another_look_at_what_is_measured_in_blocks_starts_the_baseline_again(tmp_path):
-    run, knowledge, _ = begun(tmp_path)
-    beside = knowledge.candidates()[0].look_seconds
+    run, standings, _ = begun(tmp_path)
+    beside = standings.candidates()[0].look_seconds
     run.records[1] = run.records[1].model_copy(update={"pairing": Pairing.BRACKETED})
-    assert knowledge.candidates()[0].look_seconds == pytest.approx(beside + costs.start_seconds(run.records[0]))
+    assert standings.candidates()[0].look_seconds == pytest.approx(beside + costs.start_seconds(run.records[0]))
 
 
 def test_a_comparison_of_losses_that_could_not_tell_hides_none_that_told():

@@ -37,7 +37,7 @@ from autotune.report.page import write_page
 from autotune.runtime.executor import IN_SEARCH, TrialFailed
 from autotune.runtime.protocol import BranchRuns
 from autotune.stats.deciding import Verdict
-from autotune.tuning import knowledge, tune
+from autotune.tuning import standings, tune
 from autotune.tuning.events import Notice, TrialEnded
 from autotune.tuning.recommend import recommend
 from autotune.tuning.trial import Trial
@@ -250,13 +250,13 @@ def test_what_there_was_no_time_for_is_measured_once_the_run_goes_on(tmp_path):
 
 
 def test_a_later_leader_must_be_surer_of_its_same_loss_speed_up(tmp_path, monkeypatch):
-    levels, usual = [], knowledge.same_loss_speedup
+    levels, usual = [], standings.same_loss_speedup
 
     def noting(*arguments, level, **named):
         levels.append(level)
         return usual(*arguments, level=level, **named)
 
-    monkeypatch.setattr(knowledge, "same_loss_speedup", noting)
+    monkeypatch.setattr(standings, "same_loss_speedup", noting)
     _, records, _, _ = run(tmp_path, faster_by(batch_size=2.0, jit_compile=1.2), critical_batch=LEARNS_AS_FAST)
     (larger,) = [record.looks[-1] for record in records if record.branch is not None]
     assert set(levels) == {1 - larger.error}
@@ -356,7 +356,7 @@ def test_trainings_that_hang_at_first_are_compared_again(tmp_path):
 def test_the_latest_comparison_of_a_batch_size_is_the_one_that_counts():
     wide = BASELINE.replace(batch_size=128)
     trials = {number: Trial(number, Phase.CONFIRM, wide) for number in (5, 9)}
-    known = object.__new__(knowledge.Knowledge)
+    known = object.__new__(standings.Standings)
     known._run = SimpleNamespace(trials=trials)
     known.keep_branch(trials[9], Branch(not_measured="it takes long", needs_seconds=60.0))
     known.keep_branch(trials[5], Branch(not_measured="no loss"))

@@ -65,11 +65,6 @@ class LeaderTrials:
         return sorted({pair.instance for pair in self.trial.pairs})
 
     @property
-    def baseline_compilations(self) -> int:
-        """How many of the baseline's processes compiled for themselves; the others loaded what these have compiled."""
-        return sum(log.saved_seconds is None for log in self.reference.processes)
-
-    @property
     def sides(self) -> list[Trial]:
         """All trials, the baseline's first."""
         return [trial for trial in (self.reference, self.trial, self.champion) if trial is not None]
@@ -126,12 +121,6 @@ class LeaderTrials:
     def is_beside(self, configuration: Configuration) -> bool:
         """Return whether its champion is this one."""
         return self.champion is not None and self.champion.configuration == configuration
-
-    def take(self, failure: TrialFailed) -> None:
-        """Keep the leader's failure. Raises that of another side, of a device and of a seat."""
-        if isinstance(failure, (DeviceUnavailable, SeatLost)) or failure.trial != self.trial.number:
-            raise failure
-        self.trial.failure = failure
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,7 +229,9 @@ class FreshPairs:
         try:
             comparison.measure()
         except TrialFailed as failure:
-            leader.take(failure)
+            if isinstance(failure, (DeviceUnavailable, SeatLost)) or failure.trial != leader.trial.number:
+                raise
+            leader.trial.failure = failure
         finally:
             known = {process.trial.configuration: process.boundary for process in processes}
             self._boundaries |= {configuration: found for configuration, found in known.items() if found is not None}

@@ -14,11 +14,11 @@ from autotune.stats.deciding import is_faster
 from autotune.tuning import costs
 from autotune.tuning.confirmation import BASELINE_FAILURES, FreshPairs, LeaderTrials, SlicePlan
 from autotune.tuning.events import Began, Notice, PairMeasured
-from autotune.tuning.knowledge import Knowledge, parity_checks
 from autotune.tuning.learning import numerics_of
 from autotune.tuning.policy import FEWEST_PROCESSES, MOST_PROCESSES
 from autotune.tuning.rules import Limits, checks_of
 from autotune.tuning.run import Run
+from autotune.tuning.standings import Standings, parity_checks
 from autotune.tuning.state import EXCLUDED_GAIN
 from autotune.tuning.trial import Trial
 
@@ -28,8 +28,8 @@ RULES_ASKED_AFTER = 4  # processes of a leader: with fewer, one odd process does
 class Leaders:
     """Acts on the leaders of a run. How they stand is in their records."""
 
-    def __init__(self, run: Run, knowledge: Knowledge, pairs: FreshPairs, *, limits: Limits, min_gain: float) -> None:
-        self._run, self._knowledge, self._pairs = run, knowledge, pairs
+    def __init__(self, run: Run, standings: Standings, pairs: FreshPairs, *, limits: Limits, min_gain: float) -> None:
+        self._run, self._standings, self._pairs = run, standings, pairs
         self._limits, self._min_gain = limits, min_gain
         self._failures = 0  # in a row, of a side that is not the leader
 
@@ -39,7 +39,7 @@ class Leaders:
         """Begin a leader's confirmation, which may spend so much error; nothing is measured yet."""
         run = self._run
         run.observe(Began(text=f"confirming in fresh processes: {run.changes(candidate.configuration)}"))
-        leaders, champion = self._knowledge.leaders(), self._knowledge.champion_beside(candidate.configuration)
+        leaders, champion = self._standings.leaders(), self._standings.champion_beside(candidate.configuration)
         number = 1 + max((known.looks.leader for known in leaders), default=0)
         for known in leaders:
             if known.looks.candidate == candidate.number:
@@ -61,15 +61,15 @@ class Leaders:
     def measure_pair(self, number: int, *, seat: str, left: float) -> None:
         """Measure a fresh pair of processes, and look at the claim; `left` is in seconds."""
         # Raises Interrupted, TimeIsUp.
-        run, leader = self._run, self._knowledge.leader(number)
-        before, records = len(leader.measured), self._knowledge.beside_leader(leader)
+        run, leader = self._run, self._standings.leader(number)
+        before, records = len(leader.measured), self._standings.beside_leader(leader)
         most = max(0.0, left - leader.start_seconds(records, run))
         plan = SlicePlan(
             seconds=min(costs.slices_seconds(records), most), most_seconds=min(costs.MOST_SLICES_SECONDS, most)
         )
 
         def shows_a_gain() -> bool:  # stable or not
-            claim = self._knowledge.claim(leader)
+            claim = self._standings.claim(leader)
             return claim is not None and is_faster(claim, min_gain=self._min_gain)
 
         run.announce(leader.trial)
@@ -81,7 +81,7 @@ class Leaders:
         except TrialFailed as failure:
             self._note_other_side(leader, failure)
         finally:
-            leader = self._knowledge.leader(number)
+            leader = self._standings.leader(number)
             for trial in (leader.reference, leader.champion):  # a stopped run continues from there
                 if trial is not None and (trial.slices or trial.pairs):
                     run.keep(trial.record(Outcome.OK), announce=False)
@@ -91,17 +91,17 @@ class Leaders:
                 self._conclude(leader, standing)  # a claim that further pairs do not bear out is open again
                 self._failures = 0
             elif len(leader.measured) > before:
-                claim = self._knowledge.claim(leader)
+                claim = self._standings.claim(leader)
                 speedup = None if claim is None else claim.ratio
                 run.observe(PairMeasured(trial=number, processes=len(leader.measured), speedup=speedup))
 
     def give_up(self, number: int) -> None:
         """Leave a leader that the time will hardly show to be faster."""
-        self._conclude(self._knowledge.leader(number), Standing.NOT_SHOWN)
+        self._conclude(self._standings.leader(number), Standing.NOT_SHOWN)
 
     def last_look(self, number: int) -> None:
         """Conclude what the time has not sufficed for."""
-        leader = self._knowledge.leader(number)
+        leader = self._standings.leader(number)
         standing = self._judge(leader)
         if standing in (Standing.OPEN, Standing.NOT_SHOWN):
             standing = Standing.OUT_OF_TIME
@@ -114,12 +114,12 @@ class Leaders:
         run.keep(run.records[candidate.number].model_copy(update={"checks": candidate.checks}), announce=False)
         if check.passed:
             return
-        for trial in self._knowledge.ended():
+        for trial in self._standings.ended():
             record = run.records[trial.number]
             if numerics_of(trial.configuration) == numerics_class and record.outcome.measured:
                 refused = {"outcome": Outcome.UNSTABLE, "reason": f"{check.name}: {check.detail}"}
                 run.keep(record.model_copy(update=refused), announce=trial.configuration == candidate.configuration)
-        for leader in self._knowledge.leaders():
+        for leader in self._standings.leaders():
             is_same_class = numerics_of(leader.trial.configuration) == numerics_class
             if is_same_class and leader.looks.standing is Standing.CONFIRMED:
                 leader.trial.checks = self._rules(leader)
@@ -131,7 +131,7 @@ class Leaders:
         """Return where a leader stands now."""
         if leader.failure is not None:
             return Standing.UNSTABLE
-        count, claim = len(leader.measured), self._knowledge.claim(leader)
+        count, claim = len(leader.measured), self._standings.claim(leader)
         is_spent = count >= leader.looks.most or self._failures >= BASELINE_FAILURES
         if claim is None or claim.count < FEWEST_PROCESSES:
             return Standing.NOT_SHOWN if is_spent else Standing.OPEN
@@ -141,7 +141,7 @@ class Leaders:
         if is_faster(claim, min_gain=self._min_gain):
             if leader.why_memory_unclear(self._run):  # it is measured on, and never confirmed like that
                 return Standing.NOT_SHOWN if is_spent else Standing.OPEN
-            champion = self._knowledge.champion_beside(leader.trial.configuration)
+            champion = self._standings.champion_beside(leader.trial.configuration)
             if self._beats(leader, champion):
                 return Standing.CONFIRMED
             if champion is not None and not is_spent and not leader.is_beside(champion.trial.configuration):
@@ -159,12 +159,12 @@ class Leaders:
         """
         if champion is None or champion.trial is leader.trial:
             return True
-        known = [self._knowledge.has_known_numerics(side.trial.configuration) for side in (leader, champion)]
+        known = [self._standings.has_known_numerics(side.trial.configuration) for side in (leader, champion)]
         if known[0] != known[1]:
             return known[0]
         if not leader.is_beside(champion.trial.configuration):  # but beside an earlier one, or none
             return False
-        over = self._knowledge.over_champion(leader, champion)
+        over = self._standings.over_champion(leader, champion)
         return over is not None and over.low > 0
 
     def _rules(self, leader: LeaderTrials) -> tuple[Check, ...]:
@@ -181,7 +181,7 @@ class Leaders:
         """Tell of a failure that is not the leader's. What was confirmed and fails twice in a row is not stable."""
         self._failures += 1
         why = first_line(failure.reason) or failure.outcome
-        champion = self._knowledge.champion_beside(leader.trial.configuration)
+        champion = self._standings.champion_beside(leader.trial.configuration)
         is_champions = leader.champion is not None and failure.trial == leader.champion.number
         if is_champions and champion is not None and self._failures >= BASELINE_FAILURES:
             champion.trial.failure, self._failures = failure, 0
@@ -203,7 +203,7 @@ class Leaders:
 
     def _write(self, leader: LeaderTrials, *, announce: bool = True, **refused: Any) -> None:
         """Write the leader's record; its speed-up is the claim over processes, not over all slices."""
-        claim = self._knowledge.claim(leader)
+        claim = self._standings.claim(leader)
         update = {"speedup": claim and claim.ratio, **refused}
         self._run.keep(leader.record().model_copy(update=update), announce=announce)
 

@@ -35,7 +35,6 @@ from autotune.tuning import costs
 from autotune.tuning.candidates import WAITS, Proposals, describe_situation, find_useful, neighbours
 from autotune.tuning.confirmation import FreshPairs, LeaderTrials, leave_out
 from autotune.tuning.events import Notice
-from autotune.tuning.knowledge import Knowledge, LearningResult, parity_checks
 from autotune.tuning.leaders import Leaders
 from autotune.tuning.learning import NotMeasured, Trainings, branch, compare_numerics, numerics_of, plain_numerics
 from autotune.tuning.opening import Opened
@@ -63,6 +62,7 @@ from autotune.tuning.run import CLOSING_SECONDS, Interrupted, TimeIsUp
 from autotune.tuning.sampler import Sampler
 from autotune.tuning.seat import SameInForce, Seat, TrialLimits
 from autotune.tuning.seats import MOST_LOSSES, Changes, ExclusiveResources, NoSeatLeft, Seats, find_failing_changes
+from autotune.tuning.standings import LearningResult, Standings, parity_checks
 from autotune.tuning.state import State
 from autotune.tuning.trial import Trial
 
@@ -82,7 +82,7 @@ class SearchResult:
     ended_by: EndedBy
     confirmations: Mapping[int, LeaderTrials]  # of all leaders, by the numbers of their trials
     checks: Mapping[int, tuple[Check, ...]]
-    learning: Mapping[int, LearningResult | str | None]  # see `Knowledge.learning_result`
+    learning: Mapping[int, LearningResult | str | None]  # see `Standings.learning_result`
     untried: tuple[str, ...] = ()  # knobs that could act, and that no time was left for
 
 
@@ -110,15 +110,15 @@ class Loop:
         self._lost: list[Configuration] = []  # whose seat was lost: they are run again
         self._exclusive = ExclusiveResources(run)
         self._problem = ""  # why another candidate would fail as well
-        self._knowledge = knowledge = Knowledge(run, measured_seconds=measured, earlier=first)
+        self._standings = standings = Standings(run, measured_seconds=measured, earlier=first)
         self._trial_limits = TrialLimits(
-            timeout=timeout, measured=measured, known=lambda configuration: configuration in knowledge.tried()
+            timeout=timeout, measured=measured, known=lambda configuration: configuration in standings.tried()
         )
         pairs = FreshPairs(run, opened.deadline, timeout=timeout)
-        self._leaders = Leaders(run, knowledge, pairs, limits=opened.limits, min_gain=options.min_gain)
+        self._leaders = Leaders(run, standings, pairs, limits=opened.limits, min_gain=options.min_gain)
         self._check_seconds = CHECK_SHARE * options.budget
         self._compared: int | None = None  # whose losses, or learning, are being compared
-        needs = SAFELY_LONGER * knowledge.forget_unmeasured_learning()  # an earlier invocation lacked time, or a device
+        needs = SAFELY_LONGER * standings.forget_unmeasured_learning()  # an earlier invocation lacked time, or a device
         share = max(LEARNING_SHARE * options.budget, min(needs, LEARNING_AGAIN_SHARE * options.budget))
         self._learning_seconds = share
         self._durations: list[float] = []
@@ -158,7 +158,7 @@ class Loop:
         hosts = [executor.place(seat).host for seat in executor.seats]
         if not isinstance(action, FreshPair) or len(set(hosts)) == len(hosts):
             return False
-        leader = self._knowledge.leader(action.leader)
+        leader = self._standings.leader(action.leader)
         changed = leader.trial.configuration.differences(self._run.baseline)
         of_input = any(KNOBS[name].stage in (Stage.PIPELINE, Stage.OPTIONS) for name in changed if name != "batch_size")
         return of_input or (leader.in_search.input_wait_fraction or 0.0) > WAITS
@@ -179,9 +179,9 @@ class Loop:
             for leader in state.opened:
                 self._leaders.last_look(leader.number)
             state = self.state()
-        leaders = {leader.trial.number: leader for leader in self._knowledge.leaders()}
+        leaders = {leader.trial.number: leader for leader in self._standings.leaders()}
         checks = {number: leader.trial.checks for number, leader in leaders.items()}
-        learning = {number: self._knowledge.learning_result(leader) for number, leader in leaders.items()}
+        learning = {number: self._standings.learning_result(leader) for number, leader in leaders.items()}
         return SearchResult(
             state=state,
             ended_by=by,
@@ -193,8 +193,8 @@ class Loop:
 
     def _untried(self) -> tuple[str, ...]:
         """Return the knobs that could act and that no trial has changed."""
-        baseline, now = self._run.baseline, self._situation(self._knowledge.best())
-        tried = {name for known in self._knowledge.tried() for name in known.differences(baseline)}
+        baseline, now = self._run.baseline, self._situation(self._standings.best())
+        tried = {name for known in self._standings.tried() for name in known.differences(baseline)}
         return tuple(name for name in find_useful(self._proposals.space, now, late=True) if name not in tried)
 
     def _do(self, action: Action, seat: Seat) -> None:
@@ -221,13 +221,13 @@ class Loop:
                     seat.end_baseline(examine=False)
                     leave_out(
                         self._run,
-                        self._knowledge.leader(number),
+                        self._standings.leader(number),
                         knob,
                         seat=seat.name,
                         deadline=self._opened.deadline,
                         limits=self._trial_limits,
-                        spread=self._knowledge.spread(),
-                        prior=self._knowledge.process_prior(),
+                        spread=self._standings.spread(),
+                        prior=self._standings.process_prior(),
                     )
                 case GiveUp(leader=number):
                     self._leaders.give_up(number)
@@ -236,7 +236,7 @@ class Loop:
         except TimeIsUp:
             self._time_is_up = True
         except NoStableConfigurationError as error:
-            stands = isinstance(error, MeasuringStoppedError) or bool(self._knowledge.champions())
+            stands = isinstance(error, MeasuringStoppedError) or bool(self._standings.champions())
             if self._seats.others or not stands:
                 raise
             self._stop_measuring(error.message)
@@ -253,11 +253,11 @@ class Loop:
 
     def state(self) -> State:
         """Return what is known now."""
-        run, options, knowledge = self._run, self._options, self._knowledge
-        candidates = tuple(knowledge.candidates())
+        run, options, standings = self._run, self._options, self._standings
+        candidates = tuple(standings.candidates())
         baseline = run.records[0]
         ablations = math.fsum(record.seconds for record in run.records.values() if record.phase is Phase.ABLATION)
-        limit = options.trials is not None and len(knowledge.searched()) >= options.trials
+        limit = options.trials is not None and len(standings.searched()) >= options.trials
         candidate_seconds = costs.start_seconds(baseline) + self._trial_limits.measured
         if self._durations:
             candidate_seconds = statistics.median(self._durations[-LATEST_CANDIDATES:])
@@ -266,8 +266,8 @@ class Loop:
             budget=options.budget,
             keeps_budget=options.keeps_budget,
             candidates=candidates,
-            leaders=tuple(map(knowledge.weigh_leader, knowledge.leaders())),
-            spread=knowledge.spread(),
+            leaders=tuple(map(standings.weigh_leader, standings.leaders())),
+            spread=standings.spread(),
             candidate_seconds=candidate_seconds,
             first_pair_seconds=costs.pair_seconds([baseline, baseline]),
             more_candidates=bool(self._lost)
@@ -275,10 +275,10 @@ class Loop:
             exhausted=self._proposals.exhausted,
             all_tried=self._all_tried and not (self._lost or self._problem),
             check_seconds=self._check_seconds,
-            learning_seconds=self._learning_seconds if knowledge.can_branch else 0.0,
+            learning_seconds=self._learning_seconds if standings.can_branch else 0.0,
             ablation_seconds=max(0.0, ABLATION_SHARE * run.now() - ablations),
-            over_critical=knowledge.over_critical(),
-            prior=knowledge.process_prior(),
+            over_critical=standings.over_critical(),
+            prior=standings.process_prior(),
             busy=self._seats.busy,
             compares_losses=self._compared in self._seats.busy,
             min_gain=options.min_gain,
@@ -289,7 +289,7 @@ class Loop:
     # ------------------------------------------------------------------------------------------- the actions
 
     def _try_another(self, seat: Seat) -> None:
-        run, knowledge = self._run, self._knowledge
+        run, standings = self._run, self._standings
         if self._lost:
             configuration = self._lost.pop()
             asked = self._sampler.ask_for(configuration)
@@ -303,7 +303,12 @@ class Loop:
             asked, configuration = proposed
         trial = run.new_trial(Phase.SEARCH, configuration)
         try:
-            if known_to_fail(configuration, self._out_of_memory()):
+            out_of_memory = [  # alone
+                Configuration(record.configuration)
+                for record in run.records.values()
+                if record.outcome is Outcome.OOM and record.pairing is not Pairing.ALTERNATING
+            ]
+            if known_to_fail(configuration, out_of_memory):
                 reason = "not run: a trial that needs no more memory ran out of memory"
                 run.keep(trial.record(Outcome.INFERRED_OOM, reason=reason))
             else:
@@ -315,7 +320,7 @@ class Loop:
             self._lose(trial, lost)
             raise
         except SameInForce as same:
-            number = knowledge.tried()[same.configuration].number
+            number = standings.tried()[same.configuration].number
             other = f"trial {number}" if number else "the baseline"
             run.observe(Notice(text=f"{run.changes(trial.asked)} trains as {other} does: skipped"))
         finally:
@@ -336,26 +341,26 @@ class Loop:
 
     def _propose(self, seat: Seat) -> tuple[OptunaTrial, Configuration] | None:
         """Return the next configuration, in turns one of the same training and one of any batch size; what is last."""
-        knowledge, space = self._knowledge, self._proposals.space
-        ratios = [knowledge.batch_ratio(trial.asked) for trial in knowledge.searched()]
+        standings, space = self._standings, self._proposals.space
+        ratios = [standings.batch_ratio(trial.asked) for trial in standings.searched()]
         same, others = ratios.count(1.0), len(ratios) - ratios.count(1.0)
-        (is_ruled_out, passes_over), tried = self._passes_over(seat), knowledge.tried()
-        changes = neighbours(space.baseline, space, self._situation(knowledge.best()))
+        (is_ruled_out, passes_over), tried = self._passes_over(seat), standings.tried()
+        changes = neighbours(space.baseline, space, self._situation(standings.best()))
         before, self._all_tried = self._all_tried, all(known in tried or is_ruled_out(known) for known in changes)
         if self._all_tried and not before:
             return None  # that may be the end
         turns, sizes = [False], space.choices.get("batch_size", ())
-        batch_varies = any(knowledge.batch_ratio(space.baseline.replace(batch_size=size)) != 1 for size in sizes)
+        batch_varies = any(standings.batch_ratio(space.baseline.replace(batch_size=size)) != 1 for size in sizes)
         if batch_varies and len(ratios) >= len(self._proposals.first):
-            for_each = 1 if knowledge.can_branch else ENOUGH_CANDIDATES  # what cannot learn is hardly recommended
+            for_each = 1 if standings.can_branch else ENOUGH_CANDIDATES  # what cannot learn is hardly recommended
             turns = [True, False] if same < for_each * (others + 1) else [False, True]
         for last, of_same_training in itertools.product((False, True), turns):
-            best = knowledge.best(of_same_training=of_same_training)
+            best = standings.best(of_same_training=of_same_training)
             proposed = self._proposals.next(
                 tried,
                 best.asked,
                 situation=self._situation(best),
-                evidence=knowledge.evidence(),
+                evidence=standings.evidence(),
                 passes_over=passes_over,
                 batch_size=space.baseline.batch_size if of_same_training else None,
                 last=last,
@@ -369,7 +374,7 @@ class Loop:
         return describe_situation(
             records[0],
             records[best.number],
-            [records[trial.number] for trial in self._knowledge.ended()],
+            [records[trial.number] for trial in self._standings.ended()],
             units=self._opened.machine.units,
             limits=self._opened.limits,
             on_gpu=bool(self._run.gpus),
@@ -392,20 +397,12 @@ class Loop:
         self._run.keep(trial.record(Outcome.CRASHED, reason=reason, log_tail=lost.log_tail))
 
     def _measure(self, trial: Trial, seat: Seat, *, again: bool = False) -> None:
-        began, knowledge = self._run.clock(), self._knowledge
+        began, standings = self._run.clock(), self._standings
         try:
-            leader = None if again else knowledge.best_interval(trial.configuration)
-            seat.measure(trial, self._trial_limits, leader=leader, others=knowledge.spread())
+            leader = None if again else standings.best_interval(trial.configuration)
+            seat.measure(trial, self._trial_limits, leader=leader, others=standings.spread())
         finally:
             self._durations.append(self._run.clock() - began)
-
-    def _out_of_memory(self) -> list[Configuration]:
-        """Return what ran out of memory alone."""
-        return [
-            Configuration(record.configuration)
-            for record in self._run.records.values()
-            if record.outcome is Outcome.OOM and record.pairing is not Pairing.ALTERNATING
-        ]
 
     def _timed_out(self) -> list[Configuration]:
         """Return what took too long, where calls are slow and none that computes as much was in time."""
@@ -420,8 +417,8 @@ class Loop:
         """Return what tells whether a configuration is ruled out, and whether it is that or the time is too short."""
         # Ruled out: knobs that exclude one another, that do nothing, or with which it fails or does not learn.
         state, baseline = self.state(), self._run.records[0]
-        parity, tried = parity_checks(self._run.records.values()), self._knowledge.tried()
-        idle, timed_out = self._knowledge.idle_values(), self._timed_out()
+        parity, tried = parity_checks(self._run.records.values()), self._standings.tried()
+        idle, timed_out = self._standings.idle_values(), self._timed_out()
         ruled_out = [*find_failing_changes(self._run.records.values(), self._run.baseline)]
         for candidate in [known for known in state.candidates if known.measured and known.ratio < FAR_BELOW]:
             changed = candidate.configuration.differences(self._run.baseline)
@@ -455,7 +452,7 @@ class Loop:
         seat.end_baseline(examine=False)
         heading = f"comparing how fast losses fall: {run.changes(trial.configuration)}"
         taken = 0.0 if trial.branch is None else trial.branch.seconds
-        again = self._knowledge.branch_of(trial.configuration) is not None
+        again = self._standings.branch_of(trial.configuration) is not None
         ends = self._options.searching - CLOSING_SECONDS
         if not again and self._learning_seconds > 0:  # else nothing better is to be done with the time
             ends = min(run.clock() + self._learning_seconds, ends)
@@ -469,14 +466,14 @@ class Loop:
             spent = run.clock() - began
             self._compared = None
             self._learning_seconds = max(0.0, self._learning_seconds - spent)
-        self._knowledge.keep_branch(trial, found.model_copy(update={"seconds": taken + spent}))
+        self._standings.keep_branch(trial, found.model_copy(update={"seconds": taken + spent}))
         run.keep(run.records[number].model_copy(update={"branch": trial.branch}), announce=False)
         run.observe(Notice(text=self._learning_in_words(number)))
 
     def _learning_in_words(self, number: int) -> str:
         """Say how much sooner a leader reaches the same losses, or why that is not known."""
-        leader = self._knowledge.leader(number)
-        size, result = leader.trial.configuration.update_size, self._knowledge.learning_result(leader)
+        leader = self._standings.leader(number)
+        size, result = leader.trial.configuration.update_size, self._standings.learning_result(leader)
         if result == NOT_REACHED:
             return f"batch size {size} does not reach the losses that the baseline reaches"
         if not isinstance(result, LearningResult):

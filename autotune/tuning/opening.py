@@ -169,7 +169,11 @@ def open_run(
     run = _new_run(invocation, facts, Device.GPU if machine.gpus else Device.CPU, interruptions)
     at = options.searching - CLOSING_SECONDS + OVERRUN_SHARE * options.budget
     deadline = Deadline(clock=invocation.clock, at=at)
-    seat = Seat(run, deadline, name=executor.seats[0], bracketed=_is_bracketed(facts, invocation))
+    workers = 0 if facts.script is None else facts.script.workers
+    if workers > 1:
+        text = f"TF_CONFIG lists {workers} workers: each trial runs all of them on this host"
+        invocation.observe(Notice(text=f"{text}, and no other trial runs meanwhile"))
+    seat = Seat(run, deadline, name=executor.seats[0], bracketed=workers > 1)
     warm = _start_baseline(seat, run, invocation)
     if why := warm.started.reads_changing:
         run.not_reached = {**run.not_reached, **{name: why for name in READS_AHEAD if name in run.baseline}}
@@ -211,23 +215,18 @@ def _import_workload(invocation: Invocation, check: Callable[[WorkloadFacts], No
         refuse_another_workload(invocation.earlier, fingerprint=facts.fingerprint)
     check(facts)
     if executor.started_by_import is not None:
-        observe(Notice(text=_why_spawned(executor.started_by_import)))
+        thing = {"runtime": "TensorFlow's runtime", "cuda": "CUDA", "threads": "threads"}[executor.started_by_import]
+        starts = "the code that starts them" if thing == "threads" else "tensors, datasets and device queries"
+        text = (
+            f"importing the workload's file starts {thing}, so each trial needs a fresh interpreter and its own import"
+        )
+        observe(Notice(text=f"{text}; move {starts} into functions to avoid it"))
     if facts.uncontained:
         redirected = "; Python's own writes are redirected" if facts.script is not None else ""
         cannot = f"trials cannot be isolated here ({facts.uncontained})"
         text = f"{cannot}: C code, such as TensorFlow's, can write to your files{redirected}. {ALLOW_NAMESPACES}"
         observe(Notice(text=text))
     return facts, seconds
-
-
-def _why_spawned(started: str) -> str:
-    """Say that importing the user's file starts something that does not survive a fork."""
-    thing = {"runtime": "TensorFlow's runtime", "cuda": "CUDA", "threads": "threads"}[started]
-    move = "the code that starts them" if started == "threads" else "tensors, datasets and device queries"
-    return (
-        f"importing the workload's file starts {thing}, so each trial needs a fresh interpreter and its own import; "
-        f"move {move} into functions to avoid it"
-    )
 
 
 def _new_run(invocation: Invocation, facts: WorkloadFacts, device: Device, interruptions: Callable[[], int]) -> Run:
@@ -275,16 +274,6 @@ def _why_no_branches(invocation: Invocation, script: ScriptFacts | None) -> str:
     if script is not None and script.workers > 1:
         return "several workers train together"
     return "trials on Ray keep no state of the baseline's" if invocation.options.executor != "local" else ""
-
-
-def _is_bracketed(facts: WorkloadFacts, invocation: Invocation) -> bool:
-    """Return whether no two trials may be alive at once; tell of several workers."""
-    workers = 0 if facts.script is None else facts.script.workers
-    if workers > 1:
-        text = f"TF_CONFIG lists {workers} workers: each trial runs all of them on this host, "
-        text += "and no other trial runs meanwhile"
-        invocation.observe(Notice(text=text))
-    return workers > 1
 
 
 def _start_baseline(seat: Seat, run: Run, invocation: Invocation) -> WarmUp:

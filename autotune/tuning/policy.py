@@ -93,7 +93,7 @@ class GiveUp:
 
 @dataclass(frozen=True)
 class Wait:
-    """Nothing is to be begun until something that runs on another seat has ended."""
+    """Wait for another seat."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ def _next_action(state: State) -> Action:
     doubtful = _in_doubt(state) or {}
     if doubtful and {*state.standing, *state.busy}.isdisjoint(doubtful) and sum(doubtful.values()) <= state.left / 2:
         return LookAgain(next(iter(doubtful)))
-    if _is_tired(state):  # without a budget that is to be used, the run would end here
+    if _is_stale(state):  # without a budget that is to be used, the run would end here
         again = None if state.keeps_budget else _learn_again(state) or _narrow(state)
         if ending := again or _leave_change_out(state):
             return ending
@@ -220,11 +220,11 @@ def is_settled(state: State) -> bool:
         return True
     if state.champion is None and (state.unclear or state.inconclusive):
         return False
-    tired = not state.keeps_budget and _is_tired(state)
-    return (tired or not state.more_candidates) and (state.champion is not None or _excluded(state))
+    is_stale = not state.keeps_budget and _is_stale(state)
+    return (is_stale or not state.more_candidates) and (state.champion is not None or _excluded(state))
 
 
-def _is_tired(state: State) -> bool:
+def _is_stale(state: State) -> bool:
     """Return whether so many candidates were no faster that no more are tried unasked."""
     champion = state.champion
     led_over = 0 if champion is None else state.candidate(champion.candidate).led_over
@@ -293,7 +293,7 @@ def _for_leader(state: State, leader: Candidate) -> Action:
         return TryAnother()
     if not is_clear and state.left >= leader.look_seconds + needed:
         return LookAgain(leader.number)
-    if leader.unchecked and state.compares_losses:  # what it shows holds for all that compute alike
+    if leader.unchecked and state.compares_losses:  # its result applies to every configuration of these numerics
         return TryAnother() if _holds_another(state, reserve=needed) else Wait()
     if leader.unchecked and 0 < state.check_seconds <= state.left - leader.pair_seconds:
         return CompareLosses(leader.number)
@@ -385,7 +385,7 @@ def error_of(leader: int) -> float:
 
 
 def verdict(state: State) -> Verdict:
-    """Return what the run comes to. Without a recommendation it is about the script's own batch size."""
+    """Return the verdict. Without a recommendation it is about the script's own batch size."""
     if state.recommended is not None:
         return Verdict.FASTER
     contenders = [candidate for candidate in state.contenders if candidate.is_same_training]

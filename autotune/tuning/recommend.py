@@ -36,11 +36,11 @@ from autotune.stats.deciding import EndedBy, Verdict
 from autotune.stats.disturbance import gpu_figures
 from autotune.stats.stability import DEVICE_GROWTH, DEVICE_MEMORY, HOST_GROWTH, PARITY, THROTTLING
 from autotune.tuning import policy
-from autotune.tuning.knowledge import LearningResult
 from autotune.tuning.learning import numerics_of
 from autotune.tuning.loop import SearchResult
 from autotune.tuning.rules import changing_work, epoch_seen, epoch_work
 from autotune.tuning.run import Run
+from autotune.tuning.standings import LearningResult
 from autotune.tuning.state import Candidate, Leader, State
 from autotune.tuning.surroundings import samples_of
 from autotune.tuning.trial import now_utc
@@ -171,18 +171,13 @@ def _evidence(
         verify_seconds=None
         if champion is None  # as many fresh pairs as the claim rests on, after its start
         else _rounded_budget(MARGIN * (max(champion.processes, FEWEST_VERIFYING) + 1) * champion.pair_seconds),
-        contributions=() if champion is None else _contributions(champion, run),
+        contributions=tuple(
+            Contribution(knob=ablation.knob, gain=ablation.gain, trial=trial)
+            for trial, record in sorted(run.records.items())
+            if (ablation := record.ablation) is not None and ablation.gain is not None
+            if champion is not None and ablation.leader == champion.number
+        ),
         watch=watched,
-    )
-
-
-def _contributions(champion: Leader, run: Run) -> tuple[Contribution, ...]:
-    """Return what the changes of the recommended configuration give, as far as they were left out of it."""
-    trials = [(trial, run.records[trial].ablation) for trial in sorted(run.records)]
-    return tuple(
-        Contribution(knob=ablation.knob, gain=ablation.gain, trial=trial)
-        for trial, ablation in trials
-        if ablation is not None and ablation.leader == champion.number and ablation.gain is not None
     )
 
 

@@ -227,7 +227,7 @@ class Interrupted(Exception):
 
 
 class TimeIsUp(Exception):
-    """The phase's time does not hold what was to be done next; if `begun` all the same, the trial was killed."""
+    """Not enough time for the next step; if it had `begun` all the same, the trial was killed."""
 
     def __init__(self, *, begun: bool = False) -> None:
         super().__init__()

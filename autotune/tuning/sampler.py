@@ -100,14 +100,6 @@ def _new_study(file: Path, name: str) -> optuna.Study:
     return study
 
 
-def _study_in(file: Path, name: str) -> optuna.Study:
-    """Open the study that an earlier invocation left, or make an empty one."""
-    if file.exists():
-        with contextlib.suppress(Exception):  # it is damaged, of another version, or another study
-            return optuna.load_study(study_name=name, storage=_connect(file))
-    return _new_study(file, name)
-
-
 @contextlib.contextmanager
 def _writing(file: Path | None) -> Iterator[None]:
     """Turn the database's error about a full disk, a missing directory or a lock into ours."""
@@ -150,7 +142,10 @@ class Sampler:
         self._saved_study: optuna.Study | None = None
         if file is not None:
             with _writing(file):
-                self._saved_study = _study_in(file, name)
+                if file.exists():
+                    with contextlib.suppress(Exception):  # it is damaged, of another version, or another study
+                        self._saved_study = optuna.load_study(study_name=name, storage=_connect(file))
+                self._saved_study = self._saved_study or _new_study(file, name)
 
     def catch_up(self, records: Iterable[TrialRecord], *, seconds: float = math.inf) -> None:
         """Tell a new study what was measured before, and for so many seconds add to its file what it lacks of that."""

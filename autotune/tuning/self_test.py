@@ -1,4 +1,4 @@
-"""Does autotune find here what is so? A against A, and a planted delay, measured as a claim is."""
+"""Check that autotune measures correctly on this machine: A against A, and a planted delay."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def now_utc() -> str:
 
 
 class Trial:
-    """One trial as it grows. What a record holds of it and is no figure is here; all figures are derived."""
+    """One trial as it grows: raw data. Figures are properties, or derived in its record."""
 
     def __init__(
         self, number: int, phase: Phase, configuration: Configuration, objective: Objective = "throughput"

@@ -380,11 +380,20 @@ def watch_winner(found: SearchResult, opened: Opened) -> Watch | None:
 def soak(run: Run, confirmed: TrialRecord, *, seat: str, seconds: float, limits: Limits) -> Watch | None:
     """Train one process of the winner without a pause, and keep its slices as a trial; None where nothing was seen."""
     trial = run.new_trial(Phase.SOAK, Configuration(confirmed.configuration))
+    deadline, patience = Deadline(clock=run.clock), max(BASELINE_SECONDS, seconds)
+    process = MeasuredProcess(run=run, deadline=deadline, trial=trial, seat=seat, start_timeout=patience)
     failure = None
     try:
-        _train(run, trial, seat, seconds)
+        process.start()
+        ends, length = run.clock() + seconds, slice_length(process.warm)
+        while run.clock() < ends and not run.interrupted():
+            count = max(1, min(SLICES_AT_ONCE, int((ends - run.clock()) / length)))
+            trial.add_slices(process.slices_without_pause(length, count))
+        process.close(0.0)
     except TrialFailed as failed:
         failure = failed
+    finally:
+        process.kill()
     record = run.keep(trial.record(Outcome.OK, failure=failure))
     if isinstance(failure, DeviceUnavailable) or (failure is None and not trial.slices):
         return None
@@ -394,25 +403,6 @@ def soak(run: Run, confirmed: TrialRecord, *, seat: str, seconds: float, limits:
         checks=_checks(trial, confirmed, limits, record.throughput, run.records.values()),
         failure="" if failure is None else failure.reason or str(failure.outcome),
     )
-
-
-def _train(run: Run, trial: Trial, seat: str, seconds: float) -> None:
-    process = MeasuredProcess(
-        run=run,
-        deadline=Deadline(clock=run.clock),
-        trial=trial,
-        seat=seat,
-        start_timeout=max(BASELINE_SECONDS, seconds),
-    )
-    try:
-        process.start()
-        ends, length = run.clock() + seconds, slice_length(process.warm)
-        while run.clock() < ends and not run.interrupted():
-            count = max(1, min(SLICES_AT_ONCE, int((ends - run.clock()) / length)))
-            trial.add_slices(process.slices_without_pause(length, count))
-        process.close(0.0)
-    finally:
-        process.kill()
 
 
 def _checks(

@@ -1,4 +1,4 @@
-"""Does a recipe's claim hold here and now? A confirmation of one configuration, held against the claim."""
+"""Check a recipe's claim on this machine: confirm its configuration again, and compare with the claim."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The knowledge of a run, derived from its trials and records. Nothing is stored here."""
+"""How candidates and leaders of a run stand, derived from its trials and records. Nothing is stored here."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def parity_checks(records: Iterable[TrialRecord]) -> dict[tuple[object, ...], Ch
     return dict(sorted(found, key=lambda each: (each[1].tells, not each[1].passed)))
 
 
-class Knowledge:
+class Standings:
     """The candidates and leaders of a run, by its trials and records."""
 
     def __init__(
@@ -357,7 +357,9 @@ class Knowledge:
 
     def claim(self, leader: LeaderTrials) -> LogInterval | None:
         """Return the logarithm of a leader's speed-up, at the level of its looks; None before the second process."""
-        return self._interval(leader, leader.instances, self._run.baseline, leader.baseline_compilations)
+        # The baseline's other processes loaded what these have compiled.
+        compilations = sum(log.saved_seconds is None for log in leader.reference.processes)
+        return self._interval(leader, leader.instances, self._run.baseline, compilations)
 
     def over_champion(self, leader: LeaderTrials, champion: LeaderTrials) -> LogInterval | None:
         """Return the same over the champion, from rounds that both were in."""
