@@ -221,8 +221,10 @@ class SearchSpace:
                 values = [value for value in values if whole % value == 0 and value <= (largest_batch or value)]
             elif name == "replicas":
                 values = [*(value for value in values if value < devices), devices]
-            slow = _slow_values(name, capability if device is Device.GPU else None)
-            left_out |= {f"{name}={format_value(value)}": why for value, why in slow.items()}
+            needs = {} if device is not Device.GPU or capability is None else KNOBS[name].capability
+            slow = {value: need for value, need in needs.items() if float(capability or 0) < need}  # no fast path
+            why = "needs compute capability {}, not {}"
+            left_out |= {f"{name}={format_value(value)}": why.format(need, capability) for value, need in slow.items()}
             allowed = _with_baseline([value for value in values if value not in slow], baseline[name])
             if len(allowed) > 1:
                 choices[name] = allowed
@@ -251,13 +253,6 @@ def _why_left_out(
     if KNOBS[name].needs_dataset_config and not dataset_takes_config:
         return "the workload's dataset() takes no config"
     return ""
-
-
-def _slow_values(name: str, capability: str | None) -> dict[KnobValue, str]:
-    """Return the values of a knob for which the GPUs have no fast path, with the reason."""
-    needs = KNOBS[name].capability if capability is not None else {}
-    why = "needs compute capability {}, not {}"
-    return {value: why.format(need, capability) for value, need in needs.items() if float(capability or 0) < need}
 
 
 def _with_baseline(values: Sequence[KnobValue], baseline: KnobValue) -> tuple[KnobValue, ...]:

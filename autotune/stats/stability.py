@@ -285,7 +285,8 @@ def explain_unclear_growth(own: Sequence[Samples], baseline: Sequence[Samples], 
     pace, examples = found or (0.0, 0.0)
     since = min((process[0][0] for process in own if len(process) >= FEWEST_SLICES), default=0.0)
     short = [[sample for sample in process if sample[0] >= since] for process in own if len(process) < FEWEST_SLICES]
-    risen, slices = max((_risen(process, pace) for process in short if process), default=(0.0, 0))
+    growths = [(held[-1][1] - held[0][1] - pace * (held[-1][0] - held[0][0]), len(held)) for held in short if held]
+    risen, slices = max(growths, default=(0.0, 0))
     if risen >= LEAST_GROWTH_BYTES:
         return f"it grew by {risen / 2**20:.0f} MiB within {slices} slices"
     if found is not None:
@@ -295,12 +296,6 @@ def explain_unclear_growth(own: Sequence[Samples], baseline: Sequence[Samples], 
     if usual and held > UNEXPLAINED * batch_ratio * usual:
         return f"it holds {held / 2**20:.0f} MiB against the baseline's {usual / 2**20:.0f} MiB"
     return ""
-
-
-def _risen(process: Samples, pace: float) -> tuple[float, int]:
-    """Return the bytes by which a process grew beyond a pace in bytes per example, and its slices."""
-    (began, before), (ended, after) = process[0], process[-1]
-    return after - before - pace * (ended - began), len(process)
 
 
 def check_parity(float32: Sequence[Curve], curve: Curve, precision: str = "float32") -> Check:

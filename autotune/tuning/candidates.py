@@ -147,7 +147,10 @@ class Proposals:
         changed = {
             space.canonical(found)
             for beginning in beginnings
-            for found in (*neighbours(beginning, space, now), *leave_one_out(beginning, space))
+            for found in (
+                *neighbours(beginning, space, now),
+                *(beginning.replace(**{name: space.baseline[name]}) for name in beginning.differences(space.baseline)),
+            )
         }
         fastest = max([best, *evidence.running], key=lambda known: beliefs.gain(known, best)[0])  # as is expected
         improvements = {found: beliefs.improvement(found, fastest) for found in changed}
@@ -273,11 +276,6 @@ def neighbours(best: Configuration, space: ResolvedSpace, now: Situation) -> lis
     return [changed for changed in dict.fromkeys(found) if changed != best]
 
 
-def leave_one_out(best: Configuration, space: ResolvedSpace) -> list[Configuration]:
-    """Return the configuration without one of its changes of the baseline, for each of them."""
-    return [best.replace(**{name: space.baseline[name]}) for name in best.differences(space.baseline)]
-
-
 def _changes(best: Configuration, space: ResolvedSpace, now: Situation) -> Iterator[Changes]:
     """Yield the changes to values that are useful, or two other values of a knob that names none."""
     useful = find_useful(space, now)
@@ -312,6 +310,10 @@ def describe_situation(
     has_quota = all(timed.foreign_cpu_seconds is None for timed in baseline.own_slices)
     sets_threads = any(baseline.configuration.get(f"{pool}_op_threads") for pool in ("intra", "inter"))
     short_steps = _usual_step(baseline) <= SHORT_STEP_SECONDS
+    taken = (  # of the memory that it may take
+        (max((part.host_bytes or 0 for part in baseline.own_slices), default=0), limits.host_bytes),
+        (max((part.device_bytes or 0 for part in baseline.own_slices), default=0), limits.device_bytes or 0),
+    )
     known = next((trial for trial in (best, *reversed(others)) if trial.input_wait_fraction is not None), None)
     return Situation(
         on_gpu=on_gpu,
@@ -324,7 +326,7 @@ def describe_situation(
         launch_bound=_usual_step(baseline) <= LAUNCH_STEP_SECONDS,
         faults_often=best.faults_often,
         short_epochs=has_short_epochs(baseline),
-        memory_share=_memory_share(baseline, limits),
+        memory_share=max((used / limit for used, limit in taken if used and limit), default=None),
         start_seconds=baseline.start_seconds,
         measured_seconds=(baseline.warmup_seconds or 0.0) + measured_seconds,
         import_seconds=import_seconds,
@@ -373,13 +375,3 @@ def most_calls(record: TrialRecord) -> float:
     if computes < COMPUTES:
         return math.inf
     return 1 if taken >= TAKEN else math.ceil(cores / min(1.0, computes))
-
-
-def _memory_share(baseline: TrialRecord, limits: Limits) -> float | None:
-    """Return the share that the baseline takes of the memory it may take, the host's or the device's; None: unknown."""
-    slices = baseline.own_slices
-    taken = (
-        (max((part.host_bytes or 0 for part in slices), default=0), limits.host_bytes),
-        (max((part.device_bytes or 0 for part in slices), default=0), limits.device_bytes or 0),
-    )
-    return max((used / limit for used, limit in taken if used and limit), default=None)

@@ -271,10 +271,6 @@ class LiveBaseline(MeasuredProcess):
                     raise self._to_error(failure) from failure
         raise AssertionError("unreachable")
 
-    def slice_once(self, length: float) -> Slice:
-        """Train a slice; raises TrialFailed where it died."""
-        return super().slice(length)
-
     def starts_again(self, failure: TrialFailed, deaths: int) -> bool:
         """Return whether to start it again after so many deaths in a row: it has trained before."""
         trained = bool(self.trial.slices or self.trial.processes)

@@ -65,6 +65,11 @@ class LeaderTrials:
         return sorted({pair.instance for pair in self.trial.pairs})
 
     @property
+    def baseline_compilations(self) -> int:
+        """How many of the baseline's processes compiled for themselves; the others loaded what these have compiled."""
+        return sum(log.saved_seconds is None for log in self.reference.processes)
+
+    @property
     def sides(self) -> list[Trial]:
         """All trials, the baseline's first."""
         return [trial for trial in (self.reference, self.trial, self.champion) if trial is not None]

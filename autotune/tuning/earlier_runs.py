@@ -18,7 +18,7 @@ from autotune.data.facts import Machine
 from autotune.data.models import KnobValue
 from autotune.data.printable import one_line
 from autotune.data.record import Outcome, Phase, Standing, TrialRecord
-from autotune.data.run_directory import EarlierLeader, RunDirectory, RunRecord, WorkloadRecord, newest_runs
+from autotune.data.run_directory import EarlierLeader, RunDirectory, RunRecord, newest_runs
 from autotune.machine.fingerprint import find_nearest, kind_of
 from autotune.recipe.recipe import Recipe, first_difference
 from autotune.space.configuration import Configuration, baseline_of, format_value, read_trials
@@ -116,18 +116,15 @@ def _same_runs(results: Path, run: RunRecord) -> list[tuple[int, RunDirectory, R
             continue
         if run.workload is None or earlier.workload is None or first_difference(run.workload, earlier.workload):
             continue
-        if not _is_same_file(run.workload, earlier.workload) or _objective_of(earlier) != _objective_of(run):
+        known, own = earlier.workload, run.workload
+        may_differ = known.script is not None and own.script is not None and known.fingerprint != own.fingerprint
+        if may_differ and os.path.normpath(known.reference) != os.path.normpath(own.reference):
+            continue  # another script of the same shapes may compute something else
+        if _objective_of(earlier) != _objective_of(run):
             continue
         kinship = _kinship(earlier.machine, run.machine, same_device=earlier.workload.device == run.workload.device)
         same.append((kinship, directory, earlier))
     return sorted(same, key=lambda found: found[0])
-
-
-def _is_same_file(workload: WorkloadRecord, other: WorkloadRecord) -> bool:
-    """Return whether two runs tuned the same script: another one of the same shapes may compute something else."""
-    if workload.script is None or other.script is None or workload.fingerprint == other.fingerprint:
-        return True
-    return os.path.normpath(workload.reference) == os.path.normpath(other.reference)
 
 
 # ------------------------------------------------------------------------------------------ their leaders

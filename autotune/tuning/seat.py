@@ -174,7 +174,7 @@ class Seat:
                         break
                     patience = PATIENCE_SECONDS + GENEROUS * baseline.warm.ready.uncounted_seconds
                     hurried = left < 3 * length + patience
-                    trial.add_slices([baseline.slice_once(length)])
+                    trial.add_slices([MeasuredProcess.slice(baseline, length)])
                 break
             except SeatLost as lost:
                 if earlier is None:  # else what it gave then stands

@@ -357,9 +357,7 @@ class Standings:
 
     def claim(self, leader: LeaderTrials) -> LogInterval | None:
         """Return the logarithm of a leader's speed-up, at the level of its looks; None before the second process."""
-        # The baseline's other processes loaded what these have compiled.
-        compilations = sum(log.saved_seconds is None for log in leader.reference.processes)
-        return self._interval(leader, leader.instances, self._run.baseline, compilations)
+        return self._interval(leader, leader.instances, self._run.baseline, leader.baseline_compilations)
 
     def over_champion(self, leader: LeaderTrials, champion: LeaderTrials) -> LogInterval | None:
         """Return the same over the champion, from rounds that both were in."""
