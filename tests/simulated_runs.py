@@ -24,9 +24,9 @@ from autotune.space.space_file import SearchSpace
 from autotune.stats.intervals import Spread, claim_interval, overall_log_ratios, process_prior
 from autotune.tuning import costs
 from autotune.tuning.confirmation import FreshPairs, LeaderTrials, SlicePlan
+from autotune.tuning.earlier_runs import read_earlier
 from autotune.tuning.events import silent
 from autotune.tuning.opening import Invocation
-from autotune.tuning.resume import read_earlier
 from autotune.tuning.rules import Limits
 from autotune.tuning.run import Deadline, Run
 from autotune.tuning.seat import Seat, TrialLimits

@@ -14,8 +14,8 @@ from autotune.data.record import LOOK_SHARE, Phase
 from autotune.front.console import trial_line
 from autotune.stats.disturbance import CAUSES, find_disturbances, load_of, usable_pairs
 from autotune.tuning import trial as running
+from autotune.tuning.earlier_runs import Earlier
 from autotune.tuning.policy import error_of
-from autotune.tuning.resume import Earlier
 
 SPEED = faster_by(jit_compile=1.5, batch_size=1.2, steps_per_execution=1.1)
 

@@ -33,8 +33,8 @@ from autotune.data.run_directory import RunDirectory
 from autotune.runtime.executor import TrialFailed
 from autotune.space.configuration import Configuration, read_trials
 from autotune.stats.deciding import EndedBy, Verdict
+from autotune.tuning.earlier_runs import note_resumption, read_earlier, refuse_another_machine
 from autotune.tuning.events import TrialBegan, TrialMeasured
-from autotune.tuning.resume import note_resumption, read_earlier, refuse_another_machine
 
 SPEED = faster_by(jit_compile=1.5, batch_size=1.2, steps_per_execution=1.1)
 ONE_KNOB = space(jit_compile=[False, True])

@@ -34,8 +34,8 @@ from autotune.space.configuration import NOT_ACCUMULATED, Configuration, baselin
 from autotune.space.knobs import Device
 from autotune.space.space_file import ResolvedSpace, SearchSpace, find_search_space
 from autotune.stats.disturbance import joules_of
+from autotune.tuning.earlier_runs import Earlier, refuse_another_machine, refuse_another_workload
 from autotune.tuning.events import Began, Notice, Observer
-from autotune.tuning.resume import Earlier, refuse_another_machine, refuse_another_workload
 from autotune.tuning.rules import Limits
 from autotune.tuning.run import CLOSING_SECONDS, OVERRUN_SHARE, Deadline, Run
 from autotune.tuning.seat import BASELINE_SECONDS, Seat

@@ -38,7 +38,18 @@ from autotune.stats.same_loss import USUAL_OVER_CRITICAL
 from autotune.stats.stability import DEVICE_GROWTH, HOST_GROWTH, check_hangs, check_memory_growth
 from autotune.tuning.comparison import MeasuredProcess
 from autotune.tuning.costs import slice_length
-from autotune.tuning.earlier_runs import describe_leaders, find_leaders, starting_points, why_unused
+from autotune.tuning.earlier_runs import (
+    Earlier,
+    describe_leaders,
+    find_leaders,
+    note_resumption,
+    read_earlier,
+    refuse_another_machine,
+    refuse_another_question,
+    resumption_notes,
+    starting_points,
+    why_unused,
+)
 from autotune.tuning.events import Began, Notice, Observer, RunBegan, count_interruptions
 from autotune.tuning.loop import Loop, SearchResult
 from autotune.tuning.opening import (
@@ -52,14 +63,6 @@ from autotune.tuning.opening import (
     reference_to,
 )
 from autotune.tuning.recommend import recommend
-from autotune.tuning.resume import (
-    Earlier,
-    note_resumption,
-    read_earlier,
-    refuse_another_machine,
-    refuse_another_question,
-    resumption_notes,
-)
 from autotune.tuning.rules import Limits, call_seconds, memory_of, memory_samples
 from autotune.tuning.run import CLOSING_SECONDS, Deadline, Run
 from autotune.tuning.sampler import Sampler
