@@ -13,6 +13,7 @@ from simulated_runs import (
     a_leader,
     a_record,
     a_state,
+    a_warm_up,
     faster_by,
     go_on,
     on_disk,
@@ -29,11 +30,13 @@ from autotune.recipe.recipe import Recipe
 from autotune.report.charts import waterfall
 from autotune.report.history import load_history
 from autotune.runtime.executor import DeviceUnavailable, TrialFailed
-from autotune.space.configuration import read_trials
+from autotune.space.configuration import baseline_configuration, read_trials
+from autotune.space.knobs import Device
 from autotune.stats.deciding import EndedBy, Verdict
 from autotune.tuning.confirmation import unmeasured_changes, without_change
 from autotune.tuning.events import TrialBegan
 from autotune.tuning.policy import End, FreshPair, LeaveOut, TryAnother, next_action
+from autotune.tuning.seat import find_in_force
 
 RECORDED = Path(__file__).parents[1] / "results" / "recorded" / "cpu" / "two_cores" / "train_digits_command_one"
 
@@ -227,6 +230,20 @@ def test_changes_are_left_out_once_and_only_where_the_rest_can_run():
     assert unmeasured_changes(8, BOTH, BASELINE, [done]) == ("jit_compile", "steps_per_execution")
     assert unmeasured_changes(5, BASELINE.replace(jit_compile=True), BASELINE, []) == ()
     assert without_change(BOTH, "jit_compile", BASELINE) == BASELINE.replace(steps_per_execution=8)
+
+
+ON_GPU = baseline_configuration(32, {}, Device.GPU, where="baseline")
+OWN_THREADS = ON_GPU.replace(gpu_thread_mode="gpu_private", gpu_thread_count=8)
+
+
+def test_what_acts_only_beside_a_change_leaves_with_it():
+    assert without_change(OWN_THREADS, "gpu_thread_mode", ON_GPU) == ON_GPU
+    assert without_change(OWN_THREADS, "gpu_thread_count", ON_GPU) == OWN_THREADS.replace(gpu_thread_count=2)
+
+
+def test_what_does_nothing_beside_what_is_in_force_is_reset():
+    started = a_warm_up().started.model_copy(update={"in_force": {"gpu_thread_mode": "global"}})
+    assert find_in_force(OWN_THREADS, started, ON_GPU) == ON_GPU.replace(jit_compile=False)
 
 
 def test_its_slices_stand_beside_the_leaders():

@@ -4,13 +4,14 @@ import itertools
 from types import SimpleNamespace
 
 import pytest
-from simulated_runs import BASELINE, FAST, LIMITS, a_record, run_on, simulated_trials
+from simulated_runs import BASELINE, FAST, LIMITS, a_pair, a_record, run_on, simulated_trials
 
 from autotune.data.figures import Check, LogInterval
-from autotune.data.record import Looks, Outcome, Pairing, Phase, Standing
+from autotune.data.record import Looks, Outcome, Pairing, Phase, ProcessLog, Standing
 from autotune.stats.deciding import EndedBy
 from autotune.stats.stability import PARITY
 from autotune.tuning import costs
+from autotune.tuning import standings as standings_module
 from autotune.tuning.leaders import Leaders
 from autotune.tuning.loop import Loop
 from autotune.tuning.policy import error_of
@@ -46,6 +47,16 @@ def test_the_one_that_was_confirmed_last_is_recommended_whichever_was_begun_firs
     for number in (11, 21):  # and so it is by the records, after a resumption
         run.trials[number] = Trial.of_record(run.records[number])
     assert standings.champion_beside(FAST).trial.number == 11
+
+
+def test_a_claim_is_told_how_often_the_baseline_was_compiled(tmp_path, monkeypatch):
+    run, known, _ = begun(tmp_path)
+    run.trials[11].pairs = tuple(a_pair(1.5, instance=number) for number in range(3))
+    leader, told = known.leader(11), []
+    leader.reference.processes = tuple(ProcessLog.model_construct(saved_seconds=saved) for saved in (None, 3.0, 3.0))
+    monkeypatch.setattr(standings_module, "claim_interval", lambda _, **how: told.append(how["compilations"]))
+    known.claim(leader)
+    assert told == [1]
 
 
 def test_a_leader_that_beats_an_earlier_champion_must_beat_the_present_one(tmp_path, monkeypatch):

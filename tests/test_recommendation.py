@@ -2,9 +2,20 @@
 
 import dataclasses
 import math
+from types import SimpleNamespace
 
 import pytest
-from simulated_runs import BASELINE, Watcher, faster_by, quick_tune, simulated_trials, space
+from simulated_runs import (
+    BASELINE,
+    Watcher,
+    a_candidate,
+    a_record,
+    a_state,
+    faster_by,
+    quick_tune,
+    simulated_trials,
+    space,
+)
 
 from autotune.data.figures import Check, Interval
 from autotune.data.record import Outcome, Phase
@@ -15,7 +26,7 @@ from autotune.stats.intervals import Spread
 from autotune.stats.stability import DEVICE_MEMORY, check_falling_loss, check_finite_loss, check_peak_memory
 from autotune.tuning import tune
 from autotune.tuning.events import PairMeasured, TrialBegan, TrialEnded, silent
-from autotune.tuning.recommend import recommend
+from autotune.tuning.recommend import likely_larger_batch, recommend
 from autotune.tuning.state import EXCLUDED_GAIN, Candidate
 
 ONE_CANDIDATE = space(batch_size=[32, 128])
@@ -416,6 +427,15 @@ def test_retracing_that_the_log_does_not_show_is_listed(ended):
     others = [each for each in ended.given["found"].checks[ended.number] if each.name != "retracing"]
     assert any("retracing" in each for each in ended.not_checked(checks=others))
     assert not any("retracing" in each for each in ended.not_checked())
+
+
+def test_the_likely_larger_batch_is_the_most_promising():
+    state = a_state(a_candidate(1, 0.2, batch_ratio=2.0), a_candidate(2, 0.5, batch_ratio=2.0), a_candidate(3, 0.9))
+    rate = Interval(value=1.0, low=1.0, high=1.0)
+    run = SimpleNamespace(objective="energy", records={number: a_record(throughput=rate) for number in (1, 2)})
+    likely = likely_larger_batch(SimpleNamespace(state=state), run)
+    assert (likely.speedup.value, likely.confirmed) == (pytest.approx(1.5), False)
+    assert likely.learning_rate_rule.not_measured == "the objective is energy"
 
 
 def test_the_bound_of_a_hopeless_measurement_can_be_written(tmp_path):

@@ -3,6 +3,7 @@
 import itertools
 
 import pytest
+from simulated import SimulatedTrial
 from simulated_runs import FAST, Fresh, faster_by, quick_tune, simulated_trials, space
 
 from autotune.data.record import Outcome, Phase
@@ -68,6 +69,17 @@ def every(count, seconds):
 def test_what_leaks_or_hangs_is_found(tmp_path, behaviour, broken):
     found, *_ = watched(tmp_path, **behaviour)
     assert [name for name, well in passed(found).items() if not well] == [broken]
+
+
+def test_weights_that_are_ruined_at_its_end_fail_it(tmp_path, monkeypatch):
+    def finish(live, *given, whole=SimulatedTrial.finish, **how):
+        if hasattr(live._trials, "ruined"):
+            raise TrialFailed(Outcome.NONFINITE, "weights are not finite")
+        return whole(live, *given, **how)
+
+    monkeypatch.setattr(SimulatedTrial, "finish", finish)
+    found, record, _ = watched(tmp_path, ruined=True)
+    assert (found.failure, record.outcome) == ("weights are not finite", Outcome.NONFINITE)
 
 
 def test_a_leak_of_the_workloads_own_refuses_nobody(tmp_path):
