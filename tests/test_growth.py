@@ -178,3 +178,10 @@ def test_few_slices_leave_memory_unclear_that_grew_or_that_the_batch_size_does_n
 
 def test_a_leak_beside_a_baseline_that_was_hardly_seen_is_unclear():
     assert "of the baseline" in explain_unclear_growth([samples(2048)], [samples(2048, count=FEW)], batch_ratio=1.0)
+
+
+@pytest.mark.parametrize(("times", "why"), [(1, ""), (3, "it grew by 76 MiB within 3 slices")])
+def test_a_short_process_is_judged_beyond_the_pace_of_long_ones(times, why):
+    long, flat = ([(1000.0 * at, pace * at) for at in range(12)] for pace in (20e6, 0.0))
+    short = [(1000.0 * at, times * 20e6 * at) for at in range(3)]
+    assert explain_unclear_growth([long, short], [flat], batch_ratio=1.0) == why

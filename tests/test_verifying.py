@@ -12,6 +12,8 @@ from types import SimpleNamespace
 import filelock
 import pytest
 from simulated_runs import (
+    BASELINE,
+    FAST,
     MACHINE,
     REFERENCE,
     Watcher,
@@ -33,7 +35,7 @@ from autotune.script.workload import Workload
 from autotune.stats.deciding import ClaimResult, judge_claim
 from autotune.tuning import verify as verify_module
 from autotune.tuning.events import Notice, TrialBegan, TrialEnded, TrialMeasured, silent
-from autotune.tuning.verify import Verification, verify, verify_with
+from autotune.tuning.verify import Verification, measured_claim, verify, verify_with
 
 SPACE = space(batch_size=[32, 128])
 
@@ -495,3 +497,14 @@ def test_of_a_folder_the_recipe_of_this_machine_is_verified_and_named(verify_sim
     assert verified(folder, observe=watcher).claimed == recipe.evidence.speedup
     (text,) = [event.text for event in watcher.of(Notice) if "kind of machine" in event.text]
     assert text.startswith(f"{folder}/here.json was measured on this kind of machine")
+
+
+@pytest.mark.parametrize("apart", [True, False])
+def test_a_claim_is_wider_between_templates(monkeypatch, apart):
+    given = []
+    monkeypatch.setattr(verify_module, "claim_interval", lambda _, **how: given.append(how["other_template"]))
+    trial = SimpleNamespace(configuration=FAST)
+    leader = SimpleNamespace(instances=[[0.1], [0.2]], trial=trial, baseline_compilations=2)
+    executor = SimpleNamespace(needs_different_template=lambda *sides: apart)
+    measured_claim(leader, SimpleNamespace(run=SimpleNamespace(executor=executor, baseline=BASELINE)))
+    assert given == [apart]
