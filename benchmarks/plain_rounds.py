@@ -29,6 +29,7 @@ from autotune.machine.fingerprint import available_cores
 from autotune.machine.gpu import read_gpus
 from autotune.recipe import apply
 from autotune.script.workload import Workload, call_with_config, takes_config
+from autotune.space import freed_memory
 from autotune.space.configuration import Configuration, baseline_configuration
 from autotune.space.knobs import KNOBS, Device, Stage
 from autotune.space.space_file import ResolvedSpace, SearchSpace, find_search_space
@@ -58,6 +59,8 @@ class Rounds:
         self._facts = self._answer()
         self._device = Device.GPU if read_gpus().gpus else Device.CPU
         named = {"jit_compile": self._device is Device.GPU, **self._facts["baseline"], **self._facts["set_by_dataset"]}
+        if self._device is Device.CPU and not freed_memory.WHY_NOT:
+            named.setdefault("keep_freed_memory", "none")  # as `tune` names it
         self.baseline = baseline_configuration(self._facts["batch_size"], named, self._device, where="Workload")
         self.examples: int = self._facts["examples"]
 
