@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 from cyclopts import App, Parameter
 from cyclopts import Group as CommandGroup
 
-from autotune.data.errors import ArgumentError, TuningInterruptedError
+from autotune.data.errors import ArgumentError, RunDirectoryError, TuningInterruptedError
 from autotune.data.options import MEMORY_MARGIN, USUAL_BUDGET, VERIFY_SECONDS, Group, Tracker, take_options
 from autotune.data.printable import plural
 from autotune.version import DISTRIBUTION, __version__
@@ -36,6 +36,7 @@ app = App(
     help_format="markdown",  # plaintext keeps the line breaks of docstrings
     default_parameter=Parameter(negative=""),  # no `--no-…` beside an option that is off
 )
+EXAMPLE = "train_shapes.py"
 _GROUPS = {name: CommandGroup(name, sort_key=place) for place, name in enumerate(get_args(Group))}
 
 
@@ -48,6 +49,54 @@ def print_json(command: str, **fields: Any) -> None:
     from autotune.front.documents import print_document
 
     print_document(command, **fields)
+
+
+def run_or_newest(run: Path | None) -> Path:
+    """Return the run directory that was given; else the newest one below `results`, and say which that is."""
+    from autotune.data.run_directory import follow_latest
+    from autotune.front.console import note
+
+    if run is not None:
+        return follow_latest(run)
+    newest = _newest()
+    note(f"the newest run is {newest}")
+    return newest
+
+
+def _newest() -> Path:
+    from autotune.data.run_directory import RESULTS, newest_runs
+
+    found = newest_runs(Path(RESULTS), most=1)
+    if not found:
+        raise RunDirectoryError(
+            f"no run was given, and {RESULTS}/ in this directory holds none",
+            hint="Give a run directory, or change to the directory in which you ran `autotune tune`.",
+        )
+    return found[0].path
+
+
+def script_of(path: Path, args: list[str] | None) -> tuple[str, list[str]]:
+    """Return the script that the recipe at a path was tuned with, and these arguments; its own arguments when None.
+
+    Raises:
+        ArgumentError: No `run.json` beside the recipe names the script, or the recipe masks one of the arguments.
+        RecipeError: The recipe cannot be read.
+    """
+    from autotune.data.run_directory import RunDirectory
+    from autotune.recipe.recipe import read_recipes, select_nearest
+
+    selection = select_nearest(read_recipes(path))
+    recipe, recipe_file = selection.recipe, selection.path
+    try:
+        workload = RunDirectory(recipe_file.parent).read_run().workload
+    except RunDirectoryError:
+        workload = None
+    if workload is None or workload.fingerprint != recipe.workload.fingerprint:
+        raise ArgumentError(
+            f"SCRIPT is missing: no run.json beside {recipe_file} names the script that the recipe was tuned with",
+            hint=f"Name the script: autotune run {path} train.py",
+        )
+    return workload.reference, [*recipe.workload.arguments] if args is None else args
 
 
 @app.command(usage="Usage: autotune tune SCRIPT|WORKLOAD [OPTIONS] [-- ARGS]")
@@ -113,9 +162,14 @@ def demo(*, budget: str = USUAL_BUDGET, json: bool = False) -> int:
         budget: Wall-clock time for everything.
         json: As for `autotune tune`.
     """
-    from autotune.front.defaults import copy_example
+    from autotune.data.files import shipped_directory, write_atomically
 
-    return tune(copy_example(), budget=budget, json=json)
+    source, copy = shipped_directory("examples") / EXAMPLE, Path(EXAMPLE)
+    if not os.path.lexists(copy):  # nothing is written through a link that leads nowhere yet
+        write_atomically(copy, source.read_bytes(), hint="Change to a directory that you may write to.")
+    elif not copy.is_file() or copy.read_bytes() != source.read_bytes():
+        raise ArgumentError(f"{EXAMPLE} is here already, and is not the demo's", hint="Change to another directory.")
+    return tune(EXAMPLE, budget=budget, json=json)
 
 
 @app.command(usage="Usage: autotune run RECIPE|FOLDER [OPTIONS] [SCRIPT [ARGS]]")
@@ -159,8 +213,6 @@ def run(
     from autotune.script.long_run import prepare_run
 
     if script is None:
-        from autotune.front.defaults import script_of
-
         script, args = script_of(recipe, args)
         note(f"running {shlex.join([script, *args])}, which the recipe was tuned with")
     prepared = prepare_run(
@@ -313,7 +365,6 @@ def show(
     """
     from autotune.data.run_directory import RunDirectory, follow_latest, to_repeat
     from autotune.front.console import note, say
-    from autotune.front.defaults import run_or_newest
     from autotune.front.results import show_answer, show_diff, show_folder, show_history
     from autotune.recipe.advice import answer_at
     from autotune.recipe.recipe import holds_recipes, read_recipes, select_nearest
@@ -401,7 +452,6 @@ def report(run: Path | None = None, /, *, open: bool = False) -> None:
     import webbrowser
 
     from autotune.front.console import note, say
-    from autotune.front.defaults import run_or_newest
     from autotune.report.page import write_page
 
     page = write_page(run_or_newest(run))
@@ -422,7 +472,6 @@ def export(run: Path | None = None, /, *, log_to: Tracker) -> None:
             files go to the run directory.
     """
     from autotune.front.console import say
-    from autotune.front.defaults import run_or_newest
     from autotune.report.export import check_installed, export_run
 
     check_installed(log_to)
@@ -440,11 +489,14 @@ def compare(runs: Runs = None, /, *, csv: Path | None = None, parquet: Path | No
         parquet: Write it to this Parquet file.
         json: Print it as JSON (docs/history.md).
     """
-    from autotune.front.defaults import runs_or_all
+    from autotune.data.run_directory import RESULTS
     from autotune.front.results import show_comparison
     from autotune.report.history import compare as compare_runs
 
-    frame = compare_runs(runs_or_all(runs))
+    if not runs:
+        _newest()  # there is one
+        runs = [Path(RESULTS)]
+    frame = compare_runs(runs)
     if not _write("compare", frame, "run", csv, parquet, json):
         show_comparison(frame)
 
