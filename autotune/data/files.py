@@ -20,6 +20,8 @@ import psutil
 from autotune.data.errors import RunDirectoryError
 
 TEMPORARY = re.compile(r"\..+\.[0-9a-f]{16}")  # names of files that are being written
+_NO_DISK = re.compile("tmpfs|ramfs|devtmpfs|nfs|cifs|smb|9p|fuse|ceph|lustre|gpfs|beegfs|afs|virtiofs")
+LOCK = "lock"  # a file in such a directory, which its process and the forks of that hold
 
 
 def read_at_most(path: Path, most_bytes: int) -> bytes:
@@ -89,8 +91,7 @@ def shipped_directory(name: str) -> Path:
     return inside if inside.is_dir() else package.parent / name
 
 
-_NO_DISK = re.compile("tmpfs|ramfs|devtmpfs|nfs|cifs|smb|9p|fuse|ceph|lustre|gpfs|beegfs|afs|virtiofs")
-LOCK = "lock"  # a file in such a directory, which its process and the forks of that hold
+# ----------------------------------------------------------------------------------------------- temporary directories
 
 
 def make_scratch(prefix: str, parent: Path | None = None) -> Path:

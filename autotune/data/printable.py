@@ -92,6 +92,9 @@ def printable(text: str) -> str:
     return _UNPRINTABLE.sub("", text.replace("\r", "\n")).encode("utf-8", "backslashreplace").decode()
 
 
+# --------------------------------------------------------------------------------------------------------- credentials
+
+
 MASK = "***"
 RECORDED_PREFIXES = (
     *("TF_", "XLA_", "KERAS_", "CUDA_", "CUDNN_", "NVIDIA_", "NCCL_", "OMP_", "KMP_", "GOMP_", "MKL_", "OPENBLAS_"),

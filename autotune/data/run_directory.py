@@ -63,6 +63,10 @@ OWN_FILES = (
 
 # Names of files that are not UTF-8 have halves of characters, which JSON cannot hold.
 Text = Annotated[str, AfterValidator(lambda text: text.encode(errors="backslashreplace").decode())]
+RESULTS = "results"  # below the current directory, where runs are written and looked for
+RECORDED = "recorded"  # below `results`: recorded figures of this repository, which are read only where they are named
+Paths = str | Path | Iterable[str | Path]
+"""The path of a run or of a directory that holds some, or several such paths."""
 
 
 class WorkloadRecord(KnownWorkload):
@@ -425,10 +429,7 @@ def to_repeat(path: Path) -> list[str]:
         return []  # the command that is shown says what is wrong
 
 
-RESULTS = "results"  # below the current directory, where runs are written and looked for
-RECORDED = "recorded"  # below `results`: recorded figures of this repository, which are read only where they are named
-Paths = str | Path | Iterable[str | Path]
-"""The path of a run or of a directory that holds some, or several such paths."""
+# -------------------------------------------------------------------------------------------------------- finding runs
 
 
 def find_runs(*paths: Paths) -> tuple[RunDirectory, ...]:

@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 _NUMBERS = ("no.", "samples/s")
 _PLACES = ("seat", "host", "device")
 _OF_RUNS = ("workload", "machine", "trials", "limited by")
+MOST_LINES, COLUMNS = 20, 80
+COMPILES_SECONDS = 1.0  # shorter compile times are no cost that decides
 
 
 def show_history(frame: pandas.DataFrame, console: RichConsole | None = None) -> None:
@@ -226,8 +228,7 @@ def describe_transfer(recipes: Sequence[Recipe]) -> list[str]:
     return lines
 
 
-MOST_LINES, COLUMNS = 20, 80
-COMPILES_SECONDS = 1.0  # shorter compile times are no cost that decides
+# ---------------------------------------------------------------------------------------------------- the end of a run
 
 
 class _Part(NamedTuple):

@@ -38,6 +38,8 @@ ALLOW_NAMESPACES = (
 )
 RESTLESS = 0.05
 """The relative spread of equal stretches of work on a busy machine."""
+JITTER_SECONDS, STRETCH_SECONDS = 5.0, 0.1
+ASK_SECONDS = 120
 
 
 class Level(enum.StrEnum):
@@ -228,8 +230,9 @@ def _check_host(state: MachineState) -> Iterator[Finding]:
         yield _fact("without xprof, compute is not told from memory bandwidth", "pip install xprof")
 
 
-JITTER_SECONDS, STRETCH_SECONDS = 5.0, 0.1
-ASK_SECONDS = 120
+# ------------------------------------------------------------------------------------------------- reading the machine
+
+
 Cards = tuple[str | None, tuple[GpuState, ...]]
 _NO_CARDS: Cards = (None, ())
 _ASK = """

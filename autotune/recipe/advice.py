@@ -75,6 +75,9 @@ def resume_command(tuned: str, directory: Path, to_repeat: Sequence[str] = (), *
     return one_line(shlex.join([*words, *to_repeat]))
 
 
+# ---------------------------------------------------------------------------------------------- what limits a training
+
+
 MOST_CAUSES = 2
 WORTH_SAYING = 1.05  # the least upper bound on a gain that is worth a sentence
 GOOD_SCALING = 0.7  # share of its devices' speed; a training that reaches less gets a notice

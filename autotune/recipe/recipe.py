@@ -42,6 +42,8 @@ LARGEST_FILE_BYTES = 1 << 20  # a recipe has some 10 kB
 MOST_FILES = 1000  # of a folder
 _GIVE = "Give a recipe.json, a run directory, or a folder that has the recipe.json files of one training."
 _DAMAGED = "The file is damaged, or was not written by `autotune tune`."
+_FIRST_AXIS = re.compile(r"shape=\((None|\d+)")  # of a tensor of the batch: the batch size, where it is fixed
+_Key = tuple[str, str, str, int]
 
 
 class MachineMismatchWarning(UserWarning):
@@ -432,8 +434,7 @@ def _rank(file: RecipeFile) -> tuple[bool, str]:
     return file.recipe.evidence.verdict is not Verdict.UNDECIDED, file.recipe.created_by.created_at
 
 
-_FIRST_AXIS = re.compile(r"shape=\((None|\d+)")  # of a tensor of the batch: the batch size, where it is fixed
-_Key = tuple[str, str, str, int]
+# --------------------------------------------------------------------------------------------------- the same training
 
 
 def first_difference(workload: KnownWorkload, other: KnownWorkload) -> str:

@@ -26,6 +26,12 @@ from autotune.stats.deciding import Verdict
 from autotune.stats.same_loss import ExamplesNeeded, Losses, examples_needed, probe_examples, whole_trainings
 
 Child = Element | str | None
+EXPLANATION = (
+    "Each change was left out of the recommended configuration once. These figures are no part of the claim. Changes "
+    "act together, so single gains do not multiply to the whole."
+)
+TOGETHER = "acting together"
+FEWEST_POINTS = 3
 
 
 def element(tag: str, *children: Child, **attributes: str | None) -> Element:
@@ -110,13 +116,6 @@ def _ratio(record: TrialRecord) -> float:
     return 0.0 if record.speedup is None else record.speedup.value
 
 
-EXPLANATION = (
-    "Each change was left out of the recommended configuration once. These figures are no part of the claim. Changes "
-    "act together, so single gains do not multiply to the whole."
-)
-TOGETHER = "acting together"
-
-
 @dataclass(frozen=True, kw_only=True)
 class Step:
     """A step from the baseline to the recommendation."""
@@ -162,9 +161,6 @@ def waterfall(recipe: Recipe) -> Sequence[Step]:
         name = f"the same losses need ×{factor.value:.2f} the examples"
         steps.append(Step(name=name, gain=gain, begins_at=whole.value))
     return steps
-
-
-FEWEST_POINTS = 3
 
 
 def average_losses(seconds: Sequence[float], trainings: Sequence[Losses]) -> list[dict[str, float]]:

@@ -347,6 +347,9 @@ def write_parquet(frame: pd.DataFrame, path: str | Path) -> None:
     write_atomically(Path(path), frame.to_parquet(engine="pyarrow", index=False), hint=_HINT)
 
 
+# ------------------------------------------------------------------------------------------------------ comparing runs
+
+
 COLUMNS = (
     typed(STRING, "run workload machine verdict headline")
     | typed(FLOAT, "claim low high throughput baseline_throughput")

@@ -46,6 +46,9 @@ T = TypeVar("T")
 NAME = "report.html"
 MARK = b'<meta name="generator" content="autotune">'  # of every page of autotune, see report.html
 PARTS = Path(__file__).parent  # of the page: report.html, its style and its script
+LONGEST_LOG = 2000  # characters of a failed trial's log
+UNKNOWN = "–"
+_PLUMBING = re.compile(r"^(while/[^/]*/[^/]*/)+(cond/[^/]*/[^/]*/|while/cond/)*")  # before an operation's own name
 
 
 def write_page(path: str | Path) -> Path:
@@ -143,9 +146,7 @@ def _chosen_trial(recipe: Recipe, records: Sequence[TrialRecord]) -> TrialRecord
     return (claimed or same)[-1] if same else None
 
 
-LONGEST_LOG = 2000  # characters of a failed trial's log
-UNKNOWN = "–"
-_PLUMBING = re.compile(r"^(while/[^/]*/[^/]*/)+(cond/[^/]*/[^/]*/|while/cond/)*")  # before an operation's own name
+# -------------------------------------------------------------------------------------------------------- its sections
 
 
 @dataclass(frozen=True, kw_only=True)

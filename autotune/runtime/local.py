@@ -156,6 +156,9 @@ class LocalExecutor(Executor):
         remove_all_layers(self._layers)
 
 
+# --------------------------------------------------------------------------------------------------------------- seats
+
+
 def group_gpus(wanted: str, size: int, visible: Sequence[VisibleGpu] | None = None) -> tuple[Place, ...]:
     """Return seats with `size` GPUs each: of `all` that are visible, or of indices and UUIDs between commas.
 

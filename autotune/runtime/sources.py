@@ -24,6 +24,7 @@ from autotune.space.keras_in_use import uses_legacy_keras
 
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda, ast.comprehension)
 """Nodes of a syntax tree that bind names of their own."""
+SUFFIX = ".autotune-cells.json"  # of the file beside a translation that lists its cells
 
 
 def parse_source(file: Path) -> ast.Module:
@@ -165,7 +166,7 @@ def keras_of_sources(files: Sequence[Path], variables: Mapping[str, str]) -> Ker
     return KerasVersion.KERAS_2 if is_legacy else KerasVersion.KERAS_3
 
 
-SUFFIX = ".autotune-cells.json"  # of the file beside a translation that lists its cells
+# -------------------------------------------------------------------------------------------------- cells of notebooks
 
 
 class Cell(NamedTuple):
