@@ -93,16 +93,7 @@ class Finding(NamedTuple):
     fix: str = ""
 
 
-def _stops(problem: str, fix: str) -> Finding:
-    return Finding(Level.STOPS, problem, fix)
-
-
-def _slows(problem: str, fix: str) -> Finding:
-    return Finding(Level.SLOWS, problem, fix)
-
-
-def _fact(text: str, fix: str = "") -> Finding:
-    return Finding(Level.FACT, text, fix)
+_stops, _slows, _fact = (partial(Finding, level) for level in Level)
 
 
 def diagnose(state: MachineState) -> list[Finding]:
