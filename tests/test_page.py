@@ -20,7 +20,7 @@ from autotune.data.record import Outcome
 from autotune.data.run_directory import RunDirectory
 from autotune.front import cli
 from autotune.front.tune import tune
-from autotune.recipe.answers import NOT_PROMISED
+from autotune.recipe.answer import NOT_PROMISED
 from autotune.recipe.recipe import Recipe
 from autotune.report.charts import element, to_html, with_code
 from autotune.report.history import compare, load_history

@@ -15,7 +15,7 @@ from autotune.data.facts import ScriptFacts, Site, Trains
 from autotune.data.figures import Interval
 from autotune.data.printable import LONGEST_MESSAGE
 from autotune.recipe import recipe as recipe_module
-from autotune.recipe.answers import learning_caveats
+from autotune.recipe.answer import learning_caveats
 from autotune.recipe.apply import environment
 from autotune.recipe.evidence import (
     FAILED_A_CHECK,

@@ -19,7 +19,7 @@ from pydantic import AwareDatetime, BeforeValidator, Field, TypeAdapter, create_
 from autotune.data.figures import Interval
 from autotune.data.models import Frozen, Value
 from autotune.machine.doctor import Level
-from autotune.recipe.answers import Answer
+from autotune.recipe.answer import Answer
 from autotune.recipe.recipe import Recipe
 from autotune.report.history import BOOLEAN, COLUMNS, FLOAT, INTEGER, TIME, columns
 from autotune.space.knobs import Device, Domain, Numerics, Stage

@@ -24,7 +24,7 @@ from autotune.data.record import Outcome
 from autotune.front.console import note, print_table, ratio, say, terminal
 from autotune.machine.doctor import Finding, Level, first_fix
 from autotune.machine.fingerprint import kind_of
-from autotune.recipe.answers import NOT_PROMISED, WORTH_A_LINE_SECONDS, Answer, Change, Command, Side
+from autotune.recipe.answer import NOT_PROMISED, WORTH_A_LINE_SECONDS, Answer, Change, Command, Side
 from autotune.recipe.recipe import Recipe, RecipeSource, select_recipe
 from autotune.space.configuration import Configuration, format_value
 from autotune.space.knobs import KNOBS, Numerics

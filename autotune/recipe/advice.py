@@ -11,7 +11,7 @@ from autotune.data.facts import ScriptFacts, SlowPart
 from autotune.data.figures import Bottleneck
 from autotune.data.printable import duration, one_line
 from autotune.data.record import Phase, TrialRecord
-from autotune.recipe.answers import Answer, Command, CommandName
+from autotune.recipe.answer import Answer, Command, CommandName
 from autotune.recipe.apply import environment
 from autotune.recipe.recipe import Recipe
 from autotune.space.configuration import Configuration

@@ -27,7 +27,7 @@ from autotune.data.printable import LONGEST_MESSAGE, one_line
 from autotune.data.run_directory import follow_latest
 from autotune.machine.fingerprint import Kind, describe_changes, find_nearest, fingerprint, kind_differences, kind_of
 from autotune.recipe import apply
-from autotune.recipe.answers import Answer, answer_of
+from autotune.recipe.answer import Answer, answer_of
 from autotune.recipe.compiled import find_compiled
 from autotune.recipe.evidence import SCHEMA_VERSION, BestConfiguration, LearningRateRule
 from autotune.recipe.training_code import TrainingCode

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from autotune.data.errors import ApplyError
 from autotune.data.facts import KnownWorkload
 from autotune.recipe import apply
-from autotune.recipe.answers import describe_factor
+from autotune.recipe.answer import describe_factor
 from autotune.recipe.evidence import RecipeContent
 from autotune.recipe.guard import Guard, guard_callback, say
 from autotune.recipe.keras_api import keras_api, refuse_other_keras

@@ -18,7 +18,7 @@ from autotune.data.models import KnobValue
 from autotune.data.printable import one_line
 from autotune.data.record import Phase, TrialRecord, baseline_with_ceilings
 from autotune.data.run_directory import RunRecord
-from autotune.recipe.answers import Answer, describe_factor
+from autotune.recipe.answer import Answer, describe_factor
 from autotune.recipe.learning_rate import factor_of
 from autotune.recipe.recipe import Recipe
 from autotune.space.configuration import Configuration, format_value

@@ -22,7 +22,7 @@ from autotune.data.models import KnobValue
 from autotune.data.printable import one_line
 from autotune.data.record import Outcome, Pair, Phase, Slice, Standing, TrialRecord, reference_of
 from autotune.data.run_directory import Paths, RunDirectory, find_runs, parse_utc
-from autotune.recipe.answers import kind_of
+from autotune.recipe.answer import kind_of
 from autotune.recipe.recipe import Recipe, holds_recipes, read_recipes
 from autotune.space.configuration import Configuration, baseline_of, read_trials
 from autotune.space.knobs import KNOBS

@@ -24,7 +24,7 @@ from autotune.data.printable import duration, memory_size, one_line, printable
 from autotune.data.record import Phase, TrialRecord, baseline_with_ceilings
 from autotune.data.run_directory import RunDirectory, RunRecord, left_out, to_repeat
 from autotune.recipe.advice import answer_at, resume_command
-from autotune.recipe.answers import NOT_PROMISED, WORTH_A_LINE_SECONDS, Answer, Command, Side, answer_of
+from autotune.recipe.answer import NOT_PROMISED, WORTH_A_LINE_SECONDS, Answer, Command, Side, answer_of
 from autotune.recipe.recipe import Recipe
 from autotune.report.charts import (
     EXPLANATION,

@@ -19,7 +19,7 @@ from autotune.data.options import check_args
 from autotune.data.record import Rule
 from autotune.machine.fingerprint import fingerprint
 from autotune.recipe import apply
-from autotune.recipe.answers import describe_doubts
+from autotune.recipe.answer import describe_doubts
 from autotune.recipe.compiled import find_compiled
 from autotune.recipe.guard import LOG, Guard, guard_callback, say
 from autotune.recipe.keras_api import api_of, keras_api, refuse_other_keras

@@ -23,7 +23,7 @@ from autotune.data.figures import Check
 from autotune.data.printable import first_line
 from autotune.data.record import Branch, Outcome, Pairing, Phase, TrialRecord
 from autotune.data.run_directory import EarlierLeader
-from autotune.recipe.answers import how_soon
+from autotune.recipe.answer import how_soon
 from autotune.runtime.executor import SeatLost
 from autotune.space.changes import Situation
 from autotune.space.configuration import Configuration, find_conflict

@@ -12,7 +12,7 @@ from autotune.data.printable import first_line
 from autotune.data.record import Standing, TrialRecord, baseline_with_ceilings
 from autotune.data.run_directory import RunRecord, WorkloadRecord
 from autotune.recipe.advice import advice, diagnose
-from autotune.recipe.answers import LARGEST_BOUND
+from autotune.recipe.answer import LARGEST_BOUND
 from autotune.recipe.evidence import (
     FAILED_A_CHECK,
     NUMERICS_NOT_CHECKED,

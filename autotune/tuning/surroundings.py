@@ -16,7 +16,7 @@ from autotune.data.facts import NO_XLA, ScriptFacts, Trains, WorkloadFacts
 from autotune.data.options import MIN_GAIN
 from autotune.data.printable import duration, plural, time_in_words
 from autotune.data.record import Slice, TrialRecord
-from autotune.recipe.answers import LARGEST_BOUND
+from autotune.recipe.answer import LARGEST_BOUND
 from autotune.runtime.executor import WarmUp
 from autotune.space.configuration import Configuration, format_value
 from autotune.space.knobs import ALLOW_PRECISION, KNOBS, PRECISION_KNOBS, STRATEGY_KNOBS, Device, Stage
