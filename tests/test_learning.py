@@ -101,7 +101,10 @@ def test_where_only_a_larger_batch_is_faster_and_learns_too_slowly_nothing_is(tm
     assert "; ".join(recipe.answer.choices[0].said) == "the baseline: nothing faster was shown"
     assert recipe.answer.recommended == "baseline"
     best = {"speedup": Interval(value=1.71, low=1.71, high=1.71), "reason": "the run ended before it was confirmed"}
-    for changes, words in ({"jit_compile": True}, "jit_compile=true"), ({"batch_size": 64}, "nothing faster was shown"):
+    for changes, words in (
+        ({"jit_compile": True}, "nothing faster is confirmed"),
+        ({"batch_size": 64}, "nothing faster was shown"),
+    ):
         closest = BestCandidate(configuration=recipe.baseline | changes, **best)
         assert words in "; ".join(recipe.model_copy(update={"candidate": closest}).answer.choices[0].said)
 
