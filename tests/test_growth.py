@@ -68,7 +68,15 @@ def test_a_slow_baselines_leak_explains_the_same_leak_in_what_trains_faster():
     found = check([samples(2048)], [slow])
     assert found.passed
     assert not found.tells, "or the baseline's memory only settles: it was seen for too short a time"
-    assert "too few slices of the baseline" in found.detail
+    assert "too little of the baseline" in found.detail
+
+
+def test_a_baseline_of_too_few_examples_leaves_a_leak_unclear():
+    slow = [samples(0.0, examples=100, noise=1.0)]
+    found = check([samples(2048, noise=1.0)], slow)
+    assert found.passed
+    assert "whose leak" in found.detail
+    assert not check([samples(20_480, noise=1.0)], slow).passed, "of so large a leak they would show something"
 
 
 def test_a_baseline_that_leaks_far_less_is_no_excuse():

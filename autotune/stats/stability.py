@@ -242,11 +242,12 @@ def check_memory_growth(
     if not value or value <= limit:
         return Check(name=name, passed=True, value=value, limit=limit, detail=seen)
     beside = estimate_growth(baseline)
-    if beside is None or beside[0] >= pace / 2:
-        if beside is not None and beside[0] * beside[1] >= LEAST_GROWTH_BYTES:
+    # A baseline that is much slower trains too few examples for the same leak to show.
+    if beside is None or beside[0] >= pace / 2 or pace * beside[1] < LEAST_GROWTH_BYTES:
+        if beside is not None and beside[0] >= pace / 2 and beside[0] * beside[1] >= LEAST_GROWTH_BYTES:
             detail = f"{seen}; the baseline grows as much for each example, so it is the workload that leaks"
             return Check(name=name, passed=True, value=value, limit=limit, detail=detail)
-        detail = f"{seen}; too few slices of the baseline to tell whose leak it is"
+        detail = f"{seen}; too little of the baseline was seen to tell whose leak it is"
         return Check(name=name, passed=True, limit=limit, detail=detail)
     full = time_in_words(max(0.0, limit) / (pace * examples_per_second))
     detail = f"{seen}, and it continues: memory is full after {full}; the baseline does not grow like that"
