@@ -114,6 +114,26 @@ def operations_in(graph: Any) -> set[str]:
     return {node.op for node in [*inner, *definition.node]}
 
 
+def draws_constants(graph: Any) -> bool:
+    """Return whether a graph may draw the same random numbers in each call: from a seed that no variable holds."""
+    definition = graph.as_graph_def()
+    for nodes in (definition.node, *(function.node_def for function in definition.library.function)):
+        known = {node.name: node for node in nodes}
+        for drawing in (node for node in nodes if "Stateless" in node.op and "Random" in node.op):
+            if len(drawing.input) < 2:  # it prepares a seed
+                continue
+            waiting, seen, reads = list(drawing.input[1:]), set[str](), False  # its first input is a shape
+            while waiting:
+                name = waiting.pop().lstrip("^").partition(":")[0]
+                if name not in seen and (node := known.get(name)) is not None:
+                    seen.add(name)
+                    reads |= node.op == "ReadVariableOp"
+                    waiting += node.input
+            if not reads:
+                return True
+    return False
+
+
 def operations_of(dataset: tf.data.Dataset) -> set[str]:
     """Return the kinds of operations in the functions of a dataset; empty where they cannot be seen."""
     return set[str]().union(*(operations_in(function.function.graph) for function in functions_of(dataset)))

@@ -235,3 +235,9 @@ def is_called_in_loop(files: Sequence[Path], method: str) -> bool:
                 return True
             waiting += [call.function.rpartition(".")[2] for call in calls[name]]
     return False
+
+
+def uses_shapes(tree: ast.Module) -> bool:
+    """Return whether a file reads sizes such as `x.shape[0]`, which are None once `reduce_retracing` has acted."""
+    read = (node.value for node in ast.walk(tree) if isinstance(node, ast.Subscript | ast.Starred))
+    return any(isinstance(node, ast.Attribute) and node.attr == "shape" for node in read)

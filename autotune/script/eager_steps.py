@@ -13,7 +13,7 @@ import inspect
 import os
 import re
 import sys
-from collections import ChainMap, defaultdict
+from collections import ChainMap, Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import CodeType, FrameType, ModuleType
@@ -57,6 +57,7 @@ class EagerSteps:
         self._directory = directory
         self._tapes: list[list[FrameType]] = []  # the frames around each tape since the last update
         self._updates: dict[CodeType, tuple[FrameType, Any]] = {}  # the last one of each function, and its batch
+        self._counts = Counter[CodeType]()  # updates of each function
         self._loops: dict[CodeType, int] = {}  # functions that make several steps in a call, with the line
         self._scopes: dict[CodeType, Mapping[str, Any]] = {}  # the names that a function saw when it was last called
         self._calls: defaultdict[CodeType, set[CodeType]] = defaultdict(set)
@@ -89,7 +90,9 @@ class EagerSteps:
         if code.co_name == "<module>" or (last is frame and is_next_step):
             self._loops[code] = frame.f_lineno
         self._updates[code] = frame, batch
-        sys.setprofile(None if self._awaited else self._note_call)
+        self._counts[code] += 1
+        is_whole = min(self._counts.values()) > 1  # what a function calls before its tape shows in its second call
+        sys.setprofile(None if self._awaited and is_whole else self._note_call)
 
     def _note_call(self, frame: FrameType, event: str, _: Any) -> None:
         code = frame.f_code
@@ -133,8 +136,10 @@ class EagerSteps:
 
     @property
     def are_all_seen(self) -> bool:
-        """True if each function with a tape that the loop calls has been called."""
+        """True if each function with a tape that the loop calls has been called, and each with an update twice."""
         called = {*self._scopes, *self._updates}
+        if min(self._counts.values(), default=2) < 2:
+            return False
         return self._awaited <= {(os.path.realpath(code.co_filename), code.co_firstlineno) for code in called}
 
     def _why_not(self, step: CodeType, source: OwnSource, parts: Collection[Any], seeded: bool) -> str:
@@ -142,6 +147,10 @@ class EagerSteps:
         if step in self._loops:
             line = line_of(step.co_filename, self._loops[step], self._directory)
             return f"{line}: the eager step stands in its loop; move it into a function of one batch to tune this"
+        if self._counts[step] < 2:
+            return (
+                f"{line_of_code(step, self._directory)}: {step.co_name}() was called once only while it was looked at"
+            )
         functions: dict[CodeType, Mapping[str, Any]] = {step: {}}
         scopes: dict[Any, Mapping[str, Any]] = {}
         while functions:

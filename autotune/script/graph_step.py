@@ -9,6 +9,7 @@ import ast
 import builtins
 import functools
 import gc
+import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,9 +19,9 @@ import numpy as np
 
 from autotune.data.facts import Site
 from autotune.data.record import Outcome
-from autotune.recipe.tf_private import drawing_alike, keras, operations_in, tf
+from autotune.recipe.tf_private import drawing_alike, draws_constants, keras, operations_in, tf
 from autotune.runtime import failures
-from autotune.script.call_sites import functions_in, line_of_code
+from autotune.script.call_sites import functions_in, line_of_code, uses_shapes
 from autotune.script.execute import edit_trees
 from autotune.script.settings import Settings
 
@@ -51,11 +52,14 @@ class StepCompiler:
         self._called: set[str] = set()  # qualified names of functions, also of those that others call
         self._traces = 0  # in the first calls
         self._is_proving = False
+        self._fixed: set[str] = set()  # files whose functions need the sizes of shapes
         setattr(builtins, _DECORATOR, self._compile)
         edit_trees(self._decorate, {Path(directory, site.file).resolve() for site in sites})
 
     def _decorate(self, tree: ast.Module, file: str) -> None:
         wanted = {site.key for site in self._sites}
+        if uses_shapes(tree):
+            self._fixed.add(os.path.realpath(file))
         for site, node in functions_in(tree, file, self._directory):
             if site.key in wanted:
                 node.decorator_list.append(ast.copy_location(ast.Name(_DECORATOR, ast.Load()), node))
@@ -63,7 +67,8 @@ class StepCompiler:
     def _compile(self, function: Any) -> Any:
         jit_compile = self._settings.changes.get("jit_compile")
         self._settings.reached |= {site.key for site in self._sites if site.call == function.__name__}
-        compiled = tf.function(function, reduce_retracing=True, jit_compile=jit_compile or None)
+        relaxed = os.path.realpath(function.__code__.co_filename) not in self._fixed
+        compiled = tf.function(function, reduce_retracing=relaxed, jit_compile=jit_compile or None)
         return compiled if self._obey is None else _ProvenStep(function, compiled, self.call)
 
     def call(self, step: _ProvenStep, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
@@ -153,7 +158,9 @@ def find_difference(plain: Callable[..., Any], compiled: Any, *arguments: Any, *
         return "draws from a seed other numbers than a graph would"
     own = compiled.get_concrete_function(*arguments, **named).graph if compiled._jit_compile else None
     if drawn or (own is not None and "Random" in str(operations_in(own))):
-        compiled = tf.function(plain, reduce_retracing=True)  # without XLA, which draws other numbers
+        # XLA draws other numbers, which matters where they are constants of the training.
+        jit_compile = (own is not None and draws_constants(own)) or None
+        compiled = tf.function(plain, reduce_retracing=True, jit_compile=jit_compile)
     graph = run(compiled)
     starts = [*before, *map(np.zeros_like, values[len(before) :])]
     bounds = [

@@ -363,6 +363,8 @@ def prepare_run(
     files = [str(file) for file in own_files(file_of(reference), Path(directory))]
     # A call without a name is in no file: `exec` has made it. A package's has an absolute path.
     is_own = fit is not None and fit.call and not Path(fit.file).is_absolute()
+    if fit is not None and is_own and Path(directory, fit.file).is_file():
+        files.append(str(Path(directory, fit.file)))  # however it is imported
     calls = {site.key for file in files for site, _ in calls_in(file, directory).values()} if is_own else ()
     if fit is not None and is_own and recipe.changes and fit.key not in calls:
         lost = f"{fit} was tuned, and the script has no such call any more: it trains without the recipe"

@@ -15,7 +15,7 @@ from autotune.data.files import make_scratch
 from autotune.data.models import KnobValue
 from autotune.recipe.recipe import Recipe
 from autotune.runtime.sources import cell_at, cells_of, file_of, own_files, parse_source
-from autotune.script.call_sites import calls_in, functions_in, shown
+from autotune.script.call_sites import calls_in, functions_in, shown, uses_shapes
 from autotune.script.loading import parse_reference
 from autotune.script.long_run import facts_in
 from autotune.script.notebook import open_notebook
@@ -155,10 +155,12 @@ def _decorated(
     """Return the edits that decorate the functions at these sites; none where the script does not import TensorFlow."""
     tree, wanted = ast.parse(source), {site.key for site in sites}
     name = _tensorflow_in(tree)
-    arguments = f"reduce_retracing=True{', jit_compile=True' if changes.get('jit_compile') else ''}"
+    given = [] if uses_shapes(tree) else ["reduce_retracing=True"]
+    given += ["jit_compile=True"] if changes.get("jit_compile") else []
+    arguments = f"({', '.join(given)})" if given else ""
     found = [node for site, node in functions_in(tree, file, directory) if name and site.key in wanted]
     begins = [(_offset(source, node.lineno, 0), node.col_offset) for node in found]
-    return [_Edit(begin, begin, f"{' ' * column}@{name}.function({arguments})\n") for begin, column in begins]
+    return [_Edit(begin, begin, f"{' ' * column}@{name}.function{arguments}\n") for begin, column in begins]
 
 
 def _tensorflow_in(tree: ast.Module) -> str:

@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -160,6 +161,7 @@ class Survey(Hooks):
         self._steps = 0
         self._counts_rounds = False  # a step is a round of several optimizers
         self._of_loop: dict[str, Any] | None = None  # the answer, if no further function of the step is called
+        self._of_single: dict[str, Any] | None = None  # the answer where each call is a step
 
     def run(self) -> NoReturn:
         """Run the script, answer, and end this process."""
@@ -322,16 +324,23 @@ class Survey(Hooks):
         if is_known and eager is not None and not eager.are_all_seen:
             return
         if is_known and self._watch.by_call and not self._counts_rounds:
-            self._counts_rounds = True
+            self._counts_rounds, self._of_single = True, self._of_loop
             self._watch.updaters, self._watch.work = len(self._watch.optimizers), [0]
         with self._wrappers.inert():
             facts = self._find(partial(facts_of_loop, self._watch, examples, self._around))
         self._of_loop = {"facts": facts.model_dump(mode="json")}
         if (eager is None or eager.are_all_seen) and (not self._counts_rounds or len(self._watch.work) > ROUNDS):
             self._answer_with(self._of_loop)
+        if threading.current_thread() is not threading.main_thread():  # no alarm can be set
+            self._answer_with(self._of_loop)
         if not is_known:
-            signal.signal(signal.SIGALRM, lambda *_: self._answer_with(self._of_loop or {}))
+            signal.signal(signal.SIGALRM, lambda *_: self._answer_late())
             signal.alarm(ROUND_SECONDS)
+
+    def _answer_late(self) -> None:
+        """Answer by what was seen; without a whole round of several functions each call is a step."""
+        has_round = not self._counts_rounds or len(self._watch.work) > 1
+        self._answer_with((self._of_loop if has_round else self._of_single) or {})
 
     def loops_inside(self, function: Site) -> None:
         """See `Hooks`."""

@@ -71,10 +71,10 @@ def find_bottleneck(seen: StepFigures) -> Bottleneck:
     may_be_input = not by_input or not by_compute or by_input < CLEARLY_FASTER * by_compute
     if may_be_input and waits >= INPUT_HIGH and waits - error >= INPUT_MODERATE:
         return Bottleneck(name="input", share=waits, why=waiting)
-    if profile is not None and _hides_operations(profile):  # XLA's programs on a CPU are one operation, or none
-        profile = None
     if profile is not None and (found := _by_profile(profile)) is not None:
         return found
+    if profile is not None and _hides_operations(profile):
+        profile = None
     if outside >= LAUNCH_HIGH:
         why = f"{outside:.0%} of a call passes outside of TensorFlow, in Keras, callbacks and Python"
         return Bottleneck(name="launch", share=outside, why=why)
@@ -94,7 +94,7 @@ def find_bottleneck(seen: StepFigures) -> Bottleneck:
 
 
 def _hides_operations(profile: Profile) -> bool:
-    """Return whether a step takes longer than its operations and their starts can."""
+    """Return whether a step takes longer than its operations and their starts can, as XLA's programs on a CPU do."""
     seen, usual = profile.operation_seconds, profile.usual_operation_seconds
     if not seen or not usual or not profile.step_seconds:
         return False
@@ -114,7 +114,7 @@ def _by_profile(profile: Profile) -> Bottleneck | None:
     if launches >= LAUNCH_HIGH:
         return Bottleneck(name="launch", share=launches, why=f"kernels are launched for {launches:.0%} of a step")
     usual, unused = profile.usual_operation_seconds, max(0.0, 1 - (profile.operation_seconds or 0.0) / step)
-    if usual is not None and unused >= UNUSED_HIGH:
+    if usual is not None and unused >= UNUSED_HIGH and not _hides_operations(profile):
         why = f"its operations, of {usual * 1e6:.0f} µs on average, leave {unused:.0%} of a step to starting them"
         return Bottleneck(name="launch", share=unused, why=why)
     return None

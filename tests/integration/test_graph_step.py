@@ -183,3 +183,62 @@ def test_a_step_of_two_optimizers_trains_the_baselines_model(trials_of_script):
         assert trial.finish(0.0, PATIENCE_SECONDS).peak_host_bytes > 0, "it draws the same numbers in its proof"
     assert warm[0].parameters == warm[1].parameters > 0
     assert warm[0].shapes == warm[1].shapes
+
+
+FEATURES = """
+import keras
+import tensorflow as tf
+
+keras.utils.set_random_seed(1)
+net, optimizer = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)]), keras.optimizers.Adam(0.01)
+epoch = 0
+
+class Weight:
+    def __call__(self):
+        return 1.0 if epoch < 30 else 0.1
+
+weigh = Weight()
+
+def update(x):
+    ones = tf.ones((x.shape[0], 1))
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean((net(tf.cos(x @ {projection})) - ones) ** 2)
+    optimizer.apply(tape.gradient(loss, net.trainable_variables), net.trainable_variables)
+
+other = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+rarely = keras.optimizers.SGD()
+
+def update_rarely(x):
+    weight = {weight}
+    with tf.GradientTape() as tape:
+        loss = weight * tf.reduce_mean(other(x) ** 2)
+    rarely.apply(tape.gradient(loss, other.trainable_variables), other.trainable_variables)
+
+data = tf.data.Dataset.from_tensor_slices(tf.random.stateless_uniform((99, 3), (1, 2))).batch(16)
+for epoch in range(5000):
+    for number, x in enumerate(data):
+        update(x)
+        if {rare} and number == 5:
+            update_rarely(x)
+"""
+
+
+def test_batches_of_two_sizes_are_compiled_for_each(trials_of_script):
+    """With `reduce_retracing` the size of the second batch would be None in the step."""
+    trials = trials_of_script(FEATURES.format(projection="tf.ones((3, 8))", weight="1.0", rare=False))
+    trial = trials.launch(graph_step=True)
+    trial.warm_up(PATIENCE_SECONDS)
+    assert trial.finish(0.0, PATIENCE_SECONDS).peak_host_bytes > 0
+
+
+def test_constants_that_xla_draws_otherwise_are_refused(trials_of_script):
+    projection = "tf.random.stateless_normal((3, 8), seed=(1, 2))"
+    trials = trials_of_script(FEATURES.format(projection=projection, weight="1.0", rare=False))
+    with pytest.raises(TrialFailed) as failed:
+        trials.launch(graph_step=True, jit_compile=True).warm_up(PATIENCE_SECONDS)
+    assert "update() in " in failed.value.reason
+
+
+def test_what_a_rare_function_calls_before_its_tape_is_seen(trials_of_script):
+    trials = trials_of_script(FEATURES.format(projection="tf.ones((3, 8))", weight="weigh()", rare=True))
+    assert [site.call for site in trials.facts.script.sites["graph_step"]] == ["update"]
