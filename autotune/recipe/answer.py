@@ -181,10 +181,10 @@ def _headline(recipe: RecipeContent, speedup: Interval, unit: str) -> str:
     if evidence.verdict is Verdict.NO_SIGNIFICANT_GAIN:
         if evidence.ended_by is EndedBy.EXHAUSTED:
             tried += ", the search space is exhausted"
-        found = "no candidate could be measured"
+        where = "" if recipe.larger_batch is None else " at your batch size"
+        found = f"no candidate could be measured{where}"
         if evidence.excluded_gain is not None:  # rounded up: a smaller bound would claim too much
             percent = math.ceil(round(100 * evidence.excluded_gain, 6))
-            where = "" if recipe.larger_batch is None else " at your batch size"
             found = f"nothing tried{where} can be more than {percent}% faster"
             if evidence.objective == "energy":
                 found = f"nothing tried can gain more than {percent}% in energy per sample"

@@ -138,6 +138,7 @@ def _evidence(
         missing.insert(0, f"{', '.join(found.untried)} (no time was left to try them)")
     claims = [(leader.ratio.value, leader) for leader in state.leaders if leader.ratio and leader.is_same_training]
     closest = max(claims, key=lambda claim: claim[0], default=(0.0, None))[1]
+    is_bounded = any(known.measured and known.is_same_training for known in state.candidates)
     excluded = math.expm1(min(max(0.0, policy.excluded_above(state)), math.log(1e6)))  # a very wide bound is cut
     base_rate = reference.throughput or searched.throughput
     assert base_rate is not None
@@ -148,7 +149,7 @@ def _evidence(
         ended_by=found.ended_by,
         min_gain=state.min_gain,
         candidates=len(state.candidates),
-        excluded_gain=excluded if champion is None and any(known.measured for known in state.candidates) else None,
+        excluded_gain=excluded if champion is None and is_bounded else None,
         objective=run.objective,
         speedup=unity if champion is None else chosen.speedup or unity,
         throughput=rate,
