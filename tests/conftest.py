@@ -1,14 +1,15 @@
 """Order of the suite, and the surroundings that all tests share."""
 
 import os
+import shutil
 import tempfile
 from pathlib import Path
 
 import hypothesis
 import pytest
 
-RUNTIME = tempfile.TemporaryDirectory()
-os.environ["XDG_RUNTIME_DIR"] = RUNTIME.name  # tests lock devices here, apart from the user's own runs
+RUNTIME = tempfile.mkdtemp()  # a fork that a test ends must not remove it
+os.environ["XDG_RUNTIME_DIR"] = RUNTIME  # tests lock devices here, apart from the user's own runs
 REAL = [Path(__file__).parent / name for name in ("integration", "faults")]
 
 hypothesis.settings.register_profile(
@@ -36,7 +37,8 @@ def pytest_collectreport(report: pytest.CollectReport) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Tell tests that were not run from tests that failed."""
+    """Tell tests that were not run from tests that failed; remove what tests locked devices in."""
+    shutil.rmtree(RUNTIME, ignore_errors=True)
     if lost and not hasattr(session.config, "workerinput"):
         session.exitstatus = NOT_RUN
 
