@@ -22,7 +22,7 @@ from autotune.data.record import Outcome
 from autotune.data.run_directory import RunDirectory
 from autotune.space.configuration import read_trials
 from autotune.space.space_file import SearchSpace
-from autotune.tuning.run import find_model_difference, make_other_models_error
+from autotune.tuning.same_model import find_model_difference, make_other_models_error
 from autotune.tuning.tune import tune_with
 
 ELEMENT = "(TensorSpec(shape=({batch}, {size}), dtype=tf.float32, name=None), TensorSpec(shape=({batch},)))"

@@ -44,7 +44,6 @@ from autotune.stats.disturbance import gpu_figures
 
 T = TypeVar("T")
 NAME = "report.html"
-MARK = b'<meta name="generator" content="autotune">'  # of every page of autotune, see report.html
 PARTS = Path(__file__).parent  # of the page: report.html, its style and its script
 LONGEST_LOG = 2000  # characters of a failed trial's log
 UNKNOWN = "–"

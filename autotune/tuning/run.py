@@ -1,4 +1,4 @@
-"""The state that all parts of a run share: directory, clock, observer, records, and the model that it trains."""
+"""The state that all parts of a run share: directory, clock, observer, and the next trial's number."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ import functools
 import itertools
 import math
 import random
-import re
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,12 +22,10 @@ from autotune.recipe.compiled import ConfirmedCompilations, SharedCompilations
 from autotune.runtime.executor import Clock, DeviceUnavailable, Executor, TrialFailed, WarmUp
 from autotune.runtime.logs import is_busy_gpu_error
 from autotune.runtime.protocol import Data, LossCurves
-from autotune.runtime.sources import directory_of
-from autotune.script.call_sites import calls_in
-from autotune.script.loading import source_files
 from autotune.space.configuration import Configuration
 from autotune.stats.ratios import scaling_efficiency
 from autotune.tuning.events import Observer, TrialBegan, TrialEnded, TrialMeasured
+from autotune.tuning.same_model import MOST_OTHER_MODELS, find_model_difference, make_other_models_error
 from autotune.tuning.trial import Trial
 
 CLOSING_SECONDS = 1.0  # for ending the processes and writing the recipe
@@ -37,13 +33,6 @@ OVERRUN_SHARE = 0.03  # of the budget: how far waits may run beyond its end
 GENEROUS = 2.0
 """A wait of so many times the usual length that ends in a timeout is the trial's failure, not the budget's."""
 LEAST_CLOSING_SECONDS = 1.0  # what closing figures may take, however late it is
-MOST_OTHER_MODELS = 2  # trials, after which the run ends: one may follow from a knob
-_INPUT = re.compile(r"shape=\((?:None|\d+)([^)]*)\)")  # of a tensor of a batch, from its second axis on
-_DRAWS = re.compile(
-    r"suggest_\w+|choices?|rand(int|range|bits|below|om|n)?|getrandbits|sample|uniform|integers|urandom|token_bytes|uuid4"
-    r"|time(_ns)?"
-)
-_SEEDED = re.compile(r"default_rng|RandomState|Random|\w+Sampler|create_study")  # draws by chance without an argument
 
 
 class Turn:
@@ -262,38 +251,3 @@ class Deadline:
             if failure.outcome is Outcome.TIMEOUT and timeout < min(at_most, generous * usual) + beyond:
                 raise TimeIsUp(begun=True) from failure
             raise
-
-
-def find_model_difference(baseline: WarmUp, own: WarmUp | LossCurves, *, same_batch: bool) -> str:
-    """Return how a process's model differs from the baseline's, in half a sentence; empty if it does not.
-
-    What may follow from the batch size, such as the state of a layer, is compared at the `same_batch` only.
-    """
-    if own.shapes != baseline.shapes or (same_batch and own.parameters != baseline.parameters):
-        sides = []
-        for model, other in ((own, baseline), (baseline, own)):
-            shape = next(iter(Counter(model.shapes) - Counter(other.shapes)), "")
-            sides.append(f"{model.parameters:,} weights" + (f" (with one of shape {shape})" if shape else ""))
-        return f"trained a model of {sides[0]}, and the baseline's has {sides[1]}"
-    if isinstance(own, LossCurves):
-        return ""
-    inputs = [_INPUT.findall(warm.started.element) for warm in (own, baseline)]
-    for shape, expected in zip(*inputs, strict=False):  # long elements are cut
-        if same_batch and shape != expected:
-            return f"trained on batches of shape (batch{shape}); the baseline's are (batch{expected})"
-    return ""
-
-
-def make_other_models_error(reference: WorkloadReference, found: Sequence[str]) -> WorkloadError:
-    """Return the error of a run whose processes train different models; it names calls that draw by chance."""
-    lines = []
-    directory = directory_of(reference)
-    for file in source_files(reference):
-        for site, call in calls_in(str(file), directory).values():
-            if _DRAWS.fullmatch(site.call) or (_SEEDED.fullmatch(site.call) and not call.args + call.keywords):
-                lines.append(str(site))
-    where = f" ({', '.join(dict.fromkeys(lines))})" if lines else ", such as Python's random or a sampler"
-    return WorkloadError(
-        f"{reference} trains another model in each process: {'; '.join(found)}",
-        hint=f"Seed what chooses its sizes or its data{where}. If they follow from the batch size, give --fixed-batch.",
-    )
