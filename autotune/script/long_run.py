@@ -359,15 +359,10 @@ def prepare_run(
         recipe = recipe.model_copy(update={"configuration": {**recipe.configuration, **own}})
     if selection.takes_baseline:
         return PreparedRun(reference)
-    fit, directory = facts.fit_site, directory_of(reference)
-    files = [str(file) for file in own_files(file_of(reference), Path(directory))]
-    # A call without a name is in no file: `exec` has made it. A package's has an absolute path.
-    is_own = fit is not None and fit.call and not Path(fit.file).is_absolute()
-    if fit is not None and is_own and Path(directory, fit.file).is_file():
-        files.append(str(Path(directory, fit.file)))  # however it is imported
-    calls = {site.key for file in files for site, _ in calls_in(file, directory).values()} if is_own else ()
-    if fit is not None and is_own and recipe.changes and fit.key not in calls:
-        lost = f"{fit} was tuned, and the script has no such call any more: it trains without the recipe"
+    directory = directory_of(reference)
+    if recipe.changes and facts.fit_site is not None and _is_gone(facts.fit_site, reference):
+        gone = "its cell has changed since" if facts.fit_site.cell else "the script has no such call any more"
+        lost = f"{facts.fit_site} was tuned, and {gone}: it trains without the recipe"
         if not skip_missing:
             hint = f"Tune it again: autotune tune {script}. Or pass --skip-missing to train without the recipe there."
             raise ApplyError(lost, hint=hint)
@@ -388,6 +383,20 @@ def prepare_run(
     given = [flag for flag, is_given in flags.items() if is_given]
     given += [] if scale is None else ["--scale-learning-rate", scale]
     return PreparedRun(reference, run, file, tuple(given))
+
+
+def _is_gone(fit: Site, reference: WorkloadReference) -> bool:
+    """Return whether no file of the script has this call any more."""
+    # A call without a name is in no file: `exec` has made it. A package's has an absolute path.
+    if not fit.call or Path(fit.file).is_absolute():
+        return False
+    directory = directory_of(reference)
+    imported = Path(directory, fit.file)  # however the script imports it
+    files = {
+        *own_files(file_of(reference), Path(directory)),
+        *([imported] if imported.suffix == ".py" and imported.is_file() else []),
+    }
+    return all(site.key != fit.key for file in files for site, _ in calls_in(str(file), directory).values())
 
 
 def _select(path: Path, *, strict: bool) -> Selection:
