@@ -150,6 +150,8 @@ def test_a_step_that_the_script_calls_later_is_awaited(tmp_path, between, awaite
         ("bag.append(loss)", "calls bag.append()"),
         ("Agent.seen[0:] = [loss]", "changes Agent.seen[0:]"),
         ("print(loss)", "calls print()"),
+        ("x = vars(self)['count']", "calls vars()"),
+        ("x = getattr(self, 'co' + 'unt')", "calls getattr()"),
         ("log.info('%s', loss)", "calls log.info()"),
         ("loss = float(y)", "calls float()"),
         ("loss = y.numpy()", "calls y.numpy()"),
@@ -183,6 +185,8 @@ def test_what_a_graph_would_not_repeat_is_named(tmp_path, line, what):
     ("between", "deeper", "what"),
     [
         ("agent.beta = 0.9", " * self.beta", "reads self.beta"),
+        ("agent.beta = 0.9", " * getattr(self, 'beta')", "reads self.beta"),
+        ("agent.beta = 0.9", " * self.__dict__['beta']", "reads self.__dict__"),
         ("agent.beta = 0.9 if epoch > 8 else agent.beta", " * self.beta", "reads self.beta"),
         ("factor = 0.5", " * factor", "reads factor"),
         ("pass", " * (1 if epoch < 5 else 2)", "reads epoch"),
@@ -241,6 +245,7 @@ def test_a_step_of_another_form_is_held(tmp_path, edits, what):
         ("assert x.shape == y.shape, f'{x} and {y}'", "pass"),
         ("name = f'layer {self.scale}'", "pass"),
         ("import math as m; x = m.sqrt(2.0)", "pass"),
+        ("scale = getattr(self, 'scale')", "agent.steps = epoch"),
     ],
 )
 def test_what_a_graph_repeats_holds_nothing(tmp_path, line, between):

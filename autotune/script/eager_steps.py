@@ -26,7 +26,20 @@ from autotune.script.changing_state import OwnSource, code_of
 
 _STDLIB = os.path.dirname(os.__file__) + os.sep
 _ONCE = "a graph would do that once"
-_EFFECTS = {"print", "next", "input", "open", "exec", "eval", "setattr", "delattr"}
+_EFFECTS = {
+    "print",
+    "next",
+    "input",
+    "open",
+    "exec",
+    "eval",
+    "setattr",
+    "delattr",
+    "vars",
+    "globals",
+    "locals",
+    "getattr",
+}
 _TO_PYTHON = {"float", "int", "bool", "complex", "numpy", "item", "tolist", "format", "str", "repr"}
 _OF_SHAPE = {"shape", "dtype", "ndim", "rank"}
 """Attributes of tensors that a graph has, too."""
@@ -275,7 +288,7 @@ def find_obstacles(
     `scope`: the names that it sees; `changed`: names and `.attributes` that other functions and loops change,
     and whether they set them.
     """
-    nodes = source.nodes_of(function)
+    nodes = [_as_attribute(node) for node in source.nodes_of(function)]
     pairs = [(node.targets, node.value) for node in nodes if isinstance(node, ast.Assign)]
     pairs += [([node.target], node.value) for node in nodes if isinstance(node, ast.AnnAssign) and node.value]
     made: dict[str, bool] = {}  # variables, and whether they are collections of its own
@@ -320,8 +333,17 @@ def find_obstacles(
             if hasattr(type(value), "__next__"):
                 yield node, f"reads the iterator {ast.unparse(node)}: {_ONCE}"
             is_kept = _is_python(value) or (changed.get(name, False) and hasattr(value, "variables"))
-            if name in changed and name not in arguments and is_kept:
+            if (name in changed or name == ".__dict__") and name not in arguments and is_kept:
                 yield node, f"reads {ast.unparse(node)}, which the script changes: a graph would keep the first value"
+
+
+def _as_attribute(node: ast.AST) -> ast.AST:
+    """Return `x.y` for `getattr(x, "y")`, and any other node as it is."""
+    if isinstance(node, ast.Call) and name_of(node.func) == "getattr" and len(node.args) > 1:
+        owner, name = node.args[:2]
+        if isinstance(name, ast.Constant):
+            return ast.copy_location(ast.Attribute(owner, str(name.value), ast.Load()), node)
+    return node
 
 
 def _imported_in(nodes: Iterable[ast.AST]) -> dict[str, Any]:

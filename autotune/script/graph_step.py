@@ -21,7 +21,7 @@ from autotune.data.facts import Site
 from autotune.data.record import Outcome
 from autotune.recipe.tf_private import drawing_alike, draws_constants, keras, operations_in, tf
 from autotune.runtime import failures
-from autotune.script.call_sites import functions_in, line_of_code, uses_shapes
+from autotune.script.call_sites import functions_in, line_of_code, place_of, uses_shapes
 from autotune.script.execute import edit_trees
 from autotune.script.settings import Settings
 
@@ -49,7 +49,7 @@ class StepCompiler:
     ) -> None:
         self._sites, self._settings, self._directory, self._obey = sites, settings, directory, obey
         self._last: dict[Any, tuple[_ProvenStep, Any, Any]] = {}  # the last call of each compiled function
-        self._called: set[str] = set()  # qualified names of functions, also of those that others call
+        self._called: set[tuple[str, str]] = set()  # files and qualified names, also of what others call
         self._traces = 0  # in the first calls
         self._is_proving = False
         self._fixed: set[str] = set()  # files whose functions need the sizes of shapes
@@ -76,7 +76,9 @@ class StepCompiler:
         assert self._obey is not None
         if self._is_proving:  # within the function that is proven
             return step.plain(*arguments, **named)
-        self._called.add(step.plain.__code__.co_qualname)
+        code = step.plain.__code__
+        file = place_of(code.co_filename, code.co_firstlineno, self._directory)["file"]
+        self._called.add((file, code.co_qualname))
         if tf.inside_function():  # it is part of the function that is traced, and proven with that
             return step.compiled(*arguments, **named)
         is_first = step.compiled not in self._last
@@ -97,7 +99,7 @@ class StepCompiler:
         """Prove the last call of each function. Raises TrainingFailed where it trains otherwise, or is traced often."""
         for last in self._last.values():
             self._prove(*last)
-        for site in (site for site in self._sites if site.function not in self._called):
+        for site in (site for site in self._sites if (site.file, site.function) not in self._called):
             why = f"graph_step: {site}, was not called in the trial, so that nothing proves it"
             raise failures.TrainingFailed(Outcome.UNSTABLE, why)
         if (traces := self._count_traces() - self._traces) > MOST_TRACES:
