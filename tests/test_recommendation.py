@@ -210,6 +210,22 @@ def test_what_looks_faster_by_chance_is_no_candidate(ended, deviation, named):
     assert (recipe.candidate is not None) is named
 
 
+def test_the_budget_to_go_on_with_is_bounded(ended):
+    doubtful = Candidate(number=1, configuration=FAST, ratio=0.2, pairs=4, look_seconds=1e6)
+    changes = {"candidates": (doubtful,), "leaders": (), "spread": Spread(deviation=1.0, degrees=50)}
+    state = dataclasses.replace(ended.given["found"].state, **changes)
+    recipe = ended.recipe(found=dataclasses.replace(ended.given["found"], state=state))
+    assert recipe.evidence.go_on_seconds == 10 * ended.given["run"].budget
+
+
+def test_larger_batches_alone_exclude_no_gain_of_the_same_training(ended):
+    larger = Candidate(number=1, configuration=FAST, ratio=0.2, pairs=4, batch_ratio=2.0)
+    changes = {"candidates": (larger,), "leaders": (), "more_candidates": False}
+    state = dataclasses.replace(ended.given["found"].state, **changes)
+    recipe = ended.recipe(found=dataclasses.replace(ended.given["found"], state=state))
+    assert (recipe.evidence.verdict, recipe.evidence.excluded_gain) == (Verdict.NO_SIGNIFICANT_GAIN, None)
+
+
 def test_a_candidate_in_doubt_leaves_the_verdict_open(tmp_path):
     trials = simulated_trials(faster_by(batch_size=1.1), noise=0.2, seed=4)
     recipe = quick_tune(trials, tmp_path, space=ONE_CANDIDATE, budget=60.0)[0]

@@ -79,13 +79,18 @@ def test_a_script_that_would_lose_its_recipe_names_the_command(recipe):
         assert f"SEEN=1 autotune run {' '.join([*options, str(recipe)])} train.py" in ended.stderr
 
 
-def test_a_fit_that_is_gone_is_an_error_before_the_script_runs(recipe):
+def save_with_fit(recipe, file):
+    """Make the recipe one with a change, of a `fit` in this file."""
     changed = Recipe.load(recipe)
-    site = Site(file="train.py", function="<module>", call="fit", order=0, line=7)
+    site = Site(file=file, function="<module>", call="fit", order=0, line=7)
     facts = changed.workload.script.model_copy(update={"fit_site": site})
     workload = changed.workload.model_copy(update={"script": facts})
     changes = {"configuration": {**changed.baseline, "prefetch": 3}, "workload": workload}
     changed.model_copy(update=changes).save(recipe)
+
+
+def test_a_fit_that_is_gone_is_an_error_before_the_script_runs(recipe):
+    save_with_fit(recipe, "train.py")
     script = recipe.parent / "train.py"
     script.write_text("def train():\n    model.fit()\nprint('ran')\n", encoding="utf-8")
     ended = run(recipe)
@@ -94,6 +99,14 @@ def test_a_fit_that_is_gone_is_an_error_before_the_script_runs(recipe):
     assert "autotune tune train.py" in ended.stderr
     assert run(recipe, "--skip-missing").stdout == "ran\n"
     script.write_text("print('ran')\nif False:\n    model.fit()\n", encoding="utf-8")
+    assert run(recipe).stdout == "ran\n"
+
+
+def test_a_fit_in_a_module_found_at_run_time_is_not_gone(recipe):
+    save_with_fit(recipe, "job.py")
+    (recipe.parent / "job.py").write_text("print('ran')\nif False:\n    model.fit()\n", encoding="utf-8")
+    script = "import importlib\nimportlib.import_module('j' + 'ob')\n"
+    (recipe.parent / "train.py").write_text(script, encoding="utf-8")
     assert run(recipe).stdout == "ran\n"
 
 
