@@ -49,9 +49,8 @@ def duel(name: str, seed: int, budget: str, referee_seconds: float, *, loaded: b
     best = max(trials, key=lambda trial: trial.samples_per_second or 0.0).configuration
     answers = [recipe["configuration"], best]
     rounds = [refereed(name, [(0.0, answer) for answer in answers], referee_seconds) for _ in range(ROUNDS)]
-    own, plain = (
-        statistics.geometric_mean(speeds[Configuration(answer).key] for speeds in rounds) for answer in answers
-    )
+    speeds = [[found[Configuration(answer).key] for found in rounds] for answer in answers]
+    own, plain = (statistics.geometric_mean(found) if all(found) else 0.0 for found in speeds)
     found = {
         "loaded": loaded,
         "verdict": recipe["evidence"]["verdict"],
@@ -78,9 +77,9 @@ def figures(duels: dict[str, dict[str, Any]]) -> dict[str, Figure]:
     times = [each["claimed_at_seconds"] for each in duels.values() if each["claimed_at_seconds"] is not None]
     middle = statistics.median(times) if times else None
     found["seconds to the first claim, median"] = one(middle, len(times), {"max": 60.0})
-    ratios = [each["real"] / each["plain"] for each in duels.values()]
+    ratios = [each["real"] / each["plain"] for each in duels.values() if each["plain"]]
     found["recipe over plain Optuna's best, median"] = one(
-        statistics.median(ratios), len(ratios), {"min": MEDIAN_RATIO}
+        statistics.median(ratios) if ratios else None, len(ratios), {"min": MEDIAN_RATIO}
     )
     enough = sum(ratio >= LEAST_RATIO for ratio in ratios)
     found[f"recipes of at least {LEAST_RATIO} of it"] = one(enough, len(ratios), {"min": float(len(ratios))})

@@ -4,10 +4,10 @@
 
 Imports the workload, then answers each line of JSON on standard input with a line of JSON. A fork serves each line,
 so every answer comes from a fresh process. The first answer, which nobody asks for, describes the workload. A request
-has `baseline`, `candidate` and `seconds`; the answer has the samples per second of both.
+has the configurations `sides`, their `order` and `seconds`; the answer has the samples and seconds of each side.
 
-Both train in that process in ABBA order. A turn is one `fit` of whole epochs, validation included, as in
-`plain_training.py`. The model that waits has no iterator.
+Both train in that process in ABBA order; in four processes, where they differ in what acts on a whole process. A turn
+is one `fit` of whole epochs, validation included, as in `plain_training.py`. The model that waits has no iterator.
 """
 
 import contextlib
@@ -80,21 +80,27 @@ class Rounds:
         """Samples per second of the baseline and of a candidate, from one fresh process.
 
         Args:
-            candidate: Differs from the baseline only in knobs that act on a single model or pipeline.
+            candidate: Differs from the baseline in no knob that acts when TensorFlow is imported.
             seconds: Shortest timed stretch of a turn. Each side has two turns.
 
         Raises:
             Failed: One of the two cannot be trained.
         """
-        for name in candidate.differences(self.baseline):
-            if KNOBS[name].stage in (Stage.IMPORT, Stage.RUNTIME):
-                raise Failed(f"{name} acts on a whole process: it cannot differ from the baseline's here")
-        request = {"baseline": dict(self.baseline), "candidate": dict(candidate), "seconds": seconds}
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(request) + "\n")
-        self._process.stdin.flush()
-        found = self._answer()
-        return found["baseline"], found["candidate"]
+        stages = {KNOBS[name].stage for name in candidate.differences(self.baseline)}
+        if Stage.IMPORT in stages:
+            raise Failed("a knob acts when TensorFlow is imported: it cannot differ from the baseline's here")
+        order = ("baseline", "candidate", "candidate", "baseline")
+        totals = {name: [0.0, 0.0] for name in order}
+        for turns in [[name] for name in order] if Stage.RUNTIME in stages else [order]:
+            sides = {"baseline": dict(self.baseline), "candidate": dict(candidate)}
+            request = {"sides": {name: sides[name] for name in turns}, "order": turns, "seconds": seconds}
+            assert self._process.stdin is not None
+            self._process.stdin.write(json.dumps(request) + "\n")
+            self._process.stdin.flush()
+            for name, found in self._answer().items():
+                totals[name] = [sum(pair) for pair in zip(totals[name], found, strict=True)]
+        baseline, other = (samples / spent for samples, spent in totals.values())
+        return baseline, other
 
     def _answer(self) -> dict[str, Any]:
         assert self._process.stdout is not None
@@ -195,21 +201,23 @@ def examples_in_epoch(workload: Workload) -> int:
 
 def answer(workload: Workload, request: dict[str, Any]) -> dict[str, Any]:
     """What a request asks for; the facts of the workload if it is empty."""
-    examples = examples_in_epoch(workload)
     if not request:
         configuration = Configuration({"batch_size": workload.batch_size})
         return {
             "batch_size": workload.batch_size,
             "baseline": dict(workload.baseline),
             "takes_config": takes_config(workload.dataset),
-            "examples": examples,
+            "examples": examples_in_epoch(workload),
             "set_by_dataset": apply.set_by_dataset(call_with_config(workload.dataset, configuration)),
         }
-    names = ("baseline", "candidate")
-    sides = {name: Side(workload, Configuration(request[name])) for name in names}
-    for name in (*names, *reversed(names)):
+    asked = {name: Configuration(knobs) for name, knobs in request["sides"].items()}
+    runtime = {name: value for name, value in next(iter(asked.values())).items() if KNOBS[name].stage is Stage.RUNTIME}
+    apply.apply_before_build(runtime)  # which all sides have
+    examples = examples_in_epoch(workload)
+    sides = {name: Side(workload, configuration) for name, configuration in asked.items()}
+    for name in request["order"]:
         sides[name].turn(request["seconds"], examples)
-    return {name: side.samples / side.seconds for name, side in sides.items()}
+    return {name: (side.samples, side.seconds) for name, side in sides.items()}
 
 
 def answer_in_fork(workload: Workload, request: dict[str, Any]) -> None:
