@@ -181,8 +181,8 @@ SCRIPT = ScriptFacts(
     trains=Trains.FIT,
     baseline={"batch_size": 32},
     slow_parts=(
-        SlowPart(what="map() in train.py, line 41 runs serially", of_input=True, knob="num_parallel_calls"),
-        SlowPart(what="the step runs eagerly (train.py, line 7)", of_input=False, knob="graph_step"),
+        SlowPart(what="map() in train.py, line 41 runs serially", limit="input", knob="num_parallel_calls"),
+        SlowPart(what="the step runs eagerly (train.py, line 7)", limit="launch", knob="graph_step"),
     ),
 )
 

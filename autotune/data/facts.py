@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 from collections import Counter
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, FiniteFloat
 
@@ -75,7 +75,7 @@ class SlowPart(Frozen):
     """A part of a script that is slow as it is written."""
 
     what: str  # with its line: `map() in train.py, line 18 runs serially`
-    of_input: bool  # it makes the batches; else it is part of the step
+    limit: Literal["input", "launch", "memory_bandwidth"]  # of the training, that it makes
     knob: str = ""  # that changes it; empty where only an edit does
 
 

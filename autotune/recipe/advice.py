@@ -241,18 +241,17 @@ def _causes(record: TrialRecord, script: ScriptFacts | None, trials: Sequence[Tr
         if len(changed) == 1 and trial.outcome.measured and trial.speedup is not None:
             gains[next(iter(changed))] = trial.speedup.value
     parts = (
-        [] if script is None else [part for part in script.slow_parts if waits >= INPUT_MODERATE or not part.of_input]
+        []
+        if script is None
+        else [part for part in script.slow_parts if waits >= INPUT_MODERATE or part.limit != "input"]
     )
     if record.faults_often:
         what = f"each step has {record.page_faults_per_step:,.0f} page faults: the memory that it frees goes back to "
-        place = sum(part.of_input or part.knob == "graph_step" for part in parts)
-        parts.insert(place, SlowPart(what=f"{what}the kernel", of_input=False, knob="keep_freed_memory"))
+        place = sum(part.limit != "memory_bandwidth" for part in parts)
+        parts.insert(place, SlowPart(what=f"{what}the kernel", limit="memory_bandwidth", knob="keep_freed_memory"))
     return [
-        (
-            "input" if part.of_input else "launch" if part.knob == "graph_step" else "memory_bandwidth",
-            part.what + (f" ({part.knob} alone gave ×{gains[part.knob]:.2f})" if part.knob in gains else ""),
-        )
-        for part in sorted(parts, key=lambda part: -waits if part.of_input else waits - 1)
+        (part.limit, part.what + (f" ({part.knob} alone gave ×{gains[part.knob]:.2f})" if part.knob in gains else ""))
+        for part in sorted(parts, key=lambda part: -waits if part.limit == "input" else waits - 1)
     ]
 
 

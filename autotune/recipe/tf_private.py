@@ -232,15 +232,17 @@ def let_mirrored_variables_be_numbers() -> None:
 
 
 def loop_classes(tf: Any) -> SimpleNamespace:
-    """Return the classes that a training loop calls: of datasets, iterators, functions and strategies."""
+    """Return the classes that a training loop calls: of datasets, iterators, functions, strategies and tensors."""
     from tensorflow.python.data.ops import iterator_ops
     from tensorflow.python.distribute import distribute_lib, input_lib
+    from tensorflow.python.framework import ops
 
     return SimpleNamespace(
         datasets=(tf.data.Dataset, input_lib.DistributedDataset, input_lib.DistributedDatasetsFromFunction),
         iterators=(iterator_ops.OwnedIterator, input_lib.DistributedIteratorBase),
         function=type(tf.function(lambda: None)),
         strategy=distribute_lib.StrategyBase,
+        tensor=ops._EagerTensorBase,
     )
 
 

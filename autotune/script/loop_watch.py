@@ -11,7 +11,10 @@ import contextlib
 import dis
 import functools
 import inspect
+import os
+import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from types import FrameType, ModuleType
@@ -23,7 +26,7 @@ from autotune.recipe import apply
 from autotune.recipe.keras_api import api_of, keras_api
 from autotune.recipe.tf_private import loop_classes, name_next_functions_alike, name_of_strategy, workers_of
 from autotune.runtime.sources import is_installed
-from autotune.script.call_sites import place_of, users_frame
+from autotune.script.call_sites import is_own, line_of, place_of, users_frame
 from autotune.script.dataset_trace import batch_calls
 from autotune.script.eager_steps import EagerSteps
 from autotune.script.interpose import Wrappers, around, owner_of
@@ -35,6 +38,8 @@ from autotune.training.pipeline import batch_length
 
 _ORIGIN = "_autotune_origin"
 """Attribute of iterators and distributed datasets."""
+_READERS = os.path.join("tensorflow", "python", "framework", "ops.py"), os.path.join("numpy", "_core", "fromnumeric.py")
+"""Files of functions that read a tensor for their caller."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +87,7 @@ class LoopWatch:
         self.work: list[int] = []  # calls of layers and functions before each update, where no dataset is read
         self._last_read: Any = None  # the iterator that was last read, and the element, until that has been used
         self._updates = 0  # since the last step
+        self._reads = Counter[tuple[str, int]]()  # of tensors after the first update, by the file and line
         self._unused: list[int] = []  # examples of elements that were read and have updated nothing yet
         self._logs: Any = None
         self._calls: list[Any] = []  # functions that are being called, and their arguments, the outermost first
@@ -108,6 +114,7 @@ class LoopWatch:
             *(act_on(kind, "__next__", self._next) for kind in classes.iterators),
             act_on(classes.function, "__call__", self._call),
             *([act_on(tf.GradientTape, "__enter__", self.eager.note_tape)] if self.eager is not None else ()),
+            *([act_on(classes.tensor, "_numpy", self._note_read)] if self.eager is not None else ()),
             around(classes.strategy, "run", self._run),
             *(around(classes.strategy, name, self._distribute) for name in distributing),
         ]
@@ -252,6 +259,19 @@ class LoopWatch:
             parts = strategy.num_replicas_in_sync if by_function else 1
             setattr(result, _ORIGIN, _Origin(taken[0], parts=parts))
         return result
+
+    def _note_read(self, usual: Callable[..., Any], tensor: Any) -> Any:
+        """Note the line of the user's that turns a tensor into numbers, by itself or through TensorFlow and NumPy."""
+        frame: FrameType | None = sys._getframe(1) if self.optimizers else None
+        while frame is not None and not is_own(file := frame.f_code.co_filename):
+            frame = frame.f_back if file.endswith(_READERS) or not is_installed(file) else None
+        if frame is not None:
+            self._reads[frame.f_code.co_filename, frame.f_lineno] += 1
+        return usual(tensor)
+
+    def lines_read(self) -> list[str]:
+        """Return the lines that have read tensors in more than one step."""
+        return [line_of(*place, self._wrappers.directory) for place, count in self._reads.items() if count > 1]
 
     # ------------------------------------------------------------------------------------------ updating
 

@@ -30,36 +30,45 @@ def slow_parts_of_input(
         if any("PyFunc" in name for name in operations_of(part)):
             code = [found for function in functions_of(part) for found in code_of(function._func)]
             where = f"{line_of_code(code[0], directory)}, makes" if code else "a generator or py_function makes"
-            yield SlowPart(what=f"Python code in {where} the examples, on one core at a time", of_input=True)
+            yield SlowPart(what=f"Python code in {where} the examples, on one core at a time", limit="input")
     if "batched_map" in given:
         what = f"{sites['batched_map'][0]} is called once per example"
-        yield SlowPart(what=what, of_input=True, knob="batched_map")
+        yield SlowPart(what=what, limit="input", knob="batched_map")
     if given.get("num_parallel_calls") == 0 and sites.get("num_parallel_calls"):
         for site in sites["num_parallel_calls"]:
-            yield SlowPart(what=f"{site} runs serially", of_input=True, knob="num_parallel_calls")
+            yield SlowPart(what=f"{site} runs serially", limit="input", knob="num_parallel_calls")
     if given.get("workers") == 1:
-        yield SlowPart(what="one worker makes the batches of the PyDataset", of_input=True, knob="workers")
+        yield SlowPart(what="one worker makes the batches of the PyDataset", limit="input", knob="workers")
     for place, part in enumerate(parts):
         if kind_of(part) == "Shuffle" and any(kind_of(source) in BATCHES for source in parts[place + 1 :]):
             what = "shuffle() comes after batch(): it moves whole batches, and the same examples stay together"
-            yield SlowPart(what=what, of_input=True)
+            yield SlowPart(what=what, limit="input")
 
 
 def slow_parts_of_step(
-    eager: str, layers: Iterable[Any], optimizers: Iterable[Any], compiled_at: Site | None, held: Iterable[str] = ()
+    eager: str,
+    layers: Iterable[Any],
+    optimizers: Iterable[Any],
+    compiled_at: Site | None,
+    held: Iterable[str] = (),
+    reads: Iterable[str] = (),
 ) -> Iterator[SlowPart]:
     """Yield what is slow in the step, the worst first.
 
-    `eager`: how its operations run by themselves, if they do; `held`: why other functions of the step stay eager.
+    `eager`: how its operations run by themselves, if they do; `held`: why other functions of the step stay eager;
+    `reads`: lines that make each step wait for the device.
     """
     if eager:
-        yield SlowPart(what=f"the step runs eagerly ({eager})", of_input=False, knob="graph_step")
+        yield SlowPart(what=f"the step runs eagerly ({eager})", limit="launch", knob="graph_step")
     for why in held:
-        yield SlowPart(what=f"a part of the step stays eager ({why})", of_input=False)
+        yield SlowPart(what=f"a part of the step stays eager ({why})", limit="launch")
+    for line in reads:
+        what = f"the loop reads a tensor in each step ({line}): no step is launched before the last one has ended"
+        yield SlowPart(what=what, limit="launch")
     plain_sgd = all(type(each).__name__ == "SGD" and not getattr(each, "momentum", 0) for each in optimizers)
     where = "" if compiled_at is None else f" ({compiled_at})"
     for layer in () if plain_sgd else layers:  # which alone updates the rows of a batch only
         rows, size = getattr(layer, "input_dim", 0), _FLOAT * getattr(layer, "output_dim", 0)
         if type(layer).__name__ == "Embedding" and rows * size >= LARGE_TABLE:
             what = f"the optimizer updates all {rows:,} rows of {layer.name}, {memory_size(rows * size)}, in each step"
-            yield SlowPart(what=what + where, of_input=False)
+            yield SlowPart(what=what + where, limit="memory_bandwidth")

@@ -177,6 +177,17 @@ for epoch in range(4):
     + "model.compile(keras.optimizers.SGD(keras.optimizers.schedules.CosineDecay(0.1, 100)), 'mse')\nmodel.fit(x, y)\n",
     "tape": TAPE + "step = tf.function(step)\nfor epoch in range(4):\n    for a, b in batches:\n        step(a, b)\n",
     "tape_eager": TAPE + "for epoch in range(4):\n    for a, b in batches:\n        step(a, b)\n",
+    "reads_losses": TAPE
+    + """
+step = tf.function(step)
+tf.config.list_physical_devices = lambda kind=None: ["a card"]
+for epoch in range(4):
+    for number, (a, b) in enumerate(batches):
+        loss = step(a, b)
+        total = 0.1 * float(loss)
+        if number == 1:
+            print(f"{loss:.3f}")
+""",
     "tape_with_test_loop": TAPE
     + """
 step = tf.function(step)
@@ -848,6 +859,13 @@ def test_a_loop_of_its_own_is_seen_by_its_steps(told, name, batch_size, function
     assert ("graph_step" in found["sites"]) == runs_eagerly
     assert ("jit_compile" in found["not_reached"]) == (function is None and not runs_eagerly)
     assert ("batch_size" in found["not_reached"]) == (name in HELD)
+
+
+def test_lines_that_read_a_tensor_in_each_step_are_named(told):
+    before, _, _ = SCRIPTS["reads_losses"].partition("total =")
+    said = [part["what"].partition(":")[0] for part in script(told, "reads_losses")["slow_parts"]]
+    assert said == [f"the loop reads a tensor in each step (train.py, line {before.count(chr(10)) + 1})"]
+    assert script(told, "tape")["slow_parts"] == []
 
 
 def test_a_value_that_is_asked_for_by_name_is_reached(told):
