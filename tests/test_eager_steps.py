@@ -140,6 +140,9 @@ def test_a_step_that_the_script_calls_later_is_awaited(tmp_path, between, awaite
     source = loop(between=between).replace("\nagent, log", CRITIC.format(line="pass"))
     found_in(tmp_path, source.replace("with tape()", "with (GradientTape := tape)()"), eager)
     assert eager.are_all_seen is not awaited
+    whole = compile((tmp_path / "train.py").read_text(encoding="utf-8"), tmp_path / "train.py", "exec")
+    eager.compiled |= {code for code in whole.co_consts if getattr(code, "co_name", "") == "value"}
+    assert eager.are_all_seen
 
 
 @pytest.mark.parametrize(

@@ -75,6 +75,7 @@ class EagerSteps:
         self._scopes: dict[CodeType, Mapping[str, Any]] = {}  # the names that a function saw when it was last called
         self._calls: defaultdict[CodeType, set[CodeType]] = defaultdict(set)
         self._awaited: set[tuple[str, int]] = set()  # functions with a tape that the loop calls: files and lines
+        self.compiled = set[CodeType]()  # functions that are, by `tf.function`: they are not awaited
         self._is_users = functools.cache(lambda file: is_own(file) and not file.startswith(_STDLIB))
 
     def note_tape(self, usual: Callable[..., Any], *arguments: Any) -> Any:
@@ -149,8 +150,8 @@ class EagerSteps:
 
     @property
     def are_all_seen(self) -> bool:
-        """True if each function with a tape that the loop calls has been called, and each with an update twice."""
-        called = {*self._scopes, *self._updates}
+        """True if each function with a tape that the loop calls was called, or is compiled, and each updated twice."""
+        called = {*self._scopes, *self._updates, *self.compiled}
         if min(self._counts.values(), default=2) < 2:
             return False
         return self._awaited <= {(os.path.realpath(code.co_filename), code.co_firstlineno) for code in called}

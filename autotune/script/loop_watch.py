@@ -17,7 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from types import FrameType, ModuleType
+from types import CodeType, FrameType, ModuleType
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
 
@@ -283,6 +283,8 @@ class LoopWatch:
             if self._finds_compiled and function._jit_compile:
                 name_next_functions_alike()
         outermost = not self._calls
+        if self.eager is not None:
+            self.eager.compiled.add(_code_of(function))
         self._forward_calls += outermost
         self._calls.append((function, arguments))
         began = time.perf_counter()
@@ -410,13 +412,19 @@ def _with_knobs(wrappers: Wrappers, dataset: Any) -> Any:
         return apply.pipeline(dataset, Configuration(acting), batched=True)
 
 
-def _site_of(function: Any, directory: str) -> Site:
-    """Return where a `tf.function` is defined."""
+def _code_of(function: Any) -> CodeType:
+    """Return the code that a `tf.function` compiles."""
     called = inspect.unwrap(function.python_function)
     while isinstance(called, functools.partial):
         called = called.func
     called = getattr(called, "__func__", called)
-    code = called.__code__ if hasattr(called, "__code__") else type(called).__call__.__code__
+    code: CodeType = called.__code__ if hasattr(called, "__code__") else type(called).__call__.__code__
+    return code
+
+
+def _site_of(function: Any, directory: str) -> Site:
+    """Return where a `tf.function` is defined."""
+    code = _code_of(function)
     place = place_of(code.co_filename, code.co_firstlineno, directory)
     return Site(function=code.co_qualname, call="tf.function", order=0, **place)
 
