@@ -1,5 +1,6 @@
 """How a script's own training is seen and changed: its `fit`, its loop and its callbacks, without TensorFlow."""
 
+import itertools
 import re
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from autotune.data.facts import ScriptFacts, Trains, WorkloadReference
 from autotune.script import fit_call, loop_watch, reach, trial, work
 from autotune.script.fit_call import FitCall, honours_batch_size
 from autotune.script.interpose import Hooks, Wrappers
+from autotune.script.loop_trial import timed_calls
 from autotune.script.loop_watch import LoopWatch
 from autotune.script.settings import Settings
 from autotune.script.work import early_ends
@@ -227,8 +229,8 @@ class Steps(Hooks):
 
 
 @pytest.fixture
-def steps(monkeypatch):
-    """What is seen of the loops of a test."""
+def watched(monkeypatch):
+    """What watches the loops of a test, and what is seen of them."""
     for kind in (Dataset, Iterator, Optimizer, Model, Unused):
         for name, value in list(vars(kind).items()):
             if callable(value):
@@ -244,7 +246,38 @@ def steps(monkeypatch):
     watch = LoopWatch(wrappers, ScriptFacts(trains=Trains.LOOP, baseline={}))
     watch.install(tf)
     watch.install_keras(keras)
-    return hooks.seen
+    return watch, hooks.seen
+
+
+@pytest.fixture
+def steps(watched):
+    """What is seen of the loops of a test."""
+    return watched[1]
+
+
+def test_a_loop_goes_on_with_the_element_that_it_keeps(watched):
+    (watch, seen), elements = watched, []
+    for element in Dataset():
+        Optimizer().apply()
+        elements.append(element)
+        watch.keeps_element = 2 <= len(elements) < 9
+    assert all(element is elements[1] for element in elements[1:9])
+    assert len({*map(id, elements)}) == 6
+    assert seen == [8] * 13 + ["end"]
+
+
+@pytest.mark.parametrize(("epoch_begins", "found"), [(False, 2.0), (True, None)])
+def test_calls_after_a_first_one_are_timed_within_an_epoch(epoch_begins, found):
+    progress = SimpleNamespace(calls=5, training=SimpleNamespace(synchronise=lambda: None))
+    answers = []
+
+    def close():
+        clock = SimpleNamespace(progress=progress, now=itertools.count(10, 2).__next__)
+        answers.append((yield from timed_calls(clock, 7.0)))
+
+    for _ in close():
+        progress.calls = 0 if epoch_begins else 5
+    assert answers == [found]
 
 
 def test_each_element_is_a_step_where_each_updates(steps):

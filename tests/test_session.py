@@ -94,6 +94,7 @@ class Made(TrainingSession):
         return []
 
     def close(self, finish, clock):
+        yield 7
         return {"input_wait_fraction": 0.25}
 
 
@@ -159,7 +160,8 @@ def test_weights_are_told_after_the_first_step_which_builds_some_models(timed):
 
 def test_closing_figures_come_at_once_and_again_with_what_takes_time(timed):
     made = timed()
-    assert made.trial.close(Finish(input_wait_seconds=1.0)) is None
+    assert list(made.trial.close(Finish(input_wait_seconds=1.0))) == [7]
+    made.trial.send_final()
     first, last = made.sent[1:]
     assert isinstance(first, Finished)
     assert (first.input_wait_fraction, last.input_wait_fraction) == (None, 0.25)
@@ -176,7 +178,7 @@ def test_what_takes_time_is_left_out_where_it_is_not_asked_for(timed):
 def test_a_profile_is_taken_before_the_last_figures(timed):
     made = timed()
     steps = made.trial.close(Finish(input_wait_seconds=1.0, profile=True))
-    assert list(steps) == [0, 1]
+    assert list(steps) == [7, 0, 1]
     assert made.profiled[0]["steps_per_call"] == 2
     assert made.trial.is_closing
     assert len(made.sent) == 2
@@ -190,8 +192,8 @@ def test_a_profile_is_taken_before_the_last_figures(timed):
 def test_a_folder_that_holds_a_profile_is_not_written_to(timed):
     made = timed()
     (made.folder / "profile").mkdir()
-    assert made.trial.close(Finish(input_wait_seconds=1.0, profile=True)) is None
-    assert len(made.sent) == 3
+    assert list(made.trial.close(Finish(input_wait_seconds=1.0, profile=True))) == [7]
+    assert not made.profiled
 
 
 def test_ruined_weights_send_no_closing_figures(timed):

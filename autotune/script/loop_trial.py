@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NoReturn
@@ -110,10 +110,33 @@ class LoopSession(TrainingSession):
 
         return [gauge]
 
-    def close(self, finish: protocol.Finish, clock: StepClock) -> dict[str, Any]:
-        """See `TrainingSession`: it has waited for its input in the slices."""
-        seen = self._measured and not self._watch.by_call  # where a call reads by itself, its wait is not seen
-        return {"input_wait_fraction": min(1.0, self._waited / self._measured) if seen else None}
+    def close(self, finish: protocol.Finish, clock: StepClock) -> Generator[int, None, dict[str, Any]]:
+        """See `TrainingSession`: what the pipeline takes from the step's own cores counts as waiting, too."""
+        if not self._measured or self._watch.by_call:  # where a call reads by itself, its wait is not seen
+            return {}
+        self._watch.keeps_element = True
+        call_seconds = yield from timed_calls(clock, finish.input_wait_seconds)
+        self._watch.keeps_element = False
+        in_slices, waits = clock.slices.call_seconds, self._waited / self._measured
+        if call_seconds is not None and in_slices:
+            waits = max(waits, 1 - call_seconds / in_slices)
+        return {"input_wait_fraction": min(1.0, waits)}
+
+
+def timed_calls(clock: StepClock, seconds: float) -> Generator[int, None, float | None]:
+    """Return the time of a call after a first one, over so long; None where another epoch begins. Each item is a call.
+
+    There are two such calls at least.
+    """
+    progress, ends = clock.progress, list[float]()
+    calls = progress.calls
+    while len(ends) < 3 or ends[-1] - ends[0] < seconds:
+        yield len(ends)
+        if progress.calls != calls:
+            return None
+        progress.training.synchronise()
+        ends.append(clock.now())
+    return (ends[-1] - ends[0]) / (len(ends) - 1)
 
 
 def batch_used(watch: LoopWatch) -> int | None:
@@ -183,7 +206,7 @@ class LoopTraining(TrialHooks):
         self._restarted = False
         self._gaps: Gaps | None = None  # between two long epochs, while they are measured
         self._last_step_at: float | None = None
-        self._profiled_steps: Iterator[int] | None = None
+        self._closing_steps: Iterator[int] | None = None
         self._compiler: StepCompiler | None = None
         if self.wrappers.settings.changes.get("graph_step"):
             steps, directory = self.facts.sites["graph_step"], directory_of(self.reference)
@@ -209,8 +232,8 @@ class LoopTraining(TrialHooks):
         self._restarted = True
         self._watch.restarted()
         self._time_by_steps()
-        if self._profiled_steps is not None:
-            self._end("the training ended while it was profiled")
+        if self._closing_steps is not None:
+            self._end("the training ended while its last steps were measured")
         return self._trial is not None
 
     def epoch_began(self) -> None:
@@ -252,7 +275,7 @@ class LoopTraining(TrialHooks):
     def epoch_ended(self) -> None:
         """See `Hooks`."""
         trial = self._trial
-        if trial is None or self._profiled_steps is not None:
+        if trial is None or self._closing_steps is not None:
             return
         progress = trial.clock.progress
         if progress.training.examples is not None and progress.calls:
@@ -272,8 +295,8 @@ class LoopTraining(TrialHooks):
             self._gaps, self._last_step_at = Gaps(), time.perf_counter()
 
     def _step(self, examples: int, logs: Any) -> None:
-        if self._profiled_steps is not None:
-            if next(self._profiled_steps, None) is None:
+        if self._closing_steps is not None:
+            if next(self._closing_steps, None) is None:
                 self._end()
             return
         if self._trial is None:
@@ -307,14 +330,15 @@ class LoopTraining(TrialHooks):
         return TimedTrial(session, self.request, self.channel, between_epochs=between_epochs)
 
     def _close(self, finish: protocol.Finish) -> None:
-        """Send the closing figures, and end; where a profile is wanted, some steps later."""
+        """Send the closing figures, and end; some steps later where these measure more."""
         assert self._trial is not None
         if self._compiler is not None:
             self._compiler.finish()
-        self._profiled_steps = self._trial.close(finish)
-        if self._profiled_steps is None:
+        self._closing_steps = self._trial.close(finish)
+        if self._closing_steps is None:
             leave(0)
-        next(self._profiled_steps)
+        if next(self._closing_steps, None) is None:
+            self._end()
 
     def _end(self, no_profile: BaseException | str = "") -> NoReturn:
         assert self._trial is not None
@@ -323,7 +347,7 @@ class LoopTraining(TrialHooks):
 
     def fail(self, error: BaseException) -> NoReturn:
         """See `TrialHooks`."""
-        if self._trial is not None and self._trial.is_closing:  # all but the profile was sent
+        if self._trial is not None and self._trial.is_closing:  # the closing figures were sent
             self._end(error)
         super().fail(error)
 

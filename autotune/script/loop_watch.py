@@ -81,6 +81,7 @@ class LoopWatch:
         self.layers: WeakValueDictionary[int, Any] = WeakValueDictionary()  # all that were called, if they are watched
         self.step_function: Site | None = None  # the largest `tf.function` that updates weights and XLA can compile
         self.jit_compile = False  # the script compiles it
+        self.keeps_element = False  # the loop goes on with the last element, and reads no other
         self.wait_seconds = 0.0  # how long reading has taken
         self.read_at: float | None = None  # when an element was last read
         self._called_at: float | None = None  # when a call that updates weights was last made, where it is a step
@@ -206,9 +207,12 @@ class LoopWatch:
         origin = getattr(iterator, _ORIGIN, None)
         if origin is None or self._calls:
             return usual(iterator)
-        self._end_step(iterator, origin)
+        last = self._end_step(iterator, origin)
         if origin.place == self.place and self._hooks.cuts_epoch(_is_read_by_for):
             raise StopIteration
+        if self.keeps_element and last is not None:
+            self._last_read = iterator, last
+            return last
         try:
             element = self._read(usual, iterator)
         except StopIteration:
@@ -225,11 +229,14 @@ class LoopWatch:
         self.wait_seconds += self.read_at - began
         return element
 
-    def _end_step(self, iterator: Any, origin: _Origin) -> None:
-        """Report what was done with the iterator's last element as a step, if it is the training's iterator."""
+    def _end_step(self, iterator: Any, origin: _Origin) -> Any:
+        """Report what was done with the iterator's last element as a step, if it is the training's iterator.
+
+        Returns the element; None where there was none.
+        """
         last, self._last_read = self._last_read, None
         if last is None or last[0] is not iterator:
-            return
+            return None
         if self.place is None and self._updates and not self.by_call:
             self.dataset, self.place, self.parts = origin.dataset, origin.place, origin.parts
         if self.place is None or origin.place == self.place:  # the first update may follow several elements
@@ -241,6 +248,7 @@ class LoopWatch:
             lengths, self._unused = self._unused, []
             for length in lengths:
                 self._hooks.stepped(length, logs)
+        return last[1]
 
     def _distribute(self, usual: Callable[..., Any], strategy: Any, data: Any, *rest: Any, **named: Any) -> Any:
         """Give a strategy a dataset, or a function that makes one per worker and whose calls are the script's own."""

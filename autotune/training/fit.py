@@ -6,7 +6,7 @@ import contextlib
 import gc
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -78,7 +78,7 @@ def time_fit(request: TrialRequest, channel: Channel, configuration: Configurati
     parts.prove()
     steps = trial.close(finish)
     if steps is not None:
-        trial.send_final(session.run_profiled(steps))
+        trial.send_final(session.run_closing(steps, trial.clock.iterator))
 
 
 class FitSession(TrainingSession):
@@ -217,8 +217,9 @@ class FitSession(TrainingSession):
         """See `TrainingSession`."""
         return getattr(self.parts.model, "optimizer", None) is not None and save_state(self.parts.model, file)
 
-    def close(self, finish: Finish, clock: StepClock) -> dict[str, Any]:
+    def close(self, finish: Finish, clock: StepClock) -> Generator[int, None, dict[str, Any]]:
         """Measure the wait for input by the step alone, and the ceilings of input and step."""
+        yield from ()  # a kept batch trains by itself
         seconds, in_slices, training = finish.input_wait_seconds, clock.slices.call_seconds, self.training
         call_seconds = kept_call_seconds(self.parts.model, clock.iterator, seconds) if in_slices else None
         found: dict[str, Any] = {}
@@ -233,12 +234,11 @@ class FitSession(TrainingSession):
                 by_input=training.batch_size / batch_seconds if batch_seconds else None,
                 by_compute=training.batch_size * training.steps_per_call / call_seconds if call_seconds else None,
             )
-        self._iterator = clock.iterator
         return found
 
-    def run_profiled(self, steps: Iterator[int]) -> BaseException | str:
+    def run_closing(self, steps: Iterator[int], iterator: Any) -> BaseException | str:
         """Train at each of these steps; return the error where that fails, for a failed profile is no failed trial."""
-        model, iterator = self.parts.model, self._iterator
+        model = self.parts.model
         try:
             for _ in steps:
                 try:

@@ -11,7 +11,7 @@ import abc
 import json
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -62,8 +62,8 @@ class TrainingSession(abc.ABC):
         return False
 
     @abc.abstractmethod
-    def close(self, finish: Finish, clock: StepClock) -> dict[str, Any]:
-        """Measure the fields of `Finished` that take time, and return them."""
+    def close(self, finish: Finish, clock: StepClock) -> Generator[int, None, dict[str, Any]]:
+        """Measure the fields of `Finished` that take time, and return them; at each item the training makes a step."""
 
 
 class TimedTrial:
@@ -113,15 +113,15 @@ class TimedTrial:
 
     @property
     def is_closing(self) -> bool:
-        """True if everything but the profile was sent."""
+        """True if the closing figures were sent, without what takes time."""
         return self._figures is not None
 
     def close(self, finish: Finish) -> Iterator[int] | None:
         """Send the closing figures: at once, and again with what takes time where that is asked for.
 
         Returns:
-            None where that was all. Otherwise the steps to profile: one call of the train function at each item, and
-            then `send_final`.
+            None where that was all. Otherwise more steps: one call of the train function at each item, and then
+            `send_final`.
         """
         figures = Finished(
             peak_host_bytes=peak_host_bytes(),
@@ -134,12 +134,16 @@ class TimedTrial:
         self._channel.send(figures)
         if finish.input_wait_seconds <= 0:
             return None
-        self._figures = figures.model_copy(update=self._session.close(finish, self.clock))
-        if not finish.profile or self._profile_folder.exists():
-            self.send_final()
-            return None
-        training = self._session.training
-        return _profile(self._profile_folder, steps_per_call=training.steps_per_call, synchronise=training.synchronise)
+        self._figures = figures
+        return self._closing_steps(finish)
+
+    def _closing_steps(self, finish: Finish) -> Iterator[int]:
+        assert self._figures is not None
+        found = yield from self._session.close(finish, self.clock)
+        self._figures = self._figures.model_copy(update=found)
+        if finish.profile and not self._profile_folder.exists():
+            calls, synchronise = self._session.training.steps_per_call, self._session.training.synchronise
+            yield from _profile(self._profile_folder, steps_per_call=calls, synchronise=synchronise)
 
     def send_final(self, no_profile: BaseException | str = "") -> None:
         """Send the closing figures again, with all that was measured, and why there is no profile."""
