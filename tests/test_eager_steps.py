@@ -179,7 +179,7 @@ def test_a_step_that_the_script_calls_later_is_awaited(tmp_path, between, awaite
     ],
 )
 def test_what_a_graph_would_not_repeat_is_named(tmp_path, line, what):
-    sites, why = found_in(tmp_path, loop(line))
+    sites, why = found_in(tmp_path, loop(line), reseeds=True)
     assert sites == ()
     assert why.startswith(f"train.py, line 13: update() {what}")
 
@@ -252,5 +252,7 @@ def test_a_step_of_another_form_is_held(tmp_path, edits, what):
     ],
 )
 def test_what_a_graph_repeats_holds_nothing(tmp_path, line, between):
-    sites, why = found_in(tmp_path, loop(line, between), seeded=False)
+    eager = EagerSteps(str(tmp_path))
+    sites, why = found_in(tmp_path, loop(line, between), eager)
     assert ([site.call for site in sites], why) == (["update"], "")
+    assert eager.draws == (["train.py, line 13"] if "random.normal" in line else [])

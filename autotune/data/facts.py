@@ -99,6 +99,7 @@ class ScriptFacts(Frozen):
     before_seconds: FiniteFloat = 0.0  # what each trial of the script does before it trains
     shared_seconds: Amount = 0.0  # what the script does before TensorFlow's runtime starts, if once for all trials
     repeats_start: str = ""  # why each trial does that by itself; empty where that takes no time
+    redraws: str = ""  # the line from which a compiled step draws other random numbers of the script's seed
     vectorized: bool = False  # `batched_map` is by `tf.vectorized_map`: the script's function takes no batches
     epochs: int | None = None  # of the training, as the script asks for them
     ends_early: str = ""  # what may end the tuned `fit` before its last epoch, with its line; empty for nothing

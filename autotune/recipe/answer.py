@@ -302,7 +302,7 @@ def _describe_same(recipe: RecipeContent, baseline: Configuration) -> list[str]:
     same, closest = recipe.same_training, recipe.candidate
     if same is not None:
         configuration = Configuration(same.configuration)
-        effect = describe_precision(configuration, baseline) or "nothing about learning changes"
+        effect = _describe_effect(recipe, configuration) or "nothing about learning changes"
         said = [f"{same.speedup.shown()} in {recipe.unit}/s", effect]
         return said if same.configuration == recipe.configuration else [*said, configuration.describe(baseline)]
     if closest is None or not closest.may_be_faster:
@@ -310,11 +310,20 @@ def _describe_same(recipe: RecipeContent, baseline: Configuration) -> list[str]:
     candidate = Configuration(closest.configuration)
     if candidate.update_size != baseline.update_size:
         return [NOTHING_SHOWN]
-    precision = describe_precision(candidate, baseline)
-    return ["the baseline; nothing faster is confirmed", *([f"the best so far: {precision}"] if precision else [])]
+    effect = _describe_effect(recipe, candidate)
+    return ["the baseline; nothing faster is confirmed", *([f"the best so far: {effect}"] if effect else [])]
 
 
-def describe_precision(configuration: Configuration, baseline: Configuration) -> str:
+def _describe_effect(recipe: RecipeContent, configuration: Configuration) -> str:
+    """Return what a configuration changes of the training beside its batch size; empty for nothing."""
+    script = recipe.workload.script
+    effects = [_describe_precision(configuration, Configuration(recipe.baseline))]
+    if script is not None and script.redraws and configuration.get("graph_step"):
+        effects.append(f"other random numbers of the script's seed ({script.redraws})")
+    return "; ".join(filter(None, effects))
+
+
+def _describe_precision(configuration: Configuration, baseline: Configuration) -> str:
     """Return how the precision of a configuration differs from the baseline's; empty where it does not."""
     sides = [
         (PRECISIONS.index(str(side.get("precision", "float32"))), bool(side.get("tensor_float_32", False)))
@@ -358,8 +367,8 @@ def learning_caveats(recipe: RecipeContent) -> list[str]:
     """Return what is not promised of the recommended precision or batch size, and what the script must change."""
     rule, script = recipe.learning_rate_rule, recipe.workload.script
     if rule is None:
-        effect = describe_precision(Configuration(recipe.configuration), Configuration(recipe.baseline))
-        return [f"{effect.capitalize()}."] if effect and recipe.larger_batch is None else []
+        effect = _describe_effect(recipe, Configuration(recipe.configuration))
+        return [f"{effect[0].upper()}{effect[1:]}."] if effect and recipe.larger_batch is None else []
     said = [NOT_PROMISED]
     if rule.same_loss is None:
         size = Configuration(recipe.configuration).update_size

@@ -11,7 +11,6 @@ import importlib
 import inspect
 import logging
 import re
-from collections import Counter
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -159,27 +158,24 @@ def is_seeded() -> bool:
     try:
         from tensorflow.python.eager.context import global_seed
     except ImportError:
-        say_missing("global_seed", "no eager step that draws random numbers is compiled")
+        say_missing("global_seed", "a script is taken to set it")
         return True
     return global_seed() is not None
 
 
 @contextlib.contextmanager
-def drawing_alike() -> Iterator[Counter[bool]]:
-    """Have TensorFlow's functions draw the same numbers as often as the yielded counter is cleared.
-
-    It counts their draws by whether they have a seed.
-    """
+def drawing_alike() -> Iterator[list[None]]:
+    """Have TensorFlow's functions draw the same numbers each time; yield a list with an item for each draw."""
     from tensorflow.python.ops import gen_random_ops
 
-    draws = Counter[bool]()
+    draws = list[None]()
 
     def draw(function: Callable[..., Any], stateless: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         given = inspect.signature(function).bind(*arguments, **named).arguments
-        seeds = given.pop("seed", None), given.pop("seed2", None)
-        draws[any(seeds)] += 1
-        given.pop("name", None)
-        return stateless(**given, seed=[1, draws.total()])
+        draws.append(None)
+        for name in ("seed", "seed2", "name"):
+            given.pop(name, None)
+        return stateless(**given, seed=[1, len(draws)])
 
     usual = {name: getattr(gen_random_ops, name) for name in _STATELESS if hasattr(gen_random_ops, name)}
     for name, function in usual.items():

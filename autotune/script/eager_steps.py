@@ -46,8 +46,8 @@ _OF_SHAPE = {"shape", "dtype", "ndim", "rank"}
 _MUTATORS = re.compile(
     "append(left)?|pop(left|item)?|add|put|extend|insert|remove|clear|discard|update|setdefault|sort|reverse|write|fill"
 )
-_OUTSIDE = re.compile(r"on_\w+|save(_weights)?|[gs]et_weights")
-"""Methods of Keras's that act in Python."""
+_OUTSIDE = re.compile(r"on_\w+|save(_weights)?|[gs]et_weights|set_(random_)?seed")
+"""Functions of Keras's and TensorFlow's that act in Python."""
 _ASKS = re.compile(r"(executing_eagerly|inside_function|isinstance.*\b(ndarray|EagerTensor)|hasattr.*\bnumpy)\b")
 """Calls that a graph answers otherwise."""
 _FRAMEWORKS = {"tensorflow", "keras", "tf_keras"}
@@ -75,6 +75,7 @@ class EagerSteps:
         self._scopes: dict[CodeType, Mapping[str, Any]] = {}  # the names that a function saw when it was last called
         self._calls: defaultdict[CodeType, set[CodeType]] = defaultdict(set)
         self._awaited: set[tuple[str, int]] = set()  # functions with a tape that the loop calls: files and lines
+        self.draws = list[str]()  # lines of steps that can be compiled, and draw TensorFlow's random numbers
         self.compiled = set[CodeType]()  # functions that are, by `tf.function`: they are not awaited
         self._is_users = functools.cache(lambda file: is_own(file) and not file.startswith(_STDLIB))
 
@@ -123,11 +124,11 @@ class EagerSteps:
             self._calls[caller.f_code].add(code)
 
     def find_sites(
-        self, source: OwnSource, parts: Collection[Any], *, seeded: bool = True
+        self, source: OwnSource, parts: Collection[Any], *, reseeds: bool = False
     ) -> tuple[tuple[Site, ...], list[str]]:
         """Return the functions that can be compiled, and why each other one cannot be.
 
-        `parts`: layers and optimizers of the training; `seeded`: TensorFlow draws the same numbers in each run.
+        `parts`: layers and optimizers of the training; `reseeds`: the training sets TensorFlow's seed, maybe often.
         """
         sys.setprofile(None)
         sites, reasons = [], []
@@ -140,9 +141,11 @@ class EagerSteps:
             if any(name_of(part) == "GradientTape" for part in source.nodes_of(node))
         }
         for code in self._updates:
-            if why := self._why_not(code, source, parts, seeded):
+            draws = list[str]()
+            if why := self._why_not(code, source, parts, reseeds, draws):
                 reasons.append(why)
                 continue
+            self.draws += draws
             line, file = source.nodes_at(code)[0].lineno, code.co_filename
             known = functions_in(parse_source(Path(file)), file, self._directory)
             sites.append(next(site for site, node in known if node.lineno == line))
@@ -156,7 +159,9 @@ class EagerSteps:
             return False
         return self._awaited <= {(os.path.realpath(code.co_filename), code.co_firstlineno) for code in called}
 
-    def _why_not(self, step: CodeType, source: OwnSource, parts: Collection[Any], seeded: bool) -> str:
+    def _why_not(
+        self, step: CodeType, source: OwnSource, parts: Collection[Any], reseeds: bool, draws: list[str]
+    ) -> str:
         """Return why a function cannot be compiled, with the line; empty if it can be."""
         if step in self._loops:
             line = line_of(step.co_filename, self._loops[step], self._directory)
@@ -177,7 +182,7 @@ class EagerSteps:
             scopes[nodes[0]] = scope = self._scopes.get(code, scope)
             functions |= _functions_called(source.nodes_of(nodes[0]), scope, self._is_users)
             functions |= {called: self._scopes[called] for called in self._calls[code]}
-        return _first_obstacle(scopes, source, parts, self._directory, seeded, source.nodes_at(step)[0])
+        return _first_obstacle(scopes, source, parts, self._directory, reseeds, draws, source.nodes_at(step)[0])
 
 
 def _scope_of(frame: FrameType) -> Mapping[str, Any]:
@@ -198,10 +203,12 @@ def _functions_called(
     return found
 
 
-def find_obstacle_of_fit(parts: Collection[Any], source: OwnSource, directory: str, seeded: bool) -> str:
+def find_obstacle_of_fit(
+    parts: Collection[Any], source: OwnSource, directory: str, reseeds: bool, draws: list[str]
+) -> str:
     """Return what a graph would not repeat of what the user wrote for the steps of a `fit`; empty for nothing.
 
-    `parts`: its model, layers, losses and metrics; `seeded`: see `EagerSteps.find_sites`.
+    `parts`: its model, layers, losses and metrics; `reseeds`: see `EagerSteps.find_sites`; `draws`: see below.
     """
     scopes: dict[Any, Mapping[str, Any]] = {}
     for part in parts:
@@ -210,7 +217,7 @@ def find_obstacle_of_fit(parts: Collection[Any], source: OwnSource, directory: s
             scope = ChainMap({"self": part}, getattr(function, "__globals__", {}))
             scopes |= {node: scope for code in code_of(function) for node in source.nodes_at(code)}
     scopes = {node: {} for node in source.reached_from(scopes)} | scopes
-    return _first_obstacle(scopes, source, parts, directory, seeded)
+    return _first_obstacle(scopes, source, parts, directory, reseeds, draws)
 
 
 def _first_obstacle(
@@ -218,12 +225,13 @@ def _first_obstacle(
     source: OwnSource,
     parts: Collection[Any],
     directory: str,
-    seeded: bool,
+    reseeds: bool,
+    draws: list[str],
     step: ast.FunctionDef | None = None,
 ) -> str:
     """Return the first obstacle in some functions, with its line. `scopes`: the names that each of them sees.
 
-    `step`: the one that is compiled, where Keras does not call it.
+    `step`: the one that is compiled, where Keras does not call it. Lines that draw random numbers are added to `draws`.
     """
     stored, changed, calls = source.changes(scopes)
     for name, (function, node) in ((name, place) for name, places in stored.items() for place in places):
@@ -250,8 +258,11 @@ def _first_obstacle(
             outer = source.outer.get(outer)
         name = getattr(function, "name", "a lambda")
         found = find_obstacles(function, source, scope, theirs)
-        for node, what in ((node, what) for node, what in found if seeded or not what.startswith("draws")):
-            return f"{line_of(source.files[function], node, directory)}: {name}() {what}"
+        for node, what in found:
+            line = line_of(source.files[function], node, directory)
+            if reseeds or not what.startswith("draws"):
+                return f"{line}: {name}() {what}"
+            draws.append(line)
     return ""
 
 
@@ -375,9 +386,7 @@ def _describe_call(call: ast.Call, find: Callable[[ast.AST], Any], own: set[str]
     ):
         return f"calls {shown_call}(): a graph has no such value"
     if package == "tensorflow" and _DRAWS.match(f"{module}.{name}"):
-        return (
-            f"draws by {shown_call}() other numbers from its seed than a graph would: there @tf.function is advice only"
-        )
+        return f"draws by {shown_call}() from a seed that the script sets in a loop: a graph would not begin again"
     is_effect = name in _EFFECTS if owner is None else bool(_OUTSIDE.fullmatch(name))
     is_numpy = package == "numpy" and (not is_constant or "random" in module)
     is_change = owner is not None and kind is not owner and _MUTATORS.fullmatch(name) and _root(call.func) not in own

@@ -20,7 +20,7 @@ from autotune.recipe.tf_private import inputs_of, is_seeded, name_of_strategy, s
 from autotune.runtime.sources import directory_of, file_of, fingerprint_of_script, own_files
 from autotune.script.batch_constants import find_batch_constant, find_counted_calls, find_summed_loss
 from autotune.script.batched_map import find_batched_map
-from autotune.script.call_sites import enclosing_ranges, running_frames
+from autotune.script.call_sites import enclosing_ranges, is_called_in_loop, running_frames
 from autotune.script.changing_state import READS_AHEAD, OwnSource
 from autotune.script.dataset_trace import BATCHES, batch_calls, calls_for, drops_remainder, find_cache, upstream
 from autotune.script.eager_steps import find_obstacle_of_fit
@@ -112,12 +112,12 @@ def facts_of_fit(
     given |= call.loading
     batch_size, optimizer = call.batch_size or batch_length(dataset), getattr(call.model, "optimizer", None)
     reasons = _not_reached_by_fit(call, dataset)
-    eager = _why_eager(context.wrappers.set_at, call.model)
+    eager, draws = _why_eager(context.wrappers.set_at, call.model), list[str]()
     if eager:
         source, layers = OwnSource(context.own_files, context.directory), call.model._flatten_layers()
         parts = tf.nest.flatten([getattr(call.model, name, None) for name in ("loss", "metrics", "optimizer")])
         parts = [part for part in (*layers, *parts) if hasattr(part, "__dict__")]
-        held = find_obstacle_of_fit(parts, source, context.directory, is_seeded())
+        held = find_obstacle_of_fit(parts, source, context.directory, _reseeds(context), draws)
         if held or tf.config.functions_run_eagerly():
             reasons |= dict.fromkeys((*_XLA, "steps_per_execution"), eager) | {"graph_step": held or eager}
         else:
@@ -156,6 +156,7 @@ def facts_of_fit(
         callbacks=arguments["callbacks"],
         eager=eager.partition(":")[0],
         tunes_steps=tunes_steps,
+        redraws=draws[0] if draws and "graph_step" in given and is_seeded() else "",
     )
 
 
@@ -175,7 +176,8 @@ def facts_of_loop(watch: LoopWatch, examples: int, context: ScriptContext) -> Wo
     loop = find_step_loop(running_frames(), directory, is_batched)
     source = OwnSource(context.own_files, directory)
     parts = [*watch.layers.values(), *watch.optimizers.values()]
-    steps, held = watch.eager.find_sites(source, parts, seeded=is_seeded()) if watch.eager is not None else ((), [])
+    steps, held = watch.eager.find_sites(source, parts, reseeds=_reseeds(context)) if watch.eager else ((), [])
+    draws = watch.eager.draws if watch.eager and is_seeded() else []
     reasons = _not_reached_by_loop(watch, dataset)
     if how := _why_eager(context.wrappers.set_at):
         steps, reasons = (), reasons | dict.fromkeys((*_XLA, "graph_step"), how)
@@ -204,8 +206,14 @@ def facts_of_loop(watch: LoopWatch, examples: int, context: ScriptContext) -> Wo
         step_function=watch.step_function,
         work_varies=watch.work_varies,
         updaters=watch.updaters,
+        redraws=next(iter(draws), ""),
         epochs_range=_epochs_range(watch, context.reference),
     )
+
+
+def _reseeds(context: ScriptContext) -> bool:
+    """Return whether the script sets TensorFlow's seed in a loop: eager operations then draw the same numbers again."""
+    return any(is_called_in_loop(context.own_files, name) for name in ("set_seed", "set_random_seed"))
 
 
 def _facts(

@@ -174,8 +174,10 @@ def test_functions_that_take_turns_are_all_compiled(trials_of_script):
     assert len(warm[1].shapes) == 4
 
 
-def test_a_step_of_two_optimizers_trains_the_baselines_model(trials_of_script):
-    trials = trials_of_script(BY_CALL)
+@pytest.mark.parametrize(("seeded", "redraws"), [(False, ""), (True, "train.py, line 13")])
+def test_a_step_of_two_optimizers_trains_the_baselines_model(trials_of_script, seeded, redraws):
+    trials = trials_of_script(BY_CALL.replace("\n\n", "\nkeras.utils.set_random_seed(3)\n\n", 1) if seeded else BY_CALL)
+    assert trials.facts.script.redraws == redraws
     warm = []
     for changes in ({}, {"graph_step": True}, {"graph_step": True, "jit_compile": True}):
         trial = trials.launch(**changes)
