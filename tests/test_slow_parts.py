@@ -52,3 +52,9 @@ def test_a_function_that_stays_eager_is_named_with_its_reason():
     compiled, other = slow_parts_of_step("train.py, line 3", [], [], None, [held])
     assert (compiled.knob, other.knob) == ("graph_step", "")
     assert other.what == f"a part of the step stays eager ({held})"
+
+
+def test_lines_that_slow_each_step_down_are_named():
+    predicts, reads = slow_parts_of_step("", [], [], None, (), ["train.py, line 8"], ["train.py, line 5"])
+    assert (predicts.what.partition(" makes")[0], predicts.limit) == ("predict() in train.py, line 5", "launch")
+    assert "(train.py, line 8)" in reads.what

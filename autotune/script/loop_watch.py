@@ -89,6 +89,7 @@ class LoopWatch:
         self._last_read: Any = None  # the iterator that was last read, and the element, until that has been used
         self._updates = 0  # since the last step
         self._reads = Counter[tuple[str, int]]()  # of tensors after the first update, by the file and line
+        self._predictions = Counter[tuple[str, int]]()  # calls of `predict` and the like, in the same way
         self._unused: list[int] = []  # examples of elements that were read and have updated nothing yet
         self._logs: Any = None
         self._calls: list[Any] = []  # functions that are being called, and their arguments, the outermost first
@@ -277,9 +278,13 @@ class LoopWatch:
             self._reads[frame.f_code.co_filename, frame.f_lineno] += 1
         return usual(tensor)
 
-    def lines_read(self) -> list[str]:
+    def lines_that_read(self) -> list[str]:
         """Return the lines that have read tensors in more than one step."""
         return [line_of(*place, self._wrappers.directory) for place, count in self._reads.items() if count > 1]
+
+    def lines_that_predict(self) -> list[str]:
+        """Return the lines that have called a model's `predict` in more than one step."""
+        return [line_of(*place, self._wrappers.directory) for place, count in self._predictions.items() if count > 1]
 
     # ------------------------------------------------------------------------------------------ updating
 
@@ -317,6 +322,9 @@ class LoopWatch:
 
     def _predict(self, usual: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         self._forward_calls += 1
+        frame = users_frame() if self.optimizers else None
+        if frame is not None:
+            self._predictions[frame.f_code.co_filename, frame.f_lineno] += 1
         return usual(*arguments, **named)
 
     def _apply(self, usual: Callable[..., Any], optimizer: Any, *arguments: Any, **named: Any) -> Any:

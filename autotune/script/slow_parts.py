@@ -52,16 +52,20 @@ def slow_parts_of_step(
     compiled_at: Site | None,
     held: Iterable[str] = (),
     reads: Iterable[str] = (),
+    predicts: Iterable[str] = (),
 ) -> Iterator[SlowPart]:
     """Yield what is slow in the step, the worst first.
 
     `eager`: how its operations run by themselves, if they do; `held`: why other functions of the step stay eager;
-    `reads`: lines that make each step wait for the device.
+    `reads`: lines that make each step wait for the device; `predicts`: lines that call `predict` in each step.
     """
     if eager:
         yield SlowPart(what=f"the step runs eagerly ({eager})", limit="launch", knob="graph_step")
     for why in held:
         yield SlowPart(what=f"a part of the step stays eager ({why})", limit="launch")
+    for line in predicts:
+        what = f"predict() in {line} makes a pipeline and a loop for each step: call the model itself"
+        yield SlowPart(what=what, limit="launch")
     for line in reads:
         what = f"the loop reads a tensor in each step ({line}): no step is launched before the last one has ended"
         yield SlowPart(what=what, limit="launch")
