@@ -195,7 +195,8 @@ def facts_of_loop(watch: LoopWatch, examples: int, context: ScriptContext) -> Wo
         batch_size,
         steps=steps,
         eager=" and ".join(f"{site.file}, line {site.line}" for site in steps)
-        or (how or next(iter(held), "")).partition(":")[0],
+        or how.partition(":")[0]
+        or next(iter(held), ""),
         held=held if steps else (),
         reads=watch.lines_that_read() if tf.config.list_physical_devices("GPU") else (),  # a CPU's step has ended
         predicts=watch.lines_that_predict(),

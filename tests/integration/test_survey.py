@@ -177,6 +177,14 @@ for epoch in range(4):
     + "model.compile(keras.optimizers.SGD(keras.optimizers.schedules.CosineDecay(0.1, 100)), 'mse')\nmodel.fit(x, y)\n",
     "tape": TAPE + "step = tf.function(step)\nfor epoch in range(4):\n    for a, b in batches:\n        step(a, b)\n",
     "tape_eager": TAPE + "for epoch in range(4):\n    for a, b in batches:\n        step(a, b)\n",
+    "step_in_its_loop": TAPE
+    + """
+for epoch in range(4):
+    for a, b in batches:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(a) - b) ** 2)
+        optimizer.apply_gradients(zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables))
+""",
     "reads_losses": TAPE
     + """
 step = tf.function(step)
@@ -870,6 +878,9 @@ def test_lines_that_read_a_tensor_in_each_step_are_named(told):
     assert said[0].startswith(f"predict() in train.py, line {line + 1} makes")
     assert said[1:] == [f"the loop reads a tensor in each step (train.py, line {line})"]
     assert script(told, "tape")["slow_parts"] == []
+    (part,) = script(told, "step_in_its_loop")["slow_parts"]
+    assert part["what"].startswith("the step runs eagerly (train.py, line ")
+    assert part["what"].endswith("move it into a function of one batch to tune this)")
 
 
 def test_a_value_that_is_asked_for_by_name_is_reached(told):
