@@ -43,6 +43,27 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         session.exitstatus = NOT_RUN
 
 
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory):
+    """The directory of a run that found something faster: to be read, or copied."""
+    from simulated_runs import faster_by, on_disk, simulated_trials, tune_simulated
+
+    with on_disk(tmp_path_factory.mktemp("runs") / "one") as directory:
+        tune_simulated(simulated_trials(faster_by(batch_size=2.0), noise=0.02), directory, budget=120.0)
+    return directory.path
+
+
+@pytest.fixture(scope="session")
+def recipes(tmp_path_factory):
+    """One recipe of each verdict, and one with a watch at its end, out of simulated runs."""
+    from test_recommendation import run_that_is
+
+    from autotune.stats.deciding import Verdict
+
+    made = {verdict: run_that_is(verdict, tmp_path_factory.mktemp("run"))[0] for verdict in Verdict}
+    return {**made, "watched": run_that_is(Verdict.FASTER, tmp_path_factory.mktemp("run"), soak=10.0)[0]}
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run real trials last, as a mistake shows before the first `import tensorflow`; they are slow unless marked fast.

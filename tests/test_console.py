@@ -12,10 +12,9 @@ import pandas as pd
 import pytest
 from rich.console import Console
 from simulated_runs import BASELINE, a_pair
-from test_recommendation import run_that_is
 
 import autotune
-from autotune.data.errors import RecipeError, WorkloadError
+from autotune.data.errors import WorkloadError
 from autotune.data.facts import ScriptFacts, Trains
 from autotune.data.figures import Check, Interval
 from autotune.data.printable import duration, memory_size
@@ -260,12 +259,6 @@ def test_a_history_says_more_where_there_is_more(name, values, shown):
 # -------------------------------------------------------------------------------------------------- recipes
 
 
-@pytest.fixture(scope="module")
-def recipes(tmp_path_factory):
-    """One recipe of each verdict, out of simulated runs."""
-    return {each: run_that_is(each, tmp_path_factory.mktemp("run") / "run")[0] for each in Verdict}
-
-
 def shown(recipe, path=Path("recipe.json"), tuned="train.py", **evidence):
     """What `autotune tune` ends with, as plain text on whole lines; with changes to the recipe's evidence."""
     recipe = recipe.model_copy(update={"evidence": recipe.evidence.model_copy(update=evidence)})
@@ -295,6 +288,7 @@ def test_a_gain_comes_with_its_interval_and_the_lines_for_the_training_code(reci
     assert "Recipe.load" in text
     assert "recipe.fit(model, dataset" in text
     assert "--resume" not in text
+    assert [line for line in text.splitlines() if line.endswith(" ")] == []
 
 
 @pytest.mark.parametrize(("seconds", "told"), [((0.0, 0.9), False), ((None, None), False), ((0.0, 2.5), True)])
@@ -315,8 +309,8 @@ def test_no_gain_says_what_is_excluded_and_to_keep_what_there_is(recipes):
     assert "vary too much to exclude a gain" in unfolded(shown(recipe, excluded_gain=6.7e14))
     assert "Training code that trains like it needs no change." in text
     assert "NumPy arrays passed to fit, or a tf.distribute strategy" in text
-    assert "Recipe.load" not in text
-    assert "--resume" not in text
+    for absent in ("recommended", "Recipe.load", "--resume"):
+        assert absent not in text
 
 
 @pytest.mark.parametrize(
@@ -357,8 +351,6 @@ def test_nobody_is_told_to_train_with_a_candidate_that_is_slower_or_unstable(rec
     text = shown(recipe, ended_by=EndedBy.BUDGET)
     assert "Best so far: batch_size=128: ×" in text
     assert "with_candidate" not in text
-    with pytest.raises(RecipeError, match="no faster than the baseline, or unstable"):
-        recipe.with_candidate()
 
 
 def test_a_run_with_time_left_does_not_say_that_the_budget_ended(recipes):
@@ -403,16 +395,6 @@ def test_a_closing_table_breaks_no_word_in_a_narrow_terminal(recipes):
     show_answer(recipes[Verdict.FASTER].answer, Path("recipe.json"), screen)
     words = set(unfolded(output.getvalue()).split())
     assert {"batch_size", "recommended", "samples/s", "Baseline:"} <= words
-
-
-def test_a_closing_table_has_no_blanks_at_the_ends_of_its_lines_in_a_file(recipes):
-    assert [line for line in shown(recipes[Verdict.FASTER]).splitlines() if line.endswith(" ")] == []
-
-
-def test_the_baseline_as_recommendation_stands_alone(recipes):
-    text = shown(recipes[Verdict.NO_SIGNIFICANT_GAIN])
-    assert "recommended" not in text
-    assert text.splitlines()[1].startswith("No significant gain")
 
 
 @pytest.mark.parametrize(("onednn", "before"), [(True, "the first tensor"), (False, "import tensorflow")])

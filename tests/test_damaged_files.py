@@ -22,7 +22,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 from simulated_runs import MACHINE
-from test_recommendation import run_that_is
 
 from autotune.data.errors import DamagedRunWarning, RecipeError, RunDirectoryError, SearchSpaceError
 from autotune.data.run_directory import RunDirectory
@@ -31,10 +30,9 @@ from autotune.recipe.apply import environment
 from autotune.recipe.recipe import Recipe
 from autotune.recipe.schema import recipe_schema
 from autotune.report.history import compare, load_history
-from autotune.space.configuration import baseline_configuration, read_trials
-from autotune.space.knobs import Device
+from autotune.space.configuration import baseline_configuration, format_value, read_trials
+from autotune.space.knobs import KNOBS, Device
 from autotune.space.space_file import SearchSpace, find_search_space
-from autotune.stats.deciding import Verdict
 
 ROOT = Path(__file__).parents[1]
 SPACES = [file.read_text() for file in sorted((ROOT / "search_spaces").glob("*.toml"))]
@@ -164,8 +162,9 @@ ODD_BYTES = [b"[]", b"null", b"\0", b"\xff", b"\xef\xbb\xbf", b"\xed\xa0\x80", b
 ODD_BYTES.append(b'[{"a":' * 3000)
 BYTES = st.binary(max_size=60) | st.sampled_from(ODD_BYTES)
 TOKEN = re.compile(r'"[^"\n]*"|\w+|[^\s\w]')
-ODD = ['"min()"', '"examples/0"', "nan", "1e400", "-1", "9" * 5000, "[" * 2000, "{a=" * 1000, "a." * 3000]
-TOKENS = st.sampled_from([*TOKEN.findall("".join(SPACES)), *ODD, "'''", "\x00", '"\\u202e\\u001b"'])
+ODD = ['"min()"', '"examples/0"', "nan", "1e400", "-1", "9" * 5000, "0x" + "f" * 5000, "[" * 2000, "{a=" * 1000]
+ODD += ["a." * 3000, "x" * 5000, f'"{"x" * 5000}"', "'''", "\x00", '"\\u202e\\u001b"']
+TOKENS = st.sampled_from(sorted(set(TOKEN.findall("".join(SPACES))))) | st.sampled_from(ODD)
 
 
 def places_in(document):
@@ -221,18 +220,16 @@ def damaged_toml(draw, text):
 
 
 @pytest.fixture(scope="module")
-def recipes(tmp_path_factory):
+def documents(recipes):
     """A recipe of each verdict, one with a watch at its end, and a recorded one; each is read."""
-    made = [run_that_is(each, tmp_path_factory.mktemp("run"))[0] for each in Verdict]
-    made.append(run_that_is(Verdict.FASTER, tmp_path_factory.mktemp("run"), soak=10.0)[0])
     assert Recipe.parse(json.dumps(RUN["recipe.json"]), source=NAME)
-    return [*(json.loads(each.to_json()) for each in made), RUN["recipe.json"]]
+    return [*(json.loads(recipe.to_json()) for recipe in recipes.values()), RUN["recipe.json"]]
 
 
 @settings(max_examples=400)
 @given(data=st.data())
-def test_a_damaged_recipe_is_read_or_refused(recipes, data):
-    content = data.draw(st.sampled_from(recipes).flatmap(damaged) | BYTES)
+def test_a_damaged_recipe_is_read_or_refused(documents, data):
+    content = data.draw(st.sampled_from(documents).flatmap(damaged) | BYTES)
     recipe = read(lambda: Recipe.parse(content, source=NAME))
     if recipe is None:
         return
@@ -250,17 +247,24 @@ def test_a_damaged_recipe_is_read_or_refused(recipes, data):
     device=st.sampled_from(Device),
     cores=st.sampled_from((1, 4096)),
     examples=st.sampled_from((None, 0, 1437, 10**12)),
+    batch_size=st.integers(1, 5000),
+    takes_config=st.booleans(),
 )
-@example(text=SPACES[0], device=Device.CPU, cores=2, examples=1437)
-def test_a_damaged_search_space_is_read_or_refused(text, device, cores, examples):
+@example(text=SPACES[0], device=Device.CPU, cores=2, examples=1437, batch_size=32, takes_config=True)
+def test_a_damaged_search_space_is_read_or_refused(text, device, cores, examples, batch_size, takes_config):
     space = read(lambda: SearchSpace.parse(text, source=NAME))
     if space is None:
         assert text not in SPACES
         return
-    baseline = baseline_configuration(32, {}, device, where="baseline")
-    machine = {"device": device, "cores": cores, "examples": examples, "dataset_takes_config": True}
+    baseline = baseline_configuration(batch_size, {}, device, where="baseline")
+    machine = {"device": device, "cores": cores, "examples": examples, "dataset_takes_config": takes_config}
     resolved = read(lambda: space.resolve(baseline=baseline, **machine))
-    assert resolved is None or all(2 <= len(values) <= 257 for values in resolved.choices.values())
+    if resolved is None:
+        return
+    assert baseline in resolved
+    for name, values in resolved.choices.items():
+        assert 2 <= len(set(map(format_value, values))) == len(values) <= 257
+        assert all(value in KNOBS[name].domain for value in values)
 
 
 ODD_PATHS = ["trials", "trials/9999999999/result.json", "a/b/run.json", "loop", "\n\x1b[31m\udcff/run.json"]

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 
 import jsonschema
 import pytest
-from simulated_runs import faster_by, on_disk, simulated_trials, tune_simulated
 from test_recommendation import run_that_is
 
 from autotune.data.figures import Interval
@@ -22,15 +21,6 @@ from autotune.tuning.events import Notice, RunBegan
 from autotune.tuning.verify import Verification
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    """The directory of a run that found something faster."""
-    path = tmp_path_factory.mktemp("runs") / "one"
-    with on_disk(path) as directory:
-        tune_simulated(simulated_trials(faster_by(batch_size=2.0), noise=0.02), directory, budget=120.0)
-    return path
 
 
 @pytest.fixture
@@ -56,29 +46,29 @@ def test_the_page_on_json_names_every_command_and_its_fields():
     assert told == fields
 
 
-def test_a_history_has_a_row_for_each_trial_with_every_column(printed, run):
-    code, document = printed("show", run, run.parent)
+def test_a_history_has_a_row_for_each_trial_with_every_column(printed, finished):
+    code, document = printed("show", finished, finished.parent)
     assert (code, document["recipe"]) == (0, None)
-    assert len(document["trials"]) == len(list((run / "trials").iterdir()))
+    assert len(document["trials"]) == len(list((finished / "trials").iterdir()))
     assert all(list(row) == list(columns()) for row in document["trials"])
 
 
-def test_a_comparison_has_a_row_for_each_run(printed, run):
-    _, document = printed("compare", run)
+def test_a_comparison_has_a_row_for_each_run(printed, finished):
+    _, document = printed("compare", finished)
     assert [row["verdict"] for row in document["runs"]] == ["faster"]
 
 
-def test_a_run_is_shown_with_its_recipe_and_its_trials(printed, run):
-    _, document = printed("show", run)
-    assert document["recipe"] == json.loads((run / "recipe.json").read_text())
-    assert (document["run"], document["recipe_file"]) == (str(run), str(run / "recipe.json"))
+def test_a_run_is_shown_with_its_recipe_and_its_trials(printed, finished):
+    _, document = printed("show", finished)
+    assert document["recipe"] == json.loads((finished / "recipe.json").read_text())
+    assert (document["run"], document["recipe_file"]) == (str(finished), str(finished / "recipe.json"))
     assert len(document["trials"]) > 2
-    _, of_file = printed("show", run / "recipe.json")
+    _, of_file = printed("show", finished / "recipe.json")
     assert (of_file["run"], of_file["trials"], of_file["recipe"]) == (None, [], document["recipe"])
 
 
-def test_an_edit_is_no_json(capsys, run):
-    assert cli.main(["show", str(run), "--diff", "train.py", "--json"]) == 2
+def test_an_edit_is_no_json(capsys, finished):
+    assert cli.main(["show", str(finished), "--diff", "train.py", "--json"]) == 2
     assert "--json and --diff were both given" in capsys.readouterr().err
 
 

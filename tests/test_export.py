@@ -7,26 +7,15 @@ import subprocess
 import sys
 
 import pytest
-from simulated_runs import faster_by, on_disk, simulated_trials, tune_simulated
 
 from autotune.front import cli
 from autotune.report.export import _EXPORTS, FOLDER, export_run, read_tracked_run
 from autotune.report.history import load_history
 
 
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    """The directory of a run that found something faster, and had failures."""
-    path = tmp_path_factory.mktemp("runs") / "one"
-    trials = simulated_trials(faster_by(batch_size=2.0), noise=0.02)
-    with on_disk(path) as directory:
-        tune_simulated(trials, directory, budget=120.0)
-    return path
-
-
 @pytest.fixture
 def run(finished, tmp_path):
-    """A copy of it."""
+    """The directory of a finished run."""
     return shutil.copytree(finished, tmp_path / "run")
 
 

@@ -4,21 +4,20 @@ import json
 import subprocess
 import sys
 
+import factories
 import pytest
 from simulated_runs import BASELINE, MACHINE
 from test_kind import H200, a_machine
 from test_same_workload import ELEMENT, a_script
 
 from autotune.data.errors import MachineMismatchError, RecipeError
-from autotune.data.figures import Interval
 from autotune.front import cli
 from autotune.machine.fingerprint import fingerprint
 from autotune.recipe import recipe as recipe_module
-from autotune.recipe.evidence import Confirmation, CreatedBy, Evidence, PeakMemory, RecipeWorkload, Stability
+from autotune.recipe.evidence import RecipeWorkload
 from autotune.recipe.recipe import MachineMismatchWarning, Recipe, read_recipes, select_nearest
-from autotune.stats.deciding import EndedBy, Verdict
+from autotune.stats.deciding import Verdict
 
-RATE, MEMORY = Interval(value=100.0, low=90.0, high=110.0), PeakMemory(host=None, device=None)
 GPU_MACHINE, OLD_TENSORFLOW = a_machine(H200), a_machine(tensorflow="2.18.0")
 
 
@@ -29,45 +28,11 @@ def a_workload(**fields):
     return RecipeWorkload(**{"name": "train", "fingerprint": "sha256:00", "script": script, **shape, **fields})
 
 
-def a_recipe(machine=MACHINE, *, created_at="2026-11-20T19:10:01.250+00:00", workload=None, evidence=None, **changes):
+def a_recipe(machine=MACHINE, *, workload=None, evidence=None, created_at=factories.CREATED_AT, **changes):
     """A recipe of the test's script that recommends these knobs on this machine."""
-    fields = {
-        "verdict": Verdict.FASTER,
-        "ended_by": EndedBy.SETTLED,
-        "min_gain": 0.02,
-        "candidates": 8,
-        "excluded_gain": None,
-        "speedup": Interval(value=1.5, low=1.4, high=1.6),
-        "throughput": RATE,
-        "baseline_throughput": RATE,
-        "compile_seconds": None,
-        "baseline_compile_seconds": None,
-        "peak_memory_bytes": MEMORY,
-        "baseline_peak_memory_bytes": MEMORY,
-        "input_wait_fraction": None,
-        "stability": Stability(checks=(), not_checked=()),
-        "confirmation": Confirmation(
-            processes=4, pairs=20, leaders=1, confidence=0.97, pairing="alternating", trials=()
-        ),
-    }
-    return Recipe(
-        configuration=dict(BASELINE.replace(**(changes or {"jit_compile": True}))),
-        baseline=dict(BASELINE),
-        evidence=Evidence(**{**fields, **(evidence or {})}),
-        learning_rate_rule=None,
-        machine=machine,
-        workload=workload or a_workload(),
-        created_by=CreatedBy(
-            autotune="0.1.0",
-            run="by hand",
-            created_at=created_at,
-            search_space="quick.toml",
-            trials=9,
-            seed=0,
-            budget_seconds=60.0,
-            spent_seconds=60.0,
-        ),
-    )
+    configuration = BASELINE.replace(**(changes or {"jit_compile": True}))
+    given = {"workload": workload or a_workload(), "evidence": evidence, "created_at": created_at}
+    return factories.a_recipe(machine, configuration=configuration, **given)
 
 
 ON_CPU, ON_GPU, ON_OLD = a_recipe(), a_recipe(GPU_MACHINE, jit_compile=True, batch_size=256), a_recipe(OLD_TENSORFLOW)

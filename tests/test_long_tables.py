@@ -88,15 +88,6 @@ def test_the_notebook_runs_on_the_recorded_runs_and_holds_its_outputs(monkeypatc
     assert set(scope["trials"]["on"]) == set(scope["RUNS"])
 
 
-def test_runs_are_compared_in_a_table(run, tmp_path):
-    again = tmp_path / "again"
-    shutil.copytree(run.path, again)
-    table = compare(run.path, again)
-    assert list(table["verdict"]) == ["faster", "faster"]
-    assert table["claim"].between(1.3, 1.7).all()
-    assert table["differs"].eq("").all()
-
-
 def test_runs_of_one_id_are_told_apart_by_their_paths_in_all_tables(run, tmp_path):
     here, there = (shutil.copytree(run.path, tmp_path / name / "run") for name in ("here", "there"))
     frame = load_history(here, there)

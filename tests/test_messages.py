@@ -140,15 +140,6 @@ def test_every_kind_of_message_is_tried_here():
     assert set(kinds) == {message.kind for message in EVERY_MESSAGE}
 
 
-def test_true_and_one_stay_apart_in_a_configuration(pair):
-    configuration = {"jit_compile": True, "steps_per_execution": 1}
-    request = protocol.TrialRequest(configuration=configuration, log="/l", timing=TIMING)
-    Channel(pair[0]).send(request)
-    received = Channel(pair[1]).receive(timeout_seconds=0)
-    assert received.configuration["jit_compile"] is True
-    assert received.configuration["steps_per_execution"] is not True
-
-
 def test_messages_sent_in_one_write_arrive_one_by_one_and_in_order(pair):
     sent = [protocol.Measure(seconds=1), protocol.Finish(), protocol.Measure(seconds=2)]
     pair[0].sendall(b"".join(map(encoded, sent)))

@@ -8,7 +8,6 @@ import sys
 import jsonschema
 import pytest
 from simulated_runs import BASELINE, MACHINE, faster_by, quick_tune, simulated_trials, space
-from test_recommendation import run_that_is
 
 from autotune.data.errors import RecipeError, RunDirectoryError
 from autotune.data.facts import ScriptFacts, Site, Trains
@@ -43,13 +42,6 @@ def recipe(tmp_path_factory):
     return made
 
 
-@pytest.fixture(scope="module")
-def of_each_verdict(tmp_path_factory):
-    """A recipe of each verdict, and one with a watch at its end."""
-    made = [run_that_is(each, tmp_path_factory.mktemp("run"))[0] for each in Verdict]
-    return [*made, run_that_is(Verdict.FASTER, tmp_path_factory.mktemp("run"), soak=10.0)[0]]
-
-
 def document_of(recipe):
     """The recipe's JSON, to be damaged."""
     return json.loads(recipe.to_json())
@@ -81,14 +73,16 @@ def find_conflict(text):
 # ----------------------------------------------------------------------------------------- there and back
 
 
-def test_what_was_saved_is_loaded(tmp_path, recipe, of_each_verdict):
-    assert of_each_verdict[-1].evidence.watch is not None
-    for each in (recipe, *of_each_verdict):
+def test_what_was_saved_is_loaded_and_validates(tmp_path, recipe, recipes):
+    assert recipes["watched"].evidence.watch is not None
+    schema = json.loads(SCHEMA_FILE.read_text(encoding="utf-8"))
+    for made in (recipe, *recipes.values()):
         path = tmp_path / "recipe.json"
-        each.save(path)
+        made.save(path)
         loaded = Recipe.load(path)
-        assert loaded == each
+        assert loaded == made
         assert loaded.to_json() == path.read_text()
+        jsonschema.validate(document_of(made), schema)
 
 
 def test_a_byte_order_mark_is_read_over(tmp_path, recipe):
@@ -148,19 +142,11 @@ def test_a_path_without_a_file_is_an_error(tmp_path, name):
     assert "Give a recipe.json" in caught.value.hint
 
 
-@pytest.mark.parametrize("version", [2, 99, 10**400])
-def test_a_newer_recipe_asks_for_an_upgrade(recipe, version):
-    for text in (changed(recipe, "schema_version", version), '{"schema_version": 2, "recipes": []}'):
+def test_a_newer_recipe_asks_for_an_upgrade(recipe):
+    for text in (changed(recipe, "schema_version", 10**400), '{"schema_version": 2, "recipes": []}'):
         error = find_conflict(text)
         assert "reads recipes of schema_version 1 only" in error.message
         assert "or a later one" in error.hint
-
-
-@pytest.mark.parametrize("field", ["schema_version", "configuration", "baseline", "evidence", "machine"])
-def test_a_missing_field_is_named(recipe, field):
-    document = document_of(recipe)
-    del document[field]
-    assert field in find_conflict(json.dumps(document)).message
 
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
@@ -183,29 +169,13 @@ def test_numbers_that_are_none_are_refused(recipe, number):
         ("configuration.onednn", "no", "onednn"),
         ("baseline.precision", "__import__('os')", "precision"),
         ("configuration", {}, "batch_size"),
-        ("configuration", [], "configuration"),
-        ("evidence.verdict", "best", "verdict"),
-        ("evidence.speedup.low", [1.0], "speedup.low"),
         ("evidence.speedup.value", "1.5", "speedup.value"),
-        ("evidence.speedup.value", -1, "speedup.value"),
-        ("evidence.throughput.unit", "samples/s", "unit"),
-        ("evidence.peak_memory_bytes.host", -1, "host"),
-        ("evidence.stability.checks", None, "checks"),
-        ("evidence.confirmation.pairing", "sometimes", "pairing"),
-        ("evidence.confirmation.confidence", 1.0, "confidence"),
-        ("evidence.confirmation.processes", -8, "processes"),
-        ("evidence.ended_by", "boredom", "ended_by"),
-        ("evidence.excluded_gain", -0.1, "excluded_gain"),
-        ("evidence.watch", {"seconds": 1.0}, "watch"),
         ("created_by.seed", "5", "seed"),
-        ("machine.cores", 0, "cores"),
         ("machine.cores", True, "cores"),
-        ("learning_rate", {"batch_ratio": 0}, "learning_rate"),
         ("candidate", {"configuration": {"nope": 1}, "speedup": None, "reason": ""}, "nope"),
         ("command", "rm -rf /", "command"),
         ("evidence.peak_memory_bytes.host", 10**400, "host"),
         ("machine.memory_bytes", 10**400, "memory_bytes"),
-        ("evidence.extra", 1, "extra"),
     ],
 )
 def test_only_knobs_and_fields_that_exist_get_through(recipe, path, value, named):
@@ -256,45 +226,8 @@ def test_the_knobs_of_a_gpu_are_as_good_as_those_of_a_cpu(recipe):
 
 
 def test_the_shipped_schema_is_the_models():
+    """It holds what is required, each bound and each word, so that a model which allows more fails here."""
     assert SCHEMA_FILE.read_text(encoding="utf-8") == schema_text(recipe_schema())
-
-
-def test_the_schema_says_what_it_is():
-    schema = json.loads(SCHEMA_FILE.read_text(encoding="utf-8"))
-    assert schema["$schema"] == "https://json-schema.org/draft/2020-12/schema"
-    assert schema["$id"] == schema["title"] == "autotune-recipe-1"
-    jsonschema.Draft202012Validator.check_schema(schema)
-
-
-def test_real_recipes_validate(recipe, of_each_verdict):
-    schema = json.loads(SCHEMA_FILE.read_text(encoding="utf-8"))
-    for each in (recipe, *of_each_verdict):
-        jsonschema.validate(document_of(each), schema)
-
-
-@pytest.mark.parametrize(
-    ("path", "value"),
-    [
-        ("schema_version", 2),
-        ("configuration.batch_size", 32.5),
-        ("evidence.verdict", "best"),
-        ("evidence.speedup.low", [1.0, 2.0]),
-        ("evidence.throughput.value", -1.0),
-        ("evidence.speedup.value", 0.0),
-        ("created_by.seed", "0"),
-        ("command", "rm -rf /"),
-    ],
-)
-def test_the_schema_refuses_what_the_reader_refuses(recipe, path, value):
-    with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate(json.loads(changed(recipe, path, value)), recipe_schema())
-
-
-def test_the_schema_asks_for_the_version(recipe):
-    document = document_of(recipe)
-    del document["schema_version"]
-    with pytest.raises(jsonschema.ValidationError, match="schema_version"):
-        jsonschema.validate(document, recipe_schema())
 
 
 # ----------------------------------------------------------------------------------------------- in training

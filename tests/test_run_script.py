@@ -40,11 +40,11 @@ def run(recipe, *options):
     return subprocess.run(command, cwd=recipe.parent, capture_output=True, text=True, check=False)
 
 
-def test_another_machine_is_warned_of_and_trains(recipe):
+def test_another_machine_is_warned_of_and_the_baseline_is_said(recipe):
     ended = run(recipe)
     assert (ended.returncode, ended.stdout) == (0, "ran\n")
-    assert "measured on another machine" in ended.stderr
-    assert "Intel 4004" in ended.stderr
+    for words in ("measured on another machine", "Intel 4004", "the recipe is the baseline: the script runs as it is"):
+        assert words in ended.stderr
 
 
 @pytest.mark.parametrize(
@@ -58,12 +58,6 @@ def test_what_is_refused_runs_nothing(recipe, options, error, why):
     ended = run(recipe, *options)
     assert (ended.returncode, ended.stdout) == (error.exit_code, "")
     assert why in ended.stderr
-
-
-def test_a_recipe_without_changes_says_that_the_script_runs_as_it_is(recipe):
-    ended = run(recipe)
-    assert (ended.returncode, ended.stdout) == (0, "ran\n")
-    assert "the recipe is the baseline: the script runs as it is" in ended.stderr
 
 
 def test_a_script_that_would_lose_its_recipe_names_the_command(recipe):
