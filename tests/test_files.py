@@ -170,14 +170,6 @@ def test_pipes_and_devices_are_not_read(tmp_path):
             read_at_most(file, 10)
 
 
-@pytest.mark.parametrize(("name", "reason"), [("", errno.EISDIR), ("missing", errno.ENOENT), ("loop", errno.ELOOP)])
-def test_what_cannot_be_read_is_told_apart(tmp_path, name, reason):
-    (tmp_path / "loop").symlink_to("loop")
-    with pytest.raises(OSError, match=r"\S") as caught:
-        read_at_most(tmp_path / name, 10)
-    assert caught.value.errno == reason
-
-
 def test_names_that_are_not_utf_8_are_known(tmp_path, monkeypatch):
     assert is_utf8(Path("größe/x"))
     assert not is_utf8(Path("a/\udcff"))

@@ -61,6 +61,16 @@ def test_a_script_that_fails_leaves_its_log_and_the_error_names_it(tmp_path):
         assert kept.read_text() == f"{printed}\ntrain.py raised KeyError\nMend it.\nline 3\n"
 
 
+def test_another_run_and_a_file_are_no_place_for_a_run(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "run.json").write_text("{}")
+    with pytest.raises(RunDirectoryError, match="holds a run already"):
+        RunDirectory(tmp_path / "run").create()
+    assert [file.name for file in (tmp_path / "run").iterdir()] == ["run.json"]
+    with pytest.raises(RunDirectoryError, match=r"cannot write to .*run\.json/run: Not a directory"):
+        RunDirectory(tmp_path / "run" / "run.json" / "run").create()
+
+
 FOREIGN = ("note.txt", "staged_data/part-0", "trials/0001/model.keras", "logs/mine.log", "recipe.json.bak")
 
 

@@ -13,7 +13,6 @@ from studies import Study
 
 from autotune.data.record import Outcome
 from autotune.runtime.executor import TrialFailed
-from autotune.space.configuration import read_trials
 
 KILL_SECONDS = 5.0
 """How long anything below a supervisor that is killed may live: promised, so asserted."""
@@ -84,21 +83,6 @@ def new_template(before):
         for template in supervisor.children():
             return supervisor, template
     return None
-
-
-def test_the_study_goes_on(processes, tmp_path):
-    study = Study(processes, tmp_path / "run", trial_seconds=4.0)
-    outcomes = [
-        study.try_fault(name).outcome for name in ("segfaults", "kills_its_supervisor", "hangs_with_a_family", "")
-    ]
-    study.end()
-    assert outcomes == ["crashed", "crashed", "timeout", "ok"]
-    records = list(read_trials(study.run.directory))
-    assert [record.outcome for record in records] == ["ok", *outcomes]
-    assert "in segfaults" in records[1].log_tail
-    assert all(record.reason for record in records[1:4])
-    for record in records[2:4]:
-        assert all(is_gone(pid) for pid in witness(study.log_of(record))["family"])
 
 
 def test_a_live_baseline_that_somebody_kills_is_started_again(processes, tmp_path):

@@ -286,15 +286,6 @@ def tune_refused(work: Path, *arguments: str) -> subprocess.CompletedProcess[str
     return subprocess.run(command, cwd=work, env=environment, capture_output=True, text=True, check=False)
 
 
-def test_where_the_kernel_refuses_a_shell_is_refused(work, tmp_path):
-    (work / "kept.txt").write_text("old")
-    (work / "train.py").write_text("import os\nos.system('echo new > kept.txt')\n" + TRAIN + "model.fit(x, x)\n")
-    ended = tune_refused(work, "--budget", "30s", "--out", str(tmp_path / "run"))
-    assert ended.returncode == 2
-    assert "train.py, line 2: starts `echo new > kept.txt`" in ended.stderr
-    assert (work / "kept.txt").read_text() == "old"
-
-
 def test_a_kernel_without_containment_is_told_by_the_run(work, tmp_path):
     source = "open('kept.txt', 'w').write('new')\nopen('made.txt', 'w').write('new')\n" + TRAIN
     (work / "kept.txt").write_text("old")

@@ -58,26 +58,11 @@ def test_prefetch_autotune_is_tensorflows_own(build):
     assert build("telling", prefetch="autotune").printed["prefetch"] == -1
 
 
-def test_a_persistent_iterator_is_trained_on(launch):
-    trial = launch("telling", 10, persistent_iterator=True, steps_per_execution=4)
-    assert trial.warm_up().started.in_force == {"steps_per_execution": 2, "prefetch": 1}
-    said = trial.printed()
-    assert (said["steps_per_epoch"], said["steps_per_execution"], said["last"]) == (10, 2, "PrefetchDataset")
-    part = trial.measure()
-    assert (part.steps, part.examples) == (part.epochs * 10, part.epochs * 100)
-
-
 def test_a_persistent_iterator_reads_arrays(trials_of_script):
     trial = trials_of_script(ARRAYS).launch(persistent_iterator=True, steps_per_execution=2)
     started = trial.warm_up(PATIENCE_SECONDS).started
     assert "persistent_iterator" not in started.in_force
     assert started.examples == 96
-
-
-@pytest.mark.parametrize("case", ["endless", "generated"])
-def test_a_persistent_iterator_cannot_act_without_a_known_length(build, case):
-    built = build(case, persistent_iterator=True, steps_per_execution=4)
-    assert built.started.in_force == {"persistent_iterator": False}
 
 
 @pytest.mark.parametrize(("calls", "threads", "at_once"), [(5, 16, 5), (16, 6, 6)])

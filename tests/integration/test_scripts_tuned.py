@@ -14,6 +14,7 @@ from autotune.data.record import Phase
 from autotune.data.run_directory import RunDirectory
 from autotune.recipe.recipe import Recipe
 from autotune.space.configuration import Configuration, read_trials
+from autotune.stats.deciding import ClaimResult
 
 SCRIPTS = REPOSITORY / "tests" / "scripts"
 BUDGET = 25
@@ -147,6 +148,7 @@ def test_a_module_is_tuned_resumed_verified_run_and_tuned_again(tmp_path):
     verify = ("verify", str(out / "recipe.json"), "jobs.train", "--budget")
     verified = with_enough_time(lambda budget: autotune(tmp_path, *verify, f"{budget}s"), 2 * BUDGET)
     assert verified.returncode in (0, 1), verified.stdout + verified.stderr
+    assert verified.stdout.splitlines()[-1].partition(":")[0] in set(ClaimResult)
     run = autotune(tmp_path, "run", str(out / "recipe.json"), "-m", "jobs.train", "--epochs", "3")
     assert run.returncode == 0, run.stderr
     steps = 3 * -(-512 // int(recipe.configuration["batch_size"]))

@@ -1,11 +1,8 @@
 """What a user's file does beside defining a workload: arguments, trainings, pools of processes."""
 
-import json
-import subprocess
-
 import pytest
 from real_trials import PATIENCE_SECONDS, configuration
-from test_end_to_end import SHORT_BUDGET, TINY, to_its_end, with_enough_time
+from test_end_to_end import TINY
 
 from autotune.data.errors import WorkloadError
 from autotune.data.record import Outcome
@@ -42,26 +39,6 @@ def failure(processes, tmp_path):
 
 
 # ------------------------------------------------------------------------------------------------- arguments
-
-
-def test_trials_see_the_files_arguments_in_every_invocation(tmp_path, environment):
-    (tmp_path / "train.py").write_text(WIDE)
-
-    def command(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return to_its_end(("-m", "autotune", *arguments), environment, tmp_path)
-
-    tune = ("tune", "train.py", "--trials", "1", "--out", "run", "--budget")
-    ended = with_enough_time(lambda budget: command(*tune, f"{budget}s", "--", "--width", "3"), SHORT_BUDGET)
-    assert ended.returncode == 0, ended.stderr
-    assert json.loads((tmp_path / "run" / "run.json").read_text())["arguments"]["args"] == ["--width", "3"]
-    recipe = json.loads((tmp_path / "run" / "recipe.json").read_text())
-    assert recipe["workload"]["args"] == ["--width", "3"]
-    resume = ("tune", "train.py", "--resume", "run", "--budget")
-    again = with_enough_time(lambda budget: command(*resume, f"{budget}s"), SHORT_BUDGET)
-    assert again.returncode == 0, again.stderr
-    logs = [each.read_text(errors="replace") for each in (tmp_path / "run" / "trials").glob("*/log.txt")]
-    assert logs
-    assert all("width 3" in each for each in logs)
 
 
 @pytest.mark.parametrize("place", ["at the top", "in dataset()"])
