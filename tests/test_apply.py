@@ -13,13 +13,6 @@ from autotune.recipe import apply
 from autotune.recipe.apply import accumulate, as_dataset, largest_divisor
 
 
-@pytest.mark.parametrize(
-    ("steps", "asked", "found"), [(12, 16, 12), (12, 8, 6), (23, 16, 1), (5, 4, 1), (45, 32, 15), (12, 1, 1)]
-)
-def test_steps_per_execution_become_a_divisor_of_the_epochs_steps(steps, asked, found):
-    assert largest_divisor(steps, asked) == found
-
-
 @given(st.integers(1, 10_000), st.integers(1, 4096))
 def test_no_larger_divisor_would_do(number, at_most):
     found = largest_divisor(number, at_most)

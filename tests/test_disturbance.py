@@ -39,35 +39,26 @@ def marked(loads, usual=0.0, count=12):
     return [place for place, disturbed in enumerate(found) if disturbed]
 
 
-@pytest.mark.parametrize("usual", [0.0, 0.5])
-def test_a_burst_of_load_marks_the_pairs_that_it_hit(usual):
-    assert marked({5: usual + 0.4, 10: usual + 0.3, 11: usual + 0.3}, usual) == [2, 5]
+@pytest.mark.parametrize(
+    ("loads", "usual", "left_out"),
+    [
+        pytest.param({5: 0.4, 10: 0.3, 11: 0.3}, 0.0, [2, 5], id="bursts"),
+        pytest.param({5: 0.9, 10: 0.8, 11: 0.8}, 0.5, [2, 5], id="bursts over a load"),
+        pytest.param(dict.fromkeys(range(6, 15), 0.45), 0.0, [3, 4, 5, 6, 7], id="a long burst"),
+        pytest.param({}, 0.1, [], id="a little constant load"),
+        pytest.param({}, 0.9, [], id="constant load"),
+        pytest.param(dict.fromkeys(range(1, 24, 2), 0.4), 0.0, [], id="load that comes with one configuration"),
+        pytest.param({9: 0.0}, 0.5, [4], id="a slice without the usual load"),
+        pytest.param({5: 0.05}, 0.0, [], id="little load"),
+        pytest.param({5: 0.5}, None, [], id="a machine that shows nothing else"),
+        pytest.param({5: None, 9: 0.5}, 0.0, [4], id="a slice of unknown load"),
+    ],
+)
+def test_bursts_of_load_mark_the_pairs_that_they_hit(loads, usual, left_out):
+    assert marked(loads, usual) == left_out
 
 
-def test_a_long_burst_is_marked_whole():
-    assert marked(dict.fromkeys(range(6, 15), 0.45)) == [3, 4, 5, 6, 7]
-
-
-@pytest.mark.parametrize("load", [0.1, 0.5, 0.9])
-def test_constant_load_is_no_burst(load):
-    assert marked({}, usual=load) == []
-
-
-def test_load_that_comes_with_one_configuration_is_no_burst():
-    assert marked({place: 0.4 for place in range(24) if place % 2}) == []
-
-
-def test_a_slice_without_the_usual_load_marks_its_pair():
-    assert marked({9: 0.0}, usual=0.5) == [4]
-
-
-def test_little_load_is_no_burst():
-    assert marked({5: 0.05}) == []
-
-
-def test_what_a_machine_does_not_show_marks_nothing():
-    assert marked({5: 0.5}, usual=None) == []
-    assert marked({5: None, 9: 0.5}) == [4]
+def test_without_pairs_none_is_disturbed():
     assert disturbed_pairs([]) == []
 
 
@@ -140,39 +131,27 @@ def test_a_pair_whose_card_was_slowed_on_one_side_is_left_out(reason):
     assert on_gpu(baseline={3: slowed}, candidate={7: slowed}) == {3: "gpu_clocks", 7: "gpu_clocks"}
 
 
-def test_a_pair_that_was_slowed_on_both_sides_counts():
-    assert on_gpu(baseline={3: HOT}, candidate={3: HOT}) == {}
+BUSY, THERE, SITS = ({"others": 1, "foreign_utilisation": share} for share in (0.4, None, 0.0))
+SILENT = {"limited_by": None, "others": None, "foreign_utilisation": None}
 
 
-def test_clocks_that_were_set_or_idle_slow_nothing():
-    assert on_gpu(baseline={3: IDLE}, candidate={5: {"limited_by": ("applications_clocks",)}}) == {}
-
-
-def test_a_power_cap_that_comes_with_one_configuration_belongs_to_it():
-    assert on_gpu(candidate=dict.fromkeys(range(0, 12, 2), CAPPED)) == {}
-
-
-def test_a_limit_that_both_sides_meet_at_times_is_nobodys_own():
-    left_out = on_gpu(baseline={0: HOT, 4: HOT}, candidate={2: HOT, 6: HOT})
-    assert left_out == dict.fromkeys((0, 2, 4, 6), "gpu_clocks")
-
-
-def test_a_pair_beside_another_process_on_the_card_is_left_out():
-    busy = {"others": 1, "foreign_utilisation": 0.4}
-    there = {"others": 1, "foreign_utilisation": None}
-    assert on_gpu(baseline={2: busy}, candidate={9: there}) == {2: "others_on_gpu", 9: "others_on_gpu"}
-
-
-def test_a_process_that_only_sits_on_the_card_disturbs_nothing():
-    sits, there = {"others": 1, "foreign_utilisation": 0.0}, {"others": 1, "foreign_utilisation": None}
-    always = dict.fromkeys(range(12), there)
-    assert on_gpu(candidate={2: sits}) == {}
-    assert on_gpu(baseline=always, candidate=always) == {}
-
-
-def test_what_a_card_does_not_tell_marks_nothing():
-    silent = {"limited_by": None, "others": None, "foreign_utilisation": None}
-    assert on_gpu(baseline={2: {**HOT, "others": 1}}, candidate={2: silent}) == {}
+@pytest.mark.parametrize(
+    ("baseline", "candidate", "left_out"),
+    [
+        pytest.param({3: HOT}, {3: HOT}, {}, id="slowed on both sides"),
+        pytest.param({3: IDLE}, {5: {"limited_by": ("applications_clocks",)}}, {}, id="clocks that were set or idle"),
+        pytest.param({}, dict.fromkeys(range(0, 12, 2), CAPPED), {}, id="a cap that comes with one configuration"),
+        pytest.param(
+            {0: HOT, 4: HOT}, {2: HOT, 6: HOT}, dict.fromkeys((0, 2, 4, 6), "gpu_clocks"), id="at times on both sides"
+        ),
+        pytest.param({2: BUSY}, {9: THERE}, {2: "others_on_gpu", 9: "others_on_gpu"}, id="another process"),
+        pytest.param({}, {2: SITS}, {}, id="a process that only sits there"),
+        pytest.param(*[dict.fromkeys(range(12), THERE)] * 2, {}, id="a process that is always there"),
+        pytest.param({2: {**HOT, "others": 1}}, {2: SILENT}, {}, id="a card that does not tell"),
+    ],
+)
+def test_a_card_that_is_slowed_or_shared_at_times_disturbs(baseline, candidate, left_out):
+    assert on_gpu(baseline=baseline, candidate=candidate) == left_out
 
 
 def test_the_trial_says_why_pairs_were_left_out(tmp_path):

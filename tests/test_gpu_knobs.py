@@ -14,7 +14,7 @@ from autotune.recipe import apply
 from autotune.space.changes import Situation
 from autotune.space.configuration import baseline_configuration, read_trials, reset_idle
 from autotune.space.knobs import GPU_KNOBS, KNOBS, Device, Numerics, Stage
-from autotune.space.space_file import SearchSpace, find_search_space
+from autotune.space.space_file import find_search_space
 from autotune.tuning import opening
 from autotune.tuning.candidates import neighbours
 from autotune.tuning.events import Notice
@@ -313,7 +313,3 @@ def _then(trial, method, done):
             done()
 
     setattr(trial, method, wrapped)
-
-
-def test_a_space_may_name_a_flag_that_is_a_knob():
-    assert "xla_gpu_graph_min_graph_size" in SearchSpace.parse(SPACE, source="test.toml").ranges

@@ -1,6 +1,5 @@
 """The machine's fingerprint, and the cores and memory of fake control groups."""
 
-import json
 import os
 import subprocess
 import sys
@@ -13,7 +12,6 @@ import psutil
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
 from autotune.data.errors import InputError
 from autotune.data.facts import Gpu, Machine
@@ -245,18 +243,6 @@ def test_the_fingerprint_imports_neither_tensorflow_nor_pynvml_early():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-
-
-def test_a_machine_survives_a_round_trip_through_json():
-    read = Machine.model_validate_json(MEASURED_ON.model_dump_json())
-    assert read == MEASURED_ON
-    assert read.id == MEASURED_ON.id
-
-
-@pytest.mark.parametrize("damage", [{"cores": 0}, {"memory_bytes": -1}, {"gpus": [{"name": "x"}]}, {"colour": "red"}])
-def test_a_damaged_machine_is_refused(damage):
-    with pytest.raises(ValidationError):
-        Machine.model_validate_json(json.dumps(MEASURED_ON.model_dump(mode="json") | damage))
 
 
 # ------------------------------------------------------------------------------------------------------ id

@@ -20,67 +20,39 @@ SMALLEST_WINDOW = smallest_window(LONG)
 """Seconds of a step of which the fewest allowed fill a window."""
 
 
-def test_nothing_tells_nothing():
-    assert is_steady([]) is None
+STEP = 1 / 1024  # exact in binary, so that sums are
+IN_WINDOW = int(WINDOW_SECONDS / STEP) + 1
 
 
-def test_two_windows_of_the_fewest_steps_are_enough_and_one_step_less_is_not():
-    assert is_steady([LONG] * (2 * SMALLEST_WINDOW - 1)) is None
-    assert is_steady([LONG] * (2 * SMALLEST_WINDOW))
-
-
-def test_short_steps_need_two_windows_of_time():
-    step = 1 / 1024  # exact in binary, so that sums are
-    in_window = int(WINDOW_SECONDS / step) + 1
-    assert not is_steady([step] * (2 * in_window - 1))
-    assert is_steady([step] * (2 * in_window))
-
-
-def test_a_window_that_is_filled_exactly_is_full():
-    assert is_steady([0.1, 0.05, 0.05] * 2)
-
-
-def test_steps_that_still_get_faster_are_not_steady():
-    assert not is_steady([2 * LONG] * 3 + [LONG] * 3)
-
-
-def test_steps_that_got_slower_are_steady():
-    assert is_steady([LONG] * 3 + [2 * LONG] * 3)
-
-
-@pytest.mark.parametrize(("ratio", "steady"), [(1.0, True), (1.05, True), (1.06, False)])
-def test_windows_agree_within_five_percent(ratio, steady):
-    assert is_steady([ratio * LONG] * 3 + [LONG] * 3) is steady
-
-
-def test_one_stalled_step_does_not_unsettle_a_window():
-    assert is_steady([LONG, 40 * LONG, LONG, LONG, LONG, LONG])
-
-
-def test_only_the_last_two_windows_count():
-    assert is_steady([50 * LONG] * 9 + [LONG] * 6)
-    assert not is_steady([LONG] * 9 + [2 * LONG] * 3 + [LONG] * 3)
-
-
-def test_the_windows_do_not_overlap():
-    assert not is_steady([LONG] * 3 + [4 * LONG, 4 * LONG, LONG, LONG, LONG])
-
-
-def test_times_of_zero_are_compared_too():
-    assert is_steady([0.0, 0.0, 0.3] * 2)
-    assert not is_steady([LONG] * 3 + [0.0, 0.0, 0.3])
-
-
-def test_two_slow_calls_are_a_window():
-    assert is_steady([SLOW_CALL_SECONDS] * 3) is None
-    assert is_steady([SLOW_CALL_SECONDS] * 4)
-    assert not is_steady([0.9, 0.9, 0.5, 0.5])
-
-
-def test_a_call_of_a_second_is_a_window():
-    assert is_steady([5.0]) is None
-    assert is_steady([5.0, 5.0])
-    assert not is_steady([9.0, 5.0])
+@pytest.mark.parametrize(
+    ("times", "steady"),
+    [
+        pytest.param([], None, id="nothing"),
+        pytest.param([LONG] * (2 * SMALLEST_WINDOW - 1), None, id="one step less than two windows"),
+        pytest.param([LONG] * (2 * SMALLEST_WINDOW), True, id="two windows of the fewest steps"),
+        pytest.param([STEP] * (2 * IN_WINDOW - 1), None, id="too few short steps"),
+        pytest.param([STEP] * (2 * IN_WINDOW), True, id="two windows of short steps"),
+        pytest.param([0.1, 0.05, 0.05] * 2, True, id="a window that is filled exactly"),
+        pytest.param([2 * LONG] * 3 + [LONG] * 3, False, id="steps that still get faster"),
+        pytest.param([LONG] * 3 + [2 * LONG] * 3, True, id="steps that got slower"),
+        pytest.param([1.05 * LONG] * 3 + [LONG] * 3, True, id="windows within five percent"),
+        pytest.param([1.06 * LONG] * 3 + [LONG] * 3, False, id="windows beyond five percent"),
+        pytest.param([LONG, 40 * LONG, *[LONG] * 4], True, id="one stalled step"),
+        pytest.param([50 * LONG] * 9 + [LONG] * 6, True, id="only the last two windows count"),
+        pytest.param([LONG] * 9 + [2 * LONG] * 3 + [LONG] * 3, False, id="the last two windows differ"),
+        pytest.param([LONG] * 3 + [4 * LONG] * 2 + [LONG] * 3, False, id="windows do not overlap"),
+        pytest.param([0.0, 0.0, 0.3] * 2, True, id="times of zero"),
+        pytest.param([LONG] * 3 + [0.0, 0.0, 0.3], False, id="faster by times of zero"),
+        pytest.param([SLOW_CALL_SECONDS] * 3, None, id="three slow calls"),
+        pytest.param([SLOW_CALL_SECONDS] * 4, True, id="two slow calls are a window"),
+        pytest.param([0.9, 0.9, 0.5, 0.5], False, id="slow calls that get faster"),
+        pytest.param([5.0], None, id="a call of seconds"),
+        pytest.param([5.0, 5.0], True, id="a call of a second is a window"),
+        pytest.param([9.0, 5.0], False, id="calls of seconds that get faster"),
+    ],
+)
+def test_two_windows_that_agree_are_steady(times, steady):
+    assert is_steady(times) is steady
 
 
 @settings(max_examples=200, deadline=None)

@@ -267,12 +267,6 @@ def test_an_epoch_is_counted_as_it_was_trained(sizes, counted):
     assert (measured.steps / measured.epochs, measured.examples / measured.epochs) == counted
 
 
-def test_the_time_it_is_frozen_is_not_counted():
-    simulation = Simulation(*3 * [Measure(seconds=0.1)])
-    assert [measured.seconds for measured in simulation.run()] == [EPOCH_SECONDS] * 3
-    assert simulation.events.count("freeze") == 4
-
-
 @pytest.mark.parametrize(("examples", "steps"), [(1437, STEPS), (20, 1)])
 def test_a_training_of_short_epochs_is_not_frozen_between_them(examples, steps):
     simulation = Simulation(*2 * [Measure(seconds=0.5)], **SHORT, examples=examples)

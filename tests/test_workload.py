@@ -34,13 +34,6 @@ def find_conflict(function, *arguments):
 # ------------------------------------------------------------------------------------------------ Workload
 
 
-def test_a_workload_keeps_what_it_is_given():
-    workload = a_workload(baseline={"prefetch": "autotune", "jit_compile": True})
-    assert workload.model is nothing
-    assert (workload.batch_size, workload.baseline["prefetch"]) == (32, "autotune")
-    assert (workload.validation, workload.batched, workload.drop_remainder, workload.name) == (None, False, False, None)
-
-
 @pytest.mark.parametrize(
     ("positional", "named", "message", "hint"),
     [
@@ -189,12 +182,6 @@ def test_the_config_arrives_where_it_is_meant_and_nowhere_else():
         (functools.partial(lambda split, config: (split, config), split="train"), ("train", told)),
     ):
         assert call_with_config(function, configuration) == received
-
-
-def test_a_function_is_called_with_a_config_only_if_it_takes_one():
-    configuration = Configuration({"batch_size": 64, "num_parallel_calls": 4})
-    assert call_with_config(lambda: "none", configuration) == "none"
-    assert call_with_config(lambda config: config, configuration) == DatasetConfig(batch_size=64, num_parallel_calls=4)
 
 
 @pytest.mark.parametrize(
