@@ -447,6 +447,18 @@ def test_a_speed_is_in_the_unit_of_what_is_counted():
     assert "2.4 updates/s" in drawn([TrialEnded(record=baseline, changes="baseline", unit="updates")], terminal=False)
 
 
+def shown_at(recipe, *rates, samples=None, script=None, examples_per_epoch=None):
+    """What is shown of a training that has this number of samples, before and after at these rates."""
+    workload = {"train_samples": samples, "script": script}
+    changes = {
+        "workload": recipe.workload.model_copy(update=workload),
+        "created_by": recipe.created_by.model_copy(update={"spent_seconds": 600.0}),
+    }
+    before, after = (Interval(value=rate, low=rate, high=rate) for rate in rates)
+    figures = {"baseline_throughput": before, "throughput": after, "examples_per_epoch": examples_per_epoch}
+    return shown(recipe.model_copy(update=changes), **figures)
+
+
 @pytest.mark.parametrize(
     ("samples", "said"),
     [
@@ -455,28 +467,14 @@ def test_a_speed_is_in_the_unit_of_what_is_counted():
     ],
 )
 def test_the_time_of_a_training_is_told_from_a_minute_on(recipes, samples, said):
-    recipe = recipes[Verdict.FASTER]
-    recipe = recipe.model_copy(
-        update={
-            "workload": recipe.workload.model_copy(update={"train_samples": samples}),
-            "created_by": recipe.created_by.model_copy(update={"spent_seconds": 600.0}),
-        }
-    )
-    rates = {"baseline_throughput": 1000.0, "throughput": 2000.0}
-    text = shown(recipe, **{name: Interval(value=rate, low=rate, high=rate) for name, rate in rates.items()})
+    text = shown_at(recipes[Verdict.FASTER], 1000.0, 2000.0, samples=samples)
     assert "".join(line for line in text.splitlines() if line.startswith("Your training of")) == said
 
 
 def test_no_total_is_claimed_of_a_training_that_may_end_early(recipes):
-    recipe = recipes[Verdict.FASTER]
     script = ScriptFacts(trains=Trains.FIT, baseline={}, ends_early="EarlyStopping (train.py, line 30)")
-    recipe = recipe.model_copy(update={"workload": recipe.workload.model_copy(update={"script": script})})
-    rates = {"baseline_throughput": 1000.0, "throughput": 2000.0}
-    text = shown(
-        recipe, examples_per_epoch=80_000, **{name: Interval(value=r, low=r, high=r) for name, r in rates.items()}
-    )
-    said = "An epoch: 1:20 → 0:40 (tuning took"
-    assert said in text
+    text = shown_at(recipes[Verdict.FASTER], 1000.0, 2000.0, script=script, examples_per_epoch=80_000)
+    assert "An epoch: 1:20 → 0:40 (tuning took" in text
     assert "; EarlyStopping (train.py, line 30) may end your training early" in unfolded(text)
     assert "Your training of" not in text
 
@@ -484,19 +482,14 @@ def test_no_total_is_claimed_of_a_training_that_may_end_early(recipes):
 @pytest.mark.parametrize(
     ("seconds", "times"),
     [
-        (30.0, "31:40 → 30:50 (tuning took {}); 30 min of it for "),
-        (None, "1:40 → 0:50 (tuning took {}); without the time of "),
+        (30.0, "31:40 → 30:50 (tuning took 10:00); 30 min of it for "),
+        (None, "1:40 → 0:50 (tuning took 10:00); without the time of "),
     ],
 )
 def test_a_total_contains_what_writers_take_or_says_not(recipes, seconds, times):
-    recipe = recipes[Verdict.FASTER]
     script = ScriptFacts(trains=Trains.FIT, baseline={}, left_out=("ModelCheckpoint",), writing_seconds=seconds)
-    update = {"script": script, "train_samples": 60_000}
-    recipe = recipe.model_copy(update={"workload": recipe.workload.model_copy(update=update)})
-    rates = {"baseline_throughput": Interval(value=600.0, low=600.0, high=600.0)}
-    rates["throughput"] = Interval(value=1200.0, low=1200.0, high=1200.0)
-    said = times.format(duration(recipe.created_by.spent_seconds)) + "ModelCheckpoint"
-    assert f"samples: {said}" in unfolded(shown(recipe, examples_per_epoch=1000, **rates))
+    text = shown_at(recipes[Verdict.FASTER], 600.0, 1200.0, script=script, samples=60_000, examples_per_epoch=1000)
+    assert f"samples: {times}ModelCheckpoint" in unfolded(text)
 
 
 @pytest.mark.parametrize("in_notebook", [True, False])

@@ -5,18 +5,8 @@ import re
 from types import SimpleNamespace
 
 import pytest
-from simulated_runs import (
-    SMALL_SPACE,
-    a_record,
-    an_invocation,
-    on_disk,
-    quick_tune,
-    simulated_trials,
-    space,
-    tune_simulated,
-)
+from simulated_runs import SMALL_SPACE, a_record, an_invocation, on_disk, quick_tune, simulated_trials, space
 
-from autotune import load_history
 from autotune.data.errors import RecipeError, WorkloadError
 from autotune.data.facts import ScriptFacts, Trains, WorkloadFacts
 from autotune.recipe.advice import advice, usage
@@ -24,7 +14,7 @@ from autotune.recipe.recipe import Recipe
 from autotune.script.strategies import refuse_strategies
 from autotune.space.changes import Situation
 from autotune.space.configuration import baseline_configuration, find_conflict, normalize, read_trials
-from autotune.space.knobs import KNOBS, STRATEGY_KNOBS, Device
+from autotune.space.knobs import STRATEGY_KNOBS, Device
 from autotune.space.space_file import SearchSpace, find_search_space
 from autotune.stats.deciding import ClaimResult
 from autotune.stats.ratios import scaling_efficiency
@@ -189,15 +179,6 @@ def test_a_seat_with_two_gpus_is_searched_for_a_strategy(tmp_path):
     assert Recipe.parse(recipe.to_json(), source="recipe.json") == recipe
     lines = [each.strip() for each in usage(recipe, tmp_path / "recipe.json", "train.py")]
     assert lines.index("with recipe.scope():") < lines.index("model = make_model()")
-
-
-def test_history_has_a_column_for_each_of_them(tmp_path):
-    trials = simulated_trials(noise=0.02)
-    with on_disk(tmp_path / "run") as directory:
-        tune_simulated(trials, directory, budget=60.0)
-    frame = load_history(tmp_path / "run", every_column=True)
-    assert frame[[*STRATEGY_KNOBS, "scaling_efficiency"]].isna().all(axis=None)
-    assert {KNOBS[name].of_workload for name in STRATEGY_KNOBS} == {True}
 
 
 def test_a_recipe_is_verified_where_a_trial_has_as_many_devices(tmp_path):

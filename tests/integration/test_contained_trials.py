@@ -231,17 +231,6 @@ def test_the_writers_that_trials_omit_are_timed_once(opened, work, tmp_path, wri
     assert snapshot(work) == before
 
 
-def test_trials_of_a_workload_find_what_its_import_has_written(opened, work, tmp_path):
-    if why := containment.why_unavailable(tmp_path / "layers"):
-        pytest.skip(why)
-    (work / "kept.txt").write_text("old")
-    processes = opened(WORKLOAD.format(more=""), script=False)
-    before = snapshot(work)
-    processes.open()
-    assert warm_up(processes, tmp_path / "0" / "log.txt").started.examples == 64
-    assert snapshot(work) == before
-
-
 def test_a_training_in_another_program_is_named(opened, work, tmp_path):
     if why := containment.why_unavailable(tmp_path / "layers"):
         pytest.skip(why)

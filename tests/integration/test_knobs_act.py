@@ -168,7 +168,6 @@ import autotune
 
 keras.config.set_dtype_policy("mixed_bfloat16")
 tf.config.threading.set_intra_op_parallelism_threads(1)
-{more}
 
 def model():
     dense = keras.layers.Dense(1)
@@ -178,12 +177,12 @@ def model():
 def dataset():
     return tf.data.Dataset.from_tensor_slices((np.ones((64, 4)), np.ones((64, 1))))
 
-workload = autotune.Workload(model=model, dataset=dataset, compile=lambda: {{"loss": "mse"}}, batch_size=16)
+workload = autotune.Workload(model=model, dataset=dataset, compile=lambda: {"loss": "mse"}, batch_size=16)
 """
 
 
 def test_settings_of_the_file_are_in_force_in_trials(processes_of, tmp_path):
-    processes = processes_of(SETS.format(more=""))
+    processes = processes_of(SETS)
     found = processes.open().in_force
     assert (processes.started_by_import, processes.isolation) == (None, "template")
     assert (found["precision"], found["intra_op_threads"]) == ("mixed_bfloat16", 1)
@@ -198,29 +197,6 @@ def test_settings_of_the_file_are_in_force_in_trials(processes_of, tmp_path):
     trial = processes.launch(configuration(onednn=True), log=str(log), data=None)
     with pytest.raises(TrialFailed, match="TF_ENABLE_ONEDNN_OPTS=1"):
         trial.warm_up(PATIENCE_SECONDS)
-
-
-def test_threads_that_the_file_has_fixed_cannot_be_had_otherwise(processes_of, tmp_path):
-    processes = processes_of(SETS.format(more="STARTED = tf.constant(1.0) + 1"))
-    processes.open()
-    wanted = configuration(intra_op_threads=2, onednn=False)
-    trial = processes.launch(wanted, log=str(tmp_path / "trial.log"), data=None)
-    with pytest.raises(TrialFailed, match="intra_op_threads=2 cannot act any more"):
-        trial.warm_up(PATIENCE_SECONDS)
-
-
-def test_layers_at_the_top_of_the_file_keep_their_precision(processes_of, tmp_path):
-    processes = processes_of(
-        SPAWNED.replace("STARTED = tf.constant(1.0) + 1  # starts the runtime", "LAYER = keras.layers.Rescaling(0.5)")
-    )
-    processes.open()
-    assert processes.isolation == "template"
-    trial = processes.launch(configuration(precision="mixed_bfloat16"), log=str(tmp_path / "a.log"), data=None)
-    with pytest.raises(TrialFailed, match="precision=mixed_bfloat16 cannot act any more: the layer Rescaling"):
-        trial.warm_up(PATIENCE_SECONDS)
-    trial = processes.launch(configuration(), log=str(tmp_path / "b.log"), data=None)
-    trial.warm_up(PATIENCE_SECONDS)
-    trial.kill()
 
 
 @pytest.mark.fast

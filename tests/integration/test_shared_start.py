@@ -125,10 +125,6 @@ def test_a_loop_of_the_scripts_own_trains_on_beyond_its_epochs(opened, counter):
             "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()",
             "trials cannot share that, because a pool of threads is in use when train.py, line 16, starts TensorFlow",
         ),
-        (
-            "import sqlite3; base = sqlite3.connect('a.db'); base.execute('create table a (b)'); base.commit()",
-            "trials cannot share that, because an SQLite database is open",
-        ),
         ("tf.constant(1)", "train.py, line 13, starts TensorFlow: move it below"),
         (
             "os.register_at_fork(after_in_child=rows.close)",
