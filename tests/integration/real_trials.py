@@ -5,6 +5,7 @@ The tests' own process never imports TensorFlow, as the tuner's does not.
 
 import dataclasses
 import json
+import os
 import subprocess
 import sys
 import textwrap
@@ -65,6 +66,14 @@ def json_in(text: str) -> dict[str, Any]:
         if line.startswith("{"):
             found |= json.loads(line)
     return found
+
+
+def autotune(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """What the command gave in a directory."""
+    command, environment = [sys.executable, "-m", "autotune", *arguments], {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    return subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
+    )
 
 
 class Case:

@@ -199,6 +199,20 @@ def test_settings_of_the_file_are_in_force_in_trials(processes_of, tmp_path):
         trial.warm_up(PATIENCE_SECONDS)
 
 
+def test_layers_at_the_top_of_the_file_keep_their_precision(processes_of, tmp_path):
+    processes = processes_of(
+        SPAWNED.replace("STARTED = tf.constant(1.0) + 1  # starts the runtime", "LAYER = keras.layers.Rescaling(0.5)")
+    )
+    processes.open()
+    assert processes.isolation == "template"
+    trial = processes.launch(configuration(precision="mixed_bfloat16"), log=str(tmp_path / "a.log"), data=None)
+    with pytest.raises(TrialFailed, match="precision=mixed_bfloat16 cannot act any more: the layer Rescaling"):
+        trial.warm_up(PATIENCE_SECONDS)
+    trial = processes.launch(configuration(), log=str(tmp_path / "b.log"), data=None)
+    trial.warm_up(PATIENCE_SECONDS)
+    trial.kill()
+
+
 @pytest.mark.fast
 def test_variables_read_at_import_have_templates_of_their_own(cases):
     assert (cases.started_by_import, cases.isolation) == (None, "template")

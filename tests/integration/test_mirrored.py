@@ -1,13 +1,15 @@
 """Trainings under a `tf.distribute` strategy, on two logical devices of the processor."""
 
+import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 
 import psutil
 import pytest
-from real_trials import PATIENCE_SECONDS, QUICK, REPOSITORY, WORKLOADS, configuration, is_gone, until
+from real_trials import PATIENCE_SECONDS, QUICK, WORKLOADS, autotune, configuration, is_gone, until
 from test_end_to_end import with_enough_time
 
 from autotune.data.facts import WorkloadReference
@@ -156,13 +158,6 @@ def test_a_replica_that_dies_or_hangs_leaves_nothing(processes_of, monkeypatch, 
     assert all(is_gone(each.pid) for each in set(psutil.Process().children(recursive=True)) - before)
 
 
-def autotune(folder, *arguments):
-    """What the command gave."""
-    command = [sys.executable, "-m", "autotune", *arguments]
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
-
-
 TRAIN = """
 import train
 import tensorflow as tf
@@ -197,3 +192,67 @@ def test_a_strategy_is_found_from_start_to_recipe(tmp_path):
     assert any(each.scaling_efficiency for each in records if each.configuration["strategy"] == "mirrored")
     used = subprocess.run([sys.executable, "use.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert used.stdout.startswith("replicas 2"), used.stderr[-3000:]
+
+
+WORKER = """
+import numpy as np
+import keras
+import tensorflow as tf
+
+strategy = tf.distribute.MultiWorkerMirroredStrategy()
+x = np.random.default_rng(0).normal(size=(128, 4)).astype("float32")
+data = tf.data.Dataset.from_tensor_slices((x, x[:, :1])).batch(32)
+with strategy.scope():
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    optimizer = keras.optimizers.SGD(0.01)
+    optimizer.build(model.trainable_variables)
+try:
+    model.fit(data, verbose=0)
+    print("fit trains")
+except ValueError as error:
+    print("fit fails", "PerReplica" in str(error))
+
+
+@tf.function
+def step(batch):
+    def one(x, y):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum((model(x, training=True) - y) ** 2) / 32
+        optimizer.apply_gradients(zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables))
+
+    strategy.run(one, args=batch)
+
+
+for batch in strategy.experimental_distribute_dataset(data):
+    step(batch)
+print("loop trains", optimizer.iterations.numpy())
+"""
+
+
+def test_fit_of_keras_3_fails_with_several_workers(tmp_path):
+    ports = []
+    for _ in range(2):
+        with socket.socket() as free:
+            free.bind(("localhost", 0))
+            ports.append(free.getsockname()[1])
+    cluster = {"worker": [f"localhost:{port}" for port in ports]}
+    workers = [
+        subprocess.Popen(
+            [sys.executable, "-c", WORKER],
+            env={
+                **os.environ,
+                "TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": "worker", "index": each}}),
+            },
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        for each in range(2)
+    ]
+    try:
+        said = [each.communicate(timeout=PATIENCE_SECONDS)[0].splitlines() for each in workers]
+    finally:
+        for each in workers:
+            each.kill()
+    assert said == [["fit fails True", "loop trains 4"]] * 2

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from real_trials import REPOSITORY, survey_all
+from real_trials import REPOSITORY, autotune, survey_all
 from test_end_to_end import with_enough_time
 
 from autotune.data.record import Phase
@@ -32,12 +32,6 @@ def digest(folder: Path) -> str:
     for file in sorted(each for each in folder.rglob("*") if each.is_file() and "__pycache__" not in each.parts):
         whole.update(str(file.relative_to(folder)).encode() + b"\0" + file.read_bytes())
     return whole.hexdigest()
-
-
-def autotune(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """What the command gave."""
-    command = [sys.executable, "-m", "autotune", *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
 
 
 @pytest.fixture
