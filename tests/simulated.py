@@ -385,6 +385,7 @@ class SimulatedTrial:
             device_limit_bytes=self._trials.device_limit_bytes,
             set_by_dataset=self._trials.set_by_dataset,
             reads_changing=self._trials.reads_changing,
+            not_knobs=self._trials.not_knobs,
             in_force=dict(self._trials.in_force(self.configuration)),
         )
 
@@ -492,6 +493,7 @@ class SimulatedTrials(Executor):
         self.xla_falls_back = xla_falls_back
         self.gpus, self.device_limit_bytes = gpus, device_limit_bytes
         self.set_by_dataset = dict(set_by_dataset or {})
+        self.not_knobs: tuple[str, ...] = ()
         self.reads_changing = ""  # what the workload's dataset reads that may change
         self.in_force = in_force
         self.examples = examples

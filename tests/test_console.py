@@ -24,7 +24,7 @@ from autotune.front import cli
 from autotune.front.console import Progress, ratio, show_error, trial_line
 from autotune.front.results import MOST_LINES, show_answer, show_history
 from autotune.recipe.advice import answer_at
-from autotune.recipe.evidence import Watch
+from autotune.recipe.evidence import Contribution, Watch
 from autotune.report.history import columns
 from autotune.stats.deciding import EndedBy, Verdict
 from autotune.tuning.events import (
@@ -289,6 +289,11 @@ def test_a_gain_comes_with_its_interval_and_the_lines_for_the_training_code(reci
     assert "recipe.fit(model, dataset" in text
     assert "--resume" not in text
     assert [line for line in text.splitlines() if line.endswith(" ")] == []
+
+
+def test_what_a_change_gives_is_told(recipes):
+    gain = Contribution(knob="batch_size", gain=Interval(value=1.4, low=1.2, high=1.6), trial=9)
+    assert "128 (gives ×1.40)" in unfolded(shown(recipes[Verdict.FASTER], contributions=(gain,)))
 
 
 @pytest.mark.parametrize(("seconds", "told"), [((0.0, 0.9), False), ((None, None), False), ((0.0, 2.5), True)])

@@ -7,12 +7,11 @@ import pytest
 from simulated_runs import A100, FACTS, MACHINE, on_disk, simulated_trials, space, tune_simulated
 
 from autotune.data.errors import ApplyError
-from autotune.data.record import Outcome
 from autotune.machine import gpu
 from autotune.machine.gpu import missing_xla_flags
 from autotune.recipe import apply
 from autotune.space.changes import Situation
-from autotune.space.configuration import baseline_configuration, read_trials, reset_idle
+from autotune.space.configuration import baseline_configuration, reset_idle
 from autotune.space.knobs import GPU_KNOBS, KNOBS, Device, Numerics, Stage
 from autotune.space.space_file import find_search_space
 from autotune.tuning import opening
@@ -261,22 +260,6 @@ def test_a_setting_of_the_shell_that_is_not_safe_is_said_at_the_start(tmp_path, 
     said = [each.text for each in notices if isinstance(each, Notice)]
     assert said[0].startswith("XLA_FLAGS has --xla_gpu_autotune_level=0: below 4, XLA does not check")
     assert said[1] == "TF_ENABLE_CUBLAS_TENSOR_OP_MATH_FP32 is set, but TensorFlow 2.21.0 no longer reads it"
-
-
-def test_what_keras_decides_is_what_is_recorded(tmp_path):
-    space = SPACE.replace("[false, true]", '[false, true, "auto"]', 1)
-    machine = MACHINE.model_copy(update={"gpus": (A100,)})
-    trials = on_gpu(jit_resolves_to=True)
-    with on_disk(tmp_path / "run") as directory:
-        tune_simulated(
-            trials, directory, space=space.replace("xla_gpu_graph_min_graph_size", "gpu_thread_count"), machine=machine
-        )
-        records = list(read_trials(directory))
-    measured = [each for each in records if each.outcome is Outcome.OK]
-    assert {each.configuration["jit_compile"] for each in measured} == {True, False}
-    left = [each.reason for each in records if each.asked and each.asked["jit_compile"] == "auto"]
-    assert left
-    assert all(each.startswith("the same as a trial before") for each in left)
 
 
 def test_two_compilations_never_run_at_once_on_a_gpu(tmp_path):

@@ -110,7 +110,7 @@ def timed(monkeypatch, tmp_path):
     }.items():
         monkeypatch.setattr(gauges, name, value)
     monkeypatch.setattr(session, "list_devices", lambda: ("CPU:0",))
-    monkeypatch.setattr(session, "not_knobs", tuple)
+    monkeypatch.setattr(session, "not_knobs", lambda: ("TF_XLA_FLAGS=--x",))
     profiled = []
     monkeypatch.setattr(session, "_profile", lambda folder, **sizes: profiled.append(sizes) or iter([0, 1]))
     log = tmp_path / "trial" / "log.txt"
@@ -130,7 +130,7 @@ def test_a_session_is_announced_with_its_facts(timed):
     (started,) = timed().sent
     assert isinstance(started, Started)
     assert (started.examples, started.examples_per_epoch) == (100, 100)
-    assert started.element == "x" * 2000
+    assert (started.element, started.not_knobs) == ("x" * 2000, ("TF_XLA_FLAGS=--x",))
 
 
 @pytest.mark.parametrize(

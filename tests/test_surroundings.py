@@ -159,11 +159,12 @@ def test_xla_that_keras_turns_off_is_said():
     assert "names jit_compile=true, but Keras turns XLA off" in said
 
 
-def test_settings_that_are_no_knobs_are_said():
-    warm = a_warm_up()
-    warm = replace(warm, started=warm.started.model_copy(update={"not_knobs": ("TF_XLA_FLAGS=--x",)}))
-    (said,) = baseline_warnings(facts(), warm, Device.CPU)
-    assert said.startswith("TF_XLA_FLAGS=--x is in force in all trials")
+def test_settings_that_are_no_knobs_are_said_and_in_the_recipe(tmp_path):
+    trials, watcher = simulated_trials(faster_by(batch_size=1.5), noise=0.02), Watcher()
+    trials.not_knobs = ("TF_XLA_FLAGS=--x",)
+    recipe, _ = quick_tune(trials, tmp_path, observe=watcher, budget=60.0)
+    assert recipe.workload.settings == trials.not_knobs
+    assert any(notice.text.startswith("TF_XLA_FLAGS=--x is in force in all trials") for notice in watcher.of(Notice))
 
 
 def test_what_does_nothing_on_the_device_is_said():

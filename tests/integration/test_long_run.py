@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 from real_trials import REPOSITORY, facts_of
-from test_end_to_end import SHORT_BUDGET, with_enough_time
 
 from autotune.data.facts import WorkloadFacts
 from autotune.recipe.recipe import Recipe
@@ -393,18 +392,6 @@ def test_one_line_takes_the_recipe_from_the_environment(surveyed, tmp_path):
     assert said(trained(tmp_path, ["train.py"]), "steps").startswith("steps 18 ")
     active = trained(tmp_path, ["train.py"], environment={"AUTOTUNE_RECIPE": str(recipe)})
     assert said(active, "steps").startswith("steps 6 "), active.stderr
-
-
-def test_settings_that_are_no_knobs_are_in_run_and_recipe(tmp_path):
-    script = TRAIN.replace("epochs=3", "epochs=2")
-    (tmp_path / "train.py").write_text(script, encoding="utf-8")
-    tune = ["-m", "autotune", "tune", "train.py", "--trials", "1", "--out", "run", "--budget"]
-    flags = {"TF_XLA_FLAGS": "--tf_xla_clustering_debug=false"}
-    ended = with_enough_time(lambda budget: trained(tmp_path, [*tune, f"{budget}s"], environment=flags), SHORT_BUDGET)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    recipe = Recipe.load(tmp_path / "run" / "recipe.json")
-    assert recipe.workload.settings == ("TF_XLA_FLAGS=--tf_xla_clustering_debug=false",)
-    assert "is in force in all trials" in ended.stdout
 
 
 def test_a_loop_of_its_own_runs_by_its_recipe(surveyed, tmp_path):
