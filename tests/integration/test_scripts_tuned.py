@@ -190,24 +190,3 @@ print(int(call.validation().cardinality()), call.validates_for_ever)
 def test_epochs_and_validations_are_as_long_as_their_steps_say():
     told = subprocess.run([sys.executable, "-c", GENERATOR], capture_output=True, text=True, check=True)
     assert told.stdout.split() == ["140", "3", "False"]
-
-
-DRAWN = """
-import os
-import keras, numpy as np
-
-units = 16 + os.urandom(1)[0]
-x = np.zeros((4096, 8), "float32")
-model = keras.Sequential([keras.layers.Dense(units), keras.layers.Dense(1)])
-model.compile("sgd", "mse")
-model.fit(x, x[:, :1], batch_size=32, epochs=3, verbose=0)
-"""
-
-
-def test_a_script_that_draws_its_model_ends_with_what_to_seed(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(DRAWN)
-    ended = autotune(tmp_path, "tune", "train.py", "--budget", "60s")
-    assert ended.returncode == 2, ended.stdout + ended.stderr
-    assert "urandom() in train.py, line 5" in ended.stderr
-    assert "other_model" in ended.stdout
-    assert "×" not in ended.stdout
