@@ -417,10 +417,9 @@ def a_warm_up(*, examples=1437, call_seconds=0.01, epoch_seconds=0.36, overhead=
 
 
 def a_record(configuration=BASELINE, *, speedup=None, spread=0.02, **fields):
-    """A trial's record; with a speed-up, its interval is ±`spread`."""
-    interval = None
-    if speedup is not None:
-        interval = Interval(value=speedup, low=speedup * (1 - spread), high=speedup * (1 + spread))
+    """A trial's record; a speed-up without an interval has one of ±`spread`."""
+    if isinstance(speedup, float | int):
+        speedup = Interval(value=speedup, low=speedup * (1 - spread), high=speedup * (1 + spread))
     return TrialRecord(
         **{
             "trial": next(_numbers),
@@ -429,7 +428,7 @@ def a_record(configuration=BASELINE, *, speedup=None, spread=0.02, **fields):
             "outcome": Outcome.OK,
             "started_at": "2026-11-20T19:10:01.250+00:00",
             "seconds": 3.0,
-            "speedup": interval,
+            "speedup": speedup,
             **fields,
         }
     )

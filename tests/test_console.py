@@ -11,14 +11,14 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 from rich.console import Console
-from simulated_runs import BASELINE, a_pair
+from simulated_runs import BASELINE, a_pair, a_record
 
 import autotune
 from autotune.data.errors import WorkloadError
 from autotune.data.facts import ScriptFacts, Trains
 from autotune.data.figures import Check, Interval
 from autotune.data.printable import duration, memory_size
-from autotune.data.record import Looks, Outcome, Phase, Standing, TrialRecord
+from autotune.data.record import Looks, Outcome, Phase, Standing
 from autotune.data.run_directory import RunDirectory
 from autotune.front import cli
 from autotune.front.console import Progress, ratio, show_error, trial_line
@@ -41,16 +41,8 @@ from autotune.tuning.events import (
 
 def record(**changes):
     """A measured search trial, with changes."""
-    values = {
-        "trial": 3,
-        "phase": Phase.SEARCH,
-        "configuration": dict(BASELINE.replace(batch_size=128)),
-        "outcome": Outcome.OK,
-        "started_at": "2026-11-20T10:00:00+00:00",
-        "seconds": 5.0,
-        "speedup": Interval(value=2.5, low=2.0, high=3.0),
-    }
-    return TrialRecord(**{**values, **changes})
+    usual = {"trial": 3, "speedup": Interval(value=2.5, low=2.0, high=3.0)}
+    return a_record(BASELINE.replace(batch_size=128), **{**usual, **changes})
 
 
 def drawn(events, *, terminal):

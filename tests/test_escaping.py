@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
-from simulated_runs import BASELINE, MACHINE
+from simulated_runs import BASELINE, MACHINE, a_record
 
 from autotune.data.errors import WorkloadError
 from autotune.data.printable import one_line
-from autotune.data.record import Outcome, Phase, TrialRecord
+from autotune.data.record import Outcome, Phase
 from autotune.data.run_directory import RunDirectory, RunRecord, WorkloadRecord
 from autotune.front import cli
 from autotune.front.console import Progress, show_error
@@ -51,19 +51,6 @@ def printed(draw):
     return text
 
 
-def trial(number=1, **changes):
-    """A trial of the search that failed, with changes."""
-    values = {
-        "trial": number,
-        "phase": Phase.SEARCH,
-        "configuration": dict(BASELINE),
-        "outcome": Outcome.ERROR,
-        "started_at": "2026-11-20T10:00:00+00:00",
-        "seconds": 5.0,
-    }
-    return TrialRecord(**{**values, **changes})
-
-
 def write_run(path, text, trials=2):
     """A run in whose every field of free text stands `text`."""
     directory = RunDirectory(path)
@@ -81,7 +68,7 @@ def write_run(path, text, trials=2):
         )
     )
     for number in range(trials):
-        directory.write_trial(trial(number, reason=text, log_tail=text))
+        directory.write_trial(a_record(trial=number, outcome=Outcome.ERROR, reason=text, log_tail=text))
 
 
 @pytest.fixture
@@ -118,7 +105,7 @@ def test_progress_draws_a_line_for_each_event(text):
         RunBegan(directory=Path(f"results/{text}"), workload=text, budget=180.0),
         Began(text=text),
         TrialBegan(trial=3, phase=Phase.SEARCH, configuration=BASELINE, changes=text),
-        TrialEnded(record=trial(reason=text), changes=text),
+        TrialEnded(record=a_record(outcome=Outcome.ERROR, reason=text), changes=text),
         Notice(text=text),
     ]
 

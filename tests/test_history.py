@@ -10,11 +10,12 @@ from pathlib import Path
 import factories
 import pandas as pd
 import pytest
+import simulated_runs
 from rich.console import Console
 from simulated_runs import a_record
 
 from autotune.data.errors import DamagedRunWarning, RecipeError, RunDirectoryError
-from autotune.data.facts import Gpu, Machine
+from autotune.data.facts import Gpu
 from autotune.data.figures import Interval
 from autotune.data.record import (
     Branch,
@@ -32,21 +33,11 @@ from autotune.data.run_directory import RunDirectory, RunRecord, WorkloadRecord
 from autotune.front.results import show_comparison, show_history
 from autotune.recipe.evidence import RecipeWorkload
 from autotune.report.history import columns, compare, load_history, write_csv, write_parquet
-from autotune.space.knobs import KNOBS
+from autotune.space.configuration import baseline_configuration
+from autotune.space.knobs import KNOBS, Device
 from autotune.stats.deciding import Verdict
 
-MACHINE = Machine(
-    cpu="Xeon",
-    cores=2,
-    memory_bytes=8 << 30,
-    platform="Linux x86_64",
-    python="3.11.7",
-    packages={"tensorflow": "2.21.0", "keras": "3.14.0"},
-    gpus=(),
-    driver=None,
-    cuda=None,
-    cudnn=None,
-)
+MACHINE = simulated_runs.MACHINE.model_copy(update={"cpu": "Xeon"})
 WORKLOAD = WorkloadRecord(name="digits", reference="digits.py:workload", fingerprint="sha256:aa", batch_size=32)
 BASELINE = {
     "batch_size": 32,
@@ -57,15 +48,7 @@ BASELINE = {
     "deterministic": True,
     "onednn": True,
 }
-EVERY_KNOB = {
-    **BASELINE,
-    "steps_per_execution": 1,
-    "data_threads": 0,
-    "data_autotune": True,
-    "persistent_iterator": False,
-    "intra_op_threads": 0,
-    "inter_op_threads": 0,
-}
+EVERY_KNOB = dict(baseline_configuration(32, {}, Device.CPU, where="test"))
 FASTER = {**BASELINE, "batch_size": 256, "jit_compile": True, "prefetch": "autotune"}
 
 

@@ -5,10 +5,10 @@ import re
 from types import SimpleNamespace
 
 import pytest
-from simulated_runs import SMALL_SPACE, a_record, an_invocation, on_disk, quick_tune, simulated_trials, space
+from simulated_runs import FACTS, SMALL_SPACE, a_record, an_invocation, on_disk, quick_tune, simulated_trials, space
 
 from autotune.data.errors import RecipeError, WorkloadError
-from autotune.data.facts import ScriptFacts, Trains, WorkloadFacts
+from autotune.data.facts import ScriptFacts, Trains
 from autotune.recipe.advice import advice, usage
 from autotune.recipe.recipe import Recipe
 from autotune.script.strategies import refuse_strategies
@@ -70,16 +70,7 @@ def test_what_cannot_be_in_force_together_is_refused_in_a_sentence(knobs, why):
 
 
 def test_a_workloads_baseline_is_refused_before_anything_runs():
-    facts = WorkloadFacts(
-        name="train",
-        batch_size=33,
-        baseline={"strategy": "mirrored", "replicas": 2},
-        batched=False,
-        drop_remainder=False,
-        dataset_takes_config=False,
-        validates=False,
-        fingerprint="sha256:0",
-    )
+    facts = FACTS.model_copy(update={"batch_size": 33, "baseline": {"strategy": "mirrored", "replicas": 2}})
     with pytest.raises(WorkloadError, match=r"train.py: batch_size=33 is global, and 2 replicas do not divide it"):
         baseline_of(facts, "train.py", Device.CPU, silent)
 

@@ -4,11 +4,10 @@ import math
 from dataclasses import replace
 
 import pytest
-from simulated_runs import a_slice
+from simulated_runs import a_slice, a_warm_up
 
 from autotune.data.record import Outcome, Pair, Pairing, Phase
-from autotune.runtime.executor import WarmUp
-from autotune.runtime.protocol import Finished, Ready, Started
+from autotune.runtime.protocol import Finished
 from autotune.space.configuration import Configuration
 from autotune.stats.ratios import recorded_rate, throughput_interval
 from autotune.tuning.trial import Trial
@@ -149,22 +148,7 @@ def test_closing_figures_of_several_processes_are_put_together():
 
 def warm(overhead):
     """What a process told whose epochs of a thousand examples are timed by steps."""
-    return WarmUp(
-        started=Started(jit_compile=False, examples=1000, examples_per_epoch=1000, endless=False, element=""),
-        ready=Ready(
-            timed_by="steps",
-            settled=True,
-            warmup_seconds=1.0,
-            compile_seconds=0.0,
-            epoch_overhead_seconds=overhead,
-            call_seconds=0.1,
-            epoch_seconds=None,
-        ),
-        launch_seconds=0.0,
-        first_step_seconds=1.0,
-        ready_seconds=2.0,
-        first_loss=None,
-    )
+    return a_warm_up(examples=1000, call_seconds=0.1, epoch_seconds=None, overhead=overhead)
 
 
 @pytest.mark.parametrize("uncounted", [False, True])
