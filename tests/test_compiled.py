@@ -414,6 +414,14 @@ def test_a_long_start_compiles_the_baseline_once(tmp_path, budget, most):
     assert own_compilations(run, Trial(5, Phase.CONFIRM, BASELINE)) == (BASELINE, 1)
 
 
+def a_process(run, trials, trial):
+    """A process of a leader's trial, before it starts."""
+    deadline = Deadline(clock=trials.clock)
+    return MeasuredProcess(
+        run=run, deadline=deadline, trial=trial, seat="simulated", start_timeout=9.0, keeps_compilations=True
+    )
+
+
 def test_a_program_that_cannot_be_loaded_is_not_carried(tmp_path):
     trials = simulated_trials(lambda configuration: 4000.0, gpus=("NVIDIA A100",))
     trials.open()
@@ -432,14 +440,7 @@ def test_a_program_that_cannot_be_loaded_is_not_carried(tmp_path):
         return launch(configuration, timing=timing, **how)
 
     trials.launch = crash_on_loading
-    process = MeasuredProcess(
-        run=run,
-        deadline=Deadline(clock=trials.clock),
-        trial=trial,
-        seat="simulated",
-        start_timeout=9.0,
-        keeps_compilations=True,
-    )
+    process = a_process(run, trials, trial)
     for _ in range(3):
         process.start()
         process.kill()
@@ -464,10 +465,7 @@ def test_what_a_process_that_did_not_become_warm_has_compiled_is_not_kept(tmp_pa
         raise TrialFailed(Outcome.CRASHED, "killed")
 
     trials.launch = compile_half
-    deadline = Deadline(clock=trials.clock)
-    process = MeasuredProcess(
-        run=run, deadline=deadline, trial=trial, seat="simulated", start_timeout=9.0, keeps_compilations=True
-    )
+    process = a_process(run, trials, trial)
     with pytest.raises(TrialFailed):
         process.start()
     assert os.listdir(tmp_path / "trials" / "0005") == ["compiled-0"]

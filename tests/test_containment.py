@@ -164,21 +164,21 @@ DOORS: dict[str, Callable[[], Any]] = {
 }
 
 
-def contained(home: Path, user: Callable[[], None], act: Callable[[], Any]) -> Any:
-    """Run a function in a contained fork, as a trial is a fork of its template."""
+def in_template(home: Path, user: Callable[[], None], act: Callable[[], Any], work: str = "work") -> Any:
+    """Run a function in a contained fork, as a template is."""
 
     def template() -> Any:
         user()
-        os.chdir(home / "work")
+        os.chdir(home / work)
         assert contain(home / "logs" / "layers") == ""
-
-        def trial() -> Any:
-            renew()
-            return act()
-
-        return in_fork(trial)
+        return act()
 
     return in_fork(template)
+
+
+def contained(home: Path, user: Callable[[], None], act: Callable[[], Any]) -> Any:
+    """Run a function in a fork of a contained one, as a trial is a fork of its template."""
+    return in_template(home, user, lambda: in_fork(lambda: (renew(), act())[1]))
 
 
 def test_a_fork_shows_a_directory_that_was_made_after_it(home, user):
@@ -191,25 +191,18 @@ def test_a_fork_shows_a_directory_that_was_made_after_it(home, user):
             os.chown(logs, USER, USER)
         os.write(made[1], b"!")
 
-    def template() -> bool:
-        user()
-        os.chdir(home / "work")
-        assert contain(home / "logs" / "layers") == ""
-
-        def trial() -> bool:
-            renew(more_later=True)
-            os.write(renewed[1], b"!")
-            os.read(made[0], 1)
-            make_writable([str(logs)])
-            write(str(logs / "log.txt"))
-            write("kept.txt")
-            return os.geteuid() == 0 or not any(containment._capabilities())
-
-        return in_fork(trial)
+    def trial() -> bool:
+        renew(more_later=True)
+        os.write(renewed[1], b"!")
+        os.read(made[0], 1)
+        make_writable([str(logs)])
+        write(str(logs / "log.txt"))
+        write("kept.txt")
+        return os.geteuid() == 0 or not any(containment._capabilities())
 
     outside = threading.Thread(target=make_directory)
     outside.start()
-    assert in_fork(template)
+    assert in_template(home, user, lambda: in_fork(trial))
     outside.join()
     assert (logs / "log.txt").read_text() == "new"
     assert (home / "work" / "kept.txt").read_text() == "old"
@@ -232,13 +225,7 @@ def test_no_door_reaches_the_users_files(home, user):
         assert not Path("added.txt").exists()
         act()
 
-    def template() -> list[str]:
-        user()
-        os.chdir(home / "work")
-        assert contain(home / "logs" / "layers") == ""
-        return through_all_doors()
-
-    assert in_fork(template) == sorted(os.listdir(home / "work"))
+    assert in_template(home, user, through_all_doors) == sorted(os.listdir(home / "work"))
     assert snapshot(home / "work") == before
     for folder in ("/tmp", "/var/tmp"):
         assert not Path(folder, f"{home.name}-new.txt").exists()
@@ -258,13 +245,10 @@ def test_files_below_a_directory_of_somebody_elses_are_written(home, user):
         os.chown(home / "group" / "name", USER, USER)
 
     def template() -> str:
-        user()
-        os.chdir(home / "group" / "name" / "work")
-        assert contain(home / "logs" / "layers") == ""
         in_fork(lambda: (renew(), write("kept.txt"), write("folder/inner.txt"), None)[-1])
         return Path("kept.txt").read_text()
 
-    assert in_fork(template) == "old"
+    assert in_template(home, user, template, "group/name/work") == "old"
 
 
 def test_a_trial_reads_what_it_has_written(home, user):
@@ -282,22 +266,17 @@ def test_a_trial_reads_what_it_has_written(home, user):
 
 
 def test_a_directory_that_is_let_through_is_written_for_real(home, user):
-    def template() -> None:
-        user()
-        os.chdir(home / "work")
-        assert contain(home / "logs" / "layers") == ""
-        in_fork(lambda: (renew([str(home / "link")]), write(f"{home}/link/log.txt"), None)[-1])
+    def trial() -> None:
+        renew([str(home / "link")])
+        write(f"{home}/link/log.txt")
 
     (home / "link").symlink_to(home / "logs")
-    in_fork(template)
+    in_template(home, user, lambda: in_fork(trial))
     assert (home / "logs" / "log.txt").read_text() == "new"
 
 
 def test_a_fork_finds_what_its_template_has_written(home, user):
     def template() -> list[Any]:
-        user()
-        os.chdir(home / "work")
-        assert contain(home / "logs" / "layers") == ""
         os.makedirs("prepared")
         write("prepared/data.bin")
         write("kept.txt")
@@ -315,15 +294,13 @@ def test_a_fork_finds_what_its_template_has_written(home, user):
         return in_fork(trial)
 
     before = snapshot(home / "work")
-    assert in_fork(template) == [["big.bin", "folder", "kept.txt", "prepared", "study.db"], [], "new"]
+    found = in_template(home, user, template)
+    assert found == [["big.bin", "folder", "kept.txt", "prepared", "study.db"], [], "new"]
     assert snapshot(home / "work") == before
 
 
 def test_a_fork_finds_what_the_forks_above_it_have_written(home, user):
     def template() -> list[Any]:
-        user()
-        os.chdir(home / "work")
-        assert contain(home / "logs" / "layers") == ""
         write("kept.txt")
 
         def start() -> list[Any]:
@@ -344,7 +321,7 @@ def test_a_fork_finds_what_the_forks_above_it_have_written(home, user):
 
     before = snapshot(home / "work")
     found = [["big.bin", "folder", "kept.txt", "prepared", "study.db"], "new", "newnew"]
-    assert in_fork(template) == [found, found, "new"]
+    assert in_template(home, user, template) == [found, found, "new"]
     assert snapshot(home / "work") == before
 
 

@@ -52,6 +52,14 @@ def recipe_of(file, baseline, batch_calls=("batch",), *, rule=None, **changes):
     return recorded.model_copy(update={**changed, "workload": workload})
 
 
+def written(folder, text):
+    """A script with this text."""
+    file = folder / "train.py"
+    file.write_text(text, encoding="utf-8")
+    calls_in.cache_clear()
+    return file
+
+
 def changed_lines(diff):
     """The lines that an edit removes and adds."""
     lines = [line for line in diff.splitlines() if not line.startswith(("---", "+++"))]
@@ -60,9 +68,7 @@ def changed_lines(diff):
 
 def moved(tmp_path, text, *, vectorized=False, **changes):
     """The lines that an edit of a script adds where its `map` is to map batches, and what the edit leaves out."""
-    file = tmp_path / "train.py"
-    file.write_text(text, encoding="utf-8")
-    calls_in.cache_clear()
+    file = written(tmp_path, text)
     recipe = recipe_of(
         file, {"batch_size": 16, "num_parallel_calls": 0, "batched_map": False}, batched_map=True, **changes
     )
@@ -105,8 +111,7 @@ def test_a_map_that_others_may_read_is_not_moved(tmp_path, lines):
 
 
 def test_the_edit_sets_constants_at_their_calls_and_lines_at_the_top(tmp_path):
-    file = tmp_path / "train.py"
-    file.write_text(PIPELINE, encoding="utf-8")
+    file = written(tmp_path, PIPELINE)
     changes = {"batch_size": 64, "prefetch": 8, "num_parallel_calls": "autotune", "jit_compile": True}
     changes |= {"steps_per_execution": 2, "precision": "mixed_bfloat16", "onednn": False, "data_threads": 3}
     changes["keep_freed_memory"] = "thresholds"
@@ -159,9 +164,7 @@ def test_the_edit_sets_constants_at_their_calls_and_lines_at_the_top(tmp_path):
     ],
 )
 def test_options_and_a_persistent_iterator_are_lines_above_fit(tmp_path, source, added):
-    file = tmp_path / "train.py"
-    file.write_text(source, encoding="utf-8")
-    calls_in.cache_clear()
+    file = written(tmp_path, source)
     size = {"batch_size": 64} if "batch(16),\n" in source else {}
     recipe = recipe_of(file, {"batch_size": 16}, data_autotune=False, persistent_iterator=True, prefetch=0, **size)
     diff, rest = script_diff(recipe, file)
@@ -170,9 +173,7 @@ def test_options_and_a_persistent_iterator_are_lines_above_fit(tmp_path, source,
 
 def test_what_a_fit_of_arrays_cannot_be_given_is_omitted_with_its_gain(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    file = tmp_path / "train.py"
-    file.write_text(ARRAYS, encoding="utf-8")
-    calls_in.cache_clear()
+    file = written(tmp_path, ARRAYS)
     recipe = recipe_of(file, {"batch_size": 32}, batch_size=64, persistent_iterator=True, data_autotune=False)
     gain = Contribution(knob="persistent_iterator", gain=Interval(value=1.3, low=1.1, high=1.5), trial=4)
     evidence = recipe.evidence.model_copy(update={"contributions": (gain,)})
@@ -188,8 +189,7 @@ def test_what_a_fit_of_arrays_cannot_be_given_is_omitted_with_its_gain(tmp_path,
 
 
 def test_arrays_are_batched_by_fit_and_missing_imports_are_added(tmp_path):
-    file = tmp_path / "train.py"
-    file.write_text(ARRAYS, encoding="utf-8")
+    file = written(tmp_path, ARRAYS)
     changes = {"batch_size": 64, "precision": "mixed_bfloat16", "intra_op_threads": 3, "jit_compile": True}
     diff, rest = script_diff(recipe_of(file, {"batch_size": 32}, **changes), file)
     assert [line for line in changed_lines(diff)[1] if line] == [
@@ -204,8 +204,7 @@ def test_arrays_are_batched_by_fit_and_missing_imports_are_added(tmp_path):
 
 
 def test_what_an_edit_cannot_reach_is_left_to_run(tmp_path):
-    file = tmp_path / "train.py"
-    file.write_text("model.compile()\nmodel.fit(Batches())\n", encoding="utf-8")
+    file = written(tmp_path, "model.compile()\nmodel.fit(Batches())\n")
     recipe = recipe_of(file, {"batch_size": 32, "workers": 1}, batch_size=64)
     assert script_diff(recipe, file) == ("", ["batch_size=64"])
     file.write_text(
@@ -250,8 +249,7 @@ def test_an_eager_step_gets_one_line_above_it(tmp_path, imports, jit, added):
 
 
 def test_an_eager_fit_gets_another_argument_of_compile(tmp_path):
-    file = tmp_path / "train.py"
-    file.write_text("model.compile('sgd', run_eagerly=True)\nmodel.fit(x, y)\n", encoding="utf-8")
+    file = written(tmp_path, "model.compile('sgd', run_eagerly=True)\nmodel.fit(x, y)\n")
     recipe = recipe_of(file, {"batch_size": 32, "graph_step": False}, graph_step=True)
     diff, rest = script_diff(recipe, file)
     assert (changed_lines(diff)[1], rest) == (["model.compile('sgd', run_eagerly=False)"], [])
@@ -264,8 +262,7 @@ def test_an_eager_fit_gets_another_argument_of_compile(tmp_path):
 
 
 def test_a_recipe_of_another_script_is_refused(tmp_path):
-    file = tmp_path / "train.py"
-    file.write_text(ARRAYS, encoding="utf-8")
+    file = written(tmp_path, ARRAYS)
     recipe = recipe_of(file, {"batch_size": 32}, batch_size=64)
     with pytest.raises(RecipeError, match=r"other\.py is another script"):
         script_diff(recipe, file.rename(tmp_path / "other.py"))
@@ -273,8 +270,7 @@ def test_a_recipe_of_another_script_is_refused(tmp_path):
 
 def test_the_command_prints_an_edit_that_patch_reads(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    file = tmp_path / "train.py"
-    file.write_text(ARRAYS, encoding="utf-8")
+    file = written(tmp_path, ARRAYS)
     recipe_of(file, {"batch_size": 32}, batch_size=64, data_threads=3).save(tmp_path / "recipe.json")
     assert cli.main(["show", "recipe.json", "--diff", "train.py"]) == 0
     out, err = capsys.readouterr()
@@ -291,9 +287,7 @@ COMMENT = "# autotune: multiply the learning rate by 4 (linear); tested only wit
 
 def rate_edit(tmp_path, source, rule=LINEAR):
     """What the edit of a script adds, each line with the one below it; and what it omits."""
-    file = tmp_path / "train.py"
-    file.write_text(source, encoding="utf-8")
-    calls_in.cache_clear()
+    file = written(tmp_path, source)
     diff, rest = script_diff(recipe_of(file, {"batch_size": 32}, rule=rule), file)
     lines = diff.splitlines()
     return [(line[1:], below[1:]) for line, below in itertools.pairwise(lines) if line[:1] == "+" != line[1:2]], rest
@@ -322,8 +316,7 @@ def test_the_edit_says_above_which_line_the_learning_rate_changes(tmp_path, sour
 
 
 def test_lines_after_the_imports_do_not_part_the_comment_from_its_call(tmp_path):
-    file = tmp_path / "train.py"
-    file.write_text("import keras\nmodel.compile('adam')\nmodel.fit(x)\n", encoding="utf-8")
+    file = written(tmp_path, "import keras\nmodel.compile('adam')\nmodel.fit(x)\n")
     recipe = recipe_of(file, {"batch_size": 32}, rule=LINEAR, precision="mixed_bfloat16")
     added = [line for line in changed_lines(script_diff(recipe, file)[0])[1] if line]
     assert added == ['keras.config.set_dtype_policy("mixed_bfloat16")', COMMENT]
@@ -340,8 +333,7 @@ def test_a_rule_that_leaves_the_learning_rate_edits_nothing(tmp_path):
 
 def test_the_speed_of_the_edit_is_that_with_the_tested_learning_rate(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    file = tmp_path / "train.py"
-    file.write_text("model.compile('adam')\nmodel.fit(x)\n", encoding="utf-8")
+    file = written(tmp_path, "model.compile('adam')\nmodel.fit(x)\n")
     recipe_of(file, {"batch_size": 32}, rule=LINEAR).save(tmp_path / "recipe.json")
     assert cli.main(["show", "recipe.json", "--diff", "train.py"]) == 0
     out, err = capsys.readouterr()

@@ -140,6 +140,8 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def opened(work: Path, tmp_path: Path) -> Any:
     """Opens trials of a source text; as a script unless it is a workload's."""
+    if why := containment.why_unavailable(tmp_path / "layers"):
+        pytest.skip(why)
     (tmp_path / "logs").mkdir()
     made: list[LocalExecutor] = []
 
@@ -168,8 +170,6 @@ def warm_up(processes: LocalExecutor, log: Path, data: Data | None = None) -> Wa
 
 @pytest.mark.fast
 def test_a_script_writes_through_every_door_and_its_files_stay(opened, work, tmp_path):
-    if why := containment.why_unavailable(tmp_path / "layers"):
-        pytest.skip(why)
     for name in OLD:
         (work / name).write_text("old")
     processes = opened(DOORS)
@@ -183,8 +183,6 @@ def test_a_script_writes_through_every_door_and_its_files_stay(opened, work, tmp
 
 
 def test_a_fold_loads_what_its_fit_has_saved_in_a_trial_too(opened, work, tmp_path):
-    if why := containment.why_unavailable(tmp_path / "layers"):
-        pytest.skip(why)
     (work / "0.keras").write_text("old")
     processes = opened(FOLDS)
     before = snapshot(work)
@@ -216,8 +214,6 @@ class Slow(keras.callbacks.ModelCheckpoint):
     ],
 )
 def test_the_writers_that_trials_omit_are_timed_once(opened, work, tmp_path, writers, is_timed):
-    if why := containment.why_unavailable(tmp_path / "layers"):
-        pytest.skip(why)
     (work / "1-0.00.keras").write_text("old")
     processes = opened(f"import os\n{TRAIN}{SAVING}model.fit(x, x[:, :1], verbose=0, callbacks=[{writers}])\n")
     before = snapshot(work)
@@ -232,8 +228,6 @@ def test_the_writers_that_trials_omit_are_timed_once(opened, work, tmp_path, wri
 
 
 def test_a_training_in_another_program_is_named(opened, work, tmp_path):
-    if why := containment.why_unavailable(tmp_path / "layers"):
-        pytest.skip(why)
     (work / "other.py").write_text(TRAIN + "model.fit(x, x[:, :1])\n", encoding="utf-8")
     script = opened("import subprocess, sys\nsubprocess.run([sys.executable, 'other.py'])\n")
     with pytest.raises(WorkloadError, match=r"other\.py, line \d+: trains in a process that the script starts"):
@@ -241,8 +235,6 @@ def test_a_training_in_another_program_is_named(opened, work, tmp_path):
 
 
 def test_a_trial_that_fills_the_disk_is_ended(opened, work, tmp_path, monkeypatch):
-    if why := containment.why_unavailable(tmp_path / "layers"):
-        pytest.skip(why)
     monkeypatch.setattr(containment, "LARGEST_LAYER_BYTES", 1 << 24)
     processes = opened(WORKLOAD.format(more=WRITES_MUCH + "    import time; time.sleep(3600)"), script=False)
     processes.open()
