@@ -2,7 +2,7 @@
 
 import pytest
 from real_trials import PATIENCE_SECONDS, QUICK, configuration, facts_of
-from test_long_run import ARRAYS, LOOP, TRAIN, by_recipe, numbers_of, recipe_of, said, trained
+from test_long_run import ARRAYS, LOOP, TRAIN, assert_nothing_changes, assert_values_act, by_recipe, recipe_of, said
 
 from autotune.data.facts import KerasVersion, WorkloadFacts
 from autotune.runtime.protocol import BranchRuns, LossRuns
@@ -91,28 +91,12 @@ def test_an_identity_recipe_gives_the_same_losses(surveyed, tmp_path, name):
         source = source.replace("model = keras", f"{DETERMINISTIC}model = keras").replace(
             "print(", 'print("losses", model.get_weights()[0].tolist())\nprint('
         )
-    (tmp_path / "train.py").write_text(source, encoding="utf-8")
-    alone = trained(tmp_path, ["train.py"])
-    with_recipe = by_recipe(tmp_path, recipe_of(surveyed[name], tmp_path))
-    assert with_recipe.returncode == 0, with_recipe.stderr
-    assert said(with_recipe, "losses") == said(alone, "losses")
-    assert said(with_recipe, "steps") == said(alone, "steps")
+    assert_nothing_changes(tmp_path, source, surveyed[name])
 
 
 @pytest.mark.parametrize("name", FITS)
 def test_a_recipes_values_act_in_the_scripts_own_places(surveyed, tmp_path, name):
-    (tmp_path / "train.py").write_text(SCRIPTS[name], encoding="utf-8")
-    changes = {"batch_size": 48, "precision": "mixed_bfloat16", "steps_per_execution": 2, "jit_compile": True}
-    recipe = recipe_of(surveyed[name], tmp_path, **changes)
-    ended = by_recipe(tmp_path, recipe, "--scale-learning-rate", "linear")
-    assert ended.returncode == 0, ended.stderr
-    assert said(ended, "steps").startswith("steps 6 ")  # three epochs of 96 examples
-    assert float(said(ended, "steps").split()[-1]) == pytest.approx(0.01), "the script sees its own"
-    assert said(ended, "policy") == "policy mixed_bfloat16 calls of 2"
-    assert "learning rate 0.01 → 0.03" in ended.stderr
-    (tmp_path / "train.py").write_text(SCRIPTS[name].replace("SGD(0.01)", "SGD(0.03)"), encoding="utf-8")
-    by_hand = by_recipe(tmp_path, recipe)
-    assert numbers_of(by_hand, "losses") == pytest.approx(numbers_of(ended, "losses"), rel=1e-3)
+    assert_values_act(tmp_path, SCRIPTS[name], surveyed[name], jit_compile=True)
 
 
 @pytest.mark.parametrize("name", ["loop", "legacy_loop"])

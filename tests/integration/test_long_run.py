@@ -256,34 +256,46 @@ def said(ended: subprocess.CompletedProcess[str], word: str) -> str:
     return lines[0]
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_with_the_scripts_own_values_nothing_changes(surveyed, tmp_path, name):
-    (tmp_path / "train.py").write_text(SCRIPTS[name], encoding="utf-8")
-    alone = trained(tmp_path, ["train.py"])
-    with_recipe = by_recipe(tmp_path, recipe_of(surveyed[name], tmp_path))
+def assert_nothing_changes(folder: Path, source: str, facts: WorkloadFacts) -> None:
+    """With the script's own values its training is the same."""
+    (folder / "train.py").write_text(source, encoding="utf-8")
+    alone, with_recipe = trained(folder, ["train.py"]), by_recipe(folder, recipe_of(facts, folder))
     assert with_recipe.returncode == 0, with_recipe.stderr
-    assert said(with_recipe, "losses") == said(alone, "losses")
-    assert said(with_recipe, "steps") == said(alone, "steps")
+    for word in ("losses", "steps"):
+        assert said(with_recipe, word) == said(alone, word)
 
 
-@pytest.mark.fast
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_a_recipes_values_act_in_the_scripts_own_places(surveyed, tmp_path, name):
-    (tmp_path / "train.py").write_text(SCRIPTS[name], encoding="utf-8")
-    changes = {"batch_size": 48, "precision": "mixed_bfloat16", "steps_per_execution": 2, "persistent_iterator": True}
-    recipe = recipe_of(surveyed[name], tmp_path, **changes)
-    ended = by_recipe(tmp_path, recipe, "--scale-learning-rate", "linear")
+def assert_values_act(
+    folder: Path, source: str, facts: WorkloadFacts, **changes: object
+) -> subprocess.CompletedProcess[str]:
+    """A recipe's values, and a scaled learning rate, act in the script's own places."""
+    (folder / "train.py").write_text(source, encoding="utf-8")
+    changes |= {"batch_size": 48, "precision": "mixed_bfloat16", "steps_per_execution": 2}
+    recipe = recipe_of(facts, folder, **changes)
+    ended = by_recipe(folder, recipe, "--scale-learning-rate", "linear")
     assert ended.returncode == 0, ended.stderr
     assert said(ended, "steps").startswith("steps 6 ")  # three epochs of 96 examples
     assert float(said(ended, "steps").split()[-1]) == pytest.approx(0.01), "the script sees its own"
     assert said(ended, "policy") == "policy mixed_bfloat16 calls of 2"
     assert "learning rate 0.01 → 0.03" in ended.stderr
-    assert ("`shuffle=True` was passed" in ended.stderr) == (name == "train"), "Keras warns as it does by itself"
-    kept = by_recipe(tmp_path, recipe)
+    kept = by_recipe(folder, recipe)
     assert numbers_of(kept, "losses") != pytest.approx(numbers_of(ended, "losses"), rel=0.01)
-    (tmp_path / "train.py").write_text(SCRIPTS[name].replace("SGD(0.01)", "SGD(0.03)"), encoding="utf-8")
-    by_hand = by_recipe(tmp_path, recipe)
+    (folder / "train.py").write_text(source.replace("SGD(0.01)", "SGD(0.03)"), encoding="utf-8")
+    by_hand = by_recipe(folder, recipe)
     assert numbers_of(by_hand, "losses") == pytest.approx(numbers_of(ended, "losses"), rel=1e-3)
+    return ended
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_with_the_scripts_own_values_nothing_changes(surveyed, tmp_path, name):
+    assert_nothing_changes(tmp_path, SCRIPTS[name], surveyed[name])
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_recipes_values_act_in_the_scripts_own_places(surveyed, tmp_path, name):
+    ended = assert_values_act(tmp_path, SCRIPTS[name], surveyed[name], persistent_iterator=True)
+    assert ("`shuffle=True` was passed" in ended.stderr) == (name == "train"), "Keras warns as it does by itself"
 
 
 def test_the_edit_of_a_recipe_trains_as_the_recipe_does(surveyed, tmp_path):
