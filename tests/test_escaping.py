@@ -71,7 +71,7 @@ def write_run(path, text, trials=2):
         directory.write_trial(a_record(trial=number, outcome=Outcome.ERROR, reason=text, log_tail=text))
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def written(recipes):
     """A recipe's JSON."""
     return recipes[Verdict.FASTER].to_json()
