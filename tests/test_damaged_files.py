@@ -251,6 +251,9 @@ def test_a_damaged_recipe_is_read_or_refused(documents, data):
     takes_config=st.booleans(),
 )
 @example(text=SPACES[0], device=Device.CPU, cores=2, examples=1437, batch_size=32, takes_config=True)
+@example(
+    text=f"schema_version = 0x{'f' * 5000}", device=Device.CPU, cores=2, examples=0, batch_size=1, takes_config=True
+)
 def test_a_damaged_search_space_is_read_or_refused(text, device, cores, examples, batch_size, takes_config):
     space = read(lambda: SearchSpace.parse(text, source=NAME))
     if space is None:
