@@ -167,15 +167,13 @@ class Options:
             if wanted := _mismatch(name, getattr(self, name)):
                 raise ArgumentError(f"{name} is {getattr(self, name)!r}", hint=f"It {wanted}.")
         if self.seats is not None and self.executor == "local":
-            raise ArgumentError(
-                "seats is for the Ray executor", hint="Leave it out; --devices makes seats of the GPUs of this machine."
-            )
+            raise ArgumentError("seats is for the Ray executor")
         if self.executor == "local" and self.seat_devices > 1 and self.devices is None:
-            raise ArgumentError("seat_devices was given without devices", hint="Name them, too, such as --devices all.")
+            raise ArgumentError("seat_devices was given without devices")
         if self.executor == "ray" and self.devices is not None:
             raise ArgumentError("devices is for the local executor", hint="Ray assigns GPUs: use seat_devices.")
         if self.executor == "local" and (self.ray_address is not None or self.ray_upload):
-            raise ArgumentError("ray_address and ray_upload are for executor='ray'", hint="Give --executor ray too.")
+            raise ArgumentError("ray_address and ray_upload are for executor='ray'")
         check_args(self.args)
 
     @property

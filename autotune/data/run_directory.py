@@ -230,7 +230,7 @@ class RunDirectory:
             return  # whoever reads it says so
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
-            raise RunDirectoryError(f"cannot read {folder}: {reason}", hint="Make it readable.") from error
+            raise RunDirectoryError(f"cannot read {folder}: {reason}") from error
         for entry in entries:
             if entry.is_dir(follow_symlinks=False):
                 patterns = {self.path: SCRATCH_FOLDERS, self.log_directory: (LAYERS,)}.get(folder, ())
@@ -267,7 +267,7 @@ class RunDirectory:
             if self.path.is_dir():
                 raise
             problem = f"the run directory is gone: {self.path} was removed or renamed during the run"
-            raise RunDirectoryError(problem, hint="Start a new run.") from error
+            raise RunDirectoryError(problem) from error
 
     def remove_state(self) -> None:
         """Remove what is needed while the run lasts: the state of the baseline's training, shared compilations."""

@@ -168,7 +168,7 @@ def demo(*, budget: str = USUAL_BUDGET, json: bool = False) -> int:
     if not os.path.lexists(copy):  # nothing is written through a link that leads nowhere yet
         write_atomically(copy, source.read_bytes(), hint="Change to a directory that you may write to.")
     elif not copy.is_file() or copy.read_bytes() != source.read_bytes():
-        raise ArgumentError(f"{EXAMPLE} is here already, and is not the demo's", hint="Change to another directory.")
+        raise ArgumentError(f"{EXAMPLE} is here already, and is not the demo's")
     return tune(EXAMPLE, budget=budget, json=json)
 
 
@@ -364,20 +364,20 @@ def show(
         json: Print recipe and trials as JSON (docs/history.md).
     """
     from autotune.data.run_directory import RunDirectory, follow_latest, to_repeat
-    from autotune.front.console import note, say
-    from autotune.front.results import show_answer, show_diff, show_folder, show_history
+    from autotune.front.console import say
+    from autotune.front.results import show_answer, show_folder, show_history
     from autotune.recipe.advice import answer_at
-    from autotune.recipe.recipe import holds_recipes, read_recipes, select_nearest
+    from autotune.recipe.recipe import holds_recipes, read_recipes
 
     for option, is_given in {"--json": json, "--csv": csv is not None, "--parquet": parquet is not None}.items():
         if is_given and diff is not None:
-            raise ArgumentError(f"{option} and --diff were both given", hint="Give one of them.")
+            raise ArgumentError(f"{option} and --diff were both given")
     path, *others = runs or [run_or_newest(None)]
     path = follow_latest(path)
     is_run = os.path.lexists(path / "run.json")
     holds_runs = os.path.isdir(path) and not is_run and not holds_recipes(path)
     if diff is not None and (others or holds_runs):
-        raise ArgumentError("--diff is for a single recipe", hint="Give one run or recipe.")
+        raise ArgumentError("--diff is for a single recipe")
     if others or holds_runs or csv is not None or parquet is not None:
         from autotune.report.history import load_history
 
@@ -385,15 +385,7 @@ def show(
         nothing: dict[str, Any] = {"run": None, "recipe_file": None, "recipe": None, "answer": None, "recipes": {}}
         return None if _write("show", frame, "trial", csv, parquet, json, **nothing) else show_history(frame)
     if diff is not None:
-        from autotune.script.patch import script_diff
-
-        selection = select_nearest(read_recipes(path))
-        if selection.text:
-            note(selection.text)
-        chosen = selection.recipe
-        if not chosen.changes and chosen.learning_rate_rule is None:
-            return note("The recipe is the baseline: run the script as it is.")
-        return show_diff(chosen, *script_diff(chosen, diff))
+        return _show_diff(path, diff)
     run, trials = None, None
     if is_run:
         from autotune.report.history import load_history
@@ -421,6 +413,22 @@ def show(
     if source is None:
         return say("No recipe: the run has not ended, or it was cut off.")
     return show_folder(source) if file is None or answer is None else show_answer(answer, file)
+
+
+def _show_diff(path: Path, script: Path) -> None:
+    """Print the edit of a script that makes a recipe permanent."""
+    from autotune.front.console import note
+    from autotune.front.results import show_diff
+    from autotune.recipe.recipe import read_recipes, select_nearest
+    from autotune.script.patch import script_diff
+
+    selection = select_nearest(read_recipes(path))
+    if selection.text:
+        note(selection.text)
+    recipe = selection.recipe
+    if not recipe.changes and recipe.learning_rate_rule is None:
+        return note("The recipe is the baseline: run the script as it is.")
+    return show_diff(recipe, *script_diff(recipe, script))
 
 
 def _write(
@@ -526,9 +534,9 @@ def knobs(
 
     only_with_space = {"--batch-size": batch_size, "--examples": examples, "--device": device, "--cores": cores}
     if space is None and (given := [name for name, value in only_with_space.items() if value is not None]):
-        raise ArgumentError(f"{given[0]} was given without --space", hint="Name a search space, such as --space quick.")
+        raise ArgumentError(f"{given[0]} was given without --space")
     if space is not None and json:
-        raise ArgumentError("--space and --json were both given", hint="Give one of them.")
+        raise ArgumentError("--space and --json were both given")
     if space is not None:
         _show_space(space, 32 if batch_size is None else batch_size, examples, device, cores)
     elif json:

@@ -412,7 +412,7 @@ def strategy_of(configuration: Mapping[str, KnobValue]) -> Any:
     if kind == "none":
         return tf.distribute.get_strategy()
     if why := find_conflict(configuration):
-        raise ApplyError(why, hint="Change one of these knobs.")
+        raise ApplyError(why)
     return _make_strategy(kind, int(configuration.get("replicas", 1)), str(configuration.get("cross_device", "auto")))
 
 

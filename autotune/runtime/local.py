@@ -169,16 +169,12 @@ def group_gpus(wanted: str, size: int, visible: Sequence[VisibleGpu] | None = No
         raise ArgumentError("--devices was given, and no GPU can be used here", hint="See what autotune doctor says.")
     chosen = gpus if wanted == "all" else [_find_gpu(entry.strip(), gpus) for entry in wanted.split(",")]
     if len({gpu.uuid for gpu in chosen}) < len(chosen):
-        raise ArgumentError(f"--devices {wanted} names a GPU twice", hint="Name each once.")
+        raise ArgumentError(f"--devices {wanted} names a GPU twice")
     names = sorted({gpu.name for gpu in chosen})
     if len(names) > 1:
-        raise ArgumentError(
-            f"--devices {wanted} names unlike GPUs: {', '.join(names)}", hint="Tune for one kind of GPU at a time."
-        )
+        raise ArgumentError(f"--devices {wanted} names unlike GPUs: {', '.join(names)}")
     if len(chosen) % size:
-        raise ArgumentError(
-            f"{len(chosen)} GPUs do not make seats of {size} GPUs", hint="Name more or fewer in --devices."
-        )
+        raise ArgumentError(f"{len(chosen)} GPUs do not make seats of {size} GPUs")
     return tuple(
         Place(
             seat=f"gpu{number}",

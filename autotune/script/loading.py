@@ -64,7 +64,7 @@ def parse_reference(text: str) -> WorkloadReference:
                 raise _hidden_module_error(needed, found if found.name != "__init__.py" else found.parent)
     is_notebook = location.endswith(".ipynb")
     if is_notebook and separator:
-        raise WorkloadError(f"{text!r}: a notebook has no Workload", hint=f"Leave out :{name}.")
+        raise WorkloadError(f"{text!r}: a notebook has no Workload")
     is_script = bool(sources) and not separator and (is_notebook or not binds_workload(sources[0], name))
     script = ScriptSettings() if is_script else None
     return WorkloadReference(
@@ -87,7 +87,7 @@ def _check_file(location: str) -> Path:
         raise WorkloadError(f"{location}: {reason.lower()}", hint=hint) from error
     file = Path(location).resolve()
     if not is_utf8(file):
-        raise WorkloadError(f"{file}: its path is not UTF-8", hint="Give the file, or its directory, another name.")
+        raise WorkloadError(f"{file}: its path is not UTF-8")
     return file
 
 

@@ -332,13 +332,9 @@ def prepare_run(
         MachineMismatchError: With `strict`.
     """
     if candidate + same_training + larger_batch > 1:
-        raise ArgumentError(
-            "--candidate, --same-training and --larger-batch exclude one another", hint="Give one of them, or none."
-        )
+        raise ArgumentError("--candidate, --same-training and --larger-batch exclude one another")
     if scale is not None and keep_learning_rate:
-        raise ArgumentError(
-            "--scale-learning-rate and --keep-learning-rate exclude one another", hint="Give one of them, or none."
-        )
+        raise ArgumentError("--scale-learning-rate and --keep-learning-rate exclude one another")
     selection = _select(recipe_path, strict=strict)
     recipe, file = selection.recipe, selection.path
     if not selection.takes_baseline:

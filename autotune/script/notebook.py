@@ -39,7 +39,7 @@ def open_notebook(
     skipped, tags, last = set((skip_cells or "").split(",")) - {""}, set[str](), 0
     if not reference.is_notebook:
         if skipped:
-            raise ArgumentError("--skip-cells is for notebooks", hint="Leave it out.")
+            raise ArgumentError("--skip-cells is for notebooks")
         return reference
     path = Path(str(reference.file))
     cells, lines, counts, says = list[Cell](), [""], Counter[str](), dict[str, str]()

@@ -69,7 +69,7 @@ def slow_parts_of_step(
     for line in reads:
         what = f"the loop reads a tensor in each step ({line}): no step is launched before the last one has ended"
         yield SlowPart(what=what, limit="launch")
-    plain_sgd = all(type(each).__name__ == "SGD" and not getattr(each, "momentum", 0) for each in optimizers)
+    plain_sgd = all(type(rule).__name__ == "SGD" and not getattr(rule, "momentum", 0) for rule in optimizers)
     where = "" if compiled_at is None else f" ({compiled_at})"
     for layer in () if plain_sgd else layers:  # which alone updates the rows of a batch only
         rows, size = getattr(layer, "input_dim", 0), _FLOAT * getattr(layer, "output_dim", 0)

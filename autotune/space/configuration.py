@@ -102,7 +102,7 @@ def baseline_configuration(
     """Return what the user would run anyway: `named` knobs, and TensorFlow's defaults for the device's other knobs."""
     for name in STRATEGY_KNOBS:
         if name in named and "strategy" not in named:
-            raise ConfigurationError(f"{where}: {name} acts only with strategy", hint="Name strategy, too, or neither.")
+            raise ConfigurationError(f"{where}: {name} acts only with strategy")
     baseline = Configuration({**_defaults(device), "batch_size": batch_size, **named}, where=where)
     return add_strategy_knobs(baseline) if "strategy" in named else baseline
 

@@ -112,8 +112,10 @@ class Range:
         ends = (self.low, until_memory if self.high == UNTIL_OUT_OF_MEMORY else self.high)
         low, high = (bound(end, cores=cores, examples=examples, where=where) for end in ends)
         if low is None or high is None:
-            problem = f"{where} has a bound on the number of examples, which is not known here"
-            raise SearchSpaceError(problem, hint="Write a number as the bound.")
+            raise SearchSpaceError(
+                f"{where} has a bound on the number of examples, which is not known here",
+                hint="Write a number as the bound.",
+            )
         if name == "batch_size" and examples:
             high = min(high, examples)
         powers = [1 << exponent for exponent in range(high.bit_length()) if 1 << exponent >= low]
@@ -303,8 +305,5 @@ def find_search_space(name_or_path: str | Path) -> SearchSpace:
             hint=f"Give the path of a TOML file, or one of {', '.join(shipped_names())}.",
         ) from error
     if len(content) > LARGEST_FILE_BYTES:
-        raise SearchSpaceError(
-            f"{source}: larger than {LARGEST_FILE_BYTES} bytes",
-            hint="A search space is a few lines of TOML; is this the right file?",
-        )
+        raise SearchSpaceError(f"{source}: larger than {LARGEST_FILE_BYTES} bytes")
     return SearchSpace.parse(text, source=source)

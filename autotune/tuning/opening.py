@@ -84,7 +84,7 @@ def prepare_script(
         for name, given in said.items():
             if given and name != "allow_precision":
                 option = name.replace("_", "-")
-                raise ArgumentError(f"--{option} is for scripts, and {reference} is a Workload", hint="Leave it out.")
+                raise ArgumentError(f"--{option} is for scripts, and {reference} is a Workload")
         yield reference
         return
     scratch = directory.path.resolve() / SCRATCH
@@ -350,7 +350,7 @@ def _set_global_batch(baseline: Configuration, examples: int | None, facts: Work
     accumulated = baseline.replace(global_batch=examples)
     own = facts.script is not None and "MirroredStrategy" in facts.script.not_reached.get("strategy", "")
     if why := NOT_ACCUMULATED if own else find_conflict(accumulated):
-        raise ArgumentError(f"--global-batch {examples} cannot be kept: {why}", hint="Leave it out, or the strategy.")
+        raise ArgumentError(f"--global-batch {examples} cannot be kept: {why}")
     return accumulated
 
 

@@ -53,7 +53,7 @@ def parity_checks(records: Iterable[TrialRecord]) -> dict[tuple[object, ...], Ch
         for check in record.checks
         if check.name == PARITY
     ]
-    return dict(sorted(found, key=lambda each: (each[1].tells, not each[1].passed)))
+    return dict(sorted(found, key=lambda known: (known[1].tells, not known[1].passed)))
 
 
 class Standings:

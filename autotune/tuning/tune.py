@@ -105,12 +105,12 @@ def read_request(
     given = read_options(options)
     for name, path in (("out", out), ("resume", resume)):
         if path == "":
-            raise ArgumentError(f"{name} is empty", hint="Give the run directory, or leave it out.")
+            raise ArgumentError(f"{name} is empty")
     reference = reference_to(workload, args)
     budget = given.pop("budget", None)
     if resume is not None:
         if out is not None:
-            raise ArgumentError("out and resume were both given", hint="A resumed run stays in its directory.")
+            raise ArgumentError("out and resume were both given")
         given["args"] = () if args is None else reference.args
         return _read_resumption(RunDirectory(follow_latest(Path(resume))), reference, given, budget, began=began)
     chosen = Options(

@@ -207,9 +207,7 @@ def verify_with(invocation: Invocation, recipe: Recipe, *, found_by_object: bool
         until = invocation.options.budget - CLOSING_SECONDS
         confirmation, baseline_failure = measure_pairs(_make_search_record(recipe, opened), opened, until=until)
         if run.interrupted() and len(confirmation.measured) < 2 and confirmation.failure is None:
-            raise TuningInterruptedError(
-                "interrupted before the claim was judged", hint="Run the same command to start over."
-            )
+            raise TuningInterruptedError("interrupted before the claim was judged")
         now = measured_claim(confirmation, opened)
         failed = _find_failure(confirmation, opened.limits)
         if failed is not None:
@@ -287,8 +285,7 @@ def _compare_workloads(recipe: Recipe, facts: WorkloadFacts, invocation: Invocat
         invocation.observe(Notice(text=f"{text}; it was tuned with {tuned}"))
     if facts.keras is not made_for.keras:
         raise RecipeError(
-            f"{reference} trains with {facts.keras.label}, but the recipe was tuned with {made_for.keras.label}",
-            hint="Import the other Keras, or run `autotune tune` again.",
+            f"{reference} trains with {facts.keras.label}, but the recipe was tuned with {made_for.keras.label}"
         )
     if facts.fingerprint == made_for.fingerprint:
         return
@@ -309,16 +306,12 @@ def _compare_workloads(recipe: Recipe, facts: WorkloadFacts, invocation: Invocat
 def _refuse_another_baseline(recipe: Recipe, baseline: Configuration) -> None:
     claimed_against = Configuration(recipe.baseline)
     if "strategy" in claimed_against and "strategy" not in baseline:
-        raise RecipeError(
-            "the recipe was measured with several devices per trial; here a trial has one",
-            hint="Verify it on a machine like that one, or tune again.",
-        )
+        raise RecipeError("the recipe was measured with several devices per trial; here a trial has one")
     own = {name: value for name, value in baseline.items() if name in claimed_against or not KNOBS[name].of_workload}
     if claimed_against != (baseline := Configuration(own)):
         raise RecipeError(
             "the recipe's claim is against another baseline: "
-            f"{claimed_against.describe(baseline)} there, {baseline.describe(claimed_against)} here",
-            hint="Verify it with the workload that it was made for, or tune again.",
+            f"{claimed_against.describe(baseline)} there, {baseline.describe(claimed_against)} here"
         )
 
 
