@@ -198,6 +198,11 @@ def test_advice_begins_with_the_line_that_costs_most():
     assert "×2.63" in third
 
 
+def test_a_serial_map_is_a_cause_of_a_wait_that_a_profile_has_seen():
+    first, *_ = advice(a_trial(0, INPUT, input_wait_fraction=0.0), None, SCRIPT)
+    assert first.startswith("Input-bound: map() in train.py, line 41 runs serially; ")
+
+
 def test_a_serial_map_is_no_cause_where_steps_do_not_wait():
     said = advice(a_trial(0, COMPUTE), None, SCRIPT)
     assert said == [f"Compute-bound: {COMPUTE.why}.", "The step runs eagerly (train.py, line 7)."]

@@ -194,7 +194,7 @@ def advice(
     limit = diagnose(baseline, trials)
     profiles = [record.profile for record in (baseline, recommended) if record is not None]
     is_unread = any(profile is not None and profile.reason == NOT_INSTALLED for profile in profiles)
-    causes = _causes(baseline, script, trials)
+    causes = _causes(baseline, script, trials, limit)
     own = [what for kind, what in causes if kind == limit.name][:MOST_CAUSES]
     others = [
         f"{what[0].upper() if '()' not in what.split()[0] else what[0]}{what[1:]}."
@@ -233,9 +233,13 @@ def advice(
     return said[:3]
 
 
-def _causes(record: TrialRecord, script: ScriptFacts | None, trials: Sequence[TrialRecord]) -> list[tuple[str, str]]:
+def _causes(
+    record: TrialRecord, script: ScriptFacts | None, trials: Sequence[TrialRecord], limit: Bottleneck
+) -> list[tuple[str, str]]:
     """Return what is slow as the script is written: the limit that it makes, and the line; what waits most first."""
-    waits, usual, gains = record.input_wait_fraction or 0.0, Configuration(record.configuration), dict[str, float]()
+    seen = limit.share or 0.0 if limit.name == "input" else 0.0  # by a profile, or by what a change has saved
+    waits = max(record.input_wait_fraction or 0.0, seen)
+    usual, gains = Configuration(record.configuration), dict[str, float]()
     for trial in sorted(trials, key=lambda trial: trial.phase is Phase.CONFIRM):
         changed = Configuration(trial.configuration).differences(usual)
         if len(changed) == 1 and trial.outcome.measured and trial.speedup is not None:
