@@ -26,7 +26,7 @@ from autotune.data.models import KnobValue
 from autotune.data.record import Outcome, Phase, TrialRecord
 from autotune.data.run_directory import RunDirectory, RunRecord
 from autotune.machine.fingerprint import fingerprint
-from autotune.space.changes import Situation
+from autotune.space.changes import Context
 from autotune.space.configuration import Configuration, read_trials
 from autotune.space.knobs import KNOBS
 from autotune.tuning.beliefs import (
@@ -38,7 +38,7 @@ from autotune.tuning.beliefs import (
     is_number,
     size_of_change,
 )
-from autotune.tuning.candidates import describe_situation
+from autotune.tuning.candidates import describe_context
 from autotune.tuning.rules import Limits
 
 LITERATURE = Path(__file__).resolve().parent / "data" / "expectations_literature.json"
@@ -95,9 +95,9 @@ def units_of(machine: Machine, here: Machine) -> tuple[str, ...] | None:
     return machine.units or (here.units if machine.cpu == here.cpu else None)
 
 
-def situation_of(run: RunRecord, baseline: TrialRecord, units: tuple[str, ...]) -> Situation:
+def context_of(run: RunRecord, baseline: TrialRecord, units: tuple[str, ...]) -> Context:
     """What limited a run's baseline, as the tuner sees it."""
-    return describe_situation(
+    return describe_context(
         baseline,
         baseline,
         [],
@@ -176,7 +176,7 @@ def collect(paths: Iterable[Path]) -> tuple[dict[Key, dict[str, Seen]], str]:
         runs.add((run.run, run.started_at))
         processors.add(f"{run.machine.cpu} with {run.machine.cores} cores")
         units = units_of(run.machine, here)
-        now = situation_of(run, baseline, units or ())
+        now = context_of(run, baseline, units or ())
         device = "gpu" if now.on_gpu else "cpu"
         for name, before, after, seen in differences(records):
             change, unit = classify_change(before, after), find_unit(name, after, now.units)

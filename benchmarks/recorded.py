@@ -25,7 +25,7 @@ from autotune.runtime.protocol import BranchRuns, LossCurves, Trainings, TrialTi
 from autotune.space.configuration import Configuration
 from autotune.stats.deciding import Verdict
 from autotune.stats.intervals import Measured
-from autotune.tuning import opening
+from autotune.tuning import run_setup
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 from simulated import SimulatedTrial, SimulatedTrials
@@ -306,7 +306,7 @@ def replay_batches(recording: Recording, condition: Condition, *, budget: float,
 def _replay(
     trials: Callable[[int], RecordedTrials], *, objective: str, budget: float, seed: int, machine: Machine = MACHINE
 ) -> Recipe:
-    has_flags = patch.object(opening, "can_keep_compilations", return_value=True)  # asks no TensorFlow
+    has_flags = patch.object(run_setup, "can_keep_compilations", return_value=True)  # asks no TensorFlow
     with has_flags, tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "run"
         with on_disk(path, DirectoryWithoutStudy) as directory:

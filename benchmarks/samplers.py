@@ -28,7 +28,7 @@ from oracle import SPACE, TABLE
 
 from autotune.data.figures import Interval
 from autotune.data.record import Outcome, Phase, TrialRecord
-from autotune.space.changes import Situation
+from autotune.space.changes import Context
 from autotune.space.configuration import Configuration, baseline_configuration
 from autotune.space.knobs import Device
 from autotune.space.space_file import ResolvedSpace, SearchSpace, find_search_space
@@ -174,8 +174,8 @@ class Ours:
     def ask(self, tried: Speeds, waits: Callable[[Configuration], bool]) -> Configuration | None:
         """See `Searcher`."""
         best = max(tried, key=lambda each: tried[each])
-        now = Situation(waits_for_input=self._steered and waits(best))
-        propose = partial(self._proposals.next, tried, best, situation=now, evidence=Evidence(ratios=tried))
+        now = Context(waits_for_input=self._steered and waits(best))
+        propose = partial(self._proposals.next, tried, best, context=now, evidence=Evidence(ratios=tried))
         proposed = propose() or propose(last=True)
         if proposed is None:
             return None

@@ -28,7 +28,7 @@ from simulated_runs import FACTS, MemoryDirectory, on_disk, tune_simulated, with
 
 from autotune.data.record import Phase, TrialRecord
 from autotune.data.run_directory import RunDirectory
-from autotune.space.changes import Situation
+from autotune.space.changes import Context
 from autotune.space.configuration import Configuration
 from autotune.tuning.beliefs import Evidence
 from autotune.tuning.candidates import Proposals
@@ -150,8 +150,8 @@ def regret(machine: Machine, in_flight: int, seed: int) -> float:
         if number <= COMPARED_AFTER:
             best = max(measured, key=lambda each: measured[each])
             evidence = Evidence(running=[each for _, each in running], ratios=measured)
-            now = Situation(waits_for_input=machine.waits(best))
-            propose = partial(proposals.next, known, best, situation=now, evidence=evidence)
+            now = Context(waits_for_input=machine.waits(best))
+            propose = partial(proposals.next, known, best, context=now, evidence=evidence)
             proposed = propose() or propose(last=True)
             if proposed is not None:
                 running.append(proposed)

@@ -14,7 +14,17 @@ from simulated import SimulatedTrials
 from autotune.data.facts import Gpu, Machine, WorkloadFacts, WorkloadReference
 from autotune.data.figures import Interval, LogInterval
 from autotune.data.options import Options
-from autotune.data.record import Looks, Outcome, Pair, Pairing, Phase, Slice, Standing, StepSeconds, TrialRecord
+from autotune.data.record import (
+    InterimAnalysis,
+    Outcome,
+    Pair,
+    Pairing,
+    Phase,
+    Slice,
+    Standing,
+    StepSeconds,
+    TrialRecord,
+)
 from autotune.data.run_directory import RunDirectory, RunRecord
 from autotune.runtime.executor import WarmUp
 from autotune.runtime.protocol import Ready, Started
@@ -23,12 +33,12 @@ from autotune.space.knobs import Device
 from autotune.space.space_file import SearchSpace
 from autotune.stats.intervals import Spread, claim_interval, overall_log_ratios, process_prior
 from autotune.tuning import costs
-from autotune.tuning.confirmation import FreshPairs, LeaderTrials, SlicePlan
+from autotune.tuning.confirmation import Finalist, FreshPairs, SlicePlan
 from autotune.tuning.earlier_runs import read_earlier
 from autotune.tuning.events import silent
-from autotune.tuning.opening import Invocation
 from autotune.tuning.rules import Limits
 from autotune.tuning.run import Deadline, Run
+from autotune.tuning.run_setup import Invocation
 from autotune.tuning.seat import Seat, TrialLimits
 from autotune.tuning.state import Candidate, Leader, State
 from autotune.tuning.tune import tune_with
@@ -285,12 +295,12 @@ class Searching:
         self.seat._deadline = self.seat.baseline.deadline = self.deadline
 
     def measure(
-        self, configuration=FAST, *, trial=None, seconds=4.0, timeout=30.0, leader=None, others=None, **limited
+        self, configuration=FAST, *, trial=None, seconds=4.0, timeout=30.0, leader=None, pooled_spread=None, **limited
     ):
         """Measure a candidate, or a trial again; returns trial and record."""
         trial = trial or self.run.new_trial(Phase.SEARCH, configuration)
         limits = TrialLimits(timeout=timeout, measured=seconds, **limited)
-        return trial, self.seat.measure(trial, limits, leader=leader, others=others)
+        return trial, self.seat.measure(trial, limits, leader=leader, pooled_spread=pooled_spread)
 
     def lose_the_baseline(self):
         """Its process dies while nobody looks."""
@@ -310,7 +320,7 @@ class Fresh:
         self.began = trials.clock()
         sides = [self.run.baseline, configuration, champion]
         reference, trial, other = (None if each is None else self.run.new_trial(Phase.CONFIRM, each) for each in sides)
-        self.confirmation = LeaderTrials(reference=reference, trial=trial, champion=other, in_search=found[0])
+        self.confirmation = Finalist(reference=reference, trial=trial, best_leader=other, in_search=found[0])
         deadline = Deadline(clock=trials.clock, at=trials.clock() + left)
         self.pairs = FreshPairs(self.run, deadline, timeout=60.0)
 
@@ -361,7 +371,9 @@ def a_leader(candidate, *, low=None, high=None, most=12, standing=Standing.OPEN,
     if low is not None:
         bounds = math.log1p(low), math.log1p(high)
         ratio = LogInterval(value=sum(bounds) / 2, low=bounds[0], high=bounds[1], count=4)
-    looks = Looks(leader=1, candidate=candidate, error=0.025, most=most, reference=number + 1, standing=standing)
+    looks = InterimAnalysis(
+        leader=1, candidate=candidate, error=0.025, most=most, reference=number + 1, standing=standing
+    )
     fields = {"processes": 0, "pair_seconds": 10.0, "least_pair_seconds": 8.0, **fields}
     return Leader(number=number, candidate=candidate, looks=looks, ratio=ratio, **fields)
 

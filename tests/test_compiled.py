@@ -35,7 +35,7 @@ from autotune.recipe.evidence import Confirmation
 from autotune.recipe.recipe import Recipe, read_recipes
 from autotune.runtime.executor import IN_SEARCH, TrialFailed
 from autotune.stats.deciding import ClaimResult
-from autotune.tuning import opening
+from autotune.tuning import run_setup
 from autotune.tuning.comparison import MeasuredProcess, own_compilations
 from autotune.tuning.events import Notice
 from autotune.tuning.run import Deadline
@@ -300,7 +300,7 @@ def run_on_gpu(directory, *, keeps_files=True, has_flags=True, monkeypatch):
     """Tune so; return the recipe, and what was launched."""
     trials, launched = trials_on_gpu()
     trials.keeps_files = keeps_files
-    monkeypatch.setattr(opening, "can_keep_compilations", lambda names=(): has_flags)
+    monkeypatch.setattr(run_setup, "can_keep_compilations", lambda names=(): has_flags)
     return tune_simulated(trials, directory, space=SPACE, machine=GPU_MACHINE), launched
 
 
@@ -473,7 +473,7 @@ def test_what_a_process_that_did_not_become_warm_has_compiled_is_not_kept(tmp_pa
 
 @pytest.mark.parametrize("lacks", [{"keeps_files": False}, {"has_flags": False}])
 def test_nothing_is_kept_on_other_hosts_or_without_the_flags(tmp_path, monkeypatch, lacks):
-    monkeypatch.setattr(opening, "missing_xla_flags", lambda names: {})
+    monkeypatch.setattr(run_setup, "missing_xla_flags", lambda names: {})
     with on_disk(tmp_path / "run") as directory:
         _, launched = run_on_gpu(directory, monkeypatch=monkeypatch, **lacks)
     assert {folder for _, folder, _ in launched} == {""}

@@ -63,11 +63,11 @@ def test_a_champion_takes_turns_in_the_same_rounds(tmp_path):
         SPEED(each) * (math.exp(trials.random.gauss(0.0, 0.3)) if each == BASELINE else 1.0)
     )
     fresh.measure(4, rounds=6)
-    over = claim_interval(fresh.confirmation.over_champion, prior=USUAL_PRIOR)
+    over = claim_interval(fresh.confirmation.over_best_leader, prior=USUAL_PRIOR)
     assert over.value == pytest.approx(math.log(1.5 / 1.2), abs=0.001)
     assert over.half_width < 0.5 * fresh.interval().half_width
     assert len(fresh.launched) == 12
-    assert fresh.confirmation.champion.record(Outcome.OK).throughput.value == pytest.approx(4800, rel=0.02)
+    assert fresh.confirmation.best_leader.record(Outcome.OK).throughput.value == pytest.approx(4800, rel=0.02)
 
 
 @pytest.mark.parametrize(("boundary_seconds", "own"), [(0.5, [True, False, False]), (0.001, [False, False, False])])
@@ -187,7 +187,7 @@ def test_the_others_are_closed_beside_a_leader_that_fails_in_its_slices(tmp_path
     fresh.trials.samples_per_second = die
     fresh.measure(1, rounds=6)
     assert fresh.confirmation.failure.reason == "in the midst of its slices"
-    beside = (fresh.confirmation.reference, fresh.confirmation.champion)
+    beside = (fresh.confirmation.reference, fresh.confirmation.best_leader)
     assert all(trial.record(Outcome.OK).peak_host_bytes for trial in beside)
 
 
@@ -211,7 +211,7 @@ def test_what_was_bracketed_in_the_search_is_bracketed_again(tmp_path, champion)
     assert order.count(FAST) == order.count(champion) or champion is None
     assert math.exp(fresh.interval().value) == pytest.approx(1.5, rel=0.03)
     if champion is not None:
-        over = claim_interval(fresh.confirmation.over_champion, prior=USUAL_PRIOR)
+        over = claim_interval(fresh.confirmation.over_best_leader, prior=USUAL_PRIOR)
         assert math.exp(over.value) == pytest.approx(1.25, rel=0.03)
 
 
@@ -221,10 +221,10 @@ def test_a_champion_that_fails_is_not_the_leaders_fault(tmp_path, pairing):
     fresh.trials.failure = failing(LARGE, times=1)
     with pytest.raises(TrialFailed) as failed:
         fresh.measure()
-    assert failed.value.trial == fresh.confirmation.champion.number
+    assert failed.value.trial == fresh.confirmation.best_leader.number
     fresh.measure(2)
     assert fresh.confirmation.failure is None
-    assert len(fresh.confirmation.over_champion) == 2
+    assert len(fresh.confirmation.over_best_leader) == 2
 
 
 @pytest.mark.parametrize("champion", [None, LARGE])

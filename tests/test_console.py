@@ -18,7 +18,7 @@ from autotune.data.errors import WorkloadError
 from autotune.data.facts import ScriptFacts, Trains
 from autotune.data.figures import Check, Interval
 from autotune.data.printable import duration, memory_size
-from autotune.data.record import Looks, Outcome, Phase, Standing
+from autotune.data.record import InterimAnalysis, Outcome, Phase, Standing
 from autotune.data.run_directory import RunDirectory
 from autotune.front import cli
 from autotune.front.console import Progress, ratio, show_error, trial_line
@@ -100,7 +100,7 @@ def test_a_slow_first_step_is_told_from_a_slow_start():
 
 
 def test_the_best_is_told_by_its_fresh_processes():
-    looks = Looks(leader=1, candidate=3, error=0.05, most=12, reference=5)
+    looks = InterimAnalysis(leader=1, candidate=3, error=0.05, most=12, reference=5)
     fresh = record(trial=6, phase=Phase.CONFIRM, looks=(looks,), speedup=Interval(value=1.1, low=0.9, high=1.3))
     ended = [TrialEnded(record=known, changes="batch_size=128") for known in (record(), fresh)]
     best = re.findall(r"best so far\s+×([\d.]+)", drawn(ended, terminal=True))
@@ -164,7 +164,7 @@ def test_a_vague_speed_up_is_marked(low, high, uncertain):
     ],
 )
 def test_a_leaders_line_says_how_its_confirmation_stands(standing, told):
-    looks = Looks(leader=1, candidate=1, error=0.025, most=12, standing=standing, reference=2)
+    looks = InterimAnalysis(leader=1, candidate=1, error=0.025, most=12, standing=standing, reference=2)
     pairs = tuple(a_pair(2.5, instance=instance) for instance in (0, 0, 1, 2))
     leader = record(phase=Phase.CONFIRM, looks=(looks,), pairs=pairs)
     assert f"({told})" in trial_line(leader, "batch_size=128", stamp="0:05").plain

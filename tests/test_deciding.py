@@ -49,13 +49,13 @@ def test_without_a_leader_each_is_measured_until_it_is_known():
 def test_the_spread_of_other_trials_lets_the_hopeless_go_at_once():
     values = [-0.5] * 2
     hardly = Spread(deviation=0.05, degrees=2)
-    assert stop_measuring(values, leader=LEADER, others=KNOWN) is Stop.CANNOT_WIN
-    assert stop_measuring(values[1:], leader=LEADER, others=KNOWN) is None
-    assert stop_measuring(values, leader=LEADER, others=hardly) is None
+    assert stop_measuring(values, leader=LEADER, pooled_spread=KNOWN) is Stop.CANNOT_WIN
+    assert stop_measuring(values[1:], leader=LEADER, pooled_spread=KNOWN) is None
+    assert stop_measuring(values, leader=LEADER, pooled_spread=hardly) is None
 
 
 def test_two_pairs_that_agree_by_luck_give_nobody_up():
-    assert stop_measuring([0.25, 0.25], leader=LEADER, others=KNOWN) is None
+    assert stop_measuring([0.25, 0.25], leader=LEADER, pooled_spread=KNOWN) is None
 
 
 @pytest.mark.parametrize("others", [None, KNOWN])
@@ -63,7 +63,7 @@ def test_looking_after_each_pair_rarely_gives_up_an_equal(others):
     given_up = 0
     for seed in range(300):
         values = noisy(0.3, 12, seed=seed)
-        looks = [stop_measuring(values[:count], leader=LEADER, others=others) for count in range(1, 13)]
+        looks = [stop_measuring(values[:count], leader=LEADER, pooled_spread=others) for count in range(1, 13)]
         given_up += Stop.CANNOT_WIN in looks
     assert given_up <= 0.05 * 300
 

@@ -26,7 +26,7 @@ from test_same_workload import RENAMED, a_script, a_workload
 
 from autotune.data.facts import Gpu
 from autotune.data.figures import Interval
-from autotune.data.record import Looks, Outcome, Phase, Standing
+from autotune.data.record import InterimAnalysis, Outcome, Phase, Standing
 from autotune.data.run_directory import EarlierLeader, RunDirectory, RunRecord, SearchSpaceRecord
 from autotune.recipe.evidence import BestConfiguration
 from autotune.recipe.recipe import Recipe, read_recipes
@@ -66,7 +66,9 @@ def write(tmp_path):
                 records.append(a_record(configuration, trial=len(records), **outcome))
             for configuration in confirmed:
                 candidate = next(known.trial for known in records if known.configuration == dict(configuration))
-                looks = Looks(leader=1, candidate=candidate, error=0.025, most=12, reference=1, standing=standing)
+                looks = InterimAnalysis(
+                    leader=1, candidate=candidate, error=0.025, most=12, reference=1, standing=standing
+                )
                 number = len(records)
                 shown = {"looks": (looks,), "ended_at_seconds": float(number)}
                 records.append(a_record(configuration, trial=number, phase=Phase.CONFIRM, speedup=1.3, **shown))

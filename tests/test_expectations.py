@@ -1,4 +1,4 @@
-"""The table of expectations, and the situation that selects its rows."""
+"""The table of expectations, and the context that selects its rows."""
 
 import math
 
@@ -7,7 +7,7 @@ from simulated_runs import BASELINE, LIMITS, a_pair, a_record, a_slice
 
 from autotune.data.figures import Interval
 from autotune.data.record import StepSeconds
-from autotune.space.changes import Situation
+from autotune.space.changes import Context
 from autotune.space.knobs import KNOBS
 from autotune.tuning.beliefs import (
     NEUTRAL,
@@ -20,7 +20,7 @@ from autotune.tuning.beliefs import (
     find_unit,
     load_expectations,
 )
-from autotune.tuning.candidates import describe_situation, has_short_epochs, waits_for_input
+from autotune.tuning.candidates import describe_context, has_short_epochs, waits_for_input
 
 ROW = Expectation(knob="prefetch", change="2", device="cpu", limit="input", speedup=1.5, spread=0.1, source="test")
 
@@ -28,9 +28,9 @@ ROW = Expectation(knob="prefetch", change="2", device="cpu", limit="input", spee
 USUAL = {"units": (), "limits": LIMITS, "on_gpu": False, "measured_seconds": 2.0, "import_seconds": 5.0}
 
 
-def situation_of(baseline, **fields):
-    """The situation while the baseline is the fastest."""
-    return describe_situation(baseline, baseline, [], **{**USUAL, **fields})
+def context_of(baseline, **fields):
+    """The context while the baseline is the fastest."""
+    return describe_context(baseline, baseline, [], **{**USUAL, **fields})
 
 
 def test_all_rows_of_the_package_are_of_knobs_and_name_their_source():
@@ -46,7 +46,7 @@ def test_all_rows_of_the_package_are_of_knobs_and_name_their_source():
 
 def test_low_precision_is_expected_to_pay_on_units_that_have_it():
     for on_gpu, unit in ((False, "amx_bf16"), (True, "tensor_bf16")):
-        now = Situation(on_gpu=on_gpu, units=frozenset({unit}), short_steps=False)
+        now = Context(on_gpu=on_gpu, units=frozenset({unit}), short_steps=False)
         row = load_expectations().find("precision", "mixed_bfloat16", now, unit)
         assert row.speedup > 1.3
 
@@ -54,17 +54,17 @@ def test_low_precision_is_expected_to_pay_on_units_that_have_it():
 def test_the_row_of_the_same_limit_comes_before_that_of_any():
     whole = ROW.model_copy(update={"limit": "", "speedup": 1.1})
     table = Expectations([ROW, whole])
-    assert table.find("prefetch", "2", Situation(waits_for_input=True), "") == ROW
-    assert table.find("prefetch", "2", Situation(), "") == whole
-    assert table.find("prefetch", "8", Situation(), "") == NEUTRAL
-    assert Expectations([ROW]).find("prefetch", "2", Situation(), "") == NEUTRAL
+    assert table.find("prefetch", "2", Context(waits_for_input=True), "") == ROW
+    assert table.find("prefetch", "2", Context(), "") == whole
+    assert table.find("prefetch", "8", Context(), "") == NEUTRAL
+    assert Expectations([ROW]).find("prefetch", "2", Context(), "") == NEUTRAL
 
 
 def test_what_the_host_limits_is_expected_alike_on_a_gpu():
     compute = ROW.model_copy(update={"limit": "compute"})
     table = Expectations([ROW, compute])
-    assert table.find("prefetch", "2", Situation(on_gpu=True, waits_for_input=True), "") == ROW
-    assert table.find("prefetch", "2", Situation(on_gpu=True, short_steps=False), "") == NEUTRAL
+    assert table.find("prefetch", "2", Context(on_gpu=True, waits_for_input=True), "") == ROW
+    assert table.find("prefetch", "2", Context(on_gpu=True, short_steps=False), "") == NEUTRAL
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_a_wait_for_input_is_the_fastest_trials_own_or_else_the_latest_others(kn
     best, beside = (
         a_record(BASELINE, speedup=1.1).model_copy(update={"input_wait_fraction": share}) for share in (known, others)
     )
-    assert describe_situation(best, best, [beside], **USUAL).waits_for_input is waits
+    assert describe_context(best, best, [beside], **USUAL).waits_for_input is waits
 
 
 def a_wait(share, cores, cpu, others=0.0):
@@ -119,7 +119,7 @@ def a_wait(share, cores, cpu, others=0.0):
     ],
 )
 def test_calls_help_an_input_as_far_as_it_leaves_cores_idle(waiting, calls):
-    assert describe_situation(a_record(), a_record(), [waiting], **USUAL).most_calls == calls
+    assert describe_context(a_record(), a_record(), [waiting], **USUAL).most_calls == calls
 
 
 @pytest.mark.parametrize(
@@ -128,8 +128,8 @@ def test_calls_help_an_input_as_far_as_it_leaves_cores_idle(waiting, calls):
 def test_a_pool_has_a_thread_for_each_core_unless_it_is_set(changes, others, most):
     """A quota, under which the load of others is unknown, leaves it more threads than cores."""
     part = a_slice().model_copy(update={"cores": 4, "foreign_cpu_seconds": others})
-    assert situation_of(a_record(BASELINE.replace(**changes), slices=(part,))).most_threads == most
-    assert situation_of(a_record()).most_threads == math.inf
+    assert context_of(a_record(BASELINE.replace(**changes), slices=(part,))).most_threads == most
+    assert context_of(a_record()).most_threads == math.inf
 
 
 @pytest.mark.parametrize(
@@ -144,8 +144,8 @@ def test_a_busy_candidate_whose_wait_is_not_seen_waits_not(cpu_seconds, others, 
 
 def test_units_of_the_device_count_that_trains():
     units, baseline = ("amx_bf16", "tensor_bf16"), a_record()
-    assert situation_of(baseline, units=units).units == {"amx_bf16"}
-    assert situation_of(baseline, units=units, on_gpu=True).units == {"tensor_bf16"}
+    assert context_of(baseline, units=units).units == {"amx_bf16"}
+    assert context_of(baseline, units=units, on_gpu=True).units == {"tensor_bf16"}
 
 
 @pytest.mark.parametrize(("overhead", "short"), [(0.5, True), (0.1, False), (None, False)])
@@ -158,9 +158,9 @@ def test_epochs_are_short_where_what_lies_between_takes_much_of_them(overhead, s
 
 def test_memory_is_the_larger_share_of_host_and_device():
     part = a_slice().model_copy(update={"host_bytes": LIMITS.host_bytes // 4})
-    assert situation_of(a_record(slices=(part,))).memory_share == pytest.approx(0.25)
-    assert situation_of(a_record(slices=(a_slice(),))).memory_share is None
-    assert math.isclose(situation_of(a_record(first_step_seconds=7.0)).start_seconds, 7.0)
+    assert context_of(a_record(slices=(part,))).memory_share == pytest.approx(0.25)
+    assert context_of(a_record(slices=(a_slice(),))).memory_share is None
+    assert math.isclose(context_of(a_record(first_step_seconds=7.0)).start_seconds, 7.0)
 
 
 @pytest.mark.parametrize(("step", "wait", "may"), [(0.002, None, True), (0.2, None, False), (0.002, 0.0, False)])
@@ -168,4 +168,4 @@ def test_short_steps_may_wait_for_input_until_that_is_known(step, wait, may):
     steps = StepSeconds(p50=step, p90=step, p99=step, max=step)
     baseline = a_record(slices=(a_slice().model_copy(update={"step_seconds": steps}),))
     other = a_record(BASELINE, speedup=1.1).model_copy(update={"input_wait_fraction": wait})
-    assert describe_situation(baseline, baseline, [other], **USUAL).may_wait is may
+    assert describe_context(baseline, baseline, [other], **USUAL).may_wait is may

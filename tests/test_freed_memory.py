@@ -6,7 +6,7 @@ from unittest import mock
 
 import pytest
 from simulated_runs import a_record, a_slice, on_disk, simulated_trials, space_of, tune_simulated
-from test_expectations import situation_of
+from test_expectations import context_of
 
 from autotune.data.errors import ApplyError, SearchSpaceError
 from autotune.recipe import apply
@@ -70,7 +70,7 @@ def test_what_cannot_act_is_an_error(libc, monkeypatch):
 def test_it_is_tried_where_page_faults_take_much_of_a_step(faults, tried):
     space = space_of(f"schema_version = 1\n{SPACE}")
     slices = (a_slice().model_copy(update={"page_faults": faults and 20 * faults, "steps": 20}),)
-    found = neighbours(space.baseline, space, situation_of(a_record(slices=slices)))
+    found = neighbours(space.baseline, space, context_of(a_record(slices=slices)))
     assert {each["keep_freed_memory"] for each in found} == tried
 
 

@@ -10,14 +10,14 @@ from autotune.data.errors import ApplyError
 from autotune.machine import gpu
 from autotune.machine.gpu import missing_xla_flags
 from autotune.recipe import apply
-from autotune.space.changes import Situation
+from autotune.space.changes import Context
 from autotune.space.configuration import baseline_configuration, reset_idle
 from autotune.space.knobs import GPU_KNOBS, KNOBS, Device, Numerics, Stage
 from autotune.space.space_file import find_search_space
-from autotune.tuning import opening
+from autotune.tuning import run_setup
 from autotune.tuning.candidates import neighbours
 from autotune.tuning.events import Notice
-from autotune.tuning.surroundings import adopt_imported_settings
+from autotune.tuning.notices import adopt_imported_settings
 
 BASELINE = baseline_configuration(32, {"jit_compile": False}, Device.GPU, where="test")
 VARIABLES = [each for each in GPU_KNOBS if each.stage is Stage.START]
@@ -116,7 +116,7 @@ def test_a_step_that_is_compiled_whole_leaves_nothing_to_cluster():
 
 
 def test_no_neighbour_is_the_same_under_another_name():
-    found = neighbours(BASELINE, resolved("gpu_thorough"), Situation(on_gpu=True))
+    found = neighbours(BASELINE, resolved("gpu_thorough"), Context(on_gpu=True))
     assert BASELINE not in found
     assert all(reset_idle(each, BASELINE) == each for each in found)
     changed = {name for each in found for name in each.differences(BASELINE)}
@@ -227,7 +227,7 @@ def on_gpu(**settings):
 def test_a_run_on_a_gpu_leaves_out_what_the_binary_lacks(tmp_path, monkeypatch):
     notices = []
     monkeypatch.setattr(
-        opening,
+        run_setup,
         "missing_xla_flags",
         lambda names: missing_xla_flags(names, lambda text: (-6, f"Unknown flag in XLA_FLAGS: {text}")),
     )
@@ -245,7 +245,7 @@ def test_a_run_on_a_gpu_leaves_out_what_the_binary_lacks(tmp_path, monkeypatch):
 
 
 def test_a_run_on_a_processor_has_no_knob_of_a_gpu(tmp_path, monkeypatch):
-    monkeypatch.setattr(opening, "missing_xla_flags", lambda names: pytest.fail("asked"))
+    monkeypatch.setattr(run_setup, "missing_xla_flags", lambda names: pytest.fail("asked"))
     with on_disk(tmp_path / "run") as directory:
         recipe = tune_simulated(simulated_trials(noise=0.02), directory, space=SPACE, budget=120.0)
     assert not set(recipe.baseline) & {each.name for each in GPU_KNOBS}

@@ -18,8 +18,8 @@ from autotune.data.errors import DamagedRunWarning, RecipeError, RunDirectoryErr
 from autotune.data.facts import Gpu
 from autotune.data.figures import Interval
 from autotune.data.record import (
-    Branch,
-    Looks,
+    ContinuedTraining,
+    InterimAnalysis,
     Outcome,
     Pair,
     Phase,
@@ -181,9 +181,11 @@ def test_every_trial_is_a_row_failed_and_pruned_included(run):
 def test_how_a_leader_learns_has_columns_where_it_was_measured(tmp_path):
     own = tuple(tuple(0.9**probe for probe in range(1, 9)) for _ in range(4))
     slower = tuple(tuple(0.9 ** (probe / 1.5) for probe in range(1, 9)) for _ in range(4))
-    branch = Branch(after_steps=100, examples=8000, baseline=own, leader={"as is": ((),) * 4, "sqrt": slower})
+    branch = ContinuedTraining(
+        after_steps=100, examples=8000, baseline=own, leader={"as is": ((),) * 4, "sqrt": slower}
+    )
     leader = a_trial(5, Phase.CONFIRM, speedup=interval(3.0), branch=branch)
-    unknown = a_trial(6, Phase.CONFIRM, speedup=interval(3.0), branch=Branch(not_measured="no time"))
+    unknown = a_trial(6, Phase.CONFIRM, speedup=interval(3.0), branch=ContinuedTraining(not_measured="no time"))
     frame = load_history(a_run(tmp_path / "run-a", (*TRIALS, leader, unknown))).set_index("trial")
     assert frame.loc[5, "examples_factor"] == pytest.approx(1.5, rel=0.01)
     assert frame.loc[5, "same_loss_speedup"] == pytest.approx(2.0, rel=0.01)
@@ -621,7 +623,9 @@ def test_leaders_that_are_confirmed_at_once_have_each_its_own_baseline():
     references = [a_record(trial=number, slices=(a_slice(0.5),), **confirming) for number in (3, 4)]
     leaders = [
         a_record(
-            trial=number, looks=(Looks(leader=number, candidate=1, error=0.02, most=12, reference=of),), **confirming
+            trial=number,
+            looks=(InterimAnalysis(leader=number, candidate=1, error=0.02, most=12, reference=of),),
+            **confirming,
         )
         for number, of in ((5, 4), (6, 3))
     ]
@@ -648,7 +652,7 @@ def test_columns_of_other_devices_are_left_out_unless_asked_for(run):
 
 def a_confirmation(number, standing, configuration=FASTER, **figures):
     """The trial of a leader's fresh processes."""
-    looks = Looks(leader=1, candidate=1, error=0.05, most=12, reference=9, standing=standing)
+    looks = InterimAnalysis(leader=1, candidate=1, error=0.05, most=12, reference=9, standing=standing)
     return a_trial(number, Phase.CONFIRM, configuration=configuration, looks=(looks,), **figures)
 
 

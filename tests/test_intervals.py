@@ -230,21 +230,21 @@ def test_without_a_pair_of_pairs_there_is_no_deviation(groups):
 def test_with_the_spread_of_other_trials_few_values_cover_as_they_say(pairs):
     rng = random.Random(3)
     others = Spread(deviation=NOISE, degrees=50)
-    found = [mean_interval([rng.gauss(0.3, NOISE) for _ in range(pairs)], others=others) for _ in range(WORLDS)]
+    found = [mean_interval([rng.gauss(0.3, NOISE) for _ in range(pairs)], pooled_spread=others) for _ in range(WORLDS)]
     assert 0.94 <= share_covered(found) <= 0.98
 
 
 def test_a_trial_that_scatters_more_than_the_others_shows_it():
     rng = random.Random(4)
     own = [rng.gauss(0.0, 10 * NOISE) for _ in range(30)]
-    found = mean_interval(own, others=Spread(deviation=NOISE, degrees=1000))
+    found = mean_interval(own, pooled_spread=Spread(deviation=NOISE, degrees=1000))
     assert found.half_width >= 0.8 * mean_interval(own).half_width
 
 
 def test_nothing_is_borrowed_from_trials_that_know_nothing():
     nothing = Spread(deviation=0.0, degrees=0)
-    assert mean_interval([0.1, 0.3], others=nothing) == mean_interval([0.1, 0.3])
-    assert mean_interval([0.1], others=nothing).half_width == math.inf
+    assert mean_interval([0.1, 0.3], pooled_spread=nothing) == mean_interval([0.1, 0.3])
+    assert mean_interval([0.1], pooled_spread=nothing).half_width == math.inf
 
 
 def test_half_width_is_half_the_distance():

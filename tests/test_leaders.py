@@ -7,7 +7,7 @@ import pytest
 from simulated_runs import BASELINE, FAST, LIMITS, a_pair, a_record, run_on, simulated_trials
 
 from autotune.data.figures import Check, LogInterval
-from autotune.data.record import Looks, Outcome, Pairing, Phase, ProcessLog, Standing
+from autotune.data.record import InterimAnalysis, Outcome, Pairing, Phase, ProcessLog, Standing
 from autotune.stats.deciding import EndedBy
 from autotune.stats.stability import PARITY
 from autotune.tuning import costs
@@ -32,7 +32,9 @@ def begun(path):
     leaders = Leaders(run, standings, None, limits=LIMITS, min_gain=0.02)
     for number, configuration in ((11, FAST), (21, LARGE)):
         run.trials[number] = trial = Trial(number, Phase.CONFIRM, configuration)
-        trial.looks = (Looks(leader=number // 10, candidate=number // 10, error=0.025, most=12, reference=number + 1),)
+        trial.looks = (
+            InterimAnalysis(leader=number // 10, candidate=number // 10, error=0.025, most=12, reference=number + 1),
+        )
         run.records[number // 10] = a_record(configuration, trial=number // 10)
         run.trials[number // 10] = Trial.of_record(run.records[number // 10])
     return run, standings, leaders
@@ -43,10 +45,10 @@ def test_the_one_that_was_confirmed_last_is_recommended_whichever_was_begun_firs
     for number in (21, 11):
         run.executor.clock.advance(1.0)
         leaders._conclude(standings.leader(number), Standing.CONFIRMED)
-    assert standings.champion_beside(FAST).trial.number == 11
+    assert standings.best_leader_beside(FAST).trial.number == 11
     for number in (11, 21):  # and so it is by the records, after a resumption
         run.trials[number] = Trial.of_record(run.records[number])
-    assert standings.champion_beside(FAST).trial.number == 11
+    assert standings.best_leader_beside(FAST).trial.number == 11
 
 
 def test_a_claim_is_told_how_often_the_baseline_was_compiled(tmp_path, monkeypatch):
@@ -62,11 +64,11 @@ def test_a_claim_is_told_how_often_the_baseline_was_compiled(tmp_path, monkeypat
 def test_a_leader_that_beats_an_earlier_champion_must_beat_the_present_one(tmp_path, monkeypatch):
     run, standings, leaders = begun(tmp_path)
     leaders._conclude(standings.leader(11), Standing.CONFIRMED)
-    monkeypatch.setattr(standings, "over_champion", lambda *_: LogInterval(value=0.2, low=0.1, high=0.3, count=4))
+    monkeypatch.setattr(standings, "over_best_leader", lambda *_: LogInterval(value=0.2, low=0.1, high=0.3, count=4))
     for beside, beats in ((BASELINE.replace(prefetch=2), False), (FAST, True)):
         run.trials[30] = Trial(30, Phase.CONFIRM, beside)
         leaders._update_looks(run.trials[21], champion=30)
-        assert leaders._beats(standings.leader(21), standings.champion_beside(FAST)) is beats
+        assert leaders._beats(standings.leader(21), standings.best_leader_beside(FAST)) is beats
 
 
 def test_a_leader_that_is_planned_anew_spends_an_error_of_its_own(tmp_path):

@@ -25,7 +25,7 @@ from simulated_runs import (
 from autotune.data.errors import NoStableConfigurationError
 from autotune.data.facts import ScriptFacts, Trains
 from autotune.data.figures import Interval
-from autotune.data.record import Branch, Outcome, Phase
+from autotune.data.record import ContinuedTraining, Outcome, Phase
 from autotune.data.run_directory import STATE, EarlierLeader
 from autotune.front.cli import main
 from autotune.front.results import show_answer
@@ -361,8 +361,8 @@ def test_the_latest_comparison_of_a_batch_size_is_the_one_that_counts():
     trials = {number: Trial(number, Phase.CONFIRM, wide) for number in (5, 9)}
     known = object.__new__(standings.Standings)
     known._run = SimpleNamespace(trials=trials)
-    known.keep_branch(trials[9], Branch(not_measured="it takes long", needs_seconds=60.0))
-    known.keep_branch(trials[5], Branch(not_measured="no loss"))
+    known.keep_branch(trials[9], ContinuedTraining(not_measured="it takes long", needs_seconds=60.0))
+    known.keep_branch(trials[5], ContinuedTraining(not_measured="no loss"))
     assert known.branch_of(wide).not_measured == "no loss"
-    known.keep_branch(trials[9], Branch(not_measured="it takes longer", needs_seconds=90.0))
+    known.keep_branch(trials[9], ContinuedTraining(not_measured="it takes longer", needs_seconds=90.0))
     assert known.branch_of(wide).not_measured == "it takes longer"

@@ -42,7 +42,7 @@ def test_what_learns_passes(started):
     trials, run, _ = started()
     check = checked(run, BFLOAT)
     assert check.passed
-    assert check.tells
+    assert check.conclusive
     assert [each.configuration["precision"] for each in trials.launched] == ["float32", "mixed_bfloat16"]
     assert trials.alive == []
 
@@ -82,7 +82,7 @@ def test_without_time_nothing_is_claimed(started):
     trials, run, watcher = started()
     check = checked(run, BFLOAT, seconds=2.0)
     assert check.passed
-    assert not check.tells
+    assert not check.conclusive
     assert "larger --budget" in watcher.of(Notice)[0].text
     assert trials.launched == []
 
@@ -113,7 +113,7 @@ def test_losses_of_another_model_give_no_verdict_and_two_end_the_run(started, tm
     run.reference = WorkloadReference(file=str(tmp_path / "train.py"), search_path=(str(tmp_path),))
     for _ in range(2):
         check = checked(run, BFLOAT)
-        assert (check.passed, check.tells) == (True, False)
+        assert (check.passed, check.conclusive) == (True, False)
         assert "trained a model of 0 weights (with one of shape (99,))" in check.detail
     assert "a training for its losses trained a model" in run.model_error.message
 
@@ -132,7 +132,7 @@ def test_a_card_that_is_lost_or_taken_is_no_configurations_fault(started, refere
     run.gpus = ("NVIDIA H200",)
     check = checked(run, BFLOAT)
     assert check.passed
-    assert not check.tells
+    assert not check.conclusive
     assert ("busy or unavailable" if failure else "the baseline saw NVIDIA H200") in check.detail
 
 

@@ -12,7 +12,7 @@ from autotune.data.errors import ApplyError, ConfigurationError, RecipeError
 from autotune.front.results import show_knobs
 from autotune.recipe.apply import apply_before_build, compile_arguments, environment, set_by_dataset
 from autotune.recipe.recipe import Recipe
-from autotune.space.changes import Situation, change, exactly
+from autotune.space.changes import Context, change, exactly
 from autotune.space.configuration import Configuration, baseline_configuration
 from autotune.space.knobs import KNOBS, Device, Domain, Knob, Numerics, Stage, knobs_on
 from autotune.space.space_file import SearchSpace
@@ -89,7 +89,7 @@ def space():
 def test_the_search_varies_it_and_tries_its_change(layout):
     assert baseline()["constant_folding"] is True
     assert space().choices["constant_folding"] == (True, False)
-    found = [each.differences(baseline()) for each in neighbours(baseline(), space(), Situation())]
+    found = [each.differences(baseline()) for each in neighbours(baseline(), space(), Context())]
     assert {"constant_folding": False} in found
 
 
@@ -97,7 +97,7 @@ def test_a_knob_that_the_table_of_expectations_does_not_know_is_tried(layout):
     proposals, tried = Proposals(space(), Sampler(space(), file=None, name="test", seed=0)), {baseline(): 0.0}
     for _ in range(10):
         evidence = Evidence(ratios=tried)
-        _, configuration = proposals.next(tried, baseline(), situation=Situation(short_steps=False), evidence=evidence)
+        _, configuration = proposals.next(tried, baseline(), context=Context(short_steps=False), evidence=evidence)
         tried[configuration] = -0.2
     assert baseline().replace(constant_folding=False) in tried
 

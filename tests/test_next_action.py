@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from simulated_runs import a_candidate, a_leader, a_state
 
 from autotune.data.figures import LogInterval
-from autotune.data.record import Looks, Standing
+from autotune.data.record import InterimAnalysis, Standing
 from autotune.stats.deciding import EndedBy, Verdict
 from autotune.stats.intervals import Spread
 from autotune.tuning.policy import (
@@ -119,8 +119,8 @@ def test_what_was_confirmed_is_what_the_next_must_beat():
     state = a_state(lucky, better, leaders=(shown,), more_candidates=False)
     assert confirms(next_action(state)) == 12
     level = a_leader(9, low=3.5, high=4.5, standing=Standing.CONFIRMED, number=90)
-    assert state.contenders
-    assert not dataclasses.replace(state, leaders=(level,)).contenders
+    assert state.likely_leaders
+    assert not dataclasses.replace(state, leaders=(level,)).likely_leaders
 
 
 def test_a_leader_that_stays_ahead_is_confirmed_early_and_the_search_goes_on():
@@ -134,7 +134,7 @@ def test_a_leader_that_stays_ahead_is_confirmed_early_and_the_search_goes_on():
 def test_a_leader_within_chance_is_looked_at_again_first():
     narrowly = a_candidate(9, 0.12, pairs=4)
     state = a_state(*SLOWER, narrowly, more_candidates=False, spread=Spread(deviation=0.08, degrees=30))
-    assert state.contenders
+    assert state.likely_leaders
     assert next_action(state) == LookAgain(9)
     again = dataclasses.replace(narrowly, processes=2, pairs=8)
     assert confirms(next_action(dataclasses.replace(state, candidates=(*SLOWER, again)))) == 9
@@ -258,7 +258,7 @@ def test_after_a_claim_the_search_has_its_share_before_anything_is_confirmed():
 def test_what_the_time_will_hardly_show_to_beat_a_claim_makes_way_for_the_search():
     slightly = a_candidate(10, 0.65, pairs=40, processes=4)
     state = a_state(FAST, slightly, leaders=(CONFIRMED,), left=40.0, budget=300.0)
-    assert state.contenders
+    assert state.likely_leaders
     assert next_action(state) == TryAnother()
     assert confirms(next_action(dataclasses.replace(state, more_candidates=False))) == 10
 
@@ -266,7 +266,7 @@ def test_what_the_time_will_hardly_show_to_beat_a_claim_makes_way_for_the_search
 def test_what_a_larger_batch_needs_to_learn_is_kept_while_others_are_tried_and_measured():
     larger = a_candidate(10, 0.5, batch_ratio=4.0, learning_seconds=60.0)
     state = a_state(*SLOWER[:2], FAST, larger, left=150.0, budget=150.0, learning_seconds=60.0)
-    assert state.contenders[0] is FAST
+    assert state.likely_leaders[0] is FAST
     assert next_action(state) == TryAnother()
     assert next_action(dataclasses.replace(state, left=106.0)) != TryAnother()
     opened = a_leader(10, unlearned=True, batch_ratio=4.0)
@@ -545,7 +545,7 @@ def after(state, action, draw):
             known = state.standing.get(number)
             leader = known or a_leader(number, number=100 + number)
             most = leader.processes + MOST_PROCESSES
-            looks = Looks(leader=k, candidate=number, error=error_of(k), most=most, reference=200 + number)
+            looks = InterimAnalysis(leader=k, candidate=number, error=error_of(k), most=most, reference=200 + number)
             others = tuple(each for each in state.leaders if each is not known)
             return dataclasses.replace(state, leaders=(*others, dataclasses.replace(leader, looks=looks)))
         case GiveUp(leader=number):

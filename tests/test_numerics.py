@@ -26,7 +26,7 @@ REFERENCE = [curve(seed) for seed in range(5)]
 def test_the_reference_itself_passes():
     check = check_parity(REFERENCE, REFERENCE[0])
     assert check.passed
-    assert check.tells
+    assert check.conclusive
     assert check.value == 0.0
 
 
@@ -44,7 +44,7 @@ def test_a_loss_that_falls_further_passes():
 def test_a_loss_that_is_lost_midway_fails():
     check = check_parity(REFERENCE, [*REFERENCE[0][:20], None, *REFERENCE[0][21:]])
     assert not check.passed
-    assert check.tells
+    assert check.conclusive
     assert check.detail == "no finite loss at step 21"
 
 
@@ -81,7 +81,7 @@ def test_seeds_that_make_no_difference_leave_some_tolerance():
 def test_where_too_little_was_seen_nothing_is_claimed(reference, own, words):
     check = check_parity(reference, own)
     assert check.passed
-    assert not check.tells
+    assert not check.conclusive
     assert check.detail.startswith("cannot tell: ")
     assert words in check.detail
 
@@ -102,4 +102,4 @@ def test_innocent_curves_pass_in_nineteen_of_twenty():
 def test_any_curves_give_a_check(reference, own):
     check = check_parity(reference, own)
     assert check.detail
-    assert check.passed or check.tells
+    assert check.passed or check.conclusive

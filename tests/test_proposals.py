@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from optuna.trial import TrialState
 from simulated_runs import BASELINE, GROWING_SPACE, SMALL_SPACE, a_record, space, space_of
 
-from autotune.space.changes import Situation, near
+from autotune.space.changes import Context, near
 from autotune.space.configuration import find_conflict
 from autotune.space.space_file import find_search_space
 from autotune.stats.same_loss import log_examples
@@ -20,10 +20,10 @@ from autotune.tuning.candidates import Proposals, combine, find_useful, neighbou
 from autotune.tuning.sampler import Sampler
 
 TINY_SPACE = space(jit_compile=[False, True], precision=["float32", "mixed_bfloat16"])
-SHORT = Situation(launch_bound=True)
-LONG = Situation(short_steps=False, short_epochs=False)
-WAITING = Situation(short_steps=False, short_epochs=False, waits_for_input=True)
-AMX = Situation(short_steps=False, short_epochs=False, units=frozenset({"amx_bf16"}))
+SHORT = Context(launch_bound=True)
+LONG = Context(short_steps=False, short_epochs=False)
+WAITING = Context(short_steps=False, short_epochs=False, waits_for_input=True)
+AMX = Context(short_steps=False, short_epochs=False, units=frozenset({"amx_bf16"}))
 
 
 def a_row(knob, change, speedup, *, spread=0.05, **fields):
@@ -55,8 +55,8 @@ def shipped(name="quick"):
 class Trying:
     """Proposals of a new study, and what is known of those that were tried."""
 
-    def __init__(self, space, situation=SHORT, *, first=(), table=TABLE, over_critical=0.0):
-        self.space, self.situation = space, situation
+    def __init__(self, space, context=SHORT, *, first=(), table=TABLE, over_critical=0.0):
+        self.space, self.context = space, context
         self.sampler = Sampler(space, file=None, name="test", seed=0)
         self.proposals = Proposals(space, self.sampler, first=first, table=table)
         self.ratios, self.failed, self.running = {space.baseline: 0.0}, [], []
@@ -69,7 +69,7 @@ class Trying:
             ratios=self.ratios, failed=self.failed, running=self.running, over_critical=self.over_critical
         )
         tried = {*self.ratios, *self.failed, *self.running}
-        how = {"situation": self.situation, "evidence": evidence, **how}
+        how = {"context": self.context, "evidence": evidence, **how}
         found = self.proposals.next(tried, best, **how) or self.proposals.next(tried, best, last=True, **how)
         self.asked = None if found is None else found[0]
         return None if found is None else found[1]
@@ -144,11 +144,11 @@ EDITS = {"cache": [False, True], "batched_map": [False, True], "keep_freed_memor
 def test_edits_are_in_the_first_two_candidates(now, first):
     """Also beside a larger batch, and where a wait for input is known once the first trial has ended."""
     own = BASELINE.replace(**{name: values[0] for name, values in EDITS.items()})
-    situation = dataclasses.replace(SHORT, **{"short_epochs": False, **now})
-    trying = Trying(space_of(space(batch_size=(32, 256), **EDITS), baseline=own), situation, table=None)
+    context = dataclasses.replace(SHORT, **{"short_epochs": False, **now})
+    trying = Trying(space_of(space(batch_size=(32, 256), **EDITS), baseline=own), context, table=None)
     assert trying.changes(batch_size=32).keys() == first or not first
-    known = dataclasses.replace(trying.situation, waits_for_input=True, may_wait=False)
-    assert trying.changes(situation=known).keys() >= {"batch_size", "cache"}
+    known = dataclasses.replace(trying.context, waits_for_input=True, may_wait=False)
+    assert trying.changes(context=known).keys() >= {"batch_size", "cache"}
 
 
 def test_a_batch_size_that_does_not_vary_is_left_out_of_the_combination():
@@ -157,7 +157,7 @@ def test_a_batch_size_that_does_not_vary_is_left_out_of_the_combination():
 
 @pytest.mark.parametrize(("share", "batch_size"), [(0.1, 128), (0.3, 64), (0.6, None), (None, 128)])
 def test_the_combination_has_no_batch_that_hardly_fits(share, batch_size):
-    now = Situation(short_steps=False, short_epochs=False, units=frozenset({"amx_bf16"}), memory_share=share)
+    now = Context(short_steps=False, short_epochs=False, units=frozenset({"amx_bf16"}), memory_share=share)
     assert Trying(shipped(), now).changes().get("batch_size") == batch_size
 
 
@@ -219,7 +219,7 @@ def test_changes_that_helped_apart_are_joined():
 def trying_beliefs(trying):
     """What is believed by now."""
     evidence = Evidence(ratios=trying.ratios, failed=trying.failed, running=trying.running)
-    return Beliefs(Features(trying.space), trying.situation, TABLE, evidence)
+    return Beliefs(Features(trying.space), trying.context, TABLE, evidence)
 
 
 # ------------------------------------------------------------------------------------------------ single changes
@@ -284,12 +284,12 @@ def test_what_cannot_act_or_is_hardly_ever_faster_is_not_useful(name, least, val
     assert find_useful(shipped("cpu"), dataclasses.replace(WAITING, **least)).get(name) == values
 
 
-@pytest.mark.parametrize(("situation", "is_late"), [(LONG, True), (AMX, False)])
-def test_what_is_hardly_ever_faster_comes_after_everything_else(situation, is_late):
+@pytest.mark.parametrize(("context", "is_late"), [(LONG, True), (AMX, False)])
+def test_what_is_hardly_ever_faster_comes_after_everything_else(context, is_late):
     """Low precision without units for it and smaller batches; after that only what cannot act."""
     precision = "".join(TINY_SPACE.partition("[knobs.precision]")[1:])
     space = space_of(SMALL_SPACE.replace("512", "64") + precision)
-    trying, order = Trying(space, situation, table=Expectations([])), []
+    trying, order = Trying(space, context, table=Expectations([])), []
     while (found := trying.next()) is not None:
         order.append(found)
         trying.ratios[found] = -0.01
@@ -302,21 +302,21 @@ def test_what_is_hardly_ever_faster_comes_after_everything_else(situation, is_la
     assert not any(usual[11:])
 
 
-@pytest.mark.parametrize("situation", [LONG, AMX, WAITING])
-def test_a_larger_batch_is_the_first_or_second_candidate(situation):
+@pytest.mark.parametrize("context", [LONG, AMX, WAITING])
+def test_a_larger_batch_is_the_first_or_second_candidate(context):
     """However little the expectations promise of it."""
     table = Expectations([a_row("batch_size", "up", 0.9), a_row("precision", "mixed_bfloat16", 2.0, unit="amx_bf16")])
     for share, size in ((None, 128), (0.3, 64)):
-        trying = Trying(shipped(), dataclasses.replace(situation, memory_share=share), table=table)
+        trying = Trying(shipped(), dataclasses.replace(context, memory_share=share), table=table)
         first = trying.next()
         trying.ratios[first] = 0.4
         assert size in (first.batch_size, trying.next().batch_size)
 
 
-@pytest.mark.parametrize("situation", [SHORT, dataclasses.replace(SHORT, units=AMX.units)])
-def test_no_sample_has_what_cannot_act_or_is_hardly_ever_faster(situation):
-    trying = Trying(shipped(), situation)
-    useful = find_useful(trying.space, situation)
+@pytest.mark.parametrize("context", [SHORT, dataclasses.replace(SHORT, units=AMX.units)])
+def test_no_sample_has_what_cannot_act_or_is_hardly_ever_faster(context):
+    trying = Trying(shipped(), context)
+    useful = find_useful(trying.space, context)
     for _ in range(22):
         found = trying.next()
         assert all(value in useful.get(name, ()) for name, value in found.differences(BASELINE).items())
@@ -329,7 +329,7 @@ def test_proposals_are_new_and_in_the_space(data, waits, short_steps, name):
     space = shipped(name)
     drawn = st.fixed_dictionaries({name: st.sampled_from(choices) for name, choices in space.choices.items()})
     configurations = st.lists(drawn.map(space.configuration), max_size=5)
-    trying = Trying(space, Situation(waits_for_input=waits, short_steps=short_steps))
+    trying = Trying(space, Context(waits_for_input=waits, short_steps=short_steps))
     trying.ratios |= dict.fromkeys(data.draw(configurations), data.draw(st.floats(-1.0, 1.0)))
     trying.failed = [each for each in data.draw(configurations) if each not in trying.ratios]
     trying.running = [each for each in data.draw(configurations) if each not in {*trying.ratios, *trying.failed}]
@@ -428,7 +428,7 @@ def test_given_configurations_come_before_the_neighbours_unless_they_were_tried(
     tried, proposed = {BASELINE}, []
     proposals = Proposals(space, Sampler(space, file=None, name="test", seed=0), first=first)
     for _ in range(3):
-        asked, configuration = proposals.next(tried, BASELINE, situation=SHORT)
+        asked, configuration = proposals.next(tried, BASELINE, context=SHORT)
         assert asked.params == {name: configuration[name] for name in space.choices}
         tried.add(configuration)
         proposed.append(configuration)
@@ -454,12 +454,12 @@ def test_a_sampler_that_repeats_itself_ends_no_space():
     }
     tried, proposals = {BASELINE}, Proposals(space, Repeating())
     for last in (False, True):
-        while (found := proposals.next(tried, BASELINE, situation=SHORT, last=last)) is not None:
+        while (found := proposals.next(tried, BASELINE, context=SHORT, last=last)) is not None:
             tried.add(found[1])
     assert tried == every
     assert (proposals.exhausted, proposals.nothing_fits) == (True, False)
     other = Proposals(space, Repeating())
-    assert other.next({BASELINE}, BASELINE, situation=SHORT, passes_over=lambda each: True, last=True) is None
+    assert other.next({BASELINE}, BASELINE, context=SHORT, passes_over=lambda each: True, last=True) is None
     assert (other.exhausted, other.nothing_fits) == (False, True)
 
 

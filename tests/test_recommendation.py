@@ -64,7 +64,7 @@ class Ended:
 
     def __init__(self, given):
         self.given = given
-        self.number = given["found"].state.champion.number
+        self.number = given["found"].state.best_leader.number
         self.confirmation = given["found"].confirmations[self.number]
         self.records = dict(given["run"].records)
 

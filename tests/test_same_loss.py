@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from autotune.data.figures import LogInterval
-from autotune.data.record import Branch
+from autotune.data.record import ContinuedTraining
 from autotune.stats.same_loss import (
     HARDLY_FALLS,
     NOT_REACHED,
@@ -62,7 +62,7 @@ def a_branch(needs, *, noise=0.0, seeds=8, seed=0, **rules):
         return tuple(tuple(map(float, curve(needs) + own)) for own in noises)
 
     leader = {name: trainings(needs) for name, needs in {"as is": needs, **rules}.items()}
-    return Branch(examples=int(PROBES[-1]), baseline=trainings(1.0), leader=leader)
+    return ContinuedTraining(examples=int(PROBES[-1]), baseline=trainings(1.0), leader=leader)
 
 
 @pytest.mark.parametrize("needs", [1.0, 2.0])

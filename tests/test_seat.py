@@ -210,7 +210,7 @@ def test_a_candidate_that_cannot_win_is_pruned_and_one_that_may_is_not(tmp_path,
     trials = simulated_trials(faster_by(jit_compile=slower), noise=0.05, examples=None)
     best = LogInterval(value=0.02, low=-0.03, high=0.07, count=4)
     _, record = Searching(tmp_path, trials).measure(
-        seconds=40.0, timeout=90.0, leader=best, others=Spread(deviation=0.07, degrees=50)
+        seconds=40.0, timeout=90.0, leader=best, pooled_spread=Spread(deviation=0.07, degrees=50)
     )
     assert (record.outcome is Outcome.PRUNED) is (slower == 0.5)
     if slower == 0.5:

@@ -48,9 +48,9 @@ def test_the_margin_can_be_another():
 
 def test_looks_at_the_loss_are_counted():
     assert check_finite_loss([2.0, None, 1.0]).value == 2
-    assert check_finite_loss([2.0, None, 1.0]).tells
+    assert check_finite_loss([2.0, None, 1.0]).conclusive
     assert "no loss" in check_finite_loss([None]).detail
-    assert not check_finite_loss([None]).tells
+    assert not check_finite_loss([None]).conclusive
 
 
 def rising(first, last, *, baseline_first=2.3, baseline_last=1.5):
@@ -83,7 +83,7 @@ def test_a_lucky_first_batch_does_not_make_a_loss_rise(first, last, passed):
 def test_nothing_is_held_against_a_baseline_that_does_not_fall():
     found = rising(2.3, 9.0, baseline_last=2.3)
     assert found.passed
-    assert not found.tells
+    assert not found.conclusive
     assert "baseline" in found.detail
 
 
@@ -94,7 +94,7 @@ def test_a_model_without_a_loss_is_not_checked(missing):
     first, last, baseline_first, baseline_last = losses
     found = rising(first, last, baseline_first=baseline_first, baseline_last=baseline_last)
     assert found.passed
-    assert not found.tells
+    assert not found.conclusive
     assert "no loss" in found.detail
 
 
@@ -226,7 +226,7 @@ def test_a_loss_scale_may_skip_few_steps(skipped, steps, beside, passed):
 )
 def test_a_winner_that_heats_the_card_more_than_the_baseline_is_refused(own, baseline, passed, said):
     check = check_throttling(own, baseline)
-    assert (check.passed, check.tells) == (passed, True)
+    assert (check.passed, check.conclusive) == (passed, True)
     assert said in check.detail
     assert ("cool the GPU" in check.detail) == any(own)
 

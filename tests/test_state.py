@@ -36,7 +36,7 @@ def test_what_looks_faster_by_more_than_chance_may_be_confirmed_the_surest_first
         dataclasses.replace(a_candidate(5), ratio=-math.inf, pairs=0),
         a_candidate(6, 0.03),
         a_candidate(7, 0.62, pairs=1),  # faster than the second, and less surely so
-    ).contenders
+    ).likely_leaders
     assert numbers(found) == [2, 7, 1]
 
 
@@ -45,16 +45,16 @@ def test_what_looks_faster_by_more_than_chance_may_be_confirmed_the_surest_first
 )
 def test_a_leader_may_be_confirmed_again_only_where_the_time_ended_it(standing, again):
     leader = a_leader(1, standing=standing, low=-0.1, high=0.1, processes=4)
-    assert bool(a_state(a_candidate(1, 0.5), leaders=(leader,)).contenders) is again
+    assert bool(a_state(a_candidate(1, 0.5), leaders=(leader,)).likely_leaders) is again
 
 
 def test_beside_a_champion_only_what_looks_clearly_faster_may_be_confirmed():
     state = a_state(a_candidate(1, 0.5), a_candidate(2, 0.5, pairs=500), a_candidate(3, 0.7), leaders=(CONFIRMED,))
-    assert numbers(state.contenders) == [3]
+    assert numbers(state.likely_leaders) == [3]
     second = a_leader(3, number=95, standing=Standing.CONFIRMED, low=0.5, high=0.8)
     later = dataclasses.replace(state, leaders=(CONFIRMED, second))
-    assert later.champion is second
-    assert later.contenders == []
+    assert later.best_leader is second
+    assert later.likely_leaders == []
 
 
 LARGER = a_leader(2, number=92, standing=Standing.CONFIRMED, low=1.8, high=2.2, batch_ratio=4.0)
@@ -70,9 +70,9 @@ def sooner(low, high):
 def test_of_each_batch_size_there_is_a_champion():
     state = a_state(a_candidate(1, 0.5), a_candidate(2, 2.0, batch_ratio=4.0), leaders=(CONFIRMED, LARGER))
     assert (state.same_training, state.larger_batch) == (CONFIRMED, LARGER)
-    assert state.rival(a_candidate(3, 0.1)) is CONFIRMED
-    assert state.rival(a_candidate(3, 0.1, batch_ratio=4.0)) is LARGER
-    assert state.rival(a_candidate(3, 0.1, batch_ratio=8.0)) is None
+    assert state.leader_to_beat(a_candidate(3, 0.1)) is CONFIRMED
+    assert state.leader_to_beat(a_candidate(3, 0.1, batch_ratio=4.0)) is LARGER
+    assert state.leader_to_beat(a_candidate(3, 0.1, batch_ratio=8.0)) is None
 
 
 @pytest.mark.parametrize(
@@ -110,34 +110,34 @@ def test_a_larger_batch_must_gain_what_counts():
 
 def test_a_larger_batch_must_look_sooner_at_the_same_loss_than_what_was_confirmed():
     small, large = (a_candidate(number, gain, batch_ratio=4.0) for number, gain in ((2, 0.8), (3, 2.0)))
-    assert numbers(a_state(a_candidate(1, 0.5), small, large, leaders=(CONFIRMED,)).contenders) == [3]
+    assert numbers(a_state(a_candidate(1, 0.5), small, large, leaders=(CONFIRMED,)).likely_leaders) == [3]
     needs_all = dataclasses.replace(a_state(small, large, leaders=(CONFIRMED,)), over_critical=math.inf)
-    assert needs_all.contenders == [], "it needs four times the examples"
+    assert needs_all.likely_leaders == [], "it needs four times the examples"
 
 
 def test_the_same_training_need_not_be_faster_than_a_larger_batch():
     state = a_state(a_candidate(1, 0.5), a_candidate(2, 2.0, batch_ratio=4.0), leaders=(sooner(1.5, 2.5),))
-    assert numbers(state.contenders) == [1]
+    assert numbers(state.likely_leaders) == [1]
 
 
 def test_what_should_reach_the_same_loss_soonest_is_confirmed_first():
     same, larger = a_candidate(1, 0.5), a_candidate(2, 0.8, batch_ratio=4.0)
     faster = dataclasses.replace(larger, ratio=math.log(4.0))
-    assert numbers(a_state(same, larger, learning_seconds=30.0).contenders) == [1, 2]
-    assert numbers(a_state(same, faster, learning_seconds=30.0).contenders) == [2, 1]
-    assert numbers(a_state(same, faster).contenders) == [1, 2], "without time to see how it learns it comes last"
+    assert numbers(a_state(same, larger, learning_seconds=30.0).likely_leaders) == [1, 2]
+    assert numbers(a_state(same, faster, learning_seconds=30.0).likely_leaders) == [2, 1]
+    assert numbers(a_state(same, faster).likely_leaders) == [1, 2], "without time to see how it learns it comes last"
 
 
 def test_numerics_that_cannot_be_compared_come_last_and_never_replace_a_champion_of_known_ones():
     unknown = dataclasses.replace(a_candidate(3, 0.9), uncheckable=True)
     fast, faster = a_candidate(1, 0.5), a_candidate(4, 0.7)
-    assert numbers(a_state(unknown, fast).contenders) == [1, 3]
+    assert numbers(a_state(unknown, fast).likely_leaders) == [1, 3]
     not_yet = dataclasses.replace(unknown, uncheckable=False, unchecked=True)
-    assert numbers(a_state(not_yet, fast, check_seconds=9.0).contenders) == [3, 1], "it will be compared"
-    assert numbers(a_state(not_yet, fast, check_seconds=0.0).contenders) == [1, 3]
-    assert numbers(a_state(unknown, fast, faster, leaders=(CONFIRMED,)).contenders) == [4]
+    assert numbers(a_state(not_yet, fast, check_seconds=9.0).likely_leaders) == [3, 1], "it will be compared"
+    assert numbers(a_state(not_yet, fast, check_seconds=0.0).likely_leaders) == [1, 3]
+    assert numbers(a_state(unknown, fast, faster, leaders=(CONFIRMED,)).likely_leaders) == [4]
     confirmed = a_leader(3, standing=Standing.CONFIRMED, low=0.8, high=1.0)
-    assert numbers(a_state(unknown, fast, leaders=(confirmed,)).contenders) == [1], "it need not be faster"
+    assert numbers(a_state(unknown, fast, leaders=(confirmed,)).likely_leaders) == [1], "it need not be faster"
 
 
 def test_gains_are_excluded_for_all_candidates_together():

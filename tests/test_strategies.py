@@ -12,22 +12,22 @@ from autotune.data.facts import ScriptFacts, Trains
 from autotune.recipe.advice import advice, usage
 from autotune.recipe.recipe import Recipe
 from autotune.script.strategies import refuse_strategies
-from autotune.space.changes import Situation
+from autotune.space.changes import Context
 from autotune.space.configuration import baseline_configuration, find_conflict, normalize, read_trials
 from autotune.space.knobs import STRATEGY_KNOBS, Device
 from autotune.space.space_file import SearchSpace, find_search_space
 from autotune.stats.deciding import ClaimResult
 from autotune.stats.ratios import scaling_efficiency
-from autotune.tuning import opening
+from autotune.tuning import run_setup
 from autotune.tuning.beliefs import Beliefs, Evidence, Features, load_expectations
 from autotune.tuning.candidates import Proposals, combine, neighbours
 from autotune.tuning.events import silent
-from autotune.tuning.opening import baseline_of
-from autotune.tuning.surroundings import not_varied_notes, script_notes
+from autotune.tuning.notices import not_varied_notes, script_notes
+from autotune.tuning.run_setup import baseline_of
 from autotune.tuning.tune import tune_with
 from autotune.tuning.verify import verify_with
 
-SITUATION = Situation(on_gpu=True)
+SITUATION = Context(on_gpu=True)
 SPACE = space(
     strategy=["none", "mirrored"],
     replicas=[2, 4, 8],
@@ -239,7 +239,7 @@ def test_each_knob_that_does_not_reach_a_script_is_named_once_with_its_reason():
 
 
 def test_on_several_devices_strategies_are_searched(tmp_path, monkeypatch):
-    monkeypatch.setattr(opening, "missing_xla_flags", lambda names: {})
+    monkeypatch.setattr(run_setup, "missing_xla_flags", lambda names: {})
     trials = simulated_trials(gpus=("NVIDIA H100", "NVIDIA H100"))
     with on_disk(tmp_path / "run") as directory:
         tune_with(an_invocation(trials, directory, budget=60.0, trials=1), None)

@@ -24,12 +24,12 @@ from autotune.data.record import TrialRecord
 from autotune.recipe.apply import environment
 from autotune.space.knobs import Device
 from autotune.tuning.events import Notice, TrialBegan, TrialEnded
-from autotune.tuning.surroundings import (
+from autotune.tuning.notices import (
     adopt_imported_settings,
     baseline_warnings,
     budget_note,
-    foreign_load,
     instabilities,
+    other_load,
     refuse_knobs_that_cannot_act,
     samples_of,
     script_notes,
@@ -310,15 +310,15 @@ def test_a_training_that_may_end_early_has_no_known_samples(ender, samples):
 )
 def test_a_steady_foreign_load_is_said_at_the_start(foreign, steal, told):
     slices = [a_slice().model_copy(update={"cores": 2, "foreign_cpu_seconds": foreign, "steal_seconds": steal})] * 3
-    found = list(foreign_load(slices))
+    found = list(other_load(slices))
     assert bool(found) == bool(told)
     assert not told or told in found[0]
 
 
 def test_one_busy_moment_is_no_steady_load():
     quiet, busy = (a_slice().model_copy(update={"cores": 1, "foreign_cpu_seconds": seconds}) for seconds in (0.01, 0.5))
-    assert list(foreign_load([quiet, busy, quiet])) == []
-    assert len(list(foreign_load([busy, busy, quiet]))) == 1
+    assert list(other_load([quiet, busy, quiet])) == []
+    assert len(list(other_load([busy, busy, quiet]))) == 1
 
 
 def a_baseline(*rates, foreign=0.0, start_seconds=2.0):
@@ -373,4 +373,4 @@ def test_a_card_that_others_work_on_is_said():
     quiet, busy = ({"limited_by": (), "others": 1, "foreign_utilisation": share} for share in (0.0, 0.5))
     for use, told in ((quiet, 0), (busy, 1)):
         on_card = a_slice().model_copy(update={"gpus": (GpuUse.model_validate(use),)})
-        assert len([text for text in foreign_load([on_card]) if "50% of the GPU" in text]) == told
+        assert len([text for text in other_load([on_card]) if "50% of the GPU" in text]) == told

@@ -72,7 +72,7 @@ class Check(Frozen, strict=True):
     detail: str
 
     @property
-    def tells(self) -> bool:
+    def conclusive(self) -> bool:
         """True if enough was measured to pass or fail."""
         return self.value is not None or not self.passed
 

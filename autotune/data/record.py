@@ -185,7 +185,7 @@ Rule = Literal["as is", "sqrt", "linear"]
 """The rule by which a learning rate scales with the batch size."""
 
 
-class Branch(Frozen):
+class ContinuedTraining(Frozen):
     """Losses on a fixed probe, of trainings at the baseline's batch size and a leader's from the baseline's state."""
 
     not_measured: str = ""  # why there are none, in half a sentence
@@ -223,7 +223,7 @@ LOOK_SHARE = 0.2
 Pocock's constant boundary (Pocock 1977; Jennison and Turnbull 2000, table 2.1). `benchmarks/looks.py` checks it."""
 
 
-class Looks(Frozen):
+class InterimAnalysis(Frozen):
     """The error that a leader's confirmation may spend; the interval is looked at after every pair of processes."""
 
     leader: Number  # which leader of the run this is; one that is planned anew counts again
@@ -284,9 +284,9 @@ class TrialRecord(Frozen):
     pairing: Pairing | None = None
     pairs: Many[Pair] = ()  # slices beside the baseline's
     slices: Many[Slice] = ()  # slices taken alone (the baseline's own)
-    looks: Many[Looks] = ()  # of a leader's confirmation; the last ones are in force
+    looks: Many[InterimAnalysis] = ()  # of a leader's confirmation; the last ones are in force
     checks: Many[Check] = ()  # a leader's stability checks at the last look, and its losses compared
-    branch: Branch | None = None  # of a leader with another batch size: how it learns beside the baseline
+    branch: ContinuedTraining | None = None  # of a leader with another batch size: how it learns beside the baseline
     ablation: Ablation | None = None  # of a trial that leaves a change out; it has no speed-up over the baseline
     processes: Many[ProcessLog] = ()  # those that became warm, in order; the figures below follow from them
     stopped_by: Literal["narrow", "cannot_win", "behind", "ahead", "time"] | None = None

@@ -400,7 +400,7 @@ def _describe_watch(watch: Watch, unit: str) -> str:
     rate = "" if watch.throughput is None else f" at {rate_text(watch.throughput.value)} {unit}/s"
     failed = [check.detail for check in watch.checks if not check.passed]
     sound = "no memory leak and no hang"
-    if not all(check.tells for check in watch.checks):
+    if not all(check.conclusive for check in watch.checks):
         sound = "no hang; it was too short to see whether memory grows"
     found = "; ".join(failed) if failed else sound
     return f"It trained for {watch.seconds:.0f} s without a pause{rate} (`--soak`): {found}."

@@ -36,7 +36,7 @@ from autotune.script.strategies import open_when_building
 from autotune.space.configuration import Configuration
 from autotune.space.keras_in_use import keras_module
 from autotune.training.boundary import Refits
-from autotune.training.branch import branch_losses
+from autotune.training.continued_training import branch_losses
 from autotune.training.fit import Parts, refuse_idle_precision, time_fit
 from autotune.training.losses import loss_curves
 

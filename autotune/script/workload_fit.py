@@ -21,7 +21,7 @@ from autotune.script.workload import Workload, call_with_config
 from autotune.space.configuration import Configuration
 from autotune.space.keras_in_use import keras_in_use, keras_of
 from autotune.space.knobs import KNOBS
-from autotune.training.branch import branch_losses
+from autotune.training.continued_training import branch_losses
 from autotune.training.fit import Parts, refuse_idle_precision, time_fit
 from autotune.training.losses import loss_curves
 from autotune.training.pipeline import BATCHES, ENDLESS, Batches, batches_in, elements_in, refuse_uneven

@@ -1,4 +1,4 @@
-"""Changes of knobs that are worth a trial, and the situation that decides which of them can act.
+"""Changes of knobs that are worth a trial, and the context that decides which of them can act.
 
 The entry of each knob names its changes. How much they gain is in the table of expectations, `tuning.beliefs`.
 """
@@ -57,7 +57,7 @@ def change(to: Pick, **together: Pick) -> Change:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Situation:
+class Context:
     """The facts of the machine and of the fastest configuration that decide which changes are worth a trial."""
 
     on_gpu: bool = False

@@ -19,7 +19,7 @@ from autotune.data.errors import ConfigurationError
 from autotune.data.models import KnobValue
 from autotune.data.printable import short
 from autotune.space import freed_memory
-from autotune.space.changes import Change, Situation, change, exactly, larger, near, smaller, times
+from autotune.space.changes import Change, Context, change, exactly, larger, near, smaller, times
 from autotune.space.keras_in_use import keras_module
 from autotune.space.variables import TF_XLA, XLA, variable_fields
 
@@ -104,8 +104,8 @@ class Knob:
     plain: KnobValue | None = None  # its value in the reference of the numerics check; None: the baseline's
     structural: bool = False  # changes what the pipeline is made of, and with it the cost between epochs
     changes: tuple[Change, ...] = ()  # worth a trial; without any, two of its other values are tried
-    useful: Callable[[Situation], bool] = lambda now: True  # whether it can act there: else it is changed last
-    most: Callable[[Situation], float] = lambda now: math.inf  # a larger number cannot act there
+    useful: Callable[[Context], bool] = lambda now: True  # whether it can act there: else it is changed last
+    most: Callable[[Context], float] = lambda now: math.inf  # a larger number cannot act there
     units: Mapping[KnobValue, tuple[str, ...]] = field(default_factory=dict)  # that make a value fast, the best first
     needs_dataset_config: bool = False  # reaches the pipeline only through `dataset(config)`
     of_workload: bool = False  # some workloads or machines have it; the recipes of others lack it

@@ -24,12 +24,14 @@ class Stop(enum.StrEnum):
 
 
 def stop_measuring(
-    log_ratios: Sequence[float], *, leader: LogInterval | None, others: Spread | None = None
+    log_ratios: Sequence[float], *, leader: LogInterval | None, pooled_spread: Spread | None = None
 ) -> Stop | None:
     """Return why to stop measuring a search trial, or None to continue; `log_ratios` are of its pairs so far."""
-    spread_is_known = others is not None and others.degrees >= BORROWED_DEGREES
+    spread_is_known = pooled_spread is not None and pooled_spread.degrees >= BORROWED_DEGREES
     if leader is not None and len(log_ratios) >= (2 if spread_is_known else FEWEST_PAIRS):
-        cautious = mean_interval(log_ratios, confidence=0.99, others=others)  # as it is looked at after each pair
+        cautious = mean_interval(
+            log_ratios, confidence=0.99, pooled_spread=pooled_spread
+        )  # as it is looked at after each pair
         if cautious.high < leader.low:
             return Stop.CANNOT_WIN
         if cautious.low > leader.high:

@@ -45,17 +45,17 @@ def _around(mean: float, margin: float, count: int) -> LogInterval:
 
 
 def mean_interval(
-    values: Sequence[float], *, confidence: float = CONFIDENCE, others: Spread | None = None
+    values: Sequence[float], *, confidence: float = CONFIDENCE, pooled_spread: Spread | None = None
 ) -> LogInterval:
     """Return the mean of log-ratios with its Student-t interval; infinite where nothing is known of their spread."""
     # The spread of other trials is a prior (the moderated t of Smyth, 2004).
     mean, own = statistics.fmean(values), len(values) - 1
-    borrowed = min(others.degrees, BORROWED_DEGREES) if others else 0
+    borrowed = min(pooled_spread.degrees, BORROWED_DEGREES) if pooled_spread else 0
     if own + borrowed < 1:
         return _around(mean, math.inf, len(values))
     squares = _squared_deviations(values)
-    if others:
-        squares += borrowed * others.deviation**2
+    if pooled_spread:
+        squares += borrowed * pooled_spread.deviation**2
     error = math.sqrt(squares / (own + borrowed) / len(values))
     return _around(mean, t_quantile(confidence, own + borrowed) * error, len(values))
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from autotune.data.figures import LogInterval
-from autotune.data.record import Branch, Rule
+from autotune.data.record import ContinuedTraining, Rule
 from autotune.stats.intervals import CONFIDENCE, t_quantile
 
 FEWEST_SEEDS = 4  # two to choose the learning-rate rule by, and two to measure it on
@@ -68,13 +68,13 @@ def log_examples_ratio(
     return float(optimize.minimize_scalar(misfit, bounds=bounds, method="bounded").x)
 
 
-def probe_examples(branch: Branch) -> list[float]:
+def probe_examples(branch: ContinuedTraining) -> list[float]:
     """Return after how many examples since the branch each loss of a training stands."""
     probes = max(map(len, branch.baseline), default=0)
     return [branch.examples * (place + 1) / probes for place in range(probes)]
 
 
-def whole_trainings(branch: Branch) -> tuple[list[Losses], dict[Rule, list[Losses]]]:
+def whole_trainings(branch: ContinuedTraining) -> tuple[list[Losses], dict[Rule, list[Losses]]]:
     """Return the baseline's trainings, and the leader's by each rule that was tried.
 
     They are of the seeds with which all trainings came to their end.
@@ -88,7 +88,7 @@ def whole_trainings(branch: Branch) -> tuple[list[Losses], dict[Rule, list[Losse
     return keep_whole(branch.baseline), {rule: keep_whole(trainings) for rule, trainings in tried.items()}
 
 
-def examples_needed(branch: Branch) -> ExamplesNeeded | str:
+def examples_needed(branch: ContinuedTraining) -> ExamplesNeeded | str:
     """Return the examples needed with the best learning-rate rule, or why that is not known, in half a sentence.
 
     The rule is chosen on one half of the seeds and measured on the other, and the other way round, so that choosing is

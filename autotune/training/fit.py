@@ -23,8 +23,8 @@ from autotune.runtime.protocol import Channel, Finish, TrialRequest
 from autotune.space.configuration import Configuration
 from autotune.space.variables import caches_in
 from autotune.training.boundary import kept_call_seconds, mean_seconds, measure_between_epochs, take_over
-from autotune.training.branch import save_state
 from autotune.training.clock import LongEpoch, StepClock
+from autotune.training.continued_training import save_state
 from autotune.training.gauges import Gauge, Retracing, Weights, skipped_steps_gauge
 from autotune.training.pipeline import count_data, fill_caches, validation_batches
 from autotune.training.progress import BetweenEpochs, Training

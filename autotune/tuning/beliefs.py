@@ -21,7 +21,7 @@ import numpy as np
 from pydantic import Field, FiniteFloat
 
 from autotune.data.models import Amount, Count, Frozen, KnobValue, Many, Positive
-from autotune.space.changes import Situation
+from autotune.space.changes import Context
 from autotune.space.configuration import Configuration, format_value
 from autotune.space.knobs import KNOBS, Stage
 from autotune.space.space_file import ResolvedSpace
@@ -47,7 +47,7 @@ class Expectation(Frozen):
     knob: str
     change: str  # `up` or `down` for a doubling or halving; `some` for a number in place of none; else the new value
     device: Literal["cpu", "gpu"]
-    limit: Literal["input", "launch", "compute", ""] = ""  # see `Situation.limit`; empty: any
+    limit: Literal["input", "launch", "compute", ""] = ""  # see `Context.limit`; empty: any
     unit: str = ""  # that the value computes on, or `none`; empty where the value needs no unit
     speedup: Positive  # the median
     spread: Amount  # standard deviation of its logarithm, between trainings
@@ -78,7 +78,7 @@ class Expectations:
     def __init__(self, rows: Iterable[Expectation]) -> None:
         self._rows = {(row.knob, row.change, row.device, row.limit, row.unit): row for row in rows}
 
-    def find(self, knob: str, change: str, now: Situation, unit: str) -> Expectation:
+    def find(self, knob: str, change: str, now: Context, unit: str) -> Expectation:
         """Return the row that fits best: of the same limit, else of any; a neutral one where there is none.
 
         The host limits a training alike on a processor and a GPU: there the other device's row is the last resort.
@@ -197,9 +197,9 @@ class Features:
 
 
 class Beliefs:
-    """What is expected of configurations in a situation, given the table and what was measured."""
+    """What is expected of configurations in a context, given the table and what was measured."""
 
-    def __init__(self, features: Features, now: Situation, table: Expectations, evidence: Evidence) -> None:
+    def __init__(self, features: Features, now: Context, table: Expectations, evidence: Evidence) -> None:
         self._features, self._now = features, now
         self._over_critical = evidence.over_critical
         rows = [

@@ -17,7 +17,7 @@ from optuna.trial import Trial
 from autotune.data.models import KnobValue
 from autotune.data.record import Slice, TrialRecord
 from autotune.machine.fingerprint import units_for
-from autotune.space.changes import Situation
+from autotune.space.changes import Context
 from autotune.space.configuration import Configuration, find_conflict
 from autotune.space.knobs import KNOBS, Knob
 from autotune.space.space_file import ResolvedSpace
@@ -73,7 +73,7 @@ class Proposals:
         tried: Collection[Configuration],
         best: Configuration,
         *,
-        situation: Situation,
+        context: Context,
         evidence: Evidence = NOTHING_TRIED,
         passes_over: Callable[[Configuration], bool] = lambda configuration: False,
         batch_size: int | None = None,
@@ -84,8 +84,8 @@ class Proposals:
         With a `batch_size` only configurations of it are proposed; only with `last` what comes last.
         """
         self.nothing_fits = False
-        beliefs = Beliefs(self._features, situation, self._table, evidence)
-        able, useful = (find_useful(self.space, situation, late=late) for late in (True, False))
+        beliefs = Beliefs(self._features, context, self._table, evidence)
+        able, useful = (find_useful(self.space, context, late=late) for late in (True, False))
         if batch_size is not None and "batch_size" in useful:
             useful["batch_size"] = (batch_size,)
         known = {tuple(configuration[name] for name in able) for configuration in tried}
@@ -107,7 +107,7 @@ class Proposals:
             if configuration not in tried and fits(configuration):
                 return self._sampler.ask_for(configuration), configuration
         if not last:
-            for configuration in self._promising(tried, best, beliefs, situation, evidence, lambda one: not fits(one)):
+            for configuration in self._promising(tried, best, beliefs, context, evidence, lambda one: not fits(one)):
                 if is_new(configuration) and fits(configuration):
                     return self._sampler.ask_for(configuration), configuration
             for asked, wanted in self._samples(len(tried), best, beliefs, useful):
@@ -129,7 +129,7 @@ class Proposals:
         tried: Collection[Configuration],
         best: Configuration,
         beliefs: Beliefs,
-        now: Situation,
+        now: Context,
         evidence: Evidence,
         passes_over: Callable[[Configuration], bool],
     ) -> Iterator[Configuration]:
@@ -192,7 +192,7 @@ class Proposals:
             yield self.space.canonical(usual.replace(**dict(zip(choices, values, strict=True))))
 
 
-def find_useful(space: ResolvedSpace, now: Situation, *, late: bool = False) -> dict[str, tuple[KnobValue, ...]]:
+def find_useful(space: ResolvedSpace, now: Context, *, late: bool = False) -> dict[str, tuple[KnobValue, ...]]:
     """Return the values of a space that can act, by knob; a knob without any other than the baseline's is left out.
 
     Values that are hardly ever faster count only with `late`: low precision without units for it, and batches below the
@@ -234,7 +234,7 @@ def combine(
     best: Configuration,
     beliefs: Beliefs,
     space: ResolvedSpace,
-    now: Situation,
+    now: Context,
     passes_over: Callable[[Configuration], bool] = lambda configuration: False,
 ) -> Configuration:
     """Add to the fastest configuration all changes that are clearly expected to gain; the same where none is.
@@ -264,19 +264,19 @@ def combine(
     return combined
 
 
-def _fits_in_memory(changed: Configuration, baseline: Configuration, now: Situation) -> bool:
+def _fits_in_memory(changed: Configuration, baseline: Configuration, now: Context) -> bool:
     """Return whether a larger batch should fit, if all memory grew with it."""
     growth = changed.batch_size / baseline.batch_size
     return now.memory_share is None or growth <= 1 or now.memory_share * growth <= MOST_MEMORY
 
 
-def neighbours(best: Configuration, space: ResolvedSpace, now: Situation) -> list[Configuration]:
+def neighbours(best: Configuration, space: ResolvedSpace, now: Context) -> list[Configuration]:
     """Return the configurations that one change leads to, of the knobs that can act."""
     found = (space.canonical(best.replace(**changes)) for changes in _changes(best, space, now))
     return [changed for changed in dict.fromkeys(found) if changed != best]
 
 
-def _changes(best: Configuration, space: ResolvedSpace, now: Situation) -> Iterator[Changes]:
+def _changes(best: Configuration, space: ResolvedSpace, now: Context) -> Iterator[Changes]:
     """Yield the changes to values that are useful, or two other values of a knob that names none."""
     useful = find_useful(space, now)
     for name, choices in useful.items():
@@ -290,10 +290,10 @@ def _changes(best: Configuration, space: ResolvedSpace, now: Situation) -> Itera
                 yield {name: value, **{other: found for other, found in beside.items() if found is not None}}
 
 
-# --------------------------------------------------------------------------------------- the situation
+# --------------------------------------------------------------------------------------- the context
 
 
-def describe_situation(
+def describe_context(
     baseline: TrialRecord,
     best: TrialRecord,
     others: Sequence[TrialRecord],
@@ -303,8 +303,8 @@ def describe_situation(
     on_gpu: bool,
     measured_seconds: float,
     import_seconds: float,
-) -> Situation:
-    """Return the situation in which the next candidate is chosen; the other trials have the latest last."""
+) -> Context:
+    """Return the context in which the next candidate is chosen; the other trials have the latest last."""
     cores = next((timed.cores for timed in baseline.own_slices if timed.cores), math.inf)
     # TensorFlow has a thread for each core, whatever the quota. Under one, slices do not tell what others take.
     has_quota = all(timed.foreign_cpu_seconds is None for timed in baseline.own_slices)
@@ -315,7 +315,7 @@ def describe_situation(
         (max((part.device_bytes or 0 for part in baseline.own_slices), default=0), limits.device_bytes or 0),
     )
     known = next((trial for trial in (best, *reversed(others)) if trial.input_wait_fraction is not None), None)
-    return Situation(
+    return Context(
         on_gpu=on_gpu,
         units=units_for(units, on_gpu=on_gpu),
         waits_for_input=waits_for_input(known or best),

@@ -1,7 +1,7 @@
 """A leader's confirmation: fresh processes of the leader and the baseline, started after it was chosen.
 
 Nothing of the search enters the claim, because the best of many owes part of its lead to luck. An *instance* is a fresh
-process of each side, and of the champion where a leader was confirmed before.
+process of each side, and of the best leader where a leader was confirmed before.
 
 A leader without one of its changes is measured beside the whole leader, to see what it gives. That decides nothing.
 """
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 
 from autotune.data.figures import Interval, LogInterval
-from autotune.data.record import Ablation, Boundary, Looks, Outcome, Pairing, Phase, TrialRecord
+from autotune.data.record import Ablation, Boundary, InterimAnalysis, Outcome, Pairing, Phase, TrialRecord
 from autotune.runtime.executor import DeviceUnavailable, SeatLost, TrialFailed
 from autotune.runtime.protocol import Started
 from autotune.space.configuration import Configuration, find_conflict, normalize, reset_idle
@@ -41,12 +41,12 @@ FEWEST_PAIRS = 2  # of slices, where the time was over: one has no spread
 
 
 @dataclass(frozen=True, kw_only=True)
-class LeaderTrials:
+class Finalist:
     """The trials of one leader's confirmation."""
 
     reference: Trial  # of the baseline's processes
     trial: Trial  # of the leader's
-    champion: Trial | None  # of those of the leader confirmed before
+    best_leader: Trial | None  # of those of the leader confirmed before
     in_search: TrialRecord
 
     @property
@@ -72,7 +72,7 @@ class LeaderTrials:
     @property
     def sides(self) -> list[Trial]:
         """All trials, the baseline's first."""
-        return [trial for trial in (self.reference, self.trial, self.champion) if trial is not None]
+        return [trial for trial in (self.reference, self.trial, self.best_leader) if trial is not None]
 
     @property
     def in_blocks(self) -> bool:
@@ -80,7 +80,7 @@ class LeaderTrials:
         return (self.trial.pairing or self.in_search.pairing) is Pairing.BRACKETED
 
     @property
-    def looks(self) -> Looks:
+    def looks(self) -> InterimAnalysis:
         """The looks in force."""
         return self.trial.looks[-1]
 
@@ -90,11 +90,11 @@ class LeaderTrials:
         return [log_ratios for _, log_ratios in sorted(self.trial.log_ratios_by_instance().items())]
 
     @property
-    def over_champion(self) -> list[list[float]]:
-        """The log-ratios to the champion, from rounds that both were in."""
-        if self.champion is None:
+    def over_best_leader(self) -> list[list[float]]:
+        """The log-ratios to the best leader, from rounds that both were in."""
+        if self.best_leader is None:
             return []
-        return [log_ratios for _, log_ratios in sorted(self.trial.log_ratios_over(self.champion).items())]
+        return [log_ratios for _, log_ratios in sorted(self.trial.log_ratios_over(self.best_leader).items())]
 
     def start_seconds(self, records: Sequence[TrialRecord], run: Run) -> float:
         """Return what an instance takes beyond its slices: by the last ones, or by the search's records."""
@@ -102,7 +102,7 @@ class LeaderTrials:
         if taken is None:
             return costs.starts_seconds(records)
         slices = sum(pair.baseline.seconds + pair.candidate.seconds for pair in self.trial.pairs)
-        beside = () if self.champion is None else self.champion.pairs
+        beside = () if self.best_leader is None else self.best_leader.pairs
         slices += sum(pair.candidate.seconds for pair in beside)
         return max(0.0, taken - slices / len(self.measured)) if self.measured else 0.0
 
@@ -124,8 +124,8 @@ class LeaderTrials:
         return why_memory_unclear(self.trial.record(Outcome.OK), run.records.values(), run.baseline.batch_size)
 
     def is_beside(self, configuration: Configuration) -> bool:
-        """Return whether its champion is this one."""
-        return self.champion is not None and self.champion.configuration == configuration
+        """Return whether its best leader is this one."""
+        return self.best_leader is not None and self.best_leader.configuration == configuration
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +142,7 @@ class PairSchedule:
     """The schedule of fresh processes: a fixed number of rounds, whatever they show."""
 
     run: Run
-    leader: LeaderTrials
+    leader: Finalist
     plan: SlicePlan
     concludes: Callable[[], bool]
     rounds: int = field(default=0, init=False)
@@ -212,7 +212,7 @@ class FreshPairs:
         self._boundaries: dict[Configuration, Boundary] = {}
 
     def measure(
-        self, leader: LeaderTrials, plan: SlicePlan, *, seat: str, concludes: Callable[[], bool] = lambda: True
+        self, leader: Finalist, plan: SlicePlan, *, seat: str, concludes: Callable[[], bool] = lambda: True
     ) -> None:
         """Measure one more instance: a fresh process of each side, against one another.
 
@@ -243,7 +243,7 @@ class FreshPairs:
         leader.trial.instance_seconds.append(run.clock() - began)
         run.measured(leader.trial)
 
-    def _process(self, trial: Trial, leader: LeaderTrials, seat: str) -> MeasuredProcess:
+    def _process(self, trial: Trial, leader: Finalist, seat: str) -> MeasuredProcess:
         run = self._run
         boundary = self._boundaries.get(trial.configuration) or self._known_boundary(trial, leader)
         return MeasuredProcess(
@@ -256,7 +256,7 @@ class FreshPairs:
             keeps_compilations=run.confirmed is not None,
         )
 
-    def _known_boundary(self, trial: Trial, leader: LeaderTrials) -> Boundary | None:
+    def _known_boundary(self, trial: Trial, leader: Finalist) -> Boundary | None:
         """Return what is known of a side's boundary between epochs; None where its process should measure it."""
         of_baseline, searched = self._run.boundary, leader.in_search
         if trial.configuration == self._run.baseline:
@@ -296,7 +296,7 @@ def unmeasured_changes(
 
 def leave_out(
     run: Run,
-    leader: LeaderTrials,
+    leader: Finalist,
     knob: str,
     *,
     seat: str,
@@ -313,7 +313,7 @@ def leave_out(
     whole = leader.trial.configuration
     reference = run.new_trial(Phase.ABLATION, whole)
     trial = run.new_trial(Phase.ABLATION, without_change(leader.asked, knob, run.baseline))
-    trial.others = spread
+    trial.pooled_spread = spread
     outcome, reason, log_tail = Outcome.OK, "", ""
     ended: Interrupted | SeatLost | None = None
     try:
@@ -333,7 +333,7 @@ def leave_out(
         run.keep(reference.record(Outcome.OK), announce=False)
     gain: Interval | None = None
     if outcome is Outcome.OK:
-        measured = mean_interval(trial.log_ratios, others=trial.others)
+        measured = mean_interval(trial.log_ratios, pooled_spread=trial.pooled_spread)
         margin = max(measured.half_width, prior.half_width(1, CONFIDENCE))  # no narrower than one fresh pair tells
         value = -measured.value
         gain = LogInterval(value=value, low=value - margin, high=value + margin, count=1).ratio
@@ -347,7 +347,7 @@ def leave_out(
 
 def _compare(
     run: Run,
-    leader: LeaderTrials,
+    leader: Finalist,
     reference: Trial,
     trial: Trial,
     knob: str,
@@ -362,7 +362,7 @@ def _compare(
         trial.configuration = find_in_force(trial.configuration, started, run.baseline)
 
     def enough() -> Stop | None:
-        return stop_measuring(trial.log_ratios, leader=None, others=trial.others)
+        return stop_measuring(trial.log_ratios, leader=None, pooled_spread=trial.pooled_spread)
 
     of_processes = (log.boundary for log in reversed(leader.trial.processes))
     known = next((found for found in of_processes if found is not None), leader.in_search.boundary)

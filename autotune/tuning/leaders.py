@@ -8,11 +8,11 @@ from typing import Any
 
 from autotune.data.figures import Check
 from autotune.data.printable import first_line
-from autotune.data.record import Looks, Outcome, Phase, Standing
+from autotune.data.record import InterimAnalysis, Outcome, Phase, Standing
 from autotune.runtime.executor import DeviceUnavailable, SeatLost, TrialFailed
 from autotune.stats.deciding import is_faster
 from autotune.tuning import costs
-from autotune.tuning.confirmation import BASELINE_FAILURES, FreshPairs, LeaderTrials, SlicePlan
+from autotune.tuning.confirmation import BASELINE_FAILURES, Finalist, FreshPairs, SlicePlan
 from autotune.tuning.events import Began, Notice, PairMeasured
 from autotune.tuning.learning import numerics_of
 from autotune.tuning.policy import FEWEST_PROCESSES, MOST_PROCESSES
@@ -39,24 +39,24 @@ class Leaders:
         """Begin a leader's confirmation, which may spend so much error; nothing is measured yet."""
         run = self._run
         run.observe(Began(text=f"confirming in fresh processes: {run.changes(candidate.configuration)}"))
-        leaders, champion = self._standings.leaders(), self._standings.champion_beside(candidate.configuration)
+        leaders, best_leader = self._standings.leaders(), self._standings.best_leader_beside(candidate.configuration)
         number = 1 + max((known.looks.leader for known in leaders), default=0)
         for known in leaders:
             if known.looks.candidate == candidate.number:
                 update = {"leader": number, "error": error, "most": len(known.measured) + MOST_PROCESSES}
                 looks = known.looks.model_copy(update={**update, "standing": Standing.OPEN})
                 known.trial.looks = (*known.trial.looks, looks)
-                if champion is not None and not known.is_beside(champion.trial.configuration):
-                    self._put_beside(champion, known.trial)
+                if best_leader is not None and not known.is_beside(best_leader.trial.configuration):
+                    self._put_beside(best_leader, known.trial)
                 return
         reference = run.new_trial(Phase.CONFIRM, run.baseline)
         trial = run.new_trial(Phase.CONFIRM, candidate.configuration)
-        looks = Looks(
+        looks = InterimAnalysis(
             leader=number, candidate=candidate.number, error=error, most=MOST_PROCESSES, reference=reference.number
         )
         trial.looks = (looks,)
-        if champion is not None:
-            self._put_beside(champion, trial)
+        if best_leader is not None:
+            self._put_beside(best_leader, trial)
 
     def measure_pair(self, number: int, *, seat: str, left: float) -> None:
         """Measure a fresh pair of processes, and look at the claim; `left` is in seconds."""
@@ -82,7 +82,7 @@ class Leaders:
             self._note_other_side(leader, failure)
         finally:
             leader = self._standings.leader(number)
-            for trial in (leader.reference, leader.champion):  # a stopped run continues from there
+            for trial in (leader.reference, leader.best_leader):  # a stopped run continues from there
                 if trial is not None and (trial.slices or trial.pairs):
                     run.keep(trial.record(Outcome.OK), announce=False)
             self._write(leader, announce=False)
@@ -127,7 +127,7 @@ class Leaders:
 
     # ------------------------------------------------------------------------------------------- judging
 
-    def _judge(self, leader: LeaderTrials) -> Standing:
+    def _judge(self, leader: Finalist) -> Standing:
         """Return where a leader stands now."""
         if leader.failure is not None:
             return Standing.UNSTABLE
@@ -141,33 +141,33 @@ class Leaders:
         if is_faster(claim, min_gain=self._min_gain):
             if leader.why_memory_unclear(self._run):  # it is measured on, and never confirmed like that
                 return Standing.NOT_SHOWN if is_spent else Standing.OPEN
-            champion = self._standings.champion_beside(leader.trial.configuration)
-            if self._beats(leader, champion):
+            best_leader = self._standings.best_leader_beside(leader.trial.configuration)
+            if self._beats(leader, best_leader):
                 return Standing.CONFIRMED
-            if champion is not None and not is_spent and not leader.is_beside(champion.trial.configuration):
+            if best_leader is not None and not is_spent and not leader.is_beside(best_leader.trial.configuration):
                 # It was confirmed meanwhile, on another seat: from now on it stands beside.
-                self._put_beside(champion, leader.trial)
+                self._put_beside(best_leader, leader.trial)
                 return Standing.OPEN
         gain, bound = math.log1p(self._min_gain), math.log1p(max(self._min_gain, EXCLUDED_GAIN))
         is_hopeless = claim.high < gain or (claim.value < gain and claim.high < bound)
         return Standing.NOT_SHOWN if is_hopeless or is_spent else Standing.OPEN
 
-    def _beats(self, leader: LeaderTrials, champion: LeaderTrials | None) -> bool:
+    def _beats(self, leader: Finalist, best_leader: Finalist | None) -> bool:
         """Return whether it is surely faster than the leader confirmed before, in rounds that both were in.
 
-        Known numerics come before speed: one that could not be compared with float32 is the champion if no other is.
+        Known numerics come before speed: one that could not be compared with float32 is the best leader if no other is.
         """
-        if champion is None or champion.trial is leader.trial:
+        if best_leader is None or best_leader.trial is leader.trial:
             return True
-        known = [self._standings.has_known_numerics(side.trial.configuration) for side in (leader, champion)]
+        known = [self._standings.has_known_numerics(side.trial.configuration) for side in (leader, best_leader)]
         if known[0] != known[1]:
             return known[0]
-        if not leader.is_beside(champion.trial.configuration):  # but beside an earlier one, or none
+        if not leader.is_beside(best_leader.trial.configuration):  # but beside an earlier one, or none
             return False
-        over = self._standings.over_champion(leader, champion)
+        over = self._standings.over_best_leader(leader, best_leader)
         return over is not None and over.low > 0
 
-    def _rules(self, leader: LeaderTrials) -> tuple[Check, ...]:
+    def _rules(self, leader: Finalist) -> tuple[Check, ...]:
         """Return the stability checks, including the comparison of losses."""
         records = self._run.records.values()
         record, baseline = leader.trial.record(Outcome.OK), leader.reference.record(Outcome.OK)
@@ -177,15 +177,15 @@ class Leaders:
 
     # ------------------------------------------------------------------------------------------- keeping
 
-    def _note_other_side(self, leader: LeaderTrials, failure: TrialFailed) -> None:
+    def _note_other_side(self, leader: Finalist, failure: TrialFailed) -> None:
         """Tell of a failure that is not the leader's. What was confirmed and fails twice in a row is not stable."""
         self._failures += 1
         why = first_line(failure.reason) or failure.outcome
-        champion = self._standings.champion_beside(leader.trial.configuration)
-        is_champions = leader.champion is not None and failure.trial == leader.champion.number
-        if is_champions and champion is not None and self._failures >= BASELINE_FAILURES:
-            champion.trial.failure, self._failures = failure, 0
-            self._conclude(champion, Standing.UNSTABLE)
+        best_leader = self._standings.best_leader_beside(leader.trial.configuration)
+        is_of_best_leader = leader.best_leader is not None and failure.trial == leader.best_leader.number
+        if is_of_best_leader and best_leader is not None and self._failures >= BASELINE_FAILURES:
+            best_leader.trial.failure, self._failures = failure, 0
+            self._conclude(best_leader, Standing.UNSTABLE)
             self._update_looks(leader.trial, champion=None)  # the leader need not beat it any more
         who = "the baseline" if failure.trial == leader.reference.number else "the configuration confirmed before"
         text = f"{who} failed during the confirmation ({why}); this pair is not counted"
@@ -193,21 +193,21 @@ class Leaders:
             text = f"a process of the confirmation had no device: {failure.reason}. {failure.hint}"
         self._run.observe(Notice(text=text))
 
-    def _put_beside(self, champion: LeaderTrials, trial: Trial) -> None:
-        """Measure the champion beside a leader from now on, in processes of its own."""
-        beside = self._run.new_trial(Phase.CONFIRM, champion.trial.configuration)
+    def _put_beside(self, best_leader: Finalist, trial: Trial) -> None:
+        """Measure the best leader beside a leader from now on, in processes of its own."""
+        beside = self._run.new_trial(Phase.CONFIRM, best_leader.trial.configuration)
         self._update_looks(trial, champion=beside.number)
 
     def _update_looks(self, trial: Trial, **update: Any) -> None:
         trial.looks = (*trial.looks[:-1], trial.looks[-1].model_copy(update=update))
 
-    def _write(self, leader: LeaderTrials, *, announce: bool = True, **refused: Any) -> None:
+    def _write(self, leader: Finalist, *, announce: bool = True, **refused: Any) -> None:
         """Write the leader's record; its speed-up is the claim over processes, not over all slices."""
         claim = self._standings.claim(leader)
         update = {"speedup": claim and claim.ratio, **refused}
         self._run.keep(leader.record().model_copy(update=update), announce=announce)
 
-    def _conclude(self, leader: LeaderTrials, standing: Standing) -> None:
+    def _conclude(self, leader: Finalist, standing: Standing) -> None:
         """Keep what a look has shown."""
         trial = leader.trial
         self._update_looks(trial, standing=standing)

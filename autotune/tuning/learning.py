@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.data.figures import Check
-from autotune.data.record import Branch, Outcome, TrialRecord
+from autotune.data.record import ContinuedTraining, Outcome, TrialRecord
 from autotune.recipe.learning_rate import RULES, factor_of
 from autotune.runtime import protocol
 from autotune.runtime.executor import DeviceUnavailable, SeatLost, TrialFailed
@@ -154,7 +154,7 @@ def compare_numerics(trainings: Trainings, configuration: Configuration) -> Chec
             name=PARITY, passed=True, value=0.0, limit=0.0, detail=f"computes in {plain['precision']} without XLA"
         )
     check = _compared(trainings, configuration, plain)
-    if not check.tells:
+    if not check.conclusive:
         run.observe(Notice(text=f"numerics parity of {run.changes(configuration)}: {check.detail}"))
     return check
 
@@ -220,7 +220,7 @@ def state_steps(run: Run) -> int:
     return steps
 
 
-def branch(trainings: Trainings, leader: TrialRecord) -> Branch:
+def branch(trainings: Trainings, leader: TrialRecord) -> ContinuedTraining:
     """Train the baseline and a leader with another batch size from the same state, for their losses on a probe.
 
     Raises:
@@ -254,7 +254,7 @@ def branch(trainings: Trainings, leader: TrialRecord) -> Branch:
     if counter := find_step_counter(*counted):
         raise NotMeasured(f"{NOT_COMPARABLE}{counter} counts steps, of which a larger batch has fewer")
     by_rule = {rule: after[place * seeds : (place + 1) * seeds] for place, rule in enumerate(factors)}
-    return Branch(
+    return ContinuedTraining(
         after_steps=steps,
         examples=examples,
         baseline=tuple(map(tuple, before)),

@@ -21,23 +21,22 @@ from optuna.trial import Trial as OptunaTrial
 from autotune.data.errors import MeasuringStoppedError, NoStableConfigurationError
 from autotune.data.figures import Check
 from autotune.data.printable import first_line
-from autotune.data.record import Branch, Outcome, Pairing, Phase, TrialRecord
+from autotune.data.record import ContinuedTraining, Outcome, Pairing, Phase, TrialRecord
 from autotune.data.run_directory import EarlierLeader
 from autotune.recipe.answer import how_soon
 from autotune.runtime.executor import SeatLost
-from autotune.space.changes import Situation
+from autotune.space.changes import Context
 from autotune.space.configuration import Configuration, find_conflict
 from autotune.space.knobs import KNOBS, Stage
 from autotune.space.space_file import ResolvedSpace
 from autotune.stats.deciding import EndedBy
 from autotune.stats.same_loss import NOT_REACHED
 from autotune.tuning import costs
-from autotune.tuning.candidates import WAITS, Proposals, describe_situation, find_useful, neighbours
-from autotune.tuning.confirmation import FreshPairs, LeaderTrials, leave_out
+from autotune.tuning.candidates import WAITS, Proposals, describe_context, find_useful, neighbours
+from autotune.tuning.confirmation import Finalist, FreshPairs, leave_out
 from autotune.tuning.events import Notice
 from autotune.tuning.leaders import Leaders
 from autotune.tuning.learning import NotMeasured, Trainings, branch, compare_numerics, numerics_of, plain_numerics
-from autotune.tuning.opening import Opened
 from autotune.tuning.policy import (
     ENOUGH_CANDIDATES,
     LEARNING_AGAIN_SHARE,
@@ -59,6 +58,7 @@ from autotune.tuning.policy import (
 )
 from autotune.tuning.rules import changing_work, expected_in_force, known_to_fail, needs_as_long
 from autotune.tuning.run import CLOSING_SECONDS, Interrupted, TimeIsUp
+from autotune.tuning.run_setup import Opened
 from autotune.tuning.sampler import Sampler
 from autotune.tuning.seat import SameInForce, Seat, TrialLimits
 from autotune.tuning.seats import MOST_LOSSES, Changes, ExclusiveResources, NoSeatLeft, Seats, find_failing_changes
@@ -80,7 +80,7 @@ class SearchResult:
 
     state: State
     ended_by: EndedBy
-    confirmations: Mapping[int, LeaderTrials]  # of all leaders, by the numbers of their trials
+    confirmations: Mapping[int, Finalist]  # of all leaders, by the numbers of their trials
     checks: Mapping[int, tuple[Check, ...]]
     learning: Mapping[int, LearningResult | str | None]  # see `Standings.learning_result`
     untried: tuple[str, ...] = ()  # knobs that could act, and that no time was left for
@@ -193,7 +193,7 @@ class Loop:
 
     def _untried(self) -> tuple[str, ...]:
         """Return the knobs that could act and that no trial has changed."""
-        baseline, now = self._run.baseline, self._situation(self._standings.best())
+        baseline, now = self._run.baseline, self._context(self._standings.best())
         tried = {name for known in self._standings.tried() for name in known.differences(baseline)}
         return tuple(name for name in find_useful(self._proposals.space, now, late=True) if name not in tried)
 
@@ -236,7 +236,7 @@ class Loop:
         except TimeIsUp:
             self._time_is_up = True
         except NoStableConfigurationError as error:
-            stands = isinstance(error, MeasuringStoppedError) or bool(self._standings.champions())
+            stands = isinstance(error, MeasuringStoppedError) or bool(self._standings.best_leaders())
             if self._seats.others or not stands:
                 raise
             self._stop_measuring(error.message)
@@ -345,7 +345,7 @@ class Loop:
         ratios = [standings.batch_ratio(trial.asked) for trial in standings.searched()]
         same, others = ratios.count(1.0), len(ratios) - ratios.count(1.0)
         (is_ruled_out, passes_over), tried = self._passes_over(seat), standings.tried()
-        changes = neighbours(space.baseline, space, self._situation(standings.best()))
+        changes = neighbours(space.baseline, space, self._context(standings.best()))
         before, self._all_tried = self._all_tried, all(known in tried or is_ruled_out(known) for known in changes)
         if self._all_tried and not before:
             return None  # that may be the end
@@ -359,7 +359,7 @@ class Loop:
             proposed = self._proposals.next(
                 tried,
                 best.asked,
-                situation=self._situation(best),
+                context=self._context(best),
                 evidence=standings.evidence(),
                 passes_over=passes_over,
                 batch_size=space.baseline.batch_size if of_same_training else None,
@@ -369,9 +369,9 @@ class Loop:
                 return proposed
         return None
 
-    def _situation(self, best: Trial) -> Situation:
+    def _context(self, best: Trial) -> Context:
         records = self._run.records
-        return describe_situation(
+        return describe_context(
             records[0],
             records[best.number],
             [records[trial.number] for trial in self._standings.ended()],
@@ -400,7 +400,7 @@ class Loop:
         began, standings = self._run.clock(), self._standings
         try:
             leader = None if again else standings.best_interval(trial.configuration)
-            seat.measure(trial, self._trial_limits, leader=leader, others=standings.spread())
+            seat.measure(trial, self._trial_limits, leader=leader, pooled_spread=standings.spread())
         finally:
             self._durations.append(self._run.clock() - began)
 
@@ -461,7 +461,7 @@ class Loop:
                 try:
                     found = branch(trainings, run.records[number])
                 except NotMeasured as why:
-                    found = Branch(not_measured=str(why), needs_seconds=why.needs_seconds)
+                    found = ContinuedTraining(not_measured=str(why), needs_seconds=why.needs_seconds)
         finally:
             spent = run.clock() - began
             self._compared = None

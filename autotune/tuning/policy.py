@@ -117,7 +117,7 @@ def _next_action(state: State) -> Action:
         return End(EndedBy.INTERRUPTED)
     if state.open is not None:
         if state.open.number in state.busy:
-            for candidate in state.contenders if len(state.opened) < state.confirms_at_once else ():
+            for candidate in state.likely_leaders if len(state.opened) < state.confirms_at_once else ():
                 if state.left >= confirmation_seconds(state, candidate) and not candidate.unchecked:
                     return Confirm(candidate.number)
             return TryAnother() if _holds_another(state) else Wait()
@@ -125,28 +125,28 @@ def _next_action(state: State) -> Action:
             return GiveUp(state.open.number)
         fits = state.left >= state.open.least_pair_seconds
         return FreshPair(state.open.number) if fits else _use_the_rest(state, state.open.candidate)
-    for leader in state.champions.values():
+    for leader in state.best_leaders.values():
         able = leader.unlearned and leader.number not in state.busy and not state.compares_losses
         if able and state.learning_seconds > 0:
             return CompareLearning(leader.number)
     if is_settled(state):
         ended = End(EndedBy.SETTLED if state.more_candidates else EndedBy.EXHAUSTED)
         return _learn_again(state) or _narrow(state) or _leave_change_out(state) or ended
-    if contender := _next_leader(state):
-        return _for_leader(state, contender)
+    if candidate := _next_leader(state):
+        return _for_leader(state, candidate)
     doubtful = _in_doubt(state) or {}
     if doubtful and {*state.standing, *state.busy}.isdisjoint(doubtful) and sum(doubtful.values()) <= state.left / 2:
         return LookAgain(next(iter(doubtful)))
     if _is_stale(state):  # without a budget that is to be used, the run would end here
         again = None if state.keeps_budget else _learn_again(state) or _narrow(state)
-        if ending := again or _leave_change_out(state):
-            return ending
+        if finish := again or _leave_change_out(state):
+            return finish
     is_late = state.recommended is None and state.left < FIRST_CLAIM_SHARE * state.budget
     if not (is_late and _learn_again(state)) and _holds_another(state, reserve=_reserve(state)):
         return TryAnother()
     if again := _learn_again(state):
         return again
-    if state.champion is None:
+    if state.best_leader is None:
         for candidate in state.unclear:
             if state.left >= candidate.look_seconds:
                 return LookAgain(candidate.number)
@@ -154,7 +154,7 @@ def _next_action(state: State) -> Action:
         return narrower
     if _holds_another(state):  # the time holds no confirmation of it, but nothing else either
         return TryAnother()
-    for leader in state.inconclusive if state.champion is None else ():
+    for leader in state.inconclusive if state.best_leader is None else ():
         if state.left >= leader.least_pair_seconds:
             return Confirm(leader.candidate)
     return _leave_change_out(state) or End(EndedBy.BUDGET)
@@ -163,7 +163,7 @@ def _next_action(state: State) -> Action:
 def _learn_again(state: State) -> CompareLearning | None:
     """Return a confirmed leader whose learning the time kept for it did not suffice for, and all that is left does."""
     best = state.recommended
-    for leader in () if state.compares_losses else state.champions.values():
+    for leader in () if state.compares_losses else state.best_leaders.values():
         is_worth_it = best is None or state.worth(leader) > state.worth(best)
         if is_worth_it and 0 < _learning_needs(state, leader) <= state.left and leader.number not in state.busy:
             return CompareLearning(leader.number)
@@ -218,25 +218,30 @@ def is_settled(state: State) -> bool:
         return False
     if _in_doubt(state) == {}:
         return True
-    if state.champion is None and (state.unclear or state.inconclusive):
+    if state.best_leader is None and (state.unclear or state.inconclusive):
         return False
     is_stale = not state.keeps_budget and _is_stale(state)
-    return (is_stale or not state.more_candidates) and (state.champion is not None or _excluded(state))
+    return (is_stale or not state.more_candidates) and (state.best_leader is not None or _excluded(state))
 
 
 def _is_stale(state: State) -> bool:
     """Return whether so many candidates were no faster that no more are tried unasked."""
-    champion = state.champion
-    led_over = 0 if champion is None else state.candidate(champion.candidate).led_over
+    best_leader = state.best_leader
+    led_over = 0 if best_leader is None else state.candidate(best_leader.candidate).led_over
     if not led_over:
         return state.since_best >= STAGNANT
-    # What looks clearly faster than the champion would be confirmed first: none of the others does.
+    # What looks clearly faster than the best leader would be confirmed first: none of the others does.
     return len(state.candidates) - 1 >= max(1, STAGNANT - led_over)
 
 
 def _in_doubt(state: State) -> dict[int, float] | None:
     """Return what may still gain enough to matter, and the seconds that looks at it take; None before all is tried."""
-    if not state.all_tried or len(state.stable) < FEWEST_CANDIDATES or state.champion is not None or state.inconclusive:
+    if (
+        not state.all_tried
+        or len(state.stable) < FEWEST_CANDIDATES
+        or state.best_leader is not None
+        or state.inconclusive
+    ):
         return None
     enough = math.log1p(max(state.min_gain, ENOUGH_EXCLUDED))
     return {
@@ -245,16 +250,16 @@ def _in_doubt(state: State) -> dict[int, float] | None:
 
 
 def _next_leader(state: State) -> Candidate | None:
-    """Return the contender that is confirmed next; None where the time goes elsewhere.
+    """Return the likely leader that is confirmed next; None where the time goes elsewhere.
 
     Beside a claim it is one of the other answer, or one that should reach a loss sooner than what is recommended and
     that the time will show to be faster.
     """
     best = state.recommended
-    if not state.champions or not state.more_candidates:
+    if not state.best_leaders or not state.more_candidates:
         # A larger batch whose learning does not fit in what is left is no answer, as long as others may be.
         others_fit = _holds_another(state)
-        for known in state.contenders:
+        for known in state.likely_leaders:
             if not others_fit or known.is_same_training or _shortest_confirmation(state, known) <= state.left:
                 return known
         return None
@@ -264,14 +269,14 @@ def _next_leader(state: State) -> Candidate | None:
         is_sooner = best is None or state.promise(candidate) > state.worth(best)
         return is_sooner and needed < MOST_PROCESSES and needed * candidate.pair_seconds <= state.left
 
-    able = [known for known in state.contenders if _is_other(state, known) or is_worth_it(known)]
+    able = [known for known in state.likely_leaders if _is_other(state, known) or is_worth_it(known)]
     is_late = state.left < BETTER_CLAIM_SHARE * state.budget
     return min(able, key=lambda known: not is_late and not _is_other(state, known), default=None)
 
 
 def _is_other(state: State, candidate: Candidate) -> bool:
     """Return whether a candidate is of the answer that nothing was confirmed for."""
-    return all(known.is_same_training is not candidate.is_same_training for known in state.champions.values())
+    return all(known.is_same_training is not candidate.is_same_training for known in state.best_leaders.values())
 
 
 def _for_leader(state: State, leader: Candidate) -> Action:
@@ -283,10 +288,10 @@ def _for_leader(state: State, leader: Candidate) -> Action:
     is_chosen = leader.was_confirmed and not is_late  # by another run, among others
     is_clear = is_chosen or leader.processes > 1 or lead >= CLEARLY * leader.error(state.spread)
     reserve = needed + (0.0 if is_clear else leader.look_seconds)
-    larger = [known for known in state.contenders if leader.is_same_training and not known.is_same_training]
+    larger = [known for known in state.likely_leaders if leader.is_same_training and not known.is_same_training]
     if larger and _is_other(state, larger[0]):
         reserve += confirmation_seconds(state, larger[0])
-    is_first_of_few = sum(known.measured for known in state.candidates) < FEW_CANDIDATES and state.champion is None
+    is_first_of_few = sum(known.measured for known in state.candidates) < FEW_CANDIDATES and state.best_leader is None
     if is_first_of_few and not leader.was_confirmed:  # a better one may need fewer processes than this one
         early, reserve = False, _shortest_confirmation(state, leader)
     if not early and _holds_another(state, reserve=reserve):
@@ -297,7 +302,7 @@ def _for_leader(state: State, leader: Candidate) -> Action:
         return TryAnother() if _holds_another(state, reserve=needed) else Wait()
     if leader.unchecked and 0 < state.check_seconds <= state.left - leader.pair_seconds:
         return CompareLosses(leader.number)
-    able = [candidate for candidate in (leader, *state.contenders) if candidate.pair_seconds <= state.left]
+    able = [candidate for candidate in (leader, *state.likely_leaders) if candidate.pair_seconds <= state.left]
     return Confirm(able[0].number) if able else _use_the_rest(state, leader.number)
 
 
@@ -309,7 +314,7 @@ def _shortest_confirmation(state: State, leader: Candidate) -> float:
 
 def _claim_share(state: State, leader: Candidate) -> float:
     """Return the share of the budget that is left when a leader is confirmed at the latest."""
-    if state.champion is None:
+    if state.best_leader is None:
         is_large = processes_needed(state, leader, surely=True) <= LARGE_GAIN_PROCESSES
         return LARGE_CLAIM_SHARE if is_large else FIRST_CLAIM_SHARE
     return OTHER_CLAIM_SHARE if _is_other(state, leader) else BETTER_CLAIM_SHARE
@@ -331,10 +336,10 @@ def _holds_another(state: State, *, reserve: float = 0.0) -> bool:
 
 def _reserve(state: State) -> float:
     """Return the seconds to keep where nothing looks faster than what there is."""
-    # For looks at what is unclear, so that it can be excluded; with a champion, for the confirmation of a
+    # For looks at what is unclear, so that it can be excluded; with a best leader, for the confirmation of a
     # faster one, which stands beside both.
-    if state.champion is not None:
-        return FEWEST_PROCESSES * 1.5 * state.champion.pair_seconds
+    if state.best_leader is not None:
+        return FEWEST_PROCESSES * 1.5 * state.best_leader.pair_seconds
     first = RESERVED_PROCESSES * state.first_pair_seconds
     if len(state.candidates) < ENOUGH_CANDIDATES:
         return first if state.left > first + 2 * state.candidate_seconds else 0.0
@@ -362,8 +367,8 @@ def processes_needed(state: State, leader: Candidate, *, surely: bool = False) -
 
     With `surely` its gain is taken to be smaller by a standard error: the best of many owes part of it to luck.
     """
-    rival = state.rival(leader)
-    shown = 0.0 if rival is None or rival.ratio is None else rival.ratio.value
+    best = state.leader_to_beat(leader)
+    shown = 0.0 if best is None or best.ratio is None else best.ratio.value
     gain = leader.ratio - shown - (leader.error(state.spread) if surely else 0.0)
     return processes_wanted(gain, state.prior, error=error_of(state.next_leader))
 
@@ -388,9 +393,9 @@ def verdict(state: State) -> Verdict:
     """Return the verdict. Without a recommendation it is about the script's own batch size."""
     if state.recommended is not None:
         return Verdict.FASTER
-    contenders = [candidate for candidate in state.contenders if candidate.is_same_training]
+    likely_leaders = [candidate for candidate in state.likely_leaders if candidate.is_same_training]
     opened = [leader for leader in state.opened if leader.is_same_training]
-    unsettled = opened or contenders or state.unclear or state.inconclusive
+    unsettled = opened or likely_leaders or state.unclear or state.inconclusive
     if not unsettled and _excluded(state):
         faster = [known for known in _of_same_training(state) if known.ratio > math.log1p(state.min_gain)]
         refused = any(known not in state.stable for known in faster)
@@ -418,14 +423,14 @@ def excluded_above(state: State) -> float:
 
 def seconds_to_settle(state: State) -> float:
     """Estimate the seconds that a continued run needs, for the command that is printed."""
-    leader: Leader | None = state.open or (None if state.contenders else next(iter(state.inconclusive), None))
+    leader: Leader | None = state.open or (None if state.likely_leaders else next(iter(state.inconclusive), None))
     if leader is not None:
         gain = 0.0 if leader.ratio is None else leader.ratio.value
         # A small gain takes many more processes than were planned.
         wanted = processes_wanted(gain, state.prior, error=leader.looks.error, most=4 * MOST_PROCESSES)
         return max(1, wanted - leader.processes) * leader.pair_seconds
-    if state.contenders:
-        best = state.contenders[0]
+    if state.likely_leaders:
+        best = state.likely_leaders[0]
         return processes_needed(state, best) * best.pair_seconds + best.learning_seconds / LEARNING_AGAIN_SHARE
     wanted = max(FEWEST_CANDIDATES - sum(candidate.measured for candidate in _of_same_training(state)), 1)
     looks = sum(candidate.look_seconds for candidate in state.unclear)
@@ -434,13 +439,13 @@ def seconds_to_settle(state: State) -> float:
 
 def seconds_to_learn(state: State) -> float:
     """Return what comparing the learning of larger batches needs of a continued run; 0 if nothing is to be compared."""
-    needs = (_learning_needs(state, leader) for leader in state.champions.values())
+    needs = (_learning_needs(state, leader) for leader in state.best_leaders.values())
     return max(needs, default=0.0) / LEARNING_AGAIN_SHARE
 
 
 def smallest_gain_shown(state: State) -> float:
     """Return the smallest gain, a logarithm, that the run's time could have shown of one candidate."""
-    leader = state.open or state.champion or next(iter(state.inconclusive), None)
+    leader = state.open or state.best_leader or next(iter(state.inconclusive), None)
     if leader is not None and leader.ratio is not None:
         return max(leader.ratio.half_width, math.log1p(state.min_gain))
     return gain_shown_in(state.budget, state.first_pair_seconds, state.prior, state.next_leader, state.min_gain)

@@ -38,11 +38,11 @@ from autotune.stats.stability import DEVICE_GROWTH, DEVICE_MEMORY, HOST_GROWTH, 
 from autotune.tuning import policy
 from autotune.tuning.learning import numerics_of
 from autotune.tuning.loop import SearchResult
+from autotune.tuning.notices import samples_of
 from autotune.tuning.rules import changing_work, epoch_seen, epoch_work
 from autotune.tuning.run import Run
 from autotune.tuning.standings import LearningResult
 from autotune.tuning.state import Candidate, Leader, State
-from autotune.tuning.surroundings import samples_of
 from autotune.tuning.trial import now_utc
 from autotune.version import __version__
 
@@ -61,28 +61,28 @@ FEWEST_VERIFYING = 4  # processes a side, with which `verify` can judge a claim
 
 
 def recommend(*, found: SearchResult, watched: Watch | None, run: Run, record: RunRecord, options: Options) -> Recipe:
-    """Make the recipe: of the champion, or of the baseline if nothing was confirmed to be faster."""
+    """Make the recipe: of the best leader, or of the baseline if nothing was confirmed to be faster."""
     assert record.workload is not None and record.search_space is not None
     workload = record.workload
-    champion, same, larger = found.state.recommended, found.state.same_training, found.state.larger_batch
+    best_leader, same, larger = found.state.recommended, found.state.same_training, found.state.larger_batch
     if watched is not None and (watched.failure or not all(check.passed for check in watched.checks)):
-        failed, champion = champion, None
+        failed, best_leader = best_leader, None
         same, larger = (None if leader is failed else leader for leader in (same, larger))
     changes = changing_work(run.records.values())
     if changes is not None:  # a claim about its beginning is none about the training
-        champion = same = larger = None
+        best_leader = same = larger = None
     configuration = run.baseline
-    if champion is not None:
-        configuration = found.confirmations[champion.number].trial.configuration
-    rule = None if champion is None else learning_of(champion, found, run)
+    if best_leader is not None:
+        configuration = found.confirmations[best_leader.number].trial.configuration
+    rule = None if best_leader is None else learning_of(best_leader, found, run)
     return Recipe(
         configuration=dict(configuration),
         baseline=dict(run.baseline),
         evidence=_evidence(
-            found, champion, watched, run, workload, measured=rule is not None and rule.same_loss is not None
+            found, best_leader, watched, run, workload, measured=rule is not None and rule.same_loss is not None
         ),
         candidate=None
-        if champion is not None or changes is not None
+        if best_leader is not None or changes is not None
         else _best_candidate(found, watched, run, options.min_gain),
         learning_rate_rule=rule,
         same_training=None if run.objective != "time_to_loss" else best_of(same, found, run),
@@ -111,26 +111,26 @@ def recommend(*, found: SearchResult, watched: Watch | None, run: Run, record: R
 
 def _evidence(
     found: SearchResult,
-    champion: Leader | None,
+    best_leader: Leader | None,
     watched: Watch | None,
     run: Run,
     workload: WorkloadRecord,
     *,
     measured: bool,
 ) -> Evidence:
-    """Gather what the verdict rests on: of the champion beside its baseline, or of the baseline's trial alone."""
+    """Gather what the verdict rests on: of the best leader beside its baseline, or of the baseline's trial alone."""
     state, searched = found.state, run.records[0]
     chosen = reference = searched
     changes = changing_work(run.records.values())
     checks: tuple[Check, ...] = () if changes is None else (changes,)
-    if champion is not None:
-        chosen, checks = run.records[champion.number], found.checks[champion.number]
-        reference = run.records[found.confirmations[champion.number].reference.number]
+    if best_leader is not None:
+        chosen, checks = run.records[best_leader.number], found.checks[best_leader.number]
+        reference = run.records[found.confirmations[best_leader.number].reference.number]
     verdict = policy.verdict(state) if changes is None else Verdict.UNDECIDED
-    if verdict is Verdict.FASTER and champion is None:  # it failed while it was watched
+    if verdict is Verdict.FASTER and best_leader is None:  # it failed while it was watched
         verdict = Verdict.UNSTABLE
     is_undecided = verdict is Verdict.UNDECIDED and changes is None
-    if champion is None:
+    if best_leader is None:
         missing = _list_masked(state.candidates, run.baseline, verdict)
     else:
         missing = _list_unchecked(chosen, reference, checks, run, watched, measured=measured)
@@ -149,35 +149,38 @@ def _evidence(
         ended_by=found.ended_by,
         min_gain=state.min_gain,
         candidates=len(state.candidates),
-        excluded_gain=excluded if champion is None and is_bounded else None,
+        excluded_gain=excluded if best_leader is None and is_bounded else None,
         objective=run.objective,
-        speedup=unity if champion is None else chosen.speedup or unity,
+        speedup=unity if best_leader is None else chosen.speedup or unity,
         throughput=rate,
         baseline_throughput=base_rate,
         compile_seconds=chosen.compile_seconds,
         baseline_compile_seconds=reference.compile_seconds,
         examples_per_epoch=_examples_per_epoch(chosen),
-        epoch_seen=epoch_seen(run.records.values() if champion is None else [chosen]),
-        peak_memory_bytes=_peak(chosen, searched if champion is None else chosen),
+        epoch_seen=epoch_seen(run.records.values() if best_leader is None else [chosen]),
+        peak_memory_bytes=_peak(chosen, searched if best_leader is None else chosen),
         baseline_peak_memory_bytes=_peak(reference, searched),
         joules_per_sample=gpu_figures(chosen)["joules_per_sample"],
         baseline_joules_per_sample=gpu_figures(reference)["joules_per_sample"],
         input_wait_fraction=chosen.input_wait_fraction,
         baseline_limited_by=_limit(_known_baseline(run), list(run.records.values())),
         limited_by=_limit(chosen),
-        advice=(*_advice(None if champion is None else chosen, run, workload), *_excluded_by_knob(state, verdict, run)),
-        stability=Stability(checks=tuple(check for check in checks if check.tells), not_checked=tuple(missing)),
-        confirmation=_confirmation(found, champion or closest, run),
+        advice=(
+            *_advice(None if best_leader is None else chosen, run, workload),
+            *_excluded_by_knob(state, verdict, run),
+        ),
+        stability=Stability(checks=tuple(check for check in checks if check.conclusive), not_checked=tuple(missing)),
+        confirmation=_confirmation(found, best_leader or closest, run),
         smallest_gain_shown=math.expm1(policy.smallest_gain_shown(state)) if is_undecided else None,
         go_on_seconds=None if changes is not None else _go_on_seconds(found, run, is_undecided=is_undecided),
         verify_seconds=None
-        if champion is None  # as many fresh pairs as the claim rests on, after its start
-        else _rounded_budget(MARGIN * (max(champion.processes, FEWEST_VERIFYING) + 1) * champion.pair_seconds),
+        if best_leader is None  # as many fresh pairs as the claim rests on, after its start
+        else _rounded_budget(MARGIN * (max(best_leader.processes, FEWEST_VERIFYING) + 1) * best_leader.pair_seconds),
         contributions=tuple(
             Contribution(knob=ablation.knob, gain=ablation.gain, trial=trial)
             for trial, record in sorted(run.records.items())
             if (ablation := record.ablation) is not None and ablation.gain is not None
-            if champion is not None and ablation.leader == champion.number
+            if best_leader is not None and ablation.leader == best_leader.number
         ),
         watch=watched,
     )
@@ -219,7 +222,7 @@ def _known_baseline(run: Run) -> TrialRecord:
 def _go_on_seconds(found: SearchResult, run: Run, *, is_undecided: bool) -> float | None:
     """Return a budget that can settle what the run left open, within bounds; None where it left nothing open."""
     state, out_of_time = found.state, found.ended_by in (EndedBy.BUDGET, EndedBy.INTERRUPTED)
-    settles = is_undecided or (out_of_time and bool(state.contenders))
+    settles = is_undecided or (out_of_time and bool(state.likely_leaders))
     learning, settling = policy.seconds_to_learn(state), policy.seconds_to_settle(state) if settles else 0.0
     needed = max(learning, policy.LEARNING_AGAIN_SHARE * learning + settling)
     needed += len(found.untried) * state.candidate_seconds
@@ -240,17 +243,17 @@ def _best_candidate(found: SearchResult, watched: Watch | None, run: Run, min_ga
     state = found.state
     leader = state.recommended or next((known for known in state.opened if known.is_same_training), None)
     tried = [candidate for candidate in state.candidates if candidate.measured and candidate.is_same_training]
-    contenders = [candidate for candidate in state.contenders if candidate.is_same_training]
+    likely_leaders = [candidate for candidate in state.likely_leaders if candidate.is_same_training]
     tried = [candidate for candidate in stable_candidates(state) if candidate.is_same_training] or tried
     if leader is not None:
         best = state.candidate(leader.candidate)
-    elif contenders or tried:
-        best = contenders[0] if contenders else max(tried, key=lambda known: known.ratio)
+    elif likely_leaders or tried:
+        best = likely_leaders[0] if likely_leaders else max(tried, key=lambda known: known.ratio)
         leader = state.standing.get(best.number)
     else:
         return None
     speedup = measured_speedup(best, state)
-    by_chance = leader is None and not contenders and not best.unstable and speedup.value > 1 + min_gain
+    by_chance = leader is None and not likely_leaders and not best.unstable and speedup.value > 1 + min_gain
     if by_chance or round(speedup.value, 2) <= 1:
         return None
     return BestCandidate(
@@ -271,7 +274,7 @@ def _why_not(
         return f"{FAILED_A_CHECK}: {first_line(run.records[leader.number].reason)}"
     if best.unstable:
         return f"{FAILED_A_CHECK}: {first_line(run.records[best.number].reason)}"
-    opened, waiting = state.opened, state.contenders
+    opened, waiting = state.opened, state.likely_leaders
     if any(known.is_same_training for known in opened) or any(known.is_same_training for known in waiting):
         if leader is None or not leader.processes:
             return "the run ended before it was measured in fresh processes"
@@ -324,7 +327,7 @@ def _list_unchecked(
     parity = names.get(PARITY)
     if parity is None and numerics_of(Configuration(winner.configuration)) != numerics_of(baseline):
         missing.append(NUMERICS_NOT_CHECKED)
-    elif parity is not None and not parity.tells:
+    elif parity is not None and not parity.conclusive:
         missing.append(f"{NUMERICS_NOT_CHECKED} ({parity.detail})")
     if Configuration(winner.configuration).update_size != baseline.update_size:
         gap = "loss of a whole training at the recommended batch size"
@@ -354,12 +357,12 @@ def _list_unchecked(
     missing += [
         f"{GROWTH_NOT_CHECKED} ({name.replace('_', ' ')}: {names[name].detail})"
         for name in (HOST_GROWTH, DEVICE_GROWTH)
-        if name in names and not names[name].tells
+        if name in names and not names[name].conclusive
     ]
     missing += [
         f"{check} ({names[name].detail})"
         for name, check in LOSS_NOT_CHECKED.items()
-        if name in names and not names[name].tells
+        if name in names and not names[name].conclusive
     ]
     if "retracing" not in names:
         missing.append("retracing after the warm-up (the log does not show XLA's compilations)")

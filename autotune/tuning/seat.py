@@ -272,7 +272,7 @@ class Seat:
         return _variables(configuration) not in self._imported
 
     def measure(
-        self, trial: Trial, limits: TrialLimits, *, leader: LogInterval | None, others: Spread | None = None
+        self, trial: Trial, limits: TrialLimits, *, leader: LogInterval | None, pooled_spread: Spread | None = None
     ) -> TrialRecord:
         """Run a trial beside the baseline in one more process, and keep its record."""
         # Raises Interrupted, TimeIsUp, SameInForce, NoStableConfigurationError; the record is kept in any case.
@@ -280,10 +280,10 @@ class Seat:
         run, before, known = self._run, len(trial.pairs), trial.number in self._run.records
         ended: Exception | None = None
         outcome, reason, log_tail = Outcome.OK, "", ""
-        trial.others = others
+        trial.pooled_spread = pooled_spread
 
         def enough() -> Stop | None:
-            return stop_measuring(trial.log_ratios, leader=leader, others=others)
+            return stop_measuring(trial.log_ratios, leader=leader, pooled_spread=pooled_spread)
 
         try:
             self._compare(trial, limits, enough)

@@ -16,11 +16,11 @@ from autotune.data.record import Pair, Phase
 from autotune.script import self_test_workload
 from autotune.stats.disturbance import load_of
 from autotune.stats.intervals import process_prior
-from autotune.tuning.confirmation import LeaderTrials
+from autotune.tuning.confirmation import Finalist
 from autotune.tuning.events import Event, Observer, TrialBegan, TrialEnded, count_interruptions, silent
-from autotune.tuning.opening import Invocation, Opened, open_run, reference_to
 from autotune.tuning.policy import gain_shown_in
 from autotune.tuning.run import CLOSING_SECONDS
+from autotune.tuning.run_setup import Invocation, Opened, open_run, reference_to
 from autotune.tuning.verify import measure_in_passing, measure_pairs, measured_claim
 
 PLANTED_SHARE = 0.2  # of a step
@@ -105,9 +105,7 @@ def self_test_with(invocation: Invocation) -> SelfTest:
     return _judge_trials(trials, opened, delay=ticks * tick, step=step, budget=budget)
 
 
-def _judge_trials(
-    trials: Sequence[LeaderTrials], opened: Opened, *, delay: float, step: float, budget: float
-) -> SelfTest:
+def _judge_trials(trials: Sequence[Finalist], opened: Opened, *, delay: float, step: float, budget: float) -> SelfTest:
     """Return the findings of A against A, and of what waits for `delay` seconds in each step."""
     same, delayed = trials
     planted = planted_ratio(delayed.trial.pairs, delay) or math.log(step / (step + delay))
@@ -168,7 +166,7 @@ def judge_interval(
     return Judgement.WRONG if quiet and is_excluded else Judgement.CANNOT_TELL
 
 
-def _smallest_gains(measured: Sequence[LeaderTrials]) -> dict[int, float]:
+def _smallest_gains(measured: Sequence[Finalist]) -> dict[int, float]:
     """Return the smallest gain that runs of some minutes can show, by how long pairs of processes took and varied."""
     known = [trials for trials in measured if trials.instances]
     if not known:

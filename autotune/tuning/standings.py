@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 from autotune.data.figures import Check, LogInterval
 from autotune.data.models import KnobValue
-from autotune.data.record import Branch, Outcome, Pairing, Phase, Standing, TrialRecord
+from autotune.data.record import ContinuedTraining, Outcome, Pairing, Phase, Standing, TrialRecord
 from autotune.data.run_directory import EarlierLeader
 from autotune.space.configuration import Configuration
 from autotune.stats.intervals import ProcessPrior, Spread, claim_interval, pooled_spread, process_prior
@@ -27,7 +27,7 @@ from autotune.stats.same_loss import (
 from autotune.stats.stability import PARITY
 from autotune.tuning import costs
 from autotune.tuning.beliefs import Evidence
-from autotune.tuning.confirmation import LeaderTrials, unmeasured_changes
+from autotune.tuning.confirmation import Finalist, unmeasured_changes
 from autotune.tuning.learning import branch_seconds, least_branch_seconds, numerics_of
 from autotune.tuning.run import Run
 from autotune.tuning.state import Candidate, Leader
@@ -40,7 +40,7 @@ FEW_DEGREES = 8  # of the slices of other trials, that tell how noisy the machin
 class LearningResult:
     """How a leader with another batch size learns, beside the baseline."""
 
-    branch: Branch
+    branch: ContinuedTraining
     needed: ExamplesNeeded
     speedup: LogInterval  # the logarithm of the same-loss speed-up, at the level that the leader's error leaves
 
@@ -53,7 +53,7 @@ def parity_checks(records: Iterable[TrialRecord]) -> dict[tuple[object, ...], Ch
         for check in record.checks
         if check.name == PARITY
     ]
-    return dict(sorted(found, key=lambda known: (known[1].tells, not known[1].passed)))
+    return dict(sorted(found, key=lambda known: (known[1].conclusive, not known[1].passed)))
 
 
 class Standings:
@@ -116,12 +116,12 @@ class Standings:
         """Return the trials of the search that have ended, as they are weighed."""
         records = self._run.records
         baseline, plain = records[0], numerics_of(self._run.baseline)
-        compared, champions = parity_checks(records.values()), self.champions()
+        compared, best_leaders = parity_checks(records.values()), self.best_leaders()
         found = []
         for trial in self.ended():
             record, batch_ratio = records[trial.number], self.batch_ratio(trial.configuration)
-            champion = champions.get(batch_ratio)
-            beside = [] if champion is None else [champion.in_search]
+            best_leader = best_leaders.get(batch_ratio)
+            beside = [] if best_leader is None else [best_leader.in_search]
             ratios = trial.log_ratios if record.outcome.measured or record.outcome is Outcome.UNSTABLE else []
             own, earlier = numerics_of(trial.configuration), self._earlier.get(trial.asked)
             starts = costs.start_seconds(record)
@@ -143,7 +143,7 @@ class Standings:
                     look_seconds=starts + self._measured_seconds,
                     pair_seconds=costs.pair_seconds([baseline, record, *beside]),
                     unchecked=own != plain and own not in compared,
-                    uncheckable=own != plain and own in compared and not compared[own].tells,
+                    uncheckable=own != plain and own in compared and not compared[own].conclusive,
                     was_confirmed=earlier is not None and earlier.confirmed,
                     led_over=0 if earlier is None else earlier.led_over,
                     batch_ratio=batch_ratio,
@@ -216,7 +216,7 @@ class Standings:
         saved = any(log.state_steps is not None for log in self._run.records[0].processes)
         return self._run.state_file is not None and saved
 
-    def branch_of(self, configuration: Configuration) -> Branch | None:
+    def branch_of(self, configuration: Configuration) -> ContinuedTraining | None:
         """Return how a configuration was seen to learn, by itself or by one of the same batch size and numerics.
 
         What counts steps is not comparable at any other batch size.
@@ -226,7 +226,7 @@ class Standings:
         found += [branch for branch in others if branch and branch.not_measured.startswith(NOT_COMPARABLE)]
         return next((branch for branch in found if branch is not None), None)
 
-    def keep_branch(self, trial: Trial, branch: Branch) -> None:
+    def keep_branch(self, trial: Trial, branch: ContinuedTraining) -> None:
         """Keep how a leader was seen to learn, in place of what was kept of those of its batch size and numerics."""
         for other in self._learning_alike(trial.configuration):
             other.branch = None
@@ -262,7 +262,7 @@ class Standings:
                     found = math.inf
         return found
 
-    def learning_result(self, leader: LeaderTrials) -> LearningResult | str | None:
+    def learning_result(self, leader: Finalist) -> LearningResult | str | None:
         """Return how a leader with another batch size learns, or why that is not known; None before it is looked at."""
         configuration = leader.trial.configuration
         branch = None if self.batch_ratio(configuration) == 1 else self.branch_of(configuration)
@@ -280,11 +280,11 @@ class Standings:
 
     # ------------------------------------------------------------------------------------------- the leaders
 
-    def leaders(self) -> list[LeaderTrials]:
+    def leaders(self) -> list[Finalist]:
         """Return what is or was confirmed: in the order in which it was begun, but the confirmed ones by when."""
-        # The last one is the champion, whichever was begun first: it has beaten the others.
+        # The last one is the best leader, whichever was begun first: it has beaten the others.
 
-        def order(leader: LeaderTrials) -> tuple[bool, float, int]:
+        def order(leader: Finalist) -> tuple[bool, float, int]:
             is_confirmed = leader.looks.standing is Standing.CONFIRMED
             record = self._run.records.get(leader.trial.number)
             written = 0.0 if record is None or not is_confirmed else record.ended_at_seconds or 0.0
@@ -293,20 +293,20 @@ class Standings:
         known = [self.leader(number) for number, trial in list(self._run.trials.items()) if trial.looks]
         return sorted(known, key=order)
 
-    def leader(self, number: int) -> LeaderTrials:
+    def leader(self, number: int) -> Finalist:
         """Return the trials of a leader's confirmation, by the number of that of its processes."""
         run, trial = self._run, self._run.trials[number]
         looks = trial.looks[-1]
         # A side that failed before its first slice has left no record.
         reference = run.trials.setdefault(looks.reference, Trial(looks.reference, Phase.CONFIRM, run.baseline))
-        return LeaderTrials(
+        return Finalist(
             reference=reference,
             trial=trial,
-            champion=None if looks.champion is None else run.trials.get(looks.champion),
+            best_leader=None if looks.champion is None else run.trials.get(looks.champion),
             in_search=run.records[looks.candidate],
         )
 
-    def weigh_leader(self, leader: LeaderTrials) -> Leader:
+    def weigh_leader(self, leader: Finalist) -> Leader:
         """Return a leader as it is weighed."""
         records = self.beside_leader(leader)
         expected, least = costs.pair_seconds(records), costs.pair_seconds(records, least=True)
@@ -332,18 +332,18 @@ class Standings:
             same_loss=result.speedup if isinstance(result, LearningResult) else None,
         )
 
-    def beside_leader(self, leader: LeaderTrials) -> list[TrialRecord]:
+    def beside_leader(self, leader: Finalist) -> list[TrialRecord]:
         """Return the search's records of all that take turns in a confirmation."""
-        champion = self.champion_beside(leader.trial.configuration) if leader.champion is not None else None
-        return [self._run.records[0], leader.in_search, *([] if champion is None else [champion.in_search])]
+        best_leader = self.best_leader_beside(leader.trial.configuration) if leader.best_leader is not None else None
+        return [self._run.records[0], leader.in_search, *([] if best_leader is None else [best_leader.in_search])]
 
     def has_known_numerics(self, configuration: Configuration) -> bool:
         """Return whether a configuration computes as the baseline does, or was compared with float32."""
         own = numerics_of(configuration)
         check = parity_checks(self._run.records.values()).get(own)
-        return own == numerics_of(self._run.baseline) or (check is not None and check.tells)
+        return own == numerics_of(self._run.baseline) or (check is not None and check.conclusive)
 
-    def champions(self) -> dict[float, LeaderTrials]:
+    def best_leaders(self) -> dict[float, Finalist]:
         """Return the leaders that were confirmed, the last one of each batch ratio: it has beaten the others of it."""
         return {
             self.batch_ratio(leader.trial.configuration): leader
@@ -351,21 +351,21 @@ class Standings:
             if leader.looks.standing is Standing.CONFIRMED
         }
 
-    def champion_beside(self, configuration: Configuration) -> LeaderTrials | None:
+    def best_leader_beside(self, configuration: Configuration) -> Finalist | None:
         """Return the confirmed leader of the same batch size, which a configuration must beat."""
-        return self.champions().get(self.batch_ratio(configuration))
+        return self.best_leaders().get(self.batch_ratio(configuration))
 
-    def claim(self, leader: LeaderTrials) -> LogInterval | None:
+    def claim(self, leader: Finalist) -> LogInterval | None:
         """Return the logarithm of a leader's speed-up, at the level of its looks; None before the second process."""
         return self._interval(leader, leader.instances, self._run.baseline, leader.baseline_compilations)
 
-    def over_champion(self, leader: LeaderTrials, champion: LeaderTrials) -> LogInterval | None:
-        """Return the same over the champion, from rounds that both were in."""
-        return self._interval(leader, leader.over_champion, champion.trial.configuration)
+    def over_best_leader(self, leader: Finalist, best_leader: Finalist) -> LogInterval | None:
+        """Return the same over the best leader, from rounds that both were in."""
+        return self._interval(leader, leader.over_best_leader, best_leader.trial.configuration)
 
     def _interval(
         self,
-        leader: LeaderTrials,
+        leader: Finalist,
         instances: Sequence[Sequence[float]],
         other: Configuration,
         compilations: int | None = None,

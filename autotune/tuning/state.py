@@ -11,7 +11,7 @@ from functools import cached_property
 
 from autotune.data.figures import LogInterval
 from autotune.data.options import MIN_GAIN
-from autotune.data.record import Looks, Standing
+from autotune.data.record import InterimAnalysis, Standing
 from autotune.space.configuration import Configuration
 from autotune.stats.intervals import ProcessPrior, Spread, t_quantile
 from autotune.stats.same_loss import USUAL_OVER_CRITICAL, log_examples
@@ -19,7 +19,7 @@ from autotune.stats.same_loss import USUAL_OVER_CRITICAL, log_examples
 PROCESS_DEVIATION = 0.02  # log deviation between processes that is allowed for where few were measured
 EXCLUDED_GAIN = 0.10  # excluded for `no_significant_gain`, or `min_gain` where that is larger
 BY_ERRORS = 1.5  # standard errors above what counts: the best of many looks faster by chance
-CLEARLY_FASTER = 0.03  # how much faster than the champion, as a logarithm, a candidate must look
+CLEARLY_FASTER = 0.03  # how much faster than the best leader, as a logarithm, a candidate must look
 MOST_LOOKS = 8  # at one candidate, that are kept time for
 NO_SPREAD = Spread(deviation=0.0, degrees=0)
 USUAL_PRIOR = ProcessPrior(deviation=0.04, degrees=8)
@@ -69,7 +69,7 @@ class Leader:
 
     number: int  # its trial in the confirmation
     candidate: int  # its trial in the search
-    looks: Looks  # the error that its confirmation may spend
+    looks: InterimAnalysis  # the error that its confirmation may spend
     processes: int  # fresh processes a side so far
     ratio: LogInterval | None  # the claim so far, at the level of its looks; None before the second process
     pair_seconds: float = 1.0  # what the next fresh pair takes
@@ -130,19 +130,19 @@ class State:
         return next(iter(idle or self.opened), None)
 
     @cached_property
-    def champions(self) -> dict[float, Leader]:
+    def best_leaders(self) -> dict[float, Leader]:
         """The leaders that were confirmed, the last one of each batch ratio: it has beaten the others of it."""
         return {leader.batch_ratio: leader for leader in self.leaders if leader.standing is Standing.CONFIRMED}
 
     @cached_property
     def same_training(self) -> Leader | None:
         """The confirmed leader of the same batches."""
-        return self.champions.get(1.0)
+        return self.best_leaders.get(1.0)
 
     @cached_property
     def larger_batch(self) -> Leader | None:
         """The confirmed leader with another batch size that reaches the same losses soonest, as far as is known."""
-        others = [leader for leader in self.champions.values() if not leader.is_same_training]
+        others = [leader for leader in self.best_leaders.values() if not leader.is_same_training]
         return max(others, key=lambda leader: (leader.same_loss is not None, self.worth(leader)), default=None)
 
     @cached_property
@@ -166,7 +166,7 @@ class State:
         return larger if lead > math.hypot(larger.same_loss.half_width, same.ratio.half_width) else same
 
     @cached_property
-    def champion(self) -> Leader | None:
+    def best_leader(self) -> Leader | None:
         """The leader that is recommended, or will be if its learning bears it out."""
         larger = self.larger_batch
         if self.recommended is None and larger is not None and larger.unlearned and self.learning_seconds > 0:
@@ -197,15 +197,15 @@ class State:
         """Return whether it computes as the baseline does, or was or may be compared with float32."""
         return not candidate.uncheckable and not (candidate.unchecked and self.check_seconds <= 0)
 
-    def rival(self, candidate: Candidate) -> Leader | None:
+    def leader_to_beat(self, candidate: Candidate) -> Leader | None:
         """Return the confirmed leader of the same batch size that a candidate must beat.
 
         One of known numerics need not beat one whose are not.
         """
-        champion = self.champions.get(candidate.batch_ratio)
-        if champion is None or self.has_known_numerics(self.candidate(champion.candidate)):
-            return champion
-        return None if self.has_known_numerics(candidate) else champion
+        best_leader = self.best_leaders.get(candidate.batch_ratio)
+        if best_leader is None or self.has_known_numerics(self.candidate(best_leader.candidate)):
+            return best_leader
+        return None if self.has_known_numerics(candidate) else best_leader
 
     def candidate(self, number: int) -> Candidate:
         """Return the candidate with this number."""
@@ -234,28 +234,30 @@ class State:
         return self.upper(candidate) - self.more_examples(candidate.batch_ratio)
 
     @cached_property
-    def contenders(self) -> list[Candidate]:
+    def likely_leaders(self) -> list[Candidate]:
         """The candidates that may be confirmed: faster by more than chance; the most promising first.
 
-        Those whose numerics cannot be compared with float32 come last, and never replace a champion of known numerics.
+        Those whose numerics cannot be compared with float32 come last. They never replace a leader of known numerics.
         """
-        # With a champion of the same batch size, those that look clearly faster than it was shown to be. One of another
-        # batch size must also look sooner at the same loss than what else was confirmed.
+        # They must look clearly faster than the best leader of their batch size was shown to be. One of another batch
+        # size than a confirmed leader's must also look sooner at the same loss.
         errors = BY_ERRORS if self.more_candidates else 1.0
-        champions = self.champions.values()
+        best_leaders = self.best_leaders.values()
 
         def floor(candidate: Candidate) -> float:
-            least, rival = math.log1p(self.min_gain), self.rival(candidate)
-            if rival is not None and rival.ratio is not None:
-                least = max(least, rival.ratio.value + CLEARLY_FASTER)
+            least, best = math.log1p(self.min_gain), self.leader_to_beat(candidate)
+            if best is not None and best.ratio is not None:
+                least = max(least, best.ratio.value + CLEARLY_FASTER)
             if candidate.is_same_training:
                 return least
-            apart = [self.worth(leader) for leader in champions if leader.batch_ratio != candidate.batch_ratio]
-            return max([least, *(worth + self.more_examples(candidate.batch_ratio) for worth in apart)])
+            other_batches = [
+                self.worth(leader) for leader in best_leaders if leader.batch_ratio != candidate.batch_ratio
+            ]
+            return max([least, *(worth + self.more_examples(candidate.batch_ratio) for worth in other_batches)])
 
         def needs_known(candidate: Candidate) -> bool:
-            rival = self.champions.get(candidate.batch_ratio)
-            return rival is not None and self.has_known_numerics(self.candidate(rival.candidate))
+            best = self.best_leaders.get(candidate.batch_ratio)
+            return best is not None and self.has_known_numerics(self.candidate(best.candidate))
 
         judged = {number for number, leader in self.standing.items() if leader.standing is not Standing.OUT_OF_TIME}
         able = [

@@ -10,7 +10,18 @@ from typing import Any
 
 from autotune.data.figures import Bottleneck, Check, Interval, Profile
 from autotune.data.options import Objective
-from autotune.data.record import Branch, Looks, Outcome, Pair, Pairing, Phase, Place, ProcessLog, Slice, TrialRecord
+from autotune.data.record import (
+    ContinuedTraining,
+    InterimAnalysis,
+    Outcome,
+    Pair,
+    Pairing,
+    Phase,
+    Place,
+    ProcessLog,
+    Slice,
+    TrialRecord,
+)
 from autotune.runtime.executor import TrialFailed, WarmUp
 from autotune.runtime.protocol import Finished
 from autotune.space.configuration import Configuration
@@ -53,16 +64,16 @@ class Trial:
         self.started_at = now_utc()
         self.place: Place | None = None  # where its latest process runs
         self.pairing: Pairing | None = None
-        self.others: Spread | None = None  # how much the pairs of other trials vary, where that is known
+        self.pooled_spread: Spread | None = None  # how much the pairs of other trials vary, where that is known
         self.stopped_by: str | None = None
         self.instances = 0
         self.seconds = 0.0
         self.processes: tuple[ProcessLog, ...] = ()
         self.pairs: tuple[Pair, ...] = ()
         self.slices: tuple[Slice, ...] = ()  # that are no candidate's
-        self.looks: tuple[Looks, ...] = ()
+        self.looks: tuple[InterimAnalysis, ...] = ()
         self.checks: tuple[Check, ...] = ()
-        self.branch: Branch | None = None  # of a leader: how it learns
+        self.branch: ContinuedTraining | None = None  # of a leader: how it learns
         self.failure: TrialFailed | None = None  # of a leader: why it cannot be recommended at all
         self.instance_seconds: list[float] = []  # of a leader: what each pair of processes took in this invocation
         self._rated: tuple[object, list[RatedPair]] = (None, [])  # for which pairs and costs, and the pairs rated
@@ -179,7 +190,7 @@ class Trial:
     @property
     def speedup(self) -> Interval | None:
         """Its speed-up so far; None before the first pair."""
-        return mean_interval(self.log_ratios, others=self.others).ratio if self.pairs else None
+        return mean_interval(self.log_ratios, pooled_spread=self.pooled_spread).ratio if self.pairs else None
 
     def rate_of(self, timed: Slice) -> float:
         """Return samples per second of a slice of its own."""

@@ -52,7 +52,11 @@ from autotune.tuning.earlier_runs import (
 )
 from autotune.tuning.events import Began, Notice, Observer, RunBegan, count_interruptions
 from autotune.tuning.loop import Loop, SearchResult
-from autotune.tuning.opening import (
+from autotune.tuning.notices import budget_note, samples_of, worth_notes
+from autotune.tuning.recommend import recommend
+from autotune.tuning.rules import Limits, call_seconds, memory_of, memory_samples
+from autotune.tuning.run import CLOSING_SECONDS, Deadline, Run
+from autotune.tuning.run_setup import (
     Invocation,
     Opened,
     choose_space,
@@ -62,12 +66,8 @@ from autotune.tuning.opening import (
     prepare_script,
     reference_to,
 )
-from autotune.tuning.recommend import recommend
-from autotune.tuning.rules import Limits, call_seconds, memory_of, memory_samples
-from autotune.tuning.run import CLOSING_SECONDS, Deadline, Run
 from autotune.tuning.sampler import Sampler
 from autotune.tuning.seat import BASELINE_SECONDS
-from autotune.tuning.surroundings import budget_note, samples_of, worth_notes
 from autotune.tuning.trial import Trial, limit_of, now_utc
 
 DEFAULT_BUDGET_SECONDS = 600.0
@@ -371,13 +371,13 @@ def _tell_worth(opened: Opened) -> None:
 
 def watch_winner(found: SearchResult, opened: Opened) -> Watch | None:
     """Watch what would be recommended, where that was asked for."""
-    run, champion, seconds = opened.run, found.state.recommended, opened.invocation.options.soak
-    if not seconds or champion is None or run.interrupted():
+    run, best_leader, seconds = opened.run, found.state.recommended, opened.invocation.options.soak
+    if not seconds or best_leader is None or run.interrupted():
         return None
     run.observe(Began(text=f"watching the winner for {seconds:.0f} s"))
     if not run.executor.seats:  # all were lost
         return None
-    return soak(run, run.records[champion.number], seat=run.executor.seats[0], seconds=seconds, limits=opened.limits)
+    return soak(run, run.records[best_leader.number], seat=run.executor.seats[0], seconds=seconds, limits=opened.limits)
 
 
 def soak(run: Run, confirmed: TrialRecord, *, seat: str, seconds: float, limits: Limits) -> Watch | None:

@@ -34,11 +34,11 @@ from autotune.space.knobs import KNOBS
 from autotune.stats.deciding import ClaimResult, judge_claim
 from autotune.stats.intervals import CONFIDENCE, claim_interval, process_prior
 from autotune.tuning import costs
-from autotune.tuning.confirmation import BASELINE_FAILURES, FreshPairs, LeaderTrials, SlicePlan
+from autotune.tuning.confirmation import BASELINE_FAILURES, Finalist, FreshPairs, SlicePlan
 from autotune.tuning.events import Notice, Observer, count_interruptions, silent
-from autotune.tuning.opening import Invocation, Opened, limits_of, open_run, prepare_script, reference_to
 from autotune.tuning.rules import Limits, checks_of
 from autotune.tuning.run import CLOSING_SECONDS, Interrupted, TimeIsUp
+from autotune.tuning.run_setup import Invocation, Opened, limits_of, open_run, prepare_script, reference_to
 from autotune.tuning.trial import now_utc
 
 DEFAULT_BUDGET = f"{VERIFY_SECONDS:.0f}s"
@@ -231,17 +231,17 @@ def verify_with(invocation: Invocation, recipe: Recipe, *, found_by_object: bool
         )
 
 
-def measure_pairs(in_search: TrialRecord, opened: Opened, *, until: float) -> tuple[LeaderTrials, str]:
+def measure_pairs(in_search: TrialRecord, opened: Opened, *, until: float) -> tuple[Finalist, str]:
     """Measure as many fresh pairs as there is time for; also return why the baseline kept failing, if it did.
 
     `in_search` is what a search would know of the configuration.
     """
     run = opened.run
     records = [run.records[0], in_search]
-    confirmation = LeaderTrials(
+    confirmation = Finalist(
         reference=run.new_trial(Phase.CONFIRM, run.baseline),
         trial=run.new_trial(Phase.CONFIRM, Configuration(in_search.configuration)),
-        champion=None,
+        best_leader=None,
         in_search=in_search,
     )
     timeout = costs.trial_timeout(
@@ -333,7 +333,7 @@ def _make_search_record(recipe: Recipe, opened: Opened) -> TrialRecord:
     )
 
 
-def measured_claim(leader: LeaderTrials, opened: Opened, *, confidence: float = CONFIDENCE) -> LogInterval | None:
+def measured_claim(leader: Finalist, opened: Opened, *, confidence: float = CONFIDENCE) -> LogInterval | None:
     """Return the logarithm of the speed-up over processes; None before the second."""
     instances = leader.instances
     if len(instances) < 2:
@@ -345,7 +345,7 @@ def measured_claim(leader: LeaderTrials, opened: Opened, *, confidence: float = 
     )
 
 
-def _find_failure(confirmation: LeaderTrials, limits: Limits) -> str | None:
+def _find_failure(confirmation: Finalist, limits: Limits) -> str | None:
     """Return what failed, or which stability check; None where the speed-up decides."""
     failure = confirmation.failure
     if failure is not None:

@@ -26,7 +26,7 @@ from autotune.runtime.trial_process import TrialProcess
 from autotune.space.configuration import Configuration, baseline_configuration
 from autotune.space.knobs import Device
 from autotune.tuning.events import silent
-from autotune.tuning.opening import baseline_of
+from autotune.tuning.run_setup import baseline_of
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 WORKLOADS = Path(__file__).parent / "workloads"

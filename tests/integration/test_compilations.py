@@ -13,7 +13,7 @@ from autotune.recipe.compiled import keep_compiled, open_folder
 from autotune.recipe.recipe import Recipe
 from autotune.space.knobs import Device
 from autotune.tuning.events import silent
-from autotune.tuning.opening import baseline_of
+from autotune.tuning.run_setup import baseline_of
 
 FOUND = "Loading cached entry for"
 VERBOSE = {"TF_CPP_MIN_LOG_LEVEL": "0", "TF_CPP_VMODULE": "device_executable_persistor=1"}

@@ -85,7 +85,7 @@ def test_an_innocent_bfloat16_passes(curves):
     reference = curves("learns", seeds=SEEDS)
     check = check_parity(reference, curves("learns", precision="mixed_bfloat16")[0])
     assert check.passed
-    assert check.tells
+    assert check.conclusive
 
 
 def test_half_precision_that_underflows_is_refused(curves):

@@ -9,7 +9,7 @@ import pytest
 from real_trials import survey_all
 
 from autotune.data.facts import NO_XLA, ScriptFacts
-from autotune.tuning.surroundings import script_notes
+from autotune.tuning.notices import script_notes
 
 MODEL = """
 import keras

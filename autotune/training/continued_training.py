@@ -111,12 +111,12 @@ def _count_steps(
     """Train a few steps with the script's callbacks; return what changes with them."""
     batches = examples.repeat().batch(batch_size, drop_remainder=True)
     iterator = iter(model.distribute_strategy.experimental_distribute_dataset(batches))
-    told = keras.callbacks.CallbackList(list(callbacks), model=model, epochs=1, verbose=0)
+    callback_list = keras.callbacks.CallbackList(list(callbacks), model=model, epochs=1, verbose=0)
     variables, values = ReadVariables(model), []
 
     def tell(event: str, *given: Any) -> None:
         with contextlib.suppress(Exception):  # what the script's callback makes of a few steps is of no matter
-            getattr(told, event)(*given)
+            getattr(callback_list, event)(*given)
 
     tell("on_train_begin")
     tell("on_epoch_begin", 0)

@@ -29,7 +29,7 @@ from autotune.tuning.policy import FEWEST_PROCESSES, gain_shown_in
 WORTH_SHARE = 0.02  # of a training that tuning it may cost
 LONG_BEFORE_SHARE = 1 / 3  # of a trial, which a script may take before it trains without a notice
 LONG_BEFORE_SECONDS = 2.0  # of the same: less is not worth a change of the script
-MUCH_FOREIGN = 0.15  # share of the processor that others may take while the baseline is timed without a notice
+MUCH_OTHER_LOAD = 0.15  # share of the processor that others may take while the baseline is timed without a notice
 NAMED_MINUTES = (1, 2, 3, 4, 5, 6, 8, 10, 15, 20, 30, 45, 60, 90, 120, 240, 480)  # budgets to name
 SMALL_GAIN = 0.1  # as a share, that a budget which is named should show
 NOTABLE_ENDS = 0.1  # share of its time that a training may spend between epochs without a notice
@@ -178,7 +178,7 @@ def budget_note(budget: float, baseline: TrialRecord, *, spent: float, min_gain:
         hint = f"Give --budget {next(minutes for minutes in named if 60 * minutes >= claim)}m or more."
         raise BudgetError(f"the budget of {time_in_words(budget)} holds no trial: {problem}", hint=hint)
     logs = [math.sqrt(2) * math.log(timed.examples / timed.seconds) for timed in baseline.slices]  # as of pairs
-    is_busy = any(foreign_load(baseline.slices))
+    is_busy = any(other_load(baseline.slices))
     known = [[[logs]], *([[]] if is_busy else [])]
     priors = (process_prior(trials, rounds=costs.rounds([baseline, baseline])) for trials in known)
     prior = max(priors, key=lambda prior: prior.deviation)  # few slices may not show that others disturb them
@@ -271,11 +271,11 @@ def refit_notes(script: ScriptFacts | None, slices: Sequence[Slice]) -> Iterator
         )
 
 
-def foreign_load(slices: Sequence[Slice]) -> Iterator[str]:
+def other_load(slices: Sequence[Slice]) -> Iterator[str]:
     """Yield a notice for the processor, and for the GPU, if others take much of it while the baseline trains."""
     for device, loads in (("processor", map(load_of, slices)), ("GPU", map(gpu_load_of, slices))):
         known = [load for load in loads if load is not None]
-        if known and (share := statistics.median(known)) > MUCH_FOREIGN:
+        if known and (share := statistics.median(known)) > MUCH_OTHER_LOAD:
             yield (
                 f"other processes take {share:.0%} of the {device} while the baseline trains: end them, or tune later"
             )

@@ -36,20 +36,20 @@ from autotune.space.space_file import ResolvedSpace, SearchSpace, find_search_sp
 from autotune.stats.disturbance import joules_of
 from autotune.tuning.earlier_runs import Earlier, refuse_another_machine, refuse_another_workload
 from autotune.tuning.events import Began, Notice, Observer
-from autotune.tuning.rules import Limits
-from autotune.tuning.run import CLOSING_SECONDS, OVERRUN_SHARE, Deadline, Run
-from autotune.tuning.seat import BASELINE_SECONDS, Seat
-from autotune.tuning.surroundings import (
+from autotune.tuning.notices import (
     adopt_imported_settings,
     baseline_warnings,
     chosen_precision,
-    foreign_load,
     instabilities,
     not_varied_notes,
+    other_load,
     refit_notes,
     refuse_knobs_that_cannot_act,
     script_notes,
 )
+from autotune.tuning.rules import Limits
+from autotune.tuning.run import CLOSING_SECONDS, OVERRUN_SHARE, Deadline, Run
+from autotune.tuning.seat import BASELINE_SECONDS, Seat
 
 BASELINE_SHARE = 0.35  # of the budget, until the baseline is warm, or `BASELINE_SECONDS` if that is more
 DEFAULT_SPACE = {Device.CPU: "quick", Device.GPU: "gpu"}
@@ -316,7 +316,7 @@ def _notices(opened: Opened) -> Iterator[str]:
     yield from baseline_warnings(facts, warm, opened.device)
     yield from refit_notes(script, slices)
     yield from instabilities(slices)
-    yield from foreign_load(slices)
+    yield from other_load(slices)
 
 
 def baseline_of(facts: WorkloadFacts, where: str, device: Device, observe: Observer) -> Configuration:
