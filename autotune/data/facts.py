@@ -48,7 +48,7 @@ class Site(Frozen):
 
     file: str  # from the script's directory, or absolute outside of it; of a notebook with the cell
     function: str  # qualified name of the function that it stands in; `<module>` outside of any
-    call: str  # what is called: `batch`
+    call: str  # name of the called function: `batch`
     order: int  # among the calls of that name in that function, from 0
     line: int  # when it was found; it may have moved since
     cell: str = ""  # of a notebook: a digest of the cell's code, and its count among equal cells

@@ -87,7 +87,7 @@ class Bottleneck(Frozen):
 
     name: Name
     share: Amount | None = None  # of a step: the figure that it rests on
-    why: str  # one sentence with the figure; of `unknown` what is missing
+    why: str  # one sentence with the figure; of `unknown`, the missing figure
 
 
 class Ceilings(Frozen):

@@ -1,6 +1,6 @@
 """The record of a trial: its outcome, slices and figures. Written as `trials/NNNN/result.json`.
 
-Times are in seconds, sizes in bytes, throughput in samples per second. What was not measured is None.
+Times are in seconds, sizes in bytes, throughput in samples per second. A figure that was not measured is None.
 Version history of the format: 1, the first.
 """
 
@@ -156,7 +156,7 @@ class WarmFigures(Frozen):
 
 
 class ClosingFigures(Frozen):
-    """The figures of a process at its end; None where it has not told them."""
+    """The figures of a process at its end; None where it has not reported them."""
 
     peak_host_bytes: Count | None = None
     peak_device_bytes: Count | None = None

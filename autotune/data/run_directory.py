@@ -270,7 +270,7 @@ class RunDirectory:
             raise RunDirectoryError(problem) from error
 
     def remove_state(self) -> None:
-        """Remove what is needed while the run lasts: the state of the baseline's training, shared compilations."""
+        """Remove files that only a running run needs: the state of the baseline's training, shared compilations."""
         for name in STATES:
             (self.trial_directory(0) / name).unlink(missing_ok=True)
         shutil.rmtree(self.path / SHARED, ignore_errors=True)
@@ -426,7 +426,7 @@ def to_repeat(path: Path) -> list[str]:
     try:
         return options_of(RunDirectory(path).read_run()).to_repeat
     except RunDirectoryError:
-        return []  # the command that is shown says what is wrong
+        return []  # the command that is shown reports the damage
 
 
 # -------------------------------------------------------------------------------------------------------- finding runs

@@ -58,7 +58,7 @@ def terminal() -> RichConsole:
 
 
 def messages() -> RichConsole:
-    """Return standard error, which takes what is no result."""
+    """Return standard error, which takes everything but results."""
     return RichConsole(stderr=True, highlight=False)
 
 
@@ -73,7 +73,7 @@ def note(text: object) -> None:
 
 
 def show_error(error: AutotuneError) -> None:
-    """Print what is wrong, the next step, and the user's own traceback if there is one, on standard error."""
+    """Print the problem, the next step, and the user's own traceback if there is one, on standard error."""
     console = messages()
     say(f"autotune: {error.message}", console, style="bold red")
     if error.hint:

@@ -27,7 +27,7 @@ from autotune.stats.stability import STEADY_WORK, THROTTLING
 NOTHING_SHOWN = "the baseline: nothing faster was shown"
 NOT_PROMISED = "Not promised of the other batch size: final accuracy, other schedules, later training."
 UNUSED_SHARE, CLOSING_SECONDS = 0.05, 2.0  # that may be left of a budget that has ended
-WORTH_A_LINE_SECONDS = 60.0  # of the user's training: what is shorter needs no tuning
+WORTH_A_LINE_SECONDS = 60.0  # of the user's training: a shorter one needs no tuning
 LARGEST_BOUND = 9.0  # gain, as a share, above which a bound says nothing
 CommandName = Literal["train", "edit", "other", "go on", "candidate", ""]
 Kind = Literal["same training", "larger batch", "smaller batch", "baseline"]
@@ -67,7 +67,7 @@ class TrainingTime(Frozen):
     before_seconds: Amount
     after_seconds: Amount
     tuning_seconds: Amount
-    note: str = ""  # what is not in it, or is claimed of a part only
+    note: str = ""  # its omissions, and claims of a part only
 
 
 class Command(Frozen):
@@ -89,7 +89,7 @@ class Answer(Frozen):
     speedup: Interval
     unit: str  # `sooner to the same losses`, `in samples/s`, `in samples per joule`
     rests_on: str  # how the claim was measured; empty without one
-    diagnosis: str  # what limits the training as it is, or that this cannot be told
+    diagnosis: str  # the limit of the training as it is, or that it is unknown
     recommended: Kind
     choices: Many[Choice]  # both answers; empty where no other batch size is known
     candidate: str  # what came closest, where nothing is recommended
@@ -339,7 +339,7 @@ def how_soon(speedup: Interval) -> str:
 
 
 def describe_doubts(other: BestConfiguration) -> str:
-    """Return what is not known of the answer with another batch size, in one line; empty where all is."""
+    """Return the unknowns of the answer with another batch size, in one line; empty where there are none."""
     doubts, rule = [], other.learning_rate_rule
     if not other.confirmed:
         size = Configuration(other.configuration).update_size
@@ -364,7 +364,7 @@ def describe_factor(rule: Rule, factor: float) -> str:
 
 
 def learning_caveats(recipe: RecipeContent) -> list[str]:
-    """Return what is not promised of the recommended precision or batch size, and what the script must change."""
+    """Return the limits of the claim for the recommended precision or batch size, and what the script must change."""
     rule, script = recipe.learning_rate_rule, recipe.workload.script
     if rule is None:
         effect = _describe_effect(recipe, Configuration(recipe.configuration))

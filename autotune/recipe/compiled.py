@@ -241,7 +241,7 @@ def open_folder(trial_directory: Path, process: int) -> str:
 def keep_compiled(recipe: RecipeContent, run: Path) -> str:
     """Keep what a confirming process of the winner compiled beside the recipe of a run, and remove all else.
 
-    What an earlier invocation kept stays if it is of this recipe. Returns why nothing is kept, or an empty text.
+    Files of an earlier invocation stay if they are of this recipe. Returns why nothing is kept, or an empty text.
     """
     try:
         return _keep_last(recipe, run, run / COMPILED)

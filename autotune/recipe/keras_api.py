@@ -154,7 +154,7 @@ class KerasApi:
         return adapter.get_tf_dataset(), adapter.num_batches
 
     def split_off(self, arrays: tuple[Any, Any, Any], share: float) -> tuple[tuple[Any, Any, Any], Any]:
-        """Split arrays as `fit` does: into what is trained on, and the share that is validated on."""
+        """Split arrays as `fit` does: into training data, and the share for validation."""
         from keras.src.trainers.data_adapters import array_slicing
 
         whole, held_out = array_slicing.train_validation_split(arrays, validation_split=share)

@@ -1,4 +1,4 @@
-"""Scale a learning rate by a rule: the updates take it so many times, and the script's own rate stays as it is."""
+"""Scale a learning rate by a rule: the updates take its multiple, and the script's own rate stays as it is."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def factor_of(rule: Rule, batch_ratio: float) -> float:
 
 
 def scale_updates(factor: Callable[[], Any]) -> None:
-    """Have every optimizer of Keras in this process update weights with so many times its learning rate.
+    """Have every optimizer of Keras in this process update weights with a multiple of its learning rate.
 
     The script reads and sets its own rate, so that its schedules, and what it sets while it trains, are scaled as well.
     `factor` is asked whenever an update is made or traced. It returns a number, or a variable that each update reads.

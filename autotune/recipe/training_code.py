@@ -54,8 +54,8 @@ class TrainingCode(RecipeContent):
         """Call `model.fit` with these arguments, on batches and with the learning rate of the trials.
 
         Data is what Keras takes: arrays, a `tf.data.Dataset` of single examples or of batches, a `PyDataset`, a
-        generator. Arrays and single examples get the recipe's batch size. What the data does not allow is said once,
-        and so is a training that is slower than the recipe claims.
+        generator. Arrays and single examples get the recipe's batch size. A knob that the data does not allow is named
+        once, and so is a training that is slower than the recipe claims.
 
         Raises:
             ApplyError: The model is not compiled; or as `compile`.

@@ -35,7 +35,7 @@ FEWEST_POINTS = 3
 
 
 def element(tag: str, *children: Child, **attributes: str | None) -> Element:
-    """Return an element; what is None is left out. `class_` is the attribute `class`, `data_label` is `data-label`."""
+    """Return an element; None is left out. `class_` is the attribute `class`, `data_label` is `data-label`."""
     given = {name.rstrip("_").replace("_", "-"): value for name, value in attributes.items() if value is not None}
     made, last = Element(tag, given), None
     for child in children:
@@ -120,7 +120,7 @@ def _ratio(record: TrialRecord) -> float:
 class Step:
     """A step from the baseline to the recommendation."""
 
-    name: str  # the change, as `knob=value`; of the last step what is left
+    name: str  # the change, as `knob=value`; the last step is the rest
     gain: Interval  # a factor
     begins_at: float  # the speed-up before the step: steps are multiplied
 

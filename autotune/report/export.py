@@ -97,7 +97,7 @@ def export_run(path: str | Path, tracker: Tracker) -> str:
     """
     check_installed(tracker)
     run = read_tracked_run(path)
-    # What a package prints is no result. MLflow retries for minutes where no server answers.
+    # Output of a package is no result. MLflow retries for minutes where no server answers.
     quiet = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "TF_CPP_MIN_LOG_LEVEL": "3", **os.environ}
     try:
         with mock.patch.dict(os.environ, quiet), contextlib.redirect_stdout(sys.stderr):

@@ -360,7 +360,7 @@ COLUMNS = (
 
 
 class _Compared(NamedTuple):
-    """A row of the table, and what must agree where speeds are compared; None is what is not known."""
+    """A row of the table, and the fields that must agree where speeds are compared; None is unknown."""
 
     row: dict[str, object]
     machine: Machine
@@ -382,7 +382,7 @@ def compare(*runs: Paths) -> pd.DataFrame:
         file; of a folder of recipes, the newest of each kind of machine. `claim` is the speed-up over the run's own
         baseline with its interval `low` to `high`, of what `headline` says; `throughput` is the recommended
         configuration's, in samples per second, and `baseline_throughput` the baseline's; `limited_by` is what limits
-        the baseline. `recommended` is told by its changes to the run's baseline.
+        the baseline. `recommended` is described by its changes to the run's baseline.
         `differs` says why a row's speeds may not be compared with the first row's; it is empty where they may. What a
         run without a recipe lacks is NA.
 

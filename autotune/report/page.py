@@ -286,7 +286,7 @@ def _lines(command: Command) -> list[Element]:
 
 
 def _to_do(data: PageData) -> Iterator[Element]:
-    """Yield what to change, the commands to copy, advice, and what is missing or was not checked."""
+    """Yield the changes, the commands to copy, the advice, and the parts that are missing or were not checked."""
     answer = data.answer
     commands: Sequence[Command] = () if answer is None else answer.commands[1:]
     if answer is None:

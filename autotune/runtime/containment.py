@@ -341,7 +341,7 @@ def _is_below(path: str, folder: str) -> bool:
 
 
 def _mounts(layers: str) -> Iterator[_Mount]:
-    """Yield what is mounted, in the order in which it was, without what is mounted for contained processes."""
+    """Yield the mounts in their order, without those made for contained processes."""
     with open("/proc/self/mountinfo", "rb") as lines:
         for line in lines:
             fields, _, kinds = line.partition(b" - ")
@@ -405,7 +405,7 @@ def _show(path: str, target: str) -> None:
 
 
 def _bind(path: str, target: str, *, read_only: bool = False) -> None:
-    """Show a real file or directory at another place, with what is mounted below it."""
+    """Show a real file or directory at another place, with the mounts below it."""
     _mount(path, target, None, _BIND | _REC)
     if read_only:
         attributes = (ctypes.c_uint64 * 4)(_READ_ONLY, 0, 0, 0)

@@ -144,7 +144,7 @@ class Executor(abc.ABC):
         self.machine: Machine | None = None  # what the first seat runs on; None for the driver's own machine
         self.started_by_import: protocol.StartedByImport | None = None  # what no fork survives; known once it is open
         self.isolation = isolation  # `spawn` where importing the workload leaves no choice
-        self.tell: Callable[[str], object] = lambda text: None  # told what runs while it opens
+        self.tell: Callable[[str], object] = lambda text: None  # reports progress while it opens
         self._handles: Mapping[str, SeatHandle] = {}
 
     def __enter__(self) -> Self:

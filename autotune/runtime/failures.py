@@ -114,7 +114,7 @@ def summarize_with_line(error: BaseException) -> str:
     return "".join([summarize_error(error).removesuffix("." * len(where)), *where])
 
 
-# --------------------------------------------------------------------------------------------- what is raised
+# ---------------------------------------------------------------------------------------------------- raising
 
 
 def call_user(part: str, function: Callable[[], Any]) -> Any:
@@ -161,7 +161,7 @@ def refuse_training(where: str, hint: str) -> Iterator[None]:
 
     Raises `WorkloadError` with its line, `where` and `hint`.
     """
-    found: list[WorkloadError] = []  # AutoGraph or the user's own `except` may swallow what is raised
+    found: list[WorkloadError] = []  # AutoGraph or the user's own `except` may swallow the error
 
     def refuse(*_: Any, **__: Any) -> None:
         found.append(WorkloadError(f"{locate_user_line()}: trains a model {where}", hint=hint))
@@ -215,7 +215,7 @@ def after_import(name: str, act: Callable[[ModuleType], object]) -> Callable[[],
     return lambda: sys.meta_path.remove(hook)
 
 
-# --------------------------------------------------------------------------------------------- what is reported
+# ---------------------------------------------------------------------------------------------------- reporting
 
 
 def _own_line(error: BaseException) -> str:

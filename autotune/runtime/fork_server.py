@@ -220,7 +220,7 @@ class ForkServer:
         """Fork a trial for each request. Returns in the forks only, with the request and the trial's pipe.
 
         Args:
-            state: What forks must restore.
+            state: The state that forks must restore.
             waiting: A process that may go on as the first trial.
 
         Raises:

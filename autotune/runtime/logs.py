@@ -18,7 +18,7 @@ HEAD_BYTES, END_BYTES = 1 << 20, 1 << 16
 TAIL_LENGTH = 4000
 
 _FATAL = re.compile(r"Check failed|^(?:F\d{4} |\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: F )|^terminate called|^  what\(\)")
-# What the runtime writes into every log, as opposed to what says why a trial ended.
+# Lines that the runtime writes into every log. They do not say why a trial ended.
 _RUNTIME_LINE = re.compile(
     r"(?:\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: (?P<old>[IWE]) "  # 2026-11-20 10:00:00.123456: I
     r"|(?P<new>[IWE])\d{4} \d\d:\d\d:\d+\.\d+ +\d+ )"  # I0000 00:00:1795211797.449557   30689
@@ -46,7 +46,7 @@ def open_log(path: str | Path) -> int:
 
 
 def cap_log(log: Path) -> None:
-    """Cut the middle out of a log that has grown too large. What is written to it meanwhile may be lost."""
+    """Cut the middle out of a log that has grown too large. Lines written meanwhile may be lost."""
     with contextlib.suppress(OSError):
         size = os.stat(log).st_size
         if size > LARGEST_LOG_BYTES:

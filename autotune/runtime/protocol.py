@@ -291,7 +291,7 @@ class Channel:
             raise ChannelClosed(str(error)) from error
 
     def receive(self, timeout_seconds: float | None = None) -> Frozen:
-        """Return the next message. Raises `TimeoutError`, `ChannelClosed`, `ProtocolError` for what is no message."""
+        """Return the next message. Raises `TimeoutError`, `ChannelClosed`, `ProtocolError` for anything else."""
         try:
             body = self._pipe.recv_bytes(LARGEST_MESSAGE_BYTES) if self._pipe.poll(timeout_seconds) else None
         except (EOFError, OSError) as error:

@@ -330,7 +330,7 @@ def connect(address: str | None, *, directory: str | None, left: float) -> Any:
 
     Args:
         address: The cluster's, or None for a Ray of this machine's own.
-        directory: What Ray copies to the hosts.
+        directory: The directory that Ray copies to the hosts.
         left: Seconds of the budget.
 
     Raises:

@@ -159,7 +159,7 @@ class SeatActor:
 
 
 def _catch(call: Callable[[], Result]) -> Result | Exception:
-    """Return what a call returns, or its failure: Ray would wrap what is raised."""
+    """Return what a call returns, or its failure: Ray would wrap an exception."""
     try:
         return call()
     except (TrialFailed, AutotuneError) as failure:

@@ -64,7 +64,7 @@ class Template:
         command += [str(os.getpid()), mode, reference.model_dump_json(), folder, ENTRY_POINT]
         self._channel = Channel(ours)
         self._ready: protocol.TemplateReady | None = None
-        self.tell: Callable[[str], object] = lambda text: None  # told what runs while it imports
+        self.tell: Callable[[str], object] = lambda text: None  # reports progress while it imports
         self.waits = False  # one of its processes waits to go on as its first trial
         self._exits: dict[int, int] = {}
         try:

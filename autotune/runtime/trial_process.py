@@ -21,7 +21,7 @@ from autotune.runtime.template_process import EXIT_SECONDS, Template, describe_s
 LOOK_SECONDS = 0.1  # how often the driver looks at log, files and the user's stop while it waits
 FREEZE_SECONDS = 5.0  # how long a process group may take to stop
 
-# What a trial does while the driver waits for each of its messages.
+# The work of a trial while the driver waits for each message.
 _DOING: dict[type, str] = {
     protocol.Started: "while building the model and dataset",
     protocol.FirstStep: "in the first step, which traces and compiles",

@@ -138,7 +138,7 @@ def _blocks(node: ast.AST, scope: ast.AST) -> Iterator[tuple[list[ast.stmt], ast
 
 
 def _assigned(nodes: Sequence[ast.AST], *, from_shape: bool = False) -> set[str]:
-    """Return what is assigned below these nodes, as source text; with `from_shape` only sizes of tensors and arrays."""
+    """Return the names assigned below these nodes, as source text; with `from_shape` only sizes of tensors."""
     found = set()
     for node in (part for top in nodes for part in ast.walk(top)):
         if isinstance(node, ast.Assign) and (not from_shape or _reads_shape(node.value)):
@@ -174,7 +174,7 @@ def _uses(region: Sequence[ast.stmt], names: set[str], size: int, computed: set[
 
 
 def _walk_computing(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield a node and those below it, without what is only printed or logged."""
+    """Yield a node and those below it, without arguments of printing and logging."""
     if isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Call) and name_of(node.func) in LOGGING):
         return
     yield node

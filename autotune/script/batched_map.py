@@ -19,7 +19,7 @@ from autotune.script.dataset_trace import MAPS, DatasetCall, call_of, tag, upstr
 
 _COMMUTES = {"Shuffle": ("buffer_size", "reshuffle_each_iteration"), "Prefetch": ("buffer_size",)}
 _COMMUTES |= dict.fromkeys(("Repeat", "Take", "Skip"), ("count",))
-"""What may stand before a `map` as well as after it, with its arguments."""
+"""Calls that may stand before a `map` as well as after it, with their arguments."""
 FIRST_BATCHES, LONGEST_BATCH = 3, 32  # that a proof reads, apart from later ones
 PROOF_SECONDS, PROOF_BYTES = 1.0, 32 << 20  # after which it reads no further one
 _proofs: dict[Any, tuple[bool, str]] = {}  # by code and element: a loop over `fit` makes its maps anew
@@ -34,7 +34,7 @@ def _back_to_map(examples: tf.data.Dataset) -> list[tf.data.Dataset]:
 
 
 def without_map(examples: tf.data.Dataset, moved: Collection[Any]) -> tuple[tf.data.Dataset, DatasetCall | None]:
-    """Return what is batched without its last `map`, and the call of that; None where it is not to be moved."""
+    """Return the batched dataset without its last `map`, and the call of that; None where it is not to be moved."""
     *between, mapped = _back_to_map(examples)
     call = call_of(mapped)
     if call is None or call.site.key not in moved or kind_of(mapped) not in MAPS or not _has_one_shape(mapped):

@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
 COUNTS_BATCHES = ("Take", "Skip", "Shard", "Window", "Batch", "ParallelBatch", "PaddedBatch", "Unbatch")
-"""What means something else after `batch` where the batch size is another."""
+"""Calls whose meaning after `batch` depends on the batch size."""
 BATCHES = ("Batch", "ParallelBatch", "PaddedBatch")
 MAPS = ("Map", "ParallelMap")
 SAME_ELEMENTS = ("Prefetch", "Map", "ParallelMap", "Options", "Cache", "Shuffle")
-"""What yields as many elements as it reads."""
+"""Datasets that yield as many elements as they read."""
 DIFFERS_BY_EPOCH = ("Shuffle", "Repeat", "Sample", "Interleave", "ParallelInterleave", "Random", "Generator")
 _SOURCES = re.compile(r"(?!.*(Random|Shuffle|Generator))\w*Dataset(V\d)?")  # operations, such as in `flat_map`
 SAMPLED, SECONDS = 8, 1.0  # elements that are read to know whether they stay the same; seconds to read and count them
@@ -67,7 +67,7 @@ def upstream(dataset: tf.data.Dataset) -> Iterator[tf.data.Dataset]:
 
 
 def batch_calls(dataset: tf.data.Dataset) -> tuple[list[DatasetCall], str]:
-    """Return the calls that batch what is trained on, and why the batch size cannot change there; empty if it can."""
+    """Return the calls that batch the training data, and why the batch size cannot change there; empty if it can."""
     found = list(_batch_calls(dataset, ""))
     for call, counted in found:
         if counted:

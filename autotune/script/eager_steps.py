@@ -1,7 +1,7 @@
 """Find the function of a custom loop's eager step, and what in it a graph would do once instead of at each step.
 
 The function is the innermost one around both the tape and the update. A graph repeats what TensorFlow did while the
-function was traced. What Python changes, draws or reads anew in each call is not part of it.
+function was traced. Values that Python changes, draws or reads anew in each call are not part of it.
 """
 
 from __future__ import annotations

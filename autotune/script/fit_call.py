@@ -36,7 +36,7 @@ FEW_STEPS = 3  # of each `fit` that is not tuned
 def few_steps(model: keras.Model, usual: Callable[..., Any], arguments: dict[str, Any], callbacks: list[Any]) -> Any:
     """Run the last epoch of a `fit` for a few steps; its history has the keys that the script may read.
 
-    Callbacks are told of the first epoch too, in which many begin what they keep.
+    Callbacks see the first epoch too, in which many initialise their state.
     """
     first, last = int(arguments["initial_epoch"]), last_epochs(arguments, 1)
 

@@ -197,7 +197,7 @@ def _are_alike(values: Sequence[Any], others: Sequence[Any], bounds: Sequence[fl
 
 
 def _distance(value: Any, other: Any) -> float:
-    """Return the norm of a difference; of what is no floating-point number 0 if equal, and infinity otherwise."""
+    """Return the norm of a difference; for other types than floating point 0 if equal, and infinity otherwise."""
     if not tf.as_dtype(value.dtype).is_floating:
         return 0.0 if np.array_equal(value, other) else float("inf")
     return float(np.linalg.norm(np.float64(value) - np.float64(other)))

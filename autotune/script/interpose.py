@@ -151,7 +151,7 @@ class Wrappers:
             try:
                 bound = signature.bind(*arguments, **named)
             except TypeError:
-                return usual(*arguments, **named)  # which says what is wrong
+                return usual(*arguments, **named)  # which raises its own error
             return act(usual, site_of(frame, self.directory), bound)
 
         self.around(owner, name, act_at_site)

@@ -219,7 +219,7 @@ class LoopTraining(TrialHooks):
             self._watch.install_keras(sys.modules[name])
 
     def fit(self, model: Any, usual: Callable[..., Any], arguments: dict[str, Any], site: Site) -> Any:
-        """See `Hooks`: what is trained by `fit` is not what is tuned."""
+        """See `Hooks`: a training by `fit` is not the one that is tuned."""
         return few_steps(model, usual, arguments, self.effects.without_writers(arguments["callbacks"]))
 
     def _named(self, logs: Any) -> Any:

@@ -55,7 +55,7 @@ class LoopWatch:
     """Watches this process's loops.
 
     `facts` are those of the script, where they are known: which function XLA compiles. With `finds_compiled` TensorFlow
-    must find what XLA compiled, now or in another process. `eager` is told of eager updates.
+    must find what XLA compiled, now or in another process. `eager` is called at eager updates.
     """
 
     def __init__(

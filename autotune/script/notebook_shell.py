@@ -46,7 +46,7 @@ class _Idle:
 
 
 class _Shell(_Idle):
-    """The shell that `get_ipython()` returns. What it does not do here does nothing."""
+    """The shell that `get_ipython()` returns. Its other methods do nothing."""
 
     def __init__(self, names: dict[str, Any]) -> None:
         self.user_ns, self.config = names, dict[str, Any]()

@@ -238,7 +238,7 @@ def _facts(
     validates: bool = False,
     **more: Any,
 ) -> WorkloadFacts:
-    """Return what is known of a training.
+    """Return the facts of a training.
 
     `given`: the knobs as the script leaves them, except those of the dataset; `reasons`: why knobs do not reach the
     training; `weights`: those that are trained, and more variables of the model; `steps`: eager functions that can be
@@ -305,7 +305,7 @@ def _edits_of_pipeline(
     *,
     counts: bool,
 ) -> dict[str, Any]:
-    """Find where `cache` and `batched_map` reach the pipeline, and what is not read ahead; return facts of both.
+    """Find where `cache` and `batched_map` reach the pipeline, and parts that are not read ahead; return facts of both.
 
     `trained`: variables that the training writes; `counts`: the epochs are known. Adds to `given`, `sites`, `reasons`.
     """

@@ -188,8 +188,8 @@ class SideEffects:
 class WriteWatch:
     """Redirects what this process writes to existing files, renames or removes by Python to files in `folder`.
 
-    What the script creates is where it puts it, so that TensorFlow's readers and other programs find it. `refuse` takes
-    the error of a change that cannot be redirected. It need not return.
+    Files that the script creates are where it puts them, so that TensorFlow's readers and other programs find them.
+    `refuse` takes the error of a change that cannot be redirected. It need not return.
     """
 
     def __init__(

@@ -191,7 +191,7 @@ def _trial(
             if not configuration.get("graph_step"):
                 yield
                 return
-            own = own_files(file_of(reference), Path(directory_of(reference)))  # made without what is compiled
+            own = own_files(file_of(reference), Path(directory_of(reference)))  # made without compiled files
             for name, module in list(sys.modules.items()):
                 if name != "__main__" and Path(getattr(module, "__file__", None) or "") in own:
                     del sys.modules[name]

@@ -24,7 +24,7 @@ LARGE_TABLE = 1 << 24  # bytes of an embedding above which a pass over all its r
 def slow_parts_of_input(
     dataset: tf.data.Dataset | None, sites: Mapping[str, Sequence[Site]], given: Mapping[str, KnobValue], directory: str
 ) -> Iterator[SlowPart]:
-    """Yield what is slow in how the batches are made, the worst first."""
+    """Yield the slow parts of making batches, the worst first."""
     parts = [] if dataset is None else list(upstream(dataset))
     for part in parts:
         if any("PyFunc" in name for name in operations_of(part)):
@@ -54,7 +54,7 @@ def slow_parts_of_step(
     reads: Iterable[str] = (),
     predicts: Iterable[str] = (),
 ) -> Iterator[SlowPart]:
-    """Yield what is slow in the step, the worst first.
+    """Yield the slow parts of the step, the worst first.
 
     `eager`: how its operations run by themselves, if they do; `held`: why other functions of the step stay eager;
     `reads`: lines that make each step wait for the device; `predicts`: lines that call `predict` in each step.

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Staleness:
-    """What has changed since a recipe was measured.
+    """The changes since a recipe was measured, said once.
 
     `here` is this machine; None where a change of it is not to be said.
     """

@@ -118,7 +118,7 @@ def run_users(reference: WorkloadReference, *, endless: Site | None = None, adju
     """Run the script; for `endless` and `adjustable` see `run_as_main`.
 
     Raises:
-        WorkloadError: It raised an exception. What `failures.is_environment_failure` says passes through.
+        WorkloadError: It raised an exception. Environment failures (`failures.is_environment_failure`) pass through.
     """
     name = reference.shown
     note_process()

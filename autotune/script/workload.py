@@ -1,4 +1,4 @@
-"""A `Workload`: what is trained, as functions of the user's. Imports no TensorFlow."""
+"""A `Workload`: a training as functions of the user's. Imports no TensorFlow."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def near(number: float) -> Pick:
 
 
 def times(factor: float) -> Pick:
-    """Pick the choice nearest to so many times the value."""
+    """Pick the choice nearest to a multiple of the value."""
     return lambda choices, now: near(factor * now)(choices, now)
 
 

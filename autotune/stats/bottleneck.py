@@ -17,7 +17,7 @@ LAUNCH_HIGH = 0.15
 UNUSED_HIGH = 0.4
 """Share of a profiled step that no operation uses: large ones leave up to a quarter unused, tiny ones half and more."""
 LONGEST_START = 2e-3
-"""Seconds that starting an operation takes at most. What passes beyond that is work which the profile does not show."""
+"""Seconds that starting an operation takes at most. Longer times include work that the profile does not show."""
 MOSTLY = 0.5
 _NOT_OPERATIONS = ("input", "communication", "launch")
 MATRIX_WORK = ("MatMul", "Conv", "Einsum", "RNN", "LSTM", "GRU", "FFT", "Cholesky", "Attention", "Gemm", "Fusion")

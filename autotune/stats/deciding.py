@@ -78,7 +78,7 @@ class ClaimResult(enum.StrEnum):
 
 
 def judge_claim(claim: LogInterval, now: LogInterval, *, min_gain: float) -> ClaimResult:
-    """Compare a claimed speed-up, as a logarithm, with what is measured now; `min_gain` may be lost in any case."""
+    """Compare a claimed speed-up, as a logarithm, with the one measured now; `min_gain` may be lost in any case."""
     short = claim.value - now.value > max(math.hypot(claim.half_width, now.half_width), math.log1p(min_gain))
     if now.low <= 0:
         return ClaimResult.GONE if short else ClaimResult.UNDECIDED

@@ -19,7 +19,7 @@ BORROWED_DEGREES = 8  # most that a trial borrows from the others: one that is n
 LEAST_DEVIATION = 0.02  # log deviation between processes that is allowed for even where slices show none
 DISTURBED_SHARE, DISTURBED_DEVIATION = 0.2, 0.35  # how often machines are disturbed; log deviation between pairs then
 PRIOR_DEGREES = 4  # that recordings, and at most that a run's other processes, lend to a claim
-NOISY_DEVIATION = 0.179  # log deviation of single slice pairs on a disturbed machine: what is taken before any is known
+NOISY_DEVIATION = 0.179  # log deviation of single slice pairs on a disturbed machine, assumed before any is known
 COMPILATION_DEVIATION, COMPILATION_DEGREES = 0.03, 14  # log deviation between kernels that XLA chooses by timing them
 TEMPLATE_DEVIATION, TEMPLATE_DEGREES = 0.02, 14  # log deviation between forks of two templates that import the same
 

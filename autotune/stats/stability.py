@@ -145,7 +145,7 @@ def check_loss_scale(skipped: Sequence[int], steps: Sequence[int], *, baseline_s
 
 def check_throttling(own: Sequence[bool], baseline: Sequence[bool]) -> Check:
     """Check that the card kept its clocks; a value is whether heat or a hardware slowdown held them down in a slice."""
-    # What both sides meet slows both. A configuration that heats the card more than the baseline will do so for hours.
+    # Throttling of both sides slows both. A configuration that heats the card more will do so for hours.
     share, usual = (sum(side) / len(side) for side in (own, baseline))
     detail = (
         f"heat or a hardware slowdown held the GPU's clocks down in {share:.0%} of the slices (baseline: {usual:.0%})"
@@ -170,7 +170,7 @@ def check_constant_work(own: Sequence[float], baseline: Sequence[float]) -> Chec
 
 
 def check_steady_work(ratio: float, *, examples: int) -> Check:
-    """Return a failed check: after so many examples the baseline trains so many times as fast as a fresh process."""
+    """Return a failed check: after `examples`, the baseline trains `ratio` times as fast as a fresh process."""
     detail = (
         f"after {examples:,} examples the baseline trains ×{ratio:.2f} as fast as a fresh process of it beside it: the "
         "work of a step depends on the progress of the training, by the order or size of its data, a growing buffer or "

@@ -29,7 +29,7 @@ ENOUGH_GAPS = ((5, 0.0), (2, 3.0), (1, 10.0))
 """Gaps, and seconds since the first call, that end their measuring; the first gap may compile."""
 CALLS_PER_EPOCH = 2
 """Calls of the train function in an epoch that is cut short."""
-# What passes each element on.
+# Datasets that pass each element on.
 HAND_ON = ("Options", "Prefetch", "CopyToDevice", "AssertCardinality", "Map", "ParallelMap", "DenseToRagged")
 
 

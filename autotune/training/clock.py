@@ -38,7 +38,7 @@ FEWEST_EPOCHS = 3
 
 
 SURELY = 2.0
-"""An epoch is long for sure if its calls, were all as quick as the quickest so far, took so many times the limit."""
+"""Lower bound of an epoch's time over the limit above which it is long."""
 
 
 class LongEpoch(Exception):
@@ -75,12 +75,12 @@ class StepClock:
         tuner: Where reports go and commands come from.
         warmup_seconds: Usual cap on the warm-up after the first step.
         epoch_seconds: Longest epoch that is timed whole, unless it has very few calls.
-        between_epochs: What lies between two epochs. None to raise LongEpoch where epochs are long.
-        longest_boundary_epoch_seconds: What lies between epochs that are longer than this is not measured.
+        between_epochs: Measures the boundary between two epochs. None to raise LongEpoch where epochs are long.
+        longest_boundary_epoch_seconds: The boundary of longer epochs is not measured.
         saves_state: Saves weights and optimizer; returns whether it did.
         save_after: Steps after which to do that, once; a warm training is saved in any case.
         time_writers: Times the writers that trials omit, once the training is warm; returns None where it cannot.
-        gauges: What is measured in each slice.
+        gauges: The measurements of each slice.
         describe_weights: Returns the fields of `FirstStep` about the model's weights, after that step.
         freeze: Stops the process; returns when the tuner lets it continue.
         clock: Seconds, monotonic.

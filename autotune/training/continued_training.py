@@ -130,7 +130,7 @@ def _count_steps(
 
 
 def _rest(model: keras.Model) -> dict[str, Any]:
-    """Return what is not in the state: the optimizer's other variables, and those outside of the model.
+    """Return the variables that are not in the state: the optimizer's other variables, and those outside of the model.
 
     A loss may read one that a callback or a step changes. Generators of random numbers get a seed by themselves.
     """
@@ -146,7 +146,7 @@ def _rest(model: keras.Model) -> dict[str, Any]:
 
 
 def _seed(model: keras.Model, seed: int) -> None:
-    """Give what is drawn from now on one seed, such as dropout; layers of Keras 3 have generators of their own."""
+    """Seed all later random draws, such as dropout; layers of Keras 3 have generators of their own."""
     keras.utils.set_random_seed(seed)
     draws, weights = np.random.default_rng(seed), {id(weight) for weight in model.weights}
     for variable in model.variables:

@@ -41,7 +41,7 @@ class Parts:
     """The model, data and arguments of a `fit`."""
 
     model: keras.Model  # compiled
-    dataset: tf.data.Dataset  # what is trained on, before the trial batches it
+    dataset: tf.data.Dataset  # the training data, before the trial batches it
     validation: tf.data.Dataset | None  # batches
     train: apply.TrainingPipeline
     batched: bool  # `dataset` holds batches

@@ -146,7 +146,7 @@ class Retracing:
     def wrap(self, train_function: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """Return `train_function`, with what its calls trace or compile counted.
 
-        What is traced anew is compiled anew: the larger of the two numbers counts.
+        Each new trace is compiled: the larger of the two numbers counts.
         """
         spent = self._spent
         if spent is None:

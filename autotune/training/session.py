@@ -160,7 +160,7 @@ def _first_steps(session: TrainingSession) -> float:
 
 
 def _profile(folder: Path, *, steps_per_call: int, synchronise: Callable[[], object]) -> Iterator[int]:
-    """Profile what is done at each item, one call of so many steps, into a folder that TensorBoard and XProf open."""
+    """Profile the work at each item, one call of several steps, into a folder that TensorBoard and XProf open."""
     tf.profiler.experimental.start(str(folder))
     began, calls, taken = time.perf_counter(), 0, 0.0
     while calls < PROFILED_STEPS and taken * (1 + 1 / max(1, calls)) < PROFILE_SECONDS:

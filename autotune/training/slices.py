@@ -29,7 +29,7 @@ class TrainingEnded(Exception):
 
 @dataclass
 class OpenSlice:
-    """A slice that is being measured: what is counted so far, of `wanted_seconds` at least."""
+    """A slice that is being measured: its counts so far, of `wanted_seconds` at least."""
 
     wanted_seconds: float
     seconds: float = 0.0

@@ -42,7 +42,7 @@ class ReadVariables:
 
     @contextlib.contextmanager
     def watch(self) -> Iterator[None]:
-        """Collect them from what is traced meanwhile."""
+        """Collect them from functions traced meanwhile."""
         try:
             from tensorflow.python.ops import gen_resource_variable_ops as ops
             from tensorflow.python.util.tf_stack import extract_stack

@@ -129,7 +129,7 @@ def effective_doublings(ratio: float) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """What a run has tried so far, derived from its records."""
+    """The trials of a run so far, derived from its records."""
 
     ratios: Mapping[Configuration, float] = field(default_factory=dict)  # log speed-ups, the baseline's included
     failed: Collection[Configuration] = ()
@@ -197,7 +197,7 @@ class Features:
 
 
 class Beliefs:
-    """What is expected of configurations in a context, given the table and what was measured."""
+    """Expected speed of configurations in a context, given the table and the measurements."""
 
     def __init__(self, features: Features, now: Context, table: Expectations, evidence: Evidence) -> None:
         self._features, self._now = features, now
@@ -226,7 +226,7 @@ class Beliefs:
         return np.array([row.gain for row in rows]) * sizes, correlation * np.outer(deviations, deviations)
 
     def _observe(self, evidence: Evidence) -> None:
-        """Take measurements into account. What runs now is taken to be as fast as expected."""
+        """Take measurements into account. A running trial is taken to be as fast as expected."""
         space, vector = self._features.space, self._features.vector
         measured = {known: ratio for known, ratio in evidence.ratios.items() if known in space}
         measured = dict(list(measured.items())[-MOST_OBSERVED:]) | {space.baseline: 0.0}

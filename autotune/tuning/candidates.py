@@ -1,7 +1,7 @@
 """Choose the next configuration: a combination, changes of the fastest one by their worth, then Optuna's samples.
 
 The worth of a configuration is the gain that is expected of it per expected second; see `beliefs`. Every proposal is a
-trial of the run's Optuna study, which gets its result. What should not be worth a trial comes last: see `find_useful`.
+trial of the run's Optuna study, which gets its result. Values hardly worth a trial come last: see `find_useful`.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class Proposals:
         if all(known.batch_size <= own for known in tried):
             able = [found for found in neighbours(best, space, now) if _fits_in_memory(found, space.baseline, now)]
             larger = [found for found in able if best.replace(batch_size=found.batch_size) == found != best]
-            # With what is known by now to be slow: the wait for input, after the first trial.
+            # With the known limits: the wait for input is known after the first trial.
             larger = [space.canonical(combined.replace(batch_size=found.batch_size)) for found in larger] + larger
         joined = len(tried) == 1 or combined.batch_size > own  # else a larger batch waits no longer
         yield from [combined, *larger] if joined else [*larger, combined]

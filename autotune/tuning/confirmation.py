@@ -51,7 +51,7 @@ class Finalist:
 
     @property
     def asked(self) -> Configuration:
-        """Its configuration as it was asked for, before its first process told what is in force."""
+        """Its configuration as it was asked for, before its first process reported the values in force."""
         return Configuration(self.in_search.asked or self.in_search.configuration)
 
     @property
@@ -257,7 +257,7 @@ class FreshPairs:
         )
 
     def _known_boundary(self, trial: Trial, leader: Finalist) -> Boundary | None:
-        """Return what is known of a side's boundary between epochs; None where its process should measure it."""
+        """Return a side's known boundary between epochs; None where its process should measure it."""
         of_baseline, searched = self._run.boundary, leader.in_search
         if trial.configuration == self._run.baseline:
             return of_baseline

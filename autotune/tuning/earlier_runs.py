@@ -309,7 +309,7 @@ def read_earlier(directory: RunDirectory) -> Earlier:
 
 
 def resumption_notes(earlier: Earlier) -> Iterator[str]:
-    """Say what is taken from the run directory."""
+    """Describe what the run takes from its directory."""
     yield f"resumed: {plural(len(earlier.records), 'trial')} finished before"
     args = earlier.options.args
     if args and not masked_names(args):  # else they were just given

@@ -178,7 +178,7 @@ class Leaders:
     # ------------------------------------------------------------------------------------------- keeping
 
     def _note_other_side(self, leader: Finalist, failure: TrialFailed) -> None:
-        """Tell of a failure that is not the leader's. What was confirmed and fails twice in a row is not stable."""
+        """Report a failure that is not the leader's. A confirmed one that fails twice in a row is not stable."""
         self._failures += 1
         why = first_line(failure.reason) or failure.outcome
         best_leader = self._standings.best_leader_beside(leader.trial.configuration)

@@ -71,11 +71,11 @@ class Trainings:
         return max(0.0, self._ends - self.run.clock())
 
     def planned(self) -> float:
-        """Return the seconds to plan trainings for: half of what is left where they may take longer than planned."""
+        """Return the seconds to plan trainings for: half of the time left where they may take longer than planned."""
         return self.left() * (CAUTION if self._again else 1.0)
 
     def seconds_each(self, count: int, *, share: float) -> float:
-        """Return seconds for each of so many trainings of the baseline's kind, out of a share of what is left."""
+        """Return seconds for each of several trainings of the baseline's kind, out of a share of the time left."""
         # They read a few batches, so they do not fill what the dataset caches.
         baseline = self.run.records[0]
         start = baseline.start_seconds - (baseline.filling_seconds or 0.0)

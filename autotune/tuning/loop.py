@@ -2,7 +2,7 @@
 
     while time is left and the answer is not settled:
         action = next_action(state)
-        state = what is known after doing it
+        state = the standings after it
 
 Measurements are in records, and the state follows from them. So a stopped run continues from its records.
 """
@@ -71,7 +71,7 @@ LEARNING_SHARE = 0.25  # the same for comparing how leaders with another batch s
 ABLATION_SHARE = 0.2  # of the time spent so far: what leaving changes out of the recommended configuration may take
 CATCH_UP_SHARE = 0.05  # of the time that is left: what writing an earlier invocation's trials to the study may take
 LATEST_CANDIDATES = 5  # what another candidate takes is the median of so many
-FAR_BELOW = math.log(0.6)  # log speed-up: nothing is combined with a change that is so slow by itself
+FAR_BELOW = math.log(0.6)  # log speed-up: a change this slow is not combined with others
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -252,7 +252,7 @@ class Loop:
     # ---------------------------------------------------------------------------------------------- the state
 
     def state(self) -> State:
-        """Return what is known now."""
+        """Return the current state."""
         run, options, standings = self._run, self._options, self._standings
         candidates = tuple(standings.candidates())
         baseline = run.records[0]
@@ -340,7 +340,7 @@ class Loop:
                 self._run.observe(Notice(text=f"{text} ({first_line(record.reason)})"))
 
     def _propose(self, seat: Seat) -> tuple[OptunaTrial, Configuration] | None:
-        """Return the next configuration, in turns one of the same training and one of any batch size; what is last."""
+        """Return the next configuration: the same training and any batch size in turn, the least useful last."""
         standings, space = self._standings, self._proposals.space
         ratios = [standings.batch_ratio(trial.asked) for trial in standings.searched()]
         same, others = ratios.count(1.0), len(ratios) - ratios.count(1.0)

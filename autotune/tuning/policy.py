@@ -1,6 +1,6 @@
 """Decide what a run does next. Pure: `next_action` weighs another candidate against more evidence for the leader.
 
-The claim is looked at after every fresh pair of processes. Leaders share one error account: the k-th one gets
+The claim is looked at after every fresh pair of processes. Leaders share one error budget: the k-th one gets
 0.05 / (k (k + 1)), which is 0.05 for all of them together.
 """
 
@@ -23,15 +23,15 @@ LARGE_GAIN_PROCESSES = 3  # that a large gain needs at most: it is confirmed ear
 LARGE_CLAIM_SHARE = 0.7  # of the budget: with so little left, a large gain is confirmed
 FIRST_CLAIM_SHARE = 0.5  # of the budget: with so little left, a leader is confirmed
 OTHER_CLAIM_SHARE = 0.4  # the same after a claim, for the other answer
-BETTER_CLAIM_SHARE = 0.25  # the same for what is faster than a claim
+BETTER_CLAIM_SHARE = 0.25  # the same for candidates faster than a claim
 LEARNING_AGAIN_SHARE = 0.5  # of the budget at most, for comparing learning that an earlier budget did not suffice for
 STAGNANT = 8  # candidates in a row that were no faster than the best: then it is confirmed
 FEW_CANDIDATES = 4  # before so many were measured, time is kept for the shortest confirmation alone
 ENOUGH_CANDIDATES = 6  # the usually best ones: then time is kept for excluding gains of all that was tried
 RESERVED_PROCESSES = 4  # a side: time for so many is kept while nothing looks faster than what there is
 CLEARLY = 3.0  # standard errors above what counts: a leader is confirmed without another look
-SAFELY_LONGER = 1.1  # a confirmation may take so many times as long as expected
-SLOWER = 1.3  # another candidate may take so many times as long as the last ones
+SAFELY_LONGER = 1.1  # time that a confirmation may take, over the expected time
+SLOWER = 1.3  # time that another candidate may take, over that of the last ones
 FEWEST_CANDIDATES = 3  # without a gain, before a run says so; fewer where no more are to be tried
 ENOUGH_EXCLUDED = 0.05  # of a gain, or `min_gain` if that is larger, for a run to end where each change was tried
 
@@ -152,7 +152,7 @@ def _next_action(state: State) -> Action:
                 return LookAgain(candidate.number)
     elif narrower := _narrow(state):
         return narrower
-    if _holds_another(state):  # the time holds no confirmation of it, but nothing else either
+    if _holds_another(state):  # there is no time to confirm it, nor for anything else
         return TryAnother()
     for leader in state.inconclusive if state.best_leader is None else ():
         if state.left >= leader.least_pair_seconds:
@@ -176,7 +176,7 @@ def _learning_needs(state: State, leader: Leader) -> float:
 
 
 def _narrow(state: State) -> FreshPair | None:
-    """Return another pair for an answer whose claim is wide, where the time holds one; the recommended one's first."""
+    """Return another pair for an answer whose claim is wide, if there is time; the recommended one's first."""
     for leader in (state.recommended, state.same_training, state.larger_batch):
         if leader is None or leader.ratio is None or leader.number in state.busy:
             continue
@@ -197,7 +197,7 @@ def _leave_change_out(state: State) -> LeaveOut | None:
 
 
 def _is_hopeless(state: State, leader: Leader) -> bool:
-    """Return whether an open leader will hardly be shown, and the time holds something else.
+    """Return whether an open leader is unlikely to be shown, and there is time for something else.
 
     That is so if all pairs that fit would not show a gain that is one standard error above its estimate.
     """
@@ -230,7 +230,7 @@ def _is_stale(state: State) -> bool:
     led_over = 0 if best_leader is None else state.candidate(best_leader.candidate).led_over
     if not led_over:
         return state.since_best >= STAGNANT
-    # What looks clearly faster than the best leader would be confirmed first: none of the others does.
+    # A candidate clearly faster than the best leader would be confirmed first: there is none.
     return len(state.candidates) - 1 >= max(1, STAGNANT - led_over)
 
 
@@ -257,7 +257,7 @@ def _next_leader(state: State) -> Candidate | None:
     """
     best = state.recommended
     if not state.best_leaders or not state.more_candidates:
-        # A larger batch whose learning does not fit in what is left is no answer, as long as others may be.
+        # A larger batch without time for its learning is no answer, as long as others may be.
         others_fit = _holds_another(state)
         for known in state.likely_leaders:
             if not others_fit or known.is_same_training or _shortest_confirmation(state, known) <= state.left:
@@ -280,7 +280,7 @@ def _is_other(state: State, candidate: Candidate) -> bool:
 
 
 def _for_leader(state: State, leader: Candidate) -> Action:
-    """Search on, or confirm: when what is left is what the confirmation needs, it is confirmed."""
+    """Search on, or confirm: it is confirmed when the time left is what the confirmation needs."""
     needed = confirmation_seconds(state, leader)
     is_late = state.left < _claim_share(state, leader) * state.budget
     early = leader.was_confirmed or is_late or (state.since_best >= STAGNANT and state.left >= 2 * needed)
@@ -329,14 +329,14 @@ def _use_the_rest(state: State, leader: int) -> Action:
 
 
 def _holds_another(state: State, *, reserve: float = 0.0) -> bool:
-    """Return whether the time holds another candidate, and what is kept for later."""
+    """Return whether there is time for another candidate besides the reserve."""
     seconds = SLOWER * state.candidate_seconds + reserve if reserve else state.candidate_seconds
     return state.more_candidates and state.left >= seconds
 
 
 def _reserve(state: State) -> float:
     """Return the seconds to keep where nothing looks faster than what there is."""
-    # For looks at what is unclear, so that it can be excluded; with a best leader, for the confirmation of a
+    # For looks at unclear candidates, so that they can be excluded; with a best leader, for the confirmation of a
     # faster one, which stands beside both.
     if state.best_leader is not None:
         return FEWEST_PROCESSES * 1.5 * state.best_leader.pair_seconds
@@ -344,11 +344,11 @@ def _reserve(state: State) -> float:
     if len(state.candidates) < ENOUGH_CANDIDATES:
         return first if state.left > first + 2 * state.candidate_seconds else 0.0
     looks = [state.looks_to_exclude(candidate, state.bound) * candidate.look_seconds for candidate in state.unclear]
-    return first + sum(looks) + max(looks, default=0.0)  # what is tried next may be unclear, or a leader
+    return first + sum(looks) + max(looks, default=0.0)  # the next candidate may be unclear, or a leader
 
 
 def kept_for_learning(state: State, leader: int) -> float:
-    """Return the seconds that a fresh pair of an open leader leaves for its learning, where the time holds both."""
+    """Return the seconds that a fresh pair of an open leader leaves for its learning, where there is time for both."""
     of = next(known for known in state.leaders if known.number == leader)
     needed = min(state.candidate(of.candidate).learning_seconds, state.learning_seconds) if of.unlearned else 0.0
     return needed if state.left >= of.least_pair_seconds + needed else 0.0

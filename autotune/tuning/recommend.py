@@ -55,7 +55,7 @@ STEADY_NOT_CHECKED = {
 }
 ROUND_TO_SECONDS, MARGIN = 10, 1.5  # of the budget that is named to go on with
 LEAST_BUDGET_SECONDS = 60.0
-MOST_BUDGETS = 10  # of the run, in the budget that is named to go on with: what is left then is a gain near 1
+MOST_BUDGETS = 10  # of the run, in the budget that is named to go on with; a longer one could show only a gain near 1
 SLOW = 0.05  # as a logarithm, below the baseline: such a candidate says nothing of each of its changes
 FEWEST_VERIFYING = 4  # processes a side, with which `verify` can judge a claim
 
@@ -199,7 +199,7 @@ def _advice(recommended: TrialRecord | None, run: Run, workload: WorkloadRecord)
 
 
 def _limit(record: TrialRecord, trials: Sequence[TrialRecord] = ()) -> str | None:
-    """Return the name of what limits a trial; None where that cannot be told."""
+    """Return the name of a trial's limit; None where it is unknown."""
     return None if (limit := diagnose(record, trials)).name == "unknown" else limit.name
 
 

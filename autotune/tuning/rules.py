@@ -22,7 +22,7 @@ MOST_OF_EPOCH = 0.99  # that stands for all of it
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What a trial may take, and whether its work varies."""
+    """Limits of a trial, and whether its work varies."""
 
     host_bytes: int
     device_bytes: int | None  # None where no GPU is, or nothing tells

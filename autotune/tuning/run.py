@@ -31,7 +31,7 @@ from autotune.tuning.trial import Trial
 CLOSING_SECONDS = 1.0  # for ending the processes and writing the recipe
 OVERRUN_SHARE = 0.03  # of the budget: how far waits may run beyond its end
 GENEROUS = 2.0
-"""A wait of so many times the usual length that ends in a timeout is the trial's failure, not the budget's."""
+"""A timeout after this multiple of the usual wait is the trial's failure, not the budget's."""
 LEAST_CLOSING_SECONDS = 1.0  # what closing figures may take, however late it is
 
 
@@ -129,7 +129,7 @@ class Run:
     def announce(self, trial: Trial) -> None:
         """Tell the observer that the trial runs now."""
         configuration = trial.configuration
-        # until a resumed run's baseline has started again, only its record says what is in force
+        # until a resumed run's baseline has started again, only its record has the values in force
         shown = self.baseline if trial.phase is Phase.BASELINE else configuration
         self.observe(
             TrialBegan(trial=trial.number, phase=trial.phase, configuration=configuration, changes=self.changes(shown))

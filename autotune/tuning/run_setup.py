@@ -355,7 +355,7 @@ def _set_global_batch(baseline: Configuration, examples: int | None, facts: Work
 
 
 def complete_run_record(opened: Opened, source: str, space: ResolvedSpace) -> RunRecord:
-    """Return run.json with what is known only once the baseline is warm."""
+    """Return run.json with the fields that are known only once the baseline is warm."""
     facts, started, invocation = opened.facts, opened.warm.started, opened.invocation
     workload = WorkloadRecord(
         name=facts.name,

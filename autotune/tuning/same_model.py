@@ -26,7 +26,7 @@ _SEEDED = re.compile(r"default_rng|RandomState|Random|\w+Sampler|create_study") 
 def find_model_difference(baseline: WarmUp, own: WarmUp | LossCurves, *, same_batch: bool) -> str:
     """Return how a process's model differs from the baseline's, in half a sentence; empty if it does not.
 
-    What may follow from the batch size, such as the state of a layer, is compared at the `same_batch` only.
+    Properties that may follow from the batch size, such as a layer's state, are compared only at the `same_batch`.
     """
     if own.shapes != baseline.shapes or (same_batch and own.parameters != baseline.parameters):
         sides = []

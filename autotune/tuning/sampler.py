@@ -137,7 +137,7 @@ class Sampler:
             # Multivariate TPE is marked experimental.
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             sampler = _GridTPE(space, seed, several=several)
-            # In memory: what is asked and not run stays out of the file, and asking takes a tenth of the time.
+            # In memory: samples that are not run stay out of the file, and asking takes a tenth of the time.
             self._study = optuna.create_study(direction="maximize", sampler=sampler)
         self._saved_study: optuna.Study | None = None
         if file is not None:

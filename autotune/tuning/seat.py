@@ -423,7 +423,7 @@ class Seat:
         return costs.slow_call_seconds(record) > 0 and boundary.seconds < SHORT_BOUNDARY * epoch_seconds
 
     def _note_in_force(self, trial: Trial, started: Started, limits: TrialLimits) -> None:
-        """Take what is in force for a candidate's configuration. Raises SameInForce."""
+        """Take the values in force as a candidate's configuration. Raises SameInForce."""
         in_force = find_in_force(trial.configuration, started, self._run.baseline)
         is_known = in_force != trial.configuration and limits.known(in_force)  # before this trial is of it
         trial.configuration = in_force

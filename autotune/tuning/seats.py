@@ -90,7 +90,7 @@ class Seats:
     def do(self, action: Callable[[Seat], None], number: int | None, *, alone: bool = False) -> None:
         """Do something on a free seat; comes back when it has ended or, with several seats, waits for a trial."""
         # `number` is the trial that it measures, busy from now on; None for one that has no number yet.
-        # What is done `alone` has ended on return; the caller has seen to it that no other seat works.
+        # Work done `alone` has ended on return; the caller ensures that no other seat works.
         seat = self.free[0]
         if alone or not self._several:
             try:

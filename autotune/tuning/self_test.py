@@ -27,12 +27,12 @@ PLANTED_SHARE = 0.2  # of a step
 MINUTES = (2, 5, 10)
 SHOWN = {"deterministic": "the same training", "num_parallel_calls": "a planted delay"}
 """By the knob that tells the trials apart: what they are, in lines of progress."""
-SURE = 0.999  # confidence of the interval that must contradict what is known before autotune is said to be wrong
+SURE = 0.999  # confidence of the interval that must contradict the known difference before autotune is said to be wrong
 QUIET = 0.1  # largest share of the processors that others may take while it is said to be wrong
 
 
 class Judgement(enum.StrEnum):
-    """What a measurement says of a difference that is known."""
+    """Result of measuring a known difference."""
 
     HOLDS = "holds"
     CANNOT_TELL = "cannot_tell"  # too uncertain, disturbed, or what happens by chance once in twenty times
@@ -57,7 +57,7 @@ class SelfTest:
     delayed: Measured  # the one with the delay
     others_share: float | None  # of the processors, that other programs took meanwhile; None if unknown
     gains: dict[int, float]  # by minutes: the smallest gain, as a share, that a run of such a training can show
-    advice: str  # what to do where one of them cannot be told; else empty
+    advice: str  # next step where one of them cannot be measured; else empty
 
     @property
     def fails(self) -> bool:

@@ -46,7 +46,7 @@ class LearningResult:
 
 
 def parity_checks(records: Iterable[TrialRecord]) -> dict[tuple[object, ...], Check]:
-    """Return what comparing losses has shown, by class of numerics; what could not tell hides nothing that told."""
+    """Return the checks of losses by class of numerics; a conclusive check is preferred to an inconclusive one."""
     found = [
         (numerics_of(Configuration(record.configuration)), check)
         for record in records
@@ -219,7 +219,7 @@ class Standings:
     def branch_of(self, configuration: Configuration) -> ContinuedTraining | None:
         """Return how a configuration was seen to learn, by itself or by one of the same batch size and numerics.
 
-        What counts steps is not comparable at any other batch size.
+        A comparison that counts steps is not valid at any other batch size.
         """
         found = [trial.branch for trial in self._learning_alike(configuration)]
         others = [trial.branch for trial in self._run.trials.values()]
@@ -233,7 +233,7 @@ class Standings:
         trial.branch = branch
 
     def forget_unmeasured_learning(self) -> float:
-        """Forget the comparisons of learning that told nothing; return the seconds that they needed, at most."""
+        """Forget the comparisons of learning that were not measured; return the seconds that they needed, at most."""
         needs = 0.0
         for trial in self._run.trials.values():
             if trial.branch is not None and trial.branch.not_measured:
@@ -281,7 +281,7 @@ class Standings:
     # ------------------------------------------------------------------------------------------- the leaders
 
     def leaders(self) -> list[Finalist]:
-        """Return what is or was confirmed: in the order in which it was begun, but the confirmed ones by when."""
+        """Return all leaders in the order in which they were begun, the confirmed ones by when they were confirmed."""
         # The last one is the best leader, whichever was begun first: it has beaten the others.
 
         def order(leader: Finalist) -> tuple[bool, float, int]:

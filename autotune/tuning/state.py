@@ -100,16 +100,16 @@ class State:
     budget: float  # seconds for everything
     keeps_budget: bool = True  # the budget was asked for: the search continues after a claim until it is used
     candidates: tuple[Candidate, ...] = ()
-    leaders: tuple[Leader, ...] = ()  # what is or was confirmed, in order
+    leaders: tuple[Leader, ...] = ()  # in order, open or closed
     spread: Spread = NO_SPREAD  # how far single pairs lie from their trial's mean
     candidate_seconds: float = 1.0
     first_pair_seconds: float = 1.0  # what a fresh pair takes of a candidate that nothing is known of
     more_candidates: bool = True  # whether there is another one to try, and it is allowed
     exhausted: bool = False  # whether the search space has no other one
     all_tried: bool = False  # whether each change that can act was tried by itself, or is ruled out
-    check_seconds: float = 0.0  # what is left of the time for comparing losses
+    check_seconds: float = 0.0  # remaining time for comparing losses
     learning_seconds: float = 0.0  # the same for comparing how leaders with another batch size learn
-    ablation_seconds: float = 0.0  # the same for leaving changes out of what is recommended
+    ablation_seconds: float = 0.0  # remaining time for leaving changes out of the recommendation
     over_critical: float = USUAL_OVER_CRITICAL  # the baseline's batch size over the critical one, as far as is known
     prior: ProcessPrior = USUAL_PRIOR  # how far a fresh pair of processes may lie from its mean
     busy: frozenset[int] = frozenset()  # trials that are being measured on other seats

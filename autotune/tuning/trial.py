@@ -89,7 +89,7 @@ class Trial:
             trial.place = Place(seat=record.seat, host=record.host or "", device=record.device or "")
         return trial
 
-    # --------------------------------------------------------------------------------------- what is reported
+    # ----------------------------------------------------------------------------------------------- reporting
 
     def note_warm(self, warm: WarmUp) -> None:
         """Keep what a process has reported."""

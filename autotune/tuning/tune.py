@@ -132,7 +132,7 @@ def _read_resumption(
     *,
     began: float,
 ) -> Request:
-    """Read the request to continue a run: for another budget, or for what is left of its own."""
+    """Read the request to continue a run: for another budget, or for the rest of its own."""
     earlier = read_earlier(directory)
     options, spent_before = earlier.options.resumed_with(given), 0.0
     if budget is not None:

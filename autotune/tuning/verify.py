@@ -43,7 +43,7 @@ from autotune.tuning.trial import now_utc
 
 DEFAULT_BUDGET = f"{VERIFY_SECONDS:.0f}s"
 FEWEST_PROCESSES, MOST_PROCESSES = 4, 16  # a side: fewer tell next to nothing, more are not measured
-LARGER = 2.0  # a budget that is advised where this one was too small: so many times as much
+LARGER = 2.0  # ratio of the budget that is advised to one that was too small
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +72,7 @@ def verify(
     Args:
         recipe: The recipe; or the path of one, of a run, or of a folder of recipes, of which the one of this kind of
             machine is taken, or else the nearest.
-        workload: What is trained, as for `autotune.tune`.
+        workload: The workload, as for `autotune.tune`.
         args: `sys.argv[1:]` of the workload's file; those it was tuned with when None.
         budget: Wall-clock time for everything, in seconds or as text.
         seed: Of the order in which slices are taken.
