@@ -236,7 +236,7 @@ def advice(
 def _causes(
     record: TrialRecord, script: ScriptFacts | None, trials: Sequence[TrialRecord], limit: Bottleneck
 ) -> list[tuple[str, str]]:
-    """Return what is slow as the script is written: the limit that it makes, and the line; what waits most first."""
+    """Return the slow parts of the script as written: the limit that each makes, and its line; the slowest first."""
     seen = limit.share or 0.0 if limit.name == "input" else 0.0  # by a profile, or by what a change has saved
     waits = max(record.input_wait_fraction or 0.0, seen)
     usual, gains = Configuration(record.configuration), dict[str, float]()

@@ -132,8 +132,8 @@ def _next_action(state: State) -> Action:
     if is_settled(state):
         ended = End(EndedBy.SETTLED if state.more_candidates else EndedBy.EXHAUSTED)
         return _learn_again(state) or _narrow(state) or _leave_change_out(state) or ended
-    if candidate := _next_leader(state):
-        return _for_leader(state, candidate)
+    if likely_leader := _next_leader(state):
+        return _for_leader(state, likely_leader)
     doubtful = _in_doubt(state) or {}
     if doubtful and {*state.standing, *state.busy}.isdisjoint(doubtful) and sum(doubtful.values()) <= state.left / 2:
         return LookAgain(next(iter(doubtful)))
