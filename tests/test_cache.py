@@ -39,6 +39,14 @@ def test_it_stays_in_memory_where_there_is_room(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_flat_map_is_cached_at_its_line(tmp_path):
+    settings = Settings(changes={"cache": True}, own={"cache": False}, sites={"cache": {MAP.key}})
+    bound = SimpleNamespace(arguments={}, args=(), kwargs={})
+    wrappers = Wrappers(settings, Hooks(), "", tmp_path)
+    assert wrappers._flat_map(Mapped, MAP, bound) == ""
+    assert isinstance(wrappers._flat_map(Mapped, MAP.model_copy(update={"order": 5}), bound), Mapped)
+
+
 def test_each_file_is_new_and_lies_in_the_trials_folder(tmp_path):
     first, second = (cached_in(1 << 40, tmp_path / "scratch") for _ in range(2))
     assert first != second

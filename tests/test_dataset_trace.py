@@ -134,6 +134,15 @@ def test_the_last_map_whose_results_stay_may_be_cached():
     assert cached_line(dataset("Cache", plain)) == "the script's pipeline has a cache already"
 
 
+def test_a_flat_map_of_windows_may_be_cached():
+    windows = mapped(dataset("Window", dataset("TensorSlice")), 4, "BatchDatasetV2")
+    windows.__class__.__name__ = "_FlatMapDataset"
+    assert cached_line(batched(mapped(dataset("Shuffle", windows), 5, "StridedSlice"))) == 4
+    random = mapped(dataset("Window", dataset("TensorSlice")), 4, "ShuffleDatasetV3")
+    random.__class__.__name__ = "_FlatMapDataset"
+    assert "comes before a shuffle" in cached_line(batched(random))
+
+
 @pytest.mark.parametrize("source", ["Shuffle", "Random", "Generator", "Interleave", "Repeat"])
 def test_what_differs_above_a_map_stops_a_cache(source):
     beside = dataset("Zip", dataset("TensorSlice"), dataset("Take", dataset(source)))

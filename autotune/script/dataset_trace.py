@@ -126,14 +126,15 @@ def mean_batch(dataset: tf.data.Dataset, batch_size: int) -> float:
 
 
 def find_cache(dataset: tf.data.Dataset, room: int) -> tuple[tuple[Site, ...], int, str]:
-    """Return the last `map` that can be cached, the bytes of its file, 0 in memory, and why not; `room`: for a file."""
+    """Return the last map that can be cached, the bytes of its file, 0 in memory, and why not; `room`: for a file."""
     part, call, why = cacheable_map(dataset)
     if part is None or call is None:
         return (), 0, why
     try:
         first = list(_contents(part.take(SAMPLED), SECONDS))
         again = list(_contents(part.take(len(first)), math.inf))
-        count = count_data(inputs_of(part)[0], batch_size=1, seconds=SECONDS, batched=False).examples or 0
+        counted = part if kind_of(part) == "FlatMap" else inputs_of(part)[0]
+        count = count_data(counted, batch_size=1, seconds=SECONDS, batched=False).examples or 0
     except Exception as error:  # which the rest of the pipeline may ignore
         return (), 0, f"reading the results of its map() raises {type(error).__name__}"
     size = count * sum(map(len, itertools.chain(*first))) // max(1, len(first))
@@ -148,11 +149,11 @@ def find_cache(dataset: tf.data.Dataset, room: int) -> tuple[tuple[Site, ...], i
 
 
 def cacheable_map(dataset: tf.data.Dataset) -> tuple[tf.data.Dataset | None, DatasetCall | None, str]:
-    """Return the last `map` whose results are the same in each epoch, and its call; None and why without."""
+    """Return the last `map`, or `flat_map`, whose results are the same in each epoch, and its call; or why not."""
     parts = list(upstream(dataset))
     if any(kind_of(part) == "Cache" for part in parts):
         return None, None, "the script's pipeline has a cache already"
-    calls = [(part, call) for part in parts if kind_of(part) in MAPS and (call := call_of(part))]
+    calls = [(part, call) for part in parts if kind_of(part) in (*MAPS, "FlatMap") and (call := call_of(part))]
     differing = {call.site.key for part, call in calls if any(map(_differs_by_epoch, upstream(part)))}
     same = ((part, call, "") for part, call in calls if call.site.key not in differing)  # a call may make several maps
     why_not = "no map() whose results are the same in each epoch comes before a shuffle"

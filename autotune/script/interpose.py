@@ -108,6 +108,7 @@ class Wrappers:
         for name, knob in CALLS.items():
             self._at_site(dataset, name, functools.partial(self._call_dataset, knob))
         self._at_site(dataset, "shuffle", shuffle_examples)
+        self._at_site(dataset, "flat_map", self._flat_map)
         self._at_site(dataset, "cache", self._cache)
         for owner, name, knob in (
             (threading, "set_intra_op_parallelism_threads", "intra_op_threads"),
@@ -186,10 +187,19 @@ class Wrappers:
                 named = {name: value for name, value in moved.arguments.items() if name != "self"}
                 dataset = map_batches(dataset, vectorized=self.settings.vectorized, **named)
             tag(dataset, moved)
-        if knob == "num_parallel_calls" and self.settings.at("cache", site, False):
-            with self.inert():
-                return dataset.cache(self._new_cache_file())
-        return dataset
+        return self._cached(dataset, site) if knob == "num_parallel_calls" else dataset
+
+    def _flat_map(self, usual: Callable[..., Any], site: Site, bound: BoundArguments) -> Any:
+        dataset = usual(*bound.args, **bound.kwargs)
+        tag(dataset, DatasetCall("cache", site, False, False))
+        return self._cached(dataset, site)
+
+    def _cached(self, dataset: Any, site: Site) -> Any:
+        """Return a dataset with a cache behind it, if the configuration has one there."""
+        if not self.settings.at("cache", site, False):
+            return dataset
+        with self.inert():
+            return dataset.cache(self._new_cache_file())
 
     def _new_cache_file(self) -> str:
         """Return the name of a file that no other process reads, and that is removed; empty for a cache in memory."""

@@ -317,7 +317,8 @@ def _edits_of_pipeline(
     reasons |= dict.fromkeys(READS_AHEAD if changing else (), changing)
     why = changing or ("" if counts else "a custom training loop does not say how often it reads its data")
     room = 0 if settings is None else settings.disk_bytes
-    found = {"cache": ((), 0, why) if why else find_cache(dataset, room)} if "num_parallel_calls" in sites else {}
+    has_map = "num_parallel_calls" in sites or calls_for(dataset, "cache")
+    found = {"cache": ((), 0, why) if why else find_cache(dataset, room)} if has_map else {}
     found["batched_map"] = find_batched_map(dataset, batch_size, source.describe) if not changing else ((), 0, changing)
     for name, (reached, _, why_not) in found.items():
         if reached:

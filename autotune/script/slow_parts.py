@@ -34,6 +34,9 @@ def slow_parts_of_input(
     if "batched_map" in given:
         what = f"{sites['batched_map'][0]} is called once per example"
         yield SlowPart(what=what, limit="input", knob="batched_map")
+    for site in sites.get("cache", ()):
+        if site.call == "flat_map":
+            yield SlowPart(what=f"{site} makes its elements anew in each epoch", limit="input", knob="cache")
     if given.get("num_parallel_calls") == 0 and sites.get("num_parallel_calls"):
         for site in sites["num_parallel_calls"]:
             yield SlowPart(what=f"{site} runs serially", limit="input", knob="num_parallel_calls")

@@ -466,7 +466,7 @@ _TABLE = (
     ),
     Knob(
         name="cache",
-        summary="keep what a script's last deterministic map returns, in memory or in a file of each process",
+        summary="keep what the last deterministic map or flat_map returns, in memory or in a file of each process",
         domain=Domain(booleans=True),
         memory=lambda on: int(bool(on)),
         changes=(change(exactly(True)),),

@@ -7,8 +7,12 @@ from test_long_run import TRAIN, by_recipe, numbers_of, recipe_of, trained
 MAPPED = TRAIN.replace(".shuffle(96", ".map(lambda a, b: (tf.sin(a), b)).shuffle(96")
 
 
-def test_filling_it_counts_in_each_epoch(trials_of_script):
-    trials = trials_of_script(MAPPED)
+WINDOWS = TRAIN.replace(".shuffle(96", ".window(1).flat_map(lambda a, b: tf.data.Dataset.zip(a, b)).shuffle(96")
+
+
+@pytest.mark.parametrize("source", [MAPPED, WINDOWS])
+def test_filling_it_counts_in_each_epoch(trials_of_script, source):
+    trials = trials_of_script(source)
     trial = trials.launch(cache=True)
     filling = trial.warm_up(PATIENCE_SECONDS).started.filling_seconds
     measured = trial.measure(0.1, PATIENCE_SECONDS)
