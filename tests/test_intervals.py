@@ -164,12 +164,12 @@ def test_templates_of_either_side_widen_an_interval():
     prior = ProcessPrior(deviation=0.01, degrees=8)
     narrow = claim_interval(steady, prior=prior)
     found, surer = (
-        claim_interval(steady, prior=prior, confidence=level, other_template=True) for level in (0.95, 0.99)
+        claim_interval(steady, prior=prior, confidence=level, different_template=True) for level in (0.95, 0.99)
     )
     luck = t_quantile(0.95, TEMPLATE_DEGREES) * TEMPLATE_DEVIATION * math.sqrt(2)
     assert math.sqrt(found.half_width**2 - narrow.half_width**2) == pytest.approx(luck)
     assert surer.half_width > found.half_width
-    unknown = claim_interval([[0.1]], prior=prior, other_template=True)
+    unknown = claim_interval([[0.1]], prior=prior, different_template=True)
     assert (unknown.value, unknown.low, unknown.high) == (0.1, -math.inf, math.inf)
 
 

@@ -502,7 +502,7 @@ def test_of_a_folder_the_recipe_of_this_machine_is_verified_and_named(verify_sim
 @pytest.mark.parametrize("apart", [True, False])
 def test_a_claim_is_wider_between_templates(monkeypatch, apart):
     given = []
-    monkeypatch.setattr(verify_module, "claim_interval", lambda _, **how: given.append(how["other_template"]))
+    monkeypatch.setattr(verify_module, "claim_interval", lambda _, **how: given.append(how["different_template"]))
     trial = SimpleNamespace(configuration=FAST)
     leader = SimpleNamespace(instances=[[0.1], [0.2]], trial=trial, baseline_compilations=2)
     executor = SimpleNamespace(needs_different_template=lambda *sides: apart)

@@ -282,19 +282,19 @@ def _keep_last(recipe: RecipeContent, run: Path, kept: Path) -> str:
 # ------------------------------------------------------------------------------------- in the long training
 
 
-def find_compiled(recipe: RecipeContent, beside: Path | None, here: Machine) -> Path | None:
+def find_compiled(recipe: RecipeContent, folder: Path | None, here: Machine) -> Path | None:
     """Do as `load_compiled`, say so, and return the folder alone."""
     from autotune.recipe.guard import say
 
-    loaded = load_compiled(recipe, beside, here)
+    loaded = load_compiled(recipe, folder, here)
     if loaded.text:
         say(loaded.text)
     return loaded.folder
 
 
-def load_compiled(recipe: RecipeContent, beside: Path | None, here: Machine) -> Loaded:
+def load_compiled(recipe: RecipeContent, folder: Path | None, here: Machine) -> Loaded:
     """Copy what was compiled for a recipe, whose file is in `beside`, to a private directory of this process."""
-    if beside is None or not recipe.changes or not os.path.lexists(kept := beside / COMPILED):
+    if folder is None or not recipe.changes or not os.path.lexists(kept := folder / COMPILED):
         return Loaded()
     try:
         seal = _read_seal(kept)

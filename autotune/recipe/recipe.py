@@ -59,7 +59,7 @@ class Recipe(TrainingCode):
         >>> recipe.fit(model, dataset, epochs=90)
     """
 
-    _beside: ClassVar[Path | None] = None  # the folder of its file, where one was read; no part of the recipe
+    _folder: ClassVar[Path | None] = None  # the folder of its file, where one was read; no part of the recipe
 
     @classmethod
     def load(cls, path: str | Path, *, strict: bool = False) -> Recipe:
@@ -146,7 +146,7 @@ class Recipe(TrainingCode):
             elif changes := self.machine.differences(here):
                 text = describe_changes(changes, "autotune verify RECIPE SCRIPT")
                 warnings.warn(text, MachineMismatchWarning, stacklevel=2)
-            if (folder := find_compiled(self, self._beside, here)) is not None:
+            if (folder := find_compiled(self, self._folder, here)) is not None:
                 os.environ.update(loading_from(str(folder), os.environ))
                 self.__dict__["_loads_compiled"] = True
         script = self.workload.script
@@ -407,7 +407,7 @@ def _read_recipe(path: Path) -> Recipe:
     if len(text) > LARGEST_FILE_BYTES:
         raise RecipeError(f"{path}: larger than {LARGEST_FILE_BYTES} bytes, so not a recipe", hint=_GIVE)
     recipe = Recipe.parse(text, source=str(path))
-    recipe.__dict__["_beside"] = path.parent
+    recipe.__dict__["_folder"] = path.parent
     return recipe
 
 

@@ -214,7 +214,7 @@ def _row(
     file = directory.trial_directory(record.trial) / "result.json"
     speedup, limit, top = record.speedup, record.bottleneck, record.ceilings
     configuration = Configuration(record.configuration)
-    beside = [(recorded_rate(pair.baseline, reference), pair.baseline.examples) for pair in record.pairs]
+    rates = [(recorded_rate(pair.baseline, reference), pair.baseline.examples) for pair in record.pairs]
     return {
         **{name: getattr(record, name) for name in _OF_RECORD},
         **gpu_figures(record),
@@ -224,7 +224,7 @@ def _row(
         "confirmed": bool(record.looks) and record.looks[-1].standing is Standing.CONFIRMED,
         "loss": record.last_loss,
         "throughput": record.throughput.value if record.throughput else None,
-        "baseline_throughput": overall_rate(beside) if beside else None,
+        "baseline_throughput": overall_rate(rates) if rates else None,
         "speedup": speedup.value if speedup else None,
         "speedup_low": speedup.low if speedup else None,
         "speedup_high": speedup.high if speedup else None,
@@ -290,10 +290,10 @@ def load_slices(*runs: Paths) -> pd.DataFrame:
             sides: list[tuple[str, Pair | None, Slice]] = [("alone", None, measured) for measured in record.slices]
             for pair in record.pairs:
                 sides += [("baseline", pair, pair.baseline), ("candidate", pair, pair.candidate)]
-            for side, beside, measured in sides:
+            for side, paired, measured in sides:
                 values = {name: getattr(measured, name, None) for name in _SLICES} | {"run": run, "side": side}
-                if beside is not None:
-                    values |= {"instance": beside.instance, "disturbed": beside.disturbed}
+                if paired is not None:
+                    values |= {"instance": paired.instance, "disturbed": paired.disturbed}
                 rows.append({**values, "trial": record.trial, "throughput": measured.examples / measured.seconds})
     return table(rows, _SLICES)
 

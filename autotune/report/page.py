@@ -257,14 +257,14 @@ def _answer(answer: Answer | None) -> Element:
         mark = element("small", "recommended") if choice.recommended else None
         answers.append(element("dt", choice.kind.capitalize(), mark))
         answers.append(element("dd", element("strong", first), "".join(f" · {part}" for part in rest)))
-    beside: list[Child] = [element("p", one_line(answer.headline), class_="headline")]
-    beside += [element("p", *with_code(one_line(answer.diagnosis)), id="diagnosis")] if answer.diagnosis else []
+    summary: list[Child] = [element("p", one_line(answer.headline), class_="headline")]
+    summary += [element("p", *with_code(one_line(answer.diagnosis)), id="diagnosis")] if answer.diagnosis else []
     if answer.candidate:
         candidate = f"{one_line(answer.candidate)}."
-        beside.append(element("p", element("strong", "Best candidate: "), candidate, id="candidate"))
-    beside += [element("dl", *answers, class_="answers")] if answers else []
+        summary.append(element("p", element("strong", "Best candidate: "), candidate, id="candidate"))
+    summary += [element("dl", *answers, class_="answers")] if answers else []
     caveats = answer.caveats or ([NOT_PROMISED] if answer.choices else [])
-    beside += [element("p", *with_code(one_line(caveat)), class_="caveat") for caveat in caveats]
+    summary += [element("p", *with_code(one_line(caveat)), class_="caveat") for caveat in caveats]
     figure = [element("p", answer.verdict.value.replace("_", " ").capitalize(), class_="big words")]
     if answer.verdict is Verdict.FASTER:
         figure = [
@@ -275,10 +275,12 @@ def _answer(answer: Answer | None) -> Element:
         ]
     if (training := answer.training) is not None and training.before_seconds >= WORTH_A_LINE_SECONDS:
         times = f"{duration(training.before_seconds)} → {duration(training.after_seconds)}"
-        beside.append(element("p", f"{training.of}: ", element("strong", times)))
+        summary.append(element("p", f"{training.of}: ", element("strong", times)))
     for command in answer.commands[:1]:
-        beside += [element("p", command.heading, class_="quiet"), *_lines(command)]
-    return element("section", element("div", *figure), element("div", *beside), class_=f"answer {answer.verdict.value}")
+        summary += [element("p", command.heading, class_="quiet"), *_lines(command)]
+    return element(
+        "section", element("div", *figure), element("div", *summary), class_=f"answer {answer.verdict.value}"
+    )
 
 
 def _lines(command: Command) -> list[Element]:

@@ -385,7 +385,7 @@ class LoopWatch:
         return result
 
     def _update(self, updater: int, arguments: tuple[Any, ...], logs: Any) -> None:
-        """Note the end of a call that updates weights. It is a step if no dataset is read outside of it."""
+        """Note the end of a call that updates weights. It is a step if no dataset is read outside."""
         self._updates += 1
         self._logs = logs if logs is not None else self._logs
         if self._last_read is not None or self.place is not None:

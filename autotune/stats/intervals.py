@@ -123,7 +123,7 @@ def claim_interval(
     *,
     prior: ProcessPrior,
     confidence: float = CONFIDENCE,
-    other_template: bool = False,  # both sides are forks of different templates, whose luck does not cancel
+    different_template: bool = False,  # both sides are forks of different templates, whose luck does not cancel
     compilations: int | None = None,  # of the baseline, where pairs share one; None where each has its own
 ) -> LogInterval:
     """Return the mean over fresh pairs of processes, with a moderated Student-t interval.
@@ -143,7 +143,7 @@ def claim_interval(
     margin = _half_width(prior, statistics.variance(means), count, confidence, predicted)
     if prior.least:
         margin = max(margin, t_quantile(confidence, prior.least_degrees + count - 1) * prior.least / math.sqrt(count))
-    if other_template:
+    if different_template:
         luck = t_quantile(confidence, TEMPLATE_DEGREES) * TEMPLATE_DEVIATION * math.sqrt(2)
         margin = math.hypot(margin, luck)
     if compilations and compilations < count:  # the part of their luck that the variance between pairs does not show

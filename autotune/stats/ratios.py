@@ -90,10 +90,10 @@ def log_ratios_over(
 ) -> dict[int, list[float]]:
     """Return logarithms of speed-ups over another trial, from rounds that both were in, by instance."""
     # Rounds that are disturbed for either are left out where enough others remain.
-    beside = {rated.pair.baseline: rated for rated in others}
+    by_baseline = {rated.pair.baseline: rated for rated in others}
     found = {}
     for instance, own in by_instance(pairs).items():
-        both = [(rated, beside[rated.pair.baseline]) for rated in own if rated.pair.baseline in beside]
+        both = [(rated, by_baseline[rated.pair.baseline]) for rated in own if rated.pair.baseline in by_baseline]
         keep = usable_pairs([rated.pair.disturbed or other.pair.disturbed for rated, other in both])
         sides = [(other.sides[1], rated.sides[1]) for (rated, other), keeps in zip(both, keep, strict=True) if keeps]
         if sides:

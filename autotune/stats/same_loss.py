@@ -31,9 +31,9 @@ Losses = Sequence[float | None]
 
 @dataclass(frozen=True, kw_only=True)
 class ExamplesNeeded:
-    """How many times the baseline's examples a larger batch needs to the same losses."""
+    """Examples that a larger batch needs to the same losses, as multiples of the baseline's."""
 
-    rule: Rule  # of the learning rate, with which that is so
+    rule: Rule  # of the learning rate, for these figures
     log_ratio: LogInterval  # over seeds; the logarithm of a factor
     degrees: float
     by_rule: Mapping[Rule, float | None]  # the same for each rule; None where it does not reach the losses

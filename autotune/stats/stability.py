@@ -241,10 +241,10 @@ def check_memory_growth(
     seen = f"{grown / 2**20:+.1f} MiB within {examples / examples_per_second:.0f} s of training"
     if not value or value <= limit:
         return Check(name=name, passed=True, value=value, limit=limit, detail=seen)
-    beside = estimate_growth(baseline)
+    usual = estimate_growth(baseline)
     # A baseline that is much slower trains too few examples for the same leak to show.
-    if beside is None or beside[0] >= pace / 2 or pace * beside[1] < LEAST_GROWTH_BYTES:
-        if beside is not None and beside[0] >= pace / 2 and beside[0] * beside[1] >= LEAST_GROWTH_BYTES:
+    if usual is None or usual[0] >= pace / 2 or pace * usual[1] < LEAST_GROWTH_BYTES:
+        if usual is not None and usual[0] >= pace / 2 and usual[0] * usual[1] >= LEAST_GROWTH_BYTES:
             detail = f"{seen}; the baseline grows as much for each example, so it is the workload that leaks"
             return Check(name=name, passed=True, value=value, limit=limit, detail=detail)
         detail = f"{seen}; too little of the baseline was seen to tell whose leak it is"
@@ -301,7 +301,7 @@ def explain_unclear_growth(own: Sequence[Samples], baseline: Sequence[Samples], 
 
 def check_parity(float32: Sequence[Curve], curve: Curve, precision: str = "float32") -> Check:
     """Check that a loss curve ends where float32 without XLA may end, or another `precision` of the reference."""
-    # The first of `float32` begins with the weights of `curve`; the spread over all says what weights make of it.
+    # The first of `float32` begins with the weights of `curve`; the spread over all shows the effect of the weights.
     steps = min([len(curve), *map(len, float32)], default=0)
     if steps < FEWEST_STEPS:
         return cannot_tell(f"{steps} step{' was' if steps == 1 else 's were'} seen, {FEWEST_STEPS} are needed")

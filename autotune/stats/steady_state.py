@@ -43,7 +43,7 @@ def _split_window(times: Sequence[float], window_seconds: float) -> tuple[Sequen
 
 
 def enough_calls(times: Sequence[float], *, seconds: float, cap_seconds: float) -> bool:
-    """Return whether a warm-up by calls is over: they are steady, or there was the most of it."""
+    """Return whether a warm-up by calls is over: they are steady, or as many as are allowed."""
     if is_steady(times):
         return True
     if recent_mean(times) >= SLOW_CALL_SECONDS:

@@ -197,15 +197,15 @@ def _recorded(
         most = max(2, most_recorded(source))
         source.take(min(wanted, most)).save(f"{folder}/training")
         if held_out is not None:
-            apart = max(1, min(int(held_out.cardinality()), most) // probes)  # as far as is read of a training
-            held_out.shard(apart, 0).take(probes).save(f"{folder}/probe")
+            distance = max(1, min(int(held_out.cardinality()), most) // probes)  # as far as is read of a training
+            held_out.shard(distance, 0).take(probes).save(f"{folder}/probe")
     training = tf.data.Dataset.load(f"{folder}/training")
     if held_out is not None:
         probe = tf.data.Dataset.load(f"{folder}/probe")
     else:
-        apart = probe_distance(int(training.cardinality()), probes)  # batches from all over the recording
-        probe = training.shard(apart, apart - 1)
-        rest = training.enumerate().filter(lambda place, batch: place % apart != apart - 1)
+        distance = probe_distance(int(training.cardinality()), probes)  # batches from all over the recording
+        probe = training.shard(distance, distance - 1)
+        rest = training.enumerate().filter(lambda place, batch: place % distance != distance - 1)
         training = rest.map(lambda place, batch: batch)  # AutoGraph cannot tell two lambdas of one line apart
     # Without gradients larger batches fit, too; and calls cost more than small batches do.
     return training.unbatch().cache(), probe.rebatch(PROBE_BATCHES * runs.recorded_batch_size).cache()

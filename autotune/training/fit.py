@@ -1,4 +1,4 @@
-"""A training by Keras's `fit`: the adapter that makes a session of it, times it, and applies what `compile` sets."""
+"""A training by Keras's `fit`: the adapter that makes its session, times it, and applies the arguments of `compile`."""
 
 from __future__ import annotations
 

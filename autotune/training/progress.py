@@ -1,4 +1,4 @@
-"""The sizes of a training, and how much of it has run so far."""
+"""The sizes and the progress of a training."""
 
 from __future__ import annotations
 

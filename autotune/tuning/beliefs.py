@@ -242,10 +242,10 @@ class Beliefs:
     def _kernel(self, some: Sequence[Configuration], others: Sequence[Configuration]) -> np.ndarray:
         """Return the covariances of configurations before anything was measured."""
         first, second = ([self._features.vector(known) for known in group] for group in (some, others))
-        codes, beside = ([self._features.code(known) for known in group] for group in (some, others))
-        apart = (np.array(codes)[:, None, :] != np.array(beside)[None, :, :]).sum(axis=2)
+        codes, other_codes = ([self._features.code(known) for known in group] for group in (some, others))
+        differences = (np.array(codes)[:, None, :] != np.array(other_codes)[None, :, :]).sum(axis=2)
         linear = np.array(first) @ self._covariance @ np.array(second).T
-        return np.asarray(linear + REST**2 * np.exp(-apart / ALIKE))
+        return np.asarray(linear + REST**2 * np.exp(-differences / ALIKE))
 
     def _blame(self, table: np.ndarray, evidence: Evidence) -> np.ndarray:
         """Return each step's chance to make a trial fail: a failed trial's blame is shared by its steps' chances."""
@@ -262,10 +262,10 @@ class Beliefs:
     def gain(self, configuration: Configuration, over: Configuration) -> tuple[float, float]:
         """Return mean and standard deviation of the log speed-up to the same loss over another configuration."""
         both = [configuration, over]
-        beside = self._kernel(both, self._seen)
+        covariance = self._kernel(both, self._seen)
         prior = np.array([self._features.vector(known) for known in both]) @ self._mean
-        means = prior + beside @ self._weights
-        left = self._kernel(both, both) - beside @ self._inverse @ beside.T
+        means = prior + covariance @ self._weights
+        left = self._kernel(both, both) - covariance @ self._inverse @ covariance.T
         variance = left[0, 0] + left[1, 1] - left[0, 1] - left[1, 0]
         more = [self._more_examples(known) for known in both]
         return float(means[0] - means[1]) - more[0] + more[1], math.sqrt(max(0.0, float(variance)))
@@ -281,7 +281,7 @@ class Beliefs:
         return mean + SURELY * deviation < 0
 
     def failure(self, configuration: Configuration) -> float:
-        """Return the chance that a trial of it fails."""
+        """Return the chance that its trial fails."""
         return float(1 - math.prod(1 - self._failures[self._features.vector(configuration) > 0]))
 
     def improvement(self, configuration: Configuration, over: Configuration) -> float:
@@ -294,7 +294,7 @@ class Beliefs:
         return expected * (1 - self.failure(configuration))
 
     def seconds(self, configuration: Configuration) -> float:
-        """Return what a trial of it should take."""
+        """Return the expected seconds of its trial."""
         start = self._now.start_seconds * math.exp(float(self._features.vector(configuration) @ self._start))
         imports = any(
             KNOBS[name].stage is Stage.IMPORT for name in configuration.differences(self._features.space.baseline)

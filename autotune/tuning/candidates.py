@@ -1,6 +1,6 @@
 """Choose the next configuration: a combination, changes of the fastest one by their worth, then Optuna's samples.
 
-The worth of a configuration is the gain that is expected of it per expected second; see `beliefs`. Every proposal is a
+The worth of a configuration is its expected gain per expected second; see `beliefs`. Every proposal is a
 trial of the run's Optuna study, which gets its result. Values hardly worth a trial come last: see `find_useful`.
 """
 
@@ -286,8 +286,8 @@ def _changes(best: Configuration, space: ResolvedSpace, now: Context) -> Iterato
         for change in knob.changes:
             if (value := change.to(choices, best[name])) is not None:
                 picks = {other: pick for other, pick in change.together.items() if other in useful}
-                beside = {other: pick(useful[other], best[other]) for other, pick in picks.items()}
-                yield {name: value, **{other: found for other, found in beside.items() if found is not None}}
+                joined = {other: pick(useful[other], best[other]) for other, pick in picks.items()}
+                yield {name: value, **{other: found for other, found in joined.items() if found is not None}}
 
 
 # --------------------------------------------------------------------------------------- the context

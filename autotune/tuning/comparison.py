@@ -38,7 +38,7 @@ MOST_DEATHS = 3  # in a row, of a baseline that has trained before: then the run
 
 
 def own_compilations(run: Run, trial: Trial) -> tuple[object, int]:
-    """Return the side of a confirming process, and how many processes of it compile for themselves.
+    """Return the side of a confirming process, and how many of its processes compile for themselves.
 
     The user's own run compiles the baseline anew: two do so, unless a start takes a tenth of the budget.
     """
@@ -69,7 +69,7 @@ class MeasuredProcess:
     _warm: WarmUp | None = field(default=None, init=False)
     _compilations: SharedCompilations | ConfirmedCompilations | None = field(default=None, init=False)
     _compiled_in: str = field(default="", init=False)  # the folder of what it has compiled, until its first slice
-    beside: bool = field(default=False, init=False)  # another process of the comparison is alive
+    alternates: bool = field(default=False, init=False)  # another process of the comparison is alive
     is_kept: ClassVar[bool] = False  # it outlives the comparison
 
     @property
@@ -220,7 +220,7 @@ class MeasuredProcess:
     @contextlib.contextmanager
     def _failures(self) -> Iterator[None]:
         """Note the trial's number in a failure. With a single seat, a lost one is the trial's failure."""
-        alone = contextlib.nullcontext() if self.beside else reclassify_busy_gpu()
+        alone = contextlib.nullcontext() if self.alternates else reclassify_busy_gpu()
         try:
             with alone:
                 yield
@@ -277,7 +277,7 @@ class LiveBaseline(MeasuredProcess):
         return trained and failure.outcome is Outcome.CRASHED and deaths < MOST_DEATHS
 
     def _to_error(self, failure: TrialFailed) -> Exception:
-        if self.beside and failure.outcome is Outcome.OOM:
+        if self.alternates and failure.outcome is Outcome.OOM:
             return failure  # want of memory beside a candidate is the candidate's failure
         return baseline_error(self.run, self.trial, failure)
 
@@ -367,7 +367,7 @@ class Comparison:
         processes = [self.reference, *self.candidates]
         try:
             for process in processes:
-                process.beside = True
+                process.alternates = True
             for candidate in self.candidates:
                 candidate.trial.pairing = Pairing.ALTERNATING
                 candidate.start()
@@ -379,7 +379,7 @@ class Comparison:
             raise
         finally:
             for process in processes:
-                process.beside = False
+                process.alternates = False
                 if not process.is_kept:
                     process.kill()
 

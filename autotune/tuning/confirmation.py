@@ -66,7 +66,7 @@ class Finalist:
 
     @property
     def baseline_compilations(self) -> int:
-        """How many of the baseline's processes compiled for themselves; the others loaded what these have compiled."""
+        """Number of the baseline's processes that compiled for themselves; the others loaded their programs."""
         return sum(log.saved_seconds is None for log in self.reference.processes)
 
     @property
@@ -102,8 +102,8 @@ class Finalist:
         if taken is None:
             return costs.starts_seconds(records)
         slices = sum(pair.baseline.seconds + pair.candidate.seconds for pair in self.trial.pairs)
-        beside = () if self.best_leader is None else self.best_leader.pairs
-        slices += sum(pair.candidate.seconds for pair in beside)
+        rounds_of_best = () if self.best_leader is None else self.best_leader.pairs
+        slices += sum(pair.candidate.seconds for pair in rounds_of_best)
         return max(0.0, taken - slices / len(self.measured)) if self.measured else 0.0
 
     def next_seconds(self, run: Run) -> float | None:
@@ -123,7 +123,7 @@ class Finalist:
         """Return why all slices so far do not exclude a memory leak; empty if they do."""
         return why_memory_unclear(self.trial.record(Outcome.OK), run.records.values(), run.baseline.batch_size)
 
-    def is_beside(self, configuration: Configuration) -> bool:
+    def alternates_with(self, configuration: Configuration) -> bool:
         """Return whether its best leader is this one."""
         return self.best_leader is not None and self.best_leader.configuration == configuration
 
@@ -193,7 +193,7 @@ class PairSchedule:
 
     def close(self, process: MeasuredProcess) -> None:
         """See `Schedule`. Figures that take time are asked for once, of the pair that decides."""
-        examine = self._decides if process.beside else process.trial.instances > 1  # a block cannot know that
+        examine = self._decides if process.alternates else process.trial.instances > 1  # a block cannot know that
         examine = examine and process.trial.latest("input_wait_fraction") is None
         process.close(INPUT_WAIT_SECONDS if examine else 0.0, thorough=examine)
 
@@ -281,7 +281,7 @@ def without_change(configuration: Configuration, knob: str, baseline: Configurat
 def unmeasured_changes(
     leader: int, configuration: Configuration, baseline: Configuration, records: Iterable[TrialRecord]
 ) -> tuple[str, ...]:
-    """Return the changes of a leader that can be left out of it and were not yet; none where it has only one."""
+    """Return the changes of a leader that can be left out and were not yet; none where it has only one."""
     # The configuration is as it was asked for: what other changes bring about cannot be left out alone.
     changes = configuration.differences(baseline)
     if len(changes) < FEWEST_CHANGES:

@@ -23,7 +23,7 @@ MOST_WAITING = 0.15  # share of its time that a trial may wait and still have sh
 LONG_SLICE_SECONDS = 2.0
 """For trials that wait for much of their time: pauses make a pipeline with 200 ms of latency 25% faster in slices
 of half a second, and 4% in these."""
-MUCH_WAITING = 0.3  # share of its time from which that is so
+MUCH_WAITING = 0.3  # share of its time from which a trial needs them
 BUSY = 0.5  # cores' worth of processor time: a training that takes less waits, whatever for
 CALLS_IN_A_SLICE = 5
 ALMOST_ONE = 0.8

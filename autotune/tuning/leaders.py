@@ -46,8 +46,8 @@ class Leaders:
                 update = {"leader": number, "error": error, "most": len(known.measured) + MOST_PROCESSES}
                 looks = known.looks.model_copy(update={**update, "standing": Standing.OPEN})
                 known.trial.looks = (*known.trial.looks, looks)
-                if best_leader is not None and not known.is_beside(best_leader.trial.configuration):
-                    self._put_beside(best_leader, known.trial)
+                if best_leader is not None and not known.alternates_with(best_leader.trial.configuration):
+                    self._alternate_with(best_leader, known.trial)
                 return
         reference = run.new_trial(Phase.CONFIRM, run.baseline)
         trial = run.new_trial(Phase.CONFIRM, candidate.configuration)
@@ -56,13 +56,13 @@ class Leaders:
         )
         trial.looks = (looks,)
         if best_leader is not None:
-            self._put_beside(best_leader, trial)
+            self._alternate_with(best_leader, trial)
 
     def measure_pair(self, number: int, *, seat: str, left: float) -> None:
         """Measure a fresh pair of processes, and look at the claim; `left` is in seconds."""
         # Raises Interrupted, TimeIsUp.
         run, leader = self._run, self._standings.leader(number)
-        before, records = len(leader.measured), self._standings.beside_leader(leader)
+        before, records = len(leader.measured), self._standings.records_with(leader)
         most = max(0.0, left - leader.start_seconds(records, run))
         plan = SlicePlan(
             seconds=min(costs.slices_seconds(records), most), most_seconds=min(costs.MOST_SLICES_SECONDS, most)
@@ -144,9 +144,9 @@ class Leaders:
             best_leader = self._standings.best_leader_beside(leader.trial.configuration)
             if self._beats(leader, best_leader):
                 return Standing.CONFIRMED
-            if best_leader is not None and not is_spent and not leader.is_beside(best_leader.trial.configuration):
+            if best_leader is not None and not is_spent and not leader.alternates_with(best_leader.trial.configuration):
                 # It was confirmed meanwhile, on another seat: from now on it stands beside.
-                self._put_beside(best_leader, leader.trial)
+                self._alternate_with(best_leader, leader.trial)
                 return Standing.OPEN
         gain, bound = math.log1p(self._min_gain), math.log1p(max(self._min_gain, EXCLUDED_GAIN))
         is_hopeless = claim.high < gain or (claim.value < gain and claim.high < bound)
@@ -162,7 +162,7 @@ class Leaders:
         known = [self._standings.has_known_numerics(side.trial.configuration) for side in (leader, best_leader)]
         if known[0] != known[1]:
             return known[0]
-        if not leader.is_beside(best_leader.trial.configuration):  # but beside an earlier one, or none
+        if not leader.alternates_with(best_leader.trial.configuration):  # but beside an earlier one, or none
             return False
         over = self._standings.over_best_leader(leader, best_leader)
         return over is not None and over.low > 0
@@ -193,10 +193,10 @@ class Leaders:
             text = f"a process of the confirmation had no device: {failure.reason}. {failure.hint}"
         self._run.observe(Notice(text=text))
 
-    def _put_beside(self, best_leader: Finalist, trial: Trial) -> None:
+    def _alternate_with(self, best_leader: Finalist, trial: Trial) -> None:
         """Measure the best leader beside a leader from now on, in processes of its own."""
-        beside = self._run.new_trial(Phase.CONFIRM, best_leader.trial.configuration)
-        self._update_looks(trial, champion=beside.number)
+        added = self._run.new_trial(Phase.CONFIRM, best_leader.trial.configuration)
+        self._update_looks(trial, champion=added.number)
 
     def _update_looks(self, trial: Trial, **update: Any) -> None:
         trial.looks = (*trial.looks[:-1], trial.looks[-1].model_copy(update=update))

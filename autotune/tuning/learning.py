@@ -196,7 +196,7 @@ def refuse_lost(failure: TrialFailed, run: Run) -> None:
 
 
 class NotMeasured(Exception):
-    """How a leader learns was not measured; the message is half a sentence."""
+    """A leader's learning was not measured; the message is half a sentence."""
 
     needs_seconds: float | None = None  # that it should take, where there was too little time
 

@@ -120,7 +120,7 @@ def _next_action(state: State) -> Action:
             for candidate in state.likely_leaders if len(state.opened) < state.confirms_at_once else ():
                 if state.left >= confirmation_seconds(state, candidate) and not candidate.unchecked:
                     return Confirm(candidate.number)
-            return TryAnother() if _holds_another(state) else Wait()
+            return TryAnother() if _has_time_for_another(state) else Wait()
         if _is_hopeless(state, state.open):
             return GiveUp(state.open.number)
         fits = state.left >= state.open.least_pair_seconds
@@ -142,7 +142,7 @@ def _next_action(state: State) -> Action:
         if finish := again or _leave_change_out(state):
             return finish
     is_late = state.recommended is None and state.left < FIRST_CLAIM_SHARE * state.budget
-    if not (is_late and _learn_again(state)) and _holds_another(state, reserve=_reserve(state)):
+    if not (is_late and _learn_again(state)) and _has_time_for_another(state, reserve=_reserve(state)):
         return TryAnother()
     if again := _learn_again(state):
         return again
@@ -152,7 +152,7 @@ def _next_action(state: State) -> Action:
                 return LookAgain(candidate.number)
     elif narrower := _narrow(state):
         return narrower
-    if _holds_another(state):  # there is no time to confirm it, nor for anything else
+    if _has_time_for_another(state):  # there is no time to confirm it, nor for anything else
         return TryAnother()
     for leader in state.inconclusive if state.best_leader is None else ():
         if state.left >= leader.least_pair_seconds:
@@ -199,11 +199,11 @@ def _leave_change_out(state: State) -> LeaveOut | None:
 def _is_hopeless(state: State, leader: Leader) -> bool:
     """Return whether an open leader is unlikely to be shown, and there is time for something else.
 
-    That is so if all pairs that fit would not show a gain that is one standard error above its estimate.
+    It is unlikely if all pairs that fit would not show a gain that is one standard error above its estimate.
     """
     if leader.ratio is None or leader.processes < FEWEST_PROCESSES:
         return False
-    if not _holds_another(state, reserve=_reserve(state)):
+    if not _has_time_for_another(state, reserve=_reserve(state)):
         return False
     confidence = leader.looks.confidence
     fits = leader.processes + int(state.left / leader.pair_seconds)
@@ -258,7 +258,7 @@ def _next_leader(state: State) -> Candidate | None:
     best = state.recommended
     if not state.best_leaders or not state.more_candidates:
         # A larger batch without time for its learning is no answer, as long as others may be.
-        others_fit = _holds_another(state)
+        others_fit = _has_time_for_another(state)
         for known in state.likely_leaders:
             if not others_fit or known.is_same_training or _shortest_confirmation(state, known) <= state.left:
                 return known
@@ -294,12 +294,12 @@ def _for_leader(state: State, leader: Candidate) -> Action:
     is_first_of_few = sum(known.measured for known in state.candidates) < FEW_CANDIDATES and state.best_leader is None
     if is_first_of_few and not leader.was_confirmed:  # a better one may need fewer processes than this one
         early, reserve = False, _shortest_confirmation(state, leader)
-    if not early and _holds_another(state, reserve=reserve):
+    if not early and _has_time_for_another(state, reserve=reserve):
         return TryAnother()
     if not is_clear and state.left >= leader.look_seconds + needed:
         return LookAgain(leader.number)
     if leader.unchecked and state.compares_losses:  # its result applies to every configuration of these numerics
-        return TryAnother() if _holds_another(state, reserve=needed) else Wait()
+        return TryAnother() if _has_time_for_another(state, reserve=needed) else Wait()
     if leader.unchecked and 0 < state.check_seconds <= state.left - leader.pair_seconds:
         return CompareLosses(leader.number)
     able = [candidate for candidate in (leader, *state.likely_leaders) if candidate.pair_seconds <= state.left]
@@ -322,13 +322,13 @@ def _claim_share(state: State, leader: Candidate) -> float:
 
 def _use_the_rest(state: State, leader: int) -> Action:
     """Return what fits in time that holds no fresh pair of the leader."""
-    if _holds_another(state):
+    if _has_time_for_another(state):
         return TryAnother()
     fits = state.left >= state.candidate(leader).look_seconds
     return LookAgain(leader) if fits else _learn_again(state) or End(EndedBy.BUDGET)
 
 
-def _holds_another(state: State, *, reserve: float = 0.0) -> bool:
+def _has_time_for_another(state: State, *, reserve: float = 0.0) -> bool:
     """Return whether there is time for another candidate besides the reserve."""
     seconds = SLOWER * state.candidate_seconds + reserve if reserve else state.candidate_seconds
     return state.more_candidates and state.left >= seconds
@@ -365,7 +365,7 @@ def confirmation_seconds(state: State, leader: Candidate) -> float:
 def processes_needed(state: State, leader: Candidate, *, surely: bool = False) -> int:
     """Return how many fresh processes a side should show that a leader is faster than what there is.
 
-    With `surely` its gain is taken to be smaller by a standard error: the best of many owes part of it to luck.
+    With `surely` its gain is taken to be smaller by a standard error: the best of many is partly luck.
     """
     best = state.leader_to_beat(leader)
     shown = 0.0 if best is None or best.ratio is None else best.ratio.value

@@ -65,8 +65,8 @@ def checks_of(
         checks.append(work)
     if limits.work_varies and (pairs := [pair for pair in record.pairs if not pair.disturbed]):
         own = [pair.candidate.steps / pair.candidate.seconds for pair in pairs]
-        beside = [pair.baseline.steps / pair.baseline.seconds for pair in pairs]
-        checks.append(stability.check_constant_work(own, beside))
+        rates = [pair.baseline.steps / pair.baseline.seconds for pair in pairs]
+        checks.append(stability.check_constant_work(own, rates))
     return tuple(checks)
 
 
@@ -155,25 +155,25 @@ def memory_samples(slices: Sequence[Slice], of: str) -> list[tuple[float, float]
 
 def _checks_of_slices(record: TrialRecord, baseline: TrialRecord) -> list[Check]:
     """Apply the rules on slices, each beside the baseline's of the same round."""
-    own, beside = (_by_process(record, candidate=is_candidate) for is_candidate in (True, False))
+    own, baseline_slices = (_by_process(record, candidate=is_candidate) for is_candidate in (True, False))
     boundary = max(record.epoch_overhead_seconds or 0.0, baseline.epoch_overhead_seconds or 0.0)
-    calls, usual = _calls(own, record), _calls(beside, baseline)
+    calls, usual = _calls(own, record), _calls(baseline_slices, baseline)
     checks = [stability.check_slow_calls(calls, usual), stability.check_hangs(calls, usual, boundary_seconds=boundary)]
     if retraces := _sums(own, lambda timed: timed.retraces):
-        checks.append(stability.check_retracing(retraces, _sums(beside, lambda timed: timed.retraces) or [0]))
+        checks.append(stability.check_retracing(retraces, _sums(baseline_slices, lambda timed: timed.retraces) or [0]))
     throttled = [
         [not heat.isdisjoint(HEAT) for timed in chain(*side.values()) if (heat := slowed_by(timed)) is not None]
-        for side in (own, beside)
+        for side in (own, baseline_slices)
     ]
     if all(throttled):
         checks.append(stability.check_throttling(*throttled))
     if skipped := _sums(own, lambda timed: timed.skipped_steps):
-        baseline_skipped = _sums(beside, lambda timed: timed.skipped_steps) or [0]
+        baseline_skipped = _sums(baseline_slices, lambda timed: timed.skipped_steps) or [0]
         checks.append(
             stability.check_loss_scale(
                 skipped,
                 _sums(own, lambda timed: timed.steps) or [],
-                baseline_share=sum(baseline_skipped) / sum(_sums(beside, lambda timed: timed.steps) or [1]),
+                baseline_share=sum(baseline_skipped) / sum(_sums(baseline_slices, lambda timed: timed.steps) or [1]),
             )
         )
     return checks
@@ -240,7 +240,7 @@ def needs_as_long(candidate: Configuration, timed_out: Configuration) -> bool:
 
 def fit_on_card(
     baseline: Sequence[Slice],
-    beside: Sequence[Configuration],
+    configurations: Sequence[Configuration],
     records: Iterable[TrialRecord],
     *,
     margin: float = MEMORY_MARGIN,
@@ -259,7 +259,8 @@ def fit_on_card(
     ]
     peaks = [(Configuration(record.configuration), record.peak_device_bytes or 0) for record in records]
     wanted = sum(
-        max((peak for own, peak in peaks if known_to_fail(configuration, [own])), default=0) for configuration in beside
+        max((peak for own, peak in peaks if known_to_fail(configuration, [own])), default=0)
+        for configuration in configurations
     )
     return not rooms or wanted <= min(rooms)
 

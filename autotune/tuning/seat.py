@@ -128,7 +128,7 @@ class Seat:
         self._imported: set[tuple[tuple[str, str], ...]] = set()
         self._usual_length = SLICE_SECONDS
         self._before = 0  # slices of the baseline in earlier invocations, on another seat or another day
-        self._told_contention = False
+        self._reported_contention = False
         self._rates: list[float] = []  # of the baseline, as logarithms, before they changed
         self._changed = 0.0  # by how much they did beside the last trial
 
@@ -241,13 +241,13 @@ class Seat:
         host = executor.place(self.name).host
         shared = sum(executor.place(name).host == host for name in executor.seats) > 1
         usual = [own.rate_of(measured) for measured in own.slices[self._before :][:BASELINE_SLICES]]
-        beside = [own.rate_of(pair.baseline) for pair in trial.pairs if not pair.disturbed]
+        rates = [own.rate_of(pair.baseline) for pair in trial.pairs if not pair.disturbed]
         others = sum(record.phase is Phase.BASELINE for record in self._run.records.values()) > 1
         is_first = executor.seats[:1] == (self.name,)  # the others' baselines have never been alone
-        if not (shared and others and is_first and usual and beside) or self._told_contention:
+        if not (shared and others and is_first and usual and rates) or self._reported_contention:
             return
-        if (cost := 1 - statistics.median(beside) / statistics.median(usual)) >= MUCH_CONTENTION:
-            self._told_contention = True
+        if (cost := 1 - statistics.median(rates) / statistics.median(usual)) >= MUCH_CONTENTION:
+            self._reported_contention = True
             text = f"seat {self.name} trains {cost:.0%} slower since other seats of {host} began: they share its cores"
             self._run.observe(Notice(text=text))
 
@@ -331,8 +331,8 @@ class Seat:
         A busy machine changes its speed, too. So where it has changed, two fresh processes take turns with it.
         """
         run, own = self._run, self.baseline.trial
-        beside = [pair for pair in trial.pairs if pair.instance == trial.instances - 1 and not pair.in_blocks]
-        rates = [math.log(own.rate_of(pair.baseline)) for pair in beside if not pair.disturbed]
+        last_pairs = [pair for pair in trial.pairs if pair.instance == trial.instances - 1 and not pair.in_blocks]
+        rates = [math.log(own.rate_of(pair.baseline)) for pair in last_pairs if not pair.disturbed]
         if not self._rates:
             self._rates = [math.log(own.rate_of(alone)) for alone in own.slices[self._before :][:BASELINE_SLICES]]
         usual, self._rates = self._rates, [*self._rates, *rates][:USUAL_SLICES]

@@ -21,7 +21,7 @@ from autotune.tuning.seat import BASELINE_SECONDS, Seat
 
 MOST_LOSSES = 2  # of a seat, until it is dropped
 FEWEST_OF_A_CHANGE = 2  # failures of one change, before it is left out
-FEWEST_FAILURES = 3  # failures for one reason, before anything is made of it
+FEWEST_FAILURES = 3  # failures for one reason, before it counts
 Changes = frozenset[tuple[str, KnobValue]]
 _BUILDING = "while building"  # in a timeout's reason: the configuration has not acted on anything yet
 

@@ -26,7 +26,7 @@ from autotune.tuning.verify import measure_in_passing, measure_pairs, measured_c
 PLANTED_SHARE = 0.2  # of a step
 MINUTES = (2, 5, 10)
 SHOWN = {"deterministic": "the same training", "num_parallel_calls": "a planted delay"}
-"""By the knob that tells the trials apart: what they are, in lines of progress."""
+"""Names of the trials in lines of progress, by the knob in which they differ."""
 SURE = 0.999  # confidence of the interval that must contradict the known difference before autotune is said to be wrong
 QUIET = 0.1  # largest share of the processors that others may take while it is said to be wrong
 

@@ -38,7 +38,7 @@ FEW_DEGREES = 8  # of the slices of other trials, that tell how noisy the machin
 
 @dataclass(frozen=True, kw_only=True)
 class LearningResult:
-    """How a leader with another batch size learns, beside the baseline."""
+    """Learning of a leader with another batch size, beside the baseline's."""
 
     branch: ContinuedTraining
     needed: ExamplesNeeded
@@ -121,7 +121,7 @@ class Standings:
         for trial in self.ended():
             record, batch_ratio = records[trial.number], self.batch_ratio(trial.configuration)
             best_leader = best_leaders.get(batch_ratio)
-            beside = [] if best_leader is None else [best_leader.in_search]
+            best_records = [] if best_leader is None else [best_leader.in_search]
             ratios = trial.log_ratios if record.outcome.measured or record.outcome is Outcome.UNSTABLE else []
             own, earlier = numerics_of(trial.configuration), self._earlier.get(trial.asked)
             starts = costs.start_seconds(record)
@@ -141,7 +141,7 @@ class Standings:
                     pruned=record.outcome is Outcome.PRUNED,
                     unstable=record.outcome is Outcome.UNSTABLE or (own in compared and not compared[own].passed),
                     look_seconds=starts + self._measured_seconds,
-                    pair_seconds=costs.pair_seconds([baseline, record, *beside]),
+                    pair_seconds=costs.pair_seconds([baseline, record, *best_records]),
                     unchecked=own != plain and own not in compared,
                     uncheckable=own != plain and own in compared and not compared[own].conclusive,
                     was_confirmed=earlier is not None and earlier.confirmed,
@@ -194,13 +194,13 @@ class Standings:
         able = [known for known in candidates if known.measured and not known.unstable and lead(known) > 0]
         return max(able, key=lambda known: (lead(known), known.number), default=None)
 
-    def best_interval(self, beside: Configuration) -> LogInterval | None:
+    def best_interval(self, configuration: Configuration) -> LogInterval | None:
         """Return the ratio from which a configuration is distinguished: that of the best of its kind.
 
         None before the best has two pairs. It is taken to the configuration's batch size: as many more examples as
         that needs, so much faster it must be.
         """
-        ratio = self.batch_ratio(beside)
+        ratio = self.batch_ratio(configuration)
         best = self._best(known for known in self.candidates() if known.is_same_training is (ratio == 1))
         if best is None or best.pairs < 2:
             return None
@@ -212,7 +212,7 @@ class Standings:
 
     @property
     def can_branch(self) -> bool:
-        """Whether other trainings can begin with the state of the baseline's."""
+        """True if other trainings can begin with the state of the baseline's."""
         saved = any(log.state_steps is not None for log in self._run.records[0].processes)
         return self._run.state_file is not None and saved
 
@@ -308,7 +308,7 @@ class Standings:
 
     def weigh_leader(self, leader: Finalist) -> Leader:
         """Return a leader as it is weighed."""
-        records = self.beside_leader(leader)
+        records = self.records_with(leader)
         expected, least = costs.pair_seconds(records), costs.pair_seconds(records, least=True)
         if taken := leader.next_seconds(self._run):
             least, expected = least * taken / expected, taken
@@ -332,7 +332,7 @@ class Standings:
             same_loss=result.speedup if isinstance(result, LearningResult) else None,
         )
 
-    def beside_leader(self, leader: Finalist) -> list[TrialRecord]:
+    def records_with(self, leader: Finalist) -> list[TrialRecord]:
         """Return the search's records of all that take turns in a confirmation."""
         best_leader = self.best_leader_beside(leader.trial.configuration) if leader.best_leader is not None else None
         return [self._run.records[0], leader.in_search, *([] if best_leader is None else [best_leader.in_search])]
@@ -376,7 +376,7 @@ class Standings:
             instances,
             prior=self.process_prior(without=leader.looks.candidate),
             confidence=leader.looks.confidence,
-            other_template=self._run.executor.needs_different_template(leader.trial.configuration, other),
+            different_template=self._run.executor.needs_different_template(leader.trial.configuration, other),
             compilations=compilations,
         )
 

@@ -162,8 +162,8 @@ class Trial:
         return self._rated[1]
 
     def _rate(self, pair: Pair) -> RatedPair | None:
-        beside = EpochCost() if self.reference is None else self.reference.epoch_cost
-        baseline = ratios.compared_rate(pair.baseline, beside, self.objective)
+        baseline_cost = EpochCost() if self.reference is None else self.reference.epoch_cost
+        baseline = ratios.compared_rate(pair.baseline, baseline_cost, self.objective)
         candidate = ratios.compared_rate(pair.candidate, self.epoch_cost, self.objective)
         if baseline is None or candidate is None:
             return None

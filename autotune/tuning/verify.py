@@ -198,7 +198,7 @@ def verify_with(invocation: Invocation, recipe: Recipe, *, found_by_object: bool
                 instances=0,
                 reason="the recipe is the baseline, so there is no claim to check",
             )
-        carried = load_compiled(recipe, recipe._beside, invocation.machine)
+        carried = load_compiled(recipe, recipe._folder, invocation.machine)
         if carried.folder is not None and run.executor.keeps_files:  # else the long training compiles, too
             observe(Notice(text=carried.text))
             run.confirmed = ConfirmedCompilations(lambda text: observe(Notice(text=text)))
@@ -339,9 +339,13 @@ def measured_claim(leader: Finalist, opened: Opened, *, confidence: float = CONF
     if len(instances) < 2:
         return None
     prior = process_prior([[values] for values in instances], rounds=min(map(len, instances)))
-    apart = opened.run.executor.needs_different_template(leader.trial.configuration, opened.run.baseline)
+    different_template = opened.run.executor.needs_different_template(leader.trial.configuration, opened.run.baseline)
     return claim_interval(
-        instances, prior=prior, confidence=confidence, other_template=apart, compilations=leader.baseline_compilations
+        instances,
+        prior=prior,
+        confidence=confidence,
+        different_template=different_template,
+        compilations=leader.baseline_compilations,
     )
 
 
