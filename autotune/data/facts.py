@@ -54,7 +54,7 @@ class Site(Frozen):
     cell: str = ""  # of a notebook: a digest of the cell's code, and its count among equal cells
 
     def __str__(self) -> str:
-        """Return what a user is shown: `batch() in train.py, line 12`."""
+        """Return the text for a user: `batch() in train.py, line 12`."""
         return f"{self.call}() in {self.file}, line {self.line}"
 
     @property
@@ -277,11 +277,11 @@ class Machine(Frozen, strict=True):
         return ", ".join(filter(None, [f"{self.cpu} × {cores}", gpu_names(self.gpus)]))
 
     def differences(self, other: Machine) -> tuple[str, ...]:
-        """Return what can make `other` faster or slower: `GPU: measured on NVIDIA H200, here none`."""
+        """Return the differences that can make `other` faster or slower: `GPU: measured on NVIDIA H200, here none`."""
         return tuple(f"{label}: measured on {there}, here {here}" for label, there, here in self.unlike_facts(other))
 
     def unlike_facts(self, other: Machine) -> tuple[tuple[str, str, str], ...]:
-        """Return what can make `other` faster or slower: a label, the value of this, and of `other`."""
+        """Return the differences that can make `other` faster or slower: a label, the value of this, and of `other`."""
         gpus = gpu_names(self.gpus), gpu_names(other.gpus)
         if has_cards_of(self, other):
             gpus = gpus[0], gpus[0]

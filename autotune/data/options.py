@@ -230,7 +230,7 @@ OPTIONS: dict[str, Option] = {name: field.metadata["option"] for name, field in 
 
 
 def _mismatch(name: str, value: object) -> str:
-    """Return what an option must be, as the end of a sentence; empty where the value is that."""
+    """Return the rule that an option's value breaks, as the end of a sentence; empty where it breaks none."""
     hint, declared = _HINTS[name], OPTIONS.get(name)
     kinds = get_args(hint) or (hint,)
     if value is None and NoneType in kinds:

@@ -161,7 +161,7 @@ def mask_arguments(arguments: Sequence[str]) -> tuple[str, ...]:
 
 
 def masked_names(arguments: Sequence[str]) -> list[str]:
-    """Return what stands before each masked value, for a message."""
+    """Return the text before each masked value, for a message."""
     found = []
     for before, argument in zip(("", *arguments), arguments, strict=False):
         if MASK in argument:

@@ -94,7 +94,7 @@ def _main(given: list[str]) -> int | Callable[[], int]:
 
 
 def _next_step(error: CycloptsError, own: list[str], rest: list[str]) -> str:
-    """Return what to do about a command line that cannot be read: a script's own options come after `--`."""
+    """Return the next step for a command line that cannot be read: a script's own options come after `--`."""
     unknown = (error.unused_tokens or [""])[0]
     if isinstance(error, UnknownOptionError):
         unknown = error.token.keyword or error.token.value

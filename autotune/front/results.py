@@ -84,7 +84,7 @@ def _result(trial: dict[str, Any]) -> str:
 
 
 def _changes(trial: dict[str, Any]) -> str:
-    """Return what a trial changes, how that learns, and why it failed."""
+    """Return a trial's changes, its learning, and why it failed."""
     said = str(trial["changes"])
     if trial["gain"] is not None:
         said += f" (without {trial['left_out']}, which gives ×{trial['gain']:.2f})"

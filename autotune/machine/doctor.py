@@ -269,7 +269,7 @@ def look(why_uncontained: Callable[[Path], str], root: Path = Path("/")) -> Mach
 
 
 def _ask_tensorflow() -> dict[str, Any]:
-    """Return what TensorFlow says of its build and GPUs, as fields of the state; this process never imports it."""
+    """Return TensorFlow's report of its build and GPUs, as fields of the state; this process never imports it."""
     try:
         ended = subprocess.run(
             [sys.executable, "-c", _ASK], capture_output=True, text=True, timeout=ASK_SECONDS, check=False

@@ -162,7 +162,7 @@ def kind_of(machine: Machine) -> Kind:
 
 
 def kind_differences(measured: Machine, here: Machine) -> tuple[str, ...]:
-    """Return what makes two machines unlike kinds, such as `TensorFlow: measured on 2.18, here 2.21`.
+    """Return the differences that make two machines unlike kinds, such as `TensorFlow: measured on 2.18, here 2.21`.
 
     A recipe that was measured on a part of the cards here is of this kind.
     """

@@ -91,7 +91,7 @@ def visible_gpus() -> list[VisibleGpu]:
 
 
 def query_nvml(query: Callable[[Any], T], otherwise: T) -> T:
-    """Return what `query` reads from NVML, or `otherwise` without a driver and where NVML fails."""
+    """Return the reading of `query` from NVML, or `otherwise` without a driver and where NVML fails."""
     import pynvml as nvml  # a large module, which trial processes do not need
 
     try:
@@ -169,7 +169,7 @@ def _shown_devices(nvml: Any) -> tuple[list[Any], list[NvmlDevice]]:
 
 
 def _pick_devices(nvml: Any, wanted: str, devices: list[NvmlDevice], handles: list[Any]) -> Iterator[NvmlDevice]:
-    """Yield what `CUDA_VISIBLE_DEVICES` names, up to the first entry that names no single device, such as -1."""
+    """Yield the entries of `CUDA_VISIBLE_DEVICES`, up to the first entry that names no single device, such as -1."""
 
     def has_uuid(handle: Any) -> bool:
         return bool(nvml.nvmlDeviceGetUUID(handle).startswith(entry))

@@ -98,7 +98,7 @@ def part_of(before: Counters, after: Counters, *, seconds: float) -> float:
 
 
 def between(before: Counters, after: Counters, *, seconds: float) -> dict[str, Any]:
-    """Return what happened during a slice of so many seconds between two readings, in proportion, as `Slice` fields."""
+    """Return the changes between two readings, in proportion to a slice's seconds, as `Slice` fields."""
     part = part_of(before, after, seconds=seconds)
 
     def counted(earlier: float | None, later: float | None) -> float | None:

@@ -143,7 +143,7 @@ def usage(recipe: Recipe, path: Path, tuned: str) -> list[str]:
 
 
 def diagnose(baseline: TrialRecord, trials: Sequence[TrialRecord] = ()) -> Bottleneck:
-    """Return what limits the baseline, by its own figures and by what trials changed; `unknown` unless they show it.
+    """Return the limit of the baseline, by its own figures and by the trials' changes; `unknown` unless they show it.
 
     A wait for input counts where the pipeline alone is slower than the step alone, or where it takes most of the step.
     What a trial surely saved counts for more than what was seen of the steps.

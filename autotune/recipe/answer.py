@@ -315,7 +315,7 @@ def _describe_same(recipe: RecipeContent, baseline: Configuration) -> list[str]:
 
 
 def _describe_effect(recipe: RecipeContent, configuration: Configuration) -> str:
-    """Return what a configuration changes of the training beside its batch size; empty for nothing."""
+    """Return a configuration's changes of the training besides its batch size; empty for none."""
     script = recipe.workload.script
     effects = [_describe_precision(configuration, Configuration(recipe.baseline))]
     if script is not None and script.redraws and configuration.get("graph_step"):
@@ -382,7 +382,7 @@ def learning_caveats(recipe: RecipeContent) -> list[str]:
 
 
 def _warnings(recipe: RecipeContent) -> list[str]:
-    """Return what failed or was seen of the recommended configuration, and what the watch over it found."""
+    """Return failures and observations of the recommended configuration, and the findings of its watch."""
     stability, watch = recipe.evidence.stability, recipe.evidence.watch
     said = [f"Failed: {check.name}: {check.detail}" for check in stability.checks if not check.passed]
     said += [

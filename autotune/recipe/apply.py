@@ -350,7 +350,7 @@ def as_dataset(data: Any) -> Any:
 
 
 def kind_of(dataset: tf.data.Dataset) -> str:
-    """Return what a dataset does to its input, as `tf.data` names it: `Map`, `Shuffle`, `Cache`."""
+    """Return the operation of a dataset, as `tf.data` names it: `Map`, `Shuffle`, `Cache`."""
     return type(dataset).__name__.strip("_").removesuffix("Dataset")
 
 

@@ -328,7 +328,7 @@ def _mac(seal: Seal, files: Mapping[str, bytes], key: bytes) -> str:
 
 
 def _facts_of(machine: Machine) -> dict[str, str]:
-    """Return what compiled programs depend on."""
+    """Return the facts of a machine that compiled programs depend on."""
     return {
         "cpu": machine.cpu,
         "gpus": ", ".join(sorted({gpu.name for gpu in machine.gpus})),

@@ -184,7 +184,7 @@ class Recipe(TrainingCode):
         return Configuration(self.configuration).batch_size
 
     def __repr__(self) -> str:
-        """Return what was found, what it changes, what limits the baseline, and where it was measured."""
+        """Return the finding, its changes, the limit of the baseline, and the machine."""
         answer, changes = self.answer, Configuration(self.configuration).describe(Configuration(self.baseline))
         lines = [f"Recipe of {self.workload.name}: {answer.headline}", f"  {changes}"]
         lines += [f"  {': '.join((choice.kind.capitalize(), '; '.join(choice.said)))}" for choice in answer.choices]
@@ -438,7 +438,7 @@ def _rank(file: RecipeFile) -> tuple[bool, str]:
 
 
 def first_difference(workload: KnownWorkload, other: KnownWorkload) -> str:
-    """Return what first sets two trainings apart, with the call site; empty where they are the same.
+    """Return the first difference of two trainings, with the call site; empty where they are the same.
 
     They differ where the baseline of one has not started.
     """

@@ -175,7 +175,7 @@ def average_losses(seconds: Sequence[float], trainings: Sequence[Losses]) -> lis
 
 
 def draw_losses(records: Sequence[TrialRecord], recipe: Recipe, answer: Answer) -> dict[str, Any] | None:
-    """Return what the losses are, their curves, and the gap that is claimed; None where the baseline has no losses.
+    """Return the name of the losses, their curves, and the claimed gap; None where the baseline has no losses.
 
     Seconds follow from examples by the speeds of the answer. Where no other batch size was trained for its losses, they
     are those of the baseline's slices.

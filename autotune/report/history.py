@@ -166,7 +166,7 @@ def load_history(*runs: Paths, every_column: bool = False) -> pd.DataFrame:
 
 
 def _find_answers(directory: RunDirectory, records: Sequence[TrialRecord]) -> dict[int, dict[str, object]]:
-    """Return what the recipe says of trials: those of both answers, and of the baseline; nothing without a recipe."""
+    """Return the recipe's columns of trials: both answers' and the baseline's; nothing without a recipe."""
     try:
         recipe = Recipe.load(directory.recipe_file)
     except RecipeError:

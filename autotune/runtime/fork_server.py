@@ -109,7 +109,7 @@ class ForkCheck:
         self._threads = len(os.listdir("/proc/self/task"))
 
     def state(self) -> ForkState:
-        """Return what each fork must restore. Raises `Unforkable`."""
+        """Return the state that each fork must restore. Raises `Unforkable`."""
         gc.collect()  # garbage may hold files, such as a database that nobody has closed
         subprocess._cleanup()  # type: ignore[attr-defined]  # awaits those that the script has dropped
         for child in psutil.Process().children():  # also one that has ended and nobody awaited
@@ -175,7 +175,7 @@ def open_files(descriptors: Sequence[int]) -> Iterator[OpenFile]:
 
 
 def describe_descriptor(path: str) -> str:
-    """Return what a link of `/proc/self/fd` stands for, in words."""
+    """Describe a link of `/proc/self/fd` in words."""
     kind, separator, _ = path.partition(":")
     if separator and not path.startswith("/"):
         return "an event queue" if kind == "anon_inode" else f"a {kind}"

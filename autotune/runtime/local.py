@@ -46,7 +46,7 @@ class LocalSeat:
         return self.use_template(variables, fork)
 
     def use_template(self, variables: Mapping[str, str], use: Callable[[Template], Result]) -> Result:
-        """Return what `use` makes of the template with these variables; restart one that dies meanwhile, once."""
+        """Call `use` with the template of these variables; restart one that dies meanwhile, once."""
         with contextlib.suppress(TemplateDied):
             return use(self._template(variables))
         return use(self._template(variables))

@@ -80,7 +80,7 @@ class Data(Frozen):
 
     @classmethod
     def found_by(cls, started: Started) -> Data:
-        """Return what a trial has found."""
+        """Return the facts that a trial has found."""
         return cls(**started.model_dump(include=set(cls.model_fields)))
 
 

@@ -114,7 +114,7 @@ class RaySeat:
         self._pending = self.actor.describe_host.remote()
 
     def poll(self) -> Any:
-        """Return what the actor's start, then its `open`, gives; None while it is not there. Raises as `ask` does."""
+        """Return the answer of the start, then of `open`; None while it is not there. Raises as `ask` does."""
         return self._answer(self._pending, SILENCE_SECONDS) if self._ray.wait([self._pending], timeout=0)[0] else None
 
     def open(self) -> None:

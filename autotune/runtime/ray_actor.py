@@ -96,7 +96,7 @@ class SeatActor:
         return reference.model_copy(update=update)
 
     def describe_host(self) -> Host:
-        """Return what the host is."""
+        """Describe the host."""
         import ray
 
         machine, file = fingerprint(), self._reference.file
@@ -159,7 +159,7 @@ class SeatActor:
 
 
 def _catch(call: Callable[[], Result]) -> Result | Exception:
-    """Return what a call returns, or its failure: Ray would wrap an exception."""
+    """Return a call's result, or its failure: Ray would wrap an exception."""
     try:
         return call()
     except (TrialFailed, AutotuneError) as failure:

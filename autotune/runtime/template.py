@@ -60,7 +60,7 @@ class EntryPoint(Protocol):
         leave_template: Callable[[], None],
         tell: Callable[[str], object],
     ) -> tuple[WorkloadFacts, WaitingProcess | None]:
-        """Return what the driver may know of the workload without TensorFlow.
+        """Return the facts of the workload that need no TensorFlow.
 
         A script is surveyed in a fork, which first calls `leave_template` and may then wait for the first trial. `tell`
         is called in this process with what the fork runs.
@@ -190,7 +190,7 @@ def _share_start(
 
 
 def inspect_import() -> tuple[protocol.StartedByImport | None, dict[str, Any]]:
-    """Return what importing the user's module has started, and the knobs in force before a model is built."""
+    """Return the runtime that importing the user's module has started, and the knobs in force after it."""
     if is_gpu_open():
         return "cuda", apply.in_force()
     if threading.active_count() > 1:

@@ -85,7 +85,7 @@ class Template:
             raise
 
     def wait_ready(self, longest_seconds: float = IMPORT_SECONDS) -> protocol.TemplateReady:
-        """Return what the template found by importing.
+        """Return the facts that the template found by importing.
 
         Raises `WorkloadError`, `TemplateDied`, `TrialFailed` for want of memory, or `TrialProcessError` if TensorFlow
         cannot be imported.

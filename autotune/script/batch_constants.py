@@ -28,7 +28,7 @@ _FIXED_BATCH = {"batch_shape": (), "batch_input_shape": (), "batch_size": ("Inpu
 def find_batch_constant(
     files: Sequence[Path], given_at: Sequence[Site], size: int, directory: str, losses: Collection[str] = ()
 ) -> str:
-    """Return what uses the batch size as a constant in a step of training, and where; empty if nothing does.
+    """Return a use of the batch size as a constant in a training step, with its place; empty without one.
 
     `losses` names functions that compute the loss.
     """

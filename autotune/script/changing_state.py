@@ -84,7 +84,7 @@ class OwnSource:
         return any(node.lineno <= line <= node.end_lineno for line in lines)
 
     def describe_dataset(self, dataset: Any, trained: Iterable[Any]) -> str:
-        """Return what a function of a dataset reads that may change; empty if none does. `trained`: variables."""
+        """Return the changing state that a function of a dataset reads; empty for none. `trained`: variables."""
         wrapped = (variable if callable(variable.value) else variable.value for variable in trained)  # by Keras 3
         written = {id(getattr(variable, "_handle", None)) for variable in wrapped}
         for part in upstream(dataset):
@@ -103,7 +103,7 @@ class OwnSource:
         *,
         is_python: bool = True,
     ) -> str:
-        """Return what the first of these functions reads that may change; empty if nothing.
+        """Return the changing state that the first of these functions reads; empty for none.
 
         `resources`: what it captures. `written`: the identities of those that the training writes. `is_python`: it
         runs for each batch, and reads what it names.

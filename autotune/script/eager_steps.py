@@ -359,7 +359,7 @@ def _as_attribute(node: ast.AST) -> ast.AST:
 
 
 def _imported_in(nodes: Iterable[ast.AST]) -> dict[str, Any]:
-    """Return what a function imports itself, by the names that it gives."""
+    """Return the imports inside a function, by the names that it gives."""
     found: dict[str, Any] = {}
     for node in nodes:
         for alias in node.names if isinstance(node, ast.Import | ast.ImportFrom) else ():
@@ -370,7 +370,7 @@ def _imported_in(nodes: Iterable[ast.AST]) -> dict[str, Any]:
 
 
 def _describe_call(call: ast.Call, find: Callable[[ast.AST], Any], own: set[str]) -> str:
-    """Return what a call does that a graph would not do at each step; empty for nothing."""
+    """Return the effect of a call that a graph would not repeat at each step; empty for none."""
     name, shown_call = name_of(call.func), ast.unparse(call.func)
     owner = find(call.func.value) if isinstance(call.func, ast.Attribute) else None
     bound = getattr(function := find(call.func), "__self__", None)

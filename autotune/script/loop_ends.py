@@ -105,7 +105,7 @@ def _walk_own(scope: ast.AST) -> Iterator[ast.AST]:
 
 
 def _find_count(loop: ast.AST, counters: set[str], *, read_by_for: bool) -> ast.AST | None:
-    """Return what ends a loop over steps by their count; None if its data ends it.
+    """Return the node that ends a loop over steps by their count; None if its data ends it.
 
     `read_by_for`: it is a `for` over the data itself. Otherwise something in it reads the next batch.
     """
@@ -119,7 +119,7 @@ def _find_count(loop: ast.AST, counters: set[str], *, read_by_for: bool) -> ast.
 
 
 def _find_count_around(loop: ast.AST, counters: set[str]) -> ast.AST | None:
-    """Return what ends a loop around the loop over steps by the count of those steps; None if nothing does."""
+    """Return the node that ends a loop around the loop over steps by their count; None without one."""
     if isinstance(loop, ast.While) and _mentions(loop.test, counters):
         return loop.test
     return _find_exit(loop, counters, conditional=True)

@@ -145,7 +145,7 @@ class LoopWatch:
         self._restore = []
 
     def trained_weights(self, count: int | None = None) -> list[Any]:
-        """Return what the optimizers update, or so many of them."""
+        """Return the variables that the optimizers update, or that the first `count` do."""
         optimizers = list(self.optimizers.values())[:count]
         return [variable for optimizer in optimizers for variable in keras_api().trained_by(optimizer)]
 

@@ -116,7 +116,7 @@ class _Start:
             self.give_up(f"trials cannot share that, because {why}")
 
     def _examine(self) -> ForkState:
-        """Return what forks must restore. Gives up where this process cannot or need not be forked."""
+        """Return the state that forks must restore. Gives up where this process cannot or need not be forked."""
         self._seconds = time.perf_counter() - self._began
         line = locate_user_line()
         if threading.current_thread() is not threading.main_thread():

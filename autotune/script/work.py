@@ -82,7 +82,7 @@ def _own_hook(callback: Any) -> tuple[str, Callable[..., Any]] | None:
 
 
 def early_ends(callbacks: Any, model: Any, files: Sequence[Path], directory: str) -> str:
-    """Return what may end a `fit` before its last epoch, with lines; empty for nothing. `files`: the script's own."""
+    """Return calls that may end a `fit` before its last epoch, with lines; empty for none. `files`: the script's."""
     found = []
     for ender in (*_flat(callbacks), model):
         known = [vars(kind) for kind in type(ender).__mro__ if kind.__name__ != "TerminateOnNaN"]
@@ -122,7 +122,7 @@ def held_steps(callbacks: Any, directory: str) -> str:
 def notes_on_batches(
     dataset: Any, loop: StepLoop | None, callbacks: Any, optimizers: Iterable[Any], summed_loss: str, directory: str
 ) -> Iterator[str]:
-    """Yield what else a larger batch size changes, in sentences without an end.
+    """Yield other effects of a larger batch size, in sentences without an end.
 
     `summed_loss`: where a loss is the sum over a batch.
     """

@@ -99,7 +99,7 @@ def format_value(value: KnobValue) -> str:
 def baseline_configuration(
     batch_size: int, named: Mapping[str, object], device: Device, *, where: str
 ) -> Configuration:
-    """Return what the user would run anyway: `named` knobs, and TensorFlow's defaults for the device's other knobs."""
+    """Return the baseline: `named` knobs, and TensorFlow's defaults for the device's other knobs."""
     for name in STRATEGY_KNOBS:
         if name in named and "strategy" not in named:
             raise ConfigurationError(f"{where}: {name} acts only with strategy")

@@ -121,7 +121,7 @@ def _quoted(path: str) -> str:
 
 
 def environment_notes(variables: Mapping[str, str], tensorflow: str) -> Iterator[str]:
-    """Yield what a user should know of the environment, a sentence each; `tensorflow` is its version."""
+    """Yield notices of the environment, a sentence each; `tensorflow` is its version."""
     for name, why in REFUSED.items():
         variable = name if name.startswith("TF_") else XLA
         text = variables.get(name, "").lower() if variable == name else flag_value(variables, XLA, name)

@@ -44,7 +44,7 @@ class StepFigures(Frozen):
 
 
 def find_bottleneck(seen: StepFigures) -> Bottleneck:
-    """Return what limits a trial, by the first of these rules that holds.
+    """Return the limit of a trial, by the first of these rules that holds.
 
     | limit | rule |
     |---|---|

@@ -47,7 +47,7 @@ def gpu_load_of(part: Slice) -> float | None:
 
 
 def slowed_by(part: Slice) -> frozenset[str] | None:
-    """Return what held the clocks of its cards down at a slice's end; None where it is unknown."""
+    """Return the limits that held the cards' clocks down at a slice's end; None where it is unknown."""
     limits = [card.limited_by for card in part.gpus if card.limited_by is not None]
     return SLOWING.intersection(itertools.chain(*limits)) if limits else None
 

@@ -207,7 +207,7 @@ def best_batch_size(critical: float, step_seconds: Mapping[int, float]) -> float
 
 
 def find_step_counter(counted: Mapping[str, Sequence[float]], others: Mapping[str, Sequence[float]]) -> str:
-    """Return what changes alike from step to step at two batch sizes, so that it counts steps; or nothing."""
+    """Return the value that changes alike from step to step at two batch sizes, so counts steps; or nothing."""
     for name, values in counted.items():
         pairs = [*zip(values, others.get(name, ()), strict=False)]
         if len(pairs) == len(values) and all(math.isclose(one, other, rel_tol=1e-4) for one, other in pairs):

@@ -34,7 +34,7 @@ HAND_ON = ("Options", "Prefetch", "CopyToDevice", "AssertCardinality", "Map", "P
 
 
 def take_over(boundary: Boundary, train: TrainingPipeline, training: Training) -> BetweenEpochs:
-    """Return what lies between two epochs, as another process measured it on the same dataset."""
+    """Return the boundary between two epochs, as another process measured it on the same dataset."""
     counted = _counted_calls(train, training) if boundary.tail_excluded else None
     return BetweenEpochs(boundary=boundary, taken_over=True, counted_calls=counted)
 

@@ -196,7 +196,7 @@ class FitSession(TrainingSession):
         keras_api().tidy_up(self.parts.model, self.training.steps_per_call)
 
     def _between_epochs(self, clock: StepClock) -> BetweenEpochs:
-        """Return what lies between two epochs, measured by more training where no other trial has measured it."""
+        """Return the boundary between two epochs, measured by more training where no other trial has measured it."""
         if self.known_between_epochs is not None:
             return self.known_between_epochs
         parts = self.parts

@@ -220,7 +220,7 @@ def build_versions() -> dict[str, str]:
 
 
 def device_limit_bytes() -> int | None:
-    """Return what TensorFlow may take of a GPU or MIG instance: of several the least, or the workload's own limit.
+    """Return the bytes that TensorFlow may take of a GPU: of several the least, or the workload's own limit.
 
     None without one, and where NVML does not tell.
     """
@@ -232,7 +232,7 @@ def device_limit_bytes() -> int | None:
 
 
 def device_bytes(which: Literal["current", "peak"] = "current") -> int | None:
-    """Return what TensorFlow holds, or has held at most, on the GPU where that is most; None where it cannot tell."""
+    """Return TensorFlow's memory, now or at its peak, on the GPU where that is most; None where it is unknown."""
     taken: list[int] = []
     for gpu in tf.config.list_logical_devices("GPU"):
         try:

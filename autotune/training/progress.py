@@ -58,7 +58,7 @@ class Training:
         return None if steps is None else self.examples_in_epoch(steps)
 
     def charged_seconds(self, examples: int) -> float:
-        """Return what further calls of `fit` cost for so many examples."""
+        """Return the cost of further calls of `fit` for `examples`."""
         whole = self.examples_per_epoch
         return self.charged_per_epoch_seconds * examples / whole if whole else 0.0
 

@@ -302,7 +302,7 @@ class Beliefs:
         return start + self._now.measured_seconds + (self._now.import_seconds if imports else 0.0)
 
     def draw(self, rng: random.Random, best: Configuration, useful: Mapping[str, Sequence[KnobValue]]) -> Configuration:
-        """Return what would be the fastest of useful values if effects were as drawn from these beliefs."""
+        """Return the fastest of useful values if effects were as drawn from these beliefs."""
         known = self._covariance @ self._vectors.T
         mean, covariance = self._mean + known @ self._weights, self._covariance - known @ self._inverse @ known.T
         generator = np.random.default_rng(rng.getrandbits(32))

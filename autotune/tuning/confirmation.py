@@ -97,7 +97,7 @@ class Finalist:
         return [log_ratios for _, log_ratios in sorted(self.trial.log_ratios_over(self.best_leader).items())]
 
     def start_seconds(self, records: Sequence[TrialRecord], run: Run) -> float:
-        """Return what an instance takes beyond its slices: by the last ones, or by the search's records."""
+        """Return the seconds of an instance beyond its slices: by the last ones, or by the search's records."""
         taken = self.next_seconds(run)
         if taken is None:
             return costs.starts_seconds(records)
@@ -107,7 +107,7 @@ class Finalist:
         return max(0.0, taken - slices / len(self.measured)) if self.measured else 0.0
 
     def next_seconds(self, run: Run) -> float | None:
-        """Return what the next instance should take, by those before it; None before the first."""
+        """Return the expected seconds of the next instance, by those before it; None before the first."""
         taken, kept = self.trial.instance_seconds, run.confirmed
         loading = [side for side in self.sides if kept and side.processes and kept.has(*own_compilations(run, side))]
         if not taken or not loading:

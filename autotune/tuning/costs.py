@@ -102,7 +102,7 @@ def most_waiting(slices: Sequence[Slice], input_wait_fraction: float | None) -> 
 
 
 def measured_seconds(first_step: float, slow_call: float = 0.0) -> float:
-    """Return what the slices of a search trial may take: more where the baseline's first step or calls are slow."""
+    """Return the most seconds of a search trial's slices: more where the baseline's first step or calls are slow."""
     if slow_call:
         return max(LEAST_MEASURED_SECONDS, MEASURED_SLOW_CALLS * slow_call)
     return min(MOST_MEASURED_SECONDS, max(LEAST_MEASURED_SECONDS, first_step))
@@ -111,7 +111,7 @@ def measured_seconds(first_step: float, slow_call: float = 0.0) -> float:
 def trial_timeout(
     budget: float, *, first_step: float, ready: float, slow_call: float = 0.0, is_eager: bool = False
 ) -> float:
-    """Return what a search trial may take: a bad guess costs a tenth of the budget at most, where that holds one.
+    """Return the most seconds of a search trial: a bad guess costs a tenth of the budget at most, where that holds one.
 
     A fifth if the baseline's step `is_eager`: a trial traces, and proves, what the baseline does not.
     """
@@ -121,7 +121,7 @@ def trial_timeout(
 
 
 def least_trial_seconds(baseline: TrialRecord, configuration: Configuration, gain: float) -> float:
-    """Return what a search trial with that gain, a logarithm, takes at least where calls are slow; 0 elsewhere."""
+    """Return the least seconds of a search trial with that gain, a logarithm, where calls are slow; 0 elsewhere."""
     steps = [int(values["steps_per_execution"]) for values in (baseline.configuration, configuration)]
     sizes = [int(values["batch_size"]) for values in (baseline.configuration, configuration)]
     call = slow_call_seconds(baseline) * steps[1] * sizes[1] / (steps[0] * sizes[0]) * math.exp(-gain)
@@ -132,7 +132,7 @@ def least_trial_seconds(baseline: TrialRecord, configuration: Configuration, gai
 
 
 def slow_call_seconds(record: TrialRecord) -> float:
-    """Return what a call takes of a configuration that the search has measured, where calls are slow; 0 elsewhere."""
+    """Return the seconds of a call of a measured configuration, where calls are slow; 0 elsewhere."""
     steps = int(record.configuration["steps_per_execution"])
     calls = [steps * timed.step_seconds.p50 for timed in record.own_slices]
     usual = statistics.median(calls) if calls and record.timed_by == "steps" else 0.0
@@ -140,7 +140,7 @@ def slow_call_seconds(record: TrialRecord) -> float:
 
 
 def start_seconds(record: TrialRecord) -> float:
-    """Return what it takes to start and warm up one process of a configuration that the search has measured."""
+    """Return the seconds to start and warm up one process of a configuration that the search has measured."""
     warm_up = record.warmup_seconds or 1.0
     if record.boundary is not None:  # its process measured that, and others take it over
         warm_up = min(warm_up, max(IN_SEARCH.warmup_seconds, MOST_SLOW_CALLS * slow_call_seconds(record)))
@@ -148,27 +148,27 @@ def start_seconds(record: TrialRecord) -> float:
 
 
 def starts_seconds(records: Sequence[TrialRecord]) -> float:
-    """Return what the starts of a fresh pair take; the first record is the baseline's."""
+    """Return the seconds of starting a fresh pair; the first record is the baseline's."""
     in_blocks = any(record.pairing is Pairing.BRACKETED for record in records)
     again = start_seconds(records[0]) if in_blocks else 0.0  # the baseline starts before and after
     return sum(map(start_seconds, records)) + again
 
 
 def usual_slice_seconds(record: TrialRecord) -> float:
-    """Return what a slice of a configuration that the search has measured takes, its run-in included."""
+    """Return the seconds of a slice of a configuration that the search has measured, with its run-in."""
     slices = record.own_slices
     usual = statistics.median(timed.seconds for timed in slices) if slices else SHORT_SLICE_SECONDS
     return usual + (record.run_in_seconds or 0.0)
 
 
 def slices_seconds(records: Sequence[TrialRecord]) -> float:
-    """Return what the slices of a fresh pair of processes should take: more where processes take long to start."""
+    """Return the planned seconds of a fresh pair's slices: more where processes take long to start."""
     starts = sum(map(start_seconds, records))
     return min(MOST_SLICES_SECONDS, max(LEAST_SLICES_SECONDS, SLICES_OVER_STARTS * starts))
 
 
 def round_seconds(records: Sequence[TrialRecord]) -> float:
-    """Return what one slice of each process of a fresh pair takes."""
+    """Return the seconds of one slice of each process of a fresh pair."""
     seconds = [*map(usual_slice_seconds, records)]
     return sum(seconds) if all(map(slow_call_seconds, records)) else len(seconds) * max(seconds)
 
@@ -179,6 +179,6 @@ def rounds(records: Sequence[TrialRecord]) -> int:
 
 
 def pair_seconds(records: Sequence[TrialRecord], *, least: bool = False) -> float:
-    """Return what fresh processes of these sides take, the baseline's first; `least`: with the fewest rounds."""
+    """Return the seconds of fresh processes of these sides, the baseline's first; `least`: with the fewest rounds."""
     slices = LEAST_ROUNDS * round_seconds(records)
     return starts_seconds(records) + (slices if least else max(slices, slices_seconds(records)))

@@ -276,14 +276,14 @@ def _branch_size(trainings: Trainings, leader: TrialRecord) -> tuple[int, int]:
 
 
 def branch_seconds(baseline: TrialRecord, leader: TrialRecord) -> float:
-    """Return what comparing the learning of two configurations takes at most."""
+    """Return the most seconds of comparing the learning of two configurations."""
     seconds_per_example, starts = _branch_costs(baseline, leader)
     most, _ = most_and_least(baseline, leader)
     return starts + BRANCH_SEEDS * most * seconds_per_example
 
 
 def least_branch_seconds(baseline: TrialRecord, leader: TrialRecord) -> float:
-    """Return what comparing the learning of two configurations takes at least."""
+    """Return the least seconds of comparing the learning of two configurations."""
     seconds_per_example, starts = _branch_costs(baseline, leader)
     return starts + FEWEST_BRANCH_SEEDS * most_and_least(baseline, leader)[1] * seconds_per_example
 

@@ -414,7 +414,7 @@ class Loop:
         return [known for known in late if not any(needs_as_long(other, known) for other in in_time)]
 
     def _passes_over(self, seat: Seat) -> tuple[Callable[[Configuration], bool], Callable[[Configuration], bool]]:
-        """Return what tells whether a configuration is ruled out, and whether it is that or the time is too short."""
+        """Return two predicates: is a configuration ruled out, and is it that or too long for the time left?"""
         # Ruled out: knobs that exclude one another, that do nothing, or with which it fails or does not learn.
         state, baseline = self.state(), self._run.records[0]
         parity, tried = parity_checks(self._run.records.values()), self._standings.tried()

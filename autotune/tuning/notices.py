@@ -101,7 +101,7 @@ def not_varied_notes(not_reached: Mapping[str, str], devices: int = 1, device: D
 
 
 def script_notes(script: ScriptFacts, ready_seconds: float) -> Iterator[str]:
-    """Yield what to know of how a script is tuned; `ready_seconds` is what its baseline took to be warm."""
+    """Yield notices of how a script is tuned; `ready_seconds` is the time until its baseline was warm."""
     if len({fit.site and fit.site.key for fit in script.fits}) > 1:
         chosen = script.fits[script.fit - 1]
         yield (

@@ -107,7 +107,7 @@ Action = TryAnother | LookAgain | CompareLosses | CompareLearning | Confirm | Fr
 
 
 def next_action(state: State) -> Action:
-    """Return what to do next, on a seat that is free."""
+    """Return the next action, on a free seat."""
     action = _next_action(state)
     return Wait() if isinstance(action, End) and state.busy else action
 
@@ -235,7 +235,7 @@ def _is_stale(state: State) -> bool:
 
 
 def _in_doubt(state: State) -> dict[int, float] | None:
-    """Return what may still gain enough to matter, and the seconds that looks at it take; None before all is tried."""
+    """Return candidates that may still gain enough, and the seconds of a look at each; None before all is tried."""
     if (
         not state.all_tried
         or len(state.stable) < FEWEST_CANDIDATES
@@ -321,7 +321,7 @@ def _claim_share(state: State, leader: Candidate) -> float:
 
 
 def _use_the_rest(state: State, leader: int) -> Action:
-    """Return what fits in time that holds no fresh pair of the leader."""
+    """Return an action for time that is too short for a fresh pair of the leader."""
     if _has_time_for_another(state):
         return TryAnother()
     fits = state.left >= state.candidate(leader).look_seconds
@@ -355,7 +355,7 @@ def kept_for_learning(state: State, leader: int) -> float:
 
 
 def confirmation_seconds(state: State, leader: Candidate) -> float:
-    """Return what a leader's confirmation should be kept time for, its comparisons of losses included."""
+    """Return the seconds to keep for a leader's confirmation, its comparisons of losses included."""
     most = int(_claim_share(state, leader) * state.budget / leader.pair_seconds)
     count = min(processes_needed(state, leader), max(LARGE_GAIN_PROCESSES, most))
     learning = min(leader.learning_seconds, state.learning_seconds)
@@ -438,7 +438,7 @@ def seconds_to_settle(state: State) -> float:
 
 
 def seconds_to_learn(state: State) -> float:
-    """Return what comparing the learning of larger batches needs of a continued run; 0 if nothing is to be compared."""
+    """Return the seconds that a continued run needs to compare the learning of larger batches; 0 without any."""
     needs = (_learning_needs(state, leader) for leader in state.best_leaders.values())
     return max(needs, default=0.0) / LEARNING_AGAIN_SHARE
 

@@ -187,7 +187,7 @@ def _evidence(
 
 
 def _advice(recommended: TrialRecord | None, run: Run, workload: WorkloadRecord) -> tuple[str, ...]:
-    """Return what limits the training, in sentences."""
+    """Describe the limits of the training, in sentences."""
     unreached = {*run.not_reached, *(() if workload.takes_config else ("num_parallel_calls",))}
     known = [trial for trial in run.records.values() if trial.scaling_efficiency is not None and trial.outcome.measured]
     spread = max(known, key=lambda trial: trial.scaling_efficiency or 0.0, default=None)  # that scales best

@@ -220,7 +220,7 @@ def known_to_fail(candidate: Configuration, out_of_memory: Iterable[Configuratio
 
 
 def expected_in_force(configuration: Configuration, baseline: TrialRecord) -> Configuration:
-    """Return what should be in force: one iterator for all epochs lowers the steps per call."""
+    """Return the values that should be in force: one iterator for all epochs lowers the steps per call."""
     examples = baseline.examples_per_epoch
     if not examples or not configuration.get("persistent_iterator"):
         return configuration

@@ -100,7 +100,7 @@ def prepare_script(
 
 
 def limits_of(machine: Machine, margin: float) -> Limits:
-    """Return what a trial may take at most of this machine or container."""
+    """Return the limits of a trial on this machine or container."""
     device = min((gpu.memory_bytes for gpu in machine.gpus), default=None)
     return Limits(host_bytes=memory_limit_bytes(), device_bytes=device, margin=margin)
 
@@ -320,7 +320,7 @@ def _notices(opened: Opened) -> Iterator[str]:
 
 
 def baseline_of(facts: WorkloadFacts, where: str, device: Device, observe: Observer) -> Configuration:
-    """Return what the user would run anyway, as far as it is known before anything was built."""
+    """Return the baseline, as far as it is known before anything was built."""
     refuse_knobs_that_cannot_act(facts, where=where)
     named = baseline_configuration(facts.batch_size, facts.baseline, device, where=f"{where}: Workload(baseline=…)")
     if device is Device.CPU and not freed_memory.WHY_NOT:

@@ -40,7 +40,7 @@ STARTUP_TRIALS = 10  # trials, all kinds included, before TPE's model is used: O
 
 
 def distributions(space: ResolvedSpace) -> dict[str, BaseDistribution]:
-    """Return what Optuna samples each varied knob from."""
+    """Return the distribution from which Optuna samples each varied knob."""
     return {
         name: IntDistribution(min(choices), max(choices), log=True)
         if _ordered(choices)

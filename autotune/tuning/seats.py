@@ -225,7 +225,7 @@ class ExclusiveResources:
 
 
 def failure_key(record: TrialRecord) -> str:
-    """Return what equal failures have in common; empty where a failure may be the configuration's own."""
+    """Return the key that equal failures share; empty where a failure may be the configuration's own."""
     reason = first_line(record.reason)
     if record.outcome is Outcome.TIMEOUT and _BUILDING in reason:
         return re.sub(r"\d+\.\d+ s", "", reason)

@@ -73,12 +73,12 @@ class Standings:
     # ------------------------------------------------------------------------------------------- the search
 
     def searched(self) -> list[Trial]:
-        """Return what was measured, in order, and what runs now."""
+        """Return the search's trials that are no repeats, in order, those that run now included."""
         records = self._run.records
         return [known for known in self._asked() if known.number not in records or not records[known.number].is_repeat]
 
     def _asked(self) -> list[Trial]:
-        """Return what was asked for, repeats included; of a configuration that was run again the last trial."""
+        """Return the trials that were asked for, repeats included; the last one of each configuration."""
         records, latest = self._run.records, dict[Configuration, Trial]()
         for number, trial in sorted(self._run.trials.items()):
             interrupted = number in records and records[number].outcome is Outcome.INTERRUPTED  # it was not tried
@@ -91,7 +91,7 @@ class Standings:
         return [trial for trial in self.searched() if trial.number in self._run.records]
 
     def tried(self) -> dict[Configuration, Trial]:
-        """Return what was tried, by what was asked for and by what was in force; the baseline first."""
+        """Return the trials by configuration, as asked for and as in force; the baseline first."""
         searched = self._asked()
         tried = {self._baseline.configuration: self._baseline} | {trial.asked: trial for trial in searched}
         for trial in searched:
@@ -160,7 +160,7 @@ class Standings:
         return configuration.update_size / self._run.baseline.update_size
 
     def evidence(self) -> Evidence:
-        """Return what has been tried, as proposals take it."""
+        """Return the evidence that proposals use."""
         candidates, ended = self.candidates(), {trial.number: trial for trial in self.ended()}
         ratios = {
             ended[candidate.number].asked: candidate.ratio
@@ -180,7 +180,7 @@ class Standings:
         )
 
     def best(self, *, of_same_training: bool = False) -> Trial:
-        """Return what should reach the same loss soonest, errors deducted; the baseline where nothing is faster."""
+        """Return the trial that should reach the same loss soonest, errors deducted; else the baseline."""
         candidates = [known for known in self.candidates() if known.is_same_training or not of_same_training]
         best = self._best(candidates)
         return self._baseline if best is None else self._run.trials[best.number]

@@ -266,7 +266,7 @@ class Trial:
 
 
 def limit_of(record: TrialRecord) -> Bottleneck:
-    """Return what limits a trial, by its record.
+    """Return the limit of a trial, by its record.
 
     The input wait compares calls on a kept batch with those in the slices, which ran at other moments. So the spread
     of the slices tells how well it is known.

@@ -316,7 +316,7 @@ def _refuse_another_baseline(recipe: Recipe, baseline: Configuration) -> None:
 
 
 def _make_search_record(recipe: Recipe, opened: Opened) -> TrialRecord:
-    """Return what a search would know: how long its processes take to start, and whether two fit."""
+    """Return a record as a search would make it: how long its processes take to start, and whether two fit."""
     evidence, warm = recipe.evidence, opened.warm
     longer = (evidence.compile_seconds or 0.0) - (evidence.baseline_compile_seconds or 0.0)
     return TrialRecord(
@@ -350,7 +350,7 @@ def measured_claim(leader: Finalist, opened: Opened, *, confidence: float = CONF
 
 
 def _find_failure(confirmation: Finalist, limits: Limits) -> str | None:
-    """Return what failed, or which stability check; None where the speed-up decides."""
+    """Return the failure or the failed stability check; None where the speed-up decides."""
     failure = confirmation.failure
     if failure is not None:
         why = first_line(failure.reason)
@@ -363,7 +363,7 @@ def _find_failure(confirmation: Finalist, limits: Limits) -> str | None:
 
 
 def _judge(recipe: Recipe, now: LogInterval | None, budget: float) -> tuple[ClaimResult, str]:
-    """Return what the speed-up says of the claim, and why."""
+    """Judge the claim by the speed-up, and say why."""
     evidence = recipe.evidence
     counts = min(evidence.min_gain, MIN_GAIN)  # of a gain that has to be large, no large part may be lost
     more = f"give --budget {math.ceil(LARGER * budget / 10) * 10}s"
