@@ -266,6 +266,18 @@ def test_a_loop_goes_on_with_the_element_that_it_keeps(watched):
     assert seen == [8] * 13 + ["end"]
 
 
+def test_a_loop_that_waits_for_another_element_gets_it(watched):
+    (watch, seen), elements = watched, []
+    watch.keeps_element = True
+    for element in Dataset():
+        elements.append(element)
+        if len(elements) in (3, 6):
+            Optimizer().apply()
+            watch.keeps_element = len(elements) == 3
+    assert [number for number in range(1, 7) if elements[number] is elements[number - 1]] == [3]
+    assert seen[-1] == "end"
+
+
 @pytest.mark.parametrize(("epoch_begins", "found"), [(False, 2.0), (True, None)])
 def test_calls_after_a_first_one_are_timed_within_an_epoch(epoch_begins, found):
     progress = SimpleNamespace(calls=5, training=SimpleNamespace(synchronise=lambda: None))

@@ -208,10 +208,10 @@ class LoopWatch:
         origin = getattr(iterator, _ORIGIN, None)
         if origin is None or self._calls:
             return usual(iterator)
-        last = self._end_step(iterator, origin)
+        updated, last = self._updates > 0, self._end_step(iterator, origin)
         if origin.place == self.place and self._hooks.cuts_epoch(_is_read_by_for):
             raise StopIteration
-        if self.keeps_element and last is not None:
+        if self.keeps_element and updated and last is not None:  # without, the script waits for another element
             self._last_read = iterator, last
             return last
         try:
