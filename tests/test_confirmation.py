@@ -137,14 +137,16 @@ def test_a_leader_that_fails_cannot_be_recommended(tmp_path, outcome):
 
 
 @pytest.mark.parametrize("pairing", list(Pairing))
-def test_a_baseline_that_fails_is_not_the_leaders_fault(tmp_path, pairing):
-    fresh = Fresh(tmp_path, simulated_trials(SPEED), pairing=pairing)
-    fresh.trials.failure = failing(BASELINE, times=1)
-    with pytest.raises(TrialFailed, match="as planned"):
+@pytest.mark.parametrize(("failed", "side"), [(BASELINE, "reference"), (LARGE, "best_leader")])
+def test_another_side_that_fails_is_not_the_leaders_fault(tmp_path, pairing, failed, side):
+    fresh = Fresh(tmp_path, simulated_trials(SPEED), champion=LARGE, pairing=pairing)
+    fresh.trials.failure = failing(failed, times=1)
+    with pytest.raises(TrialFailed, match="as planned") as caught:
         fresh.measure()
-    assert fresh.confirmation.failure is None
+    assert caught.value.trial == getattr(fresh.confirmation, side).number
     fresh.measure(2)
-    assert len(fresh.confirmation.measured) == 2
+    assert fresh.confirmation.failure is None
+    assert len(fresh.confirmation.measured) == len(fresh.confirmation.over_best_leader) == 2
     assert math.exp(fresh.interval().value) == pytest.approx(1.5, rel=0.01)
 
 
@@ -213,18 +215,6 @@ def test_what_was_bracketed_in_the_search_is_bracketed_again(tmp_path, champion)
     if champion is not None:
         over = claim_interval(fresh.confirmation.over_best_leader, prior=USUAL_PRIOR)
         assert math.exp(over.value) == pytest.approx(1.25, rel=0.03)
-
-
-@pytest.mark.parametrize("pairing", list(Pairing))
-def test_a_champion_that_fails_is_not_the_leaders_fault(tmp_path, pairing):
-    fresh = Fresh(tmp_path, simulated_trials(SPEED), champion=LARGE, pairing=pairing)
-    fresh.trials.failure = failing(LARGE, times=1)
-    with pytest.raises(TrialFailed) as failed:
-        fresh.measure()
-    assert failed.value.trial == fresh.confirmation.best_leader.number
-    fresh.measure(2)
-    assert fresh.confirmation.failure is None
-    assert len(fresh.confirmation.over_best_leader) == 2
 
 
 @pytest.mark.parametrize("champion", [None, LARGE])

@@ -81,12 +81,12 @@ def test_a_leader_that_is_planned_anew_spends_an_error_of_its_own(tmp_path):
     assert error_of(4) < error_of(3)
 
 
-@pytest.mark.parametrize("outcome", [Outcome.OK, Outcome.INTERRUPTED])
+@pytest.mark.parametrize("outcome", [Outcome.OK, Outcome.OOM, Outcome.INTERRUPTED])
 def test_an_interrupted_trial_was_not_tried(tmp_path, outcome):
     run, standings, _ = begun(tmp_path)
     running = run.new_trial(Phase.SEARCH, BASELINE.replace(prefetch=2))
     run.records[1] = run.records[1].model_copy(update={"outcome": outcome})
-    assert (FAST in standings.tried()) is (outcome is Outcome.OK)
+    assert (FAST in standings.tried()) is (outcome is not Outcome.INTERRUPTED)
     assert running.asked in standings.tried()
     assert running not in standings.ended()
 

@@ -311,14 +311,6 @@ def test_who_asks_to_stop_is_heard_first(leaders):
     assert next_action(a_state(FAST, leaders=leaders, interrupted=True)) == End(EndedBy.INTERRUPTED)
 
 
-def test_another_is_confirmed_after_a_champion_only_if_it_looks_clearly_faster():
-    alike, faster = a_candidate(10, 0.5, processes=2), a_candidate(10, 0.9, processes=2)
-    state = a_state(FAST, alike, leaders=(CONFIRMED,), more_candidates=False)
-    assert next_action(state) == End(EndedBy.EXHAUSTED)
-    state = a_state(FAST, faster, leaders=(CONFIRMED,), more_candidates=False)
-    assert confirms(next_action(state)) == 10
-
-
 # ------------------------------------------------------------------------------------- nothing is faster
 
 

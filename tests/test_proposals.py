@@ -241,13 +241,8 @@ def test_knobs_that_cannot_act_are_tried_alone_only_when_nothing_else_is_left():
         trying.sampler.tell(trying.asked, a_record(found, speedup=1.0))
     assert len(proposed) == 7
     without = [{name: value for name, value in found.items() if name != "prefetch"} for found in proposed]
-    assert not any(found in [{}, *before] for found, before in zip(without[:3], prefixes(without), strict=False))
+    assert not any(found in [{}, *without[:place]] for place, found in enumerate(without[:3]))
     assert trying.proposals.exhausted
-
-
-def prefixes(values):
-    """For each value, those before it."""
-    return [values[:place] for place in range(len(values))]
 
 
 def test_no_neighbour_changes_a_knob_that_cannot_act():
@@ -337,20 +332,6 @@ def test_proposals_are_new_and_in_the_space(data, waits, short_steps, name):
     assert found not in {*trying.ratios, *trying.failed, *trying.running}
     assert found in space
     assert not find_conflict(found)
-
-
-# ------------------------------------------------------------------------------------------------- given ones
-
-
-# ----------------------------------------------------------------------------------------------- several seats
-
-
-def test_other_parts_run_beside_a_combination_that_is_not_measured_yet():
-    trying = Trying(shipped(), AMX)
-    for _ in range(4):
-        found = trying.next()
-        assert found not in trying.running
-        trying.running.append(found)
 
 
 # ------------------------------------------------------------------------------------------------------ samples

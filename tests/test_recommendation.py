@@ -19,13 +19,14 @@ from simulated_runs import (
 
 from autotune.data.figures import Check, Interval
 from autotune.data.record import Outcome, Phase
+from autotune.recipe.evidence import Watch
 from autotune.recipe.recipe import Recipe
 from autotune.runtime.executor import TrialFailed
 from autotune.stats.deciding import EndedBy, Verdict
 from autotune.stats.intervals import Spread
 from autotune.stats.stability import DEVICE_MEMORY, check_falling_loss, check_finite_loss, check_peak_memory
 from autotune.tuning import tune
-from autotune.tuning.events import PairMeasured, TrialBegan, TrialEnded, silent
+from autotune.tuning.events import PairMeasured, TrialBegan, TrialEnded
 from autotune.tuning.recommend import likely_larger_batch, recommend
 from autotune.tuning.state import EXCLUDED_GAIN, Candidate
 
@@ -82,6 +83,11 @@ class Ended:
         made = recommend(**{**self.given, "found": found, **changed})
         assert Recipe.parse(made.to_json(), source="again") == made
         return made
+
+    def recipe_from(self, **changes):
+        """The recipe where what is known differs so from what the run knew."""
+        found = self.given["found"]
+        return self.recipe(found=dataclasses.replace(found, state=dataclasses.replace(found.state, **changes)))
 
     def not_checked(self, **changed):
         """What the recipe lists as not checked."""
@@ -157,15 +163,8 @@ def test_a_knob_tried_only_beside_slow_changes_is_not_excluded(ended):
         ([slow, fair], ["jit_compile"]),
         ([slow, alone], ["prefetch"]),
     ]:
-        state = dataclasses.replace(
-            ended.given["found"].state,
-            candidates=tuple(candidates),
-            leaders=(),
-            exhausted=True,
-            spread=Spread(deviation=0.001, degrees=50),
-        )
-        found = dataclasses.replace(ended.given["found"], state=state)
-        evidence = ended.recipe(found=found).evidence
+        spread = Spread(deviation=0.001, degrees=50)
+        evidence = ended.recipe_from(candidates=tuple(candidates), leaders=(), exhausted=True, spread=spread).evidence
         assert evidence.verdict is Verdict.NO_SIGNIFICANT_GAIN
         assert [gap.partition(" by itself")[0] for gap in evidence.stability.not_checked] == named
 
@@ -204,8 +203,7 @@ def test_fresh_processes_say_more_than_the_search(tmp_path, knob, values):
 def test_what_looks_faster_by_chance_is_no_candidate(ended, deviation, named):
     faster = Candidate(number=1, configuration=FAST, ratio=0.2, pairs=4)
     changes = {"candidates": (faster,), "leaders": (), "spread": Spread(deviation=deviation, degrees=50)}
-    state = dataclasses.replace(ended.given["found"].state, **changes)
-    recipe = ended.recipe(found=dataclasses.replace(ended.given["found"], state=state))
+    recipe = ended.recipe_from(**changes)
     assert recipe.evidence.verdict is Verdict.UNDECIDED
     assert (recipe.candidate is not None) is named
 
@@ -213,16 +211,14 @@ def test_what_looks_faster_by_chance_is_no_candidate(ended, deviation, named):
 def test_the_budget_to_go_on_with_is_bounded(ended):
     doubtful = Candidate(number=1, configuration=FAST, ratio=0.2, pairs=4, look_seconds=1e6)
     changes = {"candidates": (doubtful,), "leaders": (), "spread": Spread(deviation=1.0, degrees=50)}
-    state = dataclasses.replace(ended.given["found"].state, **changes)
-    recipe = ended.recipe(found=dataclasses.replace(ended.given["found"], state=state))
+    recipe = ended.recipe_from(**changes)
     assert recipe.evidence.go_on_seconds == 10 * ended.given["run"].budget
 
 
 def test_larger_batches_alone_exclude_no_gain_of_the_same_training(ended):
     larger = Candidate(number=1, configuration=FAST, ratio=0.2, pairs=4, batch_ratio=2.0)
     changes = {"candidates": (larger,), "leaders": (), "more_candidates": False}
-    state = dataclasses.replace(ended.given["found"].state, **changes)
-    recipe = ended.recipe(found=dataclasses.replace(ended.given["found"], state=state))
+    recipe = ended.recipe_from(**changes)
     assert (recipe.evidence.verdict, recipe.evidence.excluded_gain) == (Verdict.NO_SIGNIFICANT_GAIN, None)
 
 
@@ -340,43 +336,16 @@ def test_the_examples_of_an_epoch_are_the_datas_unless_fewer_were_seen(ended):
 # ---------------------------------------------------------------------------------------------- what was watched
 
 
-def watched_run(path, *, observe=silent, **settings):
-    """The recipe of a run that watches its winner at the end."""
-    trials = simulated_trials(faster_by(batch_size=1.5), noise=0.03, **settings)
-    return quick_tune(trials, path, space=ONE_CANDIDATE, budget=130.0, soak=20.0, observe=observe)[0]
-
-
-def test_a_watch_over_the_winner_stands_in_the_recipe(tmp_path):
-    recipe = watched_run(tmp_path)
-    watch = recipe.evidence.watch
-    assert recipe.evidence.verdict is Verdict.FASTER
-    assert 10 < watch.seconds <= 20
-    assert watch.throughput.value == pytest.approx(6000, rel=0.05)
-    assert all(each.passed for each in watch.checks)
-    assert not [each for each in recipe.evidence.stability.not_checked if "--soak" in each]
-
-
-def test_a_winner_that_fails_while_it_is_watched_is_not_recommended(tmp_path):
-    watcher = Watcher()
-
-    def failure(configuration):
-        watched = any(each.phase is Phase.SOAK for each in watcher.of(TrialBegan))
-        return TrialFailed(Outcome.OOM, "no memory after all") if watched else None
-
-    recipe = watched_run(tmp_path, failure=failure, observe=watcher)
-    evidence = recipe.evidence
-    assert evidence.verdict is Verdict.UNSTABLE
+def test_a_winner_that_fails_while_watched_is_refused(ended):
+    watched = Watch(seconds=20.0, throughput=None, checks=(), failure="no memory after all")
+    recipe = ended.recipe(watched=watched)
+    assert (recipe.evidence.verdict, recipe.evidence.watch) == (Verdict.UNSTABLE, watched)
     assert recipe.configuration == recipe.baseline
-    assert evidence.watch.failure == "no memory after all"
     assert recipe.candidate.configuration == dict(FAST)
     assert "while it was watched: no memory after all" in recipe.candidate.reason
 
 
 # -------------------------------------------------------------------------------------------- what was not checked
-
-
-def test_what_takes_minutes_is_not_checked(ended):
-    assert [each for each in ended.not_checked() if "--soak" in each]
 
 
 @pytest.mark.parametrize(("settled", "told"), [(True, None), (False, "steady speed"), (None, "too few steps")])

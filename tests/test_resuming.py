@@ -106,18 +106,11 @@ def test_finished_trials_are_not_run_again(tmp_path):
     after = searched(directory)
     assert all(after[n].pairs[: len(each.pairs)] == each.pairs for n, each in before.items())
     assert_each_was_run_once(directory)
+    assert after[0].slices[: len(before[0].slices)] == before[0].slices
+    assert len(after[0].slices) > len(before[0].slices)
+    assert after[0].instances > before[0].instances
     assert recipe.evidence.verdict is Verdict.FASTER
     assert directory.recipe_file.exists()
-
-
-def test_the_baseline_is_added_to(tmp_path):
-    directory = stop_at(tmp_path / "run", 3)
-    before = searched(directory)[0]
-    go_on(trials(1), tmp_path / "run")
-    after = searched(directory)[0]
-    assert after.slices[: len(before.slices)] == before.slices
-    assert len(after.slices) > len(before.slices)
-    assert after.instances > before.instances
 
 
 def test_the_baseline_is_announced_as_such_whatever_keras_chose(tmp_path):
@@ -139,17 +132,6 @@ def test_the_study_knows_all_of_it(tmp_path):
     assert set(told) >= set(searched(directory))
     open_ones = (optuna.trial.TrialState.RUNNING, optuna.trial.TrialState.WAITING)
     assert not [each for each in study.trials if each.state in open_ones]
-
-
-def test_a_failed_configuration_is_not_tried_again(tmp_path):
-    failure = lambda each: TrialFailed(Outcome.OOM, "out of memory") if each["jit_compile"] else None  # noqa: E731
-    directory = stop_at(tmp_path / "run", 6, on=trials(failure=failure))
-    failed = [each for each in searched(directory).values() if each.outcome is Outcome.OOM]
-    assert failed
-    second = trials(1, failure=failure)
-    go_on(second, tmp_path / "run")
-    assert not {Configuration(each.configuration) for each in failed} & {each.configuration for each in second.launched}
-    assert_each_was_run_once(directory)
 
 
 @pytest.mark.parametrize(("pairing", "inferred"), [(Pairing.ALTERNATING, False), (Pairing.BRACKETED, True)])

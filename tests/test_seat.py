@@ -1,7 +1,6 @@
 """Search trials: candidates beside the live baseline, or between two stretches of it."""
 
 import contextlib
-import math
 
 import pytest
 from simulated import SimulatedTrial
@@ -189,16 +188,6 @@ def test_who_goes_first_is_drawn_and_slices_are_of_single_epochs(tmp_path):
     assert {each.epochs for pair in record.pairs for each in (pair.baseline, pair.candidate)} == {1}
 
 
-def test_a_drifting_machine_does_not_bias_the_speedup(tmp_path):
-    drift = lambda seconds: math.exp(0.35 * math.sin(seconds / 5))  # noqa: E731  # a formula
-    _, record = Searching(tmp_path, simulated_trials(faster_by(jit_compile=1.3), drift=drift)).measure(
-        seconds=60.0, timeout=90.0
-    )
-    rates = [pair.candidate.examples / pair.candidate.seconds for pair in record.pairs]
-    assert max(rates) / min(rates) > 1.5
-    assert record.speedup.value == pytest.approx(1.3, rel=0.03)
-
-
 def test_a_noisy_candidate_is_measured_until_its_time_is_up(tmp_path):
     _, record = Searching(tmp_path, simulated_trials(noise=0.3, examples=None)).measure(seconds=8.0)
     assert record.stopped_by == "time"
@@ -375,15 +364,6 @@ def test_a_candidate_that_has_lost_its_card_is_no_candidate(tmp_path, first, lat
     assert record.outcome is Outcome.INTERRUPTED
     assert f"sees {', '.join(later) or 'no GPU'}; the baseline saw H200" in record.reason
     assert "--resume" in caught.value.hint
-
-
-def test_a_card_that_another_process_holds_tells_nothing_of_memory(tmp_path):
-    trials = simulated_trials(failure=lambda each: TAKEN if each == FAST else None)
-    searching = Searching(tmp_path, trials)
-    trial = searching.run.new_trial(Phase.SEARCH, FAST)
-    with pytest.raises(NoStableConfigurationError, match=r"not available any more.*busy or unavailable"):
-        searching.measure(trial=trial)
-    assert searching.run.records[trial.number].outcome is Outcome.INTERRUPTED
 
 
 def test_a_card_that_is_taken_between_brackets_is_told_as_that(tmp_path):

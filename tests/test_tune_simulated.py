@@ -16,7 +16,6 @@ from simulated_runs import (
     BASELINE,
     BATCH_SIZE,
     FACTS,
-    FAST,
     GROWING_SPACE,
     MACHINE,
     SMALL_SPACE,
@@ -143,13 +142,6 @@ def test_the_limit_on_trials_holds(tmp_path, most, speed):
     assert recipe.evidence.ended_by is EndedBy.EXHAUSTED
 
 
-def test_the_baseline_is_what_tensorflow_makes_of_it(tmp_path):
-    trials = simulated_trials(faster_by(jit_compile=1.5), jit_resolves_to=True, **QUIET)
-    recipe, _ = answered(tmp_path, trials, budget=400.0)
-    assert recipe.baseline["jit_compile"] is True
-    assert recipe.changes == {}
-
-
 def test_what_keras_decides_by_itself_is_a_choice_like_any_other(tmp_path):
     space = TINY_SPACE.replace("[false, true]", '[false, true, "auto"]')
     _, records = answered(tmp_path, simulated_trials(SPEED, **QUIET), space=space)
@@ -217,13 +209,6 @@ def test_what_the_dataset_sets_itself_is_the_baselines_and_stays(directory):
     assert "data_autotune" in directory.read_run().search_space.left_out
 
 
-def test_on_a_gpu_its_own_knobs_and_memory_are_kept(tmp_path):
-    recipe, _ = answered(tmp_path, simulated_trials(flat, gpus=("NVIDIA H200",), noise=0.02))
-    assert "tensor_float_32" in recipe.baseline
-    assert "onednn" not in recipe.baseline
-    assert recipe.evidence.peak_memory_bytes.device > 0
-
-
 @pytest.mark.parametrize(("bound", "largest"), [({"max_batch": 100}, 64), ({"fixed_batch": True}, 32)])
 def test_the_batch_size_can_be_bounded(tmp_path, bound, largest):
     _, records = answered(tmp_path, simulated_trials(SPEED, **QUIET), space=GROWING_SPACE, **bound)
@@ -264,13 +249,6 @@ def test_everything_is_written_and_told(tmp_path):
     assert recipe.created_by.spent_seconds == pytest.approx(trials.clock())
 
 
-def test_no_configuration_gets_two_trials(tmp_path):
-    _, records = answered(tmp_path, simulated_trials(faster_by(jit_compile=1.1), noise=0.15), budget=600.0)
-    configurations = [json.dumps(each.asked or each.configuration) for each in searched(records)]
-    assert len(set(configurations)) == len(configurations)
-    assert max(each.instances for each in searched(records)) > 1
-
-
 # ---------------------------------------------------------------------------------------------------- failures
 
 
@@ -294,19 +272,6 @@ def test_a_failing_baseline_ends_the_run(directory, failure, error, code):
     assert not directory.recipe_file.exists()
     assert trials.clock() < 1200.0
     assert signal.getsignal(signal.SIGINT) is before
-
-
-@pytest.mark.parametrize("outcome", [Outcome.TIMEOUT, Outcome.ERROR], ids=str)
-def test_failing_configurations_do_not_end_the_run(tmp_path, outcome):
-    trials = simulated_trials(
-        faster_by(batch_size=1.5, jit_compile=3.0),
-        **NOISY,
-        failure=lambda each: TrialFailed(outcome, "as planned") if each["jit_compile"] else None,
-    )
-    recipe, records = answered(tmp_path, trials, budget=600.0)
-    assert {each.outcome for each in records if each.configuration["jit_compile"]} == {outcome}
-    assert recipe.configuration["jit_compile"] is False
-    assert recipe.evidence.speedup.value == pytest.approx(1.5, rel=0.15)
 
 
 def test_no_file_holds_what_the_script_was_given_in_confidence(tmp_path):
@@ -566,13 +531,6 @@ def test_what_was_confirmed_before_the_run_was_stopped_is_recommended(tmp_path):
     assert recipe.evidence.ended_by is EndedBy.INTERRUPTED
 
 
-def test_a_run_that_is_stopped_at_its_first_candidate_has_an_answer(tmp_path):
-    recipe, records = answered(tmp_path, simulated_trials(SPEED), observe=stopping(lambda event: event.trial == 1))
-    assert (recipe.evidence.verdict, recipe.changes) == (Verdict.UNDECIDED, {})
-    assert records[0].outcome is Outcome.OK
-    assert all(each.outcome is Outcome.INTERRUPTED for each in records[1:])
-
-
 def test_a_run_that_is_stopped_before_its_baseline_is_measured_ends_at_once(directory):
     with pytest.raises(KeyboardInterrupt):
         tune_simulated(simulated_trials(SPEED), directory, observe=stopping(lambda event: event.trial == 0))
@@ -626,12 +584,6 @@ def test_where_nothing_is_faster_nearly_nothing_is_claimed(tmp_path):
     assert sum(claims) <= 3
 
 
-def test_a_drifting_machine_does_not_fool_the_tuner(tmp_path):
-    trials = simulated_trials(flat, noise=0.05, drift=lambda seconds: 0.5 ** (seconds / 300.0))
-    recipe, _ = quick_tune(trials, tmp_path)
-    assert recipe.changes == {}
-
-
 # ------------------------------------------------------------------------------------------- what is told
 
 
@@ -660,13 +612,6 @@ def test_a_gpu_that_tensorflow_does_not_see_is_told_of(tmp_path):
     recipe, _ = quick_tune(simulated_trials(flat), tmp_path, observe=watcher, machine=machine, trials=1)
     assert any("TensorFlow does not see it" in notice.text for notice in watcher.of(Notice))
     assert "onednn" in recipe.baseline
-
-
-def test_xla_that_keras_does_not_give_is_no_gain(tmp_path):
-    recipe, records = answered(tmp_path, simulated_trials(**QUIET, xla_falls_back=True), space=TINY_SPACE)
-    asked = [each for each in searched(records) if each.asked and each.asked["jit_compile"]]
-    assert [each.reason.partition(":")[0] for each in asked] == ["the same as a trial before"]
-    assert FAST not in {Configuration(recipe.configuration)}
 
 
 @pytest.mark.parametrize("later", [0.3, 0.8, 1.6])
