@@ -9,6 +9,7 @@ This module starts no process, reads no real clock and knows no TensorFlow.
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import math
 import random
@@ -390,123 +391,59 @@ class SimulatedTrial:
         )
 
 
+@dataclasses.dataclass(kw_only=True, eq=False, repr=False)
 class SimulatedTrials(Executor):
     """A machine that exists as a formula; see `Executor`.
 
-    The functions among its arguments are asked of configurations in which `jit_compile` is resolved.
-
-    Args:
-        facts: What importing the workload would tell.
-        samples_per_second: Of a long training, epoch boundaries included.
-        noise: Standard deviation of a slice's speed, as a logarithm: 0.1 is about ten percent.
-        drift: Speed of the whole machine as a factor, by seconds on the clock; it hits everything alike.
-        progress: Speed of a process as a factor, by the examples that it has trained on.
-        foreign_load: Share of the machine that others take, by seconds on the clock; below 1.
-        load_shows: Whether the slices tell of it.
-        instance_noise: Standard deviation of a process's speed against others of its configuration, as a
-            logarithm.
-        template_noise: The same of a template: of all processes that are forks of it.
-        failure: How a configuration fails before it is warm; None where it does not.
-        start_seconds: From the request to the end of the first step.
-        import_seconds: What a template takes to import everything.
-        seed: Of all noise.
-        jit_resolves_to: What `jit_compile="auto"` comes to here.
-        xla_falls_back: Whether Keras compiles without XLA whatever it is asked for, as it does for some layers.
-        gpus: Names of the GPUs that TensorFlow would see.
-        device_limit_bytes: What it might take of them, where that can be told.
-        set_by_dataset: Pipeline knobs that the workload's dataset sets itself.
-        in_force: Knobs of a configuration whose value in force differs from what was asked; none when not given.
-        examples: Per epoch; None for a dataset without an end.
-        fits_together: Whether the configurations that are alive at once fit in memory; always, when None.
-        learns: Whether a configuration's loss falls; always, when None.
-        critical_batch: The batch size that needs twice the examples of a very small one.
-        branch_slowness: How many times longer than timed the trainings take that branch from the baseline's state.
-        freeze_gain: How much faster a slice is for the freeze before it, while another trial ran, as a factor: what a
-            pipeline that waits for something else gains from a pause. 1 when None.
-        leak: Bytes that a configuration loses with each example; 0 when None.
-        device_leak: The same on a GPU, where there is one.
-        retraces: How often each slice of a configuration is traced or compiled again; None where that cannot be
-            seen. Never, when not given.
-        skipped_share: The share of its steps that a loss scale skips; None without a loss scale. There is none, when
-            not given.
-        slow_calls: Seconds that the slowest calls of its next slice, one in nine, take beyond the others; 0, when not
-            given.
-        cards: What NVML tells of the cards in a slice of so many seconds; nothing, when not given.
-        uncounted_seconds: What the second slice of a trial that is timed by steps takes beyond what counts in it, as
-            where an epoch ends; each such trial tells of it beforehand.
-        model: The number and the shapes of a process's weights.
-        started_by_import: What importing the workload would wake.
-        seats: Names of the seats.
+    The functions among its fields are asked of configurations in which `jit_compile` is resolved.
     """
 
-    def __init__(
-        self,
-        *,
-        facts: WorkloadFacts,
-        samples_per_second: Callable[[Configuration], float],
-        noise: float = 0.0,
-        drift: Callable[[float], float] | None = None,
-        progress: Callable[[int], float] = lambda examples: 1.0,
-        foreign_load: Callable[[float], float] | None = None,
-        load_shows: bool = True,
-        instance_noise: float = 0.0,
-        template_noise: float = 0.0,
-        failure: Callable[[Configuration], TrialFailed | None] | None = None,
-        start_seconds: float = 1.5,
-        import_seconds: float = 4.0,
-        seed: int = 0,
-        jit_resolves_to: bool = False,
-        xla_falls_back: bool = False,
-        gpus: tuple[str, ...] = (),
-        device_limit_bytes: int | None = None,
-        set_by_dataset: Mapping[str, bool | int] | None = None,
-        in_force: Callable[[Configuration], Mapping[str, KnobValue]] = lambda configuration: {},
-        examples: int | None = 1437,
-        fits_together: Callable[[Sequence[Configuration]], bool] | None = None,
-        learns: Callable[[Configuration], bool] | None = None,
-        critical_batch: float = math.inf,
-        branch_slowness: float = 1.0,
-        freeze_gain: Callable[[Configuration], float] | None = None,
-        leak: Callable[[Configuration], float] | None = None,
-        device_leak: Callable[[Configuration], float] = lambda configuration: 0.0,
-        retraces: Callable[[Configuration], int | None] = lambda configuration: 0,
-        skipped_share: Callable[[Configuration], float | None] = lambda configuration: None,
-        slow_calls: Callable[[Configuration], float] = lambda configuration: 0.0,
-        cards: Callable[[Configuration, float], tuple[GpuUse, ...]] = lambda configuration, seconds: (),
-        uncounted_seconds: float = 0.0,
-        model: Callable[[Configuration], Mapping[str, Any]] = lambda configuration: {"parameters": 1000},
-        started_by_import: StartedByImport | None = None,
-        seats: tuple[str, ...] = ("simulated",),
-    ) -> None:
-        super().__init__(seats=seats)
-        self.facts = facts
-        self.samples_per_second = samples_per_second
-        self.noise = noise
-        self.drift = drift or (lambda seconds: 1.0)
-        self.progress = progress
-        self.foreign_load = foreign_load or (lambda seconds: 0.0)
-        self.load_shows = load_shows
-        self.instance_noise, self.template_noise = instance_noise, template_noise
-        self.failure = failure or (lambda configuration: None)
-        self.start_seconds, self.import_seconds = start_seconds, import_seconds
-        self.jit_resolves_to = jit_resolves_to
-        self.xla_falls_back = xla_falls_back
-        self.gpus, self.device_limit_bytes = gpus, device_limit_bytes
-        self.set_by_dataset = dict(set_by_dataset or {})
-        self.not_knobs: tuple[str, ...] = ()
-        self.reads_changing = ""  # what the workload's dataset reads that may change
-        self.in_force = in_force
-        self.examples = examples
-        self.fits_together = fits_together or (lambda configurations: True)
-        self.learns = learns or (lambda configuration: True)
-        self.critical_batch, self.branch_slowness = critical_batch, branch_slowness
-        self.freeze_gain = freeze_gain or _no_gain
-        self.leak, self.device_leak = leak or (lambda configuration: 0.0), device_leak
-        self.retraces, self.skipped_share = retraces, skipped_share
-        self.slow_calls, self.cards, self.model = slow_calls, cards, model
-        self.uncounted_seconds, self.started_by_import = uncounted_seconds, started_by_import
-        self.random = random.Random(seed)
-        self._seed = seed
+    facts: WorkloadFacts
+    samples_per_second: Callable[[Configuration], float]  # of a long training, epoch boundaries included
+    noise: float = 0.0  # standard deviation of a slice's speed, as a logarithm
+    instance_noise: float = 0.0  # of a process's speed against others of its configuration
+    template_noise: float = 0.0  # of all processes that are forks of one template
+    seed: int = 0  # of all noise
+    drift: Callable[[float], float] = lambda seconds: 1.0  # the machine's speed as a factor, by seconds on the clock
+    progress: Callable[[int], float] = lambda examples: 1.0  # a process's, by the examples that it has trained on
+    foreign_load: Callable[[float], float] = lambda seconds: 0.0  # share of the machine that others take; below 1
+    load_shows: bool = True  # whether the slices tell of it
+    failure: Callable[[Configuration], TrialFailed | None] = lambda configuration: None  # before it is warm
+    start_seconds: float = 1.5  # from the request to the end of the first step
+    import_seconds: float = 4.0  # what a template takes to import everything
+    jit_resolves_to: bool = False  # what `jit_compile="auto"` comes to here
+    xla_falls_back: bool = False  # Keras compiles without XLA whatever it is asked for, as it does for some layers
+    gpus: tuple[str, ...] = ()  # names of the GPUs that TensorFlow would see
+    device_limit_bytes: int | None = None  # what it might take of them, where that can be told
+    set_by_dataset: Mapping[str, bool | int] = dataclasses.field(default_factory=dict)
+    not_knobs: tuple[str, ...] = ()
+    reads_changing: str = ""  # what the workload's dataset reads that may change
+    in_force: Callable[[Configuration], Mapping[str, KnobValue]] = lambda configuration: {}  # where it differs
+    examples: int | None = 1437  # per epoch; None for a dataset without an end
+    fits_together: Callable[[Sequence[Configuration]], bool] = lambda alive: True  # in memory
+    learns: Callable[[Configuration], bool] = lambda configuration: True  # whether its loss falls
+    critical_batch: float = math.inf  # the batch size that needs twice the examples of a very small one
+    branch_slowness: float = 1.0  # time of trainings that go on from the baseline's state, as a factor
+    freeze_gain: Callable[[Configuration], float] = _no_gain
+    """How much faster a slice is for the freeze before it: what a pipeline that waits gains from a pause."""
+    leak: Callable[[Configuration], float] = lambda configuration: 0.0  # bytes lost with each example
+    device_leak: Callable[[Configuration], float] = lambda configuration: 0.0  # on a GPU, where there is one
+    retraces: Callable[[Configuration], int | None] = lambda configuration: 0  # of each slice; None where unseen
+    skipped_share: Callable[[Configuration], float | None] = lambda configuration: None  # None without a loss scale
+    slow_calls: Callable[[Configuration], float] = lambda configuration: 0.0
+    """Seconds that the slowest calls of its next slice, one in nine, take beyond the others."""
+    cards: Callable[[Configuration, float], tuple[GpuUse, ...]] = lambda configuration, seconds: ()
+    uncounted_seconds: float = 0.0
+    """What the second slice of a trial that is timed by steps takes beyond what counts in it."""
+    model: Callable[[Configuration], Mapping[str, Any]] = lambda configuration: {"parameters": 1000}
+    started_by_import: StartedByImport | None = None  # what importing the workload would wake
+    seats: tuple[str, ...] = ("simulated",)
+
+    def __post_init__(self) -> None:
+        started_by_import = self.started_by_import
+        super().__init__(seats=self.seats)
+        self.started_by_import = started_by_import
+        self.random = random.Random(self.seed)
         self.clock = SimulatedClock()
         self.at_work: SimulatedTrial | None = None
         self.launched: list[SimulatedTrial] = []
@@ -571,7 +508,7 @@ class SimulatedTrials(Executor):
 
     def _template_luck(self, variables: dict[str, str]) -> float:
         """How much faster than the formula all forks of the template are, as a factor; drawn apart from the rest."""
-        drawn = random.Random(f"{self._seed} {sorted(variables.items())}")
+        drawn = random.Random(f"{self.seed} {sorted(variables.items())}")
         return math.exp(drawn.gauss(0.0, self.template_noise))
 
     def _wait_until(self, moment: float) -> None:

@@ -23,18 +23,6 @@ def failing(of, outcome=Outcome.CRASHED, times=10**9):
     return lambda each: left.pop() if each == of and left else None
 
 
-def noted(monkeypatch, trials):
-    """Which trials were asked for slices, in order."""
-    taken, measure = [], SimulatedTrial.measure
-
-    def note(trial, seconds, timeout_seconds):
-        taken.append(trial)
-        return measure(trial, seconds, timeout_seconds)
-
-    monkeypatch.setattr(SimulatedTrial, "measure", note)
-    return taken
-
-
 # ------------------------------------------------------------------------------------------------- what it is
 
 
@@ -150,21 +138,30 @@ def test_another_side_that_fails_is_not_the_leaders_fault(tmp_path, pairing, fai
     assert math.exp(fresh.interval().value) == pytest.approx(1.5, rel=0.01)
 
 
-@pytest.mark.parametrize("victim", [BASELINE, LARGE])
-def test_one_that_dies_in_its_slices_beside_the_leader_costs_that_instance_at_most(tmp_path, monkeypatch, victim):
-    fresh = Fresh(tmp_path, simulated_trials(SPEED), champion=LARGE)
-    taken = noted(monkeypatch, fresh.trials)
-    usual = fresh.trials.samples_per_second
+def die_once(monkeypatch, fresh, victim, *, after_slices):
+    """A process of this configuration dies once, after so many slices of all trials."""
+    taken, measure, usual = [], SimulatedTrial.measure, fresh.trials.samples_per_second
 
-    def die_once(each):
-        if each == victim and len(taken) > 19 and None not in taken:
+    def note(trial, seconds, timeout_seconds):
+        taken.append(trial)
+        return measure(trial, seconds, timeout_seconds)
+
+    def speed(configuration):
+        if configuration == victim and len(taken) > after_slices and None not in taken:
             taken.append(None)
-            (own,) = (one for one in fresh.trials.alive if one.configuration == victim)
+            (own,) = (trial for trial in fresh.trials.alive if trial.configuration == victim)
             lose(own)
             raise TrialFailed(Outcome.CRASHED, "in the midst of its slices")
-        return usual(each)
+        return usual(configuration)
 
-    fresh.trials.samples_per_second = die_once
+    monkeypatch.setattr(SimulatedTrial, "measure", note)
+    fresh.trials.samples_per_second = speed
+
+
+@pytest.mark.parametrize("victim", [BASELINE, LARGE])
+def test_another_side_that_dies_costs_that_instance_at_most(tmp_path, monkeypatch, victim):
+    fresh = Fresh(tmp_path, simulated_trials(SPEED), champion=LARGE)
+    die_once(monkeypatch, fresh, victim, after_slices=19)
     fresh.measure(1, rounds=6)
     with pytest.raises(TrialFailed, match="in the midst"):
         fresh.measure(1, rounds=6)
@@ -174,19 +171,9 @@ def test_one_that_dies_in_its_slices_beside_the_leader_costs_that_instance_at_mo
     assert math.exp(fresh.interval().value) == pytest.approx(1.5, rel=0.01)
 
 
-def test_the_others_are_closed_beside_a_leader_that_fails_in_its_slices(tmp_path, monkeypatch):
+def test_the_others_are_closed_beside_a_leader_that_dies(tmp_path, monkeypatch):
     fresh = Fresh(tmp_path, simulated_trials(SPEED), champion=LARGE)
-    taken = noted(monkeypatch, fresh.trials)
-    usual = fresh.trials.samples_per_second
-
-    def die(each):
-        if each == FAST and len(taken) > 5:
-            (own,) = (trial for trial in fresh.trials.alive if trial.configuration == FAST)
-            lose(own)
-            raise TrialFailed(Outcome.CRASHED, "in the midst of its slices")
-        return usual(each)
-
-    fresh.trials.samples_per_second = die
+    die_once(monkeypatch, fresh, FAST, after_slices=5)
     fresh.measure(1, rounds=6)
     assert fresh.confirmation.failure.reason == "in the midst of its slices"
     beside = (fresh.confirmation.reference, fresh.confirmation.best_leader)

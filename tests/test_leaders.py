@@ -51,14 +51,17 @@ def test_the_one_that_was_confirmed_last_is_recommended_whichever_was_begun_firs
     assert standings.best_leader_beside(FAST).trial.number == 11
 
 
-def test_a_claim_is_told_how_often_the_baseline_was_compiled(tmp_path, monkeypatch):
+@pytest.mark.parametrize("apart", [True, False])
+def test_a_claim_knows_the_luck_that_pairs_share(tmp_path, monkeypatch, apart):
+    """How often the baseline was compiled, and whether the sides have templates of their own."""
     run, known, _ = begun(tmp_path)
     run.trials[11].pairs = tuple(a_pair(1.5, instance=number) for number in range(3))
     leader, told = known.leader(11), []
     leader.reference.processes = tuple(ProcessLog.model_construct(saved_seconds=saved) for saved in (None, 3.0, 3.0))
-    monkeypatch.setattr(standings_module, "claim_interval", lambda _, **how: told.append(how["compilations"]))
+    monkeypatch.setattr(standings_module, "claim_interval", lambda _, **how: told.append(how))
+    monkeypatch.setattr(run.executor, "needs_different_template", lambda *sides: apart)
     known.claim(leader)
-    assert told == [1]
+    assert [(how["compilations"], how["other_template"]) for how in told] == [(1, apart)]
 
 
 def test_a_leader_that_beats_an_earlier_champion_must_beat_the_present_one(tmp_path, monkeypatch):

@@ -1,7 +1,6 @@
 """Leaders of a run: when and how they are confirmed, judged, replaced and refused; whole runs on simulated trials."""
 
 import itertools
-import math
 import signal
 
 import pytest
@@ -108,16 +107,6 @@ def test_the_smallest_gain_that_counts_is_the_users(tmp_path, min_gain, verdict)
     trials = simulated_trials(faster_by(jit_compile=1.03 if min_gain == 0.005 else 1.01))
     recipe, *_ = run(tmp_path, trials, min_gain=min_gain, budget=600.0)
     assert (recipe.evidence.verdict, recipe.evidence.min_gain) == (verdict, min_gain)
-
-
-@pytest.mark.parametrize("apart", [False, True])
-def test_the_luck_of_templates_is_allowed_for_where_sides_have_their_own(tmp_path, apart):
-    knob = {"onednn": [True, False]} if apart else {"jit_compile": [False, True]}
-    trials = simulated_trials(faster_by(jit_compile=1.5, onednn=1.5), noise=0.01)
-    recipe, *_ = run(tmp_path, trials, space=space(**knob), budget=400.0)
-    low, high = recipe.evidence.speedup.low, recipe.evidence.speedup.high
-    assert low < 1.5 < high
-    assert (math.log(high / low) / 2 > 0.09) is apart
 
 
 @pytest.mark.parametrize(

@@ -213,22 +213,6 @@ def test_a_leader_that_the_time_cut_off_gets_further_looks_at_an_error_of_their_
     assert after.looks[1].most > before.looks[0].most
 
 
-def test_an_undecided_run_is_decided_with_the_time_that_it_names(tmp_path):
-    path = tmp_path / "run"
-    recipe = ended(path, trials(), budget=22.0)
-    assert recipe.evidence.verdict is Verdict.UNDECIDED
-    spent = 22.0
-    for seed in range(1, 8):
-        budget = recipe.evidence.go_on_seconds
-        recipe = go_on(trials(seed), path, budget=budget)
-        spent += budget
-        if recipe.evidence.verdict is not Verdict.UNDECIDED:
-            break
-    assert recipe.evidence.verdict is Verdict.FASTER
-    assert spent < 600.0
-    assert sum(each.error for leader in leaders(path) for each in leader.looks) <= 0.05
-
-
 def test_a_run_that_has_its_answer_goes_on_with_it(tmp_path):
     path = tmp_path / "run"
     speed = faster_by(jit_compile=1.5, batch_size=0.7, steps_per_execution=0.7)

@@ -31,8 +31,9 @@ from simulated_runs import (
     tune_simulated,
 )
 
-from autotune.data.errors import ArgumentError, BudgetError, NoStableConfigurationError, WorkloadError
+from autotune.data.errors import ArgumentError, BudgetError, NoStableConfigurationError
 from autotune.data.facts import Gpu, ScriptFacts, Trains
+from autotune.data.figures import Interval
 from autotune.data.record import Outcome, Pairing, Phase
 from autotune.data.run_directory import RunDirectory
 from autotune.front.results import show_answer, show_history
@@ -130,6 +131,8 @@ def test_where_nothing_is_faster_that_is_the_answer(tmp_path, speed):
     )
     assert (recipe.changes, recipe.learning_rate_rule) == ({}, None)
     assert 0.0 <= recipe.evidence.excluded_gain <= 0.10
+    assert recipe.evidence.speedup == Interval(value=1.0, low=1.0, high=1.0)
+    assert recipe.evidence.throughput == recipe.evidence.baseline_throughput
     assert recipe.evidence.candidates == len(searched(records)) > 3
     assert recipe.evidence.go_on_seconds is None
 
@@ -252,23 +255,15 @@ def test_everything_is_written_and_told(tmp_path):
 # ---------------------------------------------------------------------------------------------------- failures
 
 
-@pytest.mark.parametrize(
-    ("failure", "error", "code"),
-    [
-        (TrialFailed(Outcome.NONFINITE, "the loss became nan"), NoStableConfigurationError, 3),
-        (TrialFailed(Outcome.TIMEOUT, "hangs"), BudgetError, 2),
-        (TrialFailed(Outcome.ERROR, "dataset() yields nothing", input_error=True), WorkloadError, 2),
-    ],
-)
-def test_a_failing_baseline_ends_the_run(directory, failure, error, code):
-    trials = simulated_trials(failure=lambda each: failure)
+def test_a_failing_baseline_ends_the_run(directory):
+    trials = simulated_trials(failure=lambda each: TrialFailed(Outcome.NONFINITE, "the loss became nan"))
     before = signal.getsignal(signal.SIGINT)
-    with pytest.raises(error) as caught:
+    with pytest.raises(NoStableConfigurationError) as caught:
         tune_simulated(trials, directory, budget=1200.0)
-    assert caught.value.exit_code == code
+    assert caught.value.exit_code == 3
     assert caught.value.hint
     (record,) = records_of(directory)
-    assert (record.trial, record.outcome) == (0, failure.outcome)
+    assert (record.trial, record.outcome) == (0, Outcome.NONFINITE)
     assert not directory.recipe_file.exists()
     assert trials.clock() < 1200.0
     assert signal.getsignal(signal.SIGINT) is before
@@ -305,7 +300,7 @@ def test_everything_but_the_baseline_may_fail(tmp_path):
     assert recipe.evidence.verdict is Verdict.NO_SIGNIFICANT_GAIN
     assert recipe.evidence.ended_by is EndedBy.EXHAUSTED
     assert len(searched(records)) == 3 + 1
-    assert recipe.evidence.candidates == 3
+    assert (recipe.evidence.candidates, recipe.evidence.excluded_gain, recipe.candidate) == (3, None, None)
 
 
 def test_a_trial_that_hangs_costs_a_tenth_of_the_budget_at_most(tmp_path):
@@ -414,15 +409,6 @@ def test_time_is_used_where_the_answer_is_open(tmp_path, budget, speed):
         recipe, _ = quick_tune(trials, tmp_path, budget=budget, seed=seed)
         if recipe.evidence.verdict is Verdict.UNDECIDED:
             assert trials.clock() > budget - 10.0
-
-
-@pytest.mark.parametrize("budget", [16.0, 20.0, 24.0])
-def test_small_budgets_are_not_refused(tmp_path, budget):
-    trials = simulated_trials(SPEED, **NOISY)
-    recipe, _ = quick_tune(trials, tmp_path, budget=budget)
-    assert recipe.evidence.verdict is Verdict.UNDECIDED
-    assert recipe.evidence.go_on_seconds is not None
-    assert trials.clock() <= budget
 
 
 SLOW = {
