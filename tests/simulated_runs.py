@@ -28,7 +28,7 @@ from autotune.data.record import (
 from autotune.data.run_directory import RunDirectory, RunRecord
 from autotune.runtime.executor import WarmUp
 from autotune.runtime.protocol import Ready, Started
-from autotune.space.configuration import Configuration, baseline_configuration
+from autotune.space.configuration import Configuration, baseline_configuration, read_trials
 from autotune.space.knobs import Device
 from autotune.space.space_file import SearchSpace
 from autotune.stats.intervals import Spread, claim_interval, overall_log_ratios, process_prior
@@ -240,6 +240,16 @@ def an_invocation(
         results=results,
         begin_with=begin_with,
     )
+
+
+def records_of(directory):
+    """Every record of a run on disk."""
+    return list(read_trials(RunDirectory(directory.path)))
+
+
+def leaders_of(records):
+    """The records of what was confirmed, in order."""
+    return [record for record in records if record.looks]
 
 
 def go_on(trials, path, /, *, kind=DirectoryWithoutStudy, **options):

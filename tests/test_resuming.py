@@ -19,6 +19,7 @@ from simulated_runs import (
     a_record,
     faster_by,
     go_on,
+    leaders_of,
     on_disk,
     run_on,
     simulated_trials,
@@ -82,11 +83,6 @@ def searched(directory):
         for each in read_trials(directory)
         if each.phase in (Phase.BASELINE, Phase.SEARCH) and each.outcome is not Outcome.INTERRUPTED
     }
-
-
-def leaders(path):
-    """The records of what was confirmed, in order."""
-    return [each for each in read_trials(RunDirectory(path)) if each.looks]
 
 
 def assert_each_was_run_once(directory):
@@ -176,10 +172,10 @@ def test_a_confirmation_that_was_stopped_goes_on(tmp_path):
 
     when.count = 0
     stop_at(path, None, when=when, on=trials(speed=faster_by(jit_compile=1.2)), space=ONE_KNOB)
-    (before,) = leaders(path)
+    (before,) = leaders_of(read_trials(RunDirectory(path)))
     assert before.looks[-1].standing is Standing.OPEN
     recipe = go_on(trials(1, speed=faster_by(jit_compile=1.2)), path, space=ONE_KNOB)
-    (after,) = leaders(path)
+    (after,) = leaders_of(read_trials(RunDirectory(path)))
     assert [
         each.model_copy(update={"standing": Standing.OPEN, "confirmed_at_seconds": None}) for each in after.looks
     ] == list(before.looks)
@@ -199,11 +195,11 @@ def test_a_leader_that_the_time_cut_off_gets_further_looks_at_an_error_of_their_
         else None
     )
     first = ended(path, machine, space=ONE_KNOB, budget=70.0, observe=Watcher(restless))
-    (before,) = leaders(path)
+    (before,) = leaders_of(read_trials(RunDirectory(path)))
     assert first.evidence.verdict is Verdict.UNDECIDED
     assert before.looks[-1].standing in (Standing.OUT_OF_TIME, Standing.NOT_SHOWN)
     go_on(trials(1, instance_noise=0.01, **wild), path, space=ONE_KNOB, budget=400.0)
-    (after,) = leaders(path)
+    (after,) = leaders_of(read_trials(RunDirectory(path)))
     assert after.looks[: len(before.looks)] == before.looks
     assert after.pairs[: len(before.pairs)] == before.pairs
     errors = [each.error for each in after.looks]
@@ -225,7 +221,7 @@ def test_a_run_that_has_its_answer_goes_on_with_it(tmp_path):
     assert second.evidence.speedup == first.evidence.speedup
     assert second.evidence.throughput == first.evidence.throughput
     assert second.evidence.stability == first.evidence.stability
-    assert len(leaders(path)) == 1
+    assert len(leaders_of(read_trials(RunDirectory(path)))) == 1
     assert_each_was_run_once(RunDirectory(path))
 
 

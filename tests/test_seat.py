@@ -131,19 +131,6 @@ def test_the_baselines_closing_figures_are_kept_quietly(tmp_path):
     assert alive(searching.trials) == []
 
 
-def test_a_baseline_that_died_is_started_again(tmp_path):
-    searching = Searching(tmp_path, simulated_trials(TWICE))
-    searching.lose_the_baseline()
-    _, record = searching.measure()
-    assert record.outcome is Outcome.OK
-    assert record.speedup.value == pytest.approx(2.0)
-    searching.lose_the_baseline()
-    searching.trials.failure = failing(Outcome.CRASHED, of=BASELINE)
-    with pytest.raises(NoStableConfigurationError):
-        searching.measure()
-    assert alive(searching.trials) == []
-
-
 @pytest.mark.parametrize("times", [1, 2])
 def test_a_baseline_that_is_killed_while_it_is_timed_is_started_again(tmp_path, monkeypatch, times):
     measure, left = SimulatedTrial.measure, [None] * times

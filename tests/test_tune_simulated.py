@@ -26,6 +26,7 @@ from simulated_runs import (
     flat,
     on_disk,
     quick_tune,
+    records_of,
     simulated_trials,
     space,
     tune_simulated,
@@ -42,7 +43,7 @@ from autotune.recipe.recipe import Recipe
 from autotune.report.history import load_history
 from autotune.report.page import page_data, write_page
 from autotune.runtime.executor import TrialFailed
-from autotune.space.configuration import Configuration, read_trials
+from autotune.space.configuration import Configuration
 from autotune.space.space_file import SearchSpace
 from autotune.stats.deciding import EndedBy, Verdict
 from autotune.tuning.events import Notice, TrialBegan, TrialEnded
@@ -63,11 +64,6 @@ def directory(tmp_path):
     """A run directory on disk, as `tune` makes it, but for the study: committing each answer takes seconds."""
     with on_disk(tmp_path / "run", DirectoryWithoutStudy) as made:
         yield made
-
-
-def records_of(directory):
-    """Every record on disk."""
-    return list(read_trials(RunDirectory(directory.path)))
 
 
 def searched(records):
