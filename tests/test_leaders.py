@@ -61,7 +61,7 @@ def test_a_claim_knows_the_luck_that_pairs_share(tmp_path, monkeypatch, apart):
     monkeypatch.setattr(standings_module, "claim_interval", lambda _, **how: told.append(how))
     monkeypatch.setattr(run.executor, "needs_different_template", lambda *sides: apart)
     known.claim(leader)
-    assert [(how["compilations"], how["other_template"]) for how in told] == [(1, apart)]
+    assert [(how["compilations"], how["different_template"]) for how in told] == [(1, apart)]
 
 
 def test_a_leader_that_beats_an_earlier_champion_must_beat_the_present_one(tmp_path, monkeypatch):
