@@ -147,6 +147,12 @@ def test_a_baseline_that_is_killed_while_it_is_timed_is_started_again(tmp_path, 
     assert len(searching.trials.launched) == times + 1
 
 
+def test_a_stop_ends_the_slices_of_the_baseline(tmp_path):
+    trials = simulated_trials()
+    searching = Searching(tmp_path, trials, interruptions=lambda: any(trial._slices for trial in trials.launched))
+    assert len(searching.run.records[0].slices) == 1
+
+
 def test_a_baseline_that_starts_slowly_has_the_time_to_start_again(tmp_path):
     searching = Searching(tmp_path, simulated_trials(TWICE, start_seconds=120.0), bracketed=True)
     _, record = searching.measure(timeout=300.0)
