@@ -48,6 +48,7 @@ def run_that_is(verdict, path, **options):
     settings = {"space": ONE_CANDIDATE, "budget": 100.0, "keeps_budget": False}
     trials = {
         Verdict.FASTER: simulated_trials(faster_by(batch_size=1.5), noise=0.03),
+        Verdict.NO_SIGNIFICANT_GAIN: simulated_trials(noise=0.02),
         Verdict.UNDECIDED: simulated_trials(faster_by(batch_size=1.5), noise=0.03),
         Verdict.UNSTABLE: simulated_trials(faster_by(batch_size=1.5), noise=0.03, retraces=retracing),
     }
