@@ -410,6 +410,9 @@ def test_what_was_not_checked_is_listed(recipes):
     assert named[0].rstrip("…") in gaps[0]
     assert named[1:] == [f"{len(gaps) - 1} more on the page"]
     assert "Not checked" not in shown(recipes[Verdict.UNDECIDED])
+    twice = recipe.evidence.stability.model_copy(update={"not_checked": ("the speed (of one)", "the speed (of both)")})
+    evidence = recipe.evidence.model_copy(update={"stability": twice})
+    assert "Not checked: the speed\n" in shown(recipe.model_copy(update={"evidence": evidence}))
 
 
 def test_a_watch_is_told_in_a_sentence(recipes):

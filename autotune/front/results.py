@@ -324,7 +324,7 @@ def _energy(side: Side) -> str:
 
 def _unchecked(gaps: Sequence[str], width: int) -> str:
     """Return in one line what was not reached or not checked, as far as it fits."""
-    names, more, said = [one_line(gap.split(" (")[0]).replace("; ", ", ") for gap in gaps], "", ""
+    names, more, said = list(dict.fromkeys(one_line(gap.split(" (")[0]).replace("; ", ", ") for gap in gaps)), "", ""
     for count in range(len(names), 0, -1):
         more = f"; {len(names) - count} more on the page" if count < len(names) else ""
         said = f"Not checked: {'; '.join(names[:count])}"
