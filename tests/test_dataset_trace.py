@@ -141,6 +141,9 @@ def test_a_flat_map_of_windows_may_be_cached():
     random = mapped(dataset("Window", dataset("TensorSlice")), 4, "ShuffleDatasetV3")
     random.__class__.__name__ = "_FlatMapDataset"
     assert "comes before a shuffle" in cached_line(batched(random))
+    (captures,) = windows._functions()
+    captures.function.captured_inputs = [SimpleNamespace(dtype=SimpleNamespace(name="variant"))]
+    assert "comes before a shuffle" in cached_line(batched(windows)), "another dataset, which may be random"
 
 
 @pytest.mark.parametrize("source", ["Shuffle", "Random", "Generator", "Interleave", "Repeat"])

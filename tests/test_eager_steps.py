@@ -163,6 +163,7 @@ def test_a_step_that_the_script_calls_later_is_awaited(tmp_path, between, awaite
         ("x = random.random()", "calls random.random()"),
         ("began = time.time()", "calls time.time()"),
         ("x = tf.random.normal([3])", "draws by tf.random.normal()"),
+        ("x = tf.random.normal([3], seed=4)", "gives tf.random.normal() a seed"),
         ("global epoch; epoch = 0", "changes epoch"),
         ("loss = x if isinstance(x, np.ndarray) else y", "calls isinstance()"),
         ("x = [*self.drawn]", "reads the iterator self.drawn"),

@@ -9,10 +9,11 @@ from types import SimpleNamespace
 import pytest
 
 from autotune.data.facts import ScriptFacts, Trains, WorkloadReference
+from autotune.runtime.protocol import Finish
 from autotune.script import fit_call, loop_watch, reach, trial, work
 from autotune.script.fit_call import FitCall, honours_batch_size
 from autotune.script.interpose import Hooks, Wrappers
-from autotune.script.loop_trial import timed_calls
+from autotune.script.loop_trial import LoopSession, timed_calls
 from autotune.script.loop_watch import LoopWatch
 from autotune.script.settings import Settings
 from autotune.script.work import early_ends
@@ -266,6 +267,27 @@ def test_a_loop_goes_on_with_the_element_that_it_keeps(watched):
     assert seen == [8] * 13 + ["end"]
 
 
+@pytest.mark.parametrize(("device", "named"), [("/device:GPU:0", True), ("/device:CPU:0", False)])
+def test_reading_a_tensor_of_a_gpu_in_each_step_is_noted(watched, device, named):
+    (watch, _), optimizer = watched, Optimizer()
+    for number, _ in enumerate(Dataset()):
+        optimizer.apply()
+        watch._note_read(lambda tensor: None, SimpleNamespace(device=device))
+        if number == 2:
+            reads = [watch._note_read(lambda tensor: None, SimpleNamespace(device=device)) for _ in range(2)]
+            assert reads == [None, None]
+    assert len(watch.lines_that_read()) == named
+
+
+def test_a_validation_within_a_loop_that_keeps_its_element_ends(watched):
+    watch, _ = watched
+    for number, _ in enumerate(Dataset()):
+        Optimizer().apply()
+        watch.keeps_element = number < 3
+        if number == 2:
+            assert len(list(itertools.islice(Dataset(), 99))) == 6
+
+
 def test_a_loop_that_waits_for_another_element_gets_it(watched):
     (watch, seen), elements = watched, []
     watch.keeps_element = True
@@ -290,6 +312,21 @@ def test_calls_after_a_first_one_are_timed_within_an_epoch(epoch_begins, found):
     for _ in close():
         progress.calls = 0 if epoch_begins else 5
     assert answers == [found]
+
+
+def test_what_a_script_does_between_some_steps_is_no_wait():
+    session = LoopSession.__new__(LoopSession)
+    session._watch, session._waited, session._measured = SimpleNamespace(by_call=False), 0.1, 1.0
+    progress = SimpleNamespace(calls=5, training=SimpleNamespace(synchronise=lambda: None))
+    slices = SimpleNamespace(usual_call_seconds=4.0, call_seconds=40.0)
+    clock = SimpleNamespace(progress=progress, now=itertools.count(10, 2).__next__, slices=slices)
+    answers = []
+
+    def close():
+        answers.append((yield from session.close(Finish(input_wait_seconds=1.0), clock)))
+
+    assert len(list(close())) == 3
+    assert answers == [{"input_wait_fraction": 0.5}]
 
 
 def test_each_element_is_a_step_where_each_updates(steps):

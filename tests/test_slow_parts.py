@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 from test_dataset_trace import SITE, batched, dataset, mapped
 
+from autotune.script.dataset_trace import DatasetCall, tag
 from autotune.script.slow_parts import slow_parts_of_input, slow_parts_of_step
 
 
@@ -22,8 +23,9 @@ def test_finds_python_serial_maps_and_shuffled_batches():
     moved = [*slow_parts_of_input(None, {"batched_map": (SITE,)}, {"batched_map": False}, ".")]
     assert [(part.what, part.knob) for part in moved] == [(f"{SITE} is called once per example", "batched_map")]
     assert [part.knob for part in slow_parts_of_input(None, {}, {"workers": 1}, ".")] == ["workers"]
-    windows = SITE.model_copy(update={"call": "flat_map"})
-    (part,) = slow_parts_of_input(None, {"cache": (windows,)}, {"cache": False}, ".")
+    windows = dataset("FlatMap", dataset("Window", dataset("TensorSlice")))
+    tag(windows, DatasetCall("cache", SITE.model_copy(update={"call": "flat_map"}), False, False))
+    (part,) = slow_parts_of_input(batched(windows), {}, {"cache": False}, ".")
     assert part.what == "flat_map() in train.py, line 7 makes its elements anew in each epoch"
 
 

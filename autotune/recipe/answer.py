@@ -316,11 +316,14 @@ def _describe_same(recipe: RecipeContent, baseline: Configuration) -> list[str]:
 
 def _describe_effect(recipe: RecipeContent, configuration: Configuration) -> str:
     """Return a configuration's changes of the training besides its batch size; empty for none."""
+    precision = _describe_precision(configuration, Configuration(recipe.baseline))
+    return "; ".join(filter(None, [precision, _describe_draws(recipe, configuration)]))
+
+
+def _describe_draws(recipe: RecipeContent, configuration: Configuration) -> str:
     script = recipe.workload.script
-    effects = [_describe_precision(configuration, Configuration(recipe.baseline))]
-    if script is not None and script.redraws and configuration.get("graph_step"):
-        effects.append(f"other random numbers of the script's seed ({script.redraws})")
-    return "; ".join(filter(None, effects))
+    redraws = "" if script is None or not configuration.get("graph_step") else script.redraws
+    return f"other random numbers of the script's seed ({redraws})" if redraws else ""
 
 
 def _describe_precision(configuration: Configuration, baseline: Configuration) -> str:
@@ -369,6 +372,7 @@ def learning_caveats(recipe: RecipeContent) -> list[str]:
     if rule is None:
         effect = _describe_effect(recipe, Configuration(recipe.configuration))
         return [f"{effect[0].upper()}{effect[1:]}."] if effect and recipe.larger_batch is None else []
+    draws = _describe_draws(recipe, Configuration(recipe.configuration))
     said = [NOT_PROMISED]
     if rule.same_loss is None:
         size = Configuration(recipe.configuration).update_size
@@ -378,6 +382,7 @@ def learning_caveats(recipe: RecipeContent) -> list[str]:
             f"The learning rate follows a {script.schedule} in steps, and the number of steps per epoch changes: "
             "scale its steps."
         )
+    said += [f"{draws[0].upper()}{draws[1:]}."] if draws else []
     return said + [f"{change}." for change in (() if script is None else script.batch_notes)]
 
 

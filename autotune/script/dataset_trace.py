@@ -16,7 +16,7 @@ from autotune.data.printable import memory_size
 from autotune.machine.fingerprint import memory_limit_bytes
 from autotune.machine.telemetry import peak_host_bytes
 from autotune.recipe.apply import kind_of
-from autotune.recipe.tf_private import effects_of, inputs_of, operations_of
+from autotune.recipe.tf_private import effects_of, functions_of, inputs_of, operations_of
 from autotune.training.pipeline import count_data
 
 if TYPE_CHECKING:
@@ -162,6 +162,9 @@ def cacheable_map(dataset: tf.data.Dataset) -> tuple[tf.data.Dataset | None, Dat
 
 def _differs_by_epoch(part: tf.data.Dataset) -> bool:
     effects = effects_of(part) if kind_of(part) in MAPS or operations_of(part) else []
+    captured = (found for function in functions_of(part) for found in getattr(function.function, "captured_inputs", ()))
+    if any(found.dtype.name == "variant" for found in captured):  # a dataset that is not looked into
+        return True
     return kind_of(part) in DIFFERS_BY_EPOCH or not all(map(_SOURCES.fullmatch, effects))
 
 

@@ -385,7 +385,10 @@ def _describe_call(call: ast.Call, find: Callable[[ast.AST], Any], own: set[str]
         ast.unparse(call)
     ):
         return f"calls {shown_call}(): a graph has no such value"
-    if package == "tensorflow" and _DRAWS.match(f"{module}.{name}"):
+    is_draw = package == "tensorflow" and _DRAWS.match(f"{module}.{name}")
+    if is_draw and any(given.arg == "seed" and getattr(given.value, "value", 0) is not None for given in call.keywords):
+        return f"gives {shown_call}() a seed: two such calls draw the same numbers in a graph"
+    if is_draw:
         return f"draws by {shown_call}() from a seed that the script sets in a loop: a graph would not begin again"
     is_effect = name in _EFFECTS if owner is None else bool(_OUTSIDE.fullmatch(name))
     is_numpy = package == "numpy" and (not is_constant or "random" in module)

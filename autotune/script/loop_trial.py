@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import statistics
 import sys
 import time
 from collections.abc import Callable, Generator, Iterator
@@ -117,14 +119,14 @@ class LoopSession(TrainingSession):
         self._watch.keeps_element = True
         call_seconds = yield from timed_calls(clock, finish.input_wait_seconds)
         self._watch.keeps_element = False
-        in_slices, waits = clock.slices.call_seconds, self._waited / self._measured
-        if call_seconds is not None and in_slices:
-            waits = max(waits, 1 - call_seconds / in_slices)
+        waits, usual = self._waited / self._measured, clock.slices.usual_call_seconds  # a script may rest between some
+        if call_seconds is not None and usual:
+            waits = max(waits, 1 - call_seconds / usual)
         return {"input_wait_fraction": min(1.0, waits)}
 
 
 def timed_calls(clock: StepClock, seconds: float) -> Generator[int, None, float | None]:
-    """Return the time of a call after a first one, over so long; None where another epoch begins. Each item is a call.
+    """Return a call's median time after a first one, over so long; None where another epoch begins. An item is a call.
 
     There are two such calls at least.
     """
@@ -136,7 +138,7 @@ def timed_calls(clock: StepClock, seconds: float) -> Generator[int, None, float 
             return None
         progress.training.synchronise()
         ends.append(clock.now())
-    return (ends[-1] - ends[0]) / (len(ends) - 1)
+    return statistics.median(after - before for before, after in itertools.pairwise(ends))
 
 
 def batch_used(watch: LoopWatch) -> int | None:

@@ -14,7 +14,7 @@ import inspect
 import os
 import sys
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from types import CodeType, FrameType, ModuleType
@@ -88,8 +88,9 @@ class LoopWatch:
         self.work: list[int] = []  # calls of layers and functions before each update, where no dataset is read
         self._last_read: Any = None  # the iterator that was last read, and the element, until that has been used
         self._updates = 0  # since the last step
-        self._reads = Counter[tuple[str, int]]()  # of tensors after the first update, by the file and line
-        self._predictions = Counter[tuple[str, int]]()  # calls of `predict` and the like, in the same way
+        self._reads = defaultdict[tuple[str, int], set[int]](set)  # of a GPU's tensors: files and lines, after updates
+        self._predictions = defaultdict[tuple[str, int], set[int]](set)  # calls of `predict`, in the same way
+        self._all_updates = 0
         self._unused: list[int] = []  # examples of elements that were read and have updated nothing yet
         self._logs: Any = None
         self._calls: list[Any] = []  # functions that are being called, and their arguments, the outermost first
@@ -211,7 +212,8 @@ class LoopWatch:
         updated, last = self._updates > 0, self._end_step(iterator, origin)
         if origin.place == self.place and self._hooks.cuts_epoch(_is_read_by_for):
             raise StopIteration
-        if self.keeps_element and updated and last is not None:  # without, the script waits for another element
+        is_kept = self.keeps_element and origin.place == self.place and last is not None
+        if is_kept and updated:  # without an update, the script waits for another element
             self._last_read = iterator, last
             return last
         try:
@@ -271,20 +273,22 @@ class LoopWatch:
 
     def _note_read(self, usual: Callable[..., Any], tensor: Any) -> Any:
         """Note the line of the user's that turns a tensor into numbers, by itself or through TensorFlow and NumPy."""
-        frame: FrameType | None = sys._getframe(1) if self.optimizers else None
+        is_of_gpu = self.optimizers and "GPU" in str(tensor.device)  # on a CPU the step has ended by then
+        frame: FrameType | None = sys._getframe(1) if is_of_gpu else None
         while frame is not None and not is_own(file := frame.f_code.co_filename):
             frame = frame.f_back if file.endswith(_READERS) or not is_installed(file) else None
         if frame is not None:
-            self._reads[frame.f_code.co_filename, frame.f_lineno] += 1
+            self._reads[frame.f_code.co_filename, frame.f_lineno].add(self._all_updates)
         return usual(tensor)
 
     def lines_that_read(self) -> list[str]:
-        """Return the lines that have read tensors in more than one step."""
-        return [line_of(*place, self._wrappers.directory) for place, count in self._reads.items() if count > 1]
+        """Return the lines that have read a GPU's tensors in more than one step."""
+        return [line_of(*place, self._wrappers.directory) for place, steps in self._reads.items() if len(steps) > 1]
 
     def lines_that_predict(self) -> list[str]:
         """Return the lines that have called a model's `predict` in more than one step."""
-        return [line_of(*place, self._wrappers.directory) for place, count in self._predictions.items() if count > 1]
+        places = (place for place, steps in self._predictions.items() if len(steps) > 1)
+        return [line_of(*place, self._wrappers.directory) for place in places]
 
     # ------------------------------------------------------------------------------------------ updating
 
@@ -297,7 +301,7 @@ class LoopWatch:
                 name_next_functions_alike()
         outermost = not self._calls
         if self.eager is not None:
-            self.eager.compiled.add(_code_of(function))
+            self.eager.compiled |= {code for code in [_code_of(function)] if code is not None}
         self._forward_calls += outermost
         self._calls.append((function, arguments))
         began = time.perf_counter()
@@ -324,7 +328,7 @@ class LoopWatch:
         self._forward_calls += 1
         frame = users_frame() if self.optimizers else None
         if frame is not None:
-            self._predictions[frame.f_code.co_filename, frame.f_lineno] += 1
+            self._predictions[frame.f_code.co_filename, frame.f_lineno].add(self._all_updates)
         return usual(*arguments, **named)
 
     def _apply(self, usual: Callable[..., Any], optimizer: Any, *arguments: Any, **named: Any) -> Any:
@@ -387,6 +391,7 @@ class LoopWatch:
     def _update(self, updater: int, arguments: tuple[Any, ...], logs: Any) -> None:
         """Note the end of a call that updates weights. It is a step if no dataset is read outside."""
         self._updates += 1
+        self._all_updates += 1
         self._logs = logs if logs is not None else self._logs
         if self._last_read is not None or self.place is not None:
             return
@@ -428,19 +433,20 @@ def _with_knobs(wrappers: Wrappers, dataset: Any) -> Any:
         return apply.pipeline(dataset, Configuration(acting), batched=True)
 
 
-def _code_of(function: Any) -> CodeType:
-    """Return the code that a `tf.function` compiles."""
+def _code_of(function: Any) -> CodeType | None:
+    """Return the code that a `tf.function` compiles; None where it is not Python's."""
     called = inspect.unwrap(function.python_function)
     while isinstance(called, functools.partial):
         called = called.func
     called = getattr(called, "__func__", called)
-    code: CodeType = called.__code__ if hasattr(called, "__code__") else type(called).__call__.__code__
-    return code
+    code = getattr(called, "__code__", None) or getattr(type(called).__call__, "__code__", None)
+    return code if isinstance(code, CodeType) else None
 
 
 def _site_of(function: Any, directory: str) -> Site:
     """Return where a `tf.function` is defined."""
     code = _code_of(function)
+    assert code is not None, f"{function.python_function} has no code of Python's"
     place = place_of(code.co_filename, code.co_firstlineno, directory)
     return Site(function=code.co_qualname, call="tf.function", order=0, **place)
 

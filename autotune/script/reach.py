@@ -198,7 +198,7 @@ def facts_of_loop(watch: LoopWatch, examples: int, context: ScriptContext) -> Wo
         or how.partition(":")[0]
         or next(iter(held), ""),
         held=held if steps else (),
-        reads=watch.lines_that_read() if tf.config.list_physical_devices("GPU") else (),  # a CPU's step has ended
+        reads=watch.lines_that_read(),
         predicts=watch.lines_that_predict(),
         optimizers=tuple(watch.optimizers.values()),
         layers=list(watch.layers.values()),

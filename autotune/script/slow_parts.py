@@ -12,7 +12,7 @@ from autotune.recipe.apply import kind_of
 from autotune.recipe.tf_private import functions_of, operations_of
 from autotune.script.call_sites import line_of_code
 from autotune.script.changing_state import code_of
-from autotune.script.dataset_trace import BATCHES, upstream
+from autotune.script.dataset_trace import BATCHES, call_of, upstream
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -34,9 +34,9 @@ def slow_parts_of_input(
     if "batched_map" in given:
         what = f"{sites['batched_map'][0]} is called once per example"
         yield SlowPart(what=what, limit="input", knob="batched_map")
-    for site in sites.get("cache", ()):
-        if site.call == "flat_map":
-            yield SlowPart(what=f"{site} makes its elements anew in each epoch", limit="input", knob="cache")
+    for call in (found for part in parts if kind_of(part) == "FlatMap" and (found := call_of(part))):
+        if "cache" in given:
+            yield SlowPart(what=f"{call.site} makes its elements anew in each epoch", limit="input", knob="cache")
     if given.get("num_parallel_calls") == 0 and sites.get("num_parallel_calls"):
         for site in sites["num_parallel_calls"]:
             yield SlowPart(what=f"{site} runs serially", limit="input", knob="num_parallel_calls")

@@ -6,6 +6,7 @@ import contextlib
 import math
 import os
 import signal
+import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -72,6 +73,7 @@ class Slices:
         self._clock = clock
         self._wanted_seconds, self._left = 0.0, 0
         self._within_seconds, self._within_calls = 0.0, 0
+        self._usual_calls = list[float]()  # the median time of a call in each slice
         self._outside_seconds: float | None = None  # None where nothing sees what passes between two calls
 
     def hold(self) -> None:
@@ -116,6 +118,11 @@ class Slices:
         """The time of a call over all slices, without an epoch's first call; None where epochs have no other."""
         return self._within_seconds / self._within_calls if self._within_calls else None
 
+    @property
+    def usual_call_seconds(self) -> float:
+        """The time of a call in a usual slice, whatever single calls took; 0 before there is one."""
+        return statistics.median(self._usual_calls or [0.0])
+
     def end(self, logs: Any) -> bool:
         """Report the open slice, then freeze unless the tuner wants another one at once; return whether it froze.
 
@@ -128,6 +135,7 @@ class Slices:
         current.seconds += behind
         self._within_seconds += behind
         self.open = None
+        self._usual_calls += [statistics.median(current.call_seconds)] if current.call_seconds else []
         loss = finite_loss(logs, step=self._progress.steps)
         figures: dict[str, Any] = {}
         for measure in self._measures:
