@@ -317,6 +317,7 @@ def test_calls_after_a_first_one_are_timed_within_an_epoch(epoch_begins, found):
 def test_what_a_script_does_between_some_steps_is_no_wait():
     session = LoopSession.__new__(LoopSession)
     session._watch, session._waited, session._measured = SimpleNamespace(by_call=False), 0.1, 1.0
+    session._shares_reading = False
     progress = SimpleNamespace(calls=5, training=SimpleNamespace(synchronise=lambda: None))
     slices = SimpleNamespace(usual_call_seconds=4.0, call_seconds=40.0)
     clock = SimpleNamespace(progress=progress, now=itertools.count(10, 2).__next__, slices=slices)

@@ -50,6 +50,7 @@ class LoopSession(TrainingSession):
         facts, dataset = request.script, watch.dataset
         assert facts is not None
         self._watch, self._settings = watch, settings
+        self._shares_reading = facts.workers > 1  # workers read together: one that keeps its element would stop all
         self._is_dataset = isinstance(dataset, tf.data.Dataset)
         self._waited = self._measured = 0.0  # seconds that slices waited for input, and all of theirs
         used = batch_used(watch)
@@ -116,9 +117,11 @@ class LoopSession(TrainingSession):
         """See `TrainingSession`: what the pipeline takes from the step's own cores counts as waiting, too."""
         if not self._measured or self._watch.by_call:  # where a call reads by itself, its wait is not seen
             return {}
-        self._watch.keeps_element = True
-        call_seconds = yield from timed_calls(clock, finish.input_wait_seconds)
-        self._watch.keeps_element = False
+        call_seconds = None
+        if not self._shares_reading:
+            self._watch.keeps_element = True
+            call_seconds = yield from timed_calls(clock, finish.input_wait_seconds)
+            self._watch.keeps_element = False
         waits, usual = self._waited / self._measured, clock.slices.usual_call_seconds  # a script may rest between some
         if call_seconds is not None and usual:
             waits = max(waits, 1 - call_seconds / usual)
