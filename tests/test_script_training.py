@@ -314,6 +314,18 @@ def test_calls_after_a_first_one_are_timed_within_an_epoch(epoch_begins, found):
     assert answers == [found]
 
 
+def test_compiled_code_is_found_where_it_is_pythons():
+    class Step:
+        def __call__(self):
+            """One step."""
+
+    plain, written = Step(), Step.__call__.__code__
+    assert loop_watch._code_of(SimpleNamespace(python_function=plain)) is written
+    Step.__call__ = SimpleNamespace(python_function=Step.__call__)  # as tf.function makes of it
+    assert loop_watch._code_of(SimpleNamespace(python_function=plain)) is written
+    assert loop_watch._code_of(SimpleNamespace(python_function=len)) is None
+
+
 def test_what_a_script_does_between_some_steps_is_no_wait():
     session = LoopSession.__new__(LoopSession)
     session._watch, session._waited, session._measured = SimpleNamespace(by_call=False), 0.1, 1.0

@@ -295,7 +295,8 @@ class LoopWatch:
     def _call(self, usual: Callable[..., Any], function: Any, *arguments: Any, **named: Any) -> Any:
         if (self._compiled or self._finds_compiled) and not hasattr(function, "_autotune_seen"):
             function._autotune_seen = True  # before it is first traced
-            if self._compiled is not None and _site_of(function, self._wrappers.directory).key == self._compiled.key:
+            site = None if self._compiled is None else _site_of(function, self._wrappers.directory)
+            if site is not None and self._compiled is not None and site.key == self._compiled.key:
                 function._jit_compile = bool(self._jit_compile)
             if self._finds_compiled and function._jit_compile:
                 name_next_functions_alike()
@@ -354,8 +355,8 @@ class LoopWatch:
         while graph is not None and not loops:
             loops = str(getattr(graph, "name", "")).startswith("Dataset_")  # of a loop over a dataset
             graph = getattr(graph, "outer_graph", None)
-        if loops:
-            self._hooks.loops_inside(_site_of(self._calls[0][0], self._wrappers.directory))
+        if loops and (site := _site_of(self._calls[0][0], self._wrappers.directory)) is not None:
+            self._hooks.loops_inside(site)
         for function, _ in self._calls:
             self._updating.setdefault(function, []).append(id(optimizer))
         if self._counter is None:
@@ -363,8 +364,11 @@ class LoopWatch:
         if self.step_function is not None or self._in_strategy:
             return
         for function, arguments in self._calls:  # XLA compiles no function of datasets or iterators
-            if not any(hasattr(value, "element_spec") or hasattr(value, "__next__") for value in arguments):
-                self.step_function = _site_of(function, self._wrappers.directory)
+            site = _site_of(function, self._wrappers.directory)
+            if site is not None and not any(
+                hasattr(value, "element_spec") or hasattr(value, "__next__") for value in arguments
+            ):
+                self.step_function = site
                 self.jit_compile = bool(function._jit_compile)
                 return
 
@@ -439,14 +443,17 @@ def _code_of(function: Any) -> CodeType | None:
     while isinstance(called, functools.partial):
         called = called.func
     called = getattr(called, "__func__", called)
-    code = getattr(called, "__code__", None) or getattr(type(called).__call__, "__code__", None)
+    if not hasattr(called, "__code__"):  # an object; its class may compile the method itself
+        called = getattr(type(called).__call__, "python_function", type(called).__call__)
+    code = getattr(called, "__code__", None)
     return code if isinstance(code, CodeType) else None
 
 
-def _site_of(function: Any, directory: str) -> Site:
-    """Return where a `tf.function` is defined."""
+def _site_of(function: Any, directory: str) -> Site | None:
+    """Return where a `tf.function` is defined; None where it is not Python's."""
     code = _code_of(function)
-    assert code is not None, f"{function.python_function} has no code of Python's"
+    if code is None:
+        return None
     place = place_of(code.co_filename, code.co_firstlineno, directory)
     return Site(function=code.co_qualname, call="tf.function", order=0, **place)
 
