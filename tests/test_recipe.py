@@ -388,6 +388,9 @@ def test_a_change_of_numbers_is_never_the_same_training(recipe, baseline, change
     assert both.answer.choices[0].said[1] == said
     assert learning_caveats(both) == []
     assert learning_caveats(alone) == ([] if "nothing" in said else [f"{said.capitalize()}."])
+    scaled = alone.model_copy(update={"learning_rate_rule": LearningRateRule(batch_ratio=4.0)})
+    draws = [said for said in learning_caveats(scaled) if said.startswith("Other random numbers")]
+    assert len(draws) == ("random" in said), "of a larger batch as well"
 
 
 @pytest.mark.parametrize("value", [True, False, "LD_PRELOAD=/tmp/x.so", "0\nPATH=/tmp"])
