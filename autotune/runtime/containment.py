@@ -274,15 +274,21 @@ class _Tree:
             return
         _mount("tmpfs", target, "tmpfs", 0, f"mode={stat.S_IMODE(there.st_mode):o}")
         for entry in entries:
-            shown = os.path.join(target, entry.name)
-            if entry.is_symlink():
-                os.symlink(os.readlink(entry.path), shown)
-            elif entry.is_dir():
-                os.mkdir(shown)
-                self._add(entry.path)
-            else:
-                os.close(os.open(shown, os.O_CREAT | os.O_WRONLY, 0o600))
-                _bind(entry.path, shown, read_only=entry.is_file())
+            try:
+                self._add_entry(entry, os.path.join(target, entry.name))
+            except FileNotFoundError:
+                if os.path.lexists(entry.path):  # else another process has removed it meanwhile, as often in /tmp
+                    raise
+
+    def _add_entry(self, entry: os.DirEntry[str], shown: str) -> None:
+        if entry.is_symlink():
+            os.symlink(os.readlink(entry.path), shown)
+        elif entry.is_dir():
+            os.mkdir(shown)
+            self._add(entry.path)
+        else:
+            os.close(os.open(shown, os.O_CREAT | os.O_WRONLY, 0o600))
+            _bind(entry.path, shown, read_only=entry.is_file())
 
     def _overlay(self, path: str) -> None:
         """Mount an overlay of a real directory, with a new layer above it."""
