@@ -374,3 +374,58 @@ def test_a_step_without_a_dataset_is_an_update(steps):
     for _ in range(3):
         model.train_on_batch(SimpleNamespace(shape=(4,)))
     assert steps == [4] * 3
+
+
+def zipped():
+    yield from zip(Dataset(), Dataset(), strict=True)
+
+
+def read_in_two_lines():
+    first = iter(Dataset())
+    second = iter(Dataset())
+    for element in first:
+        yield element, next(second)
+
+
+@pytest.mark.parametrize(("pairs", "end"), [(zipped, ["end"]), (read_in_two_lines, [])])
+def test_a_step_reads_several_iterators(watched, pairs, end):
+    (watch, seen), elements = watched, []
+    for _ in range(2):
+        for pair in pairs():
+            Optimizer().apply()
+            elements.append(pair)
+            watch.keeps_element = len(elements) in (8, 9)  # in the second pass
+    assert seen[:13] == [8] * 6 + end + [8] * (7 - len(end))
+    kept = [elements[index][side] is elements[index - 1][side] for index in range(8, 11) for side in (0, 1)]
+    assert kept == [True] * 4 + [False] * 2
+
+
+def test_a_pass_over_two_datasets_begins_once(steps, monkeypatch):
+    monkeypatch.setattr(Steps, "epoch_began", lambda hooks: hooks.seen.append("began"))
+    for _ in range(3):
+        for _ in zipped():
+            Optimizer().apply()
+    assert [steps.count("began"), steps.count("end")] == [2, 3]
+
+
+def test_a_validation_between_steps_loses_none(steps):
+    for index, _ in enumerate(Dataset()):
+        Optimizer().apply()
+        if index % 2:
+            assert len(list(itertools.islice(Dataset(), 4))) == 4
+    assert steps == [8] * 6 + ["end"]
+
+
+def test_a_pass_that_the_script_leaves_counts_its_last_step(steps):
+    for _ in range(2):
+        for _ in itertools.islice(Dataset(), 3):
+            Optimizer().apply()
+    assert next(iter(Dataset())) is not None
+    assert steps == [8] * 6
+
+
+def test_a_sample_that_was_read_before_hides_no_steps(steps):
+    assert next(iter(Dataset())) is not None
+    for _ in range(3):
+        Model().train_on_batch(SimpleNamespace(shape=(4,)))
+    assert steps == [4] * 3

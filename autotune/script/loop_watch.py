@@ -1,8 +1,9 @@
 """Observe the steps of a training loop that a script has written itself.
 
 A step is one element taken from the training's iterator: the iterator that was read last when an optimizer first
-updated weights. Where no dataset is read, a step is one call that updates weights: of `train_on_batch`, of a
-`tf.function`, or of the optimizer itself. Where several optimizers take turns, it is a round of all of them.
+updated weights. It ends when any iterator is read or made after an update. Where no dataset is read, a step is one call
+that updates weights: of `train_on_batch`, of a `tf.function`, or of the optimizer itself. Where several optimizers take
+turns, it is a round of all of them.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from types import CodeType, FrameType, ModuleType
-from typing import Any
-from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
+from typing import Any, Literal
+from weakref import ReferenceType, WeakKeyDictionary, WeakSet, WeakValueDictionary, ref
 
 from autotune.data.facts import ScriptFacts, Site
 from autotune.recipe import apply
@@ -36,8 +37,8 @@ from autotune.space.keras_in_use import keras_of
 from autotune.space.knobs import KNOBS, Stage
 from autotune.training.pipeline import batch_length
 
-_ORIGIN = "_autotune_origin"
-"""Attribute of iterators and distributed datasets."""
+_ORIGIN, _LAST = "_autotune_origin", "_autotune_last"
+"""Attributes of iterators and distributed datasets; of iterators."""
 _READERS = os.path.join("tensorflow", "python", "framework", "ops.py"), os.path.join("numpy", "_core", "fromnumeric.py")
 """Files of functions that read a tensor for their caller."""
 
@@ -49,6 +50,15 @@ class _Origin:
     dataset: Any
     place: tuple[str, int] | None = None  # file and line at which the iterator was made
     parts: int = 1  # see `LoopWatch.parts`
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """What was read last from the training's iterator and has ended no step yet."""
+
+    iterator: ReferenceType[Any]
+    origin: _Origin
+    length: int  # examples for one worker
 
 
 class LoopWatch:
@@ -86,7 +96,8 @@ class LoopWatch:
         self.read_at: float | None = None  # when an element was last read
         self._called_at: float | None = None  # when a call that updates weights was last made, where it is a step
         self.work: list[int] = []  # calls of layers and functions before each update, where no dataset is read
-        self._last_read: Any = None  # the iterator that was last read, and the element, until that has been used
+        self._batch: _Batch | None = None
+        self._pass: Literal["begun", "read", "ended"] = "read"  # of the training's data
         self._updates = 0  # since the last step
         self._reads = defaultdict[tuple[str, int], set[int]](set)  # of a GPU's tensors: files and lines, after updates
         self._predictions = defaultdict[tuple[str, int], set[int]](set)  # calls of `predict`, in the same way
@@ -172,7 +183,7 @@ class LoopWatch:
 
     def restarted(self) -> None:
         """Forget what the script has called: it begins again, with new functions."""
-        self._last_read, self._updates, self._calls = None, 0, []
+        self._batch, self._updates, self._calls, self._pass = None, 0, [], "read"
         self._first_updating = None
         self._updated.clear()
 
@@ -196,33 +207,39 @@ class LoopWatch:
             frame = frame.f_back
         if frame is None:
             return usual(dataset)
+        self._end_step()
         place = frame.f_code.co_filename, frame.f_lineno
         trains = place == self.place
         iterator = usual(_with_knobs(self._wrappers, dataset) if trains else dataset)
         setattr(iterator, _ORIGIN, replace(getattr(dataset, _ORIGIN, _Origin(dataset)), place=place))
         self._unused = []
-        if trains:
+        if trains and self._pass != "begun":  # `zip` makes several iterators in one line
             self._hooks.epoch_began()
+            self._pass = "begun"
         return iterator
 
     def _next(self, usual: Callable[..., Any], iterator: Any) -> Any:
         origin = getattr(iterator, _ORIGIN, None)
         if origin is None or self._calls:
             return usual(iterator)
-        updated, last = self._updates > 0, self._end_step(iterator, origin)
-        if origin.place == self.place and self._hooks.cuts_epoch(_is_read_by_for):
+        self._end_step(iterator)
+        trains = origin.place == self.place
+        if trains and self._hooks.cuts_epoch(_is_read_by_for):
             raise StopIteration
-        is_kept = self.keeps_element and origin.place == self.place and last is not None
-        if is_kept and updated:  # without an update, the script waits for another element
-            self._last_read = iterator, last
-            return last
-        try:
-            element = self._read(usual, iterator)
-        except StopIteration:
-            if origin.place == self.place:
-                self._hooks.epoch_ended()
-            raise
-        self._last_read = iterator, element
+        element, updates = getattr(iterator, _LAST, (None, self._all_updates))
+        if not self.keeps_element or updates == self._all_updates:  # without an update it waits for another element
+            try:
+                element = self._read(usual, iterator)
+            except StopIteration:
+                if self._batch is not None and self._batch.iterator() is iterator:
+                    self._batch = None
+                if trains and self._pass != "ended":  # a strict `zip` reads the end of each
+                    self._pass = "ended"
+                    self._hooks.epoch_ended()
+                raise
+        setattr(iterator, _LAST, (element, self._all_updates))
+        if trains or (self.place is None and not self.by_call):
+            self._batch, self._pass = _Batch(ref(iterator), origin, _length(element)), "read"
         return element
 
     def _read(self, usual: Callable[..., Any], iterator: Any) -> Any:
@@ -232,26 +249,25 @@ class LoopWatch:
         self.wait_seconds += self.read_at - began
         return element
 
-    def _end_step(self, iterator: Any, origin: _Origin) -> Any:
-        """Report what was done with the iterator's last element as a step, if it is the training's iterator.
+    def _end_step(self, iterator: Any = None) -> None:
+        """Report what was done with the training's last element as a step, if it has updated weights.
 
-        Returns the element; None where there was none.
+        `iterator`: which is read next. Several elements of one iterator may make one update.
         """
-        last, self._last_read = self._last_read, None
-        if last is None or last[0] is not iterator:
-            return None
-        if self.place is None and self._updates and not self.by_call:
-            self.dataset, self.place, self.parts = origin.dataset, origin.place, origin.parts
-        if self.place is None or origin.place == self.place:  # the first update may follow several elements
-            self._unused.append(self._workers * _length(last[1]))
-        if (
-            origin.place == self.place and self._updates
-        ):  # several elements may make one update, and an evaluation makes none
+        batch = self._batch
+        if batch is None:
+            return
+        is_used = self._updates > 0
+        if is_used or batch.iterator() is iterator:
+            self._unused.append(self._workers * batch.length)
+            self._batch = None
+        if is_used:
+            if self.place is None:
+                self.dataset, self.place, self.parts = batch.origin.dataset, batch.origin.place, batch.origin.parts
             logs, self._logs, self._updates = self._logs, None, 0
             lengths, self._unused = self._unused, []
             for length in lengths:
                 self._hooks.stepped(length, logs)
-        return last[1]
 
     def _distribute(self, usual: Callable[..., Any], strategy: Any, data: Any, *rest: Any, **named: Any) -> Any:
         """Give a strategy a dataset, or a function that makes one per worker and whose calls are the script's own."""
@@ -343,7 +359,7 @@ class LoopWatch:
             self._updated_in_strategy = True
         else:
             if self.eager is not None:
-                self.eager.note_update(optimizer, self._last_read)
+                self.eager.note_update(optimizer, self._batch)
             self._update(id(optimizer), (), None)
         return result
 
@@ -397,9 +413,9 @@ class LoopWatch:
         self._updates += 1
         self._all_updates += 1
         self._logs = logs if logs is not None else self._logs
-        if self._last_read is not None or self.place is not None:
+        if self.place is not None or (self._batch is not None and self._batch.iterator() is not None):
             return
-        self.by_call = True
+        self.by_call, self._batch = True, None
         if self._first_updating is None:
             self._first_updating = updater
             self._note_iterator(arguments)
