@@ -6,7 +6,6 @@ import contextlib
 import itertools
 import json
 import math
-import random
 from pathlib import Path
 
 from simulated import SimulatedTrials
@@ -37,8 +36,7 @@ from autotune.tuning.confirmation import Finalist, FreshPairs, SlicePlan
 from autotune.tuning.earlier_runs import read_earlier
 from autotune.tuning.events import silent
 from autotune.tuning.rules import Limits
-from autotune.tuning.run import Deadline, Run
-from autotune.tuning.run_setup import Invocation
+from autotune.tuning.run import Deadline, Invocation, Run
 from autotune.tuning.seat import Seat, TrialLimits
 from autotune.tuning.state import Candidate, Leader, State
 from autotune.tuning.tune import tune_with
@@ -270,14 +268,12 @@ def quick_tune(trials, path, /, **options):
 
 def run_on(trials, path, *, observe=silent, interruptions=lambda: 0, seed=0):
     """What the phases of one run share, its records in memory."""
+    invocation = an_invocation(trials, MemoryDirectory(Path(path)), observe=observe, budget=1e6, seed=seed)
     return Run(
-        directory=MemoryDirectory(Path(path)),
-        executor=trials,
-        reference=REFERENCE,
-        clock=trials.clock,
-        observe=observe,
+        **vars(invocation),
         interruptions=interruptions,
-        rng=random.Random(seed),
+        facts=FACTS,
+        deadline=Deadline(clock=trials.clock),
         baseline=BASELINE.replace(jit_compile="auto"),
     )
 
@@ -298,11 +294,10 @@ class Searching:
             trials.open()
         self.trials = trials
         self.run = run_on(trials, path, **settings)
-        first = Deadline(clock=trials.clock, at=trials.clock() + 2 * baseline_seconds)
-        self.seat = Seat(self.run, first, name="simulated", bracketed=bracketed)
+        self.run.deadline = Deadline(clock=trials.clock, at=trials.clock() + 2 * baseline_seconds)
+        self.seat = Seat(self.run, name="simulated", bracketed=bracketed)
         self.seat.start_baseline(baseline_seconds)
-        self.deadline = Deadline(clock=trials.clock, at=trials.clock() + left)
-        self.seat._deadline = self.seat.baseline.deadline = self.deadline
+        self.run.deadline = Deadline(clock=trials.clock, at=trials.clock() + left)
 
     def measure(
         self, configuration=FAST, *, trial=None, seconds=4.0, timeout=30.0, leader=None, pooled_spread=None, **limited
@@ -331,8 +326,8 @@ class Fresh:
         sides = [self.run.baseline, configuration, champion]
         reference, trial, other = (None if each is None else self.run.new_trial(Phase.CONFIRM, each) for each in sides)
         self.confirmation = Finalist(reference=reference, trial=trial, best_leader=other, in_search=found[0])
-        deadline = Deadline(clock=trials.clock, at=trials.clock() + left)
-        self.pairs = FreshPairs(self.run, deadline, timeout=60.0)
+        self.run.deadline = Deadline(clock=trials.clock, at=trials.clock() + left)
+        self.pairs = FreshPairs(self.run, timeout=60.0)
 
     @property
     def record(self):

@@ -4,7 +4,7 @@ import itertools
 from types import SimpleNamespace
 
 import pytest
-from simulated_runs import BASELINE, FAST, LIMITS, a_pair, a_record, run_on, simulated_trials
+from simulated_runs import BASELINE, FAST, a_pair, a_record, run_on, simulated_trials
 
 from autotune.data.figures import Check, LogInterval
 from autotune.data.record import InterimAnalysis, Outcome, Pairing, Phase, ProcessLog, Standing
@@ -29,7 +29,7 @@ def begun(path):
     run.trials[0] = Trial(0, Phase.BASELINE, BASELINE)
     run.records[0] = a_record(BASELINE, trial=0, phase=Phase.BASELINE)
     standings = Standings(run, measured_seconds=1.0)
-    leaders = Leaders(run, standings, None, limits=LIMITS, min_gain=0.02)
+    leaders = Leaders(run, standings, None)
     for number, configuration in ((11, FAST), (21, LARGE)):
         run.trials[number] = trial = Trial(number, Phase.CONFIRM, configuration)
         trial.looks = (

@@ -89,7 +89,7 @@ def test_a_later_seats_baseline_that_fails_changes_nothing_for_the_others(tmp_pa
     searching = Searching(tmp_path, trials)
     trials.failure = lambda each: TrialFailed(Outcome.CRASHED, "stuck")
     with pytest.raises(NoStableConfigurationError):
-        Seat(searching.run, searching.deadline, name="other").start_baseline(60.0)
+        Seat(searching.run, name="other").start_baseline(60.0)
     assert trials.isolation == "template"
 
 
@@ -389,7 +389,7 @@ def test_a_trial_that_is_stopped_is_kept_as_such(tmp_path):
 def test_what_cannot_start_in_time_is_not_begun(tmp_path):
     searching = Searching(tmp_path, simulated_trials(TWICE), left=20.0)
     trial, record = searching.measure(OTHER)
-    searching.trials.clock.advance(max(0.0, searching.deadline.left() - 1.0))
+    searching.trials.clock.advance(max(0.0, searching.run.deadline.left() - 1.0))
     launched = len(searching.trials.launched)
     new = searching.run.new_trial(Phase.SEARCH, FAST)
     for each in (trial, new):
@@ -427,8 +427,8 @@ def test_a_machine_that_stands_still_is_not_waited_for_beyond_the_last_moment(tm
     trials.drift = lambda seconds: 1e-6
     with pytest.raises(TimeIsUp):
         searching.measure()
-    assert searching.deadline.left() >= 0.0
-    assert trials.clock() <= searching.deadline.at
+    assert searching.run.deadline.left() >= 0.0
+    assert trials.clock() <= searching.run.deadline.at
     searching.seat.end_baseline()
     assert alive(trials) == []
 

@@ -27,7 +27,6 @@ from autotune.space.variables import caches_in
 from autotune.tuning import costs
 from autotune.tuning.comparison import MeasuredProcess
 from autotune.tuning.events import Notice
-from autotune.tuning.run import Deadline
 from autotune.tuning.trial import Trial
 from autotune.tuning.tune import tune_with
 
@@ -67,12 +66,7 @@ class Machine:
         """Start a process of a search trial; return it with its trial."""
         trial = Trial(number, Phase.SEARCH, XLA.replace(**changes))
         process = MeasuredProcess(
-            run=self.run,
-            deadline=Deadline(clock=self.trials.clock),
-            trial=trial,
-            seat="simulated",
-            start_timeout=90.0,
-            shares_compilations=True,
+            run=self.run, trial=trial, seat="simulated", start_timeout=90.0, shares_compilations=True
         )
         process.start()
         return process, trial

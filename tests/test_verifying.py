@@ -488,5 +488,5 @@ def test_a_claim_is_wider_between_templates(monkeypatch, apart):
     trial = SimpleNamespace(configuration=FAST)
     leader = SimpleNamespace(instances=[[0.1], [0.2]], trial=trial, baseline_compilations=2)
     executor = SimpleNamespace(needs_different_template=lambda *sides: apart)
-    measured_claim(leader, SimpleNamespace(run=SimpleNamespace(executor=executor, baseline=BASELINE)))
+    measured_claim(leader, SimpleNamespace(executor=executor, baseline=BASELINE))
     assert given == [apart]

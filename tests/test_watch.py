@@ -28,7 +28,8 @@ def watched(tmp_path, seconds=60.0, *, stops_after=10**9, **settings):
     for name, value in settings.items():
         setattr(trials, name, value)
     began.append(trials.clock())
-    found = soak(fresh.run, fresh.record, seat="simulated", seconds=seconds, limits=ROOMY)
+    fresh.run.limits = ROOMY
+    found = soak(fresh.run, fresh.record, seat="simulated", seconds=seconds)
     assert trials.alive == []
     records = fresh.run.directory.trials
     return found, records[max(records)], trials.clock() - began[0]
@@ -170,5 +171,5 @@ def test_a_watch_that_saw_nothing_is_none(tmp_path):
     fresh = Fresh(tmp_path, trials, interruptions=lambda: len(asked))
     fresh.measure(2)
     asked.append(True)
-    assert soak(fresh.run, fresh.record, seat="simulated", seconds=60.0, limits=ROOMY) is None
+    assert soak(fresh.run, fresh.record, seat="simulated", seconds=60.0) is None
     assert trials.alive == []

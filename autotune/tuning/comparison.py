@@ -29,7 +29,7 @@ from autotune.stats.disturbance import gpu_load_of
 from autotune.tuning.costs import start_seconds, taken_seconds
 from autotune.tuning.events import StepsBegan
 from autotune.tuning.rules import fit_on_card
-from autotune.tuning.run import GENEROUS, Deadline, Interrupted, Run, TimeIsUp, reclassify_busy_gpu
+from autotune.tuning.run import GENEROUS, Interrupted, Run, TimeIsUp, reclassify_busy_gpu
 from autotune.tuning.trial import Trial
 
 PATIENCE_SECONDS = 30.0  # how long a slice of a process that has been warm may take beyond its length
@@ -44,7 +44,7 @@ def own_compilations(run: Run, trial: Trial) -> tuple[object, int]:
     """
     if trial.configuration != run.baseline:
         return trial.configuration, 1
-    is_long = run.budget is not None and start_seconds(run.records[0]) >= LONG_START_SHARE * run.budget
+    is_long = start_seconds(run.records[0]) >= LONG_START_SHARE * run.options.budget
     return trial.number, 1 if is_long else BASELINE_COMPILATIONS
 
 
@@ -53,7 +53,6 @@ class MeasuredProcess:
     """A trial's process on a seat: started, asked for slices, closed, killed. Failures carry the trial's number."""
 
     run: Run
-    deadline: Deadline  # when every wait must end
     trial: Trial  # keeps what the process reports
     seat: str
     start_timeout: float  # seconds to wait until it is warm
@@ -117,7 +116,7 @@ class MeasuredProcess:
             at_most = max(at_most, GENEROUS * usual)
         trial.place = run.executor.place(self.seat)
         try:
-            with self.deadline.wait(usual, at_most=at_most, generous=self.generous) as timeout, self._failures():
+            with self.run.deadline.wait(usual, at_most=at_most, generous=self.generous) as timeout, self._failures():
                 with run.turn.released():
                     live = run.executor.launch(
                         trial.configuration,
@@ -127,7 +126,7 @@ class MeasuredProcess:
                         timing=replace(
                             IN_SEARCH,
                             boundary=self.boundary,
-                            longest_boundary_epoch_seconds=run.budget,
+                            longest_boundary_epoch_seconds=run.options.budget,
                             save_state=self.save_state,
                             compiled=compiled,
                             compiled_use=use,
@@ -166,7 +165,7 @@ class MeasuredProcess:
         began, usual = self.run.clock(), taken_seconds(length, self.warm)
         try:
             with (
-                self.deadline.wait(
+                self.run.deadline.wait(
                     usual,
                     at_most=3 * max(length, usual) + self.slice_patience,
                     generous=self.generous,
@@ -200,7 +199,7 @@ class MeasuredProcess:
         """Take the closing figures and end it. Raises TrialFailed where weights are ruined, or not the baseline's."""
         # Without closing figures the slices stand all the same.
         assert self.live is not None
-        patience = self.deadline.closing(PATIENCE_SECONDS)
+        patience = self.run.deadline.closing(PATIENCE_SECONDS)
         try:
             with self._failures(), self.run.turn.released():
                 finished = self.live.finish(input_wait_seconds, patience, thorough=thorough)

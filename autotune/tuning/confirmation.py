@@ -26,7 +26,7 @@ from autotune.tuning import costs
 from autotune.tuning.comparison import Comparison, MeasuredProcess, own_compilations
 from autotune.tuning.costs import LEAST_ROUNDS, MOST_ROUNDS, MOST_SLICES_SECONDS
 from autotune.tuning.rules import why_memory_unclear
-from autotune.tuning.run import Deadline, Interrupted, Run, TimeIsUp
+from autotune.tuning.run import Interrupted, Run, TimeIsUp
 from autotune.tuning.seat import INPUT_WAIT_SECONDS, SLICE_PATIENCE_SECONDS, SearchSchedule, TrialLimits, find_in_force
 from autotune.tuning.trial import Trial
 
@@ -157,7 +157,7 @@ class PairSchedule:
         least = max(LEAST_ROUNDS, FEWEST_SLICES) if self.is_leak_possible else LEAST_ROUNDS
         length = costs.slice_length(
             *(process.warm for process in processes),
-            wanted=costs.length_in_turns(*self._waiting(), objective=self.run.objective),
+            wanted=costs.length_in_turns(*self._waiting(), objective=self.run.options.objective),
             most=self.plan.most_seconds / (least * len(processes)),
         )
         round_seconds = sum(costs.taken_seconds(length, process.warm) for process in processes)
@@ -181,7 +181,7 @@ class PairSchedule:
 
     def block_seconds(self, process: MeasuredProcess) -> float:
         """See `Schedule`."""
-        wanted = costs.length_in_blocks(self.run.objective)
+        wanted = costs.length_in_blocks(self.run.options.objective)
         return costs.slice_length(process.warm, wanted=wanted, most=MOST_SLICES_SECONDS / costs.SLICES_IN_A_TRIAL)
 
     def block_rounds(self, length: float) -> int:
@@ -205,10 +205,8 @@ class PairSchedule:
 class FreshPairs:
     """Measures instances on a seat, one after another."""
 
-    def __init__(self, run: Run, deadline: Deadline, *, timeout: float) -> None:
-        self._run = run
-        self._deadline = deadline
-        self._timeout = timeout
+    def __init__(self, run: Run, *, timeout: float) -> None:
+        self._run, self._timeout = run, timeout
         self._boundaries: dict[Configuration, Boundary] = {}
 
     def measure(
@@ -248,7 +246,6 @@ class FreshPairs:
         boundary = self._boundaries.get(trial.configuration) or self._known_boundary(trial, leader)
         return MeasuredProcess(
             run=run,
-            deadline=self._deadline,
             trial=trial,
             seat=seat,
             start_timeout=(self._timeout + SLICE_PATIENCE_SECONDS) * (1.0 if boundary else WITH_BOUNDARY),
@@ -295,15 +292,7 @@ def unmeasured_changes(
 
 
 def leave_out(
-    run: Run,
-    leader: Finalist,
-    knob: str,
-    *,
-    seat: str,
-    deadline: Deadline,
-    limits: TrialLimits,
-    spread: Spread,
-    prior: ProcessPrior,
+    run: Run, leader: Finalist, knob: str, *, seat: str, limits: TrialLimits, spread: Spread, prior: ProcessPrior
 ) -> TrialRecord:
     """Measure a leader without one of its changes beside the whole leader, and keep both records.
 
@@ -317,7 +306,7 @@ def leave_out(
     outcome, reason, log_tail = Outcome.OK, "", ""
     ended: Interrupted | SeatLost | None = None
     try:
-        _compare(run, leader, reference, trial, knob, seat=seat, deadline=deadline, limits=limits)
+        _compare(run, leader, reference, trial, knob, seat=seat, limits=limits)
     except (Interrupted, SeatLost) as why:
         ended, outcome, reason = why, Outcome.INTERRUPTED, "stopped before it was measured"
     except TimeIsUp:
@@ -346,15 +335,7 @@ def leave_out(
 
 
 def _compare(
-    run: Run,
-    leader: Finalist,
-    reference: Trial,
-    trial: Trial,
-    knob: str,
-    *,
-    seat: str,
-    deadline: Deadline,
-    limits: TrialLimits,
+    run: Run, leader: Finalist, reference: Trial, trial: Trial, knob: str, *, seat: str, limits: TrialLimits
 ) -> None:
     """Measure both sides in turns, or in blocks where memory does not hold both."""
 
@@ -367,7 +348,7 @@ def _compare(
     of_processes = (log.boundary for log in reversed(leader.trial.processes))
     known = next((found for found in of_processes if found is not None), leader.in_search.boundary)
     boundary = known or run.boundary
-    process = partial(MeasuredProcess, run=run, deadline=deadline, seat=seat, start_timeout=limits.timeout)
+    process = partial(MeasuredProcess, run=run, seat=seat, start_timeout=limits.timeout)
     own = None if KNOBS[knob].structural else boundary
     whole = process(trial=reference, boundary=boundary)
     without = process(trial=trial, boundary=own, on_started=note_in_force)
@@ -377,7 +358,7 @@ def _compare(
         process=without,
         baseline=whole,
         limits=limits,
-        usual_length=costs.length_in_turns(*waiting, objective=run.objective),
+        usual_length=costs.length_in_turns(*waiting, objective=run.options.objective),
         enough=enough,
     )
     comparison = Comparison(

@@ -16,7 +16,7 @@ from autotune.tuning.confirmation import BASELINE_FAILURES, Finalist, FreshPairs
 from autotune.tuning.events import Began, Notice, PairMeasured
 from autotune.tuning.learning import numerics_of
 from autotune.tuning.policy import FEWEST_PROCESSES, MOST_PROCESSES
-from autotune.tuning.rules import Limits, checks_of
+from autotune.tuning.rules import checks_of
 from autotune.tuning.run import Run
 from autotune.tuning.standings import Standings, parity_checks
 from autotune.tuning.state import EXCLUDED_GAIN
@@ -28,9 +28,9 @@ RULES_ASKED_AFTER = 4  # processes of a leader: with fewer, one odd process does
 class Leaders:
     """Acts on the leaders of a run. How they stand is in their records."""
 
-    def __init__(self, run: Run, standings: Standings, pairs: FreshPairs, *, limits: Limits, min_gain: float) -> None:
+    def __init__(self, run: Run, standings: Standings, pairs: FreshPairs) -> None:
         self._run, self._standings, self._pairs = run, standings, pairs
-        self._limits, self._min_gain = limits, min_gain
+        self._min_gain = run.options.min_gain
         self._failures = 0  # in a row, of a side that is not the leader
 
     # ------------------------------------------------------------------------------------------- actions
@@ -172,7 +172,7 @@ class Leaders:
         records = self._run.records.values()
         record, baseline = leader.trial.record(Outcome.OK), leader.reference.record(Outcome.OK)
         parity = parity_checks(records).get(numerics_of(leader.trial.configuration))
-        checks = checks_of(record, baseline, self._limits, searched=records)
+        checks = checks_of(record, baseline, self._run.limits, searched=records)
         return checks if parity is None else (*checks, parity)
 
     # ------------------------------------------------------------------------------------------- keeping

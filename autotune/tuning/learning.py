@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from autotune.data.facts import Trains
 from autotune.data.figures import Check
 from autotune.data.record import ContinuedTraining, Outcome, TrialRecord
 from autotune.recipe.learning_rate import RULES, factor_of
@@ -161,7 +162,7 @@ def compare_numerics(trainings: Trainings, configuration: Configuration) -> Chec
 
 def _compared(trainings: Trainings, configuration: Configuration, plain: Configuration) -> Check:
     run, size = trainings.run, configuration.batch_size
-    if run.trains_by_loop:
+    if run.facts.script is not None and run.facts.script.trains is Trains.LOOP:
         return cannot_tell("a custom training loop cannot begin again from other weights")
     seconds = trainings.seconds_each(len(PARITY_SEEDS), share=0.5)
     if seconds < LEAST_SECONDS:

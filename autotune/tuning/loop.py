@@ -58,7 +58,6 @@ from autotune.tuning.policy import (
 )
 from autotune.tuning.rules import changing_work, expected_in_force, known_to_fail, needs_as_long
 from autotune.tuning.run import CLOSING_SECONDS, Interrupted, TimeIsUp
-from autotune.tuning.run_setup import Opened
 from autotune.tuning.sampler import Sampler
 from autotune.tuning.seat import SameInForce, Seat, TrialLimits
 from autotune.tuning.seats import MOST_LOSSES, Changes, ExclusiveResources, NoSeatLeft, Seats, find_failing_changes
@@ -90,9 +89,9 @@ class Loop:
     """Asks for the next action and does it, until the run ends."""
 
     def __init__(
-        self, opened: Opened, *, space: ResolvedSpace, sampler: Sampler, first: Mapping[Configuration, EarlierLeader]
+        self, seat: Seat, *, space: ResolvedSpace, sampler: Sampler, first: Mapping[Configuration, EarlierLeader]
     ) -> None:
-        run, seat, options, warm = opened.run, opened.seat, opened.invocation.options, opened.seat.baseline.warm
+        run, options, warm = seat.run, seat.run.options, seat.baseline.warm
         first_step, slow_call = warm.first_step_seconds, warm.ready.call_seconds if costs.is_slow(warm) else 0.0
         timeout = options.trial_timeout or costs.trial_timeout(
             options.budget,
@@ -103,9 +102,8 @@ class Loop:
         )
         measured = costs.measured_seconds(first_step, slow_call)
         self._run, self._sampler, self._options = run, sampler, options
-        self._opened = opened
         self._proposals = Proposals(space, sampler, first=list(first))
-        self._seats = Seats(run, opened.deadline, seat, bracketed=seat.bracketed)
+        self._seats = Seats(seat)
         self._failing: set[Changes] = set()  # that were said to be left out
         self._lost: list[Configuration] = []  # whose seat was lost: they are run again
         self._exclusive = ExclusiveResources(run)
@@ -114,8 +112,7 @@ class Loop:
         self._trial_limits = TrialLimits(
             timeout=timeout, measured=measured, known=lambda configuration: configuration in standings.tried()
         )
-        pairs = FreshPairs(run, opened.deadline, timeout=timeout)
-        self._leaders = Leaders(run, standings, pairs, limits=opened.limits, min_gain=options.min_gain)
+        self._leaders = Leaders(run, standings, FreshPairs(run, timeout=timeout))
         self._check_seconds = CHECK_SHARE * options.budget
         self._compared: int | None = None  # whose losses, or learning, are being compared
         needs = SAFELY_LONGER * standings.forget_unmeasured_learning()  # an earlier invocation lacked time, or a device
@@ -224,7 +221,6 @@ class Loop:
                         self._standings.leader(number),
                         knob,
                         seat=seat.name,
-                        deadline=self._opened.deadline,
                         limits=self._trial_limits,
                         spread=self._standings.spread(),
                         prior=self._standings.process_prior(),
@@ -375,11 +371,11 @@ class Loop:
             records[0],
             records[best.number],
             [records[trial.number] for trial in self._standings.ended()],
-            units=self._opened.machine.units,
-            limits=self._opened.limits,
+            units=self._run.machine.units,
+            limits=self._run.limits,
             on_gpu=bool(self._run.gpus),
             measured_seconds=self._trial_limits.measured,
-            import_seconds=self._opened.import_seconds,
+            import_seconds=self._run.import_seconds,
         )
 
     def _lose(self, trial: Trial, lost: SeatLost) -> None:
@@ -425,7 +421,7 @@ class Loop:
             ruled_out += [frozenset(changed.items())] if len(changed) == 1 else []
         gain = max([0.0, *(candidate.ratio for candidate in state.candidates if not candidate.unstable)])
         most = min(self._trial_limits.timeout, state.left)
-        importing = self._opened.import_seconds + 2 * state.candidate_seconds + 4 * state.first_pair_seconds
+        importing = self._run.import_seconds + 2 * state.candidate_seconds + 4 * state.first_pair_seconds
 
         def is_ruled_out(configuration: Configuration) -> bool:
             expected = expected_in_force(configuration, baseline)

@@ -85,7 +85,7 @@ def recommend(*, found: SearchResult, watched: Watch | None, run: Run, record: R
         if best_leader is not None or changes is not None
         else _best_candidate(found, watched, run, options.min_gain),
         learning_rate_rule=rule,
-        same_training=None if run.objective != "time_to_loss" else best_of(same, found, run),
+        same_training=None if run.options.objective != "time_to_loss" else best_of(same, found, run),
         larger_batch=best_of(larger, found, run)
         if found.state.larger_batch or changes is not None
         else likely_larger_batch(found, run),
@@ -150,7 +150,7 @@ def _evidence(
         min_gain=state.min_gain,
         candidates=len(state.candidates),
         excluded_gain=excluded if best_leader is None and is_bounded else None,
-        objective=run.objective,
+        objective=run.options.objective,
         speedup=unity if best_leader is None else chosen.speedup or unity,
         throughput=rate,
         baseline_throughput=base_rate,
@@ -227,7 +227,7 @@ def _go_on_seconds(found: SearchResult, run: Run, *, is_undecided: bool) -> floa
     needed = max(learning, policy.LEARNING_AGAIN_SHARE * learning + settling)
     needed += len(found.untried) * state.candidate_seconds
     begins = max(state.first_pair_seconds, run.records[0].ended_at_seconds or 0.0)  # with the baseline, once more
-    longest = MOST_BUDGETS * (run.budget or math.inf)
+    longest = MOST_BUDGETS * run.options.budget
     return min(_rounded_budget(MARGIN * needed + begins), longest) if is_undecided or needed > 0 else None
 
 
@@ -452,8 +452,8 @@ def stable_candidates(state: State) -> list[Candidate]:
 
 def _why_not_result(run: Run) -> str:
     """Return why nothing is known of how a batch size learns, in half a sentence."""
-    if run.objective != "time_to_loss":
-        return f"the objective is {run.objective}"
+    if run.options.objective != "time_to_loss":
+        return f"the objective is {run.options.objective}"
     saved = any(log.state_steps is not None for log in run.records[0].processes)
     unsaved = "" if saved else "the state of the baseline's training could not be saved"
     return run.no_branches or unsaved or "no time was left for it"

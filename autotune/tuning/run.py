@@ -13,18 +13,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from autotune.data.errors import WorkloadError
-from autotune.data.facts import WorkloadReference
-from autotune.data.options import Objective
+from autotune.data.facts import Machine, WorkloadFacts, WorkloadReference
+from autotune.data.options import Options
 from autotune.data.printable import mask_text
 from autotune.data.record import Boundary, Outcome, Phase, TrialRecord
 from autotune.data.run_directory import RunDirectory
 from autotune.recipe.compiled import ConfirmedCompilations, SharedCompilations
+from autotune.recipe.recipe import RecipeSource
 from autotune.runtime.executor import Clock, DeviceUnavailable, Executor, TrialFailed, WarmUp
 from autotune.runtime.logs import is_busy_gpu_error
 from autotune.runtime.protocol import Data, LossCurves
 from autotune.space.configuration import Configuration
+from autotune.space.knobs import Device
 from autotune.stats.ratios import scaling_efficiency
+from autotune.tuning.earlier_runs import Earlier
 from autotune.tuning.events import Observer, TrialBegan, TrialEnded, TrialMeasured
+from autotune.tuning.rules import Limits
 from autotune.tuning.same_model import MOST_OTHER_MODELS, find_model_difference, make_other_models_error
 from autotune.tuning.trial import Trial
 
@@ -72,27 +76,41 @@ class Turn:
 
 
 @dataclass(kw_only=True)
-class Run:
-    """One invocation of the tuner."""
+class Invocation:
+    """The inputs of one invocation of `tune` or `verify`."""
+
+    executor: Executor
+    directory: RunDirectory
+    machine: Machine  # from when the run is open, the one that the first seat runs on
+    limits: Limits  # of a process's memory
+    reference: WorkloadReference  # where the workload is
+    options: Options
+    clock: Clock  # seconds that count for the budget
+    observe: Observer
+    earlier: Earlier | None = None  # what an earlier invocation left; None for a new run
+    results: Path | None = None  # the directory below which earlier runs are looked for; None for none
+    begin_with: RecipeSource | None = None  # recipes whose configurations are the first candidates
+    spent_before: float = 0.0  # seconds of earlier invocations that do not count for the budget
+    shares_compilations: bool = False  # the search loads what it has compiled before
+
+
+@dataclass(kw_only=True)
+class Run(Invocation):
+    """An invocation and its state."""
 
     # Only the thread whose turn it is changes anything. Who waits for a trial releases its turn, so that seats work at
     # once.
 
-    directory: RunDirectory
-    executor: Executor
-    clock: Clock  # seconds that count for the budget
-    budget: float | None = None  # seconds for everything; None for no limit
-    observe: Observer
     interruptions: Callable[[], int]  # how often the user has asked to stop
-    rng: random.Random  # draws the order of slices; seeded
+    facts: WorkloadFacts
+    deadline: Deadline  # when every wait must end
+    baseline: Configuration  # what the user would run anyway; `jit_compile` is resolved at its start
+    import_seconds: float = 0.0  # of a fresh template; 0 where each trial imports for itself
     data: Data | None = None  # what the baseline found out about the dataset; None until then
     not_reached: Mapping[str, str] = field(default_factory=dict)  # knobs that do not reach a script, and why
     boundary: Boundary | None = None  # the baseline's, between epochs; None where they are timed whole
     gpus: tuple[str, ...] | None = None  # names of the GPUs that the baseline saw; None until then
     device_limit_bytes: int | None = None  # what TensorFlow may take of a GPU
-    objective: Objective = "throughput"
-    unit: str = "samples"  # what speeds count, for people
-    baseline: Configuration  # what the user would run anyway; `jit_compile` is resolved at its start
     records: dict[int, TrialRecord] = field(default_factory=dict)  # every trial's record, by number
     trials: dict[int, Trial] = field(default_factory=dict)  # every trial, by number: those that run, too
     numbers: Iterator[int] = field(default_factory=itertools.count)
@@ -100,14 +118,19 @@ class Run:
     shared: SharedCompilations | None = None  # what the search compiles; None where each process compiles for itself
     confirmed: ConfirmedCompilations | None = None  # the same of confirmations
     no_branches: str = ""  # why no training can branch from that state, in half a sentence
-    trains_by_loop: bool = False  # a loop of the script's own, not `fit`
-    spent_before: float = 0.0  # seconds of earlier invocations that do not count for the budget
     credentials: tuple[str, ...] = ()  # which no record may hold
-    reference: WorkloadReference  # where the workload is
     model: WarmUp | None = None  # the baseline's first report, which tells its model; None until then
     other_models: list[str] = field(default_factory=list)  # what trained another one, in words
     model_error: WorkloadError | None = None  # the models differ by chance: the run ends
     turn: Turn = field(default_factory=Turn)
+
+    def __post_init__(self) -> None:
+        self.rng = random.Random(self.options.seed)  # draws the order of slices
+
+    @property
+    def device(self) -> Device:
+        """The kind of device that the workload trains on."""
+        return Device.GPU if self.gpus else Device.CPU
 
     @functools.cached_property
     def several(self) -> bool:
@@ -120,7 +143,7 @@ class Run:
 
     def new_trial(self, phase: Phase, configuration: Configuration) -> Trial:
         """Return a trial with the next number, its directory made, announced."""
-        trial = Trial(next(self.numbers), phase, configuration, self.objective)
+        trial = Trial(next(self.numbers), phase, configuration, self.options.objective)
         self.trials[trial.number] = trial
         self.directory.prepare_trial(trial.number)
         self.announce(trial)
@@ -183,7 +206,8 @@ class Run:
         self.directory.write_trial(record)
         if announce:
             changes = self.changes(Configuration(record.configuration))
-            self.observe(TrialEnded(record=record, changes=changes, unit=self.unit))
+            unit = "samples" if self.facts.script is None else self.facts.script.unit
+            self.observe(TrialEnded(record=record, changes=changes, unit=unit))
         return record
 
     def changes(self, configuration: Configuration) -> str:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import random
 import shutil
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from autotune.data.errors import ArgumentError, NoStableConfigurationError, WorkloadError
 from autotune.data.facts import Machine, ScriptFacts, ScriptSettings, Trains, WorkloadFacts, WorkloadReference
@@ -22,9 +20,8 @@ from autotune.machine.doctor import ALLOW_NAMESPACES
 from autotune.machine.fingerprint import memory_limit_bytes
 from autotune.machine.gpu import can_keep_compilations, lowest_capability, missing_xla_flags
 from autotune.recipe.compiled import ConfirmedCompilations, SharedCompilations
-from autotune.recipe.recipe import RecipeSource
 from autotune.runtime import containment
-from autotune.runtime.executor import Clock, Executor, SeatLost, WarmUp
+from autotune.runtime.executor import SeatLost, WarmUp
 from autotune.script.changing_state import READS_AHEAD
 from autotune.script.loading import parse_reference, reference_of
 from autotune.script.notebook import open_notebook
@@ -34,7 +31,7 @@ from autotune.space.configuration import NOT_ACCUMULATED, Configuration, baselin
 from autotune.space.knobs import Device
 from autotune.space.space_file import ResolvedSpace, SearchSpace, find_search_space
 from autotune.stats.disturbance import joules_of
-from autotune.tuning.earlier_runs import Earlier, refuse_another_machine, refuse_another_workload
+from autotune.tuning.earlier_runs import refuse_another_machine, refuse_another_workload
 from autotune.tuning.events import Began, Notice, Observer
 from autotune.tuning.notices import (
     adopt_imported_settings,
@@ -48,7 +45,7 @@ from autotune.tuning.notices import (
     script_notes,
 )
 from autotune.tuning.rules import Limits
-from autotune.tuning.run import CLOSING_SECONDS, OVERRUN_SHARE, Deadline, Run
+from autotune.tuning.run import CLOSING_SECONDS, OVERRUN_SHARE, Deadline, Invocation, Run
 from autotune.tuning.seat import BASELINE_SECONDS, Seat
 
 BASELINE_SHARE = 0.35  # of the budget, until the baseline is warm, or `BASELINE_SECONDS` if that is more
@@ -105,45 +102,6 @@ def limits_of(machine: Machine, margin: float) -> Limits:
     return Limits(host_bytes=memory_limit_bytes(), device_bytes=device, margin=margin)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Invocation:
-    """The inputs of one invocation of `tune` or `verify`."""
-
-    executor: Executor
-    directory: RunDirectory
-    machine: Machine
-    limits: Limits
-    reference: WorkloadReference
-    options: Options
-    clock: Clock  # seconds that count for the budget
-    observe: Observer
-    earlier: Earlier | None = None  # what an earlier invocation left; None for a new run
-    results: Path | None = None  # the directory below which earlier runs are looked for; None for none
-    begin_with: RecipeSource | None = None  # recipes whose configurations are the first candidates
-    spent_before: float = 0.0  # seconds of earlier invocations that do not count for the budget
-    shares_compilations: bool = False  # the search loads what it has compiled before
-
-
-@dataclass(frozen=True, kw_only=True)
-class Opened:
-    """A run whose baseline is warm."""
-
-    invocation: Invocation
-    run: Run
-    facts: WorkloadFacts
-    seat: Seat  # the first seat, with the live baseline
-    warm: WarmUp
-    deadline: Deadline
-    machine: Machine  # that the first seat runs on
-    limits: Limits  # of a process's memory
-    import_seconds: float  # of a fresh template; 0 where each trial imports for itself
-
-    @property
-    def device(self) -> Device:
-        """The kind of device that the workload trains on."""
-        return Device.GPU if self.warm.started.gpus else Device.CPU
-
-
 def _refuse_without_energy(options: Options, *, tells: bool) -> None:
     if options.objective == "energy" and not tells:
         raise ArgumentError(
@@ -157,50 +115,39 @@ def open_run(
     invocation: Invocation,
     interruptions: Callable[[], int],
     check: Callable[[WorkloadFacts], None] = lambda facts: None,
-) -> Opened:
-    """Import the workload, start its baseline and time it."""
+) -> Seat:
+    """Import the workload, start its baseline and time it; return the first seat of the run, with that baseline."""
     # Raises ArgumentError, WorkloadError, BudgetError, NoStableConfigurationError.
     options, executor = invocation.options, invocation.executor
     _refuse_without_energy(options, tells=bool(invocation.machine.gpus) or options.executor != "local")
     facts, import_seconds = _import_workload(invocation, check)
-    machine = executor.machine or invocation.machine
-    if invocation.earlier is not None and executor.machine is not None and invocation.earlier.run.baseline is not None:
-        refuse_another_machine(invocation.earlier, machine)
-    run = _new_run(invocation, facts, Device.GPU if machine.gpus else Device.CPU, interruptions)
-    at = options.searching - CLOSING_SECONDS + OVERRUN_SHARE * options.budget
-    deadline = Deadline(clock=invocation.clock, at=at)
+    if executor.machine is not None:
+        if invocation.earlier is not None and invocation.earlier.run.baseline is not None:
+            refuse_another_machine(invocation.earlier, executor.machine)
+        invocation = replace(invocation, machine=executor.machine)
+    run = _new_run(invocation, facts, interruptions)
+    run.import_seconds = import_seconds if executor.isolation == "template" else 0.0
     workers = 0 if facts.script is None else facts.script.workers
     if workers > 1:
         text = f"TF_CONFIG lists {workers} workers: each trial runs all of them on this host"
-        invocation.observe(Notice(text=f"{text}, and no other trial runs meanwhile"))
-    seat = Seat(run, deadline, name=executor.seats[0], bracketed=workers > 1)
-    warm = _start_baseline(seat, run, invocation)
+        run.observe(Notice(text=f"{text}, and no other trial runs meanwhile"))
+    seat = Seat(run, name=executor.seats[0], bracketed=workers > 1)
+    warm = _start_baseline(seat)
     if why := warm.started.reads_changing:
         run.not_reached = {**run.not_reached, **{name: why for name in READS_AHEAD if name in run.baseline}}
     _refuse_without_energy(options, tells=all(map(joules_of, seat.baseline.trial.slices)))
     # The process knows better than NVML what it may take: a part of a card, or what the workload allows itself.
-    limits = replace(
-        invocation.limits,
-        device_bytes=run.device_limit_bytes or invocation.limits.device_bytes,
+    run.limits = replace(
+        run.limits,
+        device_bytes=run.device_limit_bytes or run.limits.device_bytes,
         work_varies=facts.script is not None and facts.script.work_varies,
     )
     if (script := facts.script) is not None:
         script = script.model_copy(update={"writing_seconds": warm.ready.writing_seconds})
-        facts = facts.model_copy(update={"script": script})
-    opened = Opened(
-        invocation=invocation,
-        run=run,
-        facts=facts,
-        seat=seat,
-        warm=warm,
-        deadline=deadline,
-        machine=machine,
-        limits=limits,
-        import_seconds=import_seconds if executor.isolation == "template" else 0.0,
-    )
-    for text in _notices(opened):
-        invocation.observe(Notice(text=text))
-    return opened
+        run.facts = facts.model_copy(update={"script": script})
+    for text in _notices(seat):
+        run.observe(Notice(text=text))
+    return seat
 
 
 def _import_workload(invocation: Invocation, check: Callable[[WorkloadFacts], None]) -> tuple[WorkloadFacts, float]:
@@ -229,9 +176,10 @@ def _import_workload(invocation: Invocation, check: Callable[[WorkloadFacts], No
     return facts, seconds
 
 
-def _new_run(invocation: Invocation, facts: WorkloadFacts, device: Device, interruptions: Callable[[], int]) -> Run:
-    """Make what all parts of the run share, with the baseline as far as it is known before a trial."""
+def _new_run(invocation: Invocation, facts: WorkloadFacts, interruptions: Callable[[], int]) -> Run:
+    """Return the run, with the baseline as far as it is known before a trial."""
     options, earlier, script = invocation.options, invocation.earlier, facts.script
+    device = Device.GPU if invocation.machine.gpus else Device.CPU
     baseline = baseline_of(facts, str(invocation.reference), device, invocation.observe)
     no_branches = _why_no_branches(invocation, script)
     compares_batches = options.objective == "time_to_loss" and not options.fixed_batch and not options.global_batch
@@ -242,27 +190,20 @@ def _new_run(invocation: Invocation, facts: WorkloadFacts, device: Device, inter
         shared = SharedCompilations(
             invocation.directory.path, invocation.machine, lambda text: invocation.observe(Notice(text=text))
         )
+    ends_at = options.searching - CLOSING_SECONDS + OVERRUN_SHARE * options.budget
     return Run(
-        directory=invocation.directory,
-        executor=invocation.executor,
-        reference=invocation.reference,
-        clock=invocation.clock,
-        budget=options.budget,
-        state_file=state_file if compares_batches and not no_branches else None,
-        shared=shared,
-        no_branches=no_branches,
-        trains_by_loop=script is not None and script.trains is Trains.LOOP,
-        observe=invocation.observe,
+        **vars(invocation),
         interruptions=interruptions,
-        rng=random.Random(options.seed),
-        not_reached=chosen if script is None else chosen | script.not_reached,
-        objective=options.objective,
-        unit="samples" if script is None else script.unit,
+        facts=facts,
+        deadline=Deadline(clock=invocation.clock, at=ends_at),
         baseline=_set_global_batch(baseline, options.global_batch, facts),
+        not_reached=chosen if script is None else chosen | script.not_reached,
         records={} if earlier is None else dict(earlier.records),
         trials={} if earlier is None else {trial.number: trial for trial in earlier.trials()},
         numbers=itertools.count(0 if earlier is None else earlier.next_number),
-        spent_before=invocation.spent_before,
+        state_file=state_file if compares_batches and not no_branches else None,
+        shared=shared,
+        no_branches=no_branches,
         credentials=credential_values(invocation.reference.args, {} if script is None else script.variables),
     )
 
@@ -276,21 +217,21 @@ def _why_no_branches(invocation: Invocation, script: ScriptFacts | None) -> str:
     return "trials on Ray keep no state of the baseline's" if invocation.options.executor != "local" else ""
 
 
-def _start_baseline(seat: Seat, run: Run, invocation: Invocation) -> WarmUp:
+def _start_baseline(seat: Seat) -> WarmUp:
     """Start the baseline, and once more if its seat was lost. Raises NoStableConfigurationError, BudgetError."""
-    budget = invocation.options.budget
+    run, budget = seat.run, seat.run.options.budget
     longest = max(BASELINE_SECONDS, BASELINE_SHARE * budget)
     known = run.trials.get(0)
 
     def start() -> WarmUp:
-        return seat.start_baseline(max(1.0, min(longest, budget - invocation.clock())), run.trials.get(0))
+        return seat.start_baseline(max(1.0, min(longest, budget - run.clock())), run.trials.get(0))
 
     try:
         return start()
     except SeatLost as lost:
-        invocation.observe(Notice(text=f"seat {seat.name} was lost; restarting it: {lost.reason}"))
+        run.observe(Notice(text=f"seat {seat.name} was lost; restarting it: {lost.reason}"))
     try:
-        invocation.executor.restart(seat.name)
+        run.executor.restart(seat.name)
         warm = start()
         if known is None:
             seat.keep_baseline()
@@ -298,22 +239,22 @@ def _start_baseline(seat: Seat, run: Run, invocation: Invocation) -> WarmUp:
     except SeatLost as again:
         raise NoStableConfigurationError(
             f"seat {seat.name} was lost twice: {again.reason}",
-            hint=f"When it is back, --resume {invocation.directory.path} continues the run.",
+            hint=f"When it is back, --resume {run.directory.path} continues the run.",
         ) from again
 
 
-def _notices(opened: Opened) -> Iterator[str]:
+def _notices(seat: Seat) -> Iterator[str]:
     """Yield notices about the workload and its baseline, in the order in which they are shown."""
-    facts, warm, script = opened.facts, opened.warm, opened.facts.script
-    slices, baseline = opened.seat.baseline.trial.slices, opened.run.baseline
-    if warm.started.devices > 1 and "global_batch" in baseline and "strategy" not in baseline:
+    run, warm, slices = seat.run, seat.baseline.warm, seat.baseline.trial.slices
+    script = run.facts.script
+    if warm.started.devices > 1 and "global_batch" in run.baseline and "strategy" not in run.baseline:
         yield f"strategy is not varied: {NOT_ACCUMULATED}"
     own = {} if script is None else script.variables
-    yield from variables.environment_notes({**os.environ, **own}, opened.machine.packages.get("tensorflow", ""))
-    yield from not_varied_notes(opened.run.not_reached, warm.started.devices, opened.device)
+    yield from variables.environment_notes({**os.environ, **own}, run.machine.packages.get("tensorflow", ""))
+    yield from not_varied_notes(run.not_reached, warm.started.devices, run.device)
     if script is not None:
         yield from script_notes(script, warm.ready_seconds)
-    yield from baseline_warnings(facts, warm, opened.device)
+    yield from baseline_warnings(run.facts, warm, run.device)
     yield from refit_notes(script, slices)
     yield from instabilities(slices)
     yield from other_load(slices)
@@ -354,12 +295,13 @@ def _set_global_batch(baseline: Configuration, examples: int | None, facts: Work
     return accumulated
 
 
-def complete_run_record(opened: Opened, source: str, space: ResolvedSpace) -> RunRecord:
+def complete_run_record(seat: Seat, source: str, space: ResolvedSpace) -> RunRecord:
     """Return run.json with the fields that are known only once the baseline is warm."""
-    facts, started, invocation = opened.facts, opened.warm.started, opened.invocation
+    run, warm = seat.run, seat.baseline.warm
+    facts, started = run.facts, warm.started
     workload = WorkloadRecord(
         name=facts.name,
-        reference=str(invocation.reference),
+        reference=str(run.reference),
         fingerprint=facts.fingerprint,
         batch_size=facts.batch_size,
         batched=facts.batched,
@@ -369,71 +311,69 @@ def complete_run_record(opened: Opened, source: str, space: ResolvedSpace) -> Ru
         endless=started.endless,
         element=started.element,
         batch_ranks=started.batch_ranks or None,
-        parameters=opened.warm.parameters,
-        device=opened.device.value,
+        parameters=warm.parameters,
+        device=run.device.value,
         keras=facts.keras,
         script=None if facts.script is None else facts.script.recorded,
         settings=started.not_knobs,
     )
-    return invocation.directory.read_run().model_copy(
+    choices = SearchSpaceRecord(source=source, choices=dict(space.choices), left_out=dict(space.left_out))
+    return run.directory.read_run().model_copy(
         update={
-            "machine": _complete_machine(opened),
+            "machine": _complete_machine(run, started.build),
             "workload": workload,
-            "search_space": SearchSpaceRecord(
-                source=source, choices=dict(space.choices), left_out=dict(space.left_out)
-            ),
-            "baseline": dict(opened.run.baseline),
-            "isolation": invocation.executor.isolation,
-            "seats": tuple(map(invocation.executor.place, invocation.executor.seats)),
+            "search_space": choices,
+            "baseline": dict(run.baseline),
+            "isolation": run.executor.isolation,
+            "seats": tuple(map(run.executor.place, run.executor.seats)),
         }
     )
 
 
-def _complete_machine(opened: Opened) -> Machine:
+def _complete_machine(run: Run, build: Mapping[str, str]) -> Machine:
     """Complete the fingerprint with what only TensorFlow knows; tell of a GPU that it does not see."""
-    machine = opened.machine
-    if opened.device is Device.CPU:
+    machine = run.machine
+    if run.device is Device.CPU:
         if machine.gpus:
             text = f"there is a GPU ({machine.gpus[0].name}), but TensorFlow does not see it, so the CPU is tuned; "
             text += "pip install 'tensorflow[and-cuda]' installs the CUDA libraries"
-            opened.run.observe(Notice(text=text))
+            run.observe(Notice(text=text))
         return machine
-    build = opened.warm.started.build
     return machine.model_copy(
         update={"tensorflow_cuda": build.get("cuda_version"), "cudnn": build.get("cudnn_version")}
     )
 
 
-def choose_space(written: SearchSpace | None, opened: Opened) -> tuple[SearchSpace, ResolvedSpace]:
+def choose_space(written: SearchSpace | None, seat: Seat) -> tuple[SearchSpace, ResolvedSpace]:
     """Resolve the search space that was asked for; else the device's default, or a wider one if that reaches little."""
-    options = opened.invocation.options
-    fixed = dict.fromkeys(opened.warm.started.set_by_dataset, "the workload's dataset() sets it itself")
-    if options.fixed_batch:
+    run, started = seat.run, seat.baseline.warm.started
+    fixed = dict.fromkeys(started.set_by_dataset, "the workload's dataset() sets it itself")
+    if run.options.fixed_batch:
         fixed["batch_size"] = "kept by --fixed-batch"
-    if freed_memory.WHY_NOT or not opened.run.records[0].faults_often:
+    if freed_memory.WHY_NOT or not run.records[0].faults_often:
         fixed["keep_freed_memory"] = freed_memory.WHY_NOT or "page faults take less than 2% of the baseline's steps"
-    fixed |= opened.run.not_reached
+    fixed |= run.not_reached
 
     def resolve(space: SearchSpace) -> ResolvedSpace:
-        if opened.device is Device.GPU:
-            fixed.update(_ask_for_flags(opened.run, space.ranges.keys() - fixed.keys()))
+        if run.device is Device.GPU:
+            fixed.update(_ask_for_flags(run, space.ranges.keys() - fixed.keys()))
         return space.resolve(
-            baseline=opened.run.baseline,
-            device=opened.device,
-            cores=opened.machine.cores,
-            examples=opened.warm.started.examples,
-            dataset_takes_config=opened.facts.dataset_takes_config,
-            largest_batch=options.max_batch,
-            devices=opened.warm.started.devices,
+            baseline=run.baseline,
+            device=run.device,
+            cores=run.machine.cores,
+            examples=started.examples,
+            dataset_takes_config=run.facts.dataset_takes_config,
+            largest_batch=run.options.max_batch,
+            devices=started.devices,
             fixed=fixed,
-            capability=lowest_capability(opened.machine.gpus),
+            capability=lowest_capability(run.machine.gpus),
         )
 
     if written is not None:
         return written, resolve(written)
-    written = find_search_space(SEVERAL_SPACE if "strategy" in opened.run.baseline else DEFAULT_SPACE[opened.device])
+    written = find_search_space(SEVERAL_SPACE if "strategy" in run.baseline else DEFAULT_SPACE[run.device])
     resolved = resolve(written)
-    if len(resolved.choices) < FEW_KNOBS and opened.device is Device.CPU:
+    if len(resolved.choices) < FEW_KNOBS and run.device is Device.CPU:
         written = find_search_space(WIDER_SPACE)
         resolved = resolve(written)
     return written, resolved

@@ -23,7 +23,7 @@ from autotune.tuning import costs
 from autotune.tuning.comparison import PATIENCE_SECONDS, Comparison, LiveBaseline, MeasuredProcess, baseline_error
 from autotune.tuning.costs import MUCH_WAITING, SLICE_SECONDS, is_busy, is_slow, slice_length, taken_seconds
 from autotune.tuning.events import Notice
-from autotune.tuning.run import GENEROUS, Deadline, Interrupted, Run, TimeIsUp
+from autotune.tuning.run import GENEROUS, Interrupted, Run, TimeIsUp
 from autotune.tuning.trial import Trial
 
 INPUT_WAIT_SECONDS = 0.3  # of the baseline and of leaders, whose figures stand in the recipe
@@ -98,7 +98,8 @@ class SearchSchedule:
 
     def block_seconds(self, process: MeasuredProcess) -> float:
         """See `Schedule`. Those of a candidate are no longer, however many steps its calls have."""
-        return slice_length(self.baseline.warm, wanted=costs.length_in_blocks(self.run.objective), most=self._most)
+        wanted = costs.length_in_blocks(self.run.options.objective)
+        return slice_length(self.baseline.warm, wanted=wanted, most=self._most)
 
     def block_rounds(self, length: float) -> int:
         """See `Schedule`. A block has the trial's own time."""
@@ -113,16 +114,15 @@ class SearchSchedule:
     @property
     def _most(self) -> float:
         """Return the most seconds of a slice, so that a trial has several; energy needs long ones."""
-        energy = self.run.objective == "energy"
+        energy = self.run.options.objective == "energy"
         return math.inf if energy else self.limits.measured / costs.SLICES_IN_A_TRIAL
 
 
 class Seat:
     """The live baseline of a seat, and candidates beside it."""
 
-    def __init__(self, run: Run, deadline: Deadline, *, name: str, bracketed: bool = False) -> None:
-        self._run, self._deadline, self.bracketed = run, deadline, bracketed
-        self.name = name
+    def __init__(self, run: Run, *, name: str, bracketed: bool = False) -> None:
+        self.run, self.name, self.bracketed = run, name, bracketed
         self.is_open = False
         self._live: LiveBaseline | None = None
         self._imported: set[tuple[tuple[str, str], ...]] = set()
@@ -144,13 +144,12 @@ class Seat:
         """Run the baseline until it is warm, find out what the workload is, and time it alone."""
         # Raises WorkloadError, BudgetError, NoStableConfigurationError. An `earlier` record stays as it is until
         # `keep_baseline`, because this may turn out to be another training.
-        run = self._run
+        run = self.run
         trial = earlier or run.new_trial(Phase.BASELINE, run.baseline)
         # A run that was killed may have left a part of its state.
         is_saved = run.state_file is not None and run.state_file.exists() and 0 in run.records
         baseline = LiveBaseline(
             run=run,
-            deadline=self._deadline,
             trial=trial,
             seat=self.name,
             start_timeout=timeout,
@@ -169,7 +168,7 @@ class Seat:
                 length = slice_length(baseline.warm)
                 most = max(1, min(BASELINE_SLICES, int(BASELINE_SLICES_SECONDS / length)))
                 for place in range(most):
-                    left = self._deadline.left()
+                    left = self.run.deadline.left()
                     if place and (run.interrupted() or left < taken_seconds(length, baseline.warm)):
                         break
                     patience = PATIENCE_SECONDS + GENEROUS * baseline.warm.ready.uncounted_seconds
@@ -190,28 +189,28 @@ class Seat:
                     run.keep(trial.record(Outcome.ERROR, failure=failure))
                 raise baseline_error(run, trial, failure, hurried=hurried) from error
         waiting = 0.0 if is_busy(trial.slices) else MUCH_WAITING
-        self._usual_length = costs.length_in_turns(waiting, objective=run.objective)
+        self._usual_length = costs.length_in_turns(waiting, objective=run.options.objective)
         if earlier is None:
             self.keep_baseline()
         return baseline.warm
 
     def _begins_afresh(self, failure: TrialFailed, *, hurried: bool) -> bool:
         """Give a baseline that never trains in a fork a fresh interpreter, once; return whether it starts again."""
-        run, trial = self._run, self.baseline.trial
+        run, trial = self.run, self.baseline.trial
         has_trained = bool(trial.slices or trial.processes)
-        has_time = self._deadline.left() > 0 and not (hurried and failure.outcome is Outcome.TIMEOUT)
+        has_time = self.run.deadline.left() > 0 and not (hurried and failure.outcome is Outcome.TIMEOUT)
         may_be_the_fork = failure.outcome in (Outcome.TIMEOUT, Outcome.CRASHED) and not has_trained and run.data is None
         if run.executor.isolation == "spawn" or not may_be_the_fork or not has_time:
             return False
         text = f"the baseline does not train in a fork ({failure.reason}); it starts once more in a fresh interpreter"
         run.observe(Notice(text=text))
         run.executor.use_fresh_interpreters()
-        self.baseline.start_timeout = min(self.baseline.start_timeout, self._deadline.left())
+        self.baseline.start_timeout = min(self.baseline.start_timeout, self.run.deadline.left())
         return True
 
     def _note_workload(self, trial: Trial, warm: WarmUp) -> None:
         """Keep what the baseline's process found out, for all that come after it."""
-        run, started = self._run, warm.started
+        run, started = self.run, warm.started
         self._imported.add(_variables(trial.configuration))
         if run.data is not None:
             return  # another seat's process reported it
@@ -227,7 +226,7 @@ class Seat:
 
     def keep_baseline(self) -> None:
         """Write the baseline's record, and announce it."""
-        self._run.keep(self.baseline.trial.record(Outcome.OK))
+        self.run.keep(self.baseline.trial.record(Outcome.OK))
 
     def abandon(self) -> None:
         """End its processes."""
@@ -237,19 +236,19 @@ class Seat:
 
     def _report_contention(self, trial: Trial) -> None:
         """Say once if the baseline is slower beside a trial than at its start, before the other seats began."""
-        executor, own = self._run.executor, self.baseline.trial
+        executor, own = self.run.executor, self.baseline.trial
         host = executor.place(self.name).host
         shared = sum(executor.place(name).host == host for name in executor.seats) > 1
         usual = [own.rate_of(measured) for measured in own.slices[self._before :][:BASELINE_SLICES]]
         rates = [own.rate_of(pair.baseline) for pair in trial.pairs if not pair.disturbed]
-        others = sum(record.phase is Phase.BASELINE for record in self._run.records.values()) > 1
+        others = sum(record.phase is Phase.BASELINE for record in self.run.records.values()) > 1
         is_first = executor.seats[:1] == (self.name,)  # the others' baselines have never been alone
         if not (shared and others and is_first and usual and rates) or self._reported_contention:
             return
         if (cost := 1 - statistics.median(rates) / statistics.median(usual)) >= MUCH_CONTENTION:
             self._reported_contention = True
             text = f"seat {self.name} trains {cost:.0%} slower since other seats of {host} began: they share its cores"
-            self._run.observe(Notice(text=text))
+            self.run.observe(Notice(text=text))
 
     def end_baseline(self, *, examine: bool = True) -> None:
         """Take the baseline's closing figures, and end it; with `examine` also those that take time."""
@@ -261,9 +260,9 @@ class Seat:
         try:
             self._live.close(INPUT_WAIT_SECONDS if examine else QUICK_INPUT_WAIT_SECONDS, thorough=examine)
         except TrialFailed as failure:
-            raise baseline_error(self._run, trial, failure) from failure
+            raise baseline_error(self.run, trial, failure) from failure
         finally:
-            self._run.keep(trial.record(Outcome.OK), announce=False)
+            self.run.keep(trial.record(Outcome.OK), announce=False)
 
     # ----------------------------------------------------------------------------------------- candidates
 
@@ -277,7 +276,7 @@ class Seat:
         """Run a trial beside the baseline in one more process, and keep its record."""
         # Raises Interrupted, TimeIsUp, SameInForce, NoStableConfigurationError; the record is kept in any case.
         # Called again for a trial that ran before, it adds to what was measured.
-        run, before, known = self._run, len(trial.pairs), trial.number in self._run.records
+        run, before, known = self.run, len(trial.pairs), trial.number in self.run.records
         ended: Exception | None = None
         outcome, reason, log_tail = Outcome.OK, "", ""
         trial.pooled_spread = pooled_spread
@@ -330,7 +329,7 @@ class Seat:
 
         A busy machine changes its speed, too. So where it has changed, two fresh processes take turns with it.
         """
-        run, own = self._run, self.baseline.trial
+        run, own = self.run, self.baseline.trial
         last_pairs = [pair for pair in trial.pairs if pair.instance == trial.instances - 1 and not pair.in_blocks]
         rates = [math.log(own.rate_of(pair.baseline)) for pair in last_pairs if not pair.disturbed]
         if not self._rates:
@@ -354,7 +353,7 @@ class Seat:
 
     def _measure_fresh(self, limits: TrialLimits) -> float | None:
         """Return the log speed-up of a fresh baseline over the live one; None where they do not surely differ."""
-        run = self._run
+        run = self.run
         fresh, own_limits = run.new_trial(Phase.BASELINE, run.baseline), replace(limits, measured=limits.timeout)
 
         def enough() -> Stop | None:
@@ -373,7 +372,7 @@ class Seat:
 
     def _compare(self, trial: Trial, limits: TrialLimits, enough: Callable[[], Stop | None]) -> None:
         """Compare a candidate with the live baseline: in turns where both fit in memory, else in blocks."""
-        run, pairs_before = self._run, len(trial.pairs)
+        run, pairs_before = self.run, len(trial.pairs)
         self.baseline.ensure()
         self._imported.add(_variables(trial.configuration))
         # The baseline's boundary of epochs is taken over, unless the pipeline is made of other parts.
@@ -381,7 +380,6 @@ class Seat:
         own = any(KNOBS[name].structural for name in changed) and not self._has_short_boundary()
         process = MeasuredProcess(
             run=run,
-            deadline=self._deadline,
             trial=trial,
             seat=self.name,
             start_timeout=limits.timeout,
@@ -416,7 +414,7 @@ class Seat:
 
     def _has_short_boundary(self) -> bool:
         """Return whether epochs of slow steps are so long that no pipeline can gain much between two of them."""
-        record, boundary = self.baseline.trial.record(Outcome.OK), self._run.boundary
+        record, boundary = self.baseline.trial.record(Outcome.OK), self.run.boundary
         if boundary is None or record.throughput is None or not record.examples_per_epoch:
             return False
         epoch_seconds = record.examples_per_epoch / record.throughput.value
@@ -424,7 +422,7 @@ class Seat:
 
     def _note_in_force(self, trial: Trial, started: Started, limits: TrialLimits) -> None:
         """Take the values in force as a candidate's configuration. Raises SameInForce."""
-        in_force = find_in_force(trial.configuration, started, self._run.baseline)
+        in_force = find_in_force(trial.configuration, started, self.run.baseline)
         is_known = in_force != trial.configuration and limits.known(in_force)  # before this trial is of it
         trial.configuration = in_force
         if is_known:

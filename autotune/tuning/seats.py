@@ -16,7 +16,7 @@ from autotune.data.record import Outcome, Pairing, Phase, TrialRecord
 from autotune.runtime.executor import SeatLost
 from autotune.space.configuration import Configuration
 from autotune.tuning.events import Notice
-from autotune.tuning.run import Deadline, Run
+from autotune.tuning.run import Run
 from autotune.tuning.seat import BASELINE_SECONDS, Seat
 
 MOST_LOSSES = 2  # of a seat, until it is dropped
@@ -40,10 +40,10 @@ class Seats:
     # A single seat works in the caller's thread. Several have a thread each while they do something. All of
     # them take turns in the driver, and release their turn while they wait for a trial.
 
-    def __init__(self, run: Run, deadline: Deadline, first: Seat, *, bracketed: bool) -> None:
-        self._run, self._deadline, self._bracketed, self._first = run, deadline, bracketed, first
+    def __init__(self, first: Seat) -> None:
+        self._run, self._first, self._bracketed = first.run, first, first.bracketed
         self.free = [first]
-        self._several = run.several
+        self._several = first.run.several
         self._begun: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._ended: queue.SimpleQueue[tuple[Seat, BaseException | None]] = queue.SimpleQueue()
         self._running: dict[Seat, int] = {}  # the trial that each measures, -1 for a new one
@@ -160,7 +160,7 @@ class Seats:
         for name in run.executor.seats:
             if name not in self._known:
                 self._known.add(name)
-                self.free.append(Seat(run, self._deadline, name=name, bracketed=self._bracketed))
+                self.free.append(Seat(run, name=name, bracketed=self._bracketed))
                 place = run.executor.place(name)
                 run.observe(Notice(text=f"new seat: {name} ({place.host}, {place.device or 'the whole host'})"))
 

@@ -19,8 +19,8 @@ from autotune.stats.intervals import process_prior
 from autotune.tuning.confirmation import Finalist
 from autotune.tuning.events import Event, Observer, TrialBegan, TrialEnded, count_interruptions, silent
 from autotune.tuning.policy import gain_shown_in
-from autotune.tuning.run import CLOSING_SECONDS
-from autotune.tuning.run_setup import Invocation, Opened, open_run, reference_to
+from autotune.tuning.run import CLOSING_SECONDS, Invocation, Run
+from autotune.tuning.run_setup import open_run, reference_to
 from autotune.tuning.verify import measure_in_passing, measure_pairs, measured_claim
 
 PLANTED_SHARE = 0.2  # of a step
@@ -90,9 +90,9 @@ def self_test_with(invocation: Invocation) -> SelfTest:
 
     budget = invocation.options.budget
     with count_interruptions(invocation.observe, "stopping") as interruptions:
-        opened = open_run(replace(invocation, observe=observe), interruptions)
-        opened.seat.end_baseline()
-        run, end, tick = opened.run, budget - CLOSING_SECONDS, self_test_workload.TICK_SECONDS
+        seat = open_run(replace(invocation, observe=observe), interruptions)
+        seat.end_baseline()
+        run, end, tick = seat.run, budget - CLOSING_SECONDS, self_test_workload.TICK_SECONDS
         step = fmean(alone.seconds / alone.steps for alone in run.records[0].slices)
         ticks = max(1, round(PLANTED_SHARE * step / tick))
         same = run.baseline.replace(deterministic=False)  # of data whose order nothing changes
@@ -101,11 +101,11 @@ def self_test_with(invocation: Invocation) -> SelfTest:
         trials = []
         for side, at in ends:  # which start and step as the baseline does
             known = {"trial": 1, "phase": Phase.SEARCH, "configuration": dict(side)}
-            trials.append(measure_pairs(run.records[0].model_copy(update=known), opened, until=at)[0])
-    return _judge_trials(trials, opened, delay=ticks * tick, step=step, budget=budget)
+            trials.append(measure_pairs(run.records[0].model_copy(update=known), seat, until=at)[0])
+    return _judge_trials(trials, run, delay=ticks * tick, step=step, budget=budget)
 
 
-def _judge_trials(trials: Sequence[Finalist], opened: Opened, *, delay: float, step: float, budget: float) -> SelfTest:
+def _judge_trials(trials: Sequence[Finalist], run: Run, *, delay: float, step: float, budget: float) -> SelfTest:
     """Return the findings of A against A, and of what waits for `delay` seconds in each step."""
     same, delayed = trials
     planted = planted_ratio(delayed.trial.pairs, delay) or math.log(step / (step + delay))
@@ -115,8 +115,8 @@ def _judge_trials(trials: Sequence[Finalist], opened: Opened, *, delay: float, s
     quiet = others_share is None or others_share <= QUIET
     found = []
     for side, true, other in ((same, 0.0, planted), (delayed, planted, 0.0)):
-        interval = measured_claim(side, opened)
-        sure = measured_claim(side, opened, confidence=SURE)
+        interval = measured_claim(side, run)
+        sure = measured_claim(side, run, confidence=SURE)
         judgement = judge_interval(interval, sure, true=true, other=other, quiet=quiet)
         ratio = None if interval is None else interval.ratio
         found.append(Measured(true=math.exp(true), measured=ratio, processes=len(side.measured), judgement=judgement))

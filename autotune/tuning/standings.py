@@ -155,7 +155,7 @@ class Standings:
 
     def batch_ratio(self, configuration: Configuration) -> float:
         """Return examples per update over the baseline's; 1 where samples per second are the aim, whatever learns."""
-        if self._run.objective != "time_to_loss":
+        if self._run.options.objective != "time_to_loss":
             return 1.0
         return configuration.update_size / self._run.baseline.update_size
 
@@ -176,7 +176,7 @@ class Standings:
                 if number in unstable or not self._run.records[number].outcome.measured
             ],
             running=[trial.asked for trial in self.searched() if trial.number not in ended],
-            over_critical=self.over_critical() if self._run.objective == "time_to_loss" else 0.0,
+            over_critical=self.over_critical() if self._run.options.objective == "time_to_loss" else 0.0,
         )
 
     def best(self, *, of_same_training: bool = False) -> Trial:

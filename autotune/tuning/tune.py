@@ -27,7 +27,7 @@ from autotune.machine.gpu import visible_gpus
 from autotune.recipe.compiled import keep_compiled
 from autotune.recipe.evidence import Watch
 from autotune.recipe.recipe import Recipe, read_recipes
-from autotune.runtime.executor import DeviceUnavailable, Isolation, TrialFailed
+from autotune.runtime.executor import DeviceUnavailable, Isolation, TrialFailed, WarmUp
 from autotune.runtime.local import LocalExecutor, group_gpus, restrict_to_seat
 from autotune.runtime.ray import RayExecutor
 from autotune.script.loading import refuse_while_loading
@@ -55,10 +55,8 @@ from autotune.tuning.loop import Loop, SearchResult
 from autotune.tuning.notices import budget_note, samples_of, worth_notes
 from autotune.tuning.recommend import recommend
 from autotune.tuning.rules import Limits, call_seconds, memory_of, memory_samples
-from autotune.tuning.run import CLOSING_SECONDS, Deadline, Run
+from autotune.tuning.run import CLOSING_SECONDS, Deadline, Invocation, Run
 from autotune.tuning.run_setup import (
-    Invocation,
-    Opened,
     choose_space,
     complete_run_record,
     limits_of,
@@ -67,7 +65,7 @@ from autotune.tuning.run_setup import (
     reference_to,
 )
 from autotune.tuning.sampler import Sampler
-from autotune.tuning.seat import BASELINE_SECONDS
+from autotune.tuning.seat import BASELINE_SECONDS, Seat
 from autotune.tuning.trial import Trial, limit_of, now_utc
 
 DEFAULT_BUDGET_SECONDS = 600.0
@@ -288,25 +286,23 @@ def tune_with(invocation: Invocation, written: SearchSpace | None) -> Recipe:
     stopping = f"stopping; the measurements are in {directory.path}, and --resume continues the run"
     with directory.report_removal(), count_interruptions(invocation.observe, stopping) as interruptions:
         try:
-            opened = open_run(invocation, interruptions)
+            seat = open_run(invocation, interruptions)
             interruptions.answerable = True
-            return _tune_opened(opened, written)
+            return _search(seat, written)
         finally:
             directory.remove_state()
 
 
-def _tune_opened(opened: Opened, written: SearchSpace | None) -> Recipe:
+def _search(seat: Seat, written: SearchSpace | None) -> Recipe:
     """Search and recommend, once the baseline has started."""
-    run, directory, invocation = opened.run, opened.run.directory, opened.invocation
-    options, earlier = invocation.options, invocation.earlier
-    _tell_worth(opened)
-    written, space = choose_space(written, opened)
-    if earlier is not None:
-        refuse_another_question(
-            earlier, baseline=run.baseline, choices=space.choices, parameters=opened.warm.parameters
-        )
-        opened.seat.keep_baseline()
-    record = _note_leaders(complete_run_record(opened, written.source, space), invocation, space)
+    run = seat.run
+    directory, options, warm = run.directory, run.options, seat.baseline.warm
+    _tell_worth(run, warm)
+    written, space = choose_space(written, seat)
+    if run.earlier is not None:
+        refuse_another_question(run.earlier, baseline=run.baseline, choices=space.choices, parameters=warm.parameters)
+        seat.keep_baseline()
+    record = _note_leaders(complete_run_record(seat, written.source, space), run, space)
     directory.write_run(record)
     directory.link_latest()
     if run.state_file is not None and "batch_size" not in space.choices:
@@ -315,48 +311,46 @@ def _tune_opened(opened: Opened, written: SearchSpace | None) -> Recipe:
     sampler = Sampler(
         space,
         file=directory.study_file,
-        name=opened.facts.name,
+        name=run.facts.name,
         seed=options.seed,
         several=run.several,
-        over_critical=USUAL_OVER_CRITICAL if run.objective == "time_to_loss" else 0.0,
+        over_critical=USUAL_OVER_CRITICAL if options.objective == "time_to_loss" else 0.0,
     )
-    found = Loop(opened, space=space, sampler=sampler, first=starting_points(record.leaders, space)).run()
-    opened.seat.end_baseline()
+    found = Loop(seat, space=space, sampler=sampler, first=starting_points(record.leaders, space)).run()
+    seat.end_baseline()
     note_profiles(run)
     sampler.write_again(run.records.values(), seconds=options.budget - run.clock())
-    recipe = recommend(
-        found=found, watched=watch_winner(found, opened), run=run, record=record, options=options.recorded
-    )
+    recipe = recommend(found=found, watched=watch_winner(found, run), run=run, record=record, options=options.recorded)
     recipe.save(directory.recipe_file)
     if why := keep_compiled(recipe, directory.path):
         run.observe(Notice(text=f"{why}. The training compiles anew, and may get other kernels than those measured"))
     return recipe
 
 
-def _note_leaders(record: RunRecord, invocation: Invocation, space: ResolvedSpace) -> RunRecord:
+def _note_leaders(record: RunRecord, run: Run, space: ResolvedSpace) -> RunRecord:
     """Return the record with the leaders of earlier runs and recipes; a resumed run has those that it began with."""
-    source, recipes = invocation.begin_with, tuple[Recipe, ...]()
-    if invocation.results is None and source is None:
+    source, recipes = run.begin_with, tuple[Recipe, ...]()
+    if run.results is None and source is None:
         return record
     if source is not None:
         why = why_unused(source.recipes, record)
         for text in (*source.notes, *([f"{source.path} is not used: {why}"] if why else ())):
-            invocation.observe(Notice(text=text))
+            run.observe(Notice(text=text))
         recipes = () if why else source.recipes
-    leaders = find_leaders(invocation.results, record, space, recipes)
+    leaders = find_leaders(run.results, record, space, recipes)
     if leaders:
-        invocation.observe(Notice(text=describe_leaders(leaders, space)))
+        run.observe(Notice(text=describe_leaders(leaders, space)))
     return record.model_copy(update={"leaders": leaders})
 
 
-def _tell_worth(opened: Opened) -> None:
+def _tell_worth(run: Run, warm: WarmUp) -> None:
     """Tell what the budget can show, and whether it is in proportion to the training. Raises BudgetError."""
-    options, run = opened.invocation.options, opened.run
-    if opened.invocation.earlier is None:
+    options = run.options
+    if run.earlier is None:
         spent = options.budget - options.searching + run.clock() + CLOSING_SECONDS
         text = budget_note(options.budget, run.records[0], spent=spent, min_gain=options.min_gain)
         run.observe(Notice(text=text))
-    script, examples, rate = opened.facts.script, opened.warm.started.examples, run.records[0].throughput
+    script, examples, rate = run.facts.script, warm.started.examples, run.records[0].throughput
     samples = options.train_samples or samples_of(script, examples)
     if samples is None or rate is None:
         return
@@ -369,23 +363,22 @@ def _tell_worth(opened: Opened) -> None:
 # ----------------------------------------------------------------------------------- the winner, watched
 
 
-def watch_winner(found: SearchResult, opened: Opened) -> Watch | None:
+def watch_winner(found: SearchResult, run: Run) -> Watch | None:
     """Watch what would be recommended, where that was asked for."""
-    run, best_leader, seconds = opened.run, found.state.recommended, opened.invocation.options.soak
+    best_leader, seconds = found.state.recommended, run.options.soak
     if not seconds or best_leader is None or run.interrupted():
         return None
     run.observe(Began(text=f"watching the winner for {seconds:.0f} s"))
     if not run.executor.seats:  # all were lost
         return None
-    return soak(run, run.records[best_leader.number], seat=run.executor.seats[0], seconds=seconds, limits=opened.limits)
+    return soak(run, run.records[best_leader.number], seat=run.executor.seats[0], seconds=seconds)
 
 
-def soak(run: Run, confirmed: TrialRecord, *, seat: str, seconds: float, limits: Limits) -> Watch | None:
+def soak(run: Run, confirmed: TrialRecord, *, seat: str, seconds: float) -> Watch | None:
     """Train one process of the winner without a pause, and keep its slices as a trial; None where nothing was seen."""
     trial = run.new_trial(Phase.SOAK, Configuration(confirmed.configuration))
-    deadline, patience = Deadline(clock=run.clock), max(BASELINE_SECONDS, seconds)
-    process = MeasuredProcess(run=run, deadline=deadline, trial=trial, seat=seat, start_timeout=patience)
-    failure = None
+    run.deadline, failure = Deadline(clock=run.clock), None  # the search's is over
+    process = MeasuredProcess(run=run, trial=trial, seat=seat, start_timeout=max(BASELINE_SECONDS, seconds))
     try:
         process.start()
         ends, length = run.clock() + seconds, slice_length(process.warm)
@@ -403,7 +396,7 @@ def soak(run: Run, confirmed: TrialRecord, *, seat: str, seconds: float, limits:
     return Watch(
         seconds=math.fsum(timed.seconds for timed in trial.slices),
         throughput=record.throughput,
-        checks=_checks(trial, confirmed, limits, record.throughput, run.records.values()),
+        checks=_checks(trial, confirmed, run.limits, record.throughput, run.records.values()),
         failure="" if failure is None else failure.reason or str(failure.outcome),
     )
 

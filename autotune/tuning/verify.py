@@ -25,7 +25,7 @@ from autotune.machine.fingerprint import fingerprint, require_linux
 from autotune.machine.gpu import visible_gpus
 from autotune.recipe.compiled import ConfirmedCompilations, load_compiled
 from autotune.recipe.recipe import Recipe, Selection, read_recipes, select_nearest
-from autotune.runtime.executor import TrialFailed
+from autotune.runtime.executor import TrialFailed, WarmUp
 from autotune.runtime.local import LocalExecutor
 from autotune.script.loading import refuse_while_loading
 from autotune.script.workload import Workload
@@ -37,8 +37,9 @@ from autotune.tuning import costs
 from autotune.tuning.confirmation import BASELINE_FAILURES, Finalist, FreshPairs, SlicePlan
 from autotune.tuning.events import Notice, Observer, count_interruptions, silent
 from autotune.tuning.rules import Limits, checks_of
-from autotune.tuning.run import CLOSING_SECONDS, Interrupted, TimeIsUp
-from autotune.tuning.run_setup import Invocation, Opened, limits_of, open_run, prepare_script, reference_to
+from autotune.tuning.run import CLOSING_SECONDS, Interrupted, Invocation, Run, TimeIsUp
+from autotune.tuning.run_setup import limits_of, open_run, prepare_script, reference_to
+from autotune.tuning.seat import Seat
 from autotune.tuning.trial import now_utc
 
 DEFAULT_BUDGET = f"{VERIFY_SECONDS:.0f}s"
@@ -185,11 +186,11 @@ def verify_with(invocation: Invocation, recipe: Recipe, *, found_by_object: bool
         def check(facts: WorkloadFacts) -> None:
             _compare_workloads(recipe, facts, invocation, may_be_imported=found_by_object)
 
-        opened = open_run(invocation, interruptions, check)
+        seat = open_run(invocation, interruptions, check)
         interruptions.answerable = True
-        run = opened.run
+        run = seat.run
         _refuse_another_baseline(recipe, run.baseline)
-        opened.seat.end_baseline()
+        seat.end_baseline()
         if not recipe.changes:
             return Verification(
                 finding=ClaimResult.HOLDS,
@@ -204,12 +205,13 @@ def verify_with(invocation: Invocation, recipe: Recipe, *, found_by_object: bool
             run.confirmed = ConfirmedCompilations(lambda text: observe(Notice(text=text)))
             side = Configuration(recipe.configuration)
             run.confirmed.carry(side, carried.folder, recipe.evidence.compile_seconds or 0.0)
-        until = invocation.options.budget - CLOSING_SECONDS
-        confirmation, baseline_failure = measure_pairs(_make_search_record(recipe, opened), opened, until=until)
+        until = run.options.budget - CLOSING_SECONDS
+        in_search = _make_search_record(recipe, seat.baseline.warm)
+        confirmation, baseline_failure = measure_pairs(in_search, seat, until=until)
         if run.interrupted() and len(confirmation.measured) < 2 and confirmation.failure is None:
             raise TuningInterruptedError("interrupted before the claim was judged")
-        now = measured_claim(confirmation, opened)
-        failed = _find_failure(confirmation, opened.limits)
+        now = measured_claim(confirmation, run)
+        failed = _find_failure(confirmation, run.limits)
         if failed is not None:
             place = run.directory.trial_directory(confirmation.trial.number)
             found, reason = ClaimResult.UNSTABLE, f"{failed} (see {place})"
@@ -217,7 +219,7 @@ def verify_with(invocation: Invocation, recipe: Recipe, *, found_by_object: bool
             place = run.directory.trial_directory(confirmation.reference.number)
             found, reason = ClaimResult.UNDECIDED, f"the baseline kept failing: {baseline_failure} (see {place})"
         else:
-            found, reason = _judge(recipe, now, invocation.options.budget)
+            found, reason = _judge(recipe, now, run.options.budget)
             memory = confirmation.why_memory_unclear(run)
             if found is ClaimResult.HOLDS and memory:
                 reason = f"too few slices to tell whether it leaks memory ({memory}); give a larger --budget"
@@ -231,12 +233,12 @@ def verify_with(invocation: Invocation, recipe: Recipe, *, found_by_object: bool
         )
 
 
-def measure_pairs(in_search: TrialRecord, opened: Opened, *, until: float) -> tuple[Finalist, str]:
+def measure_pairs(in_search: TrialRecord, seat: Seat, *, until: float) -> tuple[Finalist, str]:
     """Measure as many fresh pairs as there is time for; also return why the baseline kept failing, if it did.
 
     `in_search` is what a search would know of the configuration.
     """
-    run = opened.run
+    run = seat.run
     records = [run.records[0], in_search]
     confirmation = Finalist(
         reference=run.new_trial(Phase.CONFIRM, run.baseline),
@@ -245,9 +247,9 @@ def measure_pairs(in_search: TrialRecord, opened: Opened, *, until: float) -> tu
         in_search=in_search,
     )
     timeout = costs.trial_timeout(
-        run.budget or until, first_step=in_search.start_seconds, ready=opened.warm.ready_seconds
+        run.options.budget, first_step=in_search.start_seconds, ready=seat.baseline.warm.ready_seconds
     )
-    pairs, failures, why = FreshPairs(run, opened.deadline, timeout=timeout), 0, ""
+    pairs, failures, why = FreshPairs(run, timeout=timeout), 0, ""
     expected = costs.pair_seconds(records)
     while (
         len(confirmation.measured) < MOST_PROCESSES
@@ -256,7 +258,7 @@ def measure_pairs(in_search: TrialRecord, opened: Opened, *, until: float) -> tu
         and until - run.clock() >= expected
     ):
         try:
-            pairs.measure(confirmation, SlicePlan(seconds=costs.slices_seconds(records)), seat=opened.seat.name)
+            pairs.measure(confirmation, SlicePlan(seconds=costs.slices_seconds(records)), seat=seat.name)
             failures = 0
         except TrialFailed as failure:
             failures += 1
@@ -270,7 +272,7 @@ def measure_pairs(in_search: TrialRecord, opened: Opened, *, until: float) -> tu
         raise run.model_error
     if confirmation.reference.slices:
         run.keep(confirmation.reference.record(Outcome.OK), announce=False)
-    now = measured_claim(confirmation, opened)  # over processes, not over all slices
+    now = measured_claim(confirmation, run)  # over processes, not over all slices
     run.keep(confirmation.record().model_copy(update={"speedup": now and now.ratio}))
     return confirmation, why if failures == BASELINE_FAILURES else ""
 
@@ -315,9 +317,9 @@ def _refuse_another_baseline(recipe: Recipe, baseline: Configuration) -> None:
         )
 
 
-def _make_search_record(recipe: Recipe, opened: Opened) -> TrialRecord:
+def _make_search_record(recipe: Recipe, warm: WarmUp) -> TrialRecord:
     """Return a record as a search would make it: how long its processes take to start, and whether two fit."""
-    evidence, warm = recipe.evidence, opened.warm
+    evidence = recipe.evidence
     longer = (evidence.compile_seconds or 0.0) - (evidence.baseline_compile_seconds or 0.0)
     return TrialRecord(
         trial=1,
@@ -333,13 +335,13 @@ def _make_search_record(recipe: Recipe, opened: Opened) -> TrialRecord:
     )
 
 
-def measured_claim(leader: Finalist, opened: Opened, *, confidence: float = CONFIDENCE) -> LogInterval | None:
+def measured_claim(leader: Finalist, run: Run, *, confidence: float = CONFIDENCE) -> LogInterval | None:
     """Return the logarithm of the speed-up over processes; None before the second."""
     instances = leader.instances
     if len(instances) < 2:
         return None
     prior = process_prior([[values] for values in instances], rounds=min(map(len, instances)))
-    different_template = opened.run.executor.needs_different_template(leader.trial.configuration, opened.run.baseline)
+    different_template = run.executor.needs_different_template(leader.trial.configuration, run.baseline)
     return claim_interval(
         instances,
         prior=prior,

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
-import random
 import time
 from pathlib import Path
 
 from fault_table import BASELINE_BATCH_SIZE, BATCH_SIZES, BY_NAME
+from simulated_runs import FACTS, LIMITS, MACHINE
 
 from autotune.data.facts import WorkloadReference
+from autotune.data.options import Options
 from autotune.data.record import Phase, TrialRecord
 from autotune.data.run_directory import RunDirectory
 from autotune.runtime.executor import Executor
@@ -40,15 +40,19 @@ class Study:
         self.run = Run(
             directory=directory,
             executor=trials,
+            machine=MACHINE,
+            limits=LIMITS,
+            options=Options(budget=1e6, objective="throughput"),
             clock=lambda: time.monotonic() - began,
             observe=silent,
             interruptions=lambda: 0,
-            rng=random.Random(0),
+            facts=FACTS,
+            deadline=Deadline(clock=lambda: 0.0),
             reference=WorkloadReference(file="/studies.py"),
             baseline=baseline_configuration(BASELINE_BATCH_SIZE, {}, Device.CPU, where="faults"),
         )
         self._trial_seconds = trial_seconds
-        self.seat = Seat(self.run, Deadline(clock=self.run.clock, at=math.inf), name=trials.seats[0])
+        self.seat = Seat(self.run, name=trials.seats[0])
         self.seat.start_baseline(BASELINE_SECONDS)
 
     def try_fault(self, name: str) -> TrialRecord:
