@@ -190,3 +190,10 @@ def test_a_short_process_is_judged_beyond_the_pace_of_long_ones(times, why):
     long, flat = ([(1000.0 * at, pace * at) for at in range(12)] for pace in (20e6, 0.0))
     short = [(1000.0 * at, times * 20e6 * at) for at in range(3)]
     assert explain_unclear_growth([long, short], [flat], batch_ratio=1.0) == why
+
+
+def test_memory_that_settles_in_longer_processes_is_clear():
+    """A search trial of three slices was on its way to what confirmations held throughout."""
+    settled = [(1000.0 * at, 600e6 + min(at, 3) * 20e6) for at in range(10)]
+    assert explain_unclear_growth([settled[:3]], [settled], batch_ratio=1.0)
+    assert not explain_unclear_growth([settled, settled[:3]], [settled], batch_ratio=1.0)

@@ -281,12 +281,19 @@ def explain_unclear_growth(own: Sequence[Samples], baseline: Sequence[Samples], 
 
     `batch_ratio` is the configuration's batch size over the baseline's, or 1 where it is smaller.
     """
-    # A process of few slices counts by its growth beyond the pace of longer ones, where those were watched too.
+    # A process of few slices counts by its growth beyond the pace of longer ones, and beyond what one of them held by
+    # then: memory grows in all of them until it settles.
     found = estimate_growth(own)
     pace, examples = found or (0.0, 0.0)
-    since = min((process[0][0] for process in own if len(process) >= FEWEST_SLICES), default=0.0)
-    short = [[sample for sample in process if sample[0] >= since] for process in own if len(process) < FEWEST_SLICES]
-    growths = [(held[-1][1] - held[0][1] - pace * (held[-1][0] - held[0][0]), len(held)) for held in short if held]
+    long = [process for process in own if len(process) >= FEWEST_SLICES]
+    since = min((process[0][0] for process in long), default=0.0)
+    growths = []
+    for process in own:
+        held = [sample for sample in process if sample[0] >= since] if len(process) < FEWEST_SLICES else []
+        if held:
+            (began, before), (ended, now) = held[0], held[-1]
+            usual = [memory for other in long for trained, memory in other if trained <= ended]
+            growths.append((min(now - before - pace * (ended - began), now - max(usual, default=0.0)), len(held)))
     risen, slices = max(growths, default=(0.0, 0))
     if risen >= LEAST_GROWTH_BYTES:
         return f"it grew by {risen / 2**20:.0f} MiB within {slices} slices"
