@@ -109,6 +109,13 @@ def test_where_only_a_larger_batch_is_faster_and_learns_too_slowly_nothing_is(tm
         assert words in "; ".join(recipe.model_copy(update={"candidate": closest}).answer.choices[0].said)
 
 
+@pytest.mark.parametrize(("slower", "sizes"), [(1, {32, 128}), (200, {32})])
+def test_batches_whose_learning_takes_too_long_come_late(tmp_path, slower, sizes):
+    knobs = space(jit_compile=[False, True], batch_size=[32, 128], prefetch=[0, 2, 8])
+    _, records, _, _ = run(tmp_path, lambda known: 4000.0 / slower, space=knobs, trials=3)
+    assert {record.configuration["batch_size"] for record in records if record.phase is Phase.SEARCH} == sizes
+
+
 def test_without_losses_of_the_branches_a_larger_batch_is_not_recommended(tmp_path):
     trials = simulated_trials(faster_by(batch_size=2.0, jit_compile=1.2), noise=0.02, critical_batch=LEARNS_AS_FAST)
     launch = trials.launch

@@ -36,7 +36,15 @@ from autotune.tuning.candidates import WAITS, Proposals, describe_context, find_
 from autotune.tuning.confirmation import Finalist, FreshPairs, leave_out
 from autotune.tuning.events import Notice
 from autotune.tuning.leaders import Leaders
-from autotune.tuning.learning import NotMeasured, Trainings, branch, compare_numerics, numerics_of, plain_numerics
+from autotune.tuning.learning import (
+    NotMeasured,
+    Trainings,
+    branch,
+    compare_numerics,
+    least_branch_seconds,
+    numerics_of,
+    plain_numerics,
+)
 from autotune.tuning.policy import (
     ENOUGH_CANDIDATES,
     LEARNING_AGAIN_SHARE,
@@ -348,7 +356,9 @@ class Loop:
         turns, sizes = [False], space.choices.get("batch_size", ())
         batch_varies = any(standings.batch_ratio(space.baseline.replace(batch_size=size)) != 1 for size in sizes)
         if batch_varies and len(ratios) >= len(self._proposals.first):
-            for_each = 1 if standings.can_branch else ENOUGH_CANDIDATES  # what cannot learn is hardly recommended
+            baseline, most = self._run.records[0], LEARNING_AGAIN_SHARE * self._options.budget
+            can_learn = standings.can_branch and least_branch_seconds(baseline, baseline) <= most
+            for_each = 1 if can_learn else ENOUGH_CANDIDATES  # what cannot be compared in learning is not recommended
             turns = [True, False] if same < for_each * (others + 1) else [False, True]
         for last, of_same_training in itertools.product((False, True), turns):
             best = standings.best(of_same_training=of_same_training)
