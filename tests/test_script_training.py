@@ -276,7 +276,7 @@ def test_reading_a_tensor_of_a_gpu_in_each_step_is_noted(watched, device, named)
         if number == 2:
             reads = [watch._note_read(lambda tensor: None, SimpleNamespace(device=device)) for _ in range(2)]
             assert reads == [None, None]
-    assert len(watch.lines_that_read()) == named
+    assert [kind for kind, _ in watch.slow_lines()] == ["reads"] * named
 
 
 def test_a_validation_within_a_loop_that_keeps_its_element_ends(watched):
@@ -422,6 +422,21 @@ def test_a_pass_that_the_script_leaves_counts_its_last_step(steps):
             Optimizer().apply()
     assert next(iter(Dataset())) is not None
     assert steps == [8] * 6
+
+
+def test_an_iterator_made_in_each_step_is_noted_and_hides_no_steps(watched):
+    (watch, seen), model = watched, Model()
+    for _ in range(3):
+        model.train_on_batch(next(iter(Dataset())))
+    assert [kind for kind, _ in watch.slow_lines()] == ["iterates"]
+    assert seen == [8] * 3
+
+
+def test_an_iterator_of_each_epoch_is_usual(watched):
+    for _ in range(3):
+        for _ in Dataset():
+            Optimizer().apply()
+    assert not list(watched[0].slow_lines())
 
 
 def test_a_sample_that_was_read_before_hides_no_steps(steps):

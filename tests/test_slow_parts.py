@@ -60,6 +60,8 @@ def test_a_function_that_stays_eager_is_named_with_its_reason():
 
 
 def test_lines_that_slow_each_step_down_are_named():
-    predicts, reads = slow_parts_of_step("", [], [], None, (), ["train.py, line 8"], ["train.py, line 5"])
-    assert (predicts.what.partition(" makes")[0], predicts.limit) == ("predict() in train.py, line 5", "launch")
-    assert "(train.py, line 8)" in reads.what
+    lines = [(kind, f"train.py, line {line}") for line, kind in enumerate(("reads", "predicts", "iterates"))]
+    reads, predicts, iterates = slow_parts_of_step("", [], [], None, (), lines)
+    assert "(train.py, line 0)" in reads.what
+    assert (predicts.what.partition(" makes")[0], predicts.limit) == ("predict() in train.py, line 1", "launch")
+    assert iterates.what.startswith("iter() in train.py, line 2 starts the pipeline anew in each step")

@@ -41,6 +41,8 @@ _ORIGIN, _LAST = "_autotune_origin", "_autotune_last"
 """Attributes of iterators and distributed datasets; of iterators."""
 _READERS = os.path.join("tensorflow", "python", "framework", "ops.py"), os.path.join("numpy", "_core", "fromnumeric.py")
 """Files of functions that read a tensor for their caller."""
+SlowLine = Literal["reads", "predicts", "iterates"]
+"""What a line does in each step: read a GPU's tensors, call a model's `predict`, or make an iterator."""
 
 
 @dataclass(frozen=True)
@@ -99,8 +101,8 @@ class LoopWatch:
         self._batch: _Batch | None = None
         self._pass: Literal["begun", "read", "ended"] = "read"  # of the training's data
         self._updates = 0  # since the last step
-        self._reads = defaultdict[tuple[str, int], set[int]](set)  # of a GPU's tensors: files and lines, after updates
-        self._predictions = defaultdict[tuple[str, int], set[int]](set)  # calls of `predict`, in the same way
+        # Of what slows each step down, the file and line: after how many updates it was done.
+        self._slow_lines = defaultdict[tuple[SlowLine, str, int], set[int]](set)
         self._all_updates = 0
         self._unused: list[int] = []  # examples of elements that were read and have updated nothing yet
         self._logs: Any = None
@@ -208,6 +210,8 @@ class LoopWatch:
         if frame is None:
             return usual(dataset)
         self._end_step()
+        if self.optimizers:
+            self._note_slow_line("iterates", frame)
         place = frame.f_code.co_filename, frame.f_lineno
         trains = place == self.place
         iterator = usual(_with_knobs(self._wrappers, dataset) if trains else dataset)
@@ -294,17 +298,19 @@ class LoopWatch:
         while frame is not None and not is_own(file := frame.f_code.co_filename):
             frame = frame.f_back if file.endswith(_READERS) or not is_installed(file) else None
         if frame is not None:
-            self._reads[frame.f_code.co_filename, frame.f_lineno].add(self._all_updates)
+            self._note_slow_line("reads", frame)
         return usual(tensor)
 
-    def lines_that_read(self) -> list[str]:
-        """Return the lines that have read a GPU's tensors in more than one step."""
-        return [line_of(*place, self._wrappers.directory) for place, steps in self._reads.items() if len(steps) > 1]
+    def _note_slow_line(self, kind: SlowLine, frame: FrameType) -> None:
+        self._slow_lines[kind, frame.f_code.co_filename, frame.f_lineno].add(self._all_updates)
 
-    def lines_that_predict(self) -> list[str]:
-        """Return the lines that have called a model's `predict` in more than one step."""
-        places = (place for place, steps in self._predictions.items() if len(steps) > 1)
-        return [line_of(*place, self._wrappers.directory) for place in places]
+    def slow_lines(self) -> Iterator[tuple[SlowLine, str]]:
+        """Yield lines that slow each step down: what they do, and where they stand."""
+        for (kind, *place), updates in self._slow_lines.items():
+            # An iterator for each epoch is usual.
+            is_often = any(number + 1 in updates for number in updates) or kind != "iterates"
+            if len(updates) > 1 and is_often:
+                yield kind, line_of(*place, self._wrappers.directory)
 
     # ------------------------------------------------------------------------------------------ updating
 
@@ -345,7 +351,7 @@ class LoopWatch:
         self._forward_calls += 1
         frame = users_frame() if self.optimizers else None
         if frame is not None:
-            self._predictions[frame.f_code.co_filename, frame.f_lineno].add(self._all_updates)
+            self._note_slow_line("predicts", frame)
         return usual(*arguments, **named)
 
     def _apply(self, usual: Callable[..., Any], optimizer: Any, *arguments: Any, **named: Any) -> Any:

@@ -198,8 +198,7 @@ def facts_of_loop(watch: LoopWatch, examples: int, context: ScriptContext) -> Wo
         or how.partition(":")[0]
         or next(iter(held), ""),
         held=held if steps else (),
-        reads=watch.lines_that_read(),
-        predicts=watch.lines_that_predict(),
+        slow_lines=watch.slow_lines(),
         optimizers=tuple(watch.optimizers.values()),
         layers=list(watch.layers.values()),
         weights=watch.trained_weights(),
@@ -231,8 +230,7 @@ def _facts(
     callbacks: Any = (),
     eager: str = "",
     held: Sequence[str] = (),
-    reads: Sequence[str] = (),
-    predicts: Sequence[str] = (),
+    slow_lines: Iterable[tuple[str, str]] = (),
     loop: StepLoop | None = None,
     steps: tuple[Site, ...] = (),
     validates: bool = False,
@@ -242,8 +240,7 @@ def _facts(
 
     `given`: the knobs as the script leaves them, except those of the dataset; `reasons`: why knobs do not reach the
     training; `weights`: those that are trained, and more variables of the model; `steps`: eager functions that can be
-    compiled; `held`: why others cannot be; `reads`, `predicts`: lines that read a tensor, or call `predict`, in each
-    step; `more`: what only one way of training has.
+    compiled; `held`: why others cannot be; `slow_lines`: see `LoopWatch`; `more`: what only one way of training has.
     """
     file, settings = file_of(context.reference), context.reference.script
     calls = {knob: [] if dataset is None else calls_for(dataset, knob) for knob in ("num_parallel_calls", "prefetch")}
@@ -260,7 +257,7 @@ def _facts(
     edits = _edits_of_pipeline(context, dataset, given, sites, reasons, trained, batch_size, counts="epochs" in more)
     slow = [
         *slow_parts_of_input(dataset, sites, given, context.directory),
-        *slow_parts_of_step(eager, layers, optimizers, context.wrappers.compiled_at, held, reads, predicts),
+        *slow_parts_of_step(eager, layers, optimizers, context.wrappers.compiled_at, held, slow_lines),
     ]
     summed_loss = find_summed_loss(context.own_files, context.directory)
     notes = notes_on_batches(dataset, loop, callbacks, optimizers, summed_loss, context.directory)

@@ -54,23 +54,23 @@ def slow_parts_of_step(
     optimizers: Iterable[Any],
     compiled_at: Site | None,
     held: Iterable[str] = (),
-    reads: Iterable[str] = (),
-    predicts: Iterable[str] = (),
+    slow_lines: Iterable[tuple[str, str]] = (),
 ) -> Iterator[SlowPart]:
     """Yield the slow parts of the step, the worst first.
 
     `eager`: how its operations run by themselves, if they do; `held`: why other functions of the step stay eager;
-    `reads`: lines that make each step wait for the device; `predicts`: lines that call `predict` in each step.
+    `slow_lines`: see `LoopWatch.slow_lines`.
     """
     if eager:
         yield SlowPart(what=f"the step runs eagerly ({eager})", limit="launch", knob="graph_step")
     for why in held:
         yield SlowPart(what=f"a part of the step stays eager ({why})", limit="launch")
-    for line in predicts:
-        what = f"predict() in {line} makes a pipeline and a loop for each step: call the model itself"
-        yield SlowPart(what=what, limit="launch")
-    for line in reads:
-        what = f"the loop reads a tensor in each step ({line}): no step is launched before the last one has ended"
+    for kind, line in slow_lines:
+        what = {
+            "reads": f"the loop reads a tensor in each step ({line}): no step is launched before the last has ended",
+            "predicts": f"predict() in {line} makes a pipeline and a loop for each step: call the model itself",
+            "iterates": f"iter() in {line} starts the pipeline anew in each step: make one iterator before the loop",
+        }[kind]
         yield SlowPart(what=what, limit="launch")
     plain_sgd = all(type(rule).__name__ == "SGD" and not getattr(rule, "momentum", 0) for rule in optimizers)
     where = "" if compiled_at is None else f" ({compiled_at})"
