@@ -424,7 +424,7 @@ def test_a_pass_that_the_script_leaves_counts_its_last_step(steps):
     assert steps == [8] * 6
 
 
-def test_an_iterator_made_in_each_step_is_noted_and_hides_no_steps(watched):
+def test_iterator_created_per_step_is_noted_and_hides_no_steps(watched):
     (watch, seen), model = watched, Model()
     for _ in range(3):
         model.train_on_batch(next(iter(Dataset())))

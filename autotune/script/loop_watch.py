@@ -306,11 +306,11 @@ class LoopWatch:
 
     def slow_lines(self) -> Iterator[tuple[SlowLine, str]]:
         """Yield lines that slow each step down: what they do, and where they stand."""
-        for (kind, *place), updates in self._slow_lines.items():
+        for (kind, file, line), updates in self._slow_lines.items():
             # An iterator for each epoch is usual.
             is_often = any(number + 1 in updates for number in updates) or kind != "iterates"
             if len(updates) > 1 and is_often:
-                yield kind, line_of(*place, self._wrappers.directory)
+                yield kind, line_of(file, line, self._wrappers.directory)
 
     # ------------------------------------------------------------------------------------------ updating
 

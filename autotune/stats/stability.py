@@ -289,11 +289,11 @@ def explain_unclear_growth(own: Sequence[Samples], baseline: Sequence[Samples], 
     since = min((process[0][0] for process in long), default=0.0)
     growths = []
     for process in own:
-        held = [sample for sample in process if sample[0] >= since] if len(process) < FEWEST_SLICES else []
-        if held:
-            (began, before), (ended, now) = held[0], held[-1]
-            usual = [memory for other in long for trained, memory in other if trained <= ended]
-            growths.append((min(now - before - pace * (ended - began), now - max(usual, default=0.0)), len(held)))
+        short = [sample for sample in process if sample[0] >= since] if len(process) < FEWEST_SLICES else []
+        if short:
+            (began, before), (ended, now) = short[0], short[-1]
+            settled = max((memory for other in long for trained, memory in other if trained <= ended), default=0.0)
+            growths.append((min(now - before - pace * (ended - began), now - settled), len(short)))
     risen, slices = max(growths, default=(0.0, 0))
     if risen >= LEAST_GROWTH_BYTES:
         return f"it grew by {risen / 2**20:.0f} MiB within {slices} slices"
