@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from autotune.runtime.failures import TrainingFailed
-from autotune.training import continued_training
-from autotune.training.continued_training import probe_distance
+from autotune.training import losses
+from autotune.training.losses import probe_distance
 
 
 @pytest.mark.parametrize(
@@ -38,8 +38,8 @@ def test_optimizers_whose_state_is_not_saved_are_named(tmp_path, monkeypatch, op
     api = SimpleNamespace(
         optimizer_bases=lambda: (Optimizer,), optimizer_variables=lambda optimizer: optimizer.variables
     )
-    monkeypatch.setattr(continued_training, "keras_api", lambda: api)
+    monkeypatch.setattr(losses, "keras_api", lambda: api)
     np.savez(tmp_path / "state.npz", **{"weight 0": np.zeros(2)})
     model = SimpleNamespace(name="gan", optimizer=Optimizer(), weights=[np.zeros(2)], **optimizers)
     with pytest.raises(TrainingFailed, match=why):
-        continued_training._read_state(model, str(tmp_path / "state.npz"))
+        losses._read_state(model, str(tmp_path / "state.npz"))

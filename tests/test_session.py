@@ -257,7 +257,9 @@ def curves(monkeypatch):
 
     def train(seeds, fresh_model=None, seconds=60.0):
         runs = SimpleNamespace(seeds=seeds, most_steps=2, seconds=seconds)
-        return losses.loss_curves(Trained, lambda: [1, 2, 3], None, runs, None, fresh_model=fresh_model)
+        return losses.loss_curves(
+            Trained, lambda: [1, 2, 3], runs, batch_size=1, examples=None, fresh_model=fresh_model
+        )
 
     return train
 

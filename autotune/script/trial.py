@@ -36,9 +36,8 @@ from autotune.script.strategies import open_when_building
 from autotune.space.configuration import Configuration
 from autotune.space.keras_in_use import keras_module
 from autotune.training.boundary import Refits
-from autotune.training.continued_training import branch_losses
 from autotune.training.fit import Parts, refuse_idle_precision, time_fit
-from autotune.training.losses import loss_curves
+from autotune.training.losses import train_losses
 
 
 def prepare(configuration: Configuration, facts: ScriptFacts) -> None:
@@ -222,20 +221,15 @@ class FitTraining(TrialHooks):
         if "precision" in call.settings.changes:
             refuse_idle_precision(model, str(configuration["precision"]))
         examples = call.examples(dataset)
-        if isinstance(request.losses, protocol.BranchRuns):
-            losses = branch_losses(
-                model,
-                lambda: call.with_class_weight(train.one_epoch),
-                call.validation(),
+        if request.losses is not None:
+            losses = train_losses(
                 request.losses,
+                lambda: model,
+                lambda: call.with_class_weight(train.one_epoch),
                 batch_size=call.batch_used or configuration.batch_size,
+                held_out=call.validation,
+                examples=examples,
                 callbacks=callbacks,
-            )
-            self.channel.send(losses)
-            return
-        if isinstance(request.losses, protocol.LossRuns):
-            losses = loss_curves(
-                lambda: model, lambda: call.with_class_weight(train.one_epoch), configuration, request.losses, examples
             )
             self.channel.send(losses)
             return

@@ -14,16 +14,15 @@ from autotune.recipe.apply import strategy_of
 from autotune.recipe.keras_api import keras_api
 from autotune.recipe.tf_private import inputs_of, keras, tf
 from autotune.runtime.failures import call_user, is_out_of_memory, make_strategy_error
-from autotune.runtime.protocol import BranchRuns, Channel, LossCurves, LossRuns, TrialRequest
+from autotune.runtime.protocol import Channel, TrialRequest
 from autotune.runtime.sources import own_files
 from autotune.script.changing_state import OwnSource, code_of
 from autotune.script.workload import Workload, call_with_config
 from autotune.space.configuration import Configuration
 from autotune.space.keras_in_use import keras_in_use, keras_of
 from autotune.space.knobs import KNOBS
-from autotune.training.continued_training import branch_losses
 from autotune.training.fit import Parts, refuse_idle_precision, time_fit
-from autotune.training.losses import loss_curves
+from autotune.training.losses import train_losses
 from autotune.training.pipeline import BATCHES, ENDLESS, Batches, batches_in, elements_in, refuse_uneven
 
 LOOK_BATCHES, LOOK_SECONDS = 32, 1.0  # of a dataset that batches by itself: no further one so long after the first
@@ -31,20 +30,19 @@ LOOK_BATCHES, LOOK_SECONDS = 32, 1.0  # of a dataset that batches by itself: no 
 
 def run(request: TrialRequest, channel: Channel, workload: Workload, configuration: Configuration) -> None:
     """Run one trial of a workload to its end."""
-    single = configuration.replace(steps_per_execution=1, persistent_iterator=False)
-    if isinstance(request.losses, BranchRuns):
-        channel.send(_branch(workload, single, request.losses))
-        return
-    if isinstance(request.losses, LossRuns):
-        curves = loss_curves(
-            lambda: compiled_model(workload, single),
-            lambda: _pipeline(training_data(workload, single, examine=False), workload, single).dataset,
-            single,
+    if request.losses is not None:
+        single = configuration.replace(steps_per_execution=1, persistent_iterator=False)
+        recorded = single.replace(batch_size=request.losses.recorded_batch_size)
+        losses = train_losses(
             request.losses,
-            None if request.data is None else request.data.examples,
+            lambda: compiled_model(workload, single),
+            lambda: _pipeline(training_data(workload, recorded, examine=False), workload, recorded).dataset,
+            batch_size=configuration.batch_size,
+            held_out=lambda: validation_data(workload, recorded, training_data(workload, recorded, examine=False)),
+            examples=None if request.data is None else request.data.examples,
             fresh_model=workload.model,
         )
-        channel.send(curves)
+        channel.send(losses)
         return
     dataset = training_data(workload, configuration, examine=request.data is None)
     validation = validation_data(workload, configuration, dataset)
@@ -78,19 +76,6 @@ def run(request: TrialRequest, channel: Channel, workload: Workload, configurati
         explain=explain,
     )
     time_fit(request, channel, configuration, parts)
-
-
-def _branch(workload: Workload, configuration: Configuration, runs: BranchRuns) -> LossCurves:
-    """Train from the baseline's state, on batches of the size that is recorded, for the losses on held-out examples."""
-    recorded = configuration.replace(batch_size=runs.recorded_batch_size)
-
-    def batches() -> tf.data.Dataset:
-        return _pipeline(training_data(workload, recorded, examine=False), workload, recorded).dataset
-
-    held_out = validation_data(workload, recorded, training_data(workload, recorded, examine=False))
-    keras.utils.set_random_seed(runs.seeds[0])  # for what draws a seed of its own: dropout, augmentation
-    model = compiled_model(workload, configuration)
-    return branch_losses(model, batches, held_out, runs, batch_size=configuration.batch_size)
 
 
 # --------------------------------------------------------------------------------------------- its datasets

@@ -24,8 +24,8 @@ from autotune.space.configuration import Configuration
 from autotune.space.variables import caches_in
 from autotune.training.boundary import kept_call_seconds, mean_seconds, measure_between_epochs, take_over
 from autotune.training.clock import LongEpoch, StepClock
-from autotune.training.continued_training import save_state
 from autotune.training.gauges import Gauge, Retracing, Weights, skipped_steps_gauge
+from autotune.training.losses import save_state
 from autotune.training.pipeline import count_data, fill_caches, validation_batches
 from autotune.training.progress import BetweenEpochs, Training
 from autotune.training.session import TimedTrial, TrainingSession

@@ -76,7 +76,7 @@ import numpy as np
 import tensorflow as tf
 
 from autotune.runtime.protocol import BranchRuns
-from autotune.training.continued_training import branch_losses, save_state
+from autotune.training.losses import branch_losses, save_state
 
 processor = tf.config.list_physical_devices("CPU")[0]
 tf.config.set_logical_device_configuration(processor, [tf.config.LogicalDeviceConfiguration()] * 2)
@@ -167,7 +167,7 @@ import tensorflow as tf
 
 from autotune.recipe.tf_private import keras
 from autotune.runtime.protocol import BranchRuns
-from autotune.training.continued_training import branch_losses, save_state
+from autotune.training.losses import branch_losses, save_state
 
 x = np.random.default_rng(0).normal(size=(608, 8)).astype("float32")
 data = tf.data.Dataset.from_tensor_slices((x, x[:, :1] ** 2)).batch(32)
