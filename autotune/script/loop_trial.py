@@ -56,7 +56,11 @@ class LoopSession(TrainingSession):
         used = batch_used(watch)
         size = 1 if facts.work_varies else watch.parts * used if used else examples or configuration.batch_size
         began = time.monotonic()
-        data = request.data or self._count_data(size, request.count_seconds)
+        data, seconds = request.data, request.count_seconds
+        # Epochs are not seen where each step reads its batch itself, and not known where several replicas read.
+        if data is None and (watch.by_call or watch.parts > 1 or not self._is_dataset):
+            data = protocol.Data(examples=None, endless=True)
+        data = data or count_data(dataset, batch_size=size, seconds=seconds, known_examples=examples_of(dataset, size))
         self._counting_seconds = time.monotonic() - began
         training = Training(
             steps_per_call=max(1, examples // size) if watch.by_call else 1,
@@ -66,13 +70,6 @@ class LoopSession(TrainingSession):
             synchronise=self._wait_for_update if facts.workers > 1 else tf.test.experimental.sync_devices,
         )
         super().__init__(training, data)
-
-    def _count_data(self, size: int, seconds: float) -> protocol.Data:
-        # Epochs are not seen where each step reads its batch itself, and not known where several replicas read.
-        if self._watch.by_call or self._watch.parts > 1 or not self._is_dataset:
-            return protocol.Data(examples=None, endless=True)
-        dataset = self._watch.dataset
-        return count_data(dataset, batch_size=size, seconds=seconds, known_examples=examples_of(dataset, size))
 
     def _wait_for_update(self) -> None:
         """Wait for what was updated last: `sync_devices` fails where other workers have devices, too."""
@@ -150,17 +147,6 @@ def batch_used(watch: LoopWatch) -> int | None:
     return calls[0].used if calls else None
 
 
-def refuse_other_batch(watch: LoopWatch, facts: ScriptFacts, configuration: Configuration) -> None:
-    """Refuse a script that trains in batches of another size than the configuration's. Raises TrainingFailed."""
-    used = batch_used(watch)
-    if used is not None and "batch_size" in facts.sites and used != configuration.batch_size:
-        raise failures.TrainingFailed(
-            Outcome.ERROR,
-            f"the script trains in batches of {used} instead of {configuration.batch_size}: "
-            "it retries with another size itself",
-        )
-
-
 @dataclass(eq=False)
 class TrialHooks(Hooks):
     """The hooks common to all trials, whichever way the script trains."""
@@ -227,11 +213,6 @@ class LoopTraining(TrialHooks):
         """See `Hooks`: a training by `fit` is not the one that is tuned."""
         return few_steps(model, usual, arguments, self.effects.without_writers(arguments["callbacks"]))
 
-    def _named(self, logs: Any) -> Any:
-        """Return the numbers that a step returned, with the loss by that name."""
-        loss = (self.reference.script or ScriptSettings()).loss
-        return {**logs, "loss": logs[loss]} if logs and loss in logs else logs
-
     def restarts(self) -> bool:
         """See `TrialHooks`."""
         self._restarted = True
@@ -279,31 +260,39 @@ class LoopTraining(TrialHooks):
 
     def epoch_ended(self) -> None:
         """See `Hooks`."""
-        trial = self._trial
-        if trial is None or self._closing_steps is not None:
+        if self._trial is None or self._closing_steps is not None:
             return
-        progress = trial.clock.progress
+        progress = self._trial.clock.progress
         if progress.training.examples is not None and progress.calls:
-            self._obey(partial(self._time, trial.clock.epoch_ended))
+            self._trial.clock.epoch_ended()
 
     def stepped(self, examples: int, logs: Any) -> None:
         """See `Hooks`."""
-        self._obey(partial(self._time, partial(self._step, examples, logs)))
-
-    def _time(self, act: Callable[[], None]) -> None:
-        """Act, and end the trial where the tuner says so."""
-        try:
-            act()
-        except TrainingEnded as ended:
-            self._close(ended.finish)
-        except LongEpoch:  # an epoch has ended that took too long to be timed whole
-            self._gaps, self._last_step_at = Gaps(), time.perf_counter()
+        self._obey(partial(self._step, examples, logs))
 
     def _step(self, examples: int, logs: Any) -> None:
-        if self._closing_steps is not None:
-            if next(self._closing_steps, None) is None:
-                self._end()
-            return
+        """Time a step, and end the trial where the tuner says so, or some steps later where these measure more."""
+        try:
+            if self._closing_steps is None:
+                self._time(examples, logs)
+        except TrainingEnded as ended:
+            assert self._trial is not None
+            if self._compiler is not None:
+                self._compiler.finish()
+            self._closing_steps = self._trial.close(ended.finish)
+        except LongEpoch:  # the epoch takes too long to be timed whole
+            self._gaps = Gaps()
+            self._note_step()
+        if self._closing_steps is not None and next(self._closing_steps, None) is None:
+            leave(0)
+
+    def _note_step(self) -> None:
+        """Note when the devices have done a step before a gap."""
+        assert self._trial is not None
+        self._trial.clock.progress.training.synchronise()
+        self._last_step_at = time.perf_counter()
+
+    def _time(self, examples: int, logs: Any) -> None:
         if self._trial is None:
             took = time.perf_counter() - (self._watch.step_began_at or time.perf_counter())
             self._trial = self._begin(examples)
@@ -311,22 +300,20 @@ class LoopTraining(TrialHooks):
         elif self._restarted:
             self._trial.clock.restarted(self._watch.read_at or time.perf_counter())
         self._restarted = False
-        clock = self._trial.clock
-        try:
-            if self._gaps is None:
-                clock.call_ended(self._named(logs))
-            else:
-                clock.progress.calls += 1
-        except LongEpoch:
-            self._gaps = Gaps()
-        if self._gaps is not None:
-            clock.progress.training.synchronise()
-            self._last_step_at = time.perf_counter()
+        if self._gaps is None:
+            loss = (self.reference.script or ScriptSettings()).loss
+            self._trial.clock.call_ended({**logs, "loss": logs[loss]} if logs and loss in logs else logs)
+        else:
+            self._trial.clock.progress.calls += 1
+            self._note_step()
 
     def _begin(self, examples: int) -> TimedTrial:
         """Announce the training, after its first step, if the configuration is in force."""
         self.wrappers.settings.refuse_missing(self.facts)
-        refuse_other_batch(self._watch, self.facts, self.configuration)
+        used, wanted = batch_used(self._watch), self.configuration.batch_size
+        if used is not None and "batch_size" in self.facts.sites and used != wanted:
+            why = f"the script trains in batches of {used} instead of {wanted}: it retries with another size itself"
+            raise failures.TrainingFailed(Outcome.ERROR, why)
         session = LoopSession(self._watch, examples, self.request, self.configuration, self.wrappers.settings)
         known = self.request.timing.boundary
         if self.facts.workers > 1:  # they would have to end an epoch early together, so nothing counts between epochs
@@ -334,25 +321,14 @@ class LoopTraining(TrialHooks):
         between_epochs = None if known is None else BetweenEpochs(boundary=known, taken_over=True)
         return TimedTrial(session, self.request, self.channel, between_epochs=between_epochs)
 
-    def _close(self, finish: protocol.Finish) -> None:
-        """Send the closing figures, and end; some steps later where these measure more."""
-        assert self._trial is not None
-        if self._compiler is not None:
-            self._compiler.finish()
-        self._closing_steps = self._trial.close(finish)
-        if self._closing_steps is None:
-            leave(0)
-        if next(self._closing_steps, None) is None:
-            self._end()
-
-    def _end(self, no_profile: BaseException | str = "") -> NoReturn:
+    def _end(self, no_profile: BaseException | str) -> NoReturn:
         assert self._trial is not None
         self._trial.send_final(no_profile)
         leave(0)
 
     def fail(self, error: BaseException) -> NoReturn:
         """See `TrialHooks`."""
-        if self._trial is not None and self._trial.is_closing:  # the closing figures were sent
+        if self._closing_steps is not None:  # the closing figures were sent
             self._end(error)
         super().fail(error)
 

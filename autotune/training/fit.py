@@ -77,8 +77,10 @@ def time_fit(request: TrialRequest, channel: Channel, configuration: Configurati
         raise explained from error
     parts.prove()
     steps = trial.close(finish)
-    if steps is not None:
-        trial.send_final(session.run_closing(steps, trial.clock.iterator))
+    try:
+        session.run_closing(steps, trial.clock.iterator)
+    except Exception as error:  # a failed profile is no failed trial
+        trial.send_final(error)
 
 
 class FitSession(TrainingSession):
@@ -236,19 +238,15 @@ class FitSession(TrainingSession):
             )
         return found
 
-    def run_closing(self, steps: Iterator[int], iterator: Any) -> BaseException | str:
-        """Train at each of these steps; return the error where that fails, for a failed profile is no failed trial."""
+    def run_closing(self, steps: Iterator[int], iterator: Any) -> None:
+        """Train at each of these steps."""
         model = self.parts.model
-        try:
-            for _ in steps:
-                try:
-                    model.train_function(iterator)
-                except (StopIteration, tf.errors.OutOfRangeError):
-                    iterator = iter(self.parts.train.dataset.repeat())
-                    model.train_function(iterator)
-        except Exception as error:
-            return error
-        return ""
+        for _ in steps:
+            try:
+                model.train_function(iterator)
+            except (StopIteration, tf.errors.OutOfRangeError):
+                iterator = iter(self.parts.train.dataset.repeat())
+                model.train_function(iterator)
 
 
 def _and_then_once(train_function: Callable[[Any], Any], act: Callable[[], None]) -> Callable[[Any], Any]:

@@ -36,8 +36,8 @@ class TrainingSession(abc.ABC):
 
     strategy: Any = None
     """The `tf.distribute` strategy that says which GPUs it uses; None where nothing says."""
-    planned_steps: float | None = None
-    """Of the whole training, where the script says; None elsewhere."""
+    planned_steps = 0
+    """Of the whole training, where the script says; 0 elsewhere."""
     time_writers: Callable[[], float | None] = staticmethod(lambda: None)
     """Times the writers that the trial omits, at the end of an epoch."""
 
@@ -78,6 +78,8 @@ class TimedTrial:
         timing, longest = request.timing, request.timing.longest_boundary_epoch_seconds or math.inf
         if timing.boundary is not None:  # as the baseline was timed, so are the others
             longest = math.inf if timing.boundary.measured else 0.0
+        # Batch sizes are compared from a state past the chaos of the first steps, while losses still fall.
+        first_steps = FIRST_SHARE * session.planned_steps or session.training.steps_per_epoch or math.inf
         state, facts = timing.save_state, session.facts()
         channel.send(
             Started(
@@ -99,7 +101,7 @@ class TimedTrial:
             between_epochs=between_epochs,
             longest_boundary_epoch_seconds=longest,
             saves_state=lambda: bool(state) and session.save_state(Path(state)),
-            save_after=_first_steps(session) if state else math.inf,
+            save_after=max(LEAST_FIRST_STEPS, first_steps) if state else math.inf,
             time_writers=session.time_writers,
             gauges=[
                 *gauges.gpu_gauges(gauges.cards_in_use(session.strategy)),
@@ -111,17 +113,11 @@ class TimedTrial:
             describe_weights=lambda: gauges.describe_weights(session.weights()),
         )
 
-    @property
-    def is_closing(self) -> bool:
-        """True if the closing figures were sent, without what takes time."""
-        return self._figures is not None
-
-    def close(self, finish: Finish) -> Iterator[int] | None:
+    def close(self, finish: Finish) -> Iterator[int]:
         """Send the closing figures: at once, and again with what takes time where that is asked for.
 
         Returns:
-            None where that was all. Otherwise more steps: one call of the train function at each item, and then
-            `send_final`.
+            More steps, one call of the train function at each item. `send_final` reports what fails in them.
         """
         figures = Finished(
             peak_host_bytes=peak_host_bytes(),
@@ -133,7 +129,7 @@ class TimedTrial:
         gauges.check_finite_weights(self._session.weights(), step=self._session.progress.steps)
         self._channel.send(figures)
         if finish.input_wait_seconds <= 0:
-            return None
+            return iter(())
         self._figures = figures
         return self._closing_steps(finish)
 
@@ -144,19 +140,13 @@ class TimedTrial:
         if finish.profile and not self._profile_folder.exists():
             calls, synchronise = self._session.training.steps_per_call, self._session.training.synchronise
             yield from _profile(self._profile_folder, steps_per_call=calls, synchronise=synchronise)
+        self.send_final()
 
     def send_final(self, no_profile: BaseException | str = "") -> None:
         """Send the closing figures again, with all that was measured, and why there is no profile."""
         assert self._figures is not None
         why = no_profile if isinstance(no_profile, str) else f"{type(no_profile).__name__}: {no_profile}"
         self._channel.send(self._figures.model_copy(update={"no_profile": printable(why)[:LONGEST_REASON]}))
-
-
-def _first_steps(session: TrainingSession) -> float:
-    """Return the steps after which batch sizes are compared: past the chaos of the first, while losses still fall."""
-    if session.planned_steps is None:
-        return max(LEAST_FIRST_STEPS, session.training.steps_per_epoch or math.inf)
-    return max(LEAST_FIRST_STEPS, FIRST_SHARE * session.planned_steps)
 
 
 def _profile(folder: Path, *, steps_per_call: int, synchronise: Callable[[], object]) -> Iterator[int]:
