@@ -110,13 +110,13 @@ def test_a_verification_is_printed(printed, monkeypatch):
 
 
 def test_a_run_ends_standard_output_with_a_line_of_its_own(capfd, monkeypatch):
-    def run_script(reference, long_run):
+    def run_script(reference):
         sys.stdout.write("the script's last words, within a line")
-        return 7
+        sys.exit(7)
 
-    monkeypatch.setattr("autotune.script.long_run._run", run_script)
+    monkeypatch.setattr("autotune.script.long_run.run_as_main", run_script)
     guard = SimpleNamespace(throughput=900.0, claimed=1000.0)
-    prepared = PreparedRun(None, SimpleNamespace(guard=guard))
+    prepared = PreparedRun(None, SimpleNamespace(guard=guard, ended=lambda: None))
     monkeypatch.setattr("autotune.script.long_run.prepare_run", lambda *_, **__: prepared)
     assert cli.main(["run", "--json", "recipe.json", "train.py", "--json"]) == 7
     first, last = capfd.readouterr().out.splitlines()
@@ -126,12 +126,12 @@ def test_a_run_ends_standard_output_with_a_line_of_its_own(capfd, monkeypatch):
 
 
 def test_a_script_that_leaves_no_standard_output_keeps_its_exit_code(capfd, monkeypatch):
-    def run_script(reference, long_run):
+    def run_script(reference):
         monkeypatch.setitem(sys.modules, "pandas", None)
         monkeypatch.delitem(sys.modules, "autotune.front.documents")
-        return 7
+        sys.exit(7)
 
-    monkeypatch.setattr("autotune.script.long_run._run", run_script)
+    monkeypatch.setattr("autotune.script.long_run.run_as_main", run_script)
     monkeypatch.setattr("autotune.script.long_run.prepare_run", lambda *_, **__: PreparedRun(None))
     assert cli.main(["run", "--json", "recipe.json", "train.py"]) == 7
     out, err = capfd.readouterr()

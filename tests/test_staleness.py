@@ -7,7 +7,7 @@ from simulated_runs import BASELINE, MACHINE
 from test_folders import a_recipe
 from test_kind import a_machine
 
-from autotune.script.staleness import Staleness, verify_command
+from autotune.script.long_run import Staleness, verify_command
 
 COMMAND = "autotune verify recipe.json train.py --budget 100s"
 

@@ -26,8 +26,7 @@ from autotune.runtime.fork_server import fork, lead_group, leave
 from autotune.runtime.sources import directory_of, file_of, installed_packages, main_file_of, own_files
 from autotune.script import children
 from autotune.script.call_sites import calls_in
-from autotune.script.notebook import DEFINITIONS
-from autotune.script.notebook_shell import stand_in
+from autotune.script.notebook import DEFINITIONS, stand_in
 from autotune.script.sandbox import SideEffects
 
 _RANGE = "__autotune_range_{}_{}__"  # a name of `range`, by line and column of the call

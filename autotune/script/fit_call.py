@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from autotune.data.facts import KerasVersion
+from autotune.data.facts import KerasVersion, ScriptFacts
 from autotune.data.models import KnobValue
 from autotune.recipe import apply
 from autotune.recipe.apply import keras_batches
@@ -30,6 +30,7 @@ VALIDATION_HINT = "Give fit() validation_steps, or validation data that ends, su
 LOADING = ("workers", "use_multiprocessing", "max_queue_size")
 MANY_EPOCHS = 1 << 30  # that one iterator reads arrays for
 SETTLE_SECONDS, SETTLE_INTERVAL_SECONDS = 30.0, 0.2  # for `compile(steps_per_execution="auto")`
+_OF_DATASET = ("persistent_iterator", "per_replica_buffer_size")  # knobs that act on the data of `fit`
 FEW_STEPS = 3  # of each `fit` that is not tuned
 
 
@@ -278,6 +279,26 @@ class FitCall:
             train = apply.pipeline_in_steps(dataset, acting, steps, whole_calls=is_whole)
         in_force = train.in_force.replace(prefetch=configuration["prefetch"])
         return dataclasses.replace(train, in_force=in_force, source=source if own else None)
+
+    def changed_arguments(self, configuration: Configuration, facts: ScriptFacts) -> dict[str, Any]:
+        """Return the arguments of `fit` that a configuration changes; none where it is the script's own."""
+        changes = self.settings.changes
+        acting = {name for name in changes if KNOBS[name].stage is Stage.OPTIONS or name in _OF_DATASET}
+        if self.kind != "dataset" or "prefetch" not in facts.sites:
+            acting |= changes.keys() & {"prefetch"}
+        of_data = {*acting, "batch_size", *LOADING}
+        if (self.kind == "arrays" and not acting) or not changes.keys() & of_data:
+            keras_api().set_steps(self.model, int(self.settings.value("steps_per_execution", self.steps_per_execution)))
+            return {"batch_size": self.batch_used} if "batch_size" in changes else {}
+        dataset, source = self.training_dataset
+        train = self.pipeline(dataset, source, configuration)
+        apply.set_compiled(self.model, train.in_force)
+        changed: dict[str, Any] = {**train.fit_args, **self.loading_arguments}
+        if self.kind == "arrays":
+            changed |= {"y": None, "sample_weight": None, "class_weight": None, "batch_size": None, "shuffle": False}
+            changed |= {"validation_split": 0.0, "validation_data": self.with_arrays()[1]}
+            changed["validation_batch_size"] = self.arguments["validation_batch_size"] or self.batch_used
+        return changed
 
 
 def _py_dataset_batch_size(x: Any) -> int | None:

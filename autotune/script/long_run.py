@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import sys
 import traceback
 import weakref
@@ -13,23 +14,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autotune.data.errors import ApplyError, ArgumentError, AutotuneError, RecipeError
-from autotune.data.facts import ScriptFacts, Site, Trains, WorkloadReference
+from autotune.data.facts import Machine, ScriptFacts, Site, Trains, WorkloadReference
 from autotune.data.files import make_scratch
-from autotune.data.options import check_args
+from autotune.data.options import VERIFY_SECONDS, check_args
 from autotune.data.record import Rule
-from autotune.machine.fingerprint import fingerprint
+from autotune.machine.fingerprint import describe_changes, fingerprint
 from autotune.recipe import apply
 from autotune.recipe.answer import describe_doubts
 from autotune.recipe.compiled import find_compiled
 from autotune.recipe.guard import LOG, Guard, guard_callback, say
-from autotune.recipe.keras_api import api_of, keras_api, refuse_other_keras
+from autotune.recipe.keras_api import api_of, refuse_other_keras
 from autotune.recipe.learning_rate import ScaledTrainings, factor_of, scale_updates
 from autotune.recipe.tf_private import keras, naming_callback
 from autotune.runtime.sources import describe_frames, directory_of, file_of, fingerprint_of_script, own_files
 from autotune.script import children
 from autotune.script.call_sites import calls_in
 from autotune.script.execute import run_as_main
-from autotune.script.fit_call import LOADING, FitCall
+from autotune.script.fit_call import FitCall
 from autotune.script.graph_step import StepCompiler
 from autotune.script.interpose import Hooks, Wrappers, around
 from autotune.script.loading import parse_reference
@@ -37,7 +38,6 @@ from autotune.script.loop_watch import LoopWatch
 from autotune.script.notebook import open_notebook
 from autotune.script.sandbox import listed_callbacks
 from autotune.script.settings import Settings
-from autotune.script.staleness import Staleness, verify_command
 from autotune.script.strategies import open_when_building
 from autotune.space.configuration import Configuration
 from autotune.space.keras_in_use import use_keras
@@ -47,8 +47,6 @@ from autotune.training.gauges import Weights, count_parameters
 
 if TYPE_CHECKING:
     from autotune.recipe.recipe import Recipe, Selection
-
-_OF_DATASET = ("persistent_iterator", "per_replica_buffer_size")  # they act on the data of `fit`
 
 
 def facts_in(recipe: Recipe, file: Path | None = None, shown: str = "") -> ScriptFacts:
@@ -196,7 +194,7 @@ class LongRun(Hooks):
         self._refuse_missing()
         apply.refuse_another_scope(model, self._configuration)
         call = FitCall(model=model, arguments=arguments, settings=self._settings)
-        changed = changed_arguments(call, self._configuration, self._facts)
+        changed = call.changed_arguments(self._configuration, self._facts)
         apply.accumulate(model.optimizer, self._configuration)
         if self._settings.changes.get("jit_compile") is True and not model.jit_compile:
             say("jit_compile=true is not in force: Keras turns XLA off for this model")
@@ -268,25 +266,33 @@ def _show_scaled(optimizer: Any, factor: float) -> str:
     return f"{rate:g} → {factor * rate:g}"
 
 
-def changed_arguments(call: FitCall, configuration: Configuration, facts: ScriptFacts) -> dict[str, Any]:
-    """Return the arguments of `fit` that a configuration changes; none where it is the script's own."""
-    changes = call.settings.changes
-    acting = {name for name in changes if KNOBS[name].stage is Stage.OPTIONS or name in _OF_DATASET}
-    if call.kind != "dataset" or "prefetch" not in facts.sites:
-        acting |= changes.keys() & {"prefetch"}
-    of_data = {*acting, "batch_size", *LOADING}
-    if (call.kind == "arrays" and not acting) or not changes.keys() & of_data:
-        keras_api().set_steps(call.model, int(call.settings.value("steps_per_execution", call.steps_per_execution)))
-        return {"batch_size": call.batch_used} if "batch_size" in changes else {}
-    dataset, source = call.training_dataset
-    train = call.pipeline(dataset, source, configuration)
-    apply.set_compiled(call.model, train.in_force)
-    changed: dict[str, Any] = {**train.fit_args, **call.loading_arguments}
-    if call.kind == "arrays":
-        changed |= {"y": None, "sample_weight": None, "class_weight": None, "batch_size": None, "shuffle": False}
-        changed |= {"validation_split": 0.0, "validation_data": call.with_arrays()[1]}
-        changed["validation_batch_size"] = call.arguments["validation_batch_size"] or call.batch_used
-    return changed
+class Staleness:
+    """The changes since a recipe was measured, said once.
+
+    `here` is this machine; None where a change of it is not to be said.
+    """
+
+    def __init__(self, recipe: Recipe, command: str, *, here: Machine | None, say: Callable[[str], None] = say) -> None:
+        self._changes = [] if here is None else list(recipe.machine.differences(here))
+        self._parameters, self._command, self._say = recipe.workload.parameters, command, say
+        self._said = not recipe.changes
+
+    def warn(self, parameters: int | None) -> None:
+        """Say it once, if there is anything. `parameters`: the weights of the model; None where it is not built yet."""
+        if self._said:
+            return
+        self._said = True
+        changes = list(self._changes)
+        if parameters is not None and self._parameters is not None and parameters != self._parameters:
+            changes.append(f"the model: measured with {self._parameters:,} weights, here {parameters:,}")
+        if changes:
+            self._say(describe_changes(changes, self._command))
+
+
+def verify_command(recipe: Recipe, path: Path, script: str) -> str:
+    """Return the command that measures a recipe's claim again, with a budget that suffices."""
+    seconds = recipe.evidence.verify_seconds or VERIFY_SECONDS
+    return f"{shlex.join(['autotune', 'verify', str(path), script])} --budget {seconds:.0f}s"
 
 
 @dataclass(frozen=True)
@@ -299,10 +305,30 @@ class PreparedRun:
     options: tuple[str, ...] = ()  # of `autotune run`, for the command that is named if the script starts again
 
     def __call__(self) -> int:
-        """Run the script."""
+        """Run the script as Python does: show its exceptions, and return its exit code."""
         if self.recipe_file is not None:
             children.refuse_restarts(self.reference, run=(*self.options, str(self.recipe_file)))
-        return _run(self.reference, self.long_run)
+        run = self.long_run
+        try:
+            run_as_main(self.reference)
+        except AutotuneError as error:
+            say(str(error))
+            run = None
+            return error.exit_code
+        except SystemExit as end:
+            if end.code is None or isinstance(end.code, int):
+                return int(end.code or 0)
+            sys.stderr.write(f"{end.code}\n")
+            return 1
+        except KeyboardInterrupt:
+            return 130
+        except BaseException:
+            sys.stderr.write(describe_frames(traceback.format_exc()))
+            return 1
+        finally:
+            if run is not None:
+                run.ended()
+        return 0
 
 
 def prepare_run(
@@ -419,30 +445,6 @@ def _answer_of(recipe: Recipe, *, candidate: bool, same_training: bool, larger_b
         changes = Configuration(recipe.configuration).describe(relative_to=Configuration(recipe.baseline))
         say(f"training with the candidate {changes}, {recipe.evidence.speedup.shown()}, which is not confirmed")
     return recipe
-
-
-def _run(reference: WorkloadReference, run: LongRun | None = None) -> int:
-    """Run the script as Python does: show its exceptions, and return its exit code."""
-    try:
-        run_as_main(reference)
-    except AutotuneError as error:
-        say(str(error))
-        run = None
-        return error.exit_code
-    except SystemExit as end:
-        if end.code is None or isinstance(end.code, int):
-            return int(end.code or 0)
-        sys.stderr.write(f"{end.code}\n")
-        return 1
-    except KeyboardInterrupt:
-        return 130
-    except BaseException:
-        sys.stderr.write(describe_frames(traceback.format_exc()))
-        return 1
-    finally:
-        if run is not None:
-            run.ended()
-    return 0
 
 
 def activate() -> None:

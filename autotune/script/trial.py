@@ -29,7 +29,6 @@ from autotune.script.dataset_trace import drops_remainder
 from autotune.script.execute import is_scripts_fork, note_process, run_as_main
 from autotune.script.fit_call import VALIDATION_HINT, FitCall, few_steps, last_epochs
 from autotune.script.graph_step import prove_fit
-from autotune.script.long_run import changed_arguments
 from autotune.script.loop_trial import LoopTraining, OtherWorker, TrialHooks
 from autotune.script.settings import Settings
 from autotune.script.strategies import open_when_building
@@ -202,7 +201,7 @@ class FitTraining(TrialHooks):
         if self._refits.are_measured:
             return None
         try:
-            arguments = {**call.arguments, **changed_arguments(call, self.configuration, self.facts)}
+            arguments = {**call.arguments, **call.changed_arguments(self.configuration, self.facts)}
             arguments["initial_epoch"] = first = last_epochs(arguments, 2)
             callbacks = self.effects.without_writers(arguments["callbacks"])
             for callback in callbacks:
