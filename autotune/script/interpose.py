@@ -198,18 +198,14 @@ class Wrappers:
         """Return a dataset with a cache behind it, if the configuration has one there."""
         if not self.settings.at("cache", site, False):
             return dataset
-        with self.inert():
-            return dataset.cache(self._new_cache_file())
-
-    def _new_cache_file(self) -> str:
-        """Return the name of a file that no other process reads, and that is removed; empty for a cache in memory."""
-        wanted, folder = self.settings.cache_file_bytes, self.scratch or Path(tempfile.gettempdir())
-        if not wanted:
-            return ""
-        if self.scratch is None and free_on_local_disk(folder) < 2 * wanted:  # the survey has asked the trial's disk
+        wanted, folder, file = self.settings.cache_file_bytes, self.scratch or Path(tempfile.gettempdir()), ""
+        if wanted and self.scratch is None and free_on_local_disk(folder) < 2 * wanted:  # a trial's was asked
             why = f"cache=true needs a file of {memory_size(wanted)}, and twice that is not free on a disk in {folder}"
             raise ApplyError(why, hint="Set TMPDIR to a folder on a local disk with more room.")
-        return str(make_scratch("autotune-cache-", folder) / "epoch")
+        if wanted:  # no cache in memory: a file that no other process reads, and that is removed
+            file = str(make_scratch("autotune-cache-", folder) / "epoch")
+        with self.inert():
+            return dataset.cache(file)
 
     def _cache(self, usual: Callable[..., Any], site: Site, bound: BoundArguments) -> Any:
         """Give a trial a cache file of its own, and so a long run whose batch size is changed."""

@@ -69,7 +69,9 @@ def find_step_loop(
             found = found or StepLoop(place(steps))
             found = replace(found, periodic=found.periodic or place(_find_periodic(steps, counters)))
             is_open = below_yields
-        found_ends += [_find_count_around(loop, counters) for loop in loops]
+        for loop in loops:  # around the loop over steps
+            test = loop.test if isinstance(loop, ast.While) and _mentions(loop.test, counters) else None
+            found_ends.append(test or _find_exit(loop, counters, conditional=True))
         for end in filter(None, found_ends):
             assert found is not None
             if _is_scaled(end, counters, frame, is_batched):
@@ -110,27 +112,15 @@ def _find_count(loop: ast.AST, counters: set[str], *, read_by_for: bool) -> ast.
     `read_by_for`: it is a `for` over the data itself. Otherwise something in it reads the next batch.
     """
     if isinstance(loop, ast.While):
-        return loop.test if _is_counting_test(loop) else _find_exit(loop, counters)
+        compares = [node for node in ast.walk(loop.test) if isinstance(node, ast.Compare)]
+        counts = any(not isinstance(operator, ast.Is | ast.IsNot) for node in compares for operator in node.ops)
+        counts = counts or (bool(names_called(loop.test)) and not _reads_to_the_end(loop))
+        return loop.test if counts else _find_exit(loop, counters)
     assert isinstance(loop, ast.For | _COMPREHENSIONS)
     iterated = loop.iter if isinstance(loop, ast.For) else loop.generators[0].iter
     if not read_by_for or not names_called(iterated).isdisjoint({"range", "islice"}):  # `islice(data, n)`
         return loop
     return _find_exit(loop, counters)
-
-
-def _find_count_around(loop: ast.AST, counters: set[str]) -> ast.AST | None:
-    """Return the node that ends a loop around the loop over steps by their count; None without one."""
-    if isinstance(loop, ast.While) and _mentions(loop.test, counters):
-        return loop.test
-    return _find_exit(loop, counters, conditional=True)
-
-
-def _is_counting_test(loop: ast.While) -> bool:
-    """Return whether the test of a loop that takes its own batches may end it before the data does."""
-    compares = [node for node in ast.walk(loop.test) if isinstance(node, ast.Compare)]
-    if any(not isinstance(operator, ast.Is | ast.IsNot) for node in compares for operator in node.ops):
-        return True
-    return bool(names_called(loop.test)) and not _reads_to_the_end(loop)
 
 
 def _reads_to_the_end(loop: ast.While) -> bool:

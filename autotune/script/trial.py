@@ -89,7 +89,12 @@ def timing(
     open_when_building(configuration)
     yield
     while training.restarts():
-        ignore_device_settings(tf)
+        # TensorFlow runs, and has the first run's devices and threads.
+        devices = ("set_logical_device_configuration", "set_visible_devices", "set_memory_growth")
+        threads = ("set_intra_op_parallelism_threads", "set_inter_op_parallelism_threads")
+        for owner in (tf.config, tf.config.experimental, tf.config.threading):
+            for name in (*devices, *threads):
+                setattr(owner, name, lambda *_, **__: None)
         if facts.workers:
             keep_collectives()
         os.chdir(here)
@@ -101,15 +106,6 @@ def _fail_without_worker(channel: protocol.Channel, why: str) -> NoReturn:
     """End this process because a worker died; an error of either was sent before."""
     channel.send(protocol.Failed(outcome=Outcome.CRASHED, reason=why))
     leave(1)
-
-
-def ignore_device_settings(tf: Any) -> None:
-    """Ignore what a restarted script sets of devices and threads: TensorFlow runs, and has the first run's values."""
-    devices = ("set_logical_device_configuration", "set_visible_devices", "set_memory_growth")
-    threads = ("set_intra_op_parallelism_threads", "set_inter_op_parallelism_threads")
-    for owner in (tf.config, tf.config.experimental, tf.config.threading):
-        for name in (*devices, *threads):
-            setattr(owner, name, lambda *_, **__: None)
 
 
 def run_users(reference: WorkloadReference, *, endless: Site | None = None, adjustable: bool = False) -> None:
@@ -265,19 +261,15 @@ def _fit_args(call: FitCall, callbacks: list[Any]) -> dict[str, Any]:
     passed_on = ["verbose", "validation_freq"]
     passed_on += ["class_weight"] if call.kind != "arrays" else []
     passed_on += ["shuffle"] if call.kind == "py_dataset" else []
-    callbacks = [_report_epochs(int(given["epochs"])), *callbacks]
-    return {**{name: given[name] for name in passed_on}, **call.loading_arguments, "callbacks": callbacks}
 
-
-def _report_epochs(epochs: int) -> Any:
-    """Return a callback, to be the first, that gives the others the script's number of epochs, not the trial's."""
-
+    # To be the first: it gives the others the script's number of epochs, not the trial's.
     class ReportEpochs(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ships no types
         def set_params(self, params: Any) -> None:
-            params["epochs"] = epochs  # Keras hands this dict to each callback in turn
+            params["epochs"] = int(given["epochs"])  # Keras hands this dict to each callback in turn
             super().set_params(params)
 
-    return ReportEpochs()
+    callbacks = [ReportEpochs(), *callbacks]
+    return {**{name: given[name] for name in passed_on}, **call.loading_arguments, "callbacks": callbacks}
 
 
 def _repeat_epochs(callback: Any, epochs: Sequence[int], *, start: int = 0) -> None:

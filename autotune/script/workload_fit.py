@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -158,9 +159,8 @@ def _call_for_dataset(function: Callable[..., Any], part: str, configuration: Co
 
 def compiled_model(workload: Workload, configuration: Configuration) -> keras.Model:
     """Build the workload's model, compiled with the configuration's values that act on its dataset."""
-    if configuration.get("strategy", "none") == "none":  # in no scope at all: the workload may misuse one
-        return _compiled(workload, configuration)
-    with strategy_of(configuration).scope():
+    has_strategy = configuration.get("strategy", "none") != "none"  # else in no scope at all: it may misuse one
+    with strategy_of(configuration).scope() if has_strategy else contextlib.nullcontext():
         return _compiled(workload, configuration)
 
 

@@ -169,10 +169,16 @@ class FitSession(TrainingSession):
         callbacks = [*parts.fit_args.get("callbacks", ()), edges]
         arguments = {"epochs": EPOCHS, "verbose": 0, "shuffle": False, **parts.fit_args, "callbacks": callbacks}
         model.make_train_function()
-        usual = model.train_function
+        usual, proofs = model.train_function, iter([parts.prove])  # the first call is proven
         if self._keeps_compilations:
             usual = with_names_alike(usual)
-        timed = clock.wrap(self._retracing.wrap(_and_then_once(usual, parts.prove)))
+
+        def train_and_prove(iterator: Any) -> Any:
+            logs = usual(iterator)
+            next(proofs, lambda: None)()
+            return logs
+
+        timed, tidy_up = clock.wrap(self._retracing.wrap(train_and_prove)), partial(keras_api().tidy_up, model)
         model.train_function = timed
         early = TrainingFailed(Outcome.ERROR, "model.fit returned before it was asked to")
         try:
@@ -181,7 +187,7 @@ class FitSession(TrainingSession):
                 raise early
             gc.collect()  # Keras's iterator is part of a cycle, and keeps all that its pipeline holds
             model.train_function = usual
-            self._tidy_up()
+            tidy_up(self.training.steps_per_call)
             clock.time_by_steps(self._between_epochs(clock))
             model.train_function = timed
             few = None if parts.validation is None else parts.validation.take(self.training.steps_per_call)
@@ -189,13 +195,10 @@ class FitSession(TrainingSession):
             model.fit(**parts.train.fit_args, validation_data=few, **arguments)
             raise early
         except TrainingEnded as ended:
-            self._tidy_up()
+            tidy_up(self.training.steps_per_call)
             return ended.finish
         finally:
             model.train_function = usual
-
-    def _tidy_up(self) -> None:
-        keras_api().tidy_up(self.parts.model, self.training.steps_per_call)
 
     def _between_epochs(self, clock: StepClock) -> BetweenEpochs:
         """Return the boundary between two epochs, measured by more training where no other trial has measured it."""
@@ -247,18 +250,6 @@ class FitSession(TrainingSession):
             except (StopIteration, tf.errors.OutOfRangeError):
                 iterator = iter(self.parts.train.dataset.repeat())
                 model.train_function(iterator)
-
-
-def _and_then_once(train_function: Callable[[Any], Any], act: Callable[[], None]) -> Callable[[Any], Any]:
-    """Return a train function after whose first call this is done."""
-    acts = iter([act])
-
-    def call(iterator: Any) -> Any:
-        logs = train_function(iterator)
-        next(acts, lambda: None)()
-        return logs
-
-    return call
 
 
 def _validation_limit(parts: Parts) -> keras.callbacks.Callback:

@@ -38,7 +38,8 @@ class ReadVariables:
         of_metrics = (variable for metric in model.metrics for variable in metric.variables)
         others = (*model.trainable_variables, *of_metrics)
         self._others = {id(handle) for variable in others for handle in handles_of(variable)}
-        self._names = {id(handle): _name(variable) for variable in model.variables for handle in handles_of(variable)}
+        paths = ((str(getattr(of, "path", of.name)), handle) for of in model.variables for handle in handles_of(of))
+        self._names = {id(handle): path.partition(":")[0] for path, handle in paths}
 
     @contextlib.contextmanager
     def watch(self) -> Iterator[None]:
@@ -91,10 +92,6 @@ def handles_of(variable: Any) -> list[Any]:
     """Return the handles of a variable of Keras or TensorFlow, one for each device."""
     value = getattr(variable, "_value", variable)
     return [part.handle for part in getattr(value, "values", None) or [value]]
-
-
-def _name(variable: Any) -> str:
-    return str(getattr(variable, "path", variable.name)).partition(":")[0]
 
 
 def _is_used(value: Any) -> bool:
