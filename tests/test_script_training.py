@@ -10,13 +10,13 @@ import pytest
 
 from autotune.data.facts import ScriptFacts, Trains, WorkloadReference
 from autotune.runtime.protocol import Finish
-from autotune.script import fit_call, loop_watch, reach, trial, work
+from autotune.script import batch_dependence, fit_call, loop_watch, reach, trial
+from autotune.script.batch_dependence import early_ends
 from autotune.script.fit_call import FitCall, honours_batch_size
 from autotune.script.interpose import Hooks, Wrappers
 from autotune.script.loop_trial import LoopSession, timed_calls
 from autotune.script.loop_watch import LoopWatch
 from autotune.script.settings import Settings
-from autotune.script.work import early_ends
 
 # ------------------------------------------------------------------------------------------ `fit`
 
@@ -99,7 +99,7 @@ def test_what_may_end_a_fit_early_is_named_with_its_line(ender, is_model):
 def test_a_callback_of_kerass_is_named_with_the_line_that_makes_it(monkeypatch, tmp_path):
     script = tmp_path / "train.py"
     script.write_text("import keras\n\nmodel.fit(x, callbacks=[keras.callbacks.EarlyStopping()])\n")
-    monkeypatch.setattr(work, "is_installed", lambda file: True)
+    monkeypatch.setattr(batch_dependence, "is_installed", lambda file: True)
     assert early_ends(EarlyStopping(), None, [script], str(tmp_path)) == "EarlyStopping (train.py, line 3)"
 
 

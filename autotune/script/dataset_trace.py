@@ -17,14 +17,13 @@ from autotune.machine.fingerprint import memory_limit_bytes
 from autotune.machine.telemetry import peak_host_bytes
 from autotune.recipe.apply import kind_of
 from autotune.recipe.tf_private import effects_of, functions_of, inputs_of, operations_of
-from autotune.training.pipeline import count_data
+from autotune.training.pipeline import BATCHES, count_data
 
 if TYPE_CHECKING:
     import tensorflow as tf
 
 COUNTS_BATCHES = ("Take", "Skip", "Shard", "Window", "Batch", "ParallelBatch", "PaddedBatch", "Unbatch")
 """Calls whose meaning after `batch` depends on the batch size."""
-BATCHES = ("Batch", "ParallelBatch", "PaddedBatch")
 MAPS = ("Map", "ParallelMap")
 SAME_ELEMENTS = ("Prefetch", "Map", "ParallelMap", "Options", "Cache", "Shuffle")
 """Datasets that yield as many elements as they read."""
@@ -96,6 +95,20 @@ def _batch_calls(dataset: tf.data.Dataset, counted: str) -> Iterator[tuple[Datas
 def drops_remainder(dataset: tf.data.Dataset) -> bool:
     """Return whether a smaller last batch is dropped."""
     return any(call.drop_remainder for call in batch_calls(dataset)[0][:1])
+
+
+def is_batched(data: Any) -> bool:
+    """Return whether a value is a finite dataset that the script's own `batch` batches."""
+    import tensorflow as tf
+
+    return isinstance(data, tf.data.Dataset) and not is_endless(data) and bool(batch_calls(data)[0])
+
+
+def is_endless(dataset: Any) -> bool:
+    """Return whether a dataset is known to have no end."""
+    import tensorflow as tf
+
+    return isinstance(dataset, tf.data.Dataset) and int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY
 
 
 def calls_for(dataset: tf.data.Dataset, knob: str) -> list[DatasetCall]:

@@ -16,9 +16,8 @@ from autotune.recipe import apply
 from autotune.recipe.apply import keras_batches
 from autotune.recipe.keras_api import keras_api
 from autotune.recipe.tf_private import keras
-from autotune.script.dataset_trace import batch_calls, calls_for, examples_of, mean_batch
+from autotune.script.dataset_trace import batch_calls, calls_for, examples_of, is_endless, mean_batch
 from autotune.script.settings import Settings
-from autotune.script.work import is_endless
 from autotune.space.configuration import Configuration
 from autotune.space.knobs import KNOBS, Stage
 

@@ -18,11 +18,26 @@ from autotune.recipe import apply
 from autotune.recipe.keras_api import keras_api
 from autotune.recipe.tf_private import inputs_of, is_seeded, name_of_strategy, sums_by_collectives
 from autotune.runtime.sources import directory_of, file_of, fingerprint_of_script, own_files
-from autotune.script.batch_constants import find_batch_constant, find_counted_calls, find_summed_loss
+from autotune.script.batch_dependence import (
+    count_of_loop,
+    early_ends,
+    find_batch_constant,
+    find_counted_calls,
+    held_steps,
+    notes_on_batches,
+)
 from autotune.script.batched_map import find_batched_map
 from autotune.script.call_sites import enclosing_ranges, is_called_in_loop, running_frames
 from autotune.script.changing_state import READS_AHEAD, OwnSource
-from autotune.script.dataset_trace import BATCHES, batch_calls, calls_for, drops_remainder, find_cache, upstream
+from autotune.script.dataset_trace import (
+    batch_calls,
+    calls_for,
+    drops_remainder,
+    find_cache,
+    is_batched,
+    is_endless,
+    upstream,
+)
 from autotune.script.eager_steps import find_obstacle_of_fit
 from autotune.script.fit_call import LOADING, VALIDATION_HINT, FitCall, honours_batch_size
 from autotune.script.interpose import Wrappers
@@ -31,11 +46,10 @@ from autotune.script.loop_watch import LoopWatch
 from autotune.script.sandbox import SideEffects
 from autotune.script.settings import as_knob, given_values
 from autotune.script.slow_parts import slow_parts_of_input, slow_parts_of_step
-from autotune.script.work import count_of_loop, early_ends, held_steps, is_batched, is_endless, notes_on_batches
 from autotune.space.configuration import ONE_STEP
 from autotune.space.keras_in_use import keras_in_use
 from autotune.space.knobs import ALLOW_PRECISION, AS_WRITTEN, KNOBS, PRECISION_KNOBS, STRATEGY_KNOBS, Device, Stage
-from autotune.training.pipeline import batch_length
+from autotune.training.pipeline import BATCHES, batch_length
 
 _XLA = [name for name in KNOBS if name == "jit_compile" or name.startswith("xla_")]
 _OPTIONS = [name for name, knob in KNOBS.items() if knob.stage is Stage.OPTIONS]
@@ -259,8 +273,7 @@ def _facts(
         *slow_parts_of_input(dataset, sites, given, context.directory),
         *slow_parts_of_step(eager, layers, optimizers, context.wrappers.compiled_at, held, slow_lines),
     ]
-    summed_loss = find_summed_loss(context.own_files, context.directory)
-    notes = notes_on_batches(dataset, loop, callbacks, optimizers, summed_loss, context.directory)
+    notes = notes_on_batches(dataset, loop, callbacks, optimizers, context.own_files, context.directory)
     script = ScriptFacts(
         baseline={**given, "batch_size": batch_size},
         sites=sites,
@@ -465,23 +478,16 @@ def _not_reached_by_fit(call: FitCall, dataset: Any) -> dict[str, str]:
 def _batch_size_not_reached(call: FitCall, dataset: Any) -> str:
     """Return why the batch size cannot be changed; empty where it can."""
     if call.kind == "dataset":
-        _, why = batch_calls(dataset)
-        if not why and call.arguments["steps_per_epoch"] and not _steps_are_batches(call, dataset):
-            return "steps_per_epoch is not the number of batches in the data"
-        if not why and not call.arguments["steps_per_epoch"] and is_endless(dataset):
+        (_, why), steps = batch_calls(dataset), call.arguments["steps_per_epoch"]
+        if not why and not steps and is_endless(dataset):
             return "the data is endless and fit has no steps_per_epoch, so something else ends the training"
-        return why
+        if why or not steps:
+            return why
+        batched = next((found for found in upstream(dataset) if apply.kind_of(found) in BATCHES), None)
+        counts = () if batched is None else (int(found.cardinality()) for found in upstream(inputs_of(batched)[0]))
+        examples, size = next((count for count in counts if count >= 0), -1), call.batch_size or 0
+        is_epoch = examples >= 0 and size and int(steps) in (examples // size, -(-examples // size))
+        return "" if is_epoch else "steps_per_epoch is not the number of batches in the data"
     if call.kind == "py_dataset" and not honours_batch_size(call.arguments["x"]):
         return "the PyDataset or Sequence ignores its batch_size attribute"
     return _DATA[call.kind] if call.kind in ("generator", "distributed") else ""
-
-
-def _steps_are_batches(call: FitCall, dataset: Any) -> bool:
-    """Return whether `steps_per_epoch` is the number of batches in the data."""
-    size, steps = call.batch_size, int(call.arguments["steps_per_epoch"])
-    batched = next((found for found in upstream(dataset) if apply.kind_of(found) in BATCHES), None)
-    if batched is None or not size:
-        return False
-    counts = (int(found.cardinality()) for found in upstream(inputs_of(batched)[0]))
-    examples = next((count for count in counts if count >= 0), -1)
-    return examples >= 0 and steps in (examples // size, -(-examples // size))

@@ -67,13 +67,6 @@ def listed_callbacks(callbacks: Any) -> list[Any]:
     return list(callbacks) if isinstance(callbacks, list | tuple) else [callbacks] if callbacks else []
 
 
-def disable_trackers(scratch: Path) -> None:
-    """Keep experiment trackers offline, whatever the user's shell says. MLflow may still load registered models."""
-    if server := os.environ.get("MLFLOW_TRACKING_URI"):
-        os.environ.setdefault("MLFLOW_REGISTRY_URI", server)
-    os.environ.update(_TRACKERS_OFF, MLFLOW_TRACKING_URI=f"file:{scratch}/mlflow")
-
-
 class SideEffects:
     """The side effects of a script that this process omits in its trial.
 
@@ -94,7 +87,10 @@ class SideEffects:
 
         Keras's own saves stay until `install_keras`.
         """
-        disable_trackers(self.scratch)
+        # Trackers stay offline, whatever the user's shell says. MLflow may still load registered models.
+        if server := os.environ.get("MLFLOW_TRACKING_URI"):
+            os.environ.setdefault("MLFLOW_REGISTRY_URI", server)
+        os.environ.update(_TRACKERS_OFF, MLFLOW_TRACKING_URI=f"file:{self.scratch}/mlflow")
         if containment.is_active():
             return
         checkpoints = ((tf.train.Checkpoint, "save"), (tf.train.Checkpoint, "write"))

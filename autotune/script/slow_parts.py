@@ -12,7 +12,8 @@ from autotune.recipe.apply import kind_of
 from autotune.recipe.tf_private import functions_of, operations_of
 from autotune.script.call_sites import line_of_code
 from autotune.script.changing_state import code_of
-from autotune.script.dataset_trace import BATCHES, call_of, upstream
+from autotune.script.dataset_trace import call_of, upstream
+from autotune.training.pipeline import BATCHES
 
 if TYPE_CHECKING:
     import tensorflow as tf

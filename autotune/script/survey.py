@@ -81,7 +81,10 @@ def survey(
         def run_script(answer: int) -> None:
             leave_template()
             ours.close()
-            Survey(reference, variables, answer, workers, began=began, requests=theirs).run()
+            survey = Survey(reference, variables, answer, workers, began=began, requests=theirs)
+            with survey.watching():
+                run_users(reference)
+            leave(1)
 
         return run_in_fork(run_script, may_wait=True, tell=tell)
 
@@ -162,12 +165,6 @@ class Survey(Hooks):
         self._counts_rounds = False  # a step is a round of several optimizers
         self._of_loop: dict[str, Any] | None = None  # the answer, if no further function of the step is called
         self._of_single: dict[str, Any] | None = None  # the answer where each call is a step
-
-    def run(self) -> NoReturn:
-        """Run the script, answer, and end this process."""
-        with self.watching():
-            run_users(self._reference)
-        leave(1)
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
@@ -382,26 +379,22 @@ class Survey(Hooks):
             why = f"--fit {number}: {self._reference.shown} has {plural(len(self._fits), 'call')} of fit ({lines})"
             hint = f"Give a number from 1 to {len(self._fits)}, or leave --fit out to tune the longest."
             self._fail(WorkloadError(why, hint=hint))
-        chosen = self._facts[number - 1]
+        chosen, own = self._facts[number - 1], self._around.own_files
         assert chosen.script is not None
-        own = self._around.own_files
+        same = [index for index, key in enumerate(self._keys) if key == self._keys[number - 1]]
+        calls = len(same)
+        if len(same) > 1 and len(self._fits_ended_at) > same[1]:
+            # These calls trained a few steps, so this is what lies between two of them at most.
+            between = min(self._fits_ended_at[after] - self._fits_ended_at[before] for before, after in pairwise(same))
+            calls = 1 if between < NEGLIGIBLE * self._fits[number - 1].planned_seconds else calls  # not worth timing
         script = chosen.script.model_copy(
             update={
                 "fits": tuple(self._fits),
-                "fit_calls": self._calls_worth_timing(number - 1),
+                "fit_calls": calls,
                 "left_out": tuple(with_line(name, own, self._around.directory) for name in self._effects.left_out),
             }
         )
         return chosen.model_copy(update={"script": script})
-
-    def _calls_worth_timing(self, chosen: int) -> int:
-        """Return how often the chosen `fit` was called; 1 where what lies between two calls is negligible."""
-        same = [index for index, key in enumerate(self._keys) if key == self._keys[chosen]]
-        if len(same) < 2 or len(self._fits_ended_at) <= same[1]:
-            return len(same)
-        # These calls trained a few steps, so this is what lies between two of them at most.
-        between = min(self._fits_ended_at[after] - self._fits_ended_at[before] for before, after in pairwise(same))
-        return 1 if between < NEGLIGIBLE * self._fits[chosen].planned_seconds else len(same)
 
     def _look_for_workers(self) -> None:
         """Answer with the number of workers that the strategy needs: the script is surveyed again with them."""

@@ -234,10 +234,21 @@ def _compile(model: keras.Model, function: Callable[[], Any], configuration: Con
 def refuse_batches(workload: Workload, configuration: Configuration, dataset: tf.data.Dataset) -> None:
     """Refuse data that is batched already, where nothing tells the shape of the model's inputs.
 
-    Such a model may train on batches of batches silently, so one is asked to train on the user's first element as it
-    is. Where that fails, the element only looks like a batch, as a sequence does.
+    Its elements are of an unknown length, or were put together by `.batch()` as tuples. A model may train on batches of
+    batches silently, so one is asked to train on the user's first element as it is. Where that fails, the element only
+    looks like a batch, as a sequence does.
     """
-    if not _may_hold_batches(dataset):
+    shapes = [getattr(leaf, "shape", None) for leaf in tf.nest.flatten(dataset.element_spec)]
+    lengths = {shape[0] if shape is not None and shape.rank else -1 for shape in shapes}
+    if len(lengths) > 1 or lengths == {-1}:
+        return
+    made = dataset
+    while lengths != {None} and (kind := apply.kind_of(made)) not in BATCHES:
+        before = inputs_of(made)
+        if len(before) != 1 or kind in ("Unbatch", "FlatMap", "Window"):
+            return
+        (made,) = before
+    if lengths != {None} and not isinstance(made.element_spec, tuple):  # a sequence is made of one tensor
         return
     model = compiled_model(workload, configuration)
     model.run_eagerly = True
@@ -246,20 +257,6 @@ def refuse_batches(workload: Workload, configuration: Configuration, dataset: tf
     except Exception:  # whatever a model raises that cannot be trained on it
         return
     raise _batched_already("the model trains on an element of it as it is")
-
-
-def _may_hold_batches(dataset: tf.data.Dataset) -> bool:
-    """Return whether elements look like batches: of an unknown length, or put together by `.batch()` as tuples."""
-    shapes = [getattr(leaf, "shape", None) for leaf in tf.nest.flatten(dataset.element_spec)]
-    lengths = {shape[0] if shape is not None and shape.rank else -1 for shape in shapes}
-    if len(lengths) > 1 or lengths == {-1}:
-        return False
-    while lengths != {None} and (kind := apply.kind_of(dataset)) not in BATCHES:
-        before = inputs_of(dataset)
-        if len(before) != 1 or kind in ("Unbatch", "FlatMap", "Window"):
-            return False
-        (dataset,) = before
-    return lengths == {None} or isinstance(dataset.element_spec, tuple)  # a sequence is made of one tensor
 
 
 def _batched_already(why: str) -> WorkloadError:

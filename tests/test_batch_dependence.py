@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from autotune.data.facts import Site
-from autotune.script.batch_constants import find_batch_constant, find_summed_loss
+from autotune.script.batch_dependence import find_batch_constant, find_summed_loss
 
 TAPE = """
     N = 16
