@@ -102,38 +102,32 @@ class _Call(NamedTuple):
         return name_of(self.node.func)
 
 
-def _calls(node: ast.AST, prefix: str = "", in_loop: bool = False) -> Iterator[_Call]:
-    """Yield the calls below a node."""
+def _scoped_nodes(node: ast.AST, prefix: str = "", in_loop: bool = False) -> Iterator[tuple[ast.AST, str, bool]]:
+    """Yield the nodes below one, with what precedes a qualified name there, and whether a loop of the function does."""
     in_loop = in_loop or isinstance(node, _LOOPS)
     for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.Call):
-            yield _Call(child, prefix.removesuffix(".").removesuffix(".<locals>"), in_loop)
+        yield child, prefix, in_loop
         if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield from _calls(child, f"{prefix}{child.name}.<locals>.")
+            yield from _scoped_nodes(child, f"{prefix}{child.name}.<locals>.")
         else:
-            yield from _calls(child, f"{prefix}{child.name}." if isinstance(child, ast.ClassDef) else prefix, in_loop)
+            inner = f"{prefix}{child.name}." if isinstance(child, ast.ClassDef) else prefix
+            yield from _scoped_nodes(child, inner, in_loop)
+
+
+def _calls(tree: ast.AST) -> Iterator[_Call]:
+    for node, prefix, in_loop in _scoped_nodes(tree):
+        if isinstance(node, ast.Call):
+            yield _Call(node, prefix.removesuffix(".").removesuffix(".<locals>"), in_loop)
 
 
 def functions_in(tree: ast.Module, file: str, directory: str) -> Iterator[tuple[Site, ast.FunctionDef]]:
     """Yield the functions of a file, with their sites: the order counts those of the same qualified name."""
     counts: Counter[tuple[str, str]] = Counter()
-    waiting: list[tuple[ast.AST, str]] = [(tree, "")]
-    while waiting:
-        node, prefix = waiting.pop()
-        name = f"{prefix}{getattr(node, 'name', '')}"
+    for node, prefix, _ in _scoped_nodes(tree):
         if isinstance(node, ast.FunctionDef):
-            place = place_of(file, node.lineno, directory)
-            order = counts[place["file"], name]
-            yield Site(function=name, call=node.name, order=order, **place), node
+            place, name = place_of(file, node.lineno, directory), f"{prefix}{node.name}"
+            yield Site(function=name, call=node.name, order=counts[place["file"], name], **place), node
             counts[place["file"], name] += 1
-        inner = (
-            f"{name}.<locals>."
-            if isinstance(node, ast.FunctionDef)
-            else f"{name}."
-            if isinstance(node, ast.ClassDef)
-            else prefix
-        )
-        waiting += [(child, inner) for child in reversed(list(ast.iter_child_nodes(node)))]
 
 
 def name_of(node: ast.AST) -> str:
