@@ -8,7 +8,7 @@ import shlex
 import sys
 import traceback
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -165,10 +165,8 @@ class LongRun(Hooks):
             self._refuse_missing()
             if self._loop:
                 self._warn_of_changes(self._watch.trained_weights())
-            if (factor := self._factor_of_loop()) != 1.0:
-                before, after = self._batch_sizes_of_loop()
-                shown = (_show_scaled(optimizer, factor) for optimizer in self._watch.optimizers.values())
-                self._say_scaled(", ".join(dict.fromkeys(shown)), before, after)
+            if self._factor_of_loop() != 1.0:
+                self._say_scaled(self._watch.optimizers.values(), *self._batch_sizes_of_loop())
         if not self._facts.work_varies:  # whose speed changes with what was learned
             self.guard.called(examples)
 
@@ -229,7 +227,7 @@ class LongRun(Hooks):
         scaled = call.model if call.model.optimizer is None else call.model.optimizer
         if factor != 1.0 and self._scaled.get(scaled) != (before, after):  # its rate may change from call to call
             self._scaled[scaled] = (before, after)
-            self._say_scaled(_show_scaled(scaled, factor), before, after)
+            self._say_scaled([scaled], before, after)
         return factor
 
     def _batch_sizes_of_loop(self) -> tuple[int, int]:
@@ -245,25 +243,24 @@ class LongRun(Hooks):
         before, after = self._batch_sizes_of_loop()
         return 1.0 if self._scale is None else factor_of(self._scale, after / before)
 
-    def _say_scaled(self, changes: str, before: int, after: int) -> None:
-        """Say that learning rates are scaled, and why; not twice in a row."""
-        why = "as tested" if self._is_tested else "as asked for"
+    def _say_scaled(self, optimizers: Iterable[Any], before: int, after: int) -> None:
+        """Say that the learning rates of the next steps are scaled, and why; not twice in a row."""
+        assert self._scale is not None
+        factor, changes = factor_of(self._scale, after / before), list[str]()
+        for optimizer in optimizers:
+            try:
+                rate = float(optimizer.learning_rate)
+                changes.append(f"{rate:g} → {factor * rate:g}")
+            except (AttributeError, TypeError, ValueError):  # it is not readable
+                changes.append(f"×{factor:g}")
+        shown, why = ", ".join(dict.fromkeys(changes)), "as tested" if self._is_tested else "as asked for"
         text = (
-            f"learning rate {changes}, {why}, for batches of {after} instead of {before} ({self._scale}); "
+            f"learning rate {shown}, {why}, for batches of {after} instead of {before} ({self._scale}); "
             "--keep-learning-rate leaves it"
         )
         if text != self._said_last:
             say(text)
         self._said_last = text
-
-
-def _show_scaled(optimizer: Any, factor: float) -> str:
-    """Return the learning rate that its next step would have, and the scaled one; the factor where none is readable."""
-    try:
-        rate = float(optimizer.learning_rate)
-    except (AttributeError, TypeError, ValueError):
-        return f"×{factor:g}"
-    return f"{rate:g} → {factor * rate:g}"
 
 
 class Staleness:
