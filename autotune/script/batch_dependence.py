@@ -49,7 +49,12 @@ def find_batch_constant(
         fixed = next((node for node in ast.walk(tree) if isinstance(node, ast.Call) and _fixes_batch(node)), None)
         if fixed is not None:
             return f"{line_of(file, fixed, directory)} builds the model for one batch size"
-    names = _given_names(files, given_at, directory)
+    names = set[str]()  # expressions that give the batch size, as source text, without plain numbers
+    calls = [call for file in files for call in calls_in(str(file), directory).values()]
+    for site, call in ((site, call) for site in given_at for known, call in calls if known.key == site.key):
+        by_name = [keyword.value for keyword in call.keywords if keyword.arg == "batch_size"]
+        by_place = call.args[:1] if site.call in CALLS else []
+        names |= {ast.unparse(value) for value in by_name or by_place if not isinstance(value, ast.Constant)}
     for file, region, computed in _step_code(trees, losses):
         for node in _uses(region, names, size, computed):
             return f"{line_of(file, node, directory)} computes with the batch size in a step of training"
@@ -78,18 +83,6 @@ def _fixes_batch(call: ast.Call) -> bool:
             first = shape.elts[0] if isinstance(shape, ast.Tuple | ast.List) and shape.elts else shape
             return not (isinstance(first, ast.Constant) and first.value is None)
     return False
-
-
-def _given_names(files: Sequence[Path], given_at: Sequence[Site], directory: str) -> set[str]:
-    """Return the expressions that give the batch size at these calls, as source text, without plain numbers."""
-    found = set()
-    calls = [call for file in files for call in calls_in(str(file), directory).values()]
-    for site in given_at:
-        for call in (call for known, call in calls if known.key == site.key):
-            by_name = [keyword.value for keyword in call.keywords if keyword.arg == "batch_size"]
-            by_place = call.args[:1] if site.call in CALLS else []
-            found |= {ast.unparse(value) for value in by_name or by_place if not isinstance(value, ast.Constant)}
-    return found
 
 
 # ------------------------------------------------------------------------------------------- the code of a step

@@ -484,7 +484,8 @@ def _batch_size_not_reached(call: FitCall, dataset: Any) -> str:
         if why or not steps:
             return why
         batched = next((found for found in upstream(dataset) if apply.kind_of(found) in BATCHES), None)
-        counts = () if batched is None else (int(found.cardinality()) for found in upstream(inputs_of(batched)[0]))
+        parts = [] if batched is None else upstream(inputs_of(batched)[0])
+        counts = (int(found.cardinality()) for found in parts)
         examples, size = next((count for count in counts if count >= 0), -1), call.batch_size or 0
         is_epoch = examples >= 0 and size and int(steps) in (examples // size, -(-examples // size))
         return "" if is_epoch else "steps_per_epoch is not the number of batches in the data"
