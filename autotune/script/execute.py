@@ -75,7 +75,7 @@ def run_as_main(reference: WorkloadReference, *, endless: Site | None = None, ad
     for edit in _edits:
         edit(tree, file)
     if adjustable or endless is not None:
-        _name_ranges(tree, None if endless is None else _places(endless, reference))
+        _name_ranges(tree)
     if endless is not None:
         make_endless(endless, reference)
     exec(compile(tree, file, "exec", dont_inherit=True), main.__dict__)  # the user's own program
@@ -96,15 +96,13 @@ def edit_trees(edit: Callable[[ast.Module, str], object], files: Collection[Path
     SourceFileLoader.get_code = get_code  # type: ignore[assignment,method-assign]
 
 
-def _name_ranges(tree: ast.Module, places: Collection[tuple[int, int]] | None) -> None:
-    """Give the calls of `range()` at these places, by default in all `for` statements, names of their own."""
+def _name_ranges(tree: ast.Module) -> None:
+    """Give the calls of `range()` in all `for` statements names of their own."""
     if any(_binds_range(node) for node in ast.walk(tree)):
         return
     for loop in ast.walk(tree):
         for node in ast.walk(loop.iter) if isinstance(loop, ast.For) else ():
-            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or node.func.id != "range":
-                continue
-            if places is None or (node.lineno, node.col_offset) in places:
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "range":
                 node.func.id = _RANGE.format(node.lineno, node.col_offset)
                 setattr(builtins, node.func.id, range)
 
@@ -117,16 +115,12 @@ def _binds_range(node: ast.AST) -> bool:
     )
 
 
-def _places(site: Site, reference: WorkloadReference) -> list[tuple[int, int]]:
-    """Return the line and column at which a call of the script's own file stands."""
-    calls = calls_in(main_file_of(reference), directory_of(reference)).values()
-    return [(call.lineno, call.col_offset) for found, call in calls if found.key == site.key]
-
-
 def make_endless(site: Site, reference: WorkloadReference) -> None:
     """Have a call of `range()` start again when it ends, in a script that `run_as_main` runs."""
-    for line, column in _places(site, reference):
-        setattr(builtins, _RANGE.format(line, column), lambda *bounds: itertools.cycle(range(*bounds)))
+    for found, call in calls_in(main_file_of(reference), directory_of(reference)).values():
+        if found.key == site.key:
+            name = _RANGE.format(call.lineno, call.col_offset)
+            setattr(builtins, name, lambda *bounds: itertools.cycle(range(*bounds)))
 
 
 class _FrameworkImported(BaseException):

@@ -167,6 +167,10 @@ class TrialHooks(Hooks):
         """Return whether the script, which has ended, is to run again: its training is shorter than the trial."""
         return False
 
+    def fit(self, model: Any, usual: Callable[..., Any], arguments: dict[str, Any], site: Site) -> Any:
+        """See `Hooks`: this `fit` is not the one that is tuned."""
+        return few_steps(model, usual, arguments, self.effects.without_writers(arguments["callbacks"]))
+
     def _obey(self, act: Callable[[], None]) -> None:
         """Act, and end the trial where that fails: the script must not see it."""
         try:
@@ -208,10 +212,6 @@ class LoopTraining(TrialHooks):
         if name == keras_in_use().package:
             self._watch.install(sys.modules["tensorflow"])
             self._watch.install_keras(sys.modules[name])
-
-    def fit(self, model: Any, usual: Callable[..., Any], arguments: dict[str, Any], site: Site) -> Any:
-        """See `Hooks`: a training by `fit` is not the one that is tuned."""
-        return few_steps(model, usual, arguments, self.effects.without_writers(arguments["callbacks"]))
 
     def restarts(self) -> bool:
         """See `TrialHooks`."""

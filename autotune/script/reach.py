@@ -484,7 +484,7 @@ def _batch_size_not_reached(call: FitCall, dataset: Any) -> str:
         if why or not steps:
             return why
         batched = next((found for found in upstream(dataset) if apply.kind_of(found) in BATCHES), None)
-        parts = [] if batched is None else upstream(inputs_of(batched)[0])
+        parts: Iterable[Any] = () if batched is None else upstream(inputs_of(batched)[0])
         counts = (int(found.cardinality()) for found in parts)
         examples, size = next((count for count in counts if count >= 0), -1), call.batch_size or 0
         is_epoch = examples >= 0 and size and int(steps) in (examples // size, -(-examples // size))

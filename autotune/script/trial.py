@@ -27,7 +27,7 @@ from autotune.runtime.fork_server import leave
 from autotune.script import strategies
 from autotune.script.dataset_trace import drops_remainder
 from autotune.script.execute import is_scripts_fork, note_process, run_as_main
-from autotune.script.fit_call import VALIDATION_HINT, FitCall, few_steps, last_epochs
+from autotune.script.fit_call import VALIDATION_HINT, FitCall, last_epochs
 from autotune.script.graph_step import prove_fit
 from autotune.script.loop_trial import LoopTraining, OtherWorker, TrialHooks
 from autotune.script.settings import Settings
@@ -169,7 +169,7 @@ class FitTraining(TrialHooks):
         tuned = self.facts.fit_site
         is_earlier = self._count < self.facts.fit or bool(self._refits and tuned and site.key != tuned.key)
         if is_earlier:
-            return few_steps(model, usual, arguments, self.effects.without_writers(arguments["callbacks"]))
+            return super().fit(model, usual, arguments, site)
         return self.time(FitCall(model=model, arguments=arguments, settings=self.wrappers.settings), usual)
 
     def time(self, call: FitCall, usual: Callable[..., Any]) -> Any:
