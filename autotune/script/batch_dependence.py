@@ -145,7 +145,7 @@ def _blocks(node: ast.AST, scope: ast.AST) -> Iterator[tuple[list[ast.stmt], ast
 
 def _assigned(nodes: Sequence[ast.AST], *, from_shape: bool = False) -> set[str]:
     """Return the names assigned below these nodes, as source text; with `from_shape` only sizes of tensors."""
-    found, sizes = set(), {"shape", "len", "size", "get_shape"}
+    found, sizes = set[str](), {"shape", "len", "size", "get_shape"}
     for node in (part for top in nodes for part in ast.walk(top)):
         if isinstance(node, ast.Assign) and (not from_shape or sizes & set(map(name_of, ast.walk(node.value)))):
             targets = (part for target in node.targets for part in ast.walk(target))

@@ -314,7 +314,7 @@ def _read_state(model: keras.Model, file: str) -> list[Any]:
     shapes = {name: tuple(values.shape) for name, values in state.items()}
     if shapes == {name: tuple(variable.shape) for name, variable in variables.items()}:
         return [state[name] for name in variables]
-    kinds, own = keras_api().optimizer_bases(), []
+    kinds, own = keras_api().optimizer_bases(), list[str]()
     for name, value in vars(model).items():  # as of a GAN; `_self_` begins TensorFlow's own names
         parts = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else [value]
         if any(isinstance(part, kinds) for part in parts) and name != "optimizer" and not name.startswith("_self_"):
