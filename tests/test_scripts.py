@@ -29,6 +29,7 @@ from autotune.runtime.sources import (
     keras_of_sources,
     own_files,
 )
+from autotune.runtime.supervisor import run_in_fork, send_answer
 from autotune.script import children, sandbox
 from autotune.script import settings as script_settings
 from autotune.script.call_sites import (
@@ -40,7 +41,7 @@ from autotune.script.call_sites import (
     site_of,
     users_frame,
 )
-from autotune.script.execute import make_endless, run_as_main, run_in_fork, send_answer
+from autotune.script.execute import make_endless, run_as_main
 from autotune.script.interpose import around
 from autotune.script.loading import parse_reference
 from autotune.script.sandbox import SideEffects

@@ -16,8 +16,8 @@ from autotune.data.record import Boundary, Outcome
 from autotune.recipe import apply
 from autotune.recipe.tf_private import tf
 from autotune.runtime import failures, protocol
-from autotune.runtime.fork_server import leave
 from autotune.runtime.sources import directory_of
+from autotune.runtime.supervisor import leave
 from autotune.script.dataset_trace import batch_calls, drops_remainder, examples_of
 from autotune.script.fit_call import few_steps
 from autotune.script.graph_step import StepCompiler

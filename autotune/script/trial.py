@@ -23,7 +23,7 @@ from autotune.runtime.failures import (
     make_exit_error,
     summarize_with_line,
 )
-from autotune.runtime.fork_server import leave
+from autotune.runtime.supervisor import leave
 from autotune.script import strategies
 from autotune.script.dataset_trace import drops_remainder
 from autotune.script.execute import is_scripts_fork, note_process, run_as_main
