@@ -96,6 +96,7 @@ class LiveTrial(Protocol):
 
     def measure(self, seconds: float, timeout_seconds: float) -> Slice:
         """Let it train for about `seconds`, then freeze it again."""
+        return self.measure_continuously(seconds, 1, timeout_seconds)[0]
 
     def measure_continuously(self, seconds: float, count: int, timeout_seconds: float) -> tuple[Slice, ...]:
         """Let it train for `count` slices without a pause between them, then freeze it again."""

@@ -23,7 +23,7 @@ from autotune.data.errors import ArgumentError, AutotuneError, NoStableConfigura
 from autotune.data.facts import WorkloadFacts, WorkloadReference
 from autotune.data.printable import first_line
 from autotune.data.record import Outcome, Place, Slice
-from autotune.runtime.executor import Executor, Isolation, SeatLost, TrialFailed, WarmUp, never
+from autotune.runtime.executor import Executor, Isolation, LiveTrial, SeatLost, TrialFailed, WarmUp, never
 from autotune.runtime.logs import open_log
 from autotune.runtime.protocol import Finished, LossCurves, Started, TrialRequest
 from autotune.runtime.ray_actor import Host, OpenedSeat, SeatActor, SeatSettings
@@ -39,7 +39,7 @@ NOTICE_SECONDS = 10.0  # of waiting for a seat, until the user gets a notice
 CLOSING_SECONDS = 20.0
 
 
-class RayTrial:
+class RayTrial(LiveTrial):
     """A trial on another host; see `executor.LiveTrial`."""
 
     def __init__(self, seat: RaySeat, number: int, log: Path) -> None:
@@ -51,9 +51,6 @@ class RayTrial:
         answer: WarmUp = self._call("warm_up", timeout_seconds)
         on_started(answer.started)
         return answer
-
-    def measure(self, seconds: float, timeout_seconds: float) -> Slice:
-        return self.measure_continuously(seconds, 1, timeout_seconds)[0]
 
     def measure_continuously(self, seconds: float, count: int, timeout_seconds: float) -> tuple[Slice, ...]:
         answer: tuple[Slice, ...] = self._call("measure_continuously", timeout_seconds, seconds=seconds, count=count)

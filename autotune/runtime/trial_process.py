@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar
 from autotune.data.record import Outcome, Slice
 from autotune.runtime import protocol
 from autotune.runtime.containment import ALLOW_LARGE, LayerLimit
-from autotune.runtime.executor import SeatLost, TrialFailed, WarmUp, never
+from autotune.runtime.executor import LiveTrial, SeatLost, TrialFailed, WarmUp, never
 from autotune.runtime.logs import cap_log, count_oom_kills, find_fatal_line, gpu_fault_hint, is_memory_error, read_tail
 from autotune.runtime.protocol import ChannelClosed, ProtocolError
 from autotune.runtime.template_process import EXIT_SECONDS, Template, describe_status
@@ -35,7 +35,7 @@ Profiled = Literal["all", "finalists", "none"]
 Message = TypeVar("Message")
 
 
-class TrialProcess:
+class TrialProcess(LiveTrial):
     """A real trial: a fork of a template; see `executor.LiveTrial`."""
 
     def __init__(self, template: Template, request: protocol.TrialRequest, profile: Profiled) -> None:
@@ -71,9 +71,6 @@ class TrialProcess:
             parameters=first.parameters,
             shapes=first.shapes,
         )
-
-    def measure(self, seconds: float, timeout_seconds: float) -> Slice:
-        return self.measure_continuously(seconds, 1, timeout_seconds)[0]
 
     def measure_continuously(self, seconds: float, count: int, timeout_seconds: float) -> tuple[Slice, ...]:
         deadline = time.monotonic() + timeout_seconds
