@@ -30,11 +30,11 @@ import psutil
 
 from autotune.data.errors import WorkloadError
 from autotune.data.facts import WorkloadFacts, WorkloadReference
-from autotune.data.printable import printable
+from autotune.data.record import Outcome
 from autotune.machine.gpu import is_gpu_open
 from autotune.recipe import apply
 from autotune.runtime import containment, protocol, supervisor
-from autotune.runtime.failures import is_out_of_memory, summarize_error
+from autotune.runtime.failures import encode_failure, is_out_of_memory, summarize_error
 from autotune.runtime.fork_server import ForkServer, ForkState, WaitingProcess
 from autotune.runtime.supervisor import leave, run_in_fork, send_answer
 from autotune.space.variables import without_caches
@@ -126,18 +126,17 @@ def main(arguments: list[str]) -> int:
         leave(status)
 
 
-def _encode_import_failure(error: Exception) -> protocol.TemplateFailed:
+def _encode_import_failure(error: Exception) -> protocol.Failed:
     """Return the message that reports a failed import. Raises what nobody expected."""
     if isinstance(error, WorkloadError):
-        detail = printable(error.detail)[-20000:]
-        return protocol.TemplateFailed(message=error.message, hint=error.hint, detail=detail)
+        return encode_failure(error)
     if is_out_of_memory(error):
-        message = f"memory ran out while the workload was imported: {summarize_error(error)}"
-        return protocol.TemplateFailed(message=message, no_memory=True)
+        reason = f"memory ran out while the workload was imported: {summarize_error(error)}"
+        return protocol.Failed(outcome=Outcome.OOM, reason=reason)
     if not isinstance(error, ImportError):
         raise error
     hint = f"Repair the TensorFlow that is installed in {sys.prefix}: `import tensorflow` fails in it."
-    return protocol.TemplateFailed(message=f"cannot import TensorFlow: {error}", hint=hint, users=False)
+    return protocol.Failed(outcome=Outcome.ERROR, reason=f"cannot import TensorFlow: {error}", hint=hint)
 
 
 def _share_start(

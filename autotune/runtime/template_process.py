@@ -103,11 +103,11 @@ class Template:
                 continue
             except (ChannelClosed, ProtocolError) as error:
                 raise self._died("the process that imports the workload died") from error
-            if isinstance(answer, protocol.TemplateFailed):
-                if answer.no_memory:
-                    raise _no_memory(answer.message, read_tail(self._log))
-                kind = WorkloadError if answer.users else TrialProcessError
-                raise kind(answer.message, hint=answer.hint, detail=answer.detail)
+            if isinstance(answer, protocol.Failed):
+                if answer.outcome is Outcome.OOM:
+                    raise _no_memory(answer.reason, read_tail(self._log))
+                kind = WorkloadError if answer.input_error else TrialProcessError
+                raise kind(answer.reason, hint=answer.hint, detail=answer.detail)
             if isinstance(answer, protocol.Surveying):
                 self.tell(answer.text)
                 continue
