@@ -120,9 +120,7 @@ class LiveTrial(Protocol):
 class SeatHandle(Protocol):
     """One seat: here, or a proxy of one on another host."""
 
-    @property
-    def place(self) -> Place:
-        """The host and devices on which its trials run."""
+    place: Place  # the host and devices on which its trials run
 
     def launch(self, request: protocol.TrialRequest) -> LiveTrial:
         """Start a trial. Raises `TrialFailed`, `SeatLost`."""

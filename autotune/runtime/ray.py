@@ -27,8 +27,7 @@ from autotune.runtime.executor import Executor, Isolation, LiveTrial, SeatLost, 
 from autotune.runtime.logs import open_log
 from autotune.runtime.protocol import Finished, LossCurves, Started, TrialRequest
 from autotune.runtime.ray_actor import Host, OpenedSeat, SeatActor, SeatSettings
-from autotune.runtime.template_process import IMPORT_SECONDS
-from autotune.runtime.trial_process import LOOK_SECONDS, Profiled
+from autotune.runtime.trial_process import IMPORT_SECONDS, LOOK_SECONDS, Profiled
 
 ADDRESS_SECONDS = 10.0  # until the cluster's address answers
 CONNECT_SECONDS = 60.0  # until Ray does, which tries for minutes where something else answers
