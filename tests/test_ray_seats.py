@@ -48,9 +48,16 @@ class Actor:
         ray.taken.append(self.node)
         ray.actors.append(self)
 
-    def __getattr__(self, method):
-        """A method as Ray's actors have it."""
-        return SimpleNamespace(remote=lambda *given, **named: getattr(self, f"_{method}")(*given, **named))
+    @property
+    def ask(self):
+        """The method as Ray's actors have it."""
+        return SimpleNamespace(remote=self._ask)
+
+    def _ask(self, method, *given, trial=None, **options):
+        if trial is None:
+            return getattr(self, f"_{method}")(*given)
+        self.asked.append((trial, method, options))
+        return self.answer
 
     def _describe_host(self):
         machine = MACHINE.model_copy(update={"cpu": self.ray.processors.get(self.node, "usual")})
@@ -67,10 +74,6 @@ class Actor:
     def _launch(self, request):
         self.asked.append((os.path.basename(request.log), request.timing))
         return 7
-
-    def _call(self, number, method, **options):
-        self.asked.append((number, method, options))
-        return self.answer
 
     def _end(self, number):
         self.asked.append((number, "end"))
