@@ -440,7 +440,7 @@ class SimulatedTrials(Executor):
 
     def __post_init__(self) -> None:
         started_by_import = self.started_by_import
-        super().__init__(seats=self.seats)
+        super().__init__()
         self.started_by_import = started_by_import
         self.random = random.Random(self.seed)
         self.clock = SimulatedClock()
@@ -492,6 +492,10 @@ class SimulatedTrials(Executor):
     def place(self, seat: str) -> Place:
         """See `Executor`: each seat is a host of its own."""
         return Place(seat=seat, host=seat, device="simulated")
+
+    def drop(self, seat: str) -> None:
+        """See `Executor`."""
+        self.seats = tuple(name for name in self.seats if name != seat)
 
     def close(self) -> None:
         """See `Executor`: what a trial is asked from now on, it answers with `crashed`."""

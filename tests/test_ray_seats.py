@@ -14,7 +14,7 @@ from simulated_runs import BASELINE, FACTS, MACHINE, REFERENCE
 from autotune.data.errors import ArgumentError, NoStableConfigurationError, WorkloadError
 from autotune.data.facts import ScriptSettings, WorkloadReference
 from autotune.data.options import Options
-from autotune.data.record import Outcome, Place
+from autotune.data.record import Outcome
 from autotune.data.run_directory import RunDirectory
 from autotune.runtime import ray as ray_seats
 from autotune.runtime import ray_actor
@@ -67,9 +67,8 @@ class Actor:
     def _open(self):
         if isinstance(self.ray.opens, Exception):
             return self.ray.opens
-        place = Place(seat="local", host=self.node)
         print_ = self.ray.fingerprints.get(self.node, FACTS.fingerprint)
-        return OpenedSeat(FACTS.model_copy(update={"fingerprint": print_}), "template", None, place)
+        return OpenedSeat(FACTS.model_copy(update={"fingerprint": print_}), "template", None)
 
     def _launch(self, request):
         self.asked.append((os.path.basename(request.log), request.timing))

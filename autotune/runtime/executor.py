@@ -138,8 +138,7 @@ class Executor(abc.ABC):
     elastic = False  # there may be more seats after a `refresh`
     keeps_files = False  # its trials leave files in the run directory
 
-    def __init__(self, isolation: Isolation = "template", seats: tuple[str, ...] = ()) -> None:
-        self.seats = seats  # their names, at least one once it is open
+    def __init__(self, isolation: Isolation = "template") -> None:
         self.machine: Machine | None = None  # what the first seat runs on; None for the driver's own machine
         self.started_by_import: protocol.StartedByImport | None = None  # what no fork survives; known once it is open
         self.isolation = isolation  # `spawn` where importing the workload leaves no choice
@@ -151,6 +150,11 @@ class Executor(abc.ABC):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    @property
+    def seats(self) -> tuple[str, ...]:
+        """The names of its seats, at least one once it is open."""
+        return tuple(self._handles)
 
     @abc.abstractmethod
     def open(self) -> WorkloadFacts:
@@ -202,7 +206,6 @@ class Executor(abc.ABC):
 
     def drop(self, seat: str) -> None:
         """Stop using a seat, and end its processes."""
-        self.seats = tuple(name for name in self.seats if name != seat)
         if seat in self._handles:
             self._handles[seat].close()
             self._handles = {name: handle for name, handle in self._handles.items() if name != seat}

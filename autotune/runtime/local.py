@@ -90,7 +90,7 @@ class LocalExecutor(Executor):
         self._count = 0  # of templates
         remove_all_layers(self._layers)  # of a run that was killed, and is resumed now
         places = places or [Place(seat="local", host=platform.node())]
-        super().__init__(seats=tuple(place.seat for place in places))
+        super().__init__()
         self._handles: dict[str, LocalSeat] = {place.seat: LocalSeat(place, self, profile) for place in places}
 
     def open(self) -> WorkloadFacts:

@@ -262,11 +262,9 @@ class RayExecutor(Executor):
             raise SeatLost(Outcome.CRASHED, "the workload's file differs from the first seat's")
         assert seat.host is not None
         self._facts = self._facts or found.facts
-        devices = " + ".join(seat.host.devices) or found.place.device
-        seat.place = found.place.model_copy(update={"seat": seat.name, "host": seat.host.name, "device": devices})
+        seat.place = Place(seat=seat.name, host=seat.host.name, device=" + ".join(seat.host.devices))
         self._handles[seat.name] = seat
         self.isolation, self.started_by_import = found.isolation, found.started_by_import
-        self.seats = (*(name for name in self.seats if name != seat.name), seat.name)
         return True
 
     def use_fresh_interpreters(self) -> None:
@@ -310,7 +308,6 @@ class RayExecutor(Executor):
             seat.kill()
         self._handles.clear()
         self._coming.clear()
-        self.seats = ()
         self._ray.shutdown()
         self._ray = None
 

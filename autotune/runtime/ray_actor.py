@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 from autotune.data.errors import AutotuneError
 from autotune.data.facts import Machine, WorkloadFacts, WorkloadReference
 from autotune.data.files import make_scratch
-from autotune.data.record import Place
 from autotune.data.run_directory import SCRATCH
 from autotune.machine.fingerprint import fingerprint
 from autotune.runtime.executor import Isolation, LiveTrial, TrialFailed
@@ -56,7 +55,6 @@ class OpenedSeat(NamedTuple):
     facts: WorkloadFacts
     isolation: Isolation
     started_by_import: StartedByImport | None
-    place: Place
 
 
 class SeatActor:
@@ -123,7 +121,7 @@ class SeatActor:
             self._reference, logs=self._scratch, isolation=self._settings.isolation, profile=self._settings.profile
         )
         facts = executor.open()
-        return OpenedSeat(facts, executor.isolation, executor.started_by_import, executor.place(""))
+        return OpenedSeat(facts, executor.isolation, executor.started_by_import)
 
     def launch(self, request: TrialRequest) -> int:
         """Start a trial, and return its number."""
