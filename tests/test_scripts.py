@@ -16,7 +16,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from forks import fork
 
 from autotune.data.errors import ApplyError, ConfigurationError
 from autotune.data.facts import KerasVersion, ScriptFacts, ScriptSettings, Site, Trains, WorkloadReference
@@ -29,7 +28,7 @@ from autotune.runtime.sources import (
     keras_of_sources,
     own_files,
 )
-from autotune.runtime.supervisor import run_in_fork, send_answer
+from autotune.runtime.supervisor import fork, run_in_fork, send_answer
 from autotune.script import children, sandbox
 from autotune.script import settings as script_settings
 from autotune.script.call_sites import (
