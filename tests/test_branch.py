@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from autotune.runtime.failures import TrainingFailed
+from autotune.runtime.executor import TrialFailed
 from autotune.training import continued_training
 from autotune.training.continued_training import probe_distance
 
@@ -41,5 +41,5 @@ def test_optimizers_whose_state_is_not_saved_are_named(tmp_path, monkeypatch, op
     monkeypatch.setattr(continued_training, "keras_api", lambda: api)
     np.savez(tmp_path / "state.npz", **{"weight 0": np.zeros(2)})
     model = SimpleNamespace(name="gan", optimizer=Optimizer(), weights=[np.zeros(2)], **optimizers)
-    with pytest.raises(TrainingFailed, match=why):
+    with pytest.raises(TrialFailed, match=why):
         continued_training._read_state(model, str(tmp_path / "state.npz"))

@@ -29,7 +29,10 @@ def never() -> bool:
 
 
 class TrialFailed(Exception):
-    """A trial ended by itself, or was killed at its time limit. Data, not a traceback at the user."""
+    """A trial cannot continue, or was killed at its time limit. Data, not a traceback at the user.
+
+    It is raised in the trial, and again where the driver receives it.
+    """
 
     def __init__(
         self,

@@ -16,6 +16,7 @@ from autotune.data.record import Boundary, Outcome
 from autotune.recipe import apply
 from autotune.recipe.tf_private import tf
 from autotune.runtime import failures, protocol
+from autotune.runtime.executor import TrialFailed
 from autotune.runtime.sources import directory_of
 from autotune.runtime.supervisor import leave
 from autotune.script.dataset_trace import batch_calls, drops_remainder, examples_of
@@ -151,10 +152,10 @@ def batch_used(watch: LoopWatch) -> int | None:
 
 
 def refuse_other_batch(watch: LoopWatch, facts: ScriptFacts, configuration: Configuration) -> None:
-    """Refuse a script that trains in batches of another size than the configuration's. Raises TrainingFailed."""
+    """Refuse a script that trains in batches of another size than the configuration's. Raises TrialFailed."""
     used = batch_used(watch)
     if used is not None and "batch_size" in facts.sites and used != configuration.batch_size:
-        raise failures.TrainingFailed(
+        raise TrialFailed(
             Outcome.ERROR,
             f"the script trains in batches of {used} instead of {configuration.batch_size}: "
             "it retries with another size itself",
@@ -193,7 +194,7 @@ class TrialHooks(Hooks):
 
     def fail(self, error: BaseException) -> NoReturn:
         """Report this error, and end the trial."""
-        if isinstance(error, failures.TrainingFailed) and error.input_error and self.facts.fit_site is not None:
+        if isinstance(error, TrialFailed) and error.input_error and self.facts.fit_site is not None:
             where = f"{self.facts.fit_site}: "
             error.reason = where + error.reason.removeprefix(where)
         self.channel.send(failures.encode_failure(error))
