@@ -6,6 +6,7 @@ import functools
 import io
 import os
 import shutil
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -208,6 +209,13 @@ def test_a_fork_answers_and_nothing_of_it_is_left():
     else:
         pytest.fail("the child lives")
     assert run_in_fork(lambda pipe: os._exit(1)) == {}
+
+    def die(pipe):
+        if fork():
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(1000)  # this child holds the pipe
+
+    assert run_in_fork(die) == {"killed_by": signal.SIGKILL}
     doing = []
 
     def work(pipe):
