@@ -287,7 +287,8 @@ def _read_cards(nvml: Any) -> tuple[str | None, tuple[GpuState, ...]]:
     """Return the driver's version, and the GPUs that are not hidden."""
     ask = partial(ask_nvml, nvml)
     modes = {nvml.NVML_COMPUTEMODE_PROHIBITED: "prohibited", nvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS: "exclusive"}
-    hidden, cards = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"), []
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+    cards = []
     for handle in map(nvml.nvmlDeviceGetHandleByIndex, range(0 if hidden else nvml.nvmlDeviceGetCount())):
         mig = ask("nvmlDeviceGetMigMode", handle)
         card = GpuState(
