@@ -30,7 +30,7 @@ class Optimizer:
         ({"critic": Optimizer(), "others": {"maker": Optimizer()}}, "gan.critic, gan.others: the model has optimizers"),
         (
             {"others": {"decay": 0.5}, "_self_names": {"optimizer": Optimizer()}},
-            "^the baseline's weights and optimizer state do not fit the model of this configuration",
+            "^error: the baseline's weights and optimizer state do not fit the model of this configuration",
         ),
     ],
 )

@@ -223,6 +223,7 @@ def _check_host(state: MachineState) -> Iterator[Finding]:
 # ------------------------------------------------------------------------------------------------- reading the machine
 
 
+Cards = tuple[str | None, tuple[GpuState, ...]]
 _ASK = """
 import json, tensorflow as tf
 info = tf.sysconfig.get_build_info()
@@ -239,7 +240,8 @@ def look(why_uncontained: Callable[[Path], str], root: Path = Path("/")) -> Mach
     """
     version = installed_version("tensorflow")
     asked = _ask_tensorflow() if version else {}
-    driver, cards = query_nvml(_read_cards, (None, ()))
+    none: Cards = (None, ())
+    driver, cards = query_nvml(_read_cards, none)
     vendors = (text_of(file).strip() for file in (root / "sys/bus/pci/devices").glob("*/vendor"))
     shm, uncontained = root / "dev/shm", None
     with contextlib.suppress(OSError), tempfile.TemporaryDirectory(dir=".", prefix=".autotune-") as folder:
@@ -283,7 +285,7 @@ def _ask_tensorflow() -> dict[str, Any]:
     return {"import_error": lines[-1] if lines else f"exit status {ended.returncode}"}
 
 
-def _read_cards(nvml: Any) -> tuple[str | None, tuple[GpuState, ...]]:
+def _read_cards(nvml: Any) -> Cards:
     """Return the driver's version, and the GPUs that are not hidden."""
     ask = partial(ask_nvml, nvml)
     modes = {nvml.NVML_COMPUTEMODE_PROHIBITED: "prohibited", nvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS: "exclusive"}
