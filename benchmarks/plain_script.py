@@ -17,8 +17,8 @@ from pathlib import Path
 
 from autotune.recipe.guard import Guard
 from autotune.recipe.recipe import Recipe
-from autotune.runtime.fork_server import leave
 from autotune.runtime.sources import directory_of
+from autotune.runtime.supervisor import leave
 from autotune.script.execute import run_as_main
 from autotune.script.loading import parse_reference
 from autotune.script.long_run import LongRun

@@ -21,7 +21,7 @@ from autotune.data.facts import GpuUse, WorkloadFacts
 from autotune.data.models import KnobValue
 from autotune.data.record import Boundary, Outcome, Place, Slice, StepSeconds
 from autotune.recipe.apply import environment
-from autotune.runtime.executor import IN_SEARCH, Executor, TrialFailed, WarmUp, never
+from autotune.runtime.executor import IN_SEARCH, Executor, LiveTrial, TrialFailed, WarmUp, never
 from autotune.runtime.protocol import (
     BranchRuns,
     Data,
@@ -76,7 +76,7 @@ class _State(enum.Enum):
     ENDED = enum.auto()
 
 
-class SimulatedTrial:
+class SimulatedTrial(LiveTrial):
     """One trial of `SimulatedTrials`; see `LiveTrial`.
 
     Args:
@@ -173,12 +173,11 @@ class SimulatedTrial:
             **trials.model(self.configuration),
         )
 
-    def measure(self, seconds: float, timeout_seconds: float) -> Slice:
-        """See `LiveTrial`: whole epochs where those are short, whole calls elsewhere."""
-        return self.measure_continuously(seconds, 1, timeout_seconds)[0]
-
     def measure_continuously(self, seconds: float, count: int, timeout_seconds: float) -> tuple[Slice, ...]:
-        """See `LiveTrial`: before the first slice it was frozen, for as long as another trial has run since."""
+        """See `LiveTrial`: whole epochs where those are short, whole calls elsewhere.
+
+        Before the first slice it was frozen, for as long as another trial has run since.
+        """
         trials = self._trials
         deadline, paused = trials.clock() + timeout_seconds, trials.at_work is not self
         self._run_in(deadline)
@@ -441,7 +440,7 @@ class SimulatedTrials(Executor):
 
     def __post_init__(self) -> None:
         started_by_import = self.started_by_import
-        super().__init__(seats=self.seats)
+        super().__init__()
         self.started_by_import = started_by_import
         self.random = random.Random(self.seed)
         self.clock = SimulatedClock()
@@ -493,6 +492,10 @@ class SimulatedTrials(Executor):
     def place(self, seat: str) -> Place:
         """See `Executor`: each seat is a host of its own."""
         return Place(seat=seat, host=seat, device="simulated")
+
+    def drop(self, seat: str) -> None:
+        """See `Executor`."""
+        self.seats = tuple(name for name in self.seats if name != seat)
 
     def close(self) -> None:
         """See `Executor`: what a trial is asked from now on, it answers with `crashed`."""

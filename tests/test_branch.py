@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from autotune.runtime.failures import TrainingFailed
+from autotune.runtime.executor import TrialFailed
 from autotune.training import losses
 from autotune.training.losses import probe_distance
 
@@ -30,7 +30,7 @@ class Optimizer:
         ({"critic": Optimizer(), "others": {"maker": Optimizer()}}, "gan.critic, gan.others: the model has optimizers"),
         (
             {"others": {"decay": 0.5}, "_self_names": {"optimizer": Optimizer()}},
-            "^the baseline's weights and optimizer state do not fit the model of this configuration",
+            "^error: the baseline's weights and optimizer state do not fit the model of this configuration",
         ),
     ],
 )
@@ -41,5 +41,5 @@ def test_optimizers_whose_state_is_not_saved_are_named(tmp_path, monkeypatch, op
     monkeypatch.setattr(losses, "keras_api", lambda: api)
     np.savez(tmp_path / "state.npz", **{"weight 0": np.zeros(2)})
     model = SimpleNamespace(name="gan", optimizer=Optimizer(), weights=[np.zeros(2)], **optimizers)
-    with pytest.raises(TrainingFailed, match=why):
+    with pytest.raises(TrialFailed, match=why):
         losses._read_state(model, str(tmp_path / "state.npz"))

@@ -18,10 +18,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from forks import fork
 
 from autotune.runtime import containment
 from autotune.runtime.containment import LayerLimit, contain, make_writable, remove_all_layers, remove_layers, renew
+from autotune.runtime.supervisor import fork
 
 USER = 12345
 SYS_ADMIN = 1 << 21

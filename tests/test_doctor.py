@@ -174,7 +174,7 @@ def seen_below(monkeypatch):
     monkeypatch.setattr(os, "cpu_count", lambda: 4)
     silent = subprocess.CompletedProcess((), 1, stdout="", stderr="")
     monkeypatch.setattr(doctor.subprocess, "run", lambda *arguments, **options: silent)
-    monkeypatch.setattr(doctor, "_cards", lambda nvml: ("580.65", (H100,)))
+    monkeypatch.setattr(doctor, "_read_cards", lambda nvml: ("580.65", (H100,)))
     monkeypatch.setattr(doctor, "query_nvml", lambda use, otherwise: use(None))
     monkeypatch.setattr(doctor, "_jitter", lambda: None)
     return lambda root: look(lambda layers: "", root)

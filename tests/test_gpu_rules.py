@@ -116,7 +116,7 @@ def test_a_template_that_holds_such_a_file_is_found_out(tmp_path):
 
 def test_importing_what_wakes_a_card_is_found_before_anything_is_asked(monkeypatch):
     monkeypatch.setattr(template, "is_gpu_open", lambda: True)
-    monkeypatch.setattr(template, "fork", lambda: pytest.fail("a process with a GPU was forked"))
+    monkeypatch.setattr(template, "run_in_fork", lambda run: pytest.fail("a process with a GPU was forked"))
     assert template.inspect_import()[0] == "cuda"
 
 

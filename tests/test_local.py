@@ -12,7 +12,7 @@ from autotune.runtime import local
 from autotune.runtime.executor import SeatLost
 from autotune.runtime.local import LocalExecutor
 from autotune.runtime.protocol import TemplateReady
-from autotune.runtime.template_process import TemplateDied
+from autotune.runtime.trial_process import TemplateDied
 
 REFERENCE = WorkloadReference(file="/no/such/train.py")
 
@@ -28,7 +28,7 @@ def templates(monkeypatch):
             self.alive, self.closed, self.waits = True, False, started.waits
             started.all.append(self)
 
-        def wait_ready(self, longest_seconds=0.0):
+        def wait_ready(self, longest_seconds=0.0, tell=str):
             if started.deaths:
                 started.deaths -= 1
                 raise TemplateDied("gone")

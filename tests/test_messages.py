@@ -60,7 +60,6 @@ EVERY_MESSAGE = [
     protocol.LossCurves(curves=(), gpus=()),
     protocol.TemplateReady(workload=FACTS, started="cuda"),
     protocol.TemplateReady(workload=None),
-    protocol.TemplateFailed(message="no", hint="mend", detail="a\nb", users=False),
     protocol.Surveying(text="call 2 of fit() in train.py, line 12"),
     protocol.Forked(pid=4711),
     protocol.Exited(pid=4711, status=0),
@@ -167,7 +166,7 @@ def test_a_message_that_never_ends_is_not_waited_for(pair, monkeypatch):
 
 
 def test_a_message_larger_than_the_sockets_buffer_arrives(pair):
-    message = protocol.TemplateFailed(message="x" * (protocol.LARGEST_MESSAGE_BYTES // 2))
+    message = protocol.Failed(outcome=Outcome.ERROR, reason="x" * (protocol.LARGEST_MESSAGE_BYTES // 2))
     sender = threading.Thread(target=Channel(pair[0]).send, args=(message,))
     sender.start()
     assert Channel(pair[1]).receive() == message

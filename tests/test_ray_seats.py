@@ -14,7 +14,7 @@ from simulated_runs import BASELINE, FACTS, MACHINE, REFERENCE
 from autotune.data.errors import ArgumentError, NoStableConfigurationError, WorkloadError
 from autotune.data.facts import ScriptSettings, WorkloadReference
 from autotune.data.options import Options
-from autotune.data.record import Outcome, Place
+from autotune.data.record import Outcome
 from autotune.data.run_directory import RunDirectory
 from autotune.runtime import ray as ray_seats
 from autotune.runtime import ray_actor
@@ -48,9 +48,16 @@ class Actor:
         ray.taken.append(self.node)
         ray.actors.append(self)
 
-    def __getattr__(self, method):
-        """A method as Ray's actors have it."""
-        return SimpleNamespace(remote=lambda *given, **named: getattr(self, f"_{method}")(*given, **named))
+    @property
+    def ask(self):
+        """The method as Ray's actors have it."""
+        return SimpleNamespace(remote=self._ask)
+
+    def _ask(self, method, *given, trial=None, **options):
+        if trial is None:
+            return getattr(self, f"_{method}")(*given)
+        self.asked.append((trial, method, options))
+        return self.answer
 
     def _describe_host(self):
         machine = MACHINE.model_copy(update={"cpu": self.ray.processors.get(self.node, "usual")})
@@ -60,17 +67,12 @@ class Actor:
     def _open(self):
         if isinstance(self.ray.opens, Exception):
             return self.ray.opens
-        place = Place(seat="local", host=self.node)
         print_ = self.ray.fingerprints.get(self.node, FACTS.fingerprint)
-        return OpenedSeat(FACTS.model_copy(update={"fingerprint": print_}), "template", None, place)
+        return OpenedSeat(FACTS.model_copy(update={"fingerprint": print_}), "template", None)
 
     def _launch(self, request):
         self.asked.append((os.path.basename(request.log), request.timing))
         return 7
-
-    def _call(self, number, method, **options):
-        self.asked.append((number, method, options))
-        return self.answer
 
     def _end(self, number):
         self.asked.append((number, "end"))

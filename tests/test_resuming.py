@@ -9,7 +9,6 @@ from datetime import datetime, timedelta
 
 import optuna
 import pytest
-from forks import fork
 from simulated_runs import (
     MACHINE,
     SMALL_SPACE,
@@ -32,6 +31,7 @@ from autotune.data.errors import RunDirectoryError
 from autotune.data.record import Outcome, Pairing, Phase, Standing
 from autotune.data.run_directory import RunDirectory
 from autotune.runtime.executor import TrialFailed
+from autotune.runtime.supervisor import fork
 from autotune.space.configuration import Configuration, read_trials
 from autotune.stats.deciding import EndedBy, Verdict
 from autotune.tuning.earlier_runs import note_resumption, read_earlier, refuse_another_machine

@@ -118,7 +118,7 @@ def test_the_same_loss_interval_covers_the_truth():
         for values, quantile in ((processes, 3.182), (ratios, 2.365)):
             mean, half = float(np.mean(values)), quantile * np.std(values, ddof=1) / math.sqrt(len(values))
             intervals.append(LogInterval(value=mean, low=mean - half, high=mean + half, count=len(values)))
-        needed = ExamplesNeeded(rule="as is", log_ratio=intervals[1], degrees=7, by_rule={})
+        needed = ExamplesNeeded(rule="as is", log_ratio=intervals[1], by_rule={})
         found = same_loss_speedup(intervals[0], needed, degrees=3)
         held += found.low <= math.log(4.0) - 0.4 <= found.high
         surer = same_loss_speedup(intervals[0], needed, degrees=3, level=0.99)

@@ -6,6 +6,7 @@ import functools
 import io
 import os
 import shutil
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -16,7 +17,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from forks import fork
 
 from autotune.data.errors import ApplyError, ConfigurationError
 from autotune.data.facts import KerasVersion, ScriptFacts, ScriptSettings, Site, Trains, WorkloadReference
@@ -29,6 +29,7 @@ from autotune.runtime.sources import (
     keras_of_sources,
     own_files,
 )
+from autotune.runtime.supervisor import fork, run_in_fork, send_answer
 from autotune.script import children, sandbox
 from autotune.script import settings as script_settings
 from autotune.script.call_sites import (
@@ -40,7 +41,7 @@ from autotune.script.call_sites import (
     site_of,
     users_frame,
 )
-from autotune.script.execute import make_endless, run_as_main, run_in_fork, send_answer
+from autotune.script.execute import make_endless, run_as_main
 from autotune.script.interpose import around
 from autotune.script.loading import parse_reference
 from autotune.script.sandbox import SideEffects
@@ -208,6 +209,13 @@ def test_a_fork_answers_and_nothing_of_it_is_left():
     else:
         pytest.fail("the child lives")
     assert run_in_fork(lambda pipe: os._exit(1)) == {}
+
+    def die(pipe):
+        if fork():
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(1000)  # this child holds the pipe
+
+    assert run_in_fork(die) == {"killed_by": signal.SIGKILL}
     doing = []
 
     def work(pipe):

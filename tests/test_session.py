@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from autotune.data.record import Boundary, Outcome
-from autotune.runtime.failures import TrainingFailed
+from autotune.runtime.executor import TrialFailed
 from autotune.runtime.protocol import Data, Finish, Finished, FirstStep, Started, TrialRequest, TrialTiming
 from autotune.training import gauges, losses, session
 from autotune.training.clock import LongEpoch
@@ -60,14 +60,14 @@ def _numpy(monkeypatch):
 @pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
 def test_a_trained_weight_that_is_not_finite_ends_the_trial(number):
     weight = Variable(1.0, number)
-    with pytest.raises(TrainingFailed, match="dense/kernel is not finite after 7 steps") as caught:
+    with pytest.raises(TrialFailed, match="dense/kernel is not finite after 7 steps") as caught:
         check_finite_weights(Weights([Variable(1.0), weight], [weight]), step=7)
     assert caught.value.outcome is Outcome.NONFINITE
 
 
 def test_what_is_not_trained_may_be_infinite_and_never_nan():
     check_finite_weights(Weights([Variable(0.0, -np.inf), Variable(3)], []), step=7)
-    with pytest.raises(TrainingFailed):
+    with pytest.raises(TrialFailed):
         check_finite_weights(Weights([Variable(np.nan)], []), step=7)
 
 
@@ -195,7 +195,7 @@ def test_a_folder_that_holds_a_profile_is_not_written_to(timed):
 
 def test_ruined_weights_send_no_closing_figures(timed):
     made = timed(weight=np.nan)
-    with pytest.raises(TrainingFailed):
+    with pytest.raises(TrialFailed):
         made.trial.close(Finish())
     assert len(made.sent) == 1
 

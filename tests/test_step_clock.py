@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from autotune.data.record import Boundary, Outcome
 from autotune.machine.telemetry import Counters
-from autotune.runtime.failures import TrainingFailed
+from autotune.runtime.executor import TrialFailed
 from autotune.runtime.protocol import Finish, FirstStep, Measure, Ready, SliceDone
 from autotune.training import gauges
 from autotune.training.clock import LongEpoch, StepClock
@@ -909,7 +909,7 @@ def test_the_losses_at_the_beginning_and_at_the_end_of_a_slice_are_reported():
 @pytest.mark.parametrize("loss", [math.nan, math.inf])
 def test_a_loss_that_is_not_finite_ends_the_trial_at_the_first_step(loss):
     simulation = Simulation(loss=loss)
-    with pytest.raises(TrainingFailed) as failed:
+    with pytest.raises(TrialFailed) as failed:
         simulation.fit()
     assert failed.value.outcome == Outcome.NONFINITE
     assert failed.value.reason == f"the training loss became {loss} by step 1"
@@ -926,7 +926,7 @@ def test_a_number_that_becomes_nan_while_measured_ends_the_trial(settings, name)
         metrics=lambda call: {"g_loss": 0.5, name: math.nan if len(simulation.frozen_after) > 1 else 0.5},
     )
     what = "the training loss" if name == "loss" else "the metric d_loss"
-    with pytest.raises(TrainingFailed, match=f"{what} became nan by step") as failed:
+    with pytest.raises(TrialFailed, match=f"{what} became nan by step") as failed:
         simulation.fit()
     assert failed.value.outcome == Outcome.NONFINITE
     assert len([message for message in simulation.sent if isinstance(message, SliceDone)]) == 1
@@ -943,7 +943,7 @@ def test_a_number_that_becomes_nan_while_measured_ends_the_trial(settings, name)
     ],
 )
 def test_every_number_that_a_step_returns_must_be_finite(logs, where):
-    with pytest.raises(TrainingFailed, match=where) as failed:
+    with pytest.raises(TrialFailed, match=where) as failed:
         finite_loss(logs, step=1)
     assert failed.value.outcome == Outcome.NONFINITE
 
@@ -966,7 +966,7 @@ DRY = "the dataset was exhausted", "starts afresh"
     ],
 )
 def test_a_dataset_that_is_empty_or_runs_dry_is_the_inputs_fault(settings, reason, hint):
-    with pytest.raises(TrainingFailed) as failed:
+    with pytest.raises(TrialFailed) as failed:
         Simulation(Measure(seconds=100.0), **settings).run()
     assert failed.value.outcome == Outcome.ERROR
     assert failed.value.input_error
@@ -977,7 +977,7 @@ def test_a_dataset_that_is_empty_or_runs_dry_is_the_inputs_fault(settings, reaso
 def test_a_training_without_an_end_that_ends_was_exhausted():
     simulation = Simulation(Measure(seconds=100.0), **NO_END)
     simulation.steps_in_epoch = 50
-    with pytest.raises(TrainingFailed, match="the dataset was exhausted"):
+    with pytest.raises(TrialFailed, match="the dataset was exhausted"):
         simulation.fit()
 
 

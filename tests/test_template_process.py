@@ -11,10 +11,9 @@ from simulated_runs import REFERENCE
 from test_trial_process import REQUEST
 
 from autotune.data.record import Outcome
-from autotune.runtime import template_process
+from autotune.runtime import trial_process
 from autotune.runtime.executor import TrialFailed
-from autotune.runtime.template_process import Template, TemplateDied, describe_status
-from autotune.runtime.trial_process import TrialProcess
+from autotune.runtime.trial_process import Template, TemplateDied, TrialProcess, describe_status
 
 ENTRY = """
 import json, os, resource, signal
@@ -41,7 +40,7 @@ KILLS_ITSELF = "os.kill(os.getpid(), signal.SIGKILL)"
 def start(tmp_path, monkeypatch):
     """Starts a template that does something before it would import the workload."""
     started = []
-    monkeypatch.setattr(template_process, "ENTRY_POINT", "entry_of_a_test")
+    monkeypatch.setattr(trial_process, "ENTRY_POINT", "entry_of_a_test")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
 
     def template(at_import="pass", **variables):
@@ -99,7 +98,7 @@ def test_ctrl_c_while_a_template_starts_leaves_no_process(start, monkeypatch):
     ],
 )
 def test_a_killed_template_ran_out_of_memory_if_the_kernel_says(start, monkeypatch, kills, error, words):
-    monkeypatch.setattr(template_process, "count_oom_kills", lambda: next(kills))
+    monkeypatch.setattr(trial_process, "count_oom_kills", lambda: next(kills))
     with pytest.raises(error) as caught:
         start(KILLS_ITSELF).wait_ready()
     assert words in str(caught.value)

@@ -7,23 +7,25 @@ import statistics
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from simulated_runs import a_slice
 
-from autotune.stats.intervals import long_run_rate, mean_interval, overall_log_ratios
+from autotune.stats.intervals import mean_interval, overall_log_ratios
+from autotune.stats.ratios import EpochCost, rate
 
 
 def test_without_boundaries_it_is_examples_over_seconds():
-    assert long_run_rate(1000, 0.5) == 2000.0
-    assert long_run_rate(1000, 0.5, examples_per_epoch=None, epoch_overhead_seconds=3.0) == 2000.0
-    assert long_run_rate(1000, 0.5, examples_per_epoch=4000, epoch_overhead_seconds=None) == 2000.0
+    for cost in (EpochCost(), EpochCost(seconds=3.0), EpochCost(examples=4000)):
+        assert rate(a_slice(2000.0), cost) == 2000.0
+    assert rate(a_slice(2000.0, epochs=1), EpochCost(examples=4000, seconds=1.0)) == 2000.0
 
 
 def test_an_epochs_boundary_is_paid_in_proportion():
-    assert long_run_rate(1000, 0.5, examples_per_epoch=4000, epoch_overhead_seconds=1.0) == pytest.approx(4000 / 3)
+    assert rate(a_slice(2000.0), EpochCost(examples=4000, seconds=1.0)) == pytest.approx(4000 / 3)
 
 
 def test_the_slices_length_does_not_matter():
-    settings = {"examples_per_epoch": 4000, "epoch_overhead_seconds": 0.7}
-    assert long_run_rate(1000, 0.5, **settings) == pytest.approx(long_run_rate(2000, 1.0, **settings))
+    cost = EpochCost(examples=4000, seconds=0.7)
+    assert rate(a_slice(2000.0), cost) == pytest.approx(rate(a_slice(2000.0, seconds=1.0), cost))
 
 
 def test_stalls_count_for_the_time_they_take():

@@ -12,7 +12,8 @@ from autotune.data.errors import ApplyError, AutotuneError, WorkloadError
 from autotune.data.facts import ScriptSettings, WorkloadReference
 from autotune.data.record import Outcome
 from autotune.runtime import failures
-from autotune.runtime.failures import TrainingFailed, call_user
+from autotune.runtime.executor import TrialFailed
+from autotune.runtime.failures import call_user
 from autotune.runtime.logs import is_memory_error
 from autotune.runtime.protocol import ChannelClosed
 from autotune.script import runner as worker
@@ -73,8 +74,8 @@ def test_an_error_of_autotunes_own_is_told_apart(run, capfd):
 @pytest.mark.parametrize(
     ("error", "outcome", "reason", "input_error"),
     [
-        (TrainingFailed(Outcome.NONFINITE, "the loss became nan"), "nonfinite", "the loss became nan", False),
-        (TrainingFailed(Outcome.ERROR, "no data", input_error=True), "error", "no data", True),
+        (TrialFailed(Outcome.NONFINITE, "the loss became nan"), "nonfinite", "the loss became nan", False),
+        (TrialFailed(Outcome.ERROR, "no data", input_error=True), "error", "no data", True),
         (WorkloadError("dataset() is empty", hint="Fill it."), "error", "dataset() is empty", True),
         (ApplyError("it cannot act", hint="Move it."), "error", "it cannot act", True),
         (AutotuneError("it broke", hint="Mend it."), "error", "it broke", False),
@@ -104,7 +105,7 @@ def test_a_failure_is_told_in_one_message(run, error, outcome, reason, input_err
     status, (told,) = run(trial)
     assert status == 1
     assert (told.outcome, told.input_error) == (outcome, input_error)
-    is_located = outcome == "error" and not isinstance(error, AutotuneError | TrainingFailed)
+    is_located = outcome == "error" and not isinstance(error, AutotuneError | TrialFailed)
     assert told.reason == reason + here(error) * is_located
     assert ("dmesg" in told.hint) == (outcome == "crashed")
     if outcome != "crashed":

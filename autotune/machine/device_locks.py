@@ -44,7 +44,9 @@ def lock_devices(
             path = Path(folder or "", re.sub(r"[^\w-]", "_", device))
             lock = filelock.FileLock(path.with_suffix(".lock"))
             holder = path.with_suffix(".txt")  # not in the lock file, which filelock may truncate
-            if not _try_to_lock(lock):
+            try:
+                lock.acquire(blocking=False)
+            except filelock.Timeout:
                 other = "just started"
                 with contextlib.suppress(OSError):
                     other = holder.read_text(encoding="utf-8", errors="replace")
@@ -55,23 +57,13 @@ def lock_devices(
                 if not wait:
                     continue
                 lock.acquire(poll_interval=LOOK_SECONDS)
-            if lock.is_locked:
-                locks.callback(lock.release)
-                locks.callback(holder.unlink, missing_ok=True)
-                with contextlib.suppress(OSError):  # a full disk
-                    holder.write_text(own, encoding="utf-8", errors="replace")
+            except (OSError, NotImplementedError):  # there are no locks here
+                continue
+            locks.callback(lock.release)
+            locks.callback(holder.unlink, missing_ok=True)
+            with contextlib.suppress(OSError):  # a full disk
+                holder.write_text(own, encoding="utf-8", errors="replace")
         yield time.monotonic() - began if wait else 0.0
-
-
-def _try_to_lock(lock: filelock.BaseFileLock) -> bool:
-    """Take a lock where one can be had. Return False if another process has it."""
-    try:
-        lock.acquire(blocking=False)
-    except filelock.Timeout:
-        return False
-    except (OSError, NotImplementedError):
-        pass
-    return True
 
 
 def runtime_directory() -> Path | None:

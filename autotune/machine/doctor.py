@@ -24,7 +24,7 @@ from pydantic import Field
 from autotune.data.models import Frozen, Many
 from autotune.data.options import USUAL_BUDGET
 from autotune.machine.fingerprint import core_quota, installed_version, memory_limit_bytes, text_of
-from autotune.machine.gpu import ask_nvml, query_nvml, split_gpu
+from autotune.machine.gpu import ASK_SECONDS, ask_nvml, query_nvml, split_gpu
 from autotune.space.keras_in_use import LEGACY_VARIABLE, uses_legacy_keras
 
 OLDEST_DRIVERS = {"11": 450, "12": 525, "13": 580}
@@ -39,7 +39,6 @@ ALLOW_NAMESPACES = (
 RESTLESS = 0.05
 """The relative spread of equal stretches of work on a busy machine."""
 JITTER_SECONDS, STRETCH_SECONDS = 5.0, 0.1
-ASK_SECONDS = 120
 
 
 class Level(enum.StrEnum):
@@ -225,7 +224,6 @@ def _check_host(state: MachineState) -> Iterator[Finding]:
 
 
 Cards = tuple[str | None, tuple[GpuState, ...]]
-_NO_CARDS: Cards = (None, ())
 _ASK = """
 import json, tensorflow as tf
 info = tf.sysconfig.get_build_info()
@@ -242,7 +240,8 @@ def look(why_uncontained: Callable[[Path], str], root: Path = Path("/")) -> Mach
     """
     version = installed_version("tensorflow")
     asked = _ask_tensorflow() if version else {}
-    driver, cards = query_nvml(_cards, _NO_CARDS)
+    none: Cards = (None, ())
+    driver, cards = query_nvml(_read_cards, none)
     vendors = (text_of(file).strip() for file in (root / "sys/bus/pci/devices").glob("*/vendor"))
     shm, uncontained = root / "dev/shm", None
     with contextlib.suppress(OSError), tempfile.TemporaryDirectory(dir=".", prefix=".autotune-") as folder:
@@ -286,24 +285,23 @@ def _ask_tensorflow() -> dict[str, Any]:
     return {"import_error": lines[-1] if lines else f"exit status {ended.returncode}"}
 
 
-def _cards(nvml: Any) -> Cards:
-    hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
-    handles = map(nvml.nvmlDeviceGetHandleByIndex, range(0 if hidden else nvml.nvmlDeviceGetCount()))
-    return str(nvml.nvmlSystemGetDriverVersion()), tuple(
-        _card(partial(ask_nvml, nvml), nvml, handle) for handle in handles
-    )
-
-
-def _card(ask: Callable[..., Any], nvml: Any, handle: Any) -> GpuState:
-    mig = ask("nvmlDeviceGetMigMode", handle)
+def _read_cards(nvml: Any) -> Cards:
+    """Return the driver's version, and the GPUs that are not hidden."""
+    ask = partial(ask_nvml, nvml)
     modes = {nvml.NVML_COMPUTEMODE_PROHIBITED: "prohibited", nvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS: "exclusive"}
-    return GpuState(
-        name=str(ask("nvmlDeviceGetName", handle) or "a GPU"),
-        mig=bool(mig and mig[0]),
-        instances=sum(part.instance is not None for part in split_gpu(nvml, 0, handle)),
-        mode=modes.get(ask("nvmlDeviceGetComputeMode", handle), "default"),
-        others=len(ask("nvmlDeviceGetComputeRunningProcesses", handle) or ()),
-    )
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+    cards = []
+    for handle in map(nvml.nvmlDeviceGetHandleByIndex, range(0 if hidden else nvml.nvmlDeviceGetCount())):
+        mig = ask("nvmlDeviceGetMigMode", handle)
+        card = GpuState(
+            name=str(ask("nvmlDeviceGetName", handle) or "a GPU"),
+            mig=bool(mig and mig[0]),
+            instances=sum(part.instance is not None for part in split_gpu(nvml, 0, handle)),
+            mode=modes.get(ask("nvmlDeviceGetComputeMode", handle), "default"),
+            others=len(ask("nvmlDeviceGetComputeRunningProcesses", handle) or ()),
+        )
+        cards.append(card)
+    return str(nvml.nvmlSystemGetDriverVersion()), tuple(cards)
 
 
 def _jitter() -> float:

@@ -308,10 +308,10 @@ def missing_xla_flags(names: Iterable[str], try_flags: Callable[[str], tuple[int
 
     An unknown flag ends the process that first compiles. One process is tried with all of them.
     """
-    wanted = _flags_among(names)
+    wanted, flags = _xla_flags(names)
     if not wanted:
         return {}
-    status, output = try_flags(_usual_flags(wanted))
+    status, output = try_flags(flags)
     if status == 0:
         return {}
     # As xla/parse_flags_from_env.cc says it.
@@ -326,19 +326,16 @@ def can_keep_compilations(
     names: Iterable[str] = (), try_flags: Callable[[str, str], tuple[int, str]] = _try_flags
 ) -> bool:
     """Return whether the installed TensorFlow has the flags that keep compilations, and those of these knobs."""
-    return try_flags(f"{_usual_flags(_flags_among(names))} {NO_CACHES[XLA]}".strip(), NO_CACHES[TF_XLA])[0] == 0
+    return try_flags(f"{_xla_flags(names)[1]} {NO_CACHES[XLA]}".strip(), NO_CACHES[TF_XLA])[0] == 0
 
 
-def _flags_among(names: Iterable[str]) -> list[str]:
-    return [name for name in names if name in KNOBS and KNOBS[name].variable == XLA]
-
-
-def _usual_flags(names: Iterable[str]) -> str:
-    """Return the flags of these knobs, with their defaults."""
+def _xla_flags(names: Iterable[str]) -> tuple[list[str], str]:
+    """Return which of these knobs are flags of XLA, and the text of these flags with their defaults."""
+    found = [name for name in names if name in KNOBS and KNOBS[name].variable == XLA]
     variables: dict[str, str] = {}
-    for name in names:
+    for name in found:
         KNOBS[name].set(variables, KNOBS[name].default)
-    return variables.get(XLA, "")
+    return found, variables.get(XLA, "")
 
 
 def is_gpu_file(path: str) -> bool:

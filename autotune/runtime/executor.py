@@ -29,7 +29,10 @@ def never() -> bool:
 
 
 class TrialFailed(Exception):
-    """A trial ended by itself, or was killed at its time limit. Data, not a traceback at the user."""
+    """A trial cannot continue, or was killed at its time limit. Data, not a traceback at the user.
+
+    It is raised in the trial, and again where the driver receives it.
+    """
 
     def __init__(
         self,
@@ -96,6 +99,7 @@ class LiveTrial(Protocol):
 
     def measure(self, seconds: float, timeout_seconds: float) -> Slice:
         """Let it train for about `seconds`, then freeze it again."""
+        return self.measure_continuously(seconds, 1, timeout_seconds)[0]
 
     def measure_continuously(self, seconds: float, count: int, timeout_seconds: float) -> tuple[Slice, ...]:
         """Let it train for `count` slices without a pause between them, then freeze it again."""
@@ -119,9 +123,7 @@ class LiveTrial(Protocol):
 class SeatHandle(Protocol):
     """One seat: here, or a proxy of one on another host."""
 
-    @property
-    def place(self) -> Place:
-        """The host and devices on which its trials run."""
+    place: Place  # the host and devices on which its trials run
 
     def launch(self, request: protocol.TrialRequest) -> LiveTrial:
         """Start a trial. Raises `TrialFailed`, `SeatLost`."""
@@ -139,8 +141,7 @@ class Executor(abc.ABC):
     elastic = False  # there may be more seats after a `refresh`
     keeps_files = False  # its trials leave files in the run directory
 
-    def __init__(self, isolation: Isolation = "template", seats: tuple[str, ...] = ()) -> None:
-        self.seats = seats  # their names, at least one once it is open
+    def __init__(self, isolation: Isolation = "template") -> None:
         self.machine: Machine | None = None  # what the first seat runs on; None for the driver's own machine
         self.started_by_import: protocol.StartedByImport | None = None  # what no fork survives; known once it is open
         self.isolation = isolation  # `spawn` where importing the workload leaves no choice
@@ -152,6 +153,11 @@ class Executor(abc.ABC):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    @property
+    def seats(self) -> tuple[str, ...]:
+        """The names of its seats, at least one once it is open."""
+        return tuple(self._handles)
 
     @abc.abstractmethod
     def open(self) -> WorkloadFacts:
@@ -203,7 +209,6 @@ class Executor(abc.ABC):
 
     def drop(self, seat: str) -> None:
         """Stop using a seat, and end its processes."""
-        self.seats = tuple(name for name in self.seats if name != seat)
         if seat in self._handles:
             self._handles[seat].close()
             self._handles = {name: handle for name, handle in self._handles.items() if name != seat}

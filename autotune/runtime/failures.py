@@ -19,6 +19,7 @@ from autotune.data.errors import INTERNAL, ApplyError, AutotuneError, WorkloadEr
 from autotune.data.printable import printable
 from autotune.data.record import Outcome
 from autotune.recipe.keras_api import KERAS_PACKAGES, api_of
+from autotune.runtime.executor import TrialFailed
 from autotune.runtime.logs import gpu_fault_hint, is_memory_error, read_tail
 from autotune.runtime.protocol import Failed
 from autotune.runtime.sources import describe_frames, describe_line, is_installed
@@ -35,14 +36,6 @@ _UNINFORMATIVE = re.compile(
 _AUTOGRAPH_HEADING = "in user code:"  # above source lines: the cause is in the last line
 _KERAS_ARGUMENTS = re.compile(r"(?:Call a|A)rguments received by ")  # below the cause; Keras 2 begins with "Call"
 _LINE_IN_TEXT = re.compile(r'File "([^"\n]+)", line (\d+)')  # of code that was traced
-
-
-class TrainingFailed(Exception):
-    """Training showed something that ends the trial."""
-
-    def __init__(self, outcome: Outcome, reason: str, *, hint: str = "", input_error: bool = False) -> None:
-        super().__init__(reason)
-        self.outcome, self.reason, self.hint, self.input_error = outcome, reason, hint, input_error
 
 
 # ------------------------------------------------------------------------------------------- what went wrong
@@ -230,7 +223,7 @@ def _own_line(error: BaseException) -> str:
 def encode_failure(error: BaseException) -> Failed:
     """Return the message that reports an exception to the driver."""
     outcome, hint, detail, input_error = Outcome.ERROR, "", "", False
-    if isinstance(error, TrainingFailed):
+    if isinstance(error, TrialFailed):
         outcome, reason, hint, input_error = error.outcome, error.reason, error.hint, error.input_error
     elif isinstance(error, AutotuneError):
         reason, hint, detail = error.message, error.hint, error.detail

@@ -13,7 +13,6 @@ import fcntl
 import gc
 import os
 import random
-import resource
 import shutil
 import signal
 import socket
@@ -22,12 +21,11 @@ import subprocess
 import sys
 import time
 import traceback
-import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from multiprocessing.connection import wait
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple
 
 import psutil
 
@@ -35,6 +33,7 @@ from autotune.data.record import Outcome
 from autotune.machine.telemetry import note_peak_before, peak_host_bytes
 from autotune.runtime import containment, protocol, supervisor
 from autotune.runtime.logs import open_log
+from autotune.runtime.supervisor import fork, lead_group, leave
 from autotune.space.variables import caches_in
 
 _HARMLESS_DEVICES = frozenset(("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"))
@@ -190,29 +189,25 @@ def _descriptors() -> Iterator[int]:
             yield int(name)
 
 
-def fork() -> int:
-    """Fork a process in which TensorFlow's runtime has not started."""
-    with warnings.catch_warnings():
-        # TensorFlow's import leaves four idle threads; none holds a lock, because no runtime was started.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        return os.fork()
+class WaitingProcess(NamedTuple):
+    """A process that waits at its training to go on as the first trial."""
+
+    pid: int  # it leads its process group
+    channel: protocol.Channel  # takes the request, and brings the answer
+    suits: Callable[[protocol.TrialRequest], bool]  # whether a trial would have come to the training as it did
 
 
 class ForkServer:
     """Serves the driver. `layers` is the directory for what trials write; None where they write for real."""
 
     def __init__(self, control: protocol.Channel, layers: Path | None) -> None:
-        self.control, self._layers = control, layers
+        self.control, self.layers = control, layers
         self._trials: dict[int, int] = {}  # pidfd → pid
         self._waiting: WaitingProcess | None = None
 
     def tell(self, text: str) -> None:
         """Tell the driver what a survey does."""
         self.control.send(protocol.Surveying(text=text))
-
-    def contain(self) -> None:
-        """Give this process, a fork of the template, layers that its own forks read. Raises `OSError`."""
-        containment.renew([str(self._layers)], for_forks=True)
 
     def serve(
         self, state: ForkState, waiting: WaitingProcess | None = None
@@ -228,7 +223,7 @@ class ForkServer:
         """
         self._waiting = waiting
         if waiting is not None:
-            self._trials[waiting.pidfd] = waiting.pid
+            self._trials[os.pidfd_open(waiting.pid)] = waiting.pid
         children = {child.pid for child in psutil.Process().children()}
         not_trials = frozenset(children.difference(self._trials.values()))
         while True:
@@ -267,12 +262,18 @@ class ForkServer:
         waiting, self._waiting = self._waiting, None
         if waiting is None:
             return None
-        forked = waiting.hand_over(request, end)
-        if forked is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(waiting.pid, signal.SIGKILL)
-            self._reap(waiting.pidfd, not_trials)
-        return forked
+        pidfd, answers = next(pidfd for pidfd, pid in self._trials.items() if pid == waiting.pid), waiting.channel
+        with contextlib.closing(answers), contextlib.suppress(protocol.ChannelClosed):
+            if waiting.suits(request):
+                answers.send(request, end)
+                if answers.fileno() in wait([answers.fileno(), pidfd]):
+                    forked = answers.receive()
+                    assert isinstance(forked, protocol.Forked)
+                    return forked
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(waiting.pid, signal.SIGKILL)
+        self._reap(pidfd, not_trials)
+        return None
 
     def _become_trial(
         self, request: protocol.TrialRequest, end: socket.socket, template: int, state: ForkState
@@ -309,26 +310,8 @@ class ForkServer:
             os.killpg(pid, signal.SIGKILL)
         supervisor.kill_orphans(not_trials | set(self._trials.values()))
         self.control.send(protocol.Exited(pid=pid, status=os.waitstatus_to_exitcode(status)))
-        if self._layers is not None:
-            containment.remove_layers(self._layers / str(pid))
-
-
-def leave(status: int) -> NoReturn:
-    """End this process at once: no `finally` and no `atexit` of the user's runs."""
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):  # the user's code may have closed it, or the disk is full
-            stream.flush()
-    os._exit(status)
-
-
-def lead_group(parent: int) -> None:
-    """Lead a process group that ends with `parent`, leaves no core, and is killed first for want of memory."""
-    os.setpgid(0, 0)
-    supervisor.die_with_parent(parent)
-    with contextlib.suppress(OSError):
-        # When memory runs out, the kernel kills this process, not the driver.
-        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
-    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+        if self.layers is not None:
+            containment.remove_layers(self.layers / str(pid))
 
 
 def write_to_log(path: str, descriptors: Sequence[int] = (1, 2)) -> None:
@@ -338,39 +321,6 @@ def write_to_log(path: str, descriptors: Sequence[int] = (1, 2)) -> None:
         os.dup2(output, descriptor)
     os.close(output)
     faulthandler.enable(2, all_threads=False)  # whatever `sys.stderr` is by now
-
-
-# ------------------------------------------------------------------------------------------- in the template
-
-
-@dataclass(kw_only=True)
-class WaitingProcess:
-    """A process that waits at its training to go on as the first trial.
-
-    Args:
-        pid: Its number. It leads its process group.
-        channel: Takes the request, and brings the answer.
-        suits: Returns whether a trial would have come to the training as this process did.
-    """
-
-    pid: int
-    channel: protocol.Channel
-    suits: Callable[[protocol.TrialRequest], bool]
-    pidfd: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.pidfd = os.pidfd_open(self.pid)
-
-    def hand_over(self, request: protocol.TrialRequest, end: socket.socket) -> protocol.Forked | None:
-        """Give it a request and the trial's end of a pipe; return its answer, None if it does not suit or is gone."""
-        with contextlib.closing(self.channel), contextlib.suppress(protocol.ChannelClosed):
-            if self.suits(request):
-                self.channel.send(request, end)
-                if self.channel.fileno() in wait([self.channel.fileno(), self.pidfd]):
-                    answer = self.channel.receive()
-                    assert isinstance(answer, protocol.Forked)
-                    return answer
-        return None
 
 
 # ---------------------------------------------------------------------------------- in the process that waits

@@ -16,10 +16,9 @@ from autotune.machine.gpu import VisibleGpu, visible_gpus
 from autotune.recipe.apply import environment
 from autotune.runtime.containment import remove_all_layers
 from autotune.runtime.executor import Executor, Isolation, TrialFailed
-from autotune.runtime.protocol import TemplateReady, TrialRequest
+from autotune.runtime.protocol import TrialRequest
 from autotune.runtime.sources import fingerprint_of, fingerprint_of_script
-from autotune.runtime.template_process import IMPORT_SECONDS, Mode, Template, TemplateDied
-from autotune.runtime.trial_process import Profiled, TrialProcess
+from autotune.runtime.trial_process import IMPORT_SECONDS, Mode, Profiled, Template, TemplateDied, TrialProcess
 
 Result = TypeVar("Result")
 
@@ -91,18 +90,14 @@ class LocalExecutor(Executor):
         self._count = 0  # of templates
         remove_all_layers(self._layers)  # of a run that was killed, and is resumed now
         places = places or [Place(seat="local", host=platform.node())]
-        super().__init__(seats=tuple(place.seat for place in places))
+        super().__init__()
         self._handles: dict[str, LocalSeat] = {place.seat: LocalSeat(place, self, profile) for place in places}
 
     def open(self) -> WorkloadFacts:
         """See `executor.Executor`. Raises `WorkloadError`, or `NoStableConfigurationError` for want of memory."""
-
-        def wait_ready(template: Template) -> TemplateReady:
-            template.tell = self.tell
-            return template.wait_ready(self._import_seconds)
-
+        first = self._handles[self.seats[0]]
         try:
-            ready = self._handles[self.seats[0]].use_template({}, wait_ready)
+            ready = first.use_template({}, lambda template: template.wait_ready(self._import_seconds, self.tell))
         except TrialFailed as failure:
             raise NoStableConfigurationError(failure.reason, hint=failure.hint, detail=failure.log_tail) from failure
         assert ready.workload is not None

@@ -133,17 +133,6 @@ class Surveying(Frozen):
     text: str
 
 
-class TemplateFailed(Frozen):
-    """The user's module cannot be used, or TensorFlow cannot be imported."""
-
-    kind: Literal["template_failed"] = "template_failed"
-    message: str
-    hint: str = ""
-    detail: str = ""
-    users: bool = True  # the cause lies in the user's code
-    no_memory: bool = False  # the cause is want of memory
-
-
 class Forked(Frozen):
     """A trial process exists. The driver's end of its pipe follows."""
 
@@ -246,7 +235,7 @@ class Finished(ClosingFigures):
 
 
 class Failed(Frozen):
-    """The trial cannot continue."""
+    """The trial cannot continue, or the template cannot import the workload."""
 
     kind: Literal["failed"] = "failed"
     outcome: Outcome
@@ -256,9 +245,9 @@ class Failed(Frozen):
     input_error: bool = False  # the workload itself is at fault, whatever the configuration
 
 
-Message = Annotated[  # to the template, from it, to the trial, from it
+Message = Annotated[  # to the template, from it, to the trial, from it; the last is from both
     TrialRequest
-    | (TemplateReady | TemplateFailed | Surveying | Forked | Exited)
+    | (TemplateReady | Surveying | Forked | Exited)
     | (Measure | Finish)
     | (Started | FirstStep | Ready | SliceDone | LossCurves | Finished | Failed),
     Field(discriminator="kind"),

@@ -23,12 +23,11 @@ from autotune.data.errors import ArgumentError, AutotuneError, NoStableConfigura
 from autotune.data.facts import WorkloadFacts, WorkloadReference
 from autotune.data.printable import first_line
 from autotune.data.record import Outcome, Place, Slice
-from autotune.runtime.executor import Executor, Isolation, SeatLost, TrialFailed, WarmUp, never
+from autotune.runtime.executor import Executor, Isolation, LiveTrial, SeatLost, TrialFailed, WarmUp, never
 from autotune.runtime.logs import open_log
 from autotune.runtime.protocol import Finished, LossCurves, Started, TrialRequest
 from autotune.runtime.ray_actor import Host, OpenedSeat, SeatActor, SeatSettings
-from autotune.runtime.template_process import IMPORT_SECONDS
-from autotune.runtime.trial_process import LOOK_SECONDS, Profiled
+from autotune.runtime.trial_process import IMPORT_SECONDS, LOOK_SECONDS, Profiled
 
 ADDRESS_SECONDS = 10.0  # until the cluster's address answers
 CONNECT_SECONDS = 60.0  # until Ray does, which tries for minutes where something else answers
@@ -39,7 +38,7 @@ NOTICE_SECONDS = 10.0  # of waiting for a seat, until the user gets a notice
 CLOSING_SECONDS = 20.0
 
 
-class RayTrial:
+class RayTrial(LiveTrial):
     """A trial on another host; see `executor.LiveTrial`."""
 
     def __init__(self, seat: RaySeat, number: int, log: Path) -> None:
@@ -48,26 +47,23 @@ class RayTrial:
 
     def warm_up(self, timeout_seconds: float, on_started: Callable[[Started], None] = lambda started: None) -> WarmUp:
         """See `executor.LiveTrial`. The first report comes with all others."""
-        answer: WarmUp = self._call("warm_up", timeout_seconds)
+        answer: WarmUp = self._ask("warm_up", timeout_seconds)
         on_started(answer.started)
         return answer
 
-    def measure(self, seconds: float, timeout_seconds: float) -> Slice:
-        return self.measure_continuously(seconds, 1, timeout_seconds)[0]
-
     def measure_continuously(self, seconds: float, count: int, timeout_seconds: float) -> tuple[Slice, ...]:
-        answer: tuple[Slice, ...] = self._call("measure_continuously", timeout_seconds, seconds=seconds, count=count)
+        answer: tuple[Slice, ...] = self._ask("measure_continuously", timeout_seconds, seconds=seconds, count=count)
         return answer
 
     def finish(self, input_wait_seconds: float, timeout_seconds: float, *, thorough: bool = False) -> Finished:
-        answer: Finished = self._call(
+        answer: Finished = self._ask(
             "finish", timeout_seconds, input_wait_seconds=input_wait_seconds, thorough=thorough
         )
         self.kill()
         return answer
 
     def loss_curves(self, timeout_seconds: float, stopped: Callable[[], bool] = never) -> LossCurves:
-        answer: LossCurves = self._call("loss_curves", timeout_seconds, stopped)
+        answer: LossCurves = self._ask("loss_curves", timeout_seconds, stopped)
         self.kill()
         return answer
 
@@ -86,11 +82,9 @@ class RayTrial:
                 with open(open_log(file) if file == self._log else file, "ab") as output:
                     output.write(content)
 
-    def _call(self, method: str, limit: float, stopped: Callable[[], bool] = never, **options: Any) -> Any:
+    def _ask(self, method: str, limit: float, stopped: Callable[[], bool] = never, **options: Any) -> Any:
         try:
-            return self._seat.ask(
-                "call", limit, self._number, method, stopped=stopped, timeout_seconds=limit, **options
-            )
+            return self._seat.ask(method, limit, stopped=stopped, trial=self._number, timeout_seconds=limit, **options)
         except SeatLost:
             self._ended = True
             raise
@@ -111,7 +105,7 @@ class RaySeat:
         # Several calls at a time: a trial is ended while another call waits for it.
         options = {"max_concurrency": 8, "max_restarts": 0, **resources}
         self.actor = ray.remote(SeatActor).options(**options).remote(settings)
-        self._pending = self.actor.describe_host.remote()
+        self._pending = self.actor.ask.remote("describe_host")
 
     def poll(self) -> Any:
         """Return the answer of the start, then of `open`; None while it is not there. Raises as `ask` does."""
@@ -119,7 +113,7 @@ class RaySeat:
 
     def open(self) -> None:
         """Have the actor import the workload."""
-        self._pending = self.actor.open.remote()
+        self._pending = self.actor.ask.remote("open")
 
     def launch(self, request: TrialRequest) -> RayTrial:
         return RayTrial(self, self.ask("launch", IMPORT_SECONDS, request), Path(request.log))
@@ -128,8 +122,7 @@ class RaySeat:
         self, method: str, limit: float, *arguments: Any, stopped: Callable[[], bool] = never, **options: Any
     ) -> Any:
         """Return the actor's answer. Raises the failure that it answers, and `SeatLost` where no answer comes."""
-        call = getattr(self.actor, method).remote(*arguments, **options)
-        return self._answer(call, limit + SILENCE_SECONDS, stopped)
+        return self._answer(self.actor.ask.remote(method, *arguments, **options), limit + SILENCE_SECONDS, stopped)
 
     def _answer(self, call: Any, seconds: float, stopped: Callable[[], bool] = never) -> Any:
         errors, host = self._ray.exceptions, self.host.name if self.host else "its host"
@@ -152,7 +145,7 @@ class RaySeat:
     def close(self) -> None:
         """End the actor and what it has started."""
         with contextlib.suppress(Exception):  # it may be lost
-            self._ray.get(self.actor.close.remote(), timeout=2.0)
+            self._ray.get(self.actor.ask.remote("close"), timeout=2.0)
         self.kill()
 
     def kill(self) -> None:
@@ -269,11 +262,9 @@ class RayExecutor(Executor):
             raise SeatLost(Outcome.CRASHED, "the workload's file differs from the first seat's")
         assert seat.host is not None
         self._facts = self._facts or found.facts
-        devices = " + ".join(seat.host.devices) or found.place.device
-        seat.place = found.place.model_copy(update={"seat": seat.name, "host": seat.host.name, "device": devices})
+        seat.place = Place(seat=seat.name, host=seat.host.name, device=" + ".join(seat.host.devices))
         self._handles[seat.name] = seat
         self.isolation, self.started_by_import = found.isolation, found.started_by_import
-        self.seats = (*(name for name in self.seats if name != seat.name), seat.name)
         return True
 
     def use_fresh_interpreters(self) -> None:
@@ -311,13 +302,12 @@ class RayExecutor(Executor):
         if self._ray is None:
             return
         with contextlib.suppress(Exception):
-            closing = [seat.actor.close.remote() for seat in self._handles.values()]
+            closing = [seat.actor.ask.remote("close") for seat in self._handles.values()]
             self._ray.wait(closing, num_returns=len(closing), timeout=CLOSING_SECONDS)
         for seat in (*self._handles.values(), *self._coming):
             seat.kill()
         self._handles.clear()
         self._coming.clear()
-        self.seats = ()
         self._ray.shutdown()
         self._ray = None
 

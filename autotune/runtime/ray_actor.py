@@ -11,14 +11,12 @@ import os
 import platform
 import shutil
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from autotune.data.errors import AutotuneError
 from autotune.data.facts import Machine, WorkloadFacts, WorkloadReference
 from autotune.data.files import make_scratch
-from autotune.data.record import Place
 from autotune.data.run_directory import SCRATCH
 from autotune.machine.fingerprint import fingerprint
 from autotune.runtime.executor import Isolation, LiveTrial, TrialFailed
@@ -27,7 +25,6 @@ from autotune.runtime.protocol import StartedByImport, TrialRequest
 from autotune.runtime.trial_process import Profiled
 
 LARGEST_FILES_BYTES = 256 << 20  # of one trial that go back to the driver
-Result = TypeVar("Result")
 
 
 class SeatSettings(NamedTuple):
@@ -58,11 +55,10 @@ class OpenedSeat(NamedTuple):
     facts: WorkloadFacts
     isolation: Isolation
     started_by_import: StartedByImport | None
-    place: Place
 
 
 class SeatActor:
-    """One seat. Every method returns its answer, or the failure, which the driver raises."""
+    """One seat. The driver calls `ask`."""
 
     def __init__(self, settings: SeatSettings) -> None:
         self._settings = settings
@@ -76,6 +72,16 @@ class SeatActor:
         if not settings.uploaded and os.path.isdir(settings.directory):
             os.chdir(settings.directory)
         self._reference = self._relocate(settings.reference)
+
+    def ask(self, method: str, *arguments: Any, trial: int | None = None, **options: Any) -> Any:
+        """Return what a method of this seat, or of one of its trials, returns.
+
+        A failure is returned too, which the driver raises: Ray would wrap an exception.
+        """
+        try:
+            return getattr(self if trial is None else self._trials[trial], method)(*arguments, **options)
+        except (TrialFailed, AutotuneError) as failure:
+            return failure
 
     def _relocate(self, reference: WorkloadReference) -> WorkloadReference:
         """Return the reference as it is on this host."""
@@ -109,34 +115,23 @@ class SeatActor:
             has_files=file is None or os.path.exists(file),
         )
 
-    def open(self) -> OpenedSeat | Exception:
+    def open(self) -> OpenedSeat:
         """Import the workload."""
-        return _catch(self._open)
-
-    def _open(self) -> OpenedSeat:
         self._executor = executor = LocalExecutor(
             self._reference, logs=self._scratch, isolation=self._settings.isolation, profile=self._settings.profile
         )
         facts = executor.open()
-        return OpenedSeat(facts, executor.isolation, executor.started_by_import, executor.place(""))
+        return OpenedSeat(facts, executor.isolation, executor.started_by_import)
 
-    def launch(self, request: TrialRequest) -> int | Exception:
+    def launch(self, request: TrialRequest) -> int:
         """Start a trial, and return its number."""
-
-        def start() -> int:
-            number = next(self._numbers)
-            folder = self._scratch / str(number)
-            folder.mkdir()
-            assert self._executor is not None
-            own = request.model_copy(update={"log": str(folder / Path(request.log).name)})
-            self._trials[number] = self._executor.handle().launch(own)
-            return number
-
-        return _catch(start)
-
-    def call(self, number: int, method: str, *arguments: Any, **options: Any) -> Any:
-        """Call a method of a trial."""
-        return _catch(lambda: getattr(self._trials[number], method)(*arguments, **options))
+        number = next(self._numbers)
+        folder = self._scratch / str(number)
+        folder.mkdir()
+        assert self._executor is not None
+        own = request.model_copy(update={"log": str(folder / Path(request.log).name)})
+        self._trials[number] = self._executor.handle().launch(own)
+        return number
 
     def end(self, number: int) -> dict[str, bytes]:
         """Kill a trial, and return its files: paths below its folder, and their contents."""
@@ -156,11 +151,3 @@ class SeatActor:
         if self._executor is not None:
             self._executor.close()
         shutil.rmtree(self._scratch, ignore_errors=True)
-
-
-def _catch(call: Callable[[], Result]) -> Result | Exception:
-    """Return a call's result, or its failure: Ray would wrap an exception."""
-    try:
-        return call()
-    except (TrialFailed, AutotuneError) as failure:
-        return failure

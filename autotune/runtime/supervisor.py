@@ -1,4 +1,4 @@
-"""Leave no process behind: supervisors, death signals, adopted orphans, a mark in the environment.
+"""Leave no process behind: supervisors, death signals, adopted orphans, a mark in the environment, forks that answer.
 
 Above each template stands its *supervisor*, forked before anything heavy is imported. It adopts processes whose parent
 ends. When the template or the driver ends, the supervisor kills everything below it. If the supervisor is killed, the
@@ -11,11 +11,19 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import json
 import os
+import resource
 import select
 import signal
+import sys
 import time
-from collections.abc import Set
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Set
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Any, NoReturn
 
 import psutil
 
@@ -88,3 +96,103 @@ def kill_family(family: str) -> None:
             with contextlib.suppress(psutil.Error):  # it has ended, or belongs to another user now
                 member.kill()
         psutil.wait_procs(members, timeout=max(0.0, ends - time.monotonic()))
+
+
+# ---------------------------------------------------------------------------------------------------- forks
+
+
+def fork() -> int:
+    """Fork a process in which TensorFlow's runtime has not started."""
+    with warnings.catch_warnings():
+        # TensorFlow's import leaves four idle threads; none holds a lock, because no runtime was started.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()
+
+
+def leave(status: int) -> NoReturn:
+    """End this process at once: no `finally` and no `atexit` of the user's runs."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):  # the user's code may have closed it, or the disk is full
+            stream.flush()
+    os._exit(status)
+
+
+def lead_group(parent: int) -> None:
+    """Lead a process group that ends with `parent`, leaves no core, and is killed first for want of memory."""
+    os.setpgid(0, 0)
+    die_with_parent(parent)
+    with contextlib.suppress(OSError):
+        # When memory runs out, the kernel kills this process, not the driver.
+        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+
+
+def fork_to_ask(
+    *, lead: Callable[[int], object] = lead_group, lives_on: str = "", tell: Callable[[str], object] = str
+) -> int | dict[str, Any]:
+    """Fork; return a pipe for `send_answer` in the fork and, once it has ended, its answer in this process.
+
+    The answer is empty where there is none, or `{"killed_by": 11}` by a signal. What the fork has started is killed.
+
+    Args:
+        lead: Makes the fork lead a process group that ends with its argument, this process.
+        lives_on: The key of an answer after which the fork lives on.
+        tell: Gets the texts that the fork sends as `doing` before its answer.
+    """
+    reading, writing = os.pipe()
+    parent = os.getpid()
+    pid = fork()
+    if pid == 0:
+        try:
+            os.close(reading)
+            lead(parent)
+        except BaseException:
+            traceback.print_exc()
+            leave(1)
+        return writing
+    os.close(writing)
+    answer: dict[str, Any] = {}
+    for answer in _receive_answers(reading, os.pidfd_open(pid)):
+        if "doing" not in answer:
+            break
+        tell(answer.pop("doing"))
+    if lives_on in answer:
+        return answer
+    status = 0
+    with contextlib.suppress(ChildProcessError):
+        _, status = os.waitpid(pid, 0)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
+    return answer or ({"killed_by": os.WTERMSIG(status)} if os.WIFSIGNALED(status) else {})
+
+
+def _receive_answers(pipe: int, pidfd: int) -> Iterator[dict[str, Any]]:
+    """Yield what a fork sends until it ends, and close both descriptors. Its children may hold the pipe for ever."""
+    text, part = b"", b"\n"
+    try:
+        while part:
+            part = os.read(pipe, 1 << 16) if pipe in wait([pipe, pidfd]) else b""
+            *lines, text = (text + part).split(b"\n")
+            yield from map(json.loads, lines)
+    finally:
+        os.close(pipe)
+        os.close(pidfd)
+
+
+def run_in_fork(run: Callable[[int], object], **how: Any) -> dict[str, Any]:
+    """Run a function in a fork of this process, with a pipe for `send_answer`; return the answer, see `fork_to_ask`."""
+    asked = fork_to_ask(**how)
+    if isinstance(asked, dict):
+        return asked
+    try:
+        run(asked)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(0)
+
+
+def send_answer(pipe: int, answer: Mapping[str, Any]) -> None:
+    """Answer the process that has forked this one: a line of JSON. Its children can open the pipe by `/proc`."""
+    with open(pipe, "wb", closefd=False) as stream:
+        stream.write(json.dumps(answer).encode() + b"\n")

@@ -14,10 +14,8 @@ and serves the driver in the template's place.
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import importlib
-import json
 import os
 import signal
 import socket
@@ -25,7 +23,6 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
-from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -33,12 +30,13 @@ import psutil
 
 from autotune.data.errors import WorkloadError
 from autotune.data.facts import WorkloadFacts, WorkloadReference
-from autotune.data.printable import printable
+from autotune.data.record import Outcome
 from autotune.machine.gpu import is_gpu_open
 from autotune.recipe import apply
 from autotune.runtime import containment, protocol, supervisor
-from autotune.runtime.failures import is_out_of_memory, summarize_error
-from autotune.runtime.fork_server import ForkServer, ForkState, WaitingProcess, fork, leave
+from autotune.runtime.failures import encode_failure, is_out_of_memory, summarize_error
+from autotune.runtime.fork_server import ForkServer, ForkState, WaitingProcess
+from autotune.runtime.supervisor import leave, run_in_fork, send_answer
 from autotune.space.variables import without_caches
 
 
@@ -69,7 +67,7 @@ class EntryPoint(Protocol):
     def share_start(
         self, reference: WorkloadReference, variables: dict[str, str], server: ForkServer, answer: int, *, known: bool
     ) -> str:
-        """Run the start of a script, survey it unless known, answer `{"serves": true}` and serve; or say why not."""
+        """Run the start of a script, survey it unless known, answer `{"serves": pid}` and serve; or say why not."""
 
     def run(
         self, request: protocol.TrialRequest, channel: protocol.Channel, workload: Any, reference: WorkloadReference
@@ -128,18 +126,17 @@ def main(arguments: list[str]) -> int:
         leave(status)
 
 
-def _encode_import_failure(error: Exception) -> protocol.TemplateFailed:
+def _encode_import_failure(error: Exception) -> protocol.Failed:
     """Return the message that reports a failed import. Raises what nobody expected."""
     if isinstance(error, WorkloadError):
-        detail = printable(error.detail)[-20000:]
-        return protocol.TemplateFailed(message=error.message, hint=error.hint, detail=detail)
+        return encode_failure(error)
     if is_out_of_memory(error):
-        message = f"memory ran out while the workload was imported: {summarize_error(error)}"
-        return protocol.TemplateFailed(message=message, no_memory=True)
+        reason = f"memory ran out while the workload was imported: {summarize_error(error)}"
+        return protocol.Failed(outcome=Outcome.OOM, reason=reason)
     if not isinstance(error, ImportError):
         raise error
     hint = f"Repair the TensorFlow that is installed in {sys.prefix}: `import tensorflow` fails in it."
-    return protocol.TemplateFailed(message=f"cannot import TensorFlow: {error}", hint=hint, users=False)
+    return protocol.Failed(outcome=Outcome.ERROR, reason=f"cannot import TensorFlow: {error}", hint=hint)
 
 
 def _share_start(
@@ -150,41 +147,33 @@ def _share_start(
     Returns:
         The exit status of the fork, None where it did not serve; and why it did not.
     """
-    template, others = os.getpid(), frozenset(child.pid for child in psutil.Process().children())
-    reading, writing = os.pipe()
-    pid = fork()
-    if pid == 0:
-        os.close(reading)
+    others = frozenset(child.pid for child in psutil.Process().children())
+
+    def lead(template: int) -> None:
+        os.setpgid(0, 0)
+        supervisor.die_with_parent(template)
+
+    def run(pipe: int) -> None:
         reason = ""
         try:
-            os.setpgid(0, 0)
-            supervisor.die_with_parent(template)
             supervisor.adopt_orphans()
-            server.contain()
-            reason = entry.share_start(reference, variables, server, writing, known=known)
+            containment.renew([str(server.layers)], for_forks=True)  # layers that its own forks read
+            reason = entry.share_start(reference, variables, server, pipe, known=known)
         except BaseException as error:
             traceback.print_exc()  # the template goes on without
             reason = f"trials cannot share that, because {summarize_error(error)}"
         finally:
-            os.write(writing, json.dumps({"reason": reason}).encode() + b"\n")
+            send_answer(pipe, {"reason": reason})
             leave(0)
-    os.close(writing)
-    with contextlib.suppress(OSError):
-        os.setpgid(pid, pid)  # here too: its children may have to be killed
-    pidfd = os.pidfd_open(pid)
-    with open(reading, "rb") as stream:  # its children may hold the pipe open for ever
-        answer = json.loads((reading in wait([reading, pidfd]) and stream.readline()) or b"{}")
-    os.close(pidfd)
-    if not answer.get("serves"):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(pid, signal.SIGKILL)
-    _, status = os.waitpid(pid, 0)
+
+    answer = run_in_fork(run, lead=lead, lives_on="serves")
+    status = os.waitpid(answer["serves"], 0)[1] if "serves" in answer else None
     supervisor.kill_orphans(others)
-    code = os.waitstatus_to_exitcode(status)
-    if answer.get("serves"):
+    if status is not None:
+        code = os.waitstatus_to_exitcode(status)
         return 128 - code if code < 0 else code, ""
-    if not answer and code < 0:
-        why = f"{signal.Signals(-code).name} ended the process that ran it"
+    if "killed_by" in answer:
+        why = f"{signal.Signals(answer['killed_by']).name} ended the process that ran it"
         return None, f"trials cannot share that, because {why}"
     return None, str(answer.get("reason", ""))
 
@@ -195,17 +184,12 @@ def inspect_import() -> tuple[protocol.StartedByImport | None, dict[str, Any]]:
         return "cuda", apply.in_force()
     if threading.active_count() > 1:
         return "threads", apply.in_force()
-    reading, writing = os.pipe()
-    pid = fork()  # a child asks TensorFlow: that starts CUDA, which no fork survives
-    if pid == 0:
-        with contextlib.suppress(BaseException):
-            os.write(writing, json.dumps([apply.runtime_has_started(), apply.in_force()]).encode())
-        os._exit(0)
-    os.close(writing)
-    with open(reading, "rb") as stream:
-        runtime, in_force = json.loads(stream.read() or "[true, {}]")
-    os.waitpid(pid, 0)
-    return "runtime" if runtime else None, in_force
+
+    def ask(pipe: int) -> None:  # that starts CUDA, which no fork survives
+        send_answer(pipe, {"started": apply.runtime_has_started(), "in_force": apply.in_force()})
+
+    answer = run_in_fork(ask)
+    return "runtime" if answer.get("started", True) else None, answer.get("in_force", {})
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ Forks keep the survey's wrappers. A fresh interpreter, as of `multiprocessing` b
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import signal
@@ -22,6 +21,7 @@ from autotune.data.printable import MASK, is_credential, mask_arguments
 from autotune.recipe.keras_api import KERAS_PACKAGES, api_of
 from autotune.runtime.failures import after_import, locate_user_line
 from autotune.runtime.sources import file_of
+from autotune.runtime.supervisor import send_answer
 
 _VARIABLE = "AUTOTUNE_SURVEY"  # the survey's process, its pipe, and whether an import already ends it
 _FOLDER = str(Path(__file__).with_name("child_site"))
@@ -61,8 +61,7 @@ def answer_for_parent(answer: Mapping[str, Any]) -> NoReturn:
     """
     pid, pipe, _ = os.environ[_VARIABLE].split(":")
     try:
-        with open(f"/proc/{pid}/fd/{pipe}", "wb") as stream:
-            stream.write(json.dumps(answer).encode() + b"\n")
+        send_answer(os.open(f"/proc/{pid}/fd/{pipe}", os.O_WRONLY), answer)
         os.killpg(int(pid), signal.SIGKILL)
     finally:
         os._exit(1)

@@ -8,12 +8,9 @@ import contextlib
 import importlib
 import importlib.abc
 import itertools
-import json
 import os
 import runpy
-import signal
 import sys
-import traceback
 from collections.abc import Callable, Collection, Sequence
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
@@ -22,8 +19,8 @@ from typing import Any
 
 from autotune.data.facts import Site, WorkloadReference
 from autotune.runtime import containment
-from autotune.runtime.fork_server import fork, lead_group, leave
 from autotune.runtime.sources import directory_of, file_of, installed_packages, main_file_of, own_files
+from autotune.runtime.supervisor import run_in_fork, send_answer
 from autotune.script import children
 from autotune.script.call_sites import calls_in
 from autotune.script.notebook import DEFINITIONS, stand_in
@@ -146,6 +143,7 @@ def discover(reference: WorkloadReference) -> tuple[dict[str, str], list[str]]:
     """
 
     def run(pipe: int) -> None:
+        containment.renew()
         children.watch_children(pipe, imports=True)
         before = dict(os.environ)
 
@@ -154,69 +152,14 @@ def discover(reference: WorkloadReference) -> tuple[dict[str, str], list[str]]:
 
         effects = SideEffects(reference, lambda _: os._exit(0))  # the survey reports it again
         effects.watch_writes()
-        sys.meta_path.insert(0, _StopAtFramework(lambda: children.answer_for_parent(changed())))
+        sys.meta_path.insert(0, _StopAtFramework(lambda: children.answer_for_parent({"variables": changed()})))
         with contextlib.suppress(BaseException):  # if it fails, the survey says so
             run_as_main(reference)
-        send_answer(pipe, changed())
+        send_answer(pipe, {"variables": changed()})
 
-    variables = run_in_fork(run)
+    variables = run_in_fork(run).get("variables", {})
     files = own_files(file_of(reference), Path(directory_of(reference)))
     return variables, [name for name in installed_packages(files) if name not in _FRAMEWORKS]
-
-
-def send_answer(pipe: int, answer: dict[str, Any]) -> None:
-    """Answer the process that has forked this one."""
-    with open(pipe, "wb", closefd=False) as stream:
-        stream.write(json.dumps(answer).encode() + b"\n")
-
-
-def run_in_fork(
-    run: Callable[[int], object], *, may_wait: bool = False, tell: Callable[[str], object] = str
-) -> dict[str, Any]:
-    """Run a function in a fork of this process, with a pipe for `send_answer`; return the answer, empty without one.
-
-    The fork and the processes that it has started are killed. With `may_wait` they live on if the answer says that the
-    fork is `waiting`. `tell` gets the texts that the fork sends as `doing` before its answer.
-    """
-    asked = fork_to_ask(may_wait=may_wait, tell=tell)
-    if isinstance(asked, dict):
-        return asked
-    try:
-        run(asked)
-    finally:
-        os._exit(0)
-
-
-def fork_to_ask(*, may_wait: bool = False, tell: Callable[[str], object] = str) -> int | dict[str, Any]:
-    """Fork; return a pipe for `send_answer` in the fork and, once it has ended, its answer in this process.
-
-    For `may_wait` and `tell` see `run_in_fork`.
-    """
-    reading, writing = os.pipe()
-    parent = os.getpid()
-    pid = fork()
-    if pid == 0:
-        try:
-            os.close(reading)
-            lead_group(parent)
-            containment.renew(more_later=may_wait)
-        except BaseException:
-            traceback.print_exc()
-            leave(1)
-        return writing
-    os.close(writing)
-    with open(reading, "rb") as stream:  # its children may hold the pipe open for ever
-        answer: dict[str, Any] = json.loads(stream.readline() or "{}")
-        while "doing" in answer:
-            tell(answer["doing"])
-            answer = json.loads(stream.readline() or "{}")
-    if may_wait and "waiting" in answer:
-        return answer
-    with contextlib.suppress(ChildProcessError):
-        os.waitpid(pid, 0)
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(pid, signal.SIGKILL)
-    return answer
 
 
 def import_packages(names: Sequence[str]) -> None:

@@ -20,6 +20,7 @@ from autotune.data.facts import Site
 from autotune.data.record import Outcome
 from autotune.recipe.tf_private import drawing_alike, draws_constants, keras, operations_in, tf
 from autotune.runtime import failures
+from autotune.runtime.executor import TrialFailed
 from autotune.script.call_sites import functions_in, line_of_code, place_of, uses_shapes
 from autotune.script.execute import edit_trees
 from autotune.script.settings import Settings
@@ -95,15 +96,15 @@ class StepCompiler:
         return result
 
     def finish(self) -> None:
-        """Prove the last call of each function. Raises TrainingFailed where it trains otherwise, or is traced often."""
+        """Prove the last call of each function. Raises TrialFailed where it trains otherwise, or is traced often."""
         for last in self._last.values():
             self._prove(*last)
         for site in (site for site in self._sites if (site.file, site.function) not in self._called):
             why = f"graph_step: {site}, was not called in the trial, so that nothing proves it"
-            raise failures.TrainingFailed(Outcome.UNSTABLE, why)
+            raise TrialFailed(Outcome.UNSTABLE, why)
         if (traces := self._count_traces() - self._traces) > MOST_TRACES:
             why = f"graph_step: {self._sites[0]}, was compiled {traces} times more, as its arguments change"
-            raise failures.TrainingFailed(Outcome.UNSTABLE, why)
+            raise TrialFailed(Outcome.UNSTABLE, why)
 
     def _count_traces(self) -> int:
         return sum(compiled.experimental_get_tracing_count() for compiled in self._last)
@@ -111,7 +112,7 @@ class StepCompiler:
     def _refuse(self, step: _ProvenStep, why: str, outcome: Outcome = Outcome.UNSTABLE) -> None:
         code = step.plain.__code__
         where = f"{code.co_name}() in {line_of_code(code, self._directory)}"
-        raise failures.TrainingFailed(outcome, f"graph_step: {where}, {why}")
+        raise TrialFailed(outcome, f"graph_step: {where}, {why}")
 
     def _prove(self, step: _ProvenStep, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
         self._is_proving = True
@@ -123,9 +124,9 @@ class StepCompiler:
 
 
 def prove_fit(model: keras.Model, dataset: tf.data.Dataset, compiled: Any, where: str) -> None:
-    """Prove that a compiled `train_step` does what the plain one does. Raises TrainingFailed where it does not."""
+    """Prove that a compiled `train_step` does what the plain one does. Raises TrialFailed where it does not."""
     if why := find_difference(model.train_step, compiled, next(iter(dataset))):
-        raise failures.TrainingFailed(Outcome.UNSTABLE, f"graph_step: {where}, {why}")
+        raise TrialFailed(Outcome.UNSTABLE, f"graph_step: {where}, {why}")
 
 
 def find_difference(plain: Callable[..., Any], compiled: Any, *arguments: Any, **named: Any) -> str:

@@ -16,8 +16,9 @@ from autotune.data.record import Boundary, Outcome
 from autotune.recipe import apply
 from autotune.recipe.tf_private import tf
 from autotune.runtime import failures, protocol
-from autotune.runtime.fork_server import leave
+from autotune.runtime.executor import TrialFailed
 from autotune.runtime.sources import directory_of
+from autotune.runtime.supervisor import leave
 from autotune.script.dataset_trace import batch_calls, drops_remainder, examples_of
 from autotune.script.fit_call import few_steps
 from autotune.script.graph_step import StepCompiler
@@ -183,7 +184,7 @@ class TrialHooks(Hooks):
 
     def fail(self, error: BaseException) -> NoReturn:
         """Report this error, and end the trial."""
-        if isinstance(error, failures.TrainingFailed) and error.input_error and self.facts.fit_site is not None:
+        if isinstance(error, TrialFailed) and error.input_error and self.facts.fit_site is not None:
             where = f"{self.facts.fit_site}: "
             error.reason = where + error.reason.removeprefix(where)
         self.channel.send(failures.encode_failure(error))
@@ -313,7 +314,7 @@ class LoopTraining(TrialHooks):
         used, wanted = batch_used(self._watch), self.configuration.batch_size
         if used is not None and "batch_size" in self.facts.sites and used != wanted:
             why = f"the script trains in batches of {used} instead of {wanted}: it retries with another size itself"
-            raise failures.TrainingFailed(Outcome.ERROR, why)
+            raise TrialFailed(Outcome.ERROR, why)
         session = LoopSession(self._watch, examples, self.request, self.configuration, self.wrappers.settings)
         known = self.request.timing.boundary
         if self.facts.workers > 1:  # they would have to end an epoch early together, so nothing counts between epochs

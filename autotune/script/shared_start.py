@@ -22,12 +22,13 @@ from typing import Any, NoReturn
 from autotune.data.facts import WorkloadFacts, WorkloadReference
 from autotune.recipe.keras_api import KERAS_PACKAGES, api_of
 from autotune.recipe.tf_private import runtime_starts
-from autotune.runtime import failures, protocol, supervisor
+from autotune.runtime import containment, failures, protocol, supervisor
 from autotune.runtime.failures import after_import, locate_user_line
-from autotune.runtime.fork_server import ForkCheck, ForkServer, ForkState, Unforkable, leave
+from autotune.runtime.fork_server import ForkCheck, ForkServer, ForkState, Unforkable
 from autotune.runtime.sources import directory_of, file_of, own_files
+from autotune.runtime.supervisor import fork_to_ask, leave, send_answer
 from autotune.script import children, strategies
-from autotune.script.execute import fork_to_ask, make_endless, note_process, send_answer
+from autotune.script.execute import make_endless, note_process
 from autotune.script.interpose import around
 from autotune.script.sandbox import SideEffects
 from autotune.script.settings import serve_script
@@ -142,6 +143,7 @@ class _Start:
         asked = fork_to_ask(tell=self._server.tell)
         if isinstance(asked, int):
             self._answer = asked
+            containment.renew()
             state.restore()
             if self._known:  # this fork only shows that trials can be forked
                 send_answer(asked, {"facts": None})
@@ -158,7 +160,7 @@ class _Start:
             assert facts.script is not None
             script = facts.script.model_copy(update={"shared_seconds": self._seconds})
             facts = facts.model_copy(update={"script": script})
-        send_answer(self._answer, {"serves": True})
+        send_answer(self._answer, {"serves": os.getpid()})
         try:
             self._server.control.send(protocol.TemplateReady(workload=facts))
             request, channel = self._server.serve(state)

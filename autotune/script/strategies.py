@@ -25,8 +25,7 @@ from autotune.recipe.apply import strategy_of
 from autotune.recipe.keras_api import keras_api
 from autotune.recipe.tf_private import let_mirrored_variables_be_numbers
 from autotune.runtime.failures import locate_user_line
-from autotune.runtime.fork_server import fork
-from autotune.runtime.supervisor import die_with_parent
+from autotune.runtime.supervisor import die_with_parent, fork
 from autotune.script.interpose import around
 
 REFUSED = {

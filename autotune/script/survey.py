@@ -23,14 +23,14 @@ from autotune.data.printable import plural
 from autotune.recipe import apply
 from autotune.recipe.keras_api import KERAS_PACKAGES, keras_api
 from autotune.recipe.tf_private import keras
-from autotune.runtime import failures, protocol
+from autotune.runtime import containment, failures, protocol
 from autotune.runtime.failures import locate_user_line
-from autotune.runtime.fork_server import Output, WaitingProcess, leave
+from autotune.runtime.fork_server import Output, WaitingProcess
 from autotune.runtime.sources import directory_of, file_of, own_files
+from autotune.runtime.supervisor import leave, run_in_fork, send_answer
 from autotune.script import children, strategies
 from autotune.script.call_sites import count_method_calls, is_called_in_loop, with_line
 from autotune.script.eager_steps import EagerSteps
-from autotune.script.execute import run_in_fork, send_answer
 from autotune.script.fit_call import FitCall, few_steps, settle_steps
 from autotune.script.interpose import Hooks, Wrappers
 from autotune.script.loop_watch import LoopWatch
@@ -79,6 +79,7 @@ def survey(
         began = time.perf_counter()
 
         def run_script(answer: int) -> None:
+            containment.renew(more_later=True)
             leave_template()
             ours.close()
             survey = Survey(reference, variables, answer, workers, began=began, requests=theirs)
@@ -86,7 +87,7 @@ def survey(
                 run_users(reference)
             leave(1)
 
-        return run_in_fork(run_script, may_wait=True, tell=tell)
+        return run_in_fork(run_script, lives_on="waiting", tell=tell)
 
     with contextlib.closing(theirs):
         found = run()

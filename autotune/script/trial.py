@@ -16,6 +16,7 @@ from autotune.data.record import Outcome
 from autotune.recipe import apply
 from autotune.recipe.tf_private import keep_collectives, keras, tf
 from autotune.runtime import failures, protocol
+from autotune.runtime.executor import TrialFailed
 from autotune.runtime.failures import (
     ARGS_HINT,
     format_user_traceback,
@@ -23,7 +24,7 @@ from autotune.runtime.failures import (
     make_exit_error,
     summarize_with_line,
 )
-from autotune.runtime.fork_server import leave
+from autotune.runtime.supervisor import leave
 from autotune.script import strategies
 from autotune.script.dataset_trace import drops_remainder
 from autotune.script.execute import is_scripts_fork, note_process, run_as_main
@@ -130,7 +131,7 @@ def run_users(reference: WorkloadReference, *, endless: Site | None = None, adju
         raise WorkloadError(
             f"{line}: asks for input, and a trial has none", hint=f"Give it as an argument of the script. {ARGS_HINT}"
         ) from error
-    except (WorkloadError, failures.TrainingFailed):
+    except (WorkloadError, TrialFailed):
         raise
     except BaseException as error:
         if failures.is_environment_failure(error):

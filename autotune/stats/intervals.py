@@ -199,14 +199,6 @@ def _squared_deviations(values: Sequence[float]) -> float:
     return math.fsum((value - mean) ** 2 for value in values)
 
 
-def long_run_rate(
-    examples: int, seconds: float, *, examples_per_epoch: int | None = None, epoch_overhead_seconds: float | None = None
-) -> float:
-    """Return samples per second of a long training, with the cost of epoch boundaries in proportion."""
-    overhead = (epoch_overhead_seconds or 0.0) * examples / examples_per_epoch if examples_per_epoch else 0.0
-    return examples / (seconds + overhead)
-
-
 def overall_rate(slices: Sequence[Measured]) -> float:
     """Return all examples over all the time, in samples per second: a training pays for its slow stretches."""
     return sum(examples for _, examples in slices) / math.fsum(examples / rate for rate, examples in slices)

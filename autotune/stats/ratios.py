@@ -13,7 +13,7 @@ from autotune.data.options import Objective
 from autotune.data.record import Pair, Slice, TrialRecord
 from autotune.space.knobs import STRATEGY_KNOBS
 from autotune.stats.disturbance import joules_of, usable_pairs
-from autotune.stats.intervals import long_run_rate, mean_interval, overall_log_ratios, overall_rate
+from autotune.stats.intervals import mean_interval, overall_log_ratios, overall_rate
 
 FEW_PROCESSES = 4  # with fewer, slices tell more of a throughput than processes
 _Side = tuple[float, int, bool]  # a slice: its rate, examples, and whether it is of whole epochs
@@ -46,13 +46,14 @@ class RatedPair:
 
 
 def rate(timed: Slice, cost: EpochCost) -> float:
-    """Return samples per second of a long training at a slice's pace; slices of whole epochs hold their cost."""
-    return long_run_rate(
-        timed.examples,
-        timed.seconds + timed.charged_seconds,
-        examples_per_epoch=cost.examples,
-        epoch_overhead_seconds=None if timed.epochs else cost.seconds,
-    )
+    """Return samples per second of a long training at a slice's pace, with the cost of epoch boundaries in proportion.
+
+    Slices of whole epochs hold their cost.
+    """
+    overhead = 0.0
+    if cost.examples and cost.seconds and not timed.epochs:
+        overhead = cost.seconds * timed.examples / cost.examples
+    return timed.examples / (timed.seconds + timed.charged_seconds + overhead)
 
 
 def compared_rate(timed: Slice, cost: EpochCost, objective: Objective) -> float | None:

@@ -35,7 +35,6 @@ class ExamplesNeeded:
 
     rule: Rule  # of the learning rate, for these figures
     log_ratio: LogInterval  # over seeds; the logarithm of a factor
-    degrees: float
     by_rule: Mapping[Rule, float | None]  # the same for each rule; None where it does not reach the losses
 
 
@@ -146,7 +145,6 @@ def _examples_needed(
     return ExamplesNeeded(
         rule=rule,
         log_ratio=LogInterval(value=mean, low=mean - margin, high=mean + margin, count=seeds),
-        degrees=seeds - 1,
         by_rule={rule: ratio(rule, everyone) if rule in finite else None for rule, _ in leader},
     )
 
@@ -160,7 +158,7 @@ def same_loss_speedup(
     level: float = CONFIDENCE,  # of the result
 ) -> LogInterval:
     """Return the logarithm of the baseline's time over the larger batch's to reach the same losses."""
-    parts = [(throughput, degrees, confidence), (needed.log_ratio, needed.degrees, CONFIDENCE)]
+    parts = [(throughput, degrees, confidence), (needed.log_ratio, needed.log_ratio.count - 1, CONFIDENCE)]
     variances = [(part.half_width / t_quantile(level, own)) ** 2 for part, own, level in parts]
     value, variance = throughput.value - needed.log_ratio.value, sum(variances)
     if not variance:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from autotune.data.record import Boundary, Outcome
-from autotune.runtime.failures import TrainingFailed
+from autotune.runtime.executor import TrialFailed
 from autotune.runtime.protocol import Channel, FirstStep, Ready
 from autotune.stats.steady_state import (
     SLOW_CALL_SECONDS,
@@ -139,7 +139,7 @@ class StepClock:
         return timed
 
     def epoch_ended(self) -> None:
-        """Note that a whole epoch, its validation included, is over. Raises TrainingFailed where it had no data."""
+        """Note that a whole epoch, its validation included, is over. Raises TrialFailed where it had no data."""
         progress = self.progress
         if progress.calls == 0 or progress.training.examples is None:
             raise self._exhausted_error()
@@ -238,7 +238,7 @@ class StepClock:
             self._save_state()
         self._last_call_at = self.now()  # what was done here is no part of the next call
 
-    def _exhausted_error(self) -> TrainingFailed:
+    def _exhausted_error(self) -> TrialFailed:
         reason = "the dataset was exhausted by its first pass: the second got nothing"
         hint = (
             "Train on a dataset that starts afresh each epoch; a Python generator that is consumed once does not "
@@ -247,7 +247,7 @@ class StepClock:
         if self._first_call_ended_at == math.inf and not self.progress.training.steps_per_epoch:
             reason = "the dataset yields no batch: it is empty, or smaller than one batch with drop_remainder"
             hint = "The dataset must have at least one batch."
-        return TrainingFailed(Outcome.ERROR, reason, hint=hint, input_error=True)
+        return TrialFailed(Outcome.ERROR, reason, hint=hint, input_error=True)
 
 
 class _ByEpochs:

@@ -18,7 +18,7 @@ from autotune.data.record import Outcome
 from autotune.recipe import apply
 from autotune.recipe.keras_api import keras_api
 from autotune.recipe.tf_private import computing_layers, keras, tf, with_names_alike
-from autotune.runtime.failures import TrainingFailed
+from autotune.runtime.executor import TrialFailed
 from autotune.runtime.protocol import Channel, Finish, TrialRequest
 from autotune.space.configuration import Configuration
 from autotune.space.variables import caches_in
@@ -180,7 +180,7 @@ class FitSession(TrainingSession):
 
         timed, tidy_up = clock.wrap(self._retracing.wrap(train_and_prove)), partial(keras_api().tidy_up, model)
         model.train_function = timed
-        early = TrainingFailed(Outcome.ERROR, "model.fit returned before it was asked to")
+        early = TrialFailed(Outcome.ERROR, "model.fit returned before it was asked to")
         try:
             with contextlib.suppress(LongEpoch):
                 model.fit(**parts.train.fit_args, validation_data=parts.validation, **arguments)
@@ -262,7 +262,7 @@ def _validation_limit(parts: Parts) -> keras.callbacks.Callback:
         def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
             seconds = time.monotonic() - self.began
             if seconds > MOST_VALIDATION_SECONDS and batch >= MOST_VALIDATION_BATCHES:
-                raise TrainingFailed(
+                raise TrialFailed(
                     Outcome.ERROR,
                     f"{parts.validated_by}: the validation has unknown length and has not ended after {batch + 1} "
                     f"batches in {seconds:.0f} s; it may be infinite",

@@ -22,7 +22,7 @@ from autotune.data.record import Outcome
 from autotune.machine.gpu import GpuMeter, open_meters, read_gpus
 from autotune.machine.telemetry import Counters, between, host_bytes, part_of, read_counters
 from autotune.recipe.tf_private import tf, tracing_seconds
-from autotune.runtime.failures import TrainingFailed
+from autotune.runtime.executor import TrialFailed
 from autotune.training.progress import Progress
 
 Gauge = Callable[[], Callable[[float], dict[str, Any]]]
@@ -97,14 +97,14 @@ def describe_weights(weights: Weights) -> dict[str, Any]:
 
 
 def check_finite_weights(weights: Weights, *, step: int) -> None:
-    """Raise TrainingFailed where training has ruined a weight: no number that a step returns need show it."""
+    """Raise TrialFailed where training has ruined a weight: no number that a step returns need show it."""
     trained = {id(weight) for weight in weights.trained}  # others may hold infinities, as masks do
     for weight in (weight for weight in weights.variables if tf.as_dtype(weight.dtype).is_floating):
         values = tf.convert_to_tensor(weight)
         if not tf.reduce_any(tf.math.is_nan(values) | (tf.math.is_inf(values) & (id(weight) in trained))):
             continue
         name = weight.path if hasattr(weight, "path") else weight.name  # in Keras 2
-        raise TrainingFailed(Outcome.NONFINITE, f"the weight {name} is not finite after {plural(step, 'step')}")
+        raise TrialFailed(Outcome.NONFINITE, f"the weight {name} is not finite after {plural(step, 'step')}")
 
 
 # --------------------------------------------------------------------------------------------- tracing and compiling

@@ -29,7 +29,7 @@ from autotune.data.record import Outcome
 from autotune.recipe.keras_api import keras_api
 from autotune.recipe.learning_rate import make_factor, scale_updates
 from autotune.recipe.tf_private import keras, tf
-from autotune.runtime.failures import TrainingFailed
+from autotune.runtime.executor import TrialFailed
 from autotune.runtime.protocol import BranchRuns, LossCurves, LossRuns
 from autotune.training import gauges
 from autotune.training.gauges import Weights
@@ -232,7 +232,7 @@ def branch_losses(
     part of a step; `callbacks` may change it.
 
     Raises:
-        TrainingFailed: The state does not fit this model, or examples cannot be batched anew.
+        TrialFailed: The state does not fit this model, or examples cannot be batched anew.
     """
     training, probe = _record_with_probe(batches, held_out, runs)
     factor = make_factor(model.distribute_strategy)
@@ -307,7 +307,7 @@ def _seed(model: keras.Model, seed: int) -> None:
 
 
 def _read_state(model: keras.Model, file: str) -> list[Any]:
-    """Read a saved state, in the order of the variables. Raises TrainingFailed where it is that of other variables."""
+    """Read a saved state, in the order of the variables. Raises TrialFailed where it is that of other variables."""
     variables = _variables(model)
     with np.load(file, allow_pickle=False) as saved:
         state = {name: saved[name] for name in saved.files}
@@ -322,7 +322,7 @@ def _read_state(model: keras.Model, file: str) -> list[Any]:
     why = "the baseline's weights and optimizer state do not fit the model of this configuration"
     if own:
         why = f"{', '.join(own)}: the model has optimizers beside that of compile(), and their state is not saved"
-    raise TrainingFailed(Outcome.ERROR, why)
+    raise TrialFailed(Outcome.ERROR, why)
 
 
 def _record_with_probe(
@@ -386,7 +386,7 @@ def _probe_losses(
 
 
 def _probe_loss(model: keras.Model, probe: Any) -> float | None:
-    """Return the loss on the probe; None where it is not finite. Raises TrainingFailed where the model has none."""
+    """Return the loss on the probe; None where it is not finite. Raises TrialFailed where the model has none."""
     model.reset_metrics()
     logs: Any = None
     for_probe = iter(probe)
@@ -396,6 +396,6 @@ def _probe_loss(model: keras.Model, probe: Any) -> float | None:
         except (StopIteration, tf.errors.OutOfRangeError):
             break
     if not isinstance(logs, dict) or "loss" not in logs:
-        raise TrainingFailed(Outcome.ERROR, "the model reports no loss on held-out examples")
+        raise TrialFailed(Outcome.ERROR, "the model reports no loss on held-out examples")
     loss = float(logs["loss"])
     return loss if math.isfinite(loss) else None

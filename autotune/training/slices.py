@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from autotune.data.record import Outcome, Slice, StepSeconds
-from autotune.runtime.failures import TrainingFailed
+from autotune.runtime.executor import TrialFailed
 from autotune.runtime.protocol import Channel, Finish, Measure, SliceDone
 from autotune.training.gauges import Gauge
 from autotune.training.progress import Progress
@@ -165,14 +165,14 @@ def finite_loss(logs: Any, *, step: int) -> float | None:
     Text is left alone. Reading a number waits for the device.
 
     Raises:
-        TrainingFailed: A number in the logs is not finite, however deep it lies in them.
+        TrialFailed: A number in the logs is not finite, however deep it lies in them.
     """
     loss = None
     for name, numbers in _numbers_in(logs):
         if not np.isfinite(numbers).all():
             quantity = "the training loss" if name == "loss" else f"the metric {name}".rstrip()
             odd = numbers[~np.isfinite(numbers)].ravel()[0]
-            raise TrainingFailed(Outcome.NONFINITE, f"{quantity} became {odd} by step {step}")
+            raise TrialFailed(Outcome.NONFINITE, f"{quantity} became {odd} by step {step}")
         if name == "loss" and numbers.size == 1:
             loss = float(numbers.item())
     return loss

@@ -10,7 +10,7 @@ from autotune.data.errors import WorkloadError
 from autotune.data.record import Outcome
 from autotune.runtime.executor import TrialFailed
 from autotune.runtime.protocol import Data
-from autotune.runtime.template_process import IMPORT_SECONDS
+from autotune.runtime.trial_process import IMPORT_SECONDS
 
 
 @pytest.mark.parametrize(
