@@ -467,7 +467,7 @@ def test_the_options_of_the_function_and_the_command_are_those_that_are_declared
         assert function[name].default == command[name].default == getattr(defaults, name)
     documented = " ".join(inspect.getdoc(tune).split())
     assert all(f"{name}: {option.help}" in documented for name, option in OPTIONS.items())
-    with pytest.raises(TypeError, match="unexpected keyword argument 'bugdet'"):
+    with pytest.raises(ArgumentError, match="bugdet: Unexpected keyword argument"):
         tune("train.py", bugdet="3m")
 
 

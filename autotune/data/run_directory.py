@@ -417,7 +417,7 @@ def options_of(run: RunRecord) -> Options:
     given: dict[str, Any] = {name: value for name, value in run.arguments.items() if name in known}
     try:
         return Options(**given)
-    except (AutotuneError, TypeError) as error:
+    except AutotuneError as error:
         raise RunDirectoryError(f"{run.run}: run.json: arguments: {error}", hint=START_ANEW) from error
 
 

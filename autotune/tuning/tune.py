@@ -17,7 +17,7 @@ from autotune.data.errors import ArgumentError
 from autotune.data.facts import Machine, WorkloadReference
 from autotune.data.figures import Check, Interval, Profile
 from autotune.data.files import write_atomically
-from autotune.data.options import Options, read_options
+from autotune.data.options import Options
 from autotune.data.printable import MASK, masked_names
 from autotune.data.record import Outcome, Phase, Place, TrialRecord
 from autotune.data.run_directory import RESULTS, RunDirectory, RunRecord, follow_latest, new_run_directory
@@ -98,11 +98,11 @@ def read_request(
     resume: str | Path | None,
     options: Mapping[str, object],
 ) -> Request:
-    """Read the arguments of `tune`. Raises InputError, and TypeError on an option that does not exist."""
+    """Read the arguments of `tune`. Raises InputError."""
     began = time.monotonic()
     refuse_while_loading()
     require_linux()
-    given = read_options(options)
+    given = dict(options)
     for name, path in (("out", out), ("resume", resume)):
         if path == "":
             raise ArgumentError(f"{name} is empty")
@@ -128,7 +128,7 @@ def _read_resumption(
     directory: RunDirectory,
     reference: WorkloadReference,
     given: Mapping[str, object],
-    budget: float | None,
+    budget: float | str | None,
     *,
     began: float,
 ) -> Request:

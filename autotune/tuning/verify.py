@@ -16,7 +16,7 @@ from typing import TypeVar
 from autotune.data.errors import NoStableConfigurationError, RecipeError, TrialProcessError, TuningInterruptedError
 from autotune.data.facts import Trains, WorkloadFacts, WorkloadReference
 from autotune.data.figures import Interval, LogInterval
-from autotune.data.options import MEMORY_MARGIN, MIN_GAIN, VERIFY_SECONDS, Options, seconds_of
+from autotune.data.options import MEMORY_MARGIN, MIN_GAIN, VERIFY_SECONDS, Options
 from autotune.data.printable import first_line, mask_arguments
 from autotune.data.record import Outcome, Pairing, Phase, TrialRecord
 from autotune.data.run_directory import RunDirectory
@@ -95,7 +95,7 @@ def verify(
         global_batch=loaded.baseline.get("global_batch"),  # type: ignore[arg-type]  # checked there
         skip_cells=None if script is None else script.skip_cells,
         fit=script.fit if script is not None and script.trains is Trains.FIT else None,
-        budget=seconds_of("budget", budget),
+        budget=budget,
         seed=seed,
         memory_margin=memory_margin,
     )
