@@ -421,14 +421,6 @@ def options_of(run: RunRecord) -> Options:
         raise RunDirectoryError(f"{run.run}: run.json: arguments: {error}", hint=START_ANEW) from error
 
 
-def to_repeat(path: Path) -> list[str]:
-    """Return the words that the command which resumes a run needs again; see `Options.to_repeat`."""
-    try:
-        return options_of(RunDirectory(path).read_run()).to_repeat
-    except RunDirectoryError:
-        return []  # the command that is shown reports the damage
-
-
 # -------------------------------------------------------------------------------------------------------- finding runs
 
 

@@ -125,7 +125,6 @@ def tune(
         wait: Wait until earlier runs on the same devices of this machine have ended. The budget begins then.
         json: Print the result as JSON (docs/history.md); progress goes to standard error.
     """
-    from autotune.data.run_directory import to_repeat
     from autotune.front.console import Progress, messages, terminal
     from autotune.front.results import show_answer
     from autotune.front.tune import tune as tune_workload
@@ -138,12 +137,11 @@ def tune(
         except KeyboardInterrupt as interrupt:
             hint = "Nothing was measured yet."
             if progress.directory and progress.directory.exists():
-                again = resume_command(workload, progress.directory, to_repeat(progress.directory))
-                hint = f"To continue the run: {again}"
+                hint = f"To continue the run: {resume_command(workload, progress.directory)}"
             raise TuningInterruptedError("interrupted", hint=hint) from interrupt
     assert progress.directory is not None
     path = progress.directory / "recipe.json"
-    answer = answer_at(recipe, path, workload, to_repeat(path.parent))
+    answer = answer_at(recipe, path, workload)
     if json:
         print_json("tune", run=str(path.parent), recipe_file=str(path), recipe=recipe, answer=answer)
     else:
@@ -363,7 +361,7 @@ def show(
         parquet: Write them to this Parquet file.
         json: Print recipe and trials as JSON (docs/history.md).
     """
-    from autotune.data.run_directory import RunDirectory, follow_latest, to_repeat
+    from autotune.data.run_directory import RunDirectory, follow_latest
     from autotune.front.console import say
     from autotune.front.results import show_answer, show_folder, show_history
     from autotune.recipe.advice import answer_at
@@ -395,7 +393,7 @@ def show(
     (file, recipe) = (None, None) if source is None or source.is_folder else source.files[0]
     answer = None if recipe is None else recipe.answer
     if recipe is not None and file is not None and run is not None and run.workload is not None:
-        answer = answer_at(recipe, file, run.workload.reference, to_repeat(path))
+        answer = answer_at(recipe, file, run.workload.reference)
     if json:
         from autotune.report.history import rows_of
 

@@ -22,7 +22,7 @@ from autotune.data.figures import Operation, Profile
 from autotune.data.files import write_atomically
 from autotune.data.printable import duration, memory_size, one_line, printable
 from autotune.data.record import Phase, TrialRecord, baseline_with_ceilings
-from autotune.data.run_directory import RunDirectory, RunRecord, left_out, to_repeat
+from autotune.data.run_directory import RunDirectory, RunRecord, left_out
 from autotune.recipe.advice import answer_at, resume_command
 from autotune.recipe.answer import NOT_PROMISED, WORTH_A_LINE_SECONDS, Answer, Command, Side, answer_of
 from autotune.recipe.recipe import Recipe
@@ -166,8 +166,7 @@ class PageData:
     @cached_property
     def answer(self) -> Answer | None:
         """The run's answer; None without a recipe."""
-        file = self.path / "recipe.json"
-        return None if self.recipe is None else answer_at(self.recipe, file, self.reference, to_repeat(self.path))
+        return None if self.recipe is None else answer_at(self.recipe, self.path / "recipe.json", self.reference)
 
     @property
     def unit(self) -> str:
@@ -292,7 +291,7 @@ def _to_do(data: PageData) -> Iterator[Element]:
     answer = data.answer
     commands: Sequence[Command] = () if answer is None else answer.commands[1:]
     if answer is None:
-        go_on = resume_command(data.reference, data.path, to_repeat(data.path))
+        go_on = resume_command(data.reference, data.path)
         commands = [Command(name="go on", heading="To continue it with everything measured so far:", lines=(go_on,))]
     for command in commands:
         yield element("p", command.heading)
