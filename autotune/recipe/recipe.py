@@ -28,7 +28,7 @@ from autotune.data.run_directory import follow_latest
 from autotune.machine.fingerprint import Kind, describe_changes, find_nearest, fingerprint, kind_differences, kind_of
 from autotune.recipe import apply
 from autotune.recipe.answer import Answer, answer_of
-from autotune.recipe.compiled import find_compiled
+from autotune.recipe.compiled import load_compiled
 from autotune.recipe.evidence import SCHEMA_VERSION, BestConfiguration, LearningRateRule
 from autotune.recipe.training_code import TrainingCode
 from autotune.space.configuration import Configuration, DatasetConfig, format_value
@@ -146,7 +146,7 @@ class Recipe(TrainingCode):
             elif changes := self.machine.differences(here):
                 text = describe_changes(changes, "autotune verify RECIPE SCRIPT")
                 warnings.warn(text, MachineMismatchWarning, stacklevel=2)
-            if (folder := find_compiled(self, self._folder, here)) is not None:
+            if (folder := load_compiled(self, self._folder, here)) is not None:
                 os.environ.update(loading_from(str(folder), os.environ))
                 self.__dict__["_loads_compiled"] = True
         script = self.workload.script

@@ -20,7 +20,7 @@ from autotune.data.record import Rule
 from autotune.machine.fingerprint import fingerprint
 from autotune.recipe import apply
 from autotune.recipe.answer import describe_doubts
-from autotune.recipe.compiled import find_compiled
+from autotune.recipe.compiled import load_compiled
 from autotune.recipe.guard import LOG, Guard, guard_callback, say
 from autotune.recipe.keras_api import api_of, keras_api, refuse_other_keras
 from autotune.recipe.learning_rate import ScaledTrainings, factor_of, scale_updates
@@ -371,7 +371,7 @@ def prepare_run(
         scale=scale,
         keep_learning_rate=keep_learning_rate,
         stale=Staleness(recipe, verify_command(recipe, file, script), here=fingerprint() if selection.fits else None),
-        compiled=find_compiled(recipe, file.parent, fingerprint()),
+        compiled=load_compiled(recipe, file.parent, fingerprint()),
     )
     run.install()
     flags = {"--candidate": candidate, "--same-training": same_training, "--larger-batch": larger_batch}
@@ -458,5 +458,5 @@ def activate() -> None:
     if path:
         directory = Path(sys._getframe(1).f_code.co_filename).resolve().parent
         selection = _select(Path(path), strict=False)
-        compiled = find_compiled(selection.recipe, selection.path.parent, fingerprint())
+        compiled = load_compiled(selection.recipe, selection.path.parent, fingerprint())
         LongRun(selection.recipe, selection.path, str(directory), compiled=compiled).install(begun=True)

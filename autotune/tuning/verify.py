@@ -198,12 +198,15 @@ def verify_with(invocation: Invocation, recipe: Recipe, *, found_by_object: bool
                 instances=0,
                 reason="the recipe is the baseline, so there is no claim to check",
             )
-        carried = load_compiled(recipe, recipe._folder, invocation.machine)
-        if carried.folder is not None and run.executor.keeps_files:  # else the long training compiles, too
-            observe(Notice(text=carried.text))
-            run.confirmed = ConfirmedCompilations(lambda text: observe(Notice(text=text)))
+
+        def say(text: str) -> None:
+            observe(Notice(text=text))
+
+        keeps = run.executor.keeps_files  # else the long training compiles, too
+        if keeps and (carried := load_compiled(recipe, recipe._folder, invocation.machine, say)) is not None:
+            run.confirmed = ConfirmedCompilations(say)
             side = Configuration(recipe.configuration)
-            run.confirmed.carry(side, carried.folder, recipe.evidence.compile_seconds or 0.0)
+            run.confirmed.carry(side, carried, recipe.evidence.compile_seconds or 0.0)
         until = invocation.options.budget - CLOSING_SECONDS
         confirmation, baseline_failure = measure_pairs(_make_search_record(recipe, opened), opened, until=until)
         if run.interrupted() and len(confirmation.measured) < 2 and confirmation.failure is None:
