@@ -13,6 +13,7 @@ from autotune.data.errors import RecipeError, RunDirectoryError
 from autotune.data.facts import ScriptFacts, Site, Trains
 from autotune.data.figures import Interval
 from autotune.data.printable import LONGEST_MESSAGE
+from autotune.front.documents import recipe_schema_text
 from autotune.recipe import recipe as recipe_module
 from autotune.recipe.answer import learning_caveats
 from autotune.recipe.apply import environment
@@ -26,7 +27,6 @@ from autotune.recipe.evidence import (
     SameLoss,
 )
 from autotune.recipe.recipe import SCHEMA_FILE, MachineMismatchWarning, Recipe
-from autotune.recipe.schema import recipe_schema, schema_text
 from autotune.space.knobs import KNOBS, Device, Domain, Stage, knobs_on
 from autotune.stats.deciding import Verdict
 
@@ -233,7 +233,7 @@ def test_the_knobs_of_a_gpu_are_as_good_as_those_of_a_cpu(recipe):
 
 def test_the_shipped_schema_is_the_models():
     """It holds what is required, each bound and each word, so that a model which allows more fails here."""
-    assert SCHEMA_FILE.read_text(encoding="utf-8") == schema_text(recipe_schema())
+    assert SCHEMA_FILE.read_text(encoding="utf-8") == recipe_schema_text()
 
 
 # ----------------------------------------------------------------------------------------------- in training
