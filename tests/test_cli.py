@@ -51,19 +51,16 @@ WRONG = {
     "a missing workload": (["tune"], "WORKLOAD"),
     "a missing file": (["tune", "nowhere.py"], "nowhere.py: no such file"),
     "an unknown option": (["tune", EXAMPLE, "--bugdet", "3m"], "--bugdet"),
-    "no cores at all": (["knobs", "--space", "quick", "--cores", "0"], "--cores is 0"),
-    "no examples at all": (["knobs", "--space", "quick", "--examples", "0"], "--examples is 0"),
-    "no batch": (["knobs", "--space", "quick", "--batch-size", "0"], "--batch-size is 0"),
+    "no cores at all": (["knobs", "--space", "quick", "--cores", "0"], 'Invalid value "0" for --cores'),
+    "no examples at all": (["knobs", "--space", "quick", "--examples", "0"], 'Invalid value "0" for --examples'),
+    "no batch": (["knobs", "--space", "quick", "--batch-size", "0"], 'Invalid value "0" for --batch-size'),
     "a batch beyond all": (
         ["knobs", "--space", "quick", "--batch-size", "9999999"],
         "--batch-size: batch_size cannot be",
     ),
     "an unknown search space": (["tune", EXAMPLE, "--space", "qick"], "Did you mean 'quick'?"),
-    "a missing recipe": (["show", "nowhere.json"], "cannot read the recipe nowhere.json"),
-    "a missing recipe to begin with": (
-        ["tune", EXAMPLE, "--begin-with", "nowhere.json"],
-        "cannot read the recipe nowhere.json",
-    ),
+    "a missing recipe": (["show", "nowhere.json"], "cannot read nowhere.json"),
+    "a missing recipe to begin with": (["tune", EXAMPLE, "--begin-with", "nowhere.json"], "cannot read nowhere.json"),
     "a directory that is no run": (["show", ROOT / "docs"], "docs is not a run directory"),
 }
 

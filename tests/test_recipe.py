@@ -59,14 +59,13 @@ def changed(recipe, path, value):
 
 
 def find_conflict(text):
-    """The error that reading the text gives: one line of message, and a hint."""
+    """The error that reading the text gives: one line of message."""
     with pytest.raises(RecipeError) as caught:
         Recipe.parse(text, source="my.json")
     error = caught.value
     assert error.message.startswith("my.json: ")
     assert error.message.isprintable()
     assert len(error.message) < LONGEST_MESSAGE + 100
-    assert error.hint
     return error
 
 
@@ -136,7 +135,7 @@ def test_reading_sets_nothing(tmp_path, recipe):
 
 @pytest.mark.parametrize("name", ["missing.json", "null\0character"])
 def test_a_path_without_a_file_is_an_error(tmp_path, name):
-    with pytest.raises(RecipeError, match="cannot read the recipe") as caught:
+    with pytest.raises(RecipeError, match="cannot read ") as caught:
         Recipe.load(f"{tmp_path}/{name}")
     assert caught.value.message.isprintable()
     assert "Give a recipe.json" in caught.value.hint

@@ -232,10 +232,7 @@ class Options:
             now, before = getattr(changed, name), getattr(self, name)
             if now != before and not (name in OPTIONS and OPTIONS[name].may_change):
                 shown = mask_arguments(now) if isinstance(now, tuple) else now
-                raise ArgumentError(
-                    f"{name} is {shown!r}, and the run to be resumed has {before!r}",
-                    hint=f"Leave {name} out: a resumed run keeps its options.",
-                )
+                raise ArgumentError(f"{name} is {shown!r}, and the run to be resumed has {before!r}")
         return changed
 
 
@@ -302,13 +299,9 @@ def seconds_of(name: str, value: object) -> float:
 def check_args(args: Sequence[str]) -> tuple[str, ...]:
     """Return arguments of the user's file as another process can be given them. Raises ArgumentError."""
     if isinstance(args, str) or not all(isinstance(argument, str) for argument in args):
-        raise ArgumentError(
-            f"args is {args!r}, expected a list of strings",
-            hint='Give one string for each word of the command line: args=["--epochs", "90"].',
-        )
+        raise ArgumentError(f"args is {args!r}, expected a list of strings")
     if damaged := [argument for argument in args if argument.encode(errors="ignore").decode() != argument]:
-        hint = "Rename the file that it names."
-        raise ArgumentError(f"the argument {damaged[0]!r} of the workload's file is not UTF-8", hint=hint)
+        raise ArgumentError(f"the argument {damaged[0]!r} of the workload's file is not UTF-8")
     if sum(map(len, args)) > LONGEST_ARGS:
         raise ArgumentError(
             f"the arguments of the workload's file are longer than {LONGEST_ARGS} characters",

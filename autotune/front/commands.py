@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from cyclopts import App, Parameter
 from cyclopts import Group as CommandGroup
+from cyclopts.types import PositiveInt
 
 from autotune.data.errors import ArgumentError, RunDirectoryError, TuningInterruptedError
 from autotune.data.options import MEMORY_MARGIN, USUAL_BUDGET, VERIFY_SECONDS, Group, Tracker, take_options
@@ -68,10 +69,7 @@ def _newest() -> Path:
 
     found = newest_runs(Path(RESULTS), most=1)
     if not found:
-        raise RunDirectoryError(
-            f"no run was given, and {RESULTS}/ in this directory holds none",
-            hint="Give a run directory, or change to the directory in which you ran `autotune tune`.",
-        )
+        raise RunDirectoryError(f"no run was given, and {RESULTS}/ in this directory holds none")
     return found[0].path
 
 
@@ -93,8 +91,7 @@ def script_of(path: Path, args: list[str] | None) -> tuple[str, list[str]]:
         workload = None
     if workload is None or workload.fingerprint != recipe.workload.fingerprint:
         raise ArgumentError(
-            f"SCRIPT is missing: no run.json beside {recipe_file} names the script that the recipe was tuned with",
-            hint=f"Name the script: autotune run {path} train.py",
+            f"SCRIPT is missing: no run.json beside {recipe_file} names the script that the recipe was tuned with"
         )
     return workload.reference, [*recipe.workload.arguments] if args is None else args
 
@@ -164,7 +161,7 @@ def demo(*, budget: str = USUAL_BUDGET, json: bool = False) -> int:
 
     source, copy = shipped_directory("examples") / EXAMPLE, Path(EXAMPLE)
     if not os.path.lexists(copy):  # nothing is written through a link that leads nowhere yet
-        write_atomically(copy, source.read_bytes(), hint="Change to a directory that you may write to.")
+        write_atomically(copy, source.read_bytes())
     elif not copy.is_file() or copy.read_bytes() != source.read_bytes():
         raise ArgumentError(f"{EXAMPLE} is here already, and is not the demo's")
     return tune(EXAMPLE, budget=budget, json=json)
@@ -511,10 +508,10 @@ def compare(runs: Runs = None, /, *, csv: Path | None = None, parquet: Path | No
 def knobs(
     *,
     space: str | None = None,
-    batch_size: int | None = None,
-    examples: int | None = None,
+    batch_size: PositiveInt | None = None,
+    examples: PositiveInt | None = None,
     device: Literal["cpu", "gpu"] | None = None,
-    cores: int | None = None,
+    cores: PositiveInt | None = None,
     json: bool = False,
 ) -> None:
     """List every knob: what it does, its values, when it acts. Or show what a search space resolves to here.
@@ -544,9 +541,6 @@ def knobs(
 
 
 def _show_space(file: str, batch_size: int, examples: int | None, device: str | None, cores: int | None) -> None:
-    for option, count in {"--batch-size": batch_size, "--examples": examples, "--cores": cores}.items():
-        if count is not None and count < 1:
-            raise ArgumentError(f"{option} is {count}", hint="It must be at least 1.")
     from autotune.front.results import show_space
     from autotune.machine.fingerprint import available_cores
     from autotune.machine.gpu import lowest_capability, read_gpus

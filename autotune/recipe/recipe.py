@@ -21,7 +21,7 @@ from pydantic import ValidationError
 from autotune.data.errors import MachineMismatchError, RecipeError
 from autotune.data.facts import KnownWorkload, Machine, ScriptFacts, Site
 from autotune.data.figures import Interval
-from autotune.data.files import read_at_most, write_atomically
+from autotune.data.files import read_whole, write_atomically
 from autotune.data.models import first_mistake
 from autotune.data.printable import LONGEST_MESSAGE, one_line
 from autotune.data.run_directory import follow_latest
@@ -41,7 +41,6 @@ SCHEMA_FILE = Path(__file__).with_name("recipe.schema.json")
 LARGEST_FILE_BYTES = 1 << 20  # a recipe has some 10 kB
 MOST_FILES = 1000  # of a folder
 _GIVE = "Give a recipe.json, a run directory, or a folder that has the recipe.json files of one training."
-_DAMAGED = "The file is damaged, or was not written by `autotune tune`."
 _FIRST_AXIS = re.compile(r"shape=\((None|\d+)")  # of a tensor of the batch: the batch size, where it is fixed
 _Key = tuple[str, str, str, int]
 
@@ -109,9 +108,9 @@ class Recipe(TrainingCode):
                 problem = f"{source}: this autotune reads recipes of schema_version {SCHEMA_VERSION} only"
                 raise RecipeError(problem, hint="Install the autotune that wrote it, or a later one.") from error
             problem = f"{where or 'the file'}: {mistake.removeprefix('Value error, ')}"
-            raise RecipeError(f"{source}: not a recipe: {problem}", hint=_DAMAGED) from error
+            raise RecipeError(f"{source}: not a recipe: {problem}") from error
         if "schema_version" not in recipe.model_fields_set:
-            raise RecipeError(f"{source}: not a recipe: schema_version is missing", hint=_DAMAGED)
+            raise RecipeError(f"{source}: not a recipe: schema_version is missing")
         return recipe
 
     def to_json(self) -> str:
@@ -216,8 +215,7 @@ class Recipe(TrainingCode):
         longer = "Tune for longer: autotune tune … --resume RUN."
         if evidence.verdict is not Verdict.UNDECIDED:
             verdict = evidence.verdict.value.replace("_", " ")
-            problem = f"no candidate waits for confirmation: the recipe's run ended with {verdict!r}"
-            raise RecipeError(problem, hint="Run the recipe without --candidate.")
+            raise RecipeError(f"no candidate waits for confirmation: the recipe's run ended with {verdict!r}")
         if candidate is None:
             raise RecipeError("no candidate of the recipe's run looked surely faster", hint=longer)
         if not candidate.may_be_faster:
@@ -339,13 +337,13 @@ def read_recipes(path: str | Path) -> RecipeSource:
     if not paths:
         raise RecipeError(f"{path} is neither a run nor a folder of recipes: it has no .json file", hint=_GIVE)
     if len(paths) > MOST_FILES:
-        raise RecipeError(f"{path} has more than {MOST_FILES} .json files", hint=_GIVE)
+        raise RecipeError(f"{path} has more than {MOST_FILES} .json files")
     found = []
     for file in paths:
         try:
             found.append(RecipeFile(file, _read_recipe(file)))
         except RecipeError as error:
-            raise RecipeError(error.message, hint=f"Move it out of {path}, or mend it: {error.hint}") from error
+            raise RecipeError(error.message, hint=f"Move it out of {path}, or mend it.") from error
     files, notes = _drop_older(found)
     return RecipeSource(path, files, is_folder=True, notes=notes)
 
@@ -399,14 +397,7 @@ def holds_recipes(path: Path) -> bool:
 
 def _read_recipe(path: Path) -> Recipe:
     """Read the recipe of a file. Raises `RecipeError`."""
-    try:
-        text = read_at_most(path, LARGEST_FILE_BYTES)
-    except (OSError, ValueError) as error:  # ValueError: a null character in the path
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise RecipeError(f"cannot read the recipe {path}: {reason}", hint=_GIVE) from error
-    if len(text) > LARGEST_FILE_BYTES:
-        raise RecipeError(f"{path}: larger than {LARGEST_FILE_BYTES} bytes, so not a recipe", hint=_GIVE)
-    recipe = Recipe.parse(text, source=str(path))
+    recipe = Recipe.parse(read_whole(path, LARGEST_FILE_BYTES, RecipeError, _GIVE), source=str(path))
     recipe.__dict__["_folder"] = path.parent
     return recipe
 

@@ -320,7 +320,6 @@ def load_ops(*runs: Paths) -> pd.DataFrame:
 
 
 _FORMULA = re.compile(r"^(?:[=@\t\r]|[+-](?!\d*\.?\d+$))")  # a plain number is none
-_HINT = "Give a file in a directory that exists and that you may write to."
 
 
 def write_csv(frame: pd.DataFrame, path: str | Path) -> None:
@@ -339,12 +338,12 @@ def write_csv(frame: pd.DataFrame, path: str | Path) -> None:
             words[name] = frame[name].str.replace(_FORMULA, r"'\g<0>", regex=True)
     if "started_at" in frame:  # pandas 2 leaves a fraction of zero out, and reads dates of one form only
         words["started_at"] = frame["started_at"].dt.strftime("%Y-%m-%d %H:%M:%S.%f+00:00")
-    write_atomically(Path(path), frame.assign(**words).to_csv(index=False), hint=_HINT)
+    write_atomically(Path(path), frame.assign(**words).to_csv(index=False))
 
 
 def write_parquet(frame: pd.DataFrame, path: str | Path) -> None:
     """Write the table as Parquet, whole or not at all. A table without rows loses its categories."""
-    write_atomically(Path(path), frame.to_parquet(engine="pyarrow", index=False), hint=_HINT)
+    write_atomically(Path(path), frame.to_parquet(engine="pyarrow", index=False))
 
 
 # ------------------------------------------------------------------------------------------------------ comparing runs
