@@ -11,7 +11,7 @@ import math
 import re
 import shlex
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
@@ -57,12 +57,7 @@ def write_page(path: str | Path) -> Path:
     """
     directory = RunDirectory(path)
     data = page_data(directory)
-    drawn = {
-        "losses": data.losses,
-        "waterfall": [
-            {**asdict(step), "gain": step.gain.model_dump(), "ends_at": step.ends_at} for step in data.waterfall
-        ],
-    }
+    drawn = {"losses": data.losses, "waterfall": [step.model_dump() for step in data.waterfall]}
     write_atomically(directory.path / NAME, whole_page(title_of(data.run), sections(data), drawn))
     return directory.path / NAME
 
@@ -104,14 +99,19 @@ def page_data(directory: RunDirectory) -> PageData:
     else:
         missing.append("recipe: the run has not ended, or was cut off")
     baseline = read("baseline", lambda: baseline_of(directory, run, records), None)
-    first, chosen = baseline_with_ceilings(records), None if recipe is None else _chosen_trial(recipe, records)
+    sides = [side for side in [baseline_with_ceilings(records)] if side is not None]
+    if recipe is not None and recipe.changes:  # the trial that its claim is from
+        confirmed = [record for record in records if record.phase is Phase.CONFIRM and record.pairs]
+        same = [record for record in confirmed if record.configuration == recipe.configuration]
+        same.sort(key=lambda record: record.speedup == recipe.evidence.speedup)
+        sides += same[-1:]
     return PageData(
         path=directory.path,
         run=run,
         records=records,
         recipe=recipe,
         baseline=baseline,
-        sides=[side for side in (first, chosen) if side is not None],
+        sides=sides,
         losses=None if recipe is None else draw_losses(records, recipe, answer_of(recipe)),
         waterfall=() if recipe is None else waterfall(recipe),
         space=map_space(run, every, recipe.configuration if recipe is not None and recipe.changes else None),
@@ -131,18 +131,6 @@ def try_write_page(path: Path) -> str:
     except (RunDirectoryError, OSError, ValueError) as error:
         return f"report.html was not written: {one_line(error)}"
     return ""
-
-
-def _chosen_trial(recipe: Recipe, records: Sequence[TrialRecord]) -> TrialRecord | None:
-    """Return the trial that the recipe's claim is from; None if the recipe is the baseline."""
-    wanted = recipe.configuration if recipe.changes else None
-    same = [
-        record
-        for record in records
-        if record.phase is Phase.CONFIRM and record.pairs and record.configuration == wanted
-    ]
-    claimed = [record for record in same if record.speedup == recipe.evidence.speedup]
-    return (claimed or same)[-1] if same else None
 
 
 # -------------------------------------------------------------------------------------------------------- its sections
