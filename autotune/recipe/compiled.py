@@ -317,23 +317,18 @@ def _mac(seal: Seal, files: Mapping[str, bytes], key: bytes) -> str:
 
 def _facts_of(machine: Machine) -> dict[str, str]:
     """Return the facts of a machine that compiled programs depend on."""
+    libraries = set()  # NVIDIA's, such as cuDNN: a program names its algorithms by their numbers
+    for package in metadata.distributions() if machine.gpus else ():
+        with contextlib.suppress(KeyError, AttributeError, TypeError, ValueError):  # left by a broken uninstall
+            if package.name.startswith("nvidia"):
+                libraries.add(f"{package.name} {package.version}")
     return {
         "cpu": machine.cpu,
         "gpus": ", ".join(sorted({gpu.name for gpu in machine.gpus})),
         "driver": machine.driver or "",
         "tensorflow": machine.packages.get("tensorflow", ""),
-        "libraries": _libraries() if machine.gpus else "",
+        "libraries": ", ".join(sorted(libraries)),
     }
-
-
-def _libraries() -> str:
-    """Return NVIDIA's installed packages, such as cuDNN: a program names its algorithms by their numbers."""
-    found = set()
-    for package in metadata.distributions():
-        with contextlib.suppress(KeyError, AttributeError, TypeError, ValueError):  # left by a broken uninstall
-            if package.name.startswith("nvidia"):
-                found.add(f"{package.name} {package.version}")
-    return ", ".join(sorted(found))
 
 
 def _read_files(folder: Path) -> dict[str, bytes]:
