@@ -364,9 +364,8 @@ def show(
     from autotune.recipe.advice import answer_at
     from autotune.recipe.recipe import holds_recipes, read_recipes
 
-    for option, is_given in {"--json": json, "--csv": csv is not None, "--parquet": parquet is not None}.items():
-        if is_given and diff is not None:
-            raise ArgumentError(f"{option} and --diff were both given")
+    if diff is not None and (json or csv is not None or parquet is not None):
+        raise ArgumentError("--diff excludes --json, --csv and --parquet")
     path, *others = runs or [run_or_newest(None)]
     path = follow_latest(path)
     is_run = os.path.lexists(path / "run.json")
@@ -475,9 +474,8 @@ def export(run: Path | None = None, /, *, log_to: Tracker) -> None:
             files go to the run directory.
     """
     from autotune.front.console import say
-    from autotune.report.export import check_installed, export_run
+    from autotune.report.export import export_run
 
-    check_installed(log_to)
     say(export_run(run_or_newest(run), log_to))
 
 

@@ -98,8 +98,8 @@ def map_space(
             elif record.reason:
                 reasons.setdefault(value, record.reason.splitlines()[0])
         numbers = all(type(value) is int for value in values.values())
-        mapped[name] = []
-        for value in [*(sorted(values, key=int) if numbers else values), *(reasons.keys() - values.keys())]:
+        mapped[name], others = [], [value for value in reasons if value not in values]
+        for value in [*(sorted(values, key=int) if numbers else values), *others]:
             kinds = tuple(kind for kind, of in marks.items() if name in of and format_value(of[name]) == value)
             spot = Spot(value, why=one_line(reasons.get(value, "")), kinds=kinds)
             if known := best.get(value):
