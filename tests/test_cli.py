@@ -399,7 +399,9 @@ def test_verify_says_what_it_found_and_leaves_with_0_only_if_the_claim_holds(cap
         instances = 0 if measured is None else 6
         return Verification(finding=found, claimed=CLAIMED, measured=measured, instances=instances, reason="so it is")
 
-    monkeypatch.setattr("autotune.tuning.verify.find_recipe", lambda path, _: SimpleNamespace(recipe=path, path=path))
+    monkeypatch.setattr(
+        "autotune.recipe.recipe.find_recipe", lambda path, *_, **__: SimpleNamespace(recipe=path, path=path)
+    )
     monkeypatch.setattr("autotune.tuning.verify.verify", verify)
     options = ("--budget", "80s", "--seed", 3, "--memory-margin", 0.2)
     code, out, err = run(capsys, "verify", "recipe.json", "train.py", *options)

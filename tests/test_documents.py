@@ -104,7 +104,7 @@ def test_a_verification_is_printed(printed, monkeypatch):
     found = Verification(finding=ClaimResult.GONE, claimed=claim, measured=None, instances=0, reason="so it is")
     monkeypatch.setattr("autotune.tuning.verify.verify", lambda *_, **__: found)
     recipes = SimpleNamespace(recipe=None, path="recipe.json")
-    monkeypatch.setattr("autotune.tuning.verify.find_recipe", lambda *_: recipes)
+    monkeypatch.setattr("autotune.recipe.recipe.find_recipe", lambda *_, **__: recipes)
     code, document = printed("verify", "recipe.json", "train.py")
     assert (code, document["finding"], document["measured"]) == (1, "gone", None)
 

@@ -278,12 +278,13 @@ def verify(
     from autotune.data.options import seconds_of
     from autotune.front.console import Progress, messages, terminal
     from autotune.front.results import show_verification
+    from autotune.recipe.recipe import find_recipe
     from autotune.stats.deciding import ClaimResult
-    from autotune.tuning.verify import find_recipe
+    from autotune.tuning.events import Notice
     from autotune.tuning.verify import verify as verify_recipe
 
     with Progress(messages() if json else terminal(), budget=seconds_of("budget", budget)) as progress:
-        selection = find_recipe(recipe, progress)
+        selection = find_recipe(recipe, lambda text: progress(Notice(text=text)), nearest=True)
         verification = verify_recipe(
             selection.recipe,
             workload,
@@ -413,13 +414,10 @@ def _show_diff(path: Path, script: Path) -> None:
     """Print the edit of a script that makes a recipe permanent."""
     from autotune.front.console import note
     from autotune.front.results import show_diff
-    from autotune.recipe.recipe import read_recipes, select_nearest
+    from autotune.recipe.recipe import find_recipe
     from autotune.script.patch import script_diff
 
-    selection = select_nearest(read_recipes(path))
-    if selection.text:
-        note(selection.text)
-    recipe = selection.recipe
+    recipe = find_recipe(path, note, nearest=True).recipe
     if not recipe.changes and recipe.learning_rate_rule is None:
         return note("The recipe is the baseline: run the script as it is.")
     return show_diff(recipe, *script_diff(recipe, script))

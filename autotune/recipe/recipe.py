@@ -11,7 +11,7 @@ import html
 import os
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
@@ -385,6 +385,15 @@ def select_nearest(source: RecipeSource, here: Machine | None = None) -> Selecti
     kind = f"was measured on this kind of machine: {kind_of(recipe.machine)}"
     text = f"{path} {kind if fits else 'is the nearest to this machine'}" if source.is_folder else ""
     return Selection(path, recipe, fits, text=one_line(text, longest=LONGEST_MESSAGE))
+
+
+def find_recipe(path: Path, say: Callable[[str], object], *, strict: bool = False, nearest: bool = False) -> Selection:
+    """Choose among the recipes at a path as `select_recipe` does, or the `nearest`; say which and why."""
+    source = read_recipes(path)
+    selection = select_nearest(source) if nearest else select_recipe(source, strict=strict)
+    for text in filter(None, (*source.notes, selection.text)):
+        say(text)
+    return selection
 
 
 def holds_recipes(path: Path) -> bool:

@@ -46,7 +46,7 @@ from autotune.space.variables import loading_from
 from autotune.training.gauges import Weights, count_parameters
 
 if TYPE_CHECKING:
-    from autotune.recipe.recipe import Recipe, Selection
+    from autotune.recipe.recipe import Recipe
 
 _OF_DATASET = ("persistent_iterator", "per_replica_buffer_size")  # they act on the data of `fit`
 
@@ -331,11 +331,13 @@ def prepare_run(
         WorkloadError: There is no such script.
         MachineMismatchError: With `strict`.
     """
+    from autotune.recipe.recipe import find_recipe
+
     if candidate + same_training + larger_batch > 1:
         raise ArgumentError("--candidate, --same-training and --larger-batch exclude one another")
     if scale is not None and keep_learning_rate:
         raise ArgumentError("--scale-learning-rate and --keep-learning-rate exclude one another")
-    selection = _select(recipe_path, strict=strict)
+    selection = find_recipe(recipe_path, say, strict=strict)
     recipe, file = selection.recipe, selection.path
     if not selection.takes_baseline:
         recipe = _answer_of(recipe, candidate=candidate, same_training=same_training, larger_batch=larger_batch)
@@ -395,17 +397,6 @@ def _is_gone(fit: Site, reference: WorkloadReference) -> bool:
     return all(site.key != fit.key for file in files for site, _ in calls_in(str(file), directory).values())
 
 
-def _select(path: Path, *, strict: bool) -> Selection:
-    """Choose the recipe of a training on this machine, and say which and why."""
-    from autotune.recipe.recipe import read_recipes, select_recipe
-
-    source = read_recipes(path)
-    selection = select_recipe(source, strict=strict)
-    for text in filter(None, (*source.notes, selection.text)):
-        say(text)
-    return selection
-
-
 def _answer_of(recipe: Recipe, *, candidate: bool, same_training: bool, larger_batch: bool) -> Recipe:
     """Return the recipe of the answer that was asked for; see `prepare_run`."""
     if same_training:
@@ -456,7 +447,9 @@ def activate() -> None:
     """
     path = os.environ.get("AUTOTUNE_RECIPE")
     if path:
+        from autotune.recipe.recipe import find_recipe
+
         directory = Path(sys._getframe(1).f_code.co_filename).resolve().parent
-        selection = _select(Path(path), strict=False)
+        selection = find_recipe(Path(path), say)
         compiled = load_compiled(selection.recipe, selection.path.parent, fingerprint())
         LongRun(selection.recipe, selection.path, str(directory), compiled=compiled).install(begun=True)

@@ -24,7 +24,7 @@ from autotune.machine.device_locks import HOST_CPU, lock_devices
 from autotune.machine.fingerprint import fingerprint, require_linux
 from autotune.machine.gpu import visible_gpus
 from autotune.recipe.compiled import ConfirmedCompilations, load_compiled
-from autotune.recipe.recipe import Recipe, Selection, read_recipes, select_nearest
+from autotune.recipe.recipe import Recipe, find_recipe
 from autotune.runtime.executor import TrialFailed
 from autotune.runtime.local import LocalExecutor
 from autotune.script.loading import refuse_while_loading
@@ -88,7 +88,10 @@ def verify(
         NoStableConfigurationError: The baseline itself fails.
         TuningInterruptedError: Interrupted before two fresh processes a side were measured.
     """
-    loaded = recipe if isinstance(recipe, Recipe) else find_recipe(recipe, observe).recipe
+    if isinstance(recipe, Recipe):
+        loaded = recipe
+    else:
+        loaded = find_recipe(Path(recipe), lambda text: observe(Notice(text=text)), nearest=True).recipe
     script = loaded.workload.script
     options = Options(
         objective=loaded.evidence.objective,
@@ -163,15 +166,6 @@ def measure_in_passing(
         directory.release()
         if str(folder) not in reported:  # else the user was shown a log in it
             shutil.rmtree(folder, ignore_errors=True)
-
-
-def find_recipe(path: str | PathLike[str], observe: Observer) -> Selection:
-    """Read a recipe, or the one of a folder that is the nearest to this machine, and say which."""
-    source = read_recipes(Path(path))
-    selection = select_nearest(source)
-    for text in filter(None, (*source.notes, selection.text)):
-        observe(Notice(text=text))
-    return selection
 
 
 def verify_with(invocation: Invocation, recipe: Recipe, *, found_by_object: bool = False) -> Verification:
