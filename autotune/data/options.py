@@ -236,25 +236,66 @@ class Options:
         return changed
 
 
-_FIELDS = {field.name: field for field in dataclasses.fields(Options)}
-_HINTS = get_type_hints(Options)
-OPTIONS: dict[str, Option] = {name: field.metadata["option"] for name, field in _FIELDS.items() if field.metadata}
-"""The options that users give, in the order of the help."""
+@dataclass(frozen=True, kw_only=True)
+class LongRunOptions:
+    """The options of `autotune run`. Raises ArgumentError for those that exclude one another."""
+
+    candidate: bool = option(
+        False, "Train with the best candidate of an undecided run, which is not confirmed to be faster."
+    )
+    same_training: bool = option(False, "Train with the fastest configuration at the script's own batch size.")
+    larger_batch: bool = option(
+        False, "Train with the best configuration of another batch size, although it is not recommended."
+    )
+    skip_missing: bool = option(False, "Continue without a knob whose place in the script is gone.")
+    scale_learning_rate: Literal["sqrt", "linear"] | None = option(
+        None,
+        "Multiply the learning rate by the ratio of the batch sizes (linear), or by its root (sqrt), in place of the "
+        "rule that was tested.",
+    )
+    keep_learning_rate: bool = option(False, "Leave the learning rate as the script has it.")
+    strict: bool = option(
+        False,
+        "Stop if no recipe was measured on this kind of machine. Otherwise autotune warns, and trains with a single "
+        "recipe all the same. If a folder has none, it trains as the script has it.",
+    )
+
+    def __post_init__(self) -> None:
+        """Check the options together."""
+        if self.candidate + self.same_training + self.larger_batch > 1:
+            raise ArgumentError("--candidate, --same-training and --larger-batch exclude one another")
+        if self.scale_learning_rate is not None and self.keep_learning_rate:
+            raise ArgumentError("--scale-learning-rate and --keep-learning-rate exclude one another")
+
+    @property
+    def words(self) -> list[str]:
+        """The words of a command line that stand for them."""
+        given = {f"--{name.replace('_', '-')}": value for name, value in vars(self).items() if value}
+        return [word for flag, value in given.items() for word in ((flag,) if value is True else (flag, value))]
+
+
+def declared_in(options: type) -> dict[str, Option]:
+    """Return the options that users give, in the order of the help."""
+    return {field.name: field.metadata["option"] for field in dataclasses.fields(options) if field.metadata}
+
+
+OPTIONS = declared_in(Options)
 
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def take_options(function: Function, *, mark: Callable[[Option], object] | None = None) -> Function:
+def take_options(function: Function, *, of: type = Options, mark: Callable[[Option], object] | None = None) -> Function:
     """Give a function that takes `**options` their signature and documentation, before its own keywords.
 
     The line for `options` of its docstring is replaced by a description of each option. A command line gives durations
     and paths as text; its `mark` annotates each parameter.
     """
-    as_text = mark is not None
+    as_text, options, hints = mark is not None, declared_in(of), get_type_hints(of)
+    defaults = {field.name: field.default for field in dataclasses.fields(of)}
     offered = []
-    for name, declared in OPTIONS.items():
-        hint, default = _HINTS[name], _FIELDS[name].default
+    for name, declared in options.items():
+        hint, default = hints[name], defaults[name]
         if declared.is_duration:
             hint, default = str | None if as_text else float | str | None, None
         elif name in ("space", "begin_with") and not as_text:
@@ -275,7 +316,7 @@ def take_options(function: Function, *, mark: Callable[[Option], object] | None 
             subsequent_indent=" " * 12,
         )
         + "\n"
-        for name, declared in OPTIONS.items()
+        for name, declared in options.items()
     )
     function.__doc__ = re.sub(r" {8}options: .*\n", lambda _: documented, function.__doc__ or "")
     return function

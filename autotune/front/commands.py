@@ -16,7 +16,15 @@ from cyclopts import Group as CommandGroup
 from cyclopts.types import PositiveInt
 
 from autotune.data.errors import ArgumentError, RunDirectoryError, TuningInterruptedError
-from autotune.data.options import MEMORY_MARGIN, USUAL_BUDGET, VERIFY_SECONDS, Group, Tracker, take_options
+from autotune.data.options import (
+    MEMORY_MARGIN,
+    USUAL_BUDGET,
+    VERIFY_SECONDS,
+    Group,
+    LongRunOptions,
+    Tracker,
+    take_options,
+)
 from autotune.data.printable import plural
 from autotune.version import DISTRIBUTION, __version__
 
@@ -168,20 +176,15 @@ def demo(*, budget: str = USUAL_BUDGET, json: bool = False) -> int:
 
 
 @app.command(usage="Usage: autotune run RECIPE|FOLDER [OPTIONS] [SCRIPT [ARGS]]")
+@partial(take_options, of=LongRunOptions, mark=lambda _: Parameter())
 def run(
     recipe: Path,
     script: str | None = None,
     /,
     *,
     args: Annotated[list[str] | None, Parameter(parse=False)] = None,
-    skip_missing: bool = False,
-    scale_learning_rate: Literal["sqrt", "linear"] | None = None,
-    keep_learning_rate: bool = False,
-    strict: bool = False,
-    candidate: bool = False,
-    same_training: bool = False,
-    larger_batch: bool = False,
     json: bool = False,
+    **options: Any,
 ) -> Callable[[], int]:
     """Run a script with a recipe's values in the places where it was tuned.
 
@@ -193,15 +196,7 @@ def run(
         script: The script, such as train.py or -m package.train. What follows it are its own arguments. When left out,
             the script and the arguments that the recipe was tuned with; `-- ARGS` replaces the arguments.
         args: The file's own arguments.
-        skip_missing: Continue without a knob whose place in the script is gone.
-        scale_learning_rate: Multiply the learning rate by the ratio of the batch sizes (linear), or by its root (sqrt),
-            in place of the rule that was tested.
-        keep_learning_rate: Leave the learning rate as the script has it.
-        strict: Stop if no recipe was measured on this kind of machine. Otherwise autotune warns, and trains with a
-            single recipe all the same. If a folder has none, it trains as the script has it.
-        candidate: Train with the best candidate of an undecided run, which is not confirmed to be faster.
-        same_training: Train with the fastest configuration at the script's own batch size.
-        larger_batch: Train with the best configuration of another batch size, although it is not recommended.
+        options: See `LongRunOptions`.
         json: End standard output with a line of JSON (docs/history.md).
     """
     from autotune.front.console import note
@@ -210,18 +205,7 @@ def run(
     if script is None:
         script, args = script_of(recipe, args)
         note(f"running {shlex.join([script, *args])}, which the recipe was tuned with")
-    prepared = prepare_run(
-        recipe,
-        script,
-        args or [],
-        skip_missing=skip_missing,
-        scale=scale_learning_rate,
-        keep_learning_rate=keep_learning_rate,
-        strict=strict,
-        candidate=candidate,
-        same_training=same_training,
-        larger_batch=larger_batch,
-    )
+    prepared = prepare_run(recipe, script, args or [], LongRunOptions(**options))
     if json:
         return partial(_run_to_json, prepared, script)
     return prepared
