@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field, FiniteFloat
 
 from autotune.data.models import Amount, Count, Frozen, Many, Value
-from autotune.data.printable import recorded_variables
+from autotune.data.printable import plural, recorded_variables
 
 NO_XLA = "XLA under a tf.distribute strategy fails or hangs (keras#18145, #17187, #21366)"
 GPU_MODES = ("ecc", "persistence", "mig")
@@ -273,8 +273,7 @@ class Machine(Frozen, strict=True):
 
     def describe(self) -> str:
         """Return `Intel Xeon × 8 cores, 2 × NVIDIA H200`: processor, cores and GPUs in words."""
-        cores = f"{self.cores} core{'' if self.cores == 1 else 's'}"
-        return ", ".join(filter(None, [f"{self.cpu} × {cores}", gpu_names(self.gpus)]))
+        return ", ".join(filter(None, [f"{self.cpu} × {plural(self.cores, 'core')}", gpu_names(self.gpus)]))
 
     def differences(self, other: Machine) -> tuple[str, ...]:
         """Return the differences that can make `other` faster or slower: `GPU: measured on NVIDIA H200, here none`."""

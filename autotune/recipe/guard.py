@@ -85,10 +85,16 @@ class Guard:
         def counted(iterator: Any) -> Any:
             nonlocal compiles
             logs = train_function(iterator)
-            if compiles:
-                self._leave_out_pause()
-            else:
+            if not compiles:
                 self.called(examples_per_call)
+                return logs
+            # What passed since the last look is left out: another model was made and compiled.
+            assert self._looked is not None and self._first is not None
+            now = self._clock()
+            pause, self._looked = now - self._looked.at, _Moment(now, self._calls)
+            self._first = self._first._replace(at=self._first.at + pause)
+            if self._warm is not None:
+                self._warm, self._window = (_Moment(of.at + pause, of.calls) for of in (self._warm, self._window))
             compiles = False
             return logs
 
@@ -103,15 +109,6 @@ class Guard:
         now = self._called_at = self._clock()
         if self._examples_per_call and (self._looked is None or now - self._looked.at >= CHECK_SECONDS):
             self._look(now)
-
-    def _leave_out_pause(self) -> None:
-        """Leave out what passed between the last look and now: another model was made and compiled."""
-        assert self._looked is not None and self._first is not None
-        now = self._clock()
-        pause, self._looked = now - self._looked.at, _Moment(now, self._calls)
-        self._first = self._first._replace(at=self._first.at + pause)
-        if self._warm is not None:
-            self._warm, self._window = (_Moment(of.at + pause, of.calls) for of in (self._warm, self._window))
 
     def epoch_ended(self) -> None:
         """Compare the first epoch with the recipe's: an epoch of other work is not the training that was tuned.
