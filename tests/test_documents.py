@@ -69,7 +69,7 @@ def test_a_run_is_shown_with_its_recipe_and_its_trials(printed, finished):
 
 def test_an_edit_is_no_json(capsys, finished):
     assert cli.main(["show", str(finished), "--diff", "train.py", "--json"]) == 2
-    assert "--diff excludes --json" in capsys.readouterr().err
+    assert "--diff is for a single recipe" in capsys.readouterr().err
 
 
 def test_all_knobs_are_printed(printed):

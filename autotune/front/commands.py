@@ -349,27 +349,24 @@ def show(
     from autotune.recipe.advice import answer_at
     from autotune.recipe.recipe import holds_recipes, read_recipes
 
-    if diff is not None and (json or csv is not None or parquet is not None):
-        raise ArgumentError("--diff excludes --json, --csv and --parquet")
     path, *others = runs or [run_or_newest(None)]
     path = follow_latest(path)
     is_run = os.path.lexists(path / "run.json")
     holds_runs = os.path.isdir(path) and not is_run and not holds_recipes(path)
-    if diff is not None and (others or holds_runs):
-        raise ArgumentError("--diff is for a single recipe")
-    if others or holds_runs or csv is not None or parquet is not None:
-        from autotune.report.history import load_history
-
-        frame = load_history([path, *others], every_column=True)
-        nothing: dict[str, Any] = {"run": None, "recipe_file": None, "recipe": None, "answer": None, "recipes": {}}
-        return None if _write("show", frame, "trial", csv, parquet, json, **nothing) else show_history(frame)
+    is_table = bool(others) or holds_runs or csv is not None or parquet is not None
     if diff is not None:
+        if is_table or json:
+            raise ArgumentError("--diff is for a single recipe, and excludes --json, --csv and --parquet")
         return _show_diff(path, diff)
     run, trials = None, None
-    if is_run:
+    if is_run or is_table:
         from autotune.report.history import load_history
 
-        run, trials = RunDirectory(path).read_run(), load_history(path, every_column=True)
+        trials = load_history([path, *others], every_column=True)
+        if is_table:
+            nothing: dict[str, Any] = {"run": None, "recipe_file": None, "recipe": None, "answer": None, "recipes": {}}
+            return None if _write("show", trials, "trial", csv, parquet, json, **nothing) else show_history(trials)
+        run = RunDirectory(path).read_run()
     source = None if is_run and not os.path.exists(path / "recipe.json") else read_recipes(path)
     (file, recipe) = (None, None) if source is None or source.is_folder else source.files[0]
     answer = None if recipe is None else recipe.answer
