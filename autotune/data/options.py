@@ -177,8 +177,7 @@ class Options:
         try:
             return make(ArgsKwargs((), values))
         except ValidationError as error:
-            name, problem = first_mistake(error)
-            raise ArgumentError(f"{name}: {problem}") from error
+            raise ArgumentError(first_mistake(error)) from error
 
     def __post_init__(self) -> None:
         """Check the options together. Raises ArgumentError."""

@@ -367,10 +367,10 @@ def _read(file: Path, kind: type[Record], *, hint: str) -> Record:
     try:
         return kind.model_validate_json(read_whole(file, LARGEST_FILE_BYTES, RunDirectoryError, hint))
     except ValidationError as error:
-        where, mistake = first_mistake(error)
-        if where == "schema_version":
+        mistake = first_mistake(error)
+        if mistake.startswith("schema_version:"):
             raise RunDirectoryError(f"{file}: written by another version of autotune") from error
-        raise RunDirectoryError(f"{file} is damaged: {where or 'the file'}: {mistake}") from error
+        raise RunDirectoryError(f"{file} is damaged: {mistake}") from error
 
 
 def parse_utc(text: str, file: Path) -> datetime:

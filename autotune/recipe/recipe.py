@@ -103,12 +103,11 @@ class Recipe(TrainingCode):
         try:
             recipe = cls.model_validate_json(content.removeprefix(codecs.BOM_UTF8))
         except ValidationError as error:
-            where, mistake = first_mistake(error)
-            if where == "schema_version":
+            mistake = first_mistake(error)
+            if mistake.startswith("schema_version:"):
                 problem = f"{source}: this autotune reads recipes of schema_version {SCHEMA_VERSION} only"
                 raise RecipeError(problem, hint="Install the autotune that wrote it, or a later one.") from error
-            problem = f"{where or 'the file'}: {mistake.removeprefix('Value error, ')}"
-            raise RecipeError(f"{source}: not a recipe: {problem}") from error
+            raise RecipeError(f"{source}: not a recipe: {mistake}") from error
         if "schema_version" not in recipe.model_fields_set:
             raise RecipeError(f"{source}: not a recipe: schema_version is missing")
         return recipe
