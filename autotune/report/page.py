@@ -10,7 +10,7 @@ import json
 import math
 import re
 import shlex
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -58,22 +58,17 @@ def write_page(path: str | Path) -> Path:
     directory = RunDirectory(path)
     data = page_data(directory)
     drawn = {"losses": data.losses, "waterfall": [step.model_dump() for step in data.waterfall]}
-    write_atomically(directory.path / NAME, whole_page(title_of(data.run), sections(data), drawn))
-    return directory.path / NAME
-
-
-def whole_page(title: str, body: Iterable[Element], drawn: Mapping[str, Any] | None = None) -> str:
-    """Return a page of these elements, with what its script draws."""
     parts = {
-        "TITLE": html.escape(f"{title} · autotune"),
+        "TITLE": html.escape(f"{data.title} · autotune"),
         "STYLE": (PARTS / "report.css").read_text(encoding="utf-8"),
-        "BODY": to_html(body),
+        "BODY": to_html(sections(data)),
         "DATA": json.dumps(drawn, allow_nan=False).replace("<", "\\u003c"),
-        "SCRIPT": "" if drawn is None else (PARTS / "report.js").read_text(encoding="utf-8"),
+        "SCRIPT": (PARTS / "report.js").read_text(encoding="utf-8"),
     }
     skeleton = (PARTS / NAME).read_text(encoding="utf-8")
     # In one pass: what others have written may hold such a mark, too.
-    return re.sub(r"<!--([A-Z]+)-->", lambda mark: parts[mark[1]], skeleton)
+    write_atomically(directory.path / NAME, re.sub(r"<!--([A-Z]+)-->", lambda mark: parts[mark[1]], skeleton))
+    return directory.path / NAME
 
 
 def page_data(directory: RunDirectory) -> PageData:
@@ -157,6 +152,11 @@ class PageData:
         return None if self.recipe is None else answer_at(self.recipe, self.path / "recipe.json", self.reference)
 
     @property
+    def title(self) -> str:
+        """The page's title."""
+        return one_line(self.run.workload.name if self.run.workload else self.run.run)
+
+    @property
     def unit(self) -> str:
         """The unit of a speed."""
         script = None if self.run.workload is None else self.run.workload.script
@@ -168,15 +168,10 @@ class PageData:
         return "SCRIPT" if self.run.workload is None else self.run.workload.reference
 
 
-def title_of(run: RunRecord) -> str:
-    """Return the page's title."""
-    return one_line(run.workload.name if run.workload else run.run)
-
-
 def sections(data: PageData) -> Iterator[Element]:
     """Yield the page's elements in order."""
     started = f"{one_line(data.run.started_at)[:16].replace('T', ' ')} UTC"
-    yield element("h1", title_of(data.run))
+    yield element("h1", data.title)
     yield element("p", f"{one_line(data.run.run)} · {started}", class_="quiet")
     yield _answer(data.answer)
     yield from _pictures(data)
