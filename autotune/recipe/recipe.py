@@ -11,7 +11,7 @@ import html
 import os
 import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
@@ -437,49 +437,39 @@ def _rank(file: RecipeFile) -> tuple[bool, str]:
 
 
 def first_difference(workload: KnownWorkload, other: KnownWorkload) -> str:
-    """Return the first difference of two trainings, with the call site; empty where they are the same.
+    """Return the first difference of two trainings in half a sentence; empty where they are the same.
 
     They differ where the baseline of one has not started.
     """
-    return next(_differences(workload, other), "")
-
-
-def _differences(workload: KnownWorkload, other: KnownWorkload) -> Iterator[str]:
-    """Yield each difference in half a sentence."""
     if workload.keras is not other.keras:
-        yield f"one trains with {workload.keras.label}, the other with {other.keras.label}"
+        return f"one trains with {workload.keras.label}, the other with {other.keras.label}"
     if workload.script is not None and other.script is not None:
-        yield from _script_differences(workload, other)
+        if workload.script.trains is not other.script.trains:
+            return f"one trains by {workload.script.trains}, the other by {other.script.trains}"
+        calls = _calls(workload.script, f"{workload.name}.py")
+        others = _calls(other.script, f"{other.name}.py")
+        for call, site in {**calls, **others}.items():
+            if call not in calls or call not in others:
+                return f"{site} leads to the training of one only"
+        if list(calls) != list(others):
+            return "their pipelines make the same calls in another order"
     elif (workload.script is None) != (other.script is None):
-        yield "one was tuned as a script, the other as a Workload"
+        return "one was tuned as a script, the other as a Workload"
     else:
         if workload.name != other.name:
-            yield f"one is {workload.name}, the other {other.name}"
+            return f"one is {workload.name}, the other {other.name}"
         if (workload.batched, workload.takes_config) != (other.batched, other.takes_config):
-            yield "their dataset() batches or takes a config in one only"
+            return "their dataset() batches or takes a config in one only"
     if workload.parameters is None or other.parameters is None or workload.element is None or other.element is None:
-        yield "the baseline of one was never started, so its model and data are unknown"
-        return
+        return "the baseline of one was never started, so its model and data are unknown"
     if workload.parameters != other.parameters:
-        yield f"their models have {workload.parameters:,} and {other.parameters:,} weights"
+        return f"their models have {workload.parameters:,} and {other.parameters:,} weights"
     elements = [_FIRST_AXIS.sub("shape=(batch", known.element or "") for known in (workload, other)]
     if elements[0] != elements[1] or workload.batch_ranks != other.batch_ranks:
-        yield f"their batches are {elements[0]} and {elements[1]}"
+        return f"their batches are {elements[0]} and {elements[1]}"
     if workload.drop_remainder != other.drop_remainder:
-        yield "one of them drops a smaller last batch"
-
-
-def _script_differences(workload: KnownWorkload, other: KnownWorkload) -> Iterator[str]:
-    """Yield the differences in how two scripts train, and in the calls that lead to the training."""
-    scripts = [known.script for known in (workload, other) if known.script is not None]
-    if scripts[0].trains is not scripts[1].trains:
-        yield f"one trains by {scripts[0].trains}, the other by {scripts[1].trains}"
-    calls = [_calls(script, f"{known.name}.py") for script, known in zip(scripts, (workload, other), strict=True)]
-    for call, site in {**calls[0], **calls[1]}.items():
-        if not all(call in of_script for of_script in calls):
-            yield f"{site} leads to the training of one only"
-    if list(calls[0]) != list(calls[1]):
-        yield "their pipelines make the same calls in another order"
+        return "one of them drops a smaller last batch"
+    return ""
 
 
 def _calls(script: ScriptFacts, own_file: str) -> dict[tuple[str, _Key], Site]:
