@@ -9,7 +9,7 @@ import os
 from collections import Counter
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, FiniteFloat
+from pydantic import Field, FiniteFloat
 
 from autotune.data.models import Amount, Count, Frozen, Many, Value
 from autotune.data.printable import plural, recorded_variables
@@ -144,7 +144,7 @@ class ScriptSettings(Frozen):
     since: float = 0.0  # when the run began: temporary files that changed before are the user's
 
 
-class WorkloadReference(BaseModel, frozen=True, extra="forbid"):
+class WorkloadReference(Frozen):
     """The place of a workload: a file or a module, and a name in it."""
 
     file: str | None = None  # absolute path, or None for a module
@@ -189,20 +189,13 @@ class KnownWorkload(Frozen):
     settings: Many[str] = Field((), description="`NAME=value` of what acts on speed and is no knob, in all trials.")
 
 
-class WorkloadFacts(BaseModel, frozen=True, extra="forbid"):
+class WorkloadFacts(KnownWorkload):
     """Facts that the template found by importing the user's module."""
 
-    name: str
     batch_size: int
     baseline: dict[str, Any]
-    batched: bool
-    drop_remainder: bool
-    dataset_takes_config: bool
     validates: bool
-    fingerprint: str  # `sha256:…` over the module's source and the name
-    in_force: dict[str, Any] = {}  # knobs that act before a model is built, once the module was imported
-    keras: KerasVersion = KerasVersion.KERAS_3  # that it trains with
-    script: ScriptFacts | None = None  # of a script as it is
+    in_force: dict[str, Any] = Field({})  # knobs that act before a model is built, once the module was imported
     uncontained: str = ""  # why the kernel does not keep out what trials write; empty where it does, or need not
 
 
