@@ -147,7 +147,14 @@ class Guard:
         share = self._rate_since(self._window) / self.claimed
         if share < SLOW and not self._warned and not self._is_other_work:
             self._warned = True
-            cause = self._cause(now - self._window.at)
+            seconds = now - self._window.at
+            seen = between(self._counters, read_counters(), seconds=seconds)
+            foreign, cores = seen["foreign_cpu_seconds"], seen["cores"]
+            cause = "the input may be slower than it was, the machine throttled, or other callbacks and data used"
+            if differences := self._machine.differences(fingerprint()):
+                cause = "this is another machine: " + "; ".join(differences)
+            elif foreign is not None and foreign > FOREIGN * cores * seconds:
+                cause = f"other processes take {foreign / cores / seconds:.0%} of the processor"
             self._say(f"{rate_text(share * self.claimed)} samples/s, {share:.0%} of what the recipe claims: {cause}")
         self._begin_window(self._looked)
 
@@ -158,16 +165,6 @@ class Guard:
         """Return the samples per second since then."""
         assert self._looked is not None
         return (self._looked.calls - moment.calls) * self._examples_per_call / (self._looked.at - moment.at)
-
-    def _cause(self, seconds: float) -> str:
-        differences = self._machine.differences(fingerprint())
-        if differences:
-            return "this is another machine: " + "; ".join(differences)
-        seen = between(self._counters, read_counters(), seconds=seconds)
-        foreign, cores = seen["foreign_cpu_seconds"], seen["cores"]
-        if foreign is not None and foreign > FOREIGN * cores * seconds:
-            return f"other processes take {foreign / cores / seconds:.0%} of the processor"
-        return "the input may be slower than it was, the machine throttled, or other callbacks and data used"
 
     def _write(self, now: float, rate: float) -> None:
         self._written_at = now

@@ -307,27 +307,25 @@ def _pictures(data: PageData) -> Iterator[Element]:
 
 
 def _space(knobs: Mapping[str, Sequence[Spot]]) -> Iterator[Element]:
-    """Yield the map of the search space."""
+    """Yield the map of the search space; a value's colour is by the logarithm of its ratio, over the largest one."""
     if not knobs:
         return
     farthest = max((abs(math.log(spot.ratio)) for spots in knobs.values() for spot in spots if spot.ratio), default=0.0)
-    rows = [(name, element("div", *(_spot(spot, farthest or 1.0) for spot in spots))) for name, spots in knobs.items()]
+    rows = []
+    for name, spots in knobs.items():
+        cells = []
+        for spot in spots:
+            power = math.log(spot.ratio or 1.0) / (farthest or 1.0)
+            kind = ("gain" if power > 0 else "loss") if spot.ratio else "out" if spot.why else "open"
+            text = f" ×{spot.ratio:.2f}" if spot.ratio else spot.why and f": {spot.why}"
+            share, title = f"--share: {50 * abs(power):.0f}%", None if spot.trial is None else f"trial {spot.trial}"
+            classes = " ".join(["spot", kind, *spot.kinds])
+            cells.append(element("span", element("b", spot.value), text, class_=classes, style=share, title=title))
+        rows.append((name, element("div", *cells)))
     kinds = (("now", "now"), ("recommended", "chosen"), ("ruled out: why", "out"), ("not reached", "open"))
     keys = [element("span", text, class_=f"spot {kind}") for text, kind in kinds]
     said = element("p", "Values with the best speed-up of a trial that has them: ", *keys, class_="quiet")
     yield section("The search space", "space", said, table(("knob", ""), rows))
-
-
-def _spot(spot: Spot, farthest: float) -> Element:
-    """Return a value in the map; its colour is by the logarithm of its ratio, over the largest one."""
-    power = math.log(spot.ratio or 1.0) / farthest
-    kind = ("gain" if power > 0 else "loss") if spot.ratio else "out" if spot.why else "open"
-    text = f" ×{spot.ratio:.2f}" if spot.ratio else spot.why and f": {spot.why}"
-    given = {
-        "style": f"--share: {50 * abs(power):.0f}%",
-        "title": None if spot.trial is None else f"trial {spot.trial}",
-    }
-    return element("span", element("b", spot.value), text, class_=" ".join(["spot", kind, *spot.kinds]), **given)
 
 
 # -------------------------------------------------------------------------------------------------- figures
