@@ -36,9 +36,10 @@ def main(recipe: str, script: str, *args: str) -> None:
         watch_epochs(ends)
         runpy.run_path(script, run_name="__main__")
     else:
+        from autotune.data.options import LongRunOptions
         from autotune.script.long_run import prepare_run
 
-        train = prepare_run(Path(recipe), script, list(args))
+        train = prepare_run(Path(recipe), script, list(args), LongRunOptions())
         watch_epochs(ends)
         if status := train():
             raise SystemExit(status)

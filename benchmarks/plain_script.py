@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from autotune.data.options import LongRunOptions
 from autotune.recipe.guard import Guard
 from autotune.recipe.recipe import Recipe
 from autotune.runtime.sources import directory_of
@@ -54,7 +55,7 @@ class TimedRun(LongRun):
     """A long run that ends once it is timed."""
 
     def __init__(self, recipe: Recipe, path: Path, directory: str, seconds: float) -> None:
-        super().__init__(recipe, path, directory)
+        super().__init__(recipe, path, directory, LongRunOptions())
         self._guard = Timer(recipe, seconds)
 
 

@@ -48,7 +48,7 @@ FACTS = WorkloadFacts(
     baseline={},
     batched=False,
     drop_remainder=False,
-    dataset_takes_config=True,
+    takes_config=True,
     validates=False,
     fingerprint="sha256:00",
 )

@@ -51,19 +51,16 @@ WRONG = {
     "a missing workload": (["tune"], "WORKLOAD"),
     "a missing file": (["tune", "nowhere.py"], "nowhere.py: no such file"),
     "an unknown option": (["tune", EXAMPLE, "--bugdet", "3m"], "--bugdet"),
-    "no cores at all": (["knobs", "--space", "quick", "--cores", "0"], "--cores is 0"),
-    "no examples at all": (["knobs", "--space", "quick", "--examples", "0"], "--examples is 0"),
-    "no batch": (["knobs", "--space", "quick", "--batch-size", "0"], "--batch-size is 0"),
+    "no cores at all": (["knobs", "--space", "quick", "--cores", "0"], 'Invalid value "0" for --cores'),
+    "no examples at all": (["knobs", "--space", "quick", "--examples", "0"], 'Invalid value "0" for --examples'),
+    "no batch": (["knobs", "--space", "quick", "--batch-size", "0"], 'Invalid value "0" for --batch-size'),
     "a batch beyond all": (
         ["knobs", "--space", "quick", "--batch-size", "9999999"],
         "--batch-size: batch_size cannot be",
     ),
     "an unknown search space": (["tune", EXAMPLE, "--space", "qick"], "Did you mean 'quick'?"),
-    "a missing recipe": (["show", "nowhere.json"], "cannot read the recipe nowhere.json"),
-    "a missing recipe to begin with": (
-        ["tune", EXAMPLE, "--begin-with", "nowhere.json"],
-        "cannot read the recipe nowhere.json",
-    ),
+    "a missing recipe": (["show", "nowhere.json"], "cannot read nowhere.json"),
+    "a missing recipe to begin with": (["tune", EXAMPLE, "--begin-with", "nowhere.json"], "cannot read nowhere.json"),
     "a directory that is no run": (["show", ROOT / "docs"], "docs is not a run directory"),
 }
 
@@ -402,7 +399,9 @@ def test_verify_says_what_it_found_and_leaves_with_0_only_if_the_claim_holds(cap
         instances = 0 if measured is None else 6
         return Verification(finding=found, claimed=CLAIMED, measured=measured, instances=instances, reason="so it is")
 
-    monkeypatch.setattr("autotune.tuning.verify.find_recipe", lambda path, _: SimpleNamespace(recipe=path, path=path))
+    monkeypatch.setattr(
+        "autotune.recipe.recipe.find_recipe", lambda path, *_, **__: SimpleNamespace(recipe=path, path=path)
+    )
     monkeypatch.setattr("autotune.tuning.verify.verify", verify)
     options = ("--budget", "80s", "--seed", 3, "--memory-margin", 0.2)
     code, out, err = run(capsys, "verify", "recipe.json", "train.py", *options)
@@ -467,7 +466,7 @@ def test_the_options_of_the_function_and_the_command_are_those_that_are_declared
         assert function[name].default == command[name].default == getattr(defaults, name)
     documented = " ".join(inspect.getdoc(tune).split())
     assert all(f"{name}: {option.help}" in documented for name, option in OPTIONS.items())
-    with pytest.raises(TypeError, match="unexpected keyword argument 'bugdet'"):
+    with pytest.raises(ArgumentError, match="bugdet: Unexpected keyword argument"):
         tune("train.py", bugdet="3m")
 
 

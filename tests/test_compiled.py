@@ -82,20 +82,26 @@ def run(tmp_path):
     return tmp_path / "run"
 
 
+def load(recipe, folder, here=HERE):
+    """The private copy of what was compiled, and what was said about it."""
+    said = []
+    return load_compiled(recipe, folder, here, said.append), "".join(said)
+
+
 def test_the_winners_last_process_is_kept_and_nothing_else(run):
     assert sorted(path.name for path in (run / "compiled").iterdir()) == ["autotuned.txt", "seal.json", "xla__1.pb"]
     assert list(run.glob("trials/*/*")) == []
 
 
 def test_it_is_loaded_as_a_private_copy(run):
-    loaded = load_compiled(RECIPE, run, HERE)
-    assert {path.name: path.read_bytes() for path in loaded.folder.iterdir()} == FILES
-    assert loaded.folder.stat().st_mode & 0o077 == 0
-    assert f"({run}/compiled)" in loaded.text
-    files._remove(loaded.folder, os.getpid() + 1)
-    assert loaded.folder.exists(), "a fork that ends removes nothing"
-    files._remove(loaded.folder, os.getpid())
-    assert not loaded.folder.exists()
+    folder, said = load(RECIPE, run)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == FILES
+    assert folder.stat().st_mode & 0o077 == 0
+    assert f"({run}/compiled)" in said
+    files._remove(folder, os.getpid() + 1)
+    assert folder.exists(), "a fork that ends removes nothing"
+    files._remove(folder, os.getpid())
+    assert not folder.exists()
 
 
 KILLED = """
@@ -109,7 +115,7 @@ os.kill(os.getpid(), signal.SIGTERM)
 def test_the_copy_of_a_training_that_was_terminated_is_removed_at_the_next_load(run):
     ended = subprocess.run([sys.executable, "-c", KILLED], stdout=subprocess.PIPE, text=True, check=False)
     assert (ended.returncode, os.path.exists(ended.stdout.strip())) == (-signal.SIGTERM, True)
-    load_compiled(RECIPE, run, HERE)
+    load(RECIPE, run)
     assert not os.path.exists(ended.stdout.strip())
 
 
@@ -151,15 +157,15 @@ SPOILED = {
 @pytest.mark.parametrize("how", SPOILED)
 def test_what_this_users_run_has_not_made_as_it_is_is_not_loaded_and_that_is_said(run, how):
     SPOILED[how](run / "compiled")
-    loaded = load_compiled(RECIPE, run, HERE)
-    assert loaded.folder is None
-    assert loaded.text.startswith(f"{run}/compiled is not used: ")
-    assert loaded.text.isprintable()
+    folder, said = load(RECIPE, run)
+    assert folder is None
+    assert said.startswith(f"{run}/compiled is not used: ")
+    assert said.isprintable()
 
 
 def test_a_copied_run_is_loaded_by_the_same_user(run, tmp_path):
     shutil.copytree(run, tmp_path / "copy")
-    assert load_compiled(RECIPE, tmp_path / "copy", HERE).folder is not None
+    assert load(RECIPE, tmp_path / "copy")[0] is not None
 
 
 @pytest.mark.parametrize(
@@ -173,7 +179,7 @@ def test_a_copied_run_is_loaded_by_the_same_user(run, tmp_path):
     ids=["driver", "TensorFlow", "processor", "no GPU"],
 )
 def test_another_machine_compiles_anew(run, here):
-    assert load_compiled(RECIPE, run, here) == compiled.Loaded()
+    assert load(RECIPE, run, here) == (None, "")
 
 
 def test_another_cudnn_compiles_anew(run, tmp_path, monkeypatch):
@@ -183,21 +189,21 @@ def test_another_cudnn_compiles_anew(run, tmp_path, monkeypatch):
         (broken := tmp_path / "site" / f"broken{number}-1.dist-info").mkdir()
         (broken / "METADATA").write_bytes(text)
     monkeypatch.syspath_prepend(tmp_path / "site")
-    assert load_compiled(RECIPE, run, HERE) == (None, "")
+    assert load(RECIPE, run) == (None, "")
 
 
 def test_another_configuration_compiles_anew(run):
-    assert load_compiled(recipe_of_trial(steps_per_execution=8), run, HERE) == compiled.Loaded()
-    assert load_compiled(RECIPE.with_baseline(), run, HERE) == compiled.Loaded()
+    assert load(recipe_of_trial(steps_per_execution=8), run) == (None, "")
+    assert load(RECIPE.with_baseline(), run) == (None, "")
 
 
 def test_a_recipe_without_compilations_says_nothing(tmp_path):
-    assert load_compiled(RECIPE, tmp_path, HERE) == compiled.Loaded()
+    assert load(RECIPE, tmp_path) == (None, "")
 
 
 def test_a_seal_for_another_machine_cannot_be_forged(run):
     change_seal(run / "compiled", '"580.1"', '"570.9"')
-    assert "is not used" in load_compiled(RECIPE, run, a_machine(H200, driver="570.9")).text
+    assert "is not used" in load(RECIPE, run, a_machine(H200, driver="570.9"))[1]
 
 
 @pytest.mark.parametrize(("name", "limit"), [("MOST_BYTES", 20), ("MOST_FILES", 1)])
@@ -217,7 +223,7 @@ def test_a_key_that_cannot_be_used_is_replaced(tmp_path, content, mode):
     key.chmod(mode)
     compile_in(tmp_path, 5, 0)
     assert keep_compiled(RECIPE, tmp_path) == ""
-    assert load_compiled(RECIPE, tmp_path, HERE).folder is not None
+    assert load(RECIPE, tmp_path)[0] is not None
     assert (key.stat().st_mode & 0o777, os.listdir(key.parent)) == (0o600, ["key"])
 
 
@@ -245,14 +251,14 @@ def test_a_key_in_the_working_directory_is_nobodys(tmp_path, monkeypatch, home):
 
 def test_a_run_that_is_resumed_without_another_process_keeps_what_it_has(run):
     assert keep_compiled(RECIPE, run) == ""
-    assert load_compiled(RECIPE, run, HERE).folder is not None
+    assert load(RECIPE, run)[0] is not None
 
 
 def test_what_a_run_directory_brings_along_is_not_sealed_when_it_is_resumed(run):
     compile_in(run, 5, 99, {"malicious.pb": b"malicious"})
     with RunDirectory(run).reopen():
         assert keep_compiled(RECIPE, run) == ""
-    assert {path.name for path in load_compiled(RECIPE, run, HERE).folder.iterdir()} == FILES.keys()
+    assert {path.name for path in load(RECIPE, run)[0].iterdir()} == FILES.keys()
 
 
 @pytest.mark.parametrize("recipe", [recipe_of_trial(7, steps_per_execution=8), RECIPE.with_baseline()])

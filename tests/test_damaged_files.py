@@ -26,9 +26,9 @@ from simulated_runs import MACHINE
 from autotune.data.errors import DamagedRunWarning, RecipeError, RunDirectoryError, SearchSpaceError
 from autotune.data.run_directory import RunDirectory
 from autotune.front import results
+from autotune.front.documents import recipe_schema_text
 from autotune.recipe.apply import environment
 from autotune.recipe.recipe import Recipe
-from autotune.recipe.schema import recipe_schema
 from autotune.report.history import compare, load_history
 from autotune.space.configuration import baseline_configuration, format_value, read_trials
 from autotune.space.knobs import KNOBS, Device
@@ -233,7 +233,7 @@ def test_a_damaged_recipe_is_read_or_refused(documents, data):
     recipe = read(lambda: Recipe.parse(content, source=NAME))
     if recipe is None:
         return
-    jsonschema.validate(json.loads(content), recipe_schema())
+    jsonschema.validate(json.loads(content), json.loads(recipe_schema_text()))
     assert Recipe.parse(recipe.to_json(), source="again") == recipe
     for configuration in (recipe.configuration, recipe.baseline):
         assert environment(configuration) in ({}, *({"TF_ENABLE_ONEDNN_OPTS": value} for value in "01"))

@@ -69,7 +69,7 @@ def test_a_run_is_shown_with_its_recipe_and_its_trials(printed, finished):
 
 def test_an_edit_is_no_json(capsys, finished):
     assert cli.main(["show", str(finished), "--diff", "train.py", "--json"]) == 2
-    assert "--json and --diff were both given" in capsys.readouterr().err
+    assert "--diff is for a single recipe" in capsys.readouterr().err
 
 
 def test_all_knobs_are_printed(printed):
@@ -104,7 +104,7 @@ def test_a_verification_is_printed(printed, monkeypatch):
     found = Verification(finding=ClaimResult.GONE, claimed=claim, measured=None, instances=0, reason="so it is")
     monkeypatch.setattr("autotune.tuning.verify.verify", lambda *_, **__: found)
     recipes = SimpleNamespace(recipe=None, path="recipe.json")
-    monkeypatch.setattr("autotune.tuning.verify.find_recipe", lambda *_: recipes)
+    monkeypatch.setattr("autotune.recipe.recipe.find_recipe", lambda *_, **__: recipes)
     code, document = printed("verify", "recipe.json", "train.py")
     assert (code, document["finding"], document["measured"]) == (1, "gone", None)
 

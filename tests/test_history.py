@@ -517,7 +517,6 @@ def test_a_place_that_cannot_be_written_is_an_error_that_names_it(write, run, tm
         with pytest.raises(RunDirectoryError) as caught:
             write(frame, place)
         assert caught.value.message.startswith(f"cannot write {place}: {problem}")
-        assert caught.value.hint == "Give a file in a directory that exists and that you may write to."
     assert sorted(path.name for path in tmp_path.iterdir()) == ["directory", "file", "run-a"]
 
 

@@ -448,9 +448,9 @@ def test_the_facts_are_what_the_tuner_needs_to_know(tmp_path):
     facts = facts_of(workload, reference_to(file))
     assert (facts.batch_size, facts.baseline) == (32, {"prefetch": 2})
     assert (facts.batched, facts.drop_remainder) == (True, True)
-    assert (facts.dataset_takes_config, facts.validates) == (True, True)
+    assert (facts.takes_config, facts.validates) == (True, True)
     plain = facts_of(a_workload(), reference_to(file))
-    assert (plain.dataset_takes_config, plain.validates) == (False, False)
+    assert (plain.takes_config, plain.validates) == (False, False)
 
 
 @pytest.mark.parametrize(

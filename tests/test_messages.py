@@ -26,7 +26,7 @@ FACTS = WorkloadFacts(
     baseline={"prefetch": "autotune", "jit_compile": True, "data_threads": 1},
     batched=False,
     drop_remainder=True,
-    dataset_takes_config=True,
+    takes_config=True,
     validates=False,
     fingerprint="sha256:00",
 )

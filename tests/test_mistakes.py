@@ -23,9 +23,7 @@ def mistakes_in(model, document):
 def test_the_first_of_a_few_is_told_with_its_place():
     error = mistakes_in(dict[str, list[int]], {"a": [1, "x", "y"], "b": ["z"]})
     assert error.error_count() == 3
-    where, what = first_mistake(error)
-    assert where == "a.1"
-    assert "valid integer" in what
+    assert first_mistake(error).startswith("a.1: Input should be a valid integer")
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """How a run is to be done: every number and word is checked before anything starts."""
 
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -38,9 +39,9 @@ from autotune.data.options import Options, seconds_of
     ],
 )
 def test_what_cannot_be_used_is_named(name, value):
-    with pytest.raises(ArgumentError, match=f"{name} is ") as caught:
+    with pytest.raises(ArgumentError, match=f"^{name}: ") as caught:
         Options(**{"budget": 60.0, name: value})
-    assert "It " in caught.value.hint
+    assert str(value) in str(caught.value)
 
 
 def test_usual_options_are_taken():
@@ -48,6 +49,7 @@ def test_usual_options_are_taken():
     given = {"budget": 60, "trials": 3, "trial_timeout": 10, "seed": 2**32 - 1, "min_gain": 0, "objective": "energy"}
     taken = Options(**given)
     assert {name: getattr(taken, name) for name in given} == given
+    assert Options(budget="10m", soak="0", space=Path("a.toml")) == Options(budget=600.0, soak=0.0, space="a.toml")
 
 
 @pytest.mark.parametrize(("given", "seconds"), [(90, 90.0), (1.5, 1.5), ("10m", 600.0), ("90s", 90.0)])
@@ -56,11 +58,13 @@ def test_durations_are_seconds_or_text(given, seconds):
 
 
 @pytest.mark.parametrize("given", [0, "0", "0s", "0m"])
-def test_a_soak_may_be_left_out(given):
-    assert seconds_of("soak", given, may_be_zero=True) == 0.0
+def test_a_soak_may_be_left_out_and_a_budget_may_not(given):
+    assert seconds_of("soak", given) == Options(budget=60.0, soak=given).soak == 0.0
+    with pytest.raises(ArgumentError, match=r"^budget: .*greater than or equal to 1, found 0"):
+        Options(budget=given)
 
 
-@pytest.mark.parametrize("text", ["", "0", "0s", "soon"])
+@pytest.mark.parametrize("text", ["", "h", "soon"])
 def test_what_is_no_duration_is_refused_by_name(text):
     with pytest.raises(ArgumentError, match=f"^trial_timeout: '{text}' is not a duration"):
         seconds_of("trial_timeout", text)
@@ -74,7 +78,7 @@ def test_a_duration_without_a_unit_is_asked_for_one():
 
 @pytest.mark.parametrize("given", [[1], {}, None, True, b"10m"])
 def test_what_is_no_duration(given):
-    with pytest.raises(ArgumentError, match=f"trial_timeout is a {type(given).__name__}"):
+    with pytest.raises(ArgumentError, match=f"^trial_timeout: {re.escape(repr(given))} is not a duration"):
         seconds_of("trial_timeout", given)
 
 

@@ -13,6 +13,7 @@ from autotune.data.errors import RecipeError, RunDirectoryError
 from autotune.data.facts import ScriptFacts, Site, Trains
 from autotune.data.figures import Interval
 from autotune.data.printable import LONGEST_MESSAGE
+from autotune.front.documents import recipe_schema_text
 from autotune.recipe import recipe as recipe_module
 from autotune.recipe.answer import learning_caveats
 from autotune.recipe.apply import environment
@@ -26,7 +27,6 @@ from autotune.recipe.evidence import (
     SameLoss,
 )
 from autotune.recipe.recipe import SCHEMA_FILE, MachineMismatchWarning, Recipe
-from autotune.recipe.schema import recipe_schema, schema_text
 from autotune.space.knobs import KNOBS, Device, Domain, Stage, knobs_on
 from autotune.stats.deciding import Verdict
 
@@ -59,14 +59,13 @@ def changed(recipe, path, value):
 
 
 def find_conflict(text):
-    """The error that reading the text gives: one line of message, and a hint."""
+    """The error that reading the text gives: one line of message."""
     with pytest.raises(RecipeError) as caught:
         Recipe.parse(text, source="my.json")
     error = caught.value
     assert error.message.startswith("my.json: ")
     assert error.message.isprintable()
     assert len(error.message) < LONGEST_MESSAGE + 100
-    assert error.hint
     return error
 
 
@@ -136,7 +135,7 @@ def test_reading_sets_nothing(tmp_path, recipe):
 
 @pytest.mark.parametrize("name", ["missing.json", "null\0character"])
 def test_a_path_without_a_file_is_an_error(tmp_path, name):
-    with pytest.raises(RecipeError, match="cannot read the recipe") as caught:
+    with pytest.raises(RecipeError, match="cannot read ") as caught:
         Recipe.load(f"{tmp_path}/{name}")
     assert caught.value.message.isprintable()
     assert "Give a recipe.json" in caught.value.hint
@@ -233,7 +232,7 @@ def test_the_knobs_of_a_gpu_are_as_good_as_those_of_a_cpu(recipe):
 
 def test_the_shipped_schema_is_the_models():
     """It holds what is required, each bound and each word, so that a model which allows more fails here."""
-    assert SCHEMA_FILE.read_text(encoding="utf-8") == schema_text(recipe_schema())
+    assert SCHEMA_FILE.read_text(encoding="utf-8") == recipe_schema_text()
 
 
 # ----------------------------------------------------------------------------------------------- in training

@@ -501,7 +501,7 @@ def test_options_of_a_damaged_run_are_an_error(tmp_path):
     directory.create()
     with_run(directory)
     directory.write_run(directory.read_run().model_copy(update={"arguments": {"budget": "long"}}))
-    with pytest.raises(RunDirectoryError, match=r"run\.json: arguments: budget is 'long'"):
+    with pytest.raises(RunDirectoryError, match=r"run\.json: arguments: budget: 'long' is not a duration"):
         _ = read_earlier(directory).options
 
 

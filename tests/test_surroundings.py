@@ -50,7 +50,7 @@ def facts(baseline=None, *, takes_config=True, validates=False, **in_force):
     return FACTS.model_copy(
         update={
             "baseline": baseline or {},
-            "dataset_takes_config": takes_config,
+            "takes_config": takes_config,
             "validates": validates,
             "in_force": DEFAULTS | in_force,
         }

@@ -9,10 +9,10 @@ import os
 from collections import Counter
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, FiniteFloat
+from pydantic import Field, FiniteFloat
 
 from autotune.data.models import Amount, Count, Frozen, Many, Value
-from autotune.data.printable import recorded_variables
+from autotune.data.printable import plural, recorded_variables
 
 NO_XLA = "XLA under a tf.distribute strategy fails or hangs (keras#18145, #17187, #21366)"
 GPU_MODES = ("ecc", "persistence", "mig")
@@ -144,7 +144,7 @@ class ScriptSettings(Frozen):
     since: float = 0.0  # when the run began: temporary files that changed before are the user's
 
 
-class WorkloadReference(BaseModel, frozen=True, extra="forbid"):
+class WorkloadReference(Frozen):
     """The place of a workload: a file or a module, and a name in it."""
 
     file: str | None = None  # absolute path, or None for a module
@@ -189,20 +189,13 @@ class KnownWorkload(Frozen):
     settings: Many[str] = Field((), description="`NAME=value` of what acts on speed and is no knob, in all trials.")
 
 
-class WorkloadFacts(BaseModel, frozen=True, extra="forbid"):
+class WorkloadFacts(KnownWorkload):
     """Facts that the template found by importing the user's module."""
 
-    name: str
     batch_size: int
     baseline: dict[str, Any]
-    batched: bool
-    drop_remainder: bool
-    dataset_takes_config: bool
     validates: bool
-    fingerprint: str  # `sha256:…` over the module's source and the name
-    in_force: dict[str, Any] = {}  # knobs that act before a model is built, once the module was imported
-    keras: KerasVersion = KerasVersion.KERAS_3  # that it trains with
-    script: ScriptFacts | None = None  # of a script as it is
+    in_force: dict[str, Any] = Field({})  # knobs that act before a model is built, once the module was imported
     uncontained: str = ""  # why the kernel does not keep out what trials write; empty where it does, or need not
 
 
@@ -273,8 +266,7 @@ class Machine(Frozen, strict=True):
 
     def describe(self) -> str:
         """Return `Intel Xeon × 8 cores, 2 × NVIDIA H200`: processor, cores and GPUs in words."""
-        cores = f"{self.cores} core{'' if self.cores == 1 else 's'}"
-        return ", ".join(filter(None, [f"{self.cpu} × {cores}", gpu_names(self.gpus)]))
+        return ", ".join(filter(None, [f"{self.cpu} × {plural(self.cores, 'core')}", gpu_names(self.gpus)]))
 
     def differences(self, other: Machine) -> tuple[str, ...]:
         """Return the differences that can make `other` faster or slower: `GPU: measured on NVIDIA H200, here none`."""

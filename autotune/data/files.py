@@ -17,7 +17,7 @@ from pathlib import Path
 
 import psutil
 
-from autotune.data.errors import RunDirectoryError
+from autotune.data.errors import AutotuneError, RunDirectoryError
 
 TEMPORARY = re.compile(r"\..+\.[0-9a-f]{16}")  # names of files that are being written
 _NO_DISK = re.compile("tmpfs|ramfs|devtmpfs|nfs|cifs|smb|9p|fuse|ceph|lustre|gpfs|beegfs|afs|virtiofs")
@@ -35,6 +35,18 @@ def read_at_most(path: Path, most_bytes: int) -> bytes:
         return stream.read(most_bytes + 1).removeprefix(codecs.BOM_UTF8)  # editors on Windows write it
 
 
+def read_whole(path: Path, most_bytes: int, refuse: type[AutotuneError], hint: str) -> bytes:
+    """Read a file as `read_at_most` does. Raises `refuse` where it cannot be read, or is larger."""
+    try:
+        content = read_at_most(path, most_bytes)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise refuse(f"cannot read {path}: {reason}", hint=hint) from error
+    if len(content) > most_bytes:
+        raise refuse(f"{path} is larger than {most_bytes} bytes", hint=hint)
+    return content
+
+
 def is_utf8(path: Path) -> bool:
     """Return whether a path can stand in JSON and cross between processes: Linux allows any bytes in names."""
     try:
@@ -44,12 +56,7 @@ def is_utf8(path: Path) -> bool:
     return True
 
 
-def write_atomically(
-    path: Path,
-    content: str | bytes,
-    *,
-    hint: str = "Finished trials stay readable. Free some space, or give --out another directory.",
-) -> None:
+def write_atomically(path: Path, content: str | bytes, *, hint: str = "") -> None:
     """Write `content` to `path`, whole or not at all. Raises `RunDirectoryError` with `hint` on failure.
 
     A link is followed. A pipe or a device is written to and stays what it is.

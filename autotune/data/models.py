@@ -25,25 +25,21 @@ class Frozen(BaseModel, frozen=True, extra="forbid"):
 _MEMBER = re.compile(r"bool|int|float|str|none|constrained-\w+|.*\[.*\]")  # how pydantic names a member of a union
 
 
-def first_mistake(error: ValidationError) -> tuple[str, str]:
-    """Return the place of the first mistake, as keys with dots between (empty for the whole), and what it is."""
+def first_mistake(error: ValidationError) -> str:
+    """Return the first mistake with its place, as keys with dots between: `evidence.speedup: Field required`."""
     errors = error.errors(include_url=False, include_context=False)
-    first = errors[0]
-    *place, last = first["loc"] or ("",)
+    first, place = errors[0], errors[0]["loc"]
     found = short(first["input"])
-    if not isinstance(last, str) or not _MEMBER.fullmatch(last):
-        shown = isinstance(first["input"], str | int | float | None)  # a whole document says nothing
-        problem = first["msg"] + (f", found {found}" if shown and first["msg"].startswith("Input should") else "")
-        return ".".join(map(str, first["loc"])), problem
-    # A union has an error for each of its members.
-    members = [
-        other["msg"].removeprefix("Input should be ")
-        for other in errors
-        if list(other["loc"][:-1]) == place and _MEMBER.fullmatch(str(other["loc"][-1]))
-    ]
-    *others, final = dict.fromkeys(members)
-    wanted = f"{', '.join(others)} or {final}" if others else final
-    return ".".join(map(str, place)), f"expected {wanted}, found {found}"
+    shown = isinstance(first["input"], str | int | float | None)  # a whole document says nothing
+    problem = first["msg"].removeprefix("Value error, ")
+    problem += f", found {found}" if shown and problem.startswith("Input should") else ""
+    if place and _MEMBER.fullmatch(str(place[-1])):  # a union has an error for each of its members
+        place = place[:-1]
+        members = [other for other in errors if other["loc"][:-1] == place and _MEMBER.fullmatch(str(other["loc"][-1]))]
+        *others, final = dict.fromkeys(member["msg"].removeprefix("Input should be ") for member in members)
+        wanted = f"{', '.join(others)} or {final}" if others else final
+        problem = f"expected {wanted}, found {found}"
+    return f"{'.'.join(map(str, place)) or 'the file'}: {problem}"
 
 
 KnobValue = bool | int | str

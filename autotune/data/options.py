@@ -1,6 +1,6 @@
 """The options of a run, each declared once: type, default, bounds and help.
 
-`autotune.tune`, `autotune tune` and the checks of `Options` follow from the fields of `Options`.
+`autotune.tune` and `autotune tune` take their options from the fields of `Options`.
 """
 
 from __future__ import annotations
@@ -12,13 +12,17 @@ import re
 import shlex
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from types import NoneType
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Self, TypeVar, get_type_hints
+
+from pydantic import ConfigDict, Field, FiniteFloat, ValidationError, model_validator
+from pydantic.dataclasses import dataclass
+from pydantic_core import ArgsKwargs
 
 from autotune.data.errors import ArgumentError
-from autotune.data.printable import MASK, mask_arguments, mask_text, masked_names, with_article
+from autotune.data.models import first_mistake
+from autotune.data.printable import MASK, mask_arguments, mask_text, masked_names
 
 Objective = Literal["time_to_loss", "throughput", "energy"]
 Group = Literal["Everyday", "Search", "Several devices"]
@@ -36,26 +40,27 @@ class Option:
     """The declaration of an option besides its type and default."""
 
     help: str
-    bounds: tuple[float, float] = (0.0, 0.0)  # of a number
     is_duration: bool = False  # users may give text such as `10m`; the field holds seconds
     may_change: bool = False  # a resumed run may be given another value
     group: Group = "Search"  # of the help
 
 
-def option(default: Any, *declared: Any, **flags: Any) -> Any:
+def option(default: Any, help: str, **flags: Any) -> Any:
     """Declare a field of `Options` that users give; see `Option`."""
-    return dataclasses.field(default=default, metadata={"option": Option(*declared, **flags)})
+    return dataclasses.field(default=default, metadata={"option": Option(help, **flags)})
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, config=ConfigDict(strict=True, extra="forbid"))
 class Options:
-    """The options of a run, checked when they are made."""
+    """The options of a run, read and checked when they are made. Durations and paths may be given as users have them.
 
-    budget: float = option(
+    Raises ArgumentError.
+    """
+
+    budget: Annotated[FiniteFloat, Field(ge=1, le=1e7)] = option(
         _REQUIRED,
         "Time for everything, such as 90s, 10m or 1h30m; until the answer is settled, at most ten minutes, when left "
         "out. With resume, the time to continue for.",
-        (1.0, 1e7),
         is_duration=True,
         group="Everyday",
     )
@@ -64,13 +69,19 @@ class Options:
         "A search-space file, or a shipped one: quick, cpu, gpu, gpu_thorough, several_gpus. Chosen by device when "
         "left out.",
     )
-    trials: int | None = option(None, "The most trials of the search.", (1, 10**9), may_change=True)
-    seed: int = option(0, "Seed of the sampler and of the order of slices.", (0, 2**32 - 1))
-    min_gain: float = option(MIN_GAIN, "Smallest gain worth a recommendation: 0.02 is two percent.", (0.0, 1e3))
-    trial_timeout: float | None = option(
-        None, "Time for one trial; planned from the baseline when left out.", (1.0, 1e7), is_duration=True
+    trials: Annotated[int, Field(ge=1, le=10**9)] | None = option(
+        None, "The most trials of the search.", may_change=True
     )
-    max_batch: int | None = option(None, "The largest batch size to try.", (1, 1 << 20), group="Everyday")
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = option(0, "Seed of the sampler and of the order of slices.")
+    min_gain: Annotated[float, Field(ge=0, le=1e3)] = option(
+        MIN_GAIN, "Smallest gain worth a recommendation: 0.02 is two percent."
+    )
+    trial_timeout: Annotated[FiniteFloat, Field(ge=1, le=1e7)] | None = option(
+        None, "Time for one trial; planned from the baseline when left out.", is_duration=True
+    )
+    max_batch: Annotated[int, Field(ge=1, le=1 << 20)] | None = option(
+        None, "The largest batch size to try.", group="Everyday"
+    )
     begin_with: str | None = option(
         None,
         "A recipe, a run directory or a folder of recipes, such as those of other machines: the configurations are the "
@@ -80,24 +91,19 @@ class Options:
         False, "Ignore earlier runs of the same workload; otherwise their leaders are the first candidates."
     )
     fixed_batch: bool = option(False, "Keep the baseline's batch size.", group="Everyday")
-    global_batch: int | None = option(
-        None,
-        "Examples per update of the weights, kept while the batch size is tuned: gradients are accumulated.",
-        (1, 1 << 24),
+    global_batch: Annotated[int, Field(ge=1, le=1 << 24)] | None = option(
+        None, "Examples per update of the weights, kept while the batch size is tuned: gradients are accumulated."
     )
-    memory_margin: float = option(
-        MEMORY_MARGIN,
-        "Share of the memory, host's and device's, that must stay free at the peak: 0.1 is ten percent.",
-        (0.0, 0.9),
+    memory_margin: Annotated[float, Field(ge=0, le=0.9)] = option(
+        MEMORY_MARGIN, "Share of the memory, host's and device's, that must stay free at the peak: 0.1 is ten percent."
     )
-    soak: float | None = option(
+    soak: Annotated[FiniteFloat, Field(ge=0, le=1e6)] | None = option(
         None,
         "Time at the end in which the winner trains without a pause and is watched for leaks and hangs, such as 60s.",
-        (0.0, 1e6),
         is_duration=True,
         may_change=True,
     )
-    objective: Literal["time_to_loss", "throughput", "energy"] = option(
+    objective: Objective = option(
         "time_to_loss",
         "time_to_loss: a larger batch must reach the same losses sooner; throughput: samples per second at any batch "
         "size; energy: samples per joule of the GPUs.",
@@ -108,10 +114,8 @@ class Options:
         "Which trials are profiled after their slices: all; the baseline and the leaders (finalists); or none. XProf "
         "and TensorBoard open trials/NNNN/profile.",
     )
-    fit: int | None = option(
-        None,
-        "Which model.fit of a script is tuned, from 1, in the order of the calls; the longest when left out.",
-        (1, 1000),
+    fit: Annotated[int, Field(ge=1, le=1000)] | None = option(
+        None, "Which model.fit of a script is tuned, from 1, in the order of the calls; the longest when left out."
     )
     loss: str | None = option(
         None, "Which number that a script's own training step returns is the loss: a key, or the position in a tuple."
@@ -119,10 +123,9 @@ class Options:
     skip_cells: str | None = option(None, "Leave out the cells of a notebook that have this tag; several with commas.")
     allow_writes: bool = option(False, "Let the script write to existing files, in each trial.")
     allow_precision: bool = option(False, "Also vary the precision where the script chooses its dtype itself.")
-    train_samples: int | None = option(
+    train_samples: Annotated[int, Field(ge=1, le=10**15)] | None = option(
         None,
         "Samples that the long training will take, to say whether tuning is worth it; a script's epochs when left out.",
-        (1, 10**15),
         may_change=True,
     )
     executor: Literal["local", "ray"] = option(
@@ -131,8 +134,8 @@ class Options:
         may_change=True,
         group="Several devices",
     )
-    seats: int | None = option(
-        None, "The most seats of the Ray cluster to use.", (1, 4096), may_change=True, group="Several devices"
+    seats: Annotated[int, Field(ge=1, le=4096)] | None = option(
+        None, "The most seats of the Ray cluster to use.", may_change=True, group="Several devices"
     )
     devices: str | None = option(
         None,
@@ -140,7 +143,7 @@ class Options:
         may_change=True,
         group="Several devices",
     )
-    seat_devices: int = option(1, "GPUs that one trial uses.", (1, 64), group="Several devices")
+    seat_devices: Annotated[int, Field(ge=1, le=64)] = option(1, "GPUs that one trial uses.", group="Several devices")
     ray_address: str | None = option(
         None,
         "The cluster's address; RAY_ADDRESS, or a Ray of this machine's own, when left out.",
@@ -161,11 +164,23 @@ class Options:
         """The seconds of the budget before the soak at the end."""
         return max(1.0, self.budget - (self.soak or 0.0))
 
+    @model_validator(mode="wrap")
+    @classmethod
+    def _read(cls, given: ArgsKwargs, make: Callable[[ArgsKwargs], Self]) -> Self:
+        """Read each option, then check it. Raises ArgumentError."""
+        values = dict(given.kwargs or {})
+        for name, value in values.items():
+            if name in OPTIONS and OPTIONS[name].is_duration and value is not None:
+                values[name] = seconds_of(name, value)
+            elif isinstance(value, os.PathLike):
+                values[name] = os.fspath(value)
+        try:
+            return make(ArgsKwargs((), values))
+        except ValidationError as error:
+            raise ArgumentError(first_mistake(error)) from error
+
     def __post_init__(self) -> None:
-        """Check every option alone, then together. Raises ArgumentError."""
-        for name in _HINTS:
-            if wanted := _mismatch(name, getattr(self, name)):
-                raise ArgumentError(f"{name} is {getattr(self, name)!r}", hint=f"It {wanted}.")
+        """Check the options together. Raises ArgumentError."""
         if self.seats is not None and self.executor == "local":
             raise ArgumentError("seats is for the Ray executor")
         if self.executor == "local" and self.seat_devices > 1 and self.devices is None:
@@ -191,7 +206,7 @@ class Options:
         recorded = mask_arguments(self.args)
         return [*words, "--", *recorded] if recorded else words
 
-    def resumed_with(self, given: Mapping[str, object]) -> Options:
+    def resumed_with(self, given: Mapping[str, Any]) -> Options:
         """Return the options with which a run that had these continues. Raises ArgumentError."""
         # A run directory may be somebody else's: it neither allows writes nor names a host to connect to.
         lacks_args = masked_names(self.args) and not given.get("args")
@@ -202,67 +217,84 @@ class Options:
             )
         options, usual = self, Options(budget=self.budget)
         if masked_names(self.args):
-            args = check_args(given["args"])  # type: ignore[arg-type]  # checked there
+            args = check_args(given["args"])
             if mask_arguments(args) != self.args:
                 raise ArgumentError(
                     "the script's arguments differ from those of the run to be resumed",
                     hint=f"They were {shlex.join(self.args)}, with credentials replaced by {MASK}.",
                 )
             options, given = replace(options, args=args), {**given, "args": None}
-        for name, value in given.items():
-            if value in (None, getattr(usual, name)):
-                continue  # as good as left out
-            if name in OPTIONS and OPTIONS[name].may_change:
-                options = replace(options, **{name: value})  # type: ignore[arg-type]  # checked there
-            elif value != getattr(self, name):
-                shown = mask_arguments(value) if isinstance(value, tuple) else value
-                raise ArgumentError(
-                    f"{name} is {shown!r}, and the run to be resumed has {getattr(self, name)!r}",
-                    hint=f"Leave {name} out: a resumed run keeps its options.",
-                )
-        return options
+        # What is as usual is as good as left out.
+        changes = {name: value for name, value in given.items() if value not in (None, getattr(usual, name, None))}
+        changed = replace(options, **changes)
+        for name in changes:
+            now, before = getattr(changed, name), getattr(self, name)
+            if now != before and not (name in OPTIONS and OPTIONS[name].may_change):
+                shown = mask_arguments(now) if isinstance(now, tuple) else now
+                raise ArgumentError(f"{name} is {shown!r}, and the run to be resumed has {before!r}")
+        return changed
 
 
-_FIELDS = {field.name: field for field in dataclasses.fields(Options)}
-_HINTS = get_type_hints(Options)
-OPTIONS: dict[str, Option] = {name: field.metadata["option"] for name, field in _FIELDS.items() if field.metadata}
-"""The options that users give, in the order of the help."""
+@dataclass(frozen=True, kw_only=True)
+class LongRunOptions:
+    """The options of `autotune run`. Raises ArgumentError for those that exclude one another."""
+
+    candidate: bool = option(
+        False, "Train with the best candidate of an undecided run, which is not confirmed to be faster."
+    )
+    same_training: bool = option(False, "Train with the fastest configuration at the script's own batch size.")
+    larger_batch: bool = option(
+        False, "Train with the best configuration of another batch size, although it is not recommended."
+    )
+    skip_missing: bool = option(False, "Continue without a knob whose place in the script is gone.")
+    scale_learning_rate: Literal["sqrt", "linear"] | None = option(
+        None,
+        "Multiply the learning rate by the ratio of the batch sizes (linear), or by its root (sqrt), in place of the "
+        "rule that was tested.",
+    )
+    keep_learning_rate: bool = option(False, "Leave the learning rate as the script has it.")
+    strict: bool = option(
+        False,
+        "Stop if no recipe was measured on this kind of machine. Otherwise autotune warns, and trains with a single "
+        "recipe all the same. If a folder has none, it trains as the script has it.",
+    )
+
+    def __post_init__(self) -> None:
+        """Check the options together."""
+        if self.candidate + self.same_training + self.larger_batch > 1:
+            raise ArgumentError("--candidate, --same-training and --larger-batch exclude one another")
+        if self.scale_learning_rate is not None and self.keep_learning_rate:
+            raise ArgumentError("--scale-learning-rate and --keep-learning-rate exclude one another")
+
+    @property
+    def words(self) -> list[str]:
+        """The words of a command line that stand for them."""
+        given = {f"--{name.replace('_', '-')}": value for name, value in vars(self).items() if value}
+        return [word for flag, value in given.items() for word in ((flag,) if value is True else (flag, value))]
 
 
-def _mismatch(name: str, value: object) -> str:
-    """Return the rule that an option's value breaks, as the end of a sentence; empty where it breaks none."""
-    hint, declared = _HINTS[name], OPTIONS.get(name)
-    kinds = get_args(hint) or (hint,)
-    if value is None and NoneType in kinds:
-        return ""
-    if get_origin(hint) is Literal:
-        return "" if value in kinds else f"is {' or '.join(kinds)}"
-    if bool in kinds:
-        return "" if isinstance(value, bool) else "is True or False"
-    if declared is None:
-        return ""
-    if str in kinds:
-        return "" if isinstance(value, str) else "must be text"
-    least, most = declared.bounds
-    numbers = (int, float) if float in kinds else (int,)
-    if type(value) in numbers and least <= value <= most:  # type: ignore[operator]  # it is a number
-        return ""
-    return f"must be {'a' if float in kinds else 'a whole'} number from {least:g} to {most:g}"
+def declared_in(options: type) -> dict[str, Option]:
+    """Return the options that users give, in the order of the help."""
+    return {field.name: field.metadata["option"] for field in dataclasses.fields(options) if field.metadata}
+
+
+OPTIONS = declared_in(Options)
 
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def take_options(function: Function, *, mark: Callable[[Option], object] | None = None) -> Function:
+def take_options(function: Function, *, of: type = Options, mark: Callable[[Option], object] | None = None) -> Function:
     """Give a function that takes `**options` their signature and documentation, before its own keywords.
 
     The line for `options` of its docstring is replaced by a description of each option. A command line gives durations
     and paths as text; its `mark` annotates each parameter.
     """
-    as_text = mark is not None
+    as_text, options, hints = mark is not None, declared_in(of), get_type_hints(of)
+    defaults = {field.name: field.default for field in dataclasses.fields(of)}
     offered = []
-    for name, declared in OPTIONS.items():
-        hint, default = _HINTS[name], _FIELDS[name].default
+    for name, declared in options.items():
+        hint, default = hints[name], defaults[name]
         if declared.is_duration:
             hint, default = str | None if as_text else float | str | None, None
         elif name in ("space", "begin_with") and not as_text:
@@ -283,60 +315,33 @@ def take_options(function: Function, *, mark: Callable[[Option], object] | None 
             subsequent_indent=" " * 12,
         )
         + "\n"
-        for name, declared in OPTIONS.items()
+        for name, declared in options.items()
     )
     function.__doc__ = re.sub(r" {8}options: .*\n", lambda _: documented, function.__doc__ or "")
     return function
 
 
-def read_options(given: Mapping[str, object]) -> dict[str, Any]:
-    """Return options as `Options` holds them: durations in seconds, paths as text.
-
-    Raises ArgumentError, and TypeError where there is no such option.
-    """
-    read = dict(given)
-    for name, value in given.items():
-        if name not in OPTIONS:
-            raise TypeError(f"tune() got an unexpected keyword argument {name!r}")
-        if OPTIONS[name].is_duration and value is not None:
-            read[name] = seconds_of(name, value, may_be_zero=OPTIONS[name].bounds[0] == 0)
-        elif isinstance(value, os.PathLike):
-            read[name] = os.fspath(value)
-    return read
-
-
-def seconds_of(name: str, value: object, *, may_be_zero: bool = False) -> float:
+def seconds_of(name: str, value: object) -> float:
     """Return seconds, given as a number or as text: `90s`, `10m`, `1.5h` or `1h30m`. Raises ArgumentError."""
     if type(value) in (int, float):
         return float(value)  # type: ignore[arg-type]
-    if not isinstance(value, str):
-        raise ArgumentError(
-            f"{name} is {with_article(type(value).__name__)}: {value!r}", hint="Give seconds, or text such as '10m'."
-        )
-    if re.fullmatch(r"\s*0*[1-9][\d.]*\s*", value):
-        raise ArgumentError(f"{name}: {value!r} has no unit", hint=f"Say {value.strip()}s or {value.strip()}m.")
+    text = value.strip().lower() if isinstance(value, str) else ""
+    if re.fullmatch(r"0*[1-9][\d.]*", text):
+        raise ArgumentError(f"{name}: {value!r} has no unit", hint=f"Say {text}s or {text}m.")
     match = re.fullmatch(
-        r"(?:(?P<h>\d{1,6}(?:\.\d{1,6})?)h)?(?:(?P<m>\d{1,6}(?:\.\d{1,6})?)m)?(?:(?P<s>\d{1,8}(?:\.\d{1,6})?)s?)?",
-        value.strip().lower(),
+        r"(?:(?P<h>\d{1,6}(?:\.\d{1,6})?)h)?(?:(?P<m>\d{1,6}(?:\.\d{1,6})?)m)?(?:(?P<s>\d{1,8}(?:\.\d{1,6})?)s?)?", text
     )
-    seconds = -1.0
-    if match and match[0]:
-        seconds = sum(float(match[unit] or 0) * scale for unit, scale in (("h", 3600), ("m", 60), ("s", 1)))
-    if seconds < 0 or (seconds == 0 and not may_be_zero):
+    if not match or not match[0]:
         raise ArgumentError(f"{name}: {value!r} is not a duration", hint="Durations look like 90s, 10m, 1.5h or 1h30m.")
-    return seconds
+    return sum(float(match[unit] or 0) * scale for unit, scale in (("h", 3600), ("m", 60), ("s", 1)))
 
 
 def check_args(args: Sequence[str]) -> tuple[str, ...]:
     """Return arguments of the user's file as another process can be given them. Raises ArgumentError."""
     if isinstance(args, str) or not all(isinstance(argument, str) for argument in args):
-        raise ArgumentError(
-            f"args is {args!r}, expected a list of strings",
-            hint='Give one string for each word of the command line: args=["--epochs", "90"].',
-        )
+        raise ArgumentError(f"args is {args!r}, expected a list of strings")
     if damaged := [argument for argument in args if argument.encode(errors="ignore").decode() != argument]:
-        hint = "Rename the file that it names."
-        raise ArgumentError(f"the argument {damaged[0]!r} of the workload's file is not UTF-8", hint=hint)
+        raise ArgumentError(f"the argument {damaged[0]!r} of the workload's file is not UTF-8")
     if sum(map(len, args)) > LONGEST_ARGS:
         raise ArgumentError(
             f"the arguments of the workload's file are longer than {LONGEST_ARGS} characters",

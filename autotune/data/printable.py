@@ -35,8 +35,8 @@ def with_article(noun: str) -> str:
 
 
 def plural(count: int, noun: str) -> str:
-    """Return `1 trial` or `2 trials`, with separators from a thousand on."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+    """Return `1 trial`, `2 trials` or `2 processes`, with separators from a thousand on."""
+    return f"{count:,} {noun}{'' if count == 1 else 'es' if noun.endswith('s') else 's'}"
 
 
 def time_in_words(seconds: float) -> str:

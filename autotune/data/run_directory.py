@@ -34,7 +34,7 @@ from pydantic import AfterValidator, FiniteFloat, ValidationError
 
 from autotune.data.errors import AutotuneError, DamagedRunWarning, InputError, RunDirectoryError, WorkloadError
 from autotune.data.facts import KnownWorkload, Machine
-from autotune.data.files import TEMPORARY, is_utf8, read_at_most, write_atomically
+from autotune.data.files import TEMPORARY, is_utf8, read_whole, write_atomically
 from autotune.data.models import Amount, Count, Frozen, Many, Number, Value, first_mistake
 from autotune.data.options import Options
 from autotune.data.printable import one_line, short
@@ -48,6 +48,7 @@ SPACE = "space.toml"  # a copy of the search-space file that was given
 COMPILED = "compiled"  # what XLA compiled for the recipe, see `recipe.compiled`
 FAILED_LOG = "failed.log"  # of a workload that did not train: all that is left of its run
 START_ANEW = "Start a new run with another --out."
+STAYS = "Finished trials stay readable."
 LATEST = "latest"  # a link to the run of a workload that was started or continued last
 OWN_NAME = re.compile(r"\d{8}-\d{6}-[0-9a-f]{6}")
 SHARED = "scratch-compiled"  # what XLA compiles in the search, while the run lasts
@@ -143,18 +144,19 @@ class RunDirectory:
 
     def create(self) -> None:
         """Make the directory and take its lock. Raises `RunDirectoryError`, also if it holds a run already."""
-        hint = "Give --out another directory."
         if not is_utf8(self.path):
-            raise RunDirectoryError(f"cannot write to {self.path}: its path is not UTF-8", hint=hint)
-        with self._refusals(hint, "Give --out a directory you may write to."):
+            raise RunDirectoryError(f"cannot write to {self.path}: its path is not UTF-8")
+        with _explain_refusal(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
-            self.refuse_links(hint)
+            self.refuse_links()
             if (self.path / "run.json").exists():
-                raise RunDirectoryError(f"{self.path} holds a run already", hint=hint)
+                raise RunDirectoryError(f"{self.path} holds a run already", hint="Give --out another directory.")
             for name in sorted({pattern.partition("/")[0] for pattern in OWN_FILES}):
-                if _holds_something(self.path / name):
+                path = self.path / name  # an empty directory holds nothing, nor does an empty file such as a lock
+                if any(path.iterdir()) if path.is_dir() else os.path.lexists(path) and path.lstat().st_size:
                     raise RunDirectoryError(
-                        f"{self.path} holds {name} already, where a run would write its own", hint=hint
+                        f"{self.path} holds {name} already, where a run would write its own",
+                        hint="Give --out another directory.",
                     )
             (self.path / "trials").mkdir(exist_ok=True)
             self.log_directory.mkdir(exist_ok=True)
@@ -197,7 +199,7 @@ class RunDirectory:
     def reopen(self) -> Iterator[None]:
         """Hold the lock of a run that is resumed. Raises `RunDirectoryError` if another process has it."""
         self.refuse_links()
-        with self._refusals("Wait for it, or end it.", "Make it writable, or start a new run."):
+        with _explain_refusal(self.path):
             self._lock.acquire()
             self._remove_leftovers()
             self.log_directory.mkdir(exist_ok=True)
@@ -206,24 +208,13 @@ class RunDirectory:
         finally:
             self.release()
 
-    @contextlib.contextmanager
-    def _refusals(self, in_use: str, not_writable: str) -> Iterator[None]:
-        """Give the errors of locking the directory one of these hints."""
-        try:
-            yield
-        except filelock.Timeout as error:
-            raise RunDirectoryError(f"{self.path} is in use by another autotune process", hint=in_use) from error
-        except OSError as error:
-            problem = f"cannot write to {self.path}: {error.strerror}"
-            raise RunDirectoryError(problem, hint=not_writable) from error
-
-    def refuse_links(self, hint: str = "Remove it, or put the file itself in its place.") -> None:
+    def refuse_links(self) -> None:
         """Raise `RunDirectoryError` where it holds a link, a pipe or a device: it may come from somebody else."""
         if not self._is_self_contained:
-            self._refuse_links_below(self.path, hint)
+            self._refuse_links_below(self.path)
             self._is_self_contained = True
 
-    def _refuse_links_below(self, folder: Path, hint: str) -> None:
+    def _refuse_links_below(self, folder: Path) -> None:
         try:
             entries = list(os.scandir(folder))
         except (FileNotFoundError, NotADirectoryError):
@@ -235,11 +226,12 @@ class RunDirectory:
             if entry.is_dir(follow_symlinks=False):
                 patterns = {self.path: SCRATCH_FOLDERS, self.log_directory: (LAYERS,)}.get(folder, ())
                 if not any(fnmatch(entry.name, pattern) for pattern in patterns):
-                    self._refuse_links_below(Path(entry.path), hint)
+                    self._refuse_links_below(Path(entry.path))
             elif not entry.is_file(follow_symlinks=False) and os.path.lexists(entry.path):
                 kind = "a link" if entry.is_symlink() else "a pipe or a device"
                 raise RunDirectoryError(
-                    f"{entry.path} is {kind}, and a run directory holds only files of its own", hint=hint
+                    f"{entry.path} is {kind}, and a run directory holds only files of its own",
+                    hint="Name another directory, or put the file itself in its place.",
                 )
 
     def _remove_leftovers(self) -> None:
@@ -307,24 +299,19 @@ class RunDirectory:
     def write_trial(self, record: TrialRecord) -> None:
         """Write a trial's result.json."""
         file = self.prepare_trial(record.trial) / "result.json"
-        write_atomically(file, record.model_dump_json(indent=1) + "\n")
+        write_atomically(file, record.model_dump_json(indent=1) + "\n", hint=STAYS)
 
     def prepare_trial(self, trial: int) -> Path:
         """Make a trial's directory, and return it."""
         directory = self.trial_directory(trial)
-        try:
+        with _explain_refusal(directory, hint=STAYS):
             directory.mkdir(exist_ok=True)  # not its parents: a run that was deleted is not begun again
-        except OSError as error:
-            problem = f"cannot write to {directory}: {error.strerror}"
-            raise RunDirectoryError(problem, hint="Finished trials stay readable.") from error
         return directory
 
     def read_run(self) -> RunRecord:
         """Read run.json. Raises `RunDirectoryError` if it is missing, damaged or newer."""
-        example = "results/digits_mlp/20261120-191001-1a2b3c"
-        hint = f"Give the directory that `autotune tune` printed, such as {example}."
         self.refuse_links()
-        return _read(self.path / "run.json", RunRecord, hint=hint)
+        return _read(self.path / "run.json", RunRecord, hint="Give the directory that `autotune tune` printed.")
 
     def trial_numbers(self, holding: str = "") -> set[int]:
         """Return the numbers of all trials that have a directory, or such a file in it."""
@@ -346,7 +333,8 @@ class RunDirectory:
                 record = _read(file, TrialRecord, hint="Make it readable, or remove its trial's directory.")
                 parse_utc(record.started_at, file)
                 if file.parent.name != f"{record.trial:04d}":
-                    raise damage_error(file, f"trial: {record.trial}, expected the number of its directory")
+                    problem = f"{file} is damaged: trial: {record.trial}, expected the number of its directory"
+                    raise RunDirectoryError(problem)
                 check(record, file)
                 yield record
             except RunDirectoryError as problem:
@@ -361,11 +349,15 @@ def left_out(problems: Sequence[RunDirectoryError]) -> str:
     return f"{problems[0].message}: {others} omitted"
 
 
-def _holds_something(path: Path) -> bool:
-    """Return whether a path holds data: an empty directory, or an empty file such as a lock, does not."""
-    if path.is_dir():
-        return any(path.iterdir())
-    return os.path.lexists(path) and not (path.is_file() and path.stat().st_size == 0)
+@contextlib.contextmanager
+def _explain_refusal(path: Path, *, hint: str = "") -> Iterator[None]:
+    """Raise `RunDirectoryError` where a directory cannot be written to, or another process has its lock."""
+    try:
+        yield
+    except filelock.Timeout as error:
+        raise RunDirectoryError(f"{path} is in use by another autotune process") from error
+    except OSError as error:
+        raise RunDirectoryError(f"cannot write to {path}: {error.strerror}", hint=hint) from error
 
 
 Record = TypeVar("Record", bound=Frozen)
@@ -373,26 +365,12 @@ Record = TypeVar("Record", bound=Frozen)
 
 def _read(file: Path, kind: type[Record], *, hint: str) -> Record:
     try:
-        content = read_at_most(file, LARGEST_FILE_BYTES)
-        if len(content) > LARGEST_FILE_BYTES:
-            raise damage_error(file, f"larger than {LARGEST_FILE_BYTES} bytes")
-        return kind.model_validate_json(content)
-    except OSError as error:
-        raise RunDirectoryError(f"cannot read {file}: {error.strerror}", hint=hint) from error
+        return kind.model_validate_json(read_whole(file, LARGEST_FILE_BYTES, RunDirectoryError, hint))
     except ValidationError as error:
-        where, mistake = first_mistake(error)
-        if where == "schema_version":
-            raise RunDirectoryError(
-                f"{file}: written by another version of autotune", hint="Upgrade autotune to read it."
-            ) from error
-        raise damage_error(file, f"{where or 'the file'}: {mistake}") from error
-
-
-def damage_error(file: Path, problem: str) -> RunDirectoryError:
-    """Return the error for a file with content that no run has written."""
-    return RunDirectoryError(
-        f"{file} is damaged: {problem}", hint="Remove the run directory, or name only the other runs."
-    )
+        mistake = first_mistake(error)
+        if mistake.startswith("schema_version:"):
+            raise RunDirectoryError(f"{file}: written by another version of autotune") from error
+        raise RunDirectoryError(f"{file} is damaged: {mistake}") from error
 
 
 def parse_utc(text: str, file: Path) -> datetime:
@@ -401,7 +379,7 @@ def parse_utc(text: str, file: Path) -> datetime:
         moment = datetime.fromisoformat(text)
         return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
     except (ValueError, OverflowError) as error:
-        raise damage_error(file, f"started_at: {short(text)} is not a time") from error
+        raise RunDirectoryError(f"{file} is damaged: started_at: {short(text)} is not a time") from error
 
 
 def new_run_directory(results: Path, workload: str) -> RunDirectory:
@@ -417,16 +395,8 @@ def options_of(run: RunRecord) -> Options:
     given: dict[str, Any] = {name: value for name, value in run.arguments.items() if name in known}
     try:
         return Options(**given)
-    except (AutotuneError, TypeError) as error:
+    except AutotuneError as error:
         raise RunDirectoryError(f"{run.run}: run.json: arguments: {error}", hint=START_ANEW) from error
-
-
-def to_repeat(path: Path) -> list[str]:
-    """Return the words that the command which resumes a run needs again; see `Options.to_repeat`."""
-    try:
-        return options_of(RunDirectory(path).read_run()).to_repeat
-    except RunDirectoryError:
-        return []  # the command that is shown reports the damage
 
 
 # -------------------------------------------------------------------------------------------------------- finding runs
@@ -442,7 +412,7 @@ def find_runs(*paths: Paths) -> tuple[RunDirectory, ...]:
     """
     single = [path for given in paths for path in ([given] if isinstance(given, str | os.PathLike) else given)]
     if not single:
-        raise RunDirectoryError("no run was given", hint="Give run directories, or a directory that holds some.")
+        raise RunDirectoryError("no run was given")
     found: dict[Path, RunDirectory] = {}
     for path in single:
         readable, problems = [], []

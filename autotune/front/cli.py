@@ -53,13 +53,16 @@ def main(arguments: list[str] | None = None) -> int:
     for number in before:
         with contextlib.suppress(ValueError):  # in a thread signals are its owner's
             signal.signal(number, signal.default_int_handler)  # as Ctrl-C, also where no run notes it
+    out, err = _Lenient(sys.stdout), _Lenient(sys.stderr)
     try:
-        with _lenient_output():
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             code = _main(list(sys.argv[1:] if arguments is None else arguments))
     finally:
         for number, handler in before.items():
             with contextlib.suppress(ValueError):
                 signal.signal(number, handler)
+        out.flush()
+        err.flush()
     return code if isinstance(code, int) else code()  # a script writes and dies as it does without autotune
 
 
@@ -157,14 +160,3 @@ class _Lenient:
         except OSError:
             with open(os.devnull, "wb") as nothing:  # its buffer would fail again when Python exits
                 os.dup2(nothing.fileno(), self._stream.fileno())
-
-
-@contextlib.contextmanager
-def _lenient_output() -> Iterator[None]:
-    out, err = _Lenient(sys.stdout), _Lenient(sys.stderr)
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        try:
-            yield
-        finally:
-            out.flush()
-            err.flush()

@@ -13,9 +13,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from cyclopts import App, Parameter
 from cyclopts import Group as CommandGroup
+from cyclopts.types import PositiveInt
 
 from autotune.data.errors import ArgumentError, RunDirectoryError, TuningInterruptedError
-from autotune.data.options import MEMORY_MARGIN, USUAL_BUDGET, VERIFY_SECONDS, Group, Tracker, take_options
+from autotune.data.options import (
+    MEMORY_MARGIN,
+    USUAL_BUDGET,
+    VERIFY_SECONDS,
+    Group,
+    LongRunOptions,
+    Tracker,
+    take_options,
+)
 from autotune.data.printable import plural
 from autotune.version import DISTRIBUTION, __version__
 
@@ -68,10 +77,7 @@ def _newest() -> Path:
 
     found = newest_runs(Path(RESULTS), most=1)
     if not found:
-        raise RunDirectoryError(
-            f"no run was given, and {RESULTS}/ in this directory holds none",
-            hint="Give a run directory, or change to the directory in which you ran `autotune tune`.",
-        )
+        raise RunDirectoryError(f"no run was given, and {RESULTS}/ in this directory holds none")
     return found[0].path
 
 
@@ -93,8 +99,7 @@ def script_of(path: Path, args: list[str] | None) -> tuple[str, list[str]]:
         workload = None
     if workload is None or workload.fingerprint != recipe.workload.fingerprint:
         raise ArgumentError(
-            f"SCRIPT is missing: no run.json beside {recipe_file} names the script that the recipe was tuned with",
-            hint=f"Name the script: autotune run {path} train.py",
+            f"SCRIPT is missing: no run.json beside {recipe_file} names the script that the recipe was tuned with"
         )
     return workload.reference, [*recipe.workload.arguments] if args is None else args
 
@@ -125,7 +130,6 @@ def tune(
         wait: Wait until earlier runs on the same devices of this machine have ended. The budget begins then.
         json: Print the result as JSON (docs/history.md); progress goes to standard error.
     """
-    from autotune.data.run_directory import to_repeat
     from autotune.front.console import Progress, messages, terminal
     from autotune.front.results import show_answer
     from autotune.front.tune import tune as tune_workload
@@ -138,12 +142,11 @@ def tune(
         except KeyboardInterrupt as interrupt:
             hint = "Nothing was measured yet."
             if progress.directory and progress.directory.exists():
-                again = resume_command(workload, progress.directory, to_repeat(progress.directory))
-                hint = f"To continue the run: {again}"
+                hint = f"To continue the run: {resume_command(workload, progress.directory)}"
             raise TuningInterruptedError("interrupted", hint=hint) from interrupt
     assert progress.directory is not None
     path = progress.directory / "recipe.json"
-    answer = answer_at(recipe, path, workload, to_repeat(path.parent))
+    answer = answer_at(recipe, path, workload)
     if json:
         print_json("tune", run=str(path.parent), recipe_file=str(path), recipe=recipe, answer=answer)
     else:
@@ -166,27 +169,22 @@ def demo(*, budget: str = USUAL_BUDGET, json: bool = False) -> int:
 
     source, copy = shipped_directory("examples") / EXAMPLE, Path(EXAMPLE)
     if not os.path.lexists(copy):  # nothing is written through a link that leads nowhere yet
-        write_atomically(copy, source.read_bytes(), hint="Change to a directory that you may write to.")
+        write_atomically(copy, source.read_bytes())
     elif not copy.is_file() or copy.read_bytes() != source.read_bytes():
         raise ArgumentError(f"{EXAMPLE} is here already, and is not the demo's")
     return tune(EXAMPLE, budget=budget, json=json)
 
 
 @app.command(usage="Usage: autotune run RECIPE|FOLDER [OPTIONS] [SCRIPT [ARGS]]")
+@partial(take_options, of=LongRunOptions, mark=lambda _: Parameter())
 def run(
     recipe: Path,
     script: str | None = None,
     /,
     *,
     args: Annotated[list[str] | None, Parameter(parse=False)] = None,
-    skip_missing: bool = False,
-    scale_learning_rate: Literal["sqrt", "linear"] | None = None,
-    keep_learning_rate: bool = False,
-    strict: bool = False,
-    candidate: bool = False,
-    same_training: bool = False,
-    larger_batch: bool = False,
     json: bool = False,
+    **options: Any,
 ) -> Callable[[], int]:
     """Run a script with a recipe's values in the places where it was tuned.
 
@@ -198,15 +196,7 @@ def run(
         script: The script, such as train.py or -m package.train. What follows it are its own arguments. When left out,
             the script and the arguments that the recipe was tuned with; `-- ARGS` replaces the arguments.
         args: The file's own arguments.
-        skip_missing: Continue without a knob whose place in the script is gone.
-        scale_learning_rate: Multiply the learning rate by the ratio of the batch sizes (linear), or by its root (sqrt),
-            in place of the rule that was tested.
-        keep_learning_rate: Leave the learning rate as the script has it.
-        strict: Stop if no recipe was measured on this kind of machine. Otherwise autotune warns, and trains with a
-            single recipe all the same. If a folder has none, it trains as the script has it.
-        candidate: Train with the best candidate of an undecided run, which is not confirmed to be faster.
-        same_training: Train with the fastest configuration at the script's own batch size.
-        larger_batch: Train with the best configuration of another batch size, although it is not recommended.
+        options: See `LongRunOptions`.
         json: End standard output with a line of JSON (docs/history.md).
     """
     from autotune.front.console import note
@@ -215,18 +205,7 @@ def run(
     if script is None:
         script, args = script_of(recipe, args)
         note(f"running {shlex.join([script, *args])}, which the recipe was tuned with")
-    prepared = prepare_run(
-        recipe,
-        script,
-        args or [],
-        skip_missing=skip_missing,
-        scale=scale_learning_rate,
-        keep_learning_rate=keep_learning_rate,
-        strict=strict,
-        candidate=candidate,
-        same_training=same_training,
-        larger_batch=larger_batch,
-    )
+    prepared = prepare_run(recipe, script, args or [], LongRunOptions(**options))
     if json:
         return partial(_run_to_json, prepared, script)
     return prepared
@@ -283,12 +262,13 @@ def verify(
     from autotune.data.options import seconds_of
     from autotune.front.console import Progress, messages, terminal
     from autotune.front.results import show_verification
+    from autotune.recipe.recipe import find_recipe
     from autotune.stats.deciding import ClaimResult
-    from autotune.tuning.verify import find_recipe
+    from autotune.tuning.events import Notice
     from autotune.tuning.verify import verify as verify_recipe
 
     with Progress(messages() if json else terminal(), budget=seconds_of("budget", budget)) as progress:
-        selection = find_recipe(recipe, progress)
+        selection = find_recipe(recipe, lambda text: progress(Notice(text=text)), nearest=True)
         verification = verify_recipe(
             selection.recipe,
             workload,
@@ -363,39 +343,35 @@ def show(
         parquet: Write them to this Parquet file.
         json: Print recipe and trials as JSON (docs/history.md).
     """
-    from autotune.data.run_directory import RunDirectory, follow_latest, to_repeat
+    from autotune.data.run_directory import RunDirectory, follow_latest
     from autotune.front.console import say
     from autotune.front.results import show_answer, show_folder, show_history
     from autotune.recipe.advice import answer_at
     from autotune.recipe.recipe import holds_recipes, read_recipes
 
-    for option, is_given in {"--json": json, "--csv": csv is not None, "--parquet": parquet is not None}.items():
-        if is_given and diff is not None:
-            raise ArgumentError(f"{option} and --diff were both given")
     path, *others = runs or [run_or_newest(None)]
     path = follow_latest(path)
     is_run = os.path.lexists(path / "run.json")
     holds_runs = os.path.isdir(path) and not is_run and not holds_recipes(path)
-    if diff is not None and (others or holds_runs):
-        raise ArgumentError("--diff is for a single recipe")
-    if others or holds_runs or csv is not None or parquet is not None:
-        from autotune.report.history import load_history
-
-        frame = load_history([path, *others], every_column=True)
-        nothing: dict[str, Any] = {"run": None, "recipe_file": None, "recipe": None, "answer": None, "recipes": {}}
-        return None if _write("show", frame, "trial", csv, parquet, json, **nothing) else show_history(frame)
+    is_table = bool(others) or holds_runs or csv is not None or parquet is not None
     if diff is not None:
+        if is_table or json:
+            raise ArgumentError("--diff is for a single recipe, and excludes --json, --csv and --parquet")
         return _show_diff(path, diff)
     run, trials = None, None
-    if is_run:
+    if is_run or is_table:
         from autotune.report.history import load_history
 
-        run, trials = RunDirectory(path).read_run(), load_history(path, every_column=True)
+        trials = load_history([path, *others], every_column=True)
+        if is_table:
+            nothing: dict[str, Any] = {"run": None, "recipe_file": None, "recipe": None, "answer": None, "recipes": {}}
+            return None if _write("show", trials, "trial", csv, parquet, json, **nothing) else show_history(trials)
+        run = RunDirectory(path).read_run()
     source = None if is_run and not os.path.exists(path / "recipe.json") else read_recipes(path)
     (file, recipe) = (None, None) if source is None or source.is_folder else source.files[0]
     answer = None if recipe is None else recipe.answer
     if recipe is not None and file is not None and run is not None and run.workload is not None:
-        answer = answer_at(recipe, file, run.workload.reference, to_repeat(path))
+        answer = answer_at(recipe, file, run.workload.reference)
     if json:
         from autotune.report.history import rows_of
 
@@ -419,13 +395,10 @@ def _show_diff(path: Path, script: Path) -> None:
     """Print the edit of a script that makes a recipe permanent."""
     from autotune.front.console import note
     from autotune.front.results import show_diff
-    from autotune.recipe.recipe import read_recipes, select_nearest
+    from autotune.recipe.recipe import find_recipe
     from autotune.script.patch import script_diff
 
-    selection = select_nearest(read_recipes(path))
-    if selection.text:
-        note(selection.text)
-    recipe = selection.recipe
+    recipe = find_recipe(path, note, nearest=True).recipe
     if not recipe.changes and recipe.learning_rate_rule is None:
         return note("The recipe is the baseline: run the script as it is.")
     return show_diff(recipe, *script_diff(recipe, script))
@@ -480,9 +453,8 @@ def export(run: Path | None = None, /, *, log_to: Tracker) -> None:
             files go to the run directory.
     """
     from autotune.front.console import say
-    from autotune.report.export import check_installed, export_run
+    from autotune.report.export import export_run
 
-    check_installed(log_to)
     say(export_run(run_or_newest(run), log_to))
 
 
@@ -513,10 +485,10 @@ def compare(runs: Runs = None, /, *, csv: Path | None = None, parquet: Path | No
 def knobs(
     *,
     space: str | None = None,
-    batch_size: int | None = None,
-    examples: int | None = None,
+    batch_size: PositiveInt | None = None,
+    examples: PositiveInt | None = None,
     device: Literal["cpu", "gpu"] | None = None,
-    cores: int | None = None,
+    cores: PositiveInt | None = None,
     json: bool = False,
 ) -> None:
     """List every knob: what it does, its values, when it acts. Or show what a search space resolves to here.
@@ -546,9 +518,6 @@ def knobs(
 
 
 def _show_space(file: str, batch_size: int, examples: int | None, device: str | None, cores: int | None) -> None:
-    for option, count in {"--batch-size": batch_size, "--examples": examples, "--cores": cores}.items():
-        if count is not None and count < 1:
-            raise ArgumentError(f"{option} is {count}", hint="It must be at least 1.")
     from autotune.front.results import show_space
     from autotune.machine.fingerprint import available_cores
     from autotune.machine.gpu import lowest_capability, read_gpus

@@ -22,7 +22,7 @@ from rich.text import Text
 
 from autotune.data.errors import AutotuneError
 from autotune.data.figures import Interval
-from autotune.data.printable import duration, first_line, one_line, rate_text
+from autotune.data.printable import duration, first_line, one_line, plural, rate_text
 from autotune.data.record import Outcome, Phase, Standing, TrialRecord
 from autotune.stats.disturbance import CAUSES
 from autotune.tuning.events import (
@@ -219,7 +219,7 @@ class Progress:
         elif isinstance(event, TrialMeasured):
             self._estimate = f"{ratio(event.speedup)} after {event.pairs} pairs"
         elif isinstance(event, PairMeasured):
-            sides = f"{event.processes} process{'' if event.processes == 1 else 'es'} a side"
+            sides = f"{plural(event.processes, 'process')} a side"
             self._estimate = sides if event.speedup is None else f"{sides}: {ratio(event.speedup)}"
             if event.speedup is not None and event.speedup.low > 0:
                 width = event.speedup.high / event.speedup.low
@@ -289,9 +289,8 @@ def trial_line(record: TrialRecord, changes: str, *, stamp: str, unit: str = "sa
         text.append(f"{record.outcome:<18}", style="red")
     text.append(f"  {one_line(changes if record.ablation is None else record.ablation.knob)}")
     for looks in record.looks[-1:] if record.outcome.measured else ():
-        processes = len({pair.instance for pair in record.pairs})
-        shown = f"{processes} fresh process{'' if processes == 1 else 'es'} a side"
-        text.append(f"  ({_STANDS[looks.standing]} {shown})")
+        processes = plural(len({pair.instance for pair in record.pairs}), "fresh process")
+        text.append(f"  ({_STANDS[looks.standing]} {processes} a side)")
     if record.reason and not record.outcome.measured:
         text.append(f"  ({one_line(first_line(record.reason), longest=160)})", style="dim")
     discarded = Counter(pair.disturbed_by for pair in record.pairs if pair.disturbed)

@@ -1,6 +1,6 @@
 """The JSON that commands print with `--json`: one model for each command. docs/history.md describes the fields.
 
-`python -m autotune.front.documents` prints the JSON Schema of all of them.
+`python -m autotune.front.documents` prints the JSON Schema of all of them; with the word `recipe`, that of the recipe.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from autotune.data.figures import Interval
 from autotune.data.models import Frozen, Value
 from autotune.machine.doctor import Level
 from autotune.recipe.answer import Answer
+from autotune.recipe.evidence import SCHEMA_VERSION
 from autotune.recipe.recipe import Recipe
 from autotune.report.history import BOOLEAN, COLUMNS, FLOAT, INTEGER, TIME, columns
 from autotune.space.knobs import Device, Domain, Numerics, Stage
@@ -88,9 +89,19 @@ def print_document(command: str, *, on_one_line: bool = False, **fields: Any) ->
 
 def schema_text() -> str:
     """Return the JSON Schema of all documents."""
-    about = {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": "autotune-json-1"}
-    return json.dumps({**about, **DOCUMENTS.json_schema(mode="serialization")}, indent=1, ensure_ascii=False) + "\n"
+    return _schema_text("autotune-json-1", DOCUMENTS.json_schema(mode="serialization"))
+
+
+def recipe_schema_text() -> str:
+    """Return the JSON Schema of the recipe. A file must name its version, which the models fill in."""
+    name, schema = f"autotune-recipe-{SCHEMA_VERSION}", Recipe.model_json_schema()
+    return _schema_text(name, {**schema, "title": name, "required": ["schema_version", *schema["required"]]})
+
+
+def _schema_text(name: str, schema: dict[str, Any]) -> str:
+    about = {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": name}
+    return json.dumps({**about, **schema}, indent=2, ensure_ascii=False) + "\n"
 
 
 if __name__ == "__main__":
-    sys.stdout.write(schema_text())
+    sys.stdout.write(recipe_schema_text() if sys.argv[1:] == ["recipe"] else schema_text())

@@ -24,7 +24,7 @@ from autotune.data.record import Outcome
 from autotune.front.console import note, print_table, ratio, say, terminal
 from autotune.machine.doctor import Finding, Level, first_fix
 from autotune.machine.fingerprint import kind_of
-from autotune.recipe.answer import NOT_PROMISED, WORTH_A_LINE_SECONDS, Answer, Change, Command, Side
+from autotune.recipe.answer import NOT_PROMISED, WORTH_A_LINE_SECONDS, Answer, Change, Command
 from autotune.recipe.recipe import Recipe, RecipeSource, select_recipe
 from autotune.space.configuration import Configuration, format_value
 from autotune.space.knobs import KNOBS, Numerics
@@ -33,7 +33,6 @@ from autotune.stats.deciding import ClaimResult, Verdict
 if TYPE_CHECKING:
     import pandas
 
-    from autotune.recipe.recipe import Recipe
     from autotune.space.space_file import ResolvedSpace
     from autotune.tuning.self_test import SelfTest
     from autotune.tuning.verify import Verification
@@ -60,8 +59,11 @@ def show_history(frame: pandas.DataFrame, console: RichConsole | None = None) ->
         workload, lines = "", []
         for trial in trials:
             workload = trial["workload"] or ""
+            speedup = "–" if trial["speedup"] is None else f"×{trial['speedup']:.2f}"
+            speedup += " confirmed" if trial["confirmed"] else " pruned" if trial["outcome"] == Outcome.PRUNED else ""
+            result = speedup if Outcome(trial["outcome"]).measured else trial["outcome"]
             rate = None if trial["throughput"] is None else rate_text(trial["throughput"])
-            cells = (trial["trial"], trial["phase"], _result(trial), rate, *(trial[name] for name in varied))
+            cells = (trial["trial"], trial["phase"], result, rate, *(trial[name] for name in varied))
             texts = ["–" if cell is None else str(cell) for cell in cells]
             style = "dim" if trial["duplicate"] else ""
             lines.append([Text(one_line(text), style=style) for text in (*texts, _changes(trial))])
@@ -72,15 +74,6 @@ def show_history(frame: pandas.DataFrame, console: RichConsole | None = None) ->
         "confirmed, the luckiest look best. --csv, --parquet and --json write every column.",
         console,
     )
-
-
-def _result(trial: dict[str, Any]) -> str:
-    if not Outcome(trial["outcome"]).measured:
-        return str(trial["outcome"])
-    speedup = "–" if trial["speedup"] is None else f"×{trial['speedup']:.2f}"
-    if trial["confirmed"]:
-        return f"{speedup} confirmed"
-    return f"{speedup} pruned" if trial["outcome"] == Outcome.PRUNED else speedup
 
 
 def _changes(trial: dict[str, Any]) -> str:
@@ -197,8 +190,8 @@ def show_self_test(tested: SelfTest) -> None:
             Judgement.CANNOT_TELL: ("too uncertain to tell", "yellow"),
             Judgement.WRONG: (wrong, "bold red"),
         }[side.judgement]
-        processes = f"{side.processes} fresh process{'' if side.processes == 1 else 'es'} a side"
-        say(f"{name}: {ratio(side.measured)} from {processes}: {said}", style=style)
+        processes = plural(side.processes, "fresh process")
+        say(f"{name}: {ratio(side.measured)} from {processes} a side: {said}", style=style)
     if tested.gains:
         gains = ", ".join(f"{math.ceil(100 * gain)}% in {minutes} minutes" for minutes, gain in tested.gains.items())
         say(f"The smallest gain that a run of such a training can show here: {gains}.")
@@ -299,7 +292,10 @@ def _table(answer: Answer, shown: Sequence[Change]) -> Iterator[_Part]:
         for change in shown
     ]
     rates = (side.throughput.shown("", ",.0f" if side.throughput.value >= 10 else ".2g") for side in sides)
-    costs = [(1, ("energy/sample", *map(_energy, sides)))] if any(side.joules_per_sample for side in sides) else []
+    costs, joules = list[tuple[int, tuple[str, ...]]](), [side.joules_per_sample for side in sides]
+    if any(joules):
+        energy = ("–" if used is None else f"{used:.3g} J" if used >= 1 else f"{1e3 * used:.3g} mJ" for used in joules)
+        costs.append((1, ("energy/sample", *energy)))
     for rank, place in ((5, "host"), (5, "device")):
         sizes = [getattr(side.peak_memory, place) for side in sides]
         costs += [(rank, (f"peak {place} memory", *map(memory_size, sizes)))] if any(sizes) else []
@@ -315,11 +311,6 @@ def _table(answer: Answer, shown: Sequence[Change]) -> Iterator[_Part]:
     ]
     yield _Part(0, lines[: len(lines) - len(costs)])
     yield from (_Part(rank, [line]) for (rank, _), line in zip(costs, lines[-len(costs) :], strict=False))
-
-
-def _energy(side: Side) -> str:
-    joules = side.joules_per_sample
-    return "–" if joules is None else f"{joules:.3g} J" if joules >= 1 else f"{1e3 * joules:.3g} mJ"
 
 
 def _unchecked(gaps: Sequence[str], width: int) -> str:

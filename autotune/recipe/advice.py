@@ -1,16 +1,19 @@
-"""Say how to go on after a run: with its recipe, what limits the training, and what could still help. Pure."""
+"""Say how to go on after a run: with its recipe, what limits the training, and what could still help."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import shlex
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from autotune.data.errors import RunDirectoryError
 from autotune.data.facts import ScriptFacts, SlowPart
 from autotune.data.figures import Bottleneck
 from autotune.data.printable import duration, one_line
 from autotune.data.record import Phase, TrialRecord
+from autotune.data.run_directory import RunDirectory, options_of
 from autotune.recipe.answer import Answer, Command, CommandName
 from autotune.recipe.apply import environment
 from autotune.recipe.recipe import Recipe
@@ -18,18 +21,15 @@ from autotune.space.configuration import Configuration
 from autotune.stats.bottleneck import CLEARLY_FASTER, INPUT_MODERATE, MOSTLY, NOT_INSTALLED
 from autotune.stats.deciding import Verdict
 
-if TYPE_CHECKING:
-    from autotune.recipe.recipe import Recipe
 
+def answer_at(recipe: Recipe, path: Path, tuned: str) -> Answer:
+    """Return the answer with its commands, which name the workload as `tuned`.
 
-def answer_at(recipe: Recipe, path: Path, tuned: str, to_repeat: Sequence[str] = ()) -> Answer:
-    """Return the answer with its commands: how to train with the recipe in a file, or to continue its run.
-
-    Commands name the workload as `tuned`. One that continues the run needs the words `to_repeat` again.
+    They train with the recipe in a file, or continue its run.
     """
     script, seconds, run = recipe.workload.script, recipe.evidence.go_on_seconds, path.parent
     is_baseline = not recipe.changes and "global_batch" not in recipe.baseline
-    go_on = [] if seconds is None else [resume_command(tuned, run, to_repeat, seconds=seconds)]
+    go_on = [] if seconds is None else [resume_command(tuned, run, seconds=seconds)]
     steps: list[tuple[CommandName, str, Sequence[str]]]
     if seconds is not None and recipe.evidence.verdict is Verdict.UNDECIDED:
         steps = [("go on", f"To continue for about {duration(seconds)} with everything measured so far:", go_on)]
@@ -68,11 +68,14 @@ def _variant(recipe: Recipe, path: Path, tuned: str, option: str) -> str:
     return first.replace(".apply()", f".with_{option.replace('-', '_')}().apply()", 1)
 
 
-def resume_command(tuned: str, directory: Path, to_repeat: Sequence[str] = (), *, seconds: float | None = None) -> str:
+def resume_command(tuned: str, directory: Path, *, seconds: float | None = None) -> str:
     """Return the shell command that continues a run: for so many seconds, or for the rest of its own budget."""
     words = ["autotune", "tune", tuned, "--resume", str(directory)]
     words += [] if seconds is None else ["--budget", f"{seconds:.0f}s"]
-    return one_line(shlex.join([*words, *to_repeat]))
+    if os.path.exists(directory / "run.json"):
+        with contextlib.suppress(RunDirectoryError):  # the command reports the damage
+            words += options_of(RunDirectory(directory).read_run()).to_repeat
+    return one_line(shlex.join(words))
 
 
 # ---------------------------------------------------------------------------------------------- what limits a training

@@ -8,7 +8,7 @@ from typing import Literal
 from autotune.data.facts import ScriptFacts, Trains
 from autotune.data.figures import Interval
 from autotune.data.models import Amount, Frozen, Many
-from autotune.data.printable import rate_text, time_in_words
+from autotune.data.printable import plural, rate_text, time_in_words
 from autotune.data.record import Rule
 from autotune.recipe.evidence import (
     BestConfiguration,
@@ -177,7 +177,7 @@ def _headline(recipe: RecipeContent, speedup: Interval, unit: str) -> str:
         if not recipe.changes:
             return "The baseline: your current settings"
         return f"{'Less energy' if evidence.objective == 'energy' else 'Faster'}: {speedup.shown()} {unit}{within}"
-    tried = f"{evidence.candidates or 'no'} candidate{'' if evidence.candidates == 1 else 's'} tried"
+    tried = f"{plural(evidence.candidates, 'candidate') if evidence.candidates else 'no candidates'} tried"
     if evidence.verdict is Verdict.NO_SIGNIFICANT_GAIN:
         if evidence.ended_by is EndedBy.EXHAUSTED:
             tried += ", the search space is exhausted"
@@ -198,23 +198,17 @@ def _headline(recipe: RecipeContent, speedup: Interval, unit: str) -> str:
     if any(check.name == STEADY_WORK for check in evidence.stability.checks):
         why = "the speed of its steps changes as the training goes on, and brief trials cannot stand for all of it"
         return f"Undecided: {why} ({tried}). Keep your current settings."
-    sentence = f"Undecided: {_why_ended(recipe)} before the answer was settled ({tried})."
+    budget, spent = recipe.created_by.budget_seconds, recipe.created_by.spent_seconds
+    ended = f"the remaining {budget - spent:.0f} s were too short for another trial"
+    if budget - spent <= max(UNUSED_SHARE * budget, CLOSING_SECONDS):
+        ended = "the budget ended"
+    stopped = {EndedBy.INTERRUPTED: "the run was stopped", EndedBy.FAILED: "measuring could not continue"}
+    sentence = f"Undecided: {stopped.get(evidence.ended_by, ended)} before the answer was settled ({tried})."
     if evidence.smallest_gain_shown is not None:
         if evidence.smallest_gain_shown > LARGEST_BOUND:
             return f"{sentence} The figures vary too much on this machine as it is now to show any gain."
         sentence += f" Only gains of {math.ceil(100 * evidence.smallest_gain_shown)}% or more could have been shown."
     return sentence
-
-
-def _why_ended(recipe: RecipeContent) -> str:
-    """Return why a run ended without an answer."""
-    stopped = {EndedBy.INTERRUPTED: "the run was stopped", EndedBy.FAILED: "measuring could not continue"}
-    if recipe.evidence.ended_by in stopped:
-        return stopped[recipe.evidence.ended_by]
-    budget, spent = recipe.created_by.budget_seconds, recipe.created_by.spent_seconds
-    if budget - spent <= max(UNUSED_SHARE * budget, CLOSING_SECONDS):
-        return "the budget ended"
-    return f"the remaining {budget - spent:.0f} s were too short for another trial"
 
 
 def _describe_baseline(recipe: RecipeContent) -> str:
@@ -316,7 +310,12 @@ def _describe_same(recipe: RecipeContent, baseline: Configuration) -> list[str]:
 
 def _describe_effect(recipe: RecipeContent, configuration: Configuration) -> str:
     """Return a configuration's changes of the training besides its batch size; empty for none."""
-    precision = _describe_precision(configuration, Configuration(recipe.baseline))
+    own, usual = (
+        (PRECISIONS.index(str(side.get("precision", "float32"))), bool(side.get("tensor_float_32", False)))
+        for side in (configuration, recipe.baseline)
+    )
+    lower = any(digits > before for digits, before in zip(own, usual, strict=True))
+    precision = "" if own == usual else f"same batches, {'lower' if lower else 'higher'} precision"
     return "; ".join(filter(None, [precision, _describe_draws(recipe, configuration)]))
 
 
@@ -324,16 +323,6 @@ def _describe_draws(recipe: RecipeContent, configuration: Configuration) -> str:
     script = recipe.workload.script
     redraws = "" if script is None or not configuration.get("graph_step") else script.redraws
     return f"other random numbers of the script's seed ({redraws})" if redraws else ""
-
-
-def _describe_precision(configuration: Configuration, baseline: Configuration) -> str:
-    """Return how the precision of a configuration differs from the baseline's; empty where it does not."""
-    sides = [
-        (PRECISIONS.index(str(side.get("precision", "float32"))), bool(side.get("tensor_float_32", False)))
-        for side in (configuration, baseline)
-    ]
-    lower = any(own > usual for own, usual in zip(*sides, strict=True))
-    return "" if sides[0] == sides[1] else f"same batches, {'lower' if lower else 'higher'} precision"
 
 
 def how_soon(speedup: Interval) -> str:

@@ -25,7 +25,7 @@ from collections.abc import Callable, Mapping
 from importlib import metadata
 from operator import itemgetter
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from pydantic import Field
 
@@ -37,6 +37,7 @@ from autotune.data.printable import one_line
 from autotune.data.record import Outcome, Place
 from autotune.data.run_directory import COMPILED, SHARED
 from autotune.recipe.evidence import Part, RecipeContent
+from autotune.recipe.guard import say
 from autotune.space.configuration import Configuration
 from autotune.space.knobs import KNOBS, Stage
 from autotune.space.variables import CacheUse
@@ -58,13 +59,6 @@ class Seal(Part):
     configuration: dict[str, Value]
     machine: dict[str, str]
     mac: str = Field(pattern="^[0-9a-f]{64}$", description="HMAC-SHA256 over all else and the files.")
-
-
-class Loaded(NamedTuple):
-    """A private copy of what was compiled, None where there is none to load; and a line for the user."""
-
-    folder: Path | None = None
-    text: str = ""
 
 
 # -------------------------------------------------------------------------------------- while the run lasts
@@ -282,35 +276,29 @@ def _keep_last(recipe: RecipeContent, run: Path, kept: Path) -> str:
 # ------------------------------------------------------------------------------------- in the long training
 
 
-def find_compiled(recipe: RecipeContent, folder: Path | None, here: Machine) -> Path | None:
-    """Do as `load_compiled`, say so, and return the folder alone."""
-    from autotune.recipe.guard import say
-
-    loaded = load_compiled(recipe, folder, here)
-    if loaded.text:
-        say(loaded.text)
-    return loaded.folder
-
-
-def load_compiled(recipe: RecipeContent, folder: Path | None, here: Machine) -> Loaded:
-    """Copy what was compiled for a recipe, whose file is in `beside`, to a private directory of this process."""
+def load_compiled(
+    recipe: RecipeContent, folder: Path | None, here: Machine, say: Callable[[str], object] = say
+) -> Path | None:
+    """Copy what was compiled for a recipe in a folder to a private directory, and say so; return that directory."""
     if folder is None or not recipe.changes or not os.path.lexists(kept := folder / COMPILED):
-        return Loaded()
+        return None
     try:
         seal = _read_seal(kept)
         if seal.configuration != dict(recipe.configuration) or seal.machine != _facts_of(here):
-            return Loaded()  # a change of the machine is said elsewhere
+            return None  # a change of the machine is said elsewhere
         files, key = _read_files(kept), _user_key()
         if key is None or not hmac.compare_digest(seal.mac, _mac(seal, files, key)):
-            return Loaded(text=one_line(f"{kept} is not used: no run of yours made it as it is. XLA compiles anew"))
-        scratch = make_scratch("autotune-compiled-")
-        folder = scratch / COMPILED
-        folder.mkdir(mode=0o700)
+            say(one_line(f"{kept} is not used: no run of yours made it as it is. XLA compiles anew"))
+            return None
+        copy = make_scratch("autotune-compiled-") / COMPILED
+        copy.mkdir(mode=0o700)
         for name, content in files.items():
-            (folder / name).write_bytes(content)
+            (copy / name).write_bytes(content)
     except (OSError, ValueError):
-        return Loaded(text=one_line(f"{kept} is not used: it is damaged, or cannot be copied. XLA compiles anew"))
-    return Loaded(folder, one_line(f"loading what XLA compiled when the recipe was measured ({kept})"))
+        say(one_line(f"{kept} is not used: it is damaged, or cannot be copied. XLA compiles anew"))
+        return None
+    say(one_line(f"loading what XLA compiled when the recipe was measured ({kept})"))
+    return copy
 
 
 # ------------------------------------------------------------------------------------------------ the seal
@@ -329,23 +317,18 @@ def _mac(seal: Seal, files: Mapping[str, bytes], key: bytes) -> str:
 
 def _facts_of(machine: Machine) -> dict[str, str]:
     """Return the facts of a machine that compiled programs depend on."""
+    libraries = set()  # NVIDIA's, such as cuDNN: a program names its algorithms by their numbers
+    for package in metadata.distributions() if machine.gpus else ():
+        with contextlib.suppress(KeyError, AttributeError, TypeError, ValueError):  # left by a broken uninstall
+            if package.name.startswith("nvidia"):
+                libraries.add(f"{package.name} {package.version}")
     return {
         "cpu": machine.cpu,
         "gpus": ", ".join(sorted({gpu.name for gpu in machine.gpus})),
         "driver": machine.driver or "",
         "tensorflow": machine.packages.get("tensorflow", ""),
-        "libraries": _libraries() if machine.gpus else "",
+        "libraries": ", ".join(sorted(libraries)),
     }
-
-
-def _libraries() -> str:
-    """Return NVIDIA's installed packages, such as cuDNN: a program names its algorithms by their numbers."""
-    found = set()
-    for package in metadata.distributions():
-        with contextlib.suppress(KeyError, AttributeError, TypeError, ValueError):  # left by a broken uninstall
-            if package.name.startswith("nvidia"):
-                found.add(f"{package.name} {package.version}")
-    return ", ".join(sorted(found))
 
 
 def _read_files(folder: Path) -> dict[str, bytes]:

@@ -85,10 +85,16 @@ class Guard:
         def counted(iterator: Any) -> Any:
             nonlocal compiles
             logs = train_function(iterator)
-            if compiles:
-                self._leave_out_pause()
-            else:
+            if not compiles:
                 self.called(examples_per_call)
+                return logs
+            # What passed since the last look is left out: another model was made and compiled.
+            assert self._looked is not None and self._first is not None
+            now = self._clock()
+            pause, self._looked = now - self._looked.at, _Moment(now, self._calls)
+            self._first = self._first._replace(at=self._first.at + pause)
+            if self._warm is not None:
+                self._warm, self._window = (_Moment(of.at + pause, of.calls) for of in (self._warm, self._window))
             compiles = False
             return logs
 
@@ -103,15 +109,6 @@ class Guard:
         now = self._called_at = self._clock()
         if self._examples_per_call and (self._looked is None or now - self._looked.at >= CHECK_SECONDS):
             self._look(now)
-
-    def _leave_out_pause(self) -> None:
-        """Leave out what passed between the last look and now: another model was made and compiled."""
-        assert self._looked is not None and self._first is not None
-        now = self._clock()
-        pause, self._looked = now - self._looked.at, _Moment(now, self._calls)
-        self._first = self._first._replace(at=self._first.at + pause)
-        if self._warm is not None:
-            self._warm, self._window = (_Moment(of.at + pause, of.calls) for of in (self._warm, self._window))
 
     def epoch_ended(self) -> None:
         """Compare the first epoch with the recipe's: an epoch of other work is not the training that was tuned.
@@ -150,7 +147,14 @@ class Guard:
         share = self._rate_since(self._window) / self.claimed
         if share < SLOW and not self._warned and not self._is_other_work:
             self._warned = True
-            cause = self._cause(now - self._window.at)
+            seconds = now - self._window.at
+            seen = between(self._counters, read_counters(), seconds=seconds)
+            foreign, cores = seen["foreign_cpu_seconds"], seen["cores"]
+            cause = "the input may be slower than it was, the machine throttled, or other callbacks and data used"
+            if differences := self._machine.differences(fingerprint()):
+                cause = "this is another machine: " + "; ".join(differences)
+            elif foreign is not None and foreign > FOREIGN * cores * seconds:
+                cause = f"other processes take {foreign / cores / seconds:.0%} of the processor"
             self._say(f"{rate_text(share * self.claimed)} samples/s, {share:.0%} of what the recipe claims: {cause}")
         self._begin_window(self._looked)
 
@@ -161,16 +165,6 @@ class Guard:
         """Return the samples per second since then."""
         assert self._looked is not None
         return (self._looked.calls - moment.calls) * self._examples_per_call / (self._looked.at - moment.at)
-
-    def _cause(self, seconds: float) -> str:
-        differences = self._machine.differences(fingerprint())
-        if differences:
-            return "this is another machine: " + "; ".join(differences)
-        seen = between(self._counters, read_counters(), seconds=seconds)
-        foreign, cores = seen["foreign_cpu_seconds"], seen["cores"]
-        if foreign is not None and foreign > FOREIGN * cores * seconds:
-            return f"other processes take {foreign / cores / seconds:.0%} of the processor"
-        return "the input may be slower than it was, the machine throttled, or other callbacks and data used"
 
     def _write(self, now: float, rate: float) -> None:
         self._written_at = now

@@ -11,7 +11,7 @@ import html
 import os
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
@@ -21,14 +21,14 @@ from pydantic import ValidationError
 from autotune.data.errors import MachineMismatchError, RecipeError
 from autotune.data.facts import KnownWorkload, Machine, ScriptFacts, Site
 from autotune.data.figures import Interval
-from autotune.data.files import read_at_most, write_atomically
+from autotune.data.files import read_whole, write_atomically
 from autotune.data.models import first_mistake
 from autotune.data.printable import LONGEST_MESSAGE, one_line
 from autotune.data.run_directory import follow_latest
 from autotune.machine.fingerprint import Kind, describe_changes, find_nearest, fingerprint, kind_differences, kind_of
 from autotune.recipe import apply
 from autotune.recipe.answer import Answer, answer_of
-from autotune.recipe.compiled import find_compiled
+from autotune.recipe.compiled import load_compiled
 from autotune.recipe.evidence import SCHEMA_VERSION, BestConfiguration, LearningRateRule
 from autotune.recipe.training_code import TrainingCode
 from autotune.space.configuration import Configuration, DatasetConfig, format_value
@@ -41,7 +41,6 @@ SCHEMA_FILE = Path(__file__).with_name("recipe.schema.json")
 LARGEST_FILE_BYTES = 1 << 20  # a recipe has some 10 kB
 MOST_FILES = 1000  # of a folder
 _GIVE = "Give a recipe.json, a run directory, or a folder that has the recipe.json files of one training."
-_DAMAGED = "The file is damaged, or was not written by `autotune tune`."
 _FIRST_AXIS = re.compile(r"shape=\((None|\d+)")  # of a tensor of the batch: the batch size, where it is fixed
 _Key = tuple[str, str, str, int]
 
@@ -104,14 +103,13 @@ class Recipe(TrainingCode):
         try:
             recipe = cls.model_validate_json(content.removeprefix(codecs.BOM_UTF8))
         except ValidationError as error:
-            where, mistake = first_mistake(error)
-            if where == "schema_version":
+            mistake = first_mistake(error)
+            if mistake.startswith("schema_version:"):
                 problem = f"{source}: this autotune reads recipes of schema_version {SCHEMA_VERSION} only"
                 raise RecipeError(problem, hint="Install the autotune that wrote it, or a later one.") from error
-            problem = f"{where or 'the file'}: {mistake.removeprefix('Value error, ')}"
-            raise RecipeError(f"{source}: not a recipe: {problem}", hint=_DAMAGED) from error
+            raise RecipeError(f"{source}: not a recipe: {mistake}") from error
         if "schema_version" not in recipe.model_fields_set:
-            raise RecipeError(f"{source}: not a recipe: schema_version is missing", hint=_DAMAGED)
+            raise RecipeError(f"{source}: not a recipe: schema_version is missing")
         return recipe
 
     def to_json(self) -> str:
@@ -146,7 +144,7 @@ class Recipe(TrainingCode):
             elif changes := self.machine.differences(here):
                 text = describe_changes(changes, "autotune verify RECIPE SCRIPT")
                 warnings.warn(text, MachineMismatchWarning, stacklevel=2)
-            if (folder := find_compiled(self, self._folder, here)) is not None:
+            if (folder := load_compiled(self, self._folder, here)) is not None:
                 os.environ.update(loading_from(str(folder), os.environ))
                 self.__dict__["_loads_compiled"] = True
         script = self.workload.script
@@ -216,8 +214,7 @@ class Recipe(TrainingCode):
         longer = "Tune for longer: autotune tune … --resume RUN."
         if evidence.verdict is not Verdict.UNDECIDED:
             verdict = evidence.verdict.value.replace("_", " ")
-            problem = f"no candidate waits for confirmation: the recipe's run ended with {verdict!r}"
-            raise RecipeError(problem, hint="Run the recipe without --candidate.")
+            raise RecipeError(f"no candidate waits for confirmation: the recipe's run ended with {verdict!r}")
         if candidate is None:
             raise RecipeError("no candidate of the recipe's run looked surely faster", hint=longer)
         if not candidate.may_be_faster:
@@ -339,13 +336,13 @@ def read_recipes(path: str | Path) -> RecipeSource:
     if not paths:
         raise RecipeError(f"{path} is neither a run nor a folder of recipes: it has no .json file", hint=_GIVE)
     if len(paths) > MOST_FILES:
-        raise RecipeError(f"{path} has more than {MOST_FILES} .json files", hint=_GIVE)
+        raise RecipeError(f"{path} has more than {MOST_FILES} .json files")
     found = []
     for file in paths:
         try:
             found.append(RecipeFile(file, _read_recipe(file)))
         except RecipeError as error:
-            raise RecipeError(error.message, hint=f"Move it out of {path}, or mend it: {error.hint}") from error
+            raise RecipeError(error.message, hint=f"Move it out of {path}, or mend it.") from error
     files, notes = _drop_older(found)
     return RecipeSource(path, files, is_folder=True, notes=notes)
 
@@ -389,6 +386,15 @@ def select_nearest(source: RecipeSource, here: Machine | None = None) -> Selecti
     return Selection(path, recipe, fits, text=one_line(text, longest=LONGEST_MESSAGE))
 
 
+def find_recipe(path: Path, say: Callable[[str], object], *, strict: bool = False, nearest: bool = False) -> Selection:
+    """Choose among the recipes at a path as `select_recipe` does, or the `nearest`; say which and why."""
+    source = read_recipes(path)
+    selection = select_nearest(source) if nearest else select_recipe(source, strict=strict)
+    for text in filter(None, (*source.notes, selection.text)):
+        say(text)
+    return selection
+
+
 def holds_recipes(path: Path) -> bool:
     """Return whether a path is a recipe file, or a folder of recipes: it has no run at any depth."""
     if not os.path.isdir(path):
@@ -399,14 +405,7 @@ def holds_recipes(path: Path) -> bool:
 
 def _read_recipe(path: Path) -> Recipe:
     """Read the recipe of a file. Raises `RecipeError`."""
-    try:
-        text = read_at_most(path, LARGEST_FILE_BYTES)
-    except (OSError, ValueError) as error:  # ValueError: a null character in the path
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise RecipeError(f"cannot read the recipe {path}: {reason}", hint=_GIVE) from error
-    if len(text) > LARGEST_FILE_BYTES:
-        raise RecipeError(f"{path}: larger than {LARGEST_FILE_BYTES} bytes, so not a recipe", hint=_GIVE)
-    recipe = Recipe.parse(text, source=str(path))
+    recipe = Recipe.parse(read_whole(path, LARGEST_FILE_BYTES, RecipeError, _GIVE), source=str(path))
     recipe.__dict__["_folder"] = path.parent
     return recipe
 
@@ -438,49 +437,39 @@ def _rank(file: RecipeFile) -> tuple[bool, str]:
 
 
 def first_difference(workload: KnownWorkload, other: KnownWorkload) -> str:
-    """Return the first difference of two trainings, with the call site; empty where they are the same.
+    """Return the first difference of two trainings in half a sentence; empty where they are the same.
 
     They differ where the baseline of one has not started.
     """
-    return next(_differences(workload, other), "")
-
-
-def _differences(workload: KnownWorkload, other: KnownWorkload) -> Iterator[str]:
-    """Yield each difference in half a sentence."""
     if workload.keras is not other.keras:
-        yield f"one trains with {workload.keras.label}, the other with {other.keras.label}"
+        return f"one trains with {workload.keras.label}, the other with {other.keras.label}"
     if workload.script is not None and other.script is not None:
-        yield from _script_differences(workload, other)
+        if workload.script.trains is not other.script.trains:
+            return f"one trains by {workload.script.trains}, the other by {other.script.trains}"
+        calls = _calls(workload.script, f"{workload.name}.py")
+        others = _calls(other.script, f"{other.name}.py")
+        for call, site in {**calls, **others}.items():
+            if call not in calls or call not in others:
+                return f"{site} leads to the training of one only"
+        if list(calls) != list(others):
+            return "their pipelines make the same calls in another order"
     elif (workload.script is None) != (other.script is None):
-        yield "one was tuned as a script, the other as a Workload"
+        return "one was tuned as a script, the other as a Workload"
     else:
         if workload.name != other.name:
-            yield f"one is {workload.name}, the other {other.name}"
+            return f"one is {workload.name}, the other {other.name}"
         if (workload.batched, workload.takes_config) != (other.batched, other.takes_config):
-            yield "their dataset() batches or takes a config in one only"
+            return "their dataset() batches or takes a config in one only"
     if workload.parameters is None or other.parameters is None or workload.element is None or other.element is None:
-        yield "the baseline of one was never started, so its model and data are unknown"
-        return
+        return "the baseline of one was never started, so its model and data are unknown"
     if workload.parameters != other.parameters:
-        yield f"their models have {workload.parameters:,} and {other.parameters:,} weights"
+        return f"their models have {workload.parameters:,} and {other.parameters:,} weights"
     elements = [_FIRST_AXIS.sub("shape=(batch", known.element or "") for known in (workload, other)]
     if elements[0] != elements[1] or workload.batch_ranks != other.batch_ranks:
-        yield f"their batches are {elements[0]} and {elements[1]}"
+        return f"their batches are {elements[0]} and {elements[1]}"
     if workload.drop_remainder != other.drop_remainder:
-        yield "one of them drops a smaller last batch"
-
-
-def _script_differences(workload: KnownWorkload, other: KnownWorkload) -> Iterator[str]:
-    """Yield the differences in how two scripts train, and in the calls that lead to the training."""
-    scripts = [known.script for known in (workload, other) if known.script is not None]
-    if scripts[0].trains is not scripts[1].trains:
-        yield f"one trains by {scripts[0].trains}, the other by {scripts[1].trains}"
-    calls = [_calls(script, f"{known.name}.py") for script, known in zip(scripts, (workload, other), strict=True)]
-    for call, site in {**calls[0], **calls[1]}.items():
-        if not all(call in of_script for of_script in calls):
-            yield f"{site} leads to the training of one only"
-    if list(calls[0]) != list(calls[1]):
-        yield "their pipelines make the same calls in another order"
+        return "one of them drops a smaller last batch"
+    return ""
 
 
 def _calls(script: ScriptFacts, own_file: str) -> dict[tuple[str, _Key], Site]:

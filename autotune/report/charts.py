@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 from xml.etree.ElementTree import Element, tostring
 
 import numpy as np
+from pydantic import computed_field
 
 from autotune.data.figures import Interval
-from autotune.data.models import KnobValue
+from autotune.data.models import Frozen, KnobValue
 from autotune.data.printable import one_line
 from autotune.data.record import Phase, TrialRecord, baseline_with_ceilings
 from autotune.data.run_directory import RunRecord
@@ -98,8 +98,8 @@ def map_space(
             elif record.reason:
                 reasons.setdefault(value, record.reason.splitlines()[0])
         numbers = all(type(value) is int for value in values.values())
-        mapped[name] = []
-        for value in [*(sorted(values, key=int) if numbers else values), *(reasons.keys() - values.keys())]:
+        mapped[name], others = [], [value for value in reasons if value not in values]
+        for value in [*(sorted(values, key=int) if numbers else values), *others]:
             kinds = tuple(kind for kind, of in marks.items() if name in of and format_value(of[name]) == value)
             spot = Spot(value, why=one_line(reasons.get(value, "")), kinds=kinds)
             if known := best.get(value):
@@ -116,14 +116,14 @@ def _ratio(record: TrialRecord) -> float:
     return 0.0 if record.speedup is None else record.speedup.value
 
 
-@dataclass(frozen=True, kw_only=True)
-class Step:
+class Step(Frozen):
     """A step from the baseline to the recommendation."""
 
     name: str  # the change, as `knob=value`; the last step is the rest
     gain: Interval  # a factor
     begins_at: float  # the speed-up before the step: steps are multiplied
 
+    @computed_field  # type: ignore[prop-decorator]
     @property
     def ends_at(self) -> float:
         """The speed-up after the step."""

@@ -9,19 +9,18 @@ import os
 import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pandas as pd
 from pandas.api.extensions import ExtensionDtype
 
 from autotune.data.errors import RecipeError
-from autotune.data.facts import Machine
 from autotune.data.figures import Interval
 from autotune.data.files import write_atomically
 from autotune.data.models import KnobValue
 from autotune.data.printable import one_line
 from autotune.data.record import Outcome, Pair, Phase, Slice, Standing, TrialRecord, reference_of
-from autotune.data.run_directory import Paths, RunDirectory, find_runs, parse_utc
+from autotune.data.run_directory import Paths, RunDirectory, RunRecord, find_runs, parse_utc
 from autotune.recipe.answer import kind_of
 from autotune.recipe.recipe import Recipe, holds_recipes, read_recipes
 from autotune.space.configuration import Configuration, baseline_of, read_trials
@@ -47,13 +46,6 @@ def table(rows: Sequence[Mapping[str, object]], columns: Mapping[str, ExtensionD
     return pd.DataFrame(
         {name: pd.Series([row.get(name) for row in rows], dtype=dtype) for name, dtype in columns.items()}
     )
-
-
-def _knob_cell(name: str, value: KnobValue) -> KnobValue | None:
-    domain = KNOBS[name].domain
-    if isinstance(value, str) and (domain.booleans or domain.integers is not None):
-        return AUTOTUNE if value == "autotune" else None
-    return value
 
 
 _FIRST = typed(STRING, "run") | typed(INTEGER, "trial")
@@ -212,24 +204,27 @@ def _row(
 ) -> dict[str, object]:
     """Return a trial as a row; None is NA. A column that no line here names is the record's field."""
     file = directory.trial_directory(record.trial) / "result.json"
-    speedup, limit, top = record.speedup, record.bottleneck, record.ceilings
-    configuration = Configuration(record.configuration)
+    limit, top = record.bottleneck, record.ceilings
+    configuration, knobs = Configuration(record.configuration), dict[str, KnobValue | None]()
+    for name, value in configuration.items():
+        domain = KNOBS[name].domain
+        is_word = isinstance(value, str) and (domain.booleans or domain.integers is not None)
+        knobs[name] = value if not is_word else AUTOTUNE if value == "autotune" else None
     rates = [(recorded_rate(pair.baseline, reference), pair.baseline.examples) for pair in record.pairs]
     return {
         **{name: getattr(record, name) for name in _OF_RECORD},
         **gpu_figures(record),
-        **{name: _knob_cell(name, value) for name, value in configuration.items()},
+        **knobs,
         "configuration_id": configuration.id,
         "changes": configuration.describe(relative_to=baseline),
         "confirmed": bool(record.looks) and record.looks[-1].standing is Standing.CONFIRMED,
         "loss": record.last_loss,
         "throughput": record.throughput.value if record.throughput else None,
         "baseline_throughput": overall_rate(rates) if rates else None,
-        "speedup": speedup.value if speedup else None,
-        "speedup_low": speedup.low if speedup else None,
-        "speedup_high": speedup.high if speedup else None,
+        **_bounds("speedup", record.speedup),
         **_learning(record),
-        **_gain(record),
+        "left_out": record.ablation.knob if record.ablation else None,
+        **_bounds("gain", record.ablation.gain if record.ablation else None),
         "bottleneck": limit.name if limit else None,
         "bottleneck_share": limit.share if limit else None,
         "ceiling_input": top.by_input if top else None,
@@ -254,13 +249,11 @@ def _learning(record: TrialRecord) -> dict[str, object]:
     }
 
 
-def _gain(record: TrialRecord) -> dict[str, object]:
-    """Return the change that a trial leaves out of a leader, and what it gives; nothing for other trials."""
-    if record.ablation is None:
-        return {}
-    gain = record.ablation.gain
-    figures = {} if gain is None else {"gain": gain.value, "gain_low": gain.low, "gain_high": gain.high}
-    return {"left_out": record.ablation.knob, **figures}
+def _bounds(name: str, figure: Interval | None) -> dict[str, object]:
+    """Return the columns of a figure and its interval."""
+    if figure is None:
+        return {name: None}
+    return {name: figure.value, f"{name}_low": figure.low, f"{name}_high": figure.high}
 
 
 def rows_of(frame: pd.DataFrame) -> list[dict[str, Any]]:
@@ -320,7 +313,6 @@ def load_ops(*runs: Paths) -> pd.DataFrame:
 
 
 _FORMULA = re.compile(r"^(?:[=@\t\r]|[+-](?!\d*\.?\d+$))")  # a plain number is none
-_HINT = "Give a file in a directory that exists and that you may write to."
 
 
 def write_csv(frame: pd.DataFrame, path: str | Path) -> None:
@@ -339,12 +331,12 @@ def write_csv(frame: pd.DataFrame, path: str | Path) -> None:
             words[name] = frame[name].str.replace(_FORMULA, r"'\g<0>", regex=True)
     if "started_at" in frame:  # pandas 2 leaves a fraction of zero out, and reads dates of one form only
         words["started_at"] = frame["started_at"].dt.strftime("%Y-%m-%d %H:%M:%S.%f+00:00")
-    write_atomically(Path(path), frame.assign(**words).to_csv(index=False), hint=_HINT)
+    write_atomically(Path(path), frame.assign(**words).to_csv(index=False))
 
 
 def write_parquet(frame: pd.DataFrame, path: str | Path) -> None:
     """Write the table as Parquet, whole or not at all. A table without rows loses its categories."""
-    write_atomically(Path(path), frame.to_parquet(engine="pyarrow", index=False), hint=_HINT)
+    write_atomically(Path(path), frame.to_parquet(engine="pyarrow", index=False))
 
 
 # ------------------------------------------------------------------------------------------------------ comparing runs
@@ -357,17 +349,6 @@ COLUMNS = (
     | typed(INTEGER, "trials")
     | typed(STRING, "differs")
 )
-
-
-class _Compared(NamedTuple):
-    """A row of the table, and the fields that must agree where speeds are compared; None is unknown."""
-
-    row: dict[str, object]
-    machine: Machine
-    objective: object
-    workload: str | None
-    fingerprint: str | None
-    baseline: Mapping[str, KnobValue] | None
 
 
 def compare(*runs: Paths) -> pd.DataFrame:
@@ -393,34 +374,34 @@ def compare(*runs: Paths) -> pd.DataFrame:
     paths = [Path(path) for given in runs for path in ([given] if isinstance(given, str | os.PathLike) else given)]
     of_recipes = [path for path in paths if holds_recipes(path)]
     of_runs = [path for path in paths if path not in of_recipes]
-    found = [_read_run(directory) for directory in (find_runs(of_runs) if of_runs or not of_recipes else ())]
-    found += [_of_recipe(recipe, recipe.created_by.run) for path in of_recipes for recipe in read_recipes(path).recipes]
-    return table([other.row | {"differs": _differences(found[0], other)} for other in found], COLUMNS)
+    found: list[tuple[str, Recipe | RunRecord, int]] = []  # with the number of trials
+    for directory in find_runs(of_runs) if of_runs or not of_recipes else ():
+        if os.path.exists(directory.recipe_file):
+            recipe = Recipe.load(directory.recipe_file)
+            found.append((directory.label, recipe, recipe.created_by.trials))
+        else:
+            found.append((directory.label, directory.read_run(), len(directory.trial_numbers("result.json"))))
+    recipes = [recipe for path in of_recipes for recipe in read_recipes(path).recipes]
+    found += [(one_line(recipe.created_by.run), recipe, recipe.created_by.trials) for recipe in recipes]
+    rows = [
+        {
+            "run": label,
+            "workload": None if source.workload is None else one_line(source.workload.name),
+            "machine": one_line(source.machine.describe()),
+            **(_finding(source) if isinstance(source, Recipe) else {}),
+            "trials": trials,
+            "differs": _differences(found[0][1], source),
+        }
+        for label, source, trials in found
+    ]
+    return table(rows, COLUMNS)
 
 
-def _read_run(directory: RunDirectory) -> _Compared:
-    run = directory.read_run()
-    if os.path.exists(directory.recipe_file):
-        return _of_recipe(Recipe.load(directory.recipe_file), directory.label)
-    name = None if run.workload is None else run.workload.name
-    row: dict[str, object] = {
-        "run": directory.label,
-        "workload": None if name is None else one_line(name),
-        "machine": one_line(run.machine.describe()),
-        "trials": len(directory.trial_numbers("result.json")),
-    }
-    objective = run.arguments.get("objective", "throughput")
-    fingerprint = None if run.workload is None else run.workload.fingerprint
-    return _Compared(row, run.machine, objective, name, fingerprint, run.baseline)
-
-
-def _of_recipe(recipe: Recipe, label: str) -> _Compared:
-    evidence, workload, answer = recipe.evidence, recipe.workload, recipe.answer
-    row: dict[str, object] = {
-        "run": one_line(label),
-        "workload": one_line(workload.name),
-        "machine": one_line(recipe.machine.describe()),
-        "verdict": str(evidence.verdict),
+def _finding(recipe: Recipe) -> dict[str, object]:
+    """Return what only a run with a recipe has."""
+    answer = recipe.answer
+    return {
+        "verdict": str(answer.verdict),
         "headline": one_line(answer.headline),
         "claim": answer.speedup.value,
         "low": answer.speedup.low,
@@ -428,27 +409,29 @@ def _of_recipe(recipe: Recipe, label: str) -> _Compared:
         "throughput": answer.after.throughput.value,
         "baseline_throughput": answer.baseline.throughput.value,
         "recommended": Configuration(recipe.configuration).describe(Configuration(recipe.baseline)),
-        "limited_by": evidence.baseline_limited_by,
-        "trials": recipe.created_by.trials,
+        "limited_by": recipe.evidence.baseline_limited_by,
     }
-    return _Compared(row, recipe.machine, evidence.objective, workload.name, workload.fingerprint, recipe.baseline)
 
 
-def _differences(first: _Compared, other: _Compared) -> str:
+def _differences(first: Recipe | RunRecord, other: Recipe | RunRecord) -> str:
     """Say why the speeds of `other` may not be compared with those of `first`; empty where they may."""
     reasons = []
     if unlike := first.machine.unlike_facts(other.machine):
         facts = "; ".join(f"{label}: {found}, not {before}" for label, before, found in unlike)
         reasons.append(f"another machine ({facts})")
-    if first.objective != other.objective:
-        reasons.append(f"another objective ({other.objective}, not {first.objective})")
+    objectives = [
+        known.evidence.objective if isinstance(known, Recipe) else known.arguments.get("objective", "throughput")
+        for known in (first, other)
+    ]
+    if objectives[0] != objectives[1]:
+        reasons.append(f"another objective ({objectives[1]}, not {objectives[0]})")
     if other is first:
         pass
     elif first.workload is None or other.workload is None:
         reasons.append("the workload of one of the runs is not known")
-    elif first.workload != other.workload:
-        reasons.append(f"another workload ({other.workload}, not {first.workload})")
-    elif first.fingerprint != other.fingerprint:
+    elif first.workload.name != other.workload.name:
+        reasons.append(f"another workload ({other.workload.name}, not {first.workload.name})")
+    elif first.workload.fingerprint != other.workload.fingerprint:
         reasons.append("the workload's code has changed")
     # A speed-up says nothing without what it is relative to. A run that ended early has no baseline.
     elif first.baseline and other.baseline and first.baseline != other.baseline:

@@ -10,8 +10,8 @@ import json
 import math
 import re
 import shlex
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,7 +22,7 @@ from autotune.data.figures import Operation, Profile
 from autotune.data.files import write_atomically
 from autotune.data.printable import duration, memory_size, one_line, printable
 from autotune.data.record import Phase, TrialRecord, baseline_with_ceilings
-from autotune.data.run_directory import RunDirectory, RunRecord, left_out, to_repeat
+from autotune.data.run_directory import RunDirectory, RunRecord, left_out
 from autotune.recipe.advice import answer_at, resume_command
 from autotune.recipe.answer import NOT_PROMISED, WORTH_A_LINE_SECONDS, Answer, Command, Side, answer_of
 from autotune.recipe.recipe import Recipe
@@ -57,28 +57,18 @@ def write_page(path: str | Path) -> Path:
     """
     directory = RunDirectory(path)
     data = page_data(directory)
-    drawn = {
-        "losses": data.losses,
-        "waterfall": [
-            {**asdict(step), "gain": step.gain.model_dump(), "ends_at": step.ends_at} for step in data.waterfall
-        ],
-    }
-    write_atomically(directory.path / NAME, whole_page(title_of(data.run), sections(data), drawn))
-    return directory.path / NAME
-
-
-def whole_page(title: str, body: Iterable[Element], drawn: Mapping[str, Any] | None = None) -> str:
-    """Return a page of these elements, with what its script draws."""
+    drawn = {"losses": data.losses, "waterfall": [step.model_dump() for step in data.waterfall]}
     parts = {
-        "TITLE": html.escape(f"{title} · autotune"),
+        "TITLE": html.escape(f"{data.title} · autotune"),
         "STYLE": (PARTS / "report.css").read_text(encoding="utf-8"),
-        "BODY": to_html(body),
+        "BODY": to_html(sections(data)),
         "DATA": json.dumps(drawn, allow_nan=False).replace("<", "\\u003c"),
-        "SCRIPT": "" if drawn is None else (PARTS / "report.js").read_text(encoding="utf-8"),
+        "SCRIPT": (PARTS / "report.js").read_text(encoding="utf-8"),
     }
     skeleton = (PARTS / NAME).read_text(encoding="utf-8")
     # In one pass: what others have written may hold such a mark, too.
-    return re.sub(r"<!--([A-Z]+)-->", lambda mark: parts[mark[1]], skeleton)
+    write_atomically(directory.path / NAME, re.sub(r"<!--([A-Z]+)-->", lambda mark: parts[mark[1]], skeleton))
+    return directory.path / NAME
 
 
 def page_data(directory: RunDirectory) -> PageData:
@@ -104,14 +94,19 @@ def page_data(directory: RunDirectory) -> PageData:
     else:
         missing.append("recipe: the run has not ended, or was cut off")
     baseline = read("baseline", lambda: baseline_of(directory, run, records), None)
-    first, chosen = baseline_with_ceilings(records), None if recipe is None else _chosen_trial(recipe, records)
+    sides = [side for side in [baseline_with_ceilings(records)] if side is not None]
+    if recipe is not None and recipe.changes:  # the trial that its claim is from
+        confirmed = [record for record in records if record.phase is Phase.CONFIRM and record.pairs]
+        same = [record for record in confirmed if record.configuration == recipe.configuration]
+        same.sort(key=lambda record: record.speedup == recipe.evidence.speedup)
+        sides += same[-1:]
     return PageData(
         path=directory.path,
         run=run,
         records=records,
         recipe=recipe,
         baseline=baseline,
-        sides=[side for side in (first, chosen) if side is not None],
+        sides=sides,
         losses=None if recipe is None else draw_losses(records, recipe, answer_of(recipe)),
         waterfall=() if recipe is None else waterfall(recipe),
         space=map_space(run, every, recipe.configuration if recipe is not None and recipe.changes else None),
@@ -131,18 +126,6 @@ def try_write_page(path: Path) -> str:
     except (RunDirectoryError, OSError, ValueError) as error:
         return f"report.html was not written: {one_line(error)}"
     return ""
-
-
-def _chosen_trial(recipe: Recipe, records: Sequence[TrialRecord]) -> TrialRecord | None:
-    """Return the trial that the recipe's claim is from; None if the recipe is the baseline."""
-    wanted = recipe.configuration if recipe.changes else None
-    same = [
-        record
-        for record in records
-        if record.phase is Phase.CONFIRM and record.pairs and record.configuration == wanted
-    ]
-    claimed = [record for record in same if record.speedup == recipe.evidence.speedup]
-    return (claimed or same)[-1] if same else None
 
 
 # -------------------------------------------------------------------------------------------------------- its sections
@@ -166,8 +149,12 @@ class PageData:
     @cached_property
     def answer(self) -> Answer | None:
         """The run's answer; None without a recipe."""
-        file = self.path / "recipe.json"
-        return None if self.recipe is None else answer_at(self.recipe, file, self.reference, to_repeat(self.path))
+        return None if self.recipe is None else answer_at(self.recipe, self.path / "recipe.json", self.reference)
+
+    @property
+    def title(self) -> str:
+        """The page's title."""
+        return one_line(self.run.workload.name if self.run.workload else self.run.run)
 
     @property
     def unit(self) -> str:
@@ -181,15 +168,10 @@ class PageData:
         return "SCRIPT" if self.run.workload is None else self.run.workload.reference
 
 
-def title_of(run: RunRecord) -> str:
-    """Return the page's title."""
-    return one_line(run.workload.name if run.workload else run.run)
-
-
 def sections(data: PageData) -> Iterator[Element]:
     """Yield the page's elements in order."""
     started = f"{one_line(data.run.started_at)[:16].replace('T', ' ')} UTC"
-    yield element("h1", title_of(data.run))
+    yield element("h1", data.title)
     yield element("p", f"{one_line(data.run.run)} · {started}", class_="quiet")
     yield _answer(data.answer)
     yield from _pictures(data)
@@ -292,7 +274,7 @@ def _to_do(data: PageData) -> Iterator[Element]:
     answer = data.answer
     commands: Sequence[Command] = () if answer is None else answer.commands[1:]
     if answer is None:
-        go_on = resume_command(data.reference, data.path, to_repeat(data.path))
+        go_on = resume_command(data.reference, data.path)
         commands = [Command(name="go on", heading="To continue it with everything measured so far:", lines=(go_on,))]
     for command in commands:
         yield element("p", command.heading)
@@ -325,27 +307,25 @@ def _pictures(data: PageData) -> Iterator[Element]:
 
 
 def _space(knobs: Mapping[str, Sequence[Spot]]) -> Iterator[Element]:
-    """Yield the map of the search space."""
+    """Yield the map of the search space; a value's colour is by the logarithm of its ratio, over the largest one."""
     if not knobs:
         return
     farthest = max((abs(math.log(spot.ratio)) for spots in knobs.values() for spot in spots if spot.ratio), default=0.0)
-    rows = [(name, element("div", *(_spot(spot, farthest or 1.0) for spot in spots))) for name, spots in knobs.items()]
+    rows = []
+    for name, spots in knobs.items():
+        cells = []
+        for spot in spots:
+            power = math.log(spot.ratio or 1.0) / (farthest or 1.0)
+            kind = ("gain" if power > 0 else "loss") if spot.ratio else "out" if spot.why else "open"
+            text = f" ×{spot.ratio:.2f}" if spot.ratio else spot.why and f": {spot.why}"
+            share, title = f"--share: {50 * abs(power):.0f}%", None if spot.trial is None else f"trial {spot.trial}"
+            classes = " ".join(["spot", kind, *spot.kinds])
+            cells.append(element("span", element("b", spot.value), text, class_=classes, style=share, title=title))
+        rows.append((name, element("div", *cells)))
     kinds = (("now", "now"), ("recommended", "chosen"), ("ruled out: why", "out"), ("not reached", "open"))
     keys = [element("span", text, class_=f"spot {kind}") for text, kind in kinds]
     said = element("p", "Values with the best speed-up of a trial that has them: ", *keys, class_="quiet")
     yield section("The search space", "space", said, table(("knob", ""), rows))
-
-
-def _spot(spot: Spot, farthest: float) -> Element:
-    """Return a value in the map; its colour is by the logarithm of its ratio, over the largest one."""
-    power = math.log(spot.ratio or 1.0) / farthest
-    kind = ("gain" if power > 0 else "loss") if spot.ratio else "out" if spot.why else "open"
-    text = f" ×{spot.ratio:.2f}" if spot.ratio else spot.why and f": {spot.why}"
-    given = {
-        "style": f"--share: {50 * abs(power):.0f}%",
-        "title": None if spot.trial is None else f"trial {spot.trial}",
-    }
-    return element("span", element("b", spot.value), text, class_=" ".join(["spot", kind, *spot.kinds]), **given)
 
 
 # -------------------------------------------------------------------------------------------------- figures

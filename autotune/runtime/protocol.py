@@ -292,7 +292,7 @@ class Channel:
         try:
             message: Frozen = _message.validate_json(body)
         except ValidationError as error:
-            text = f"not a message: {first_mistake(error)[1]}"
+            text = f"not a message: {first_mistake(error)}"
             raise ProtocolError(one_line(text, longest=LONGEST_MESSAGE)) from error
         return message
 

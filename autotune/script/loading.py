@@ -254,7 +254,7 @@ def facts_of(
         baseline=dict(workload.baseline),
         batched=workload.batched,
         drop_remainder=workload.drop_remainder,
-        dataset_takes_config=takes_config(workload.dataset),
+        takes_config=takes_config(workload.dataset),
         validates=workload.validation is not None,
         fingerprint=fingerprint_of(file, reference.name),
         in_force=dict(in_force or {}),

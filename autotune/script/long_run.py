@@ -13,15 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autotune.data.errors import ApplyError, ArgumentError, AutotuneError, RecipeError
+from autotune.data.errors import ApplyError, AutotuneError, RecipeError
 from autotune.data.facts import Machine, ScriptFacts, Site, Trains, WorkloadReference
 from autotune.data.files import make_scratch
-from autotune.data.options import VERIFY_SECONDS, check_args
+from autotune.data.options import VERIFY_SECONDS, LongRunOptions, check_args
 from autotune.data.record import Rule
 from autotune.machine.fingerprint import describe_changes, fingerprint
 from autotune.recipe import apply
 from autotune.recipe.answer import describe_doubts
-from autotune.recipe.compiled import find_compiled
+from autotune.recipe.compiled import load_compiled
 from autotune.recipe.guard import LOG, Guard, guard_callback, say
 from autotune.recipe.keras_api import api_of, refuse_other_keras
 from autotune.recipe.learning_rate import ScaledTrainings, factor_of, scale_updates
@@ -46,7 +46,7 @@ from autotune.space.variables import loading_from
 from autotune.training.gauges import Weights, count_parameters
 
 if TYPE_CHECKING:
-    from autotune.recipe.recipe import Recipe, Selection
+    from autotune.recipe.recipe import Recipe
 
 
 def facts_in(recipe: Recipe, file: Path | None = None, shown: str = "") -> ScriptFacts:
@@ -72,10 +72,8 @@ class LongRun(Hooks):
         recipe: Recipe,
         path: Path,  # of the recipe's file; the guard's log lies beside it
         directory: str,  # the script's
+        options: LongRunOptions,
         *,
-        skip_missing: bool = False,  # continue without a knob whose call sites are gone
-        scale: Rule | None = None,  # of the learning rate; None for the rule that the recipe has tested
-        keep_learning_rate: bool = False,
         stale: Staleness | None = None,  # says what has changed since the recipe was measured
         compiled: Path | None = None,  # a folder with what XLA compiled then
     ) -> None:
@@ -83,10 +81,12 @@ class LongRun(Hooks):
         use_keras(self._keras)
         self._loop = self._facts.trains is Trains.LOOP
         tested = recipe.learning_rate_rule
+        scale: Rule | None = options.scale_learning_rate
         self._is_tested = scale is None and tested is not None and tested.same_loss is not None
-        if scale is None and tested is not None and tested.same_loss is not None and not keep_learning_rate:
+        if scale is None and tested is not None and tested.same_loss is not None and not options.keep_learning_rate:
             scale = tested.rule
-        self._skip_missing, self._scale, self._stale, self._compiled = skip_missing, scale, stale, compiled
+        self._skip_missing, self._scale = options.skip_missing, scale
+        self._stale, self._compiled = stale, compiled
         self._configuration = Configuration(recipe.configuration)
         self._settings = Settings.of(self._configuration, self._facts)
         self._wrappers = Wrappers(self._settings, self, directory)
@@ -328,40 +328,21 @@ class PreparedRun:
         return 0
 
 
-def prepare_run(
-    recipe_path: Path,
-    script: str,
-    args: list[str],
-    *,
-    skip_missing: bool = False,
-    scale: Rule | None = None,
-    keep_learning_rate: bool = False,
-    strict: bool = False,
-    candidate: bool = False,
-    same_training: bool = False,
-    larger_batch: bool = False,
-) -> PreparedRun:
+def prepare_run(recipe_path: Path, script: str, args: list[str], options: LongRunOptions) -> PreparedRun:
     """Check that a recipe and a script belong together; return what runs it.
-
-    With `candidate` it trains with the candidate of an undecided run; with `same_training` or `larger_batch` with that
-    answer of the recipe, recommended or not. `strict` is that of `Recipe.load`.
 
     Raises:
         ApplyError: The `fit` that was tuned is gone, and that may not be skipped.
-        ArgumentError: More than one of `candidate`, `same_training` and `larger_batch` is given, or `scale` with
-            `keep_learning_rate`.
         RecipeError: The recipe cannot be read, is of another script, or has no such configuration.
         WorkloadError: There is no such script.
         MachineMismatchError: With `strict`.
     """
-    if candidate + same_training + larger_batch > 1:
-        raise ArgumentError("--candidate, --same-training and --larger-batch exclude one another")
-    if scale is not None and keep_learning_rate:
-        raise ArgumentError("--scale-learning-rate and --keep-learning-rate exclude one another")
-    selection = _select(recipe_path, strict=strict)
+    from autotune.recipe.recipe import find_recipe
+
+    selection = find_recipe(recipe_path, say, strict=options.strict)
     recipe, file = selection.recipe, selection.path
     if not selection.takes_baseline:
-        recipe = _answer_of(recipe, candidate=candidate, same_training=same_training, larger_batch=larger_batch)
+        recipe = _answer_of(recipe, options)
         if not recipe.changes and "global_batch" not in recipe.baseline:
             say("the recipe is the baseline: the script runs as it is")
     reference = parse_reference(script).model_copy(update={"args": check_args(args)})
@@ -382,7 +363,7 @@ def prepare_run(
     if recipe.changes and facts.fit_site is not None and _is_gone(facts.fit_site, reference):
         gone = "its cell has changed since" if facts.fit_site.cell else "the script has no such call any more"
         lost = f"{facts.fit_site} was tuned, and {gone}: it trains without the recipe"
-        if not skip_missing:
+        if not options.skip_missing:
             hint = f"Tune it again: autotune tune {script}. Or pass --skip-missing to train without the recipe there."
             raise ApplyError(lost, hint=hint)
         say(lost)
@@ -390,18 +371,12 @@ def prepare_run(
         recipe,
         file,
         directory,
-        skip_missing=skip_missing,
-        scale=scale,
-        keep_learning_rate=keep_learning_rate,
+        options,
         stale=Staleness(recipe, verify_command(recipe, file, script), here=fingerprint() if selection.fits else None),
-        compiled=find_compiled(recipe, file.parent, fingerprint()),
+        compiled=load_compiled(recipe, file.parent, fingerprint()),
     )
     run.install()
-    flags = {"--candidate": candidate, "--same-training": same_training, "--larger-batch": larger_batch}
-    flags |= {"--skip-missing": skip_missing, "--keep-learning-rate": keep_learning_rate, "--strict": strict}
-    given = [flag for flag, is_given in flags.items() if is_given]
-    given += [] if scale is None else ["--scale-learning-rate", scale]
-    return PreparedRun(reference, run, file, tuple(given))
+    return PreparedRun(reference, run, file, tuple(options.words))
 
 
 def _is_gone(fit: Site, reference: WorkloadReference) -> bool:
@@ -418,26 +393,15 @@ def _is_gone(fit: Site, reference: WorkloadReference) -> bool:
     return all(site.key != fit.key for file in files for site, _ in calls_in(str(file), directory).values())
 
 
-def _select(path: Path, *, strict: bool) -> Selection:
-    """Choose the recipe of a training on this machine, and say which and why."""
-    from autotune.recipe.recipe import read_recipes, select_recipe
-
-    source = read_recipes(path)
-    selection = select_recipe(source, strict=strict)
-    for text in filter(None, (*source.notes, selection.text)):
-        say(text)
-    return selection
-
-
-def _answer_of(recipe: Recipe, *, candidate: bool, same_training: bool, larger_batch: bool) -> Recipe:
-    """Return the recipe of the answer that was asked for; see `prepare_run`."""
-    if same_training:
+def _answer_of(recipe: Recipe, options: LongRunOptions) -> Recipe:
+    """Return the recipe of the answer that was asked for."""
+    if options.same_training:
         return recipe.with_same_training()
-    if larger_batch:
+    if options.larger_batch:
         recipe = recipe.with_larger_batch()
         if recipe.larger_batch is not None and (doubts := describe_doubts(recipe.larger_batch)):
             say(doubts)
-    elif candidate:
+    elif options.candidate:
         recipe = recipe.with_candidate()
         changes = Configuration(recipe.configuration).describe(relative_to=Configuration(recipe.baseline))
         say(f"training with the candidate {changes}, {recipe.evidence.speedup.shown()}, which is not confirmed")
@@ -455,7 +419,11 @@ def activate() -> None:
     """
     path = os.environ.get("AUTOTUNE_RECIPE")
     if path:
+        from autotune.recipe.recipe import find_recipe
+
         directory = Path(sys._getframe(1).f_code.co_filename).resolve().parent
-        selection = _select(Path(path), strict=False)
-        compiled = find_compiled(selection.recipe, selection.path.parent, fingerprint())
-        LongRun(selection.recipe, selection.path, str(directory), compiled=compiled).install(begun=True)
+        selection = find_recipe(Path(path), say)
+        compiled = load_compiled(selection.recipe, selection.path.parent, fingerprint())
+        LongRun(selection.recipe, selection.path, str(directory), LongRunOptions(), compiled=compiled).install(
+            begun=True
+        )

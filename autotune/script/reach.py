@@ -296,7 +296,7 @@ def _facts(
         baseline=given,
         batched=True,
         drop_remainder=dataset is not None and drops_remainder(dataset),
-        dataset_takes_config="num_parallel_calls" in sites,
+        takes_config="num_parallel_calls" in sites,
         validates=validates,
         fingerprint=fingerprint_of_script(context.reference),
         keras=keras_in_use(),

@@ -16,6 +16,7 @@ Kinds: `categorical` (choices), `power_of_two` (low, high). Bounds are integers 
 from __future__ import annotations
 
 import math
+import os
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -25,7 +26,7 @@ from types import MappingProxyType
 from typing import Any
 
 from autotune.data.errors import ArgumentError, SearchSpaceError
-from autotune.data.files import read_at_most, shipped_directory
+from autotune.data.files import read_whole, shipped_directory
 from autotune.data.models import KnobValue
 from autotune.data.printable import short
 from autotune.space.configuration import Configuration, format_value, normalize, reset_idle
@@ -289,21 +290,14 @@ def find_search_space(name_or_path: str | Path) -> SearchSpace:
     file, source = Path(name_or_path), str(name_or_path)
     if source in shipped_names():
         file, source = shipped_directory("search_spaces") / f"{source}.toml", f"{source}.toml"
-    try:
-        content = read_at_most(file, LARGEST_FILE_BYTES)
-        text = content.decode()
-    except FileNotFoundError as error:
+    shipped = ", ".join(shipped_names())
+    if not os.path.lexists(file):
         raise SearchSpaceError(
             f"no search space {source!r}: no such file, and none of that name is shipped",
-            hint=f"{did_you_mean(source, shipped_names())}Shipped: {', '.join(shipped_names())}.",
-        ) from error
-    except (OSError, ValueError) as error:  # ValueError: a null character in the path
-        undecoded = "not UTF-8 text" if isinstance(error, UnicodeDecodeError) else str(error)
-        reason = error.strerror if isinstance(error, OSError) else undecoded
-        raise SearchSpaceError(
-            f"cannot read the search space {source}: {reason}",
-            hint=f"Give the path of a TOML file, or one of {', '.join(shipped_names())}.",
-        ) from error
-    if len(content) > LARGEST_FILE_BYTES:
-        raise SearchSpaceError(f"{source}: larger than {LARGEST_FILE_BYTES} bytes")
-    return SearchSpace.parse(text, source=source)
+            hint=f"{did_you_mean(source, shipped_names())}Shipped: {shipped}.",
+        )
+    content = read_whole(file, LARGEST_FILE_BYTES, SearchSpaceError, f"Give a TOML file, or one of {shipped}.")
+    try:
+        return SearchSpace.parse(content.decode(), source=source)
+    except UnicodeDecodeError as error:
+        raise SearchSpaceError(f"{source} is not UTF-8 text") from error

@@ -73,7 +73,7 @@ def refuse_knobs_that_cannot_act(facts: WorkloadFacts, *, where: str) -> None:
     """Refuse a baseline that names a knob which its own dataset does not read. Raises WorkloadError."""
     for name, value in facts.baseline.items():
         knob = KNOBS[name]
-        if knob.needs_dataset_config and value != knob.default and not facts.dataset_takes_config:
+        if knob.needs_dataset_config and value != knob.default and not facts.takes_config:
             raise WorkloadError(
                 f"{where}: Workload(baseline=…) names {name}, which reaches the data only through dataset(config)",
                 hint=f"Write `def dataset(config)` and use config.{name} there, or remove {name} from baseline.",

@@ -12,12 +12,13 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from autotune.data.errors import ArgumentError
 from autotune.data.facts import Machine, WorkloadReference
 from autotune.data.figures import Check, Interval, Profile
 from autotune.data.files import write_atomically
-from autotune.data.options import Options, read_options
+from autotune.data.options import Options
 from autotune.data.printable import MASK, masked_names
 from autotune.data.record import Outcome, Phase, Place, TrialRecord
 from autotune.data.run_directory import RESULTS, RunDirectory, RunRecord, follow_latest, new_run_directory
@@ -94,13 +95,13 @@ def read_request(
     args: Sequence[str] | None,
     out: str | Path | None,
     resume: str | Path | None,
-    options: Mapping[str, object],
+    options: Mapping[str, Any],
 ) -> Request:
-    """Read the arguments of `tune`. Raises InputError, and TypeError on an option that does not exist."""
+    """Read the arguments of `tune`. Raises InputError."""
     began = time.monotonic()
     refuse_while_loading()
     require_linux()
-    given = read_options(options)
+    given = dict(options)
     for name, path in (("out", out), ("resume", resume)):
         if path == "":
             raise ArgumentError(f"{name} is empty")
@@ -123,12 +124,7 @@ def read_request(
 
 
 def _read_resumption(
-    directory: RunDirectory,
-    reference: WorkloadReference,
-    given: Mapping[str, object],
-    budget: float | None,
-    *,
-    began: float,
+    directory: RunDirectory, reference: WorkloadReference, given: Mapping[str, Any], budget: Any, *, began: float
 ) -> Request:
     """Read the request to continue a run: for another budget, or for the rest of its own."""
     earlier = read_earlier(directory)

@@ -16,7 +16,7 @@ from typing import TypeVar
 from autotune.data.errors import NoStableConfigurationError, RecipeError, TrialProcessError, TuningInterruptedError
 from autotune.data.facts import Trains, WorkloadFacts, WorkloadReference
 from autotune.data.figures import Interval, LogInterval
-from autotune.data.options import MEMORY_MARGIN, MIN_GAIN, VERIFY_SECONDS, Options, seconds_of
+from autotune.data.options import MEMORY_MARGIN, MIN_GAIN, VERIFY_SECONDS, Options
 from autotune.data.printable import first_line, mask_arguments
 from autotune.data.record import Outcome, Pairing, Phase, TrialRecord
 from autotune.data.run_directory import RunDirectory
@@ -24,7 +24,7 @@ from autotune.machine.device_locks import HOST_CPU, lock_devices
 from autotune.machine.fingerprint import fingerprint, require_linux
 from autotune.machine.gpu import visible_gpus
 from autotune.recipe.compiled import ConfirmedCompilations, load_compiled
-from autotune.recipe.recipe import Recipe, Selection, read_recipes, select_nearest
+from autotune.recipe.recipe import Recipe, find_recipe
 from autotune.runtime.executor import TrialFailed, WarmUp
 from autotune.runtime.local import LocalExecutor
 from autotune.script.loading import refuse_while_loading
@@ -89,14 +89,17 @@ def verify(
         NoStableConfigurationError: The baseline itself fails.
         TuningInterruptedError: Interrupted before two fresh processes a side were measured.
     """
-    loaded = recipe if isinstance(recipe, Recipe) else find_recipe(recipe, observe).recipe
+    if isinstance(recipe, Recipe):
+        loaded = recipe
+    else:
+        loaded = find_recipe(Path(recipe), lambda text: observe(Notice(text=text)), nearest=True).recipe
     script = loaded.workload.script
     options = Options(
         objective=loaded.evidence.objective,
         global_batch=loaded.baseline.get("global_batch"),  # type: ignore[arg-type]  # checked there
         skip_cells=None if script is None else script.skip_cells,
         fit=script.fit if script is not None and script.trains is Trains.FIT else None,
-        budget=seconds_of("budget", budget),
+        budget=budget,  # type: ignore[arg-type]  # text too
         seed=seed,
         memory_margin=memory_margin,
     )
@@ -166,15 +169,6 @@ def measure_in_passing(
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def find_recipe(path: str | PathLike[str], observe: Observer) -> Selection:
-    """Read a recipe, or the one of a folder that is the nearest to this machine, and say which."""
-    source = read_recipes(Path(path))
-    selection = select_nearest(source)
-    for text in filter(None, (*source.notes, selection.text)):
-        observe(Notice(text=text))
-    return selection
-
-
 def verify_with(invocation: Invocation, recipe: Recipe, *, found_by_object: bool = False) -> Verification:
     """Verify on real or simulated trials."""
     # A workload found by object has the name of the module where it was found first, which may have imported it.
@@ -199,12 +193,15 @@ def verify_with(invocation: Invocation, recipe: Recipe, *, found_by_object: bool
                 instances=0,
                 reason="the recipe is the baseline, so there is no claim to check",
             )
-        carried = load_compiled(recipe, recipe._folder, invocation.machine)
-        if carried.folder is not None and run.executor.keeps_files:  # else the long training compiles, too
-            observe(Notice(text=carried.text))
-            run.confirmed = ConfirmedCompilations(lambda text: observe(Notice(text=text)))
+
+        def say(text: str) -> None:
+            observe(Notice(text=text))
+
+        keeps = run.executor.keeps_files  # else the long training compiles, too
+        if keeps and (carried := load_compiled(recipe, recipe._folder, invocation.machine, say)) is not None:
+            run.confirmed = ConfirmedCompilations(say)
             side = Configuration(recipe.configuration)
-            run.confirmed.carry(side, carried.folder, recipe.evidence.compile_seconds or 0.0)
+            run.confirmed.carry(side, carried, recipe.evidence.compile_seconds or 0.0)
         until = run.options.budget - CLOSING_SECONDS
         in_search = _make_search_record(recipe, seat.baseline.warm)
         confirmation, baseline_failure = measure_pairs(in_search, seat, until=until)
