@@ -111,7 +111,7 @@ def test_a_failure_without_a_change_is_data(tmp_path, outcome):
     assert [known.knob for known in recipe.evidence.contributions] == ["steps_per_execution"]
 
 
-def test_a_recommended_configuration_that_fails_now_takes_back_nothing(tmp_path):
+def test_failure_of_the_winner_in_ablation_keeps_the_verdict(tmp_path):
     gone = TrialFailed(Outcome.CRASHED, "gone")
     recipe, left_out, _ = run_failing(tmp_path, gone, lambda own: own == BOTH, keeps_budget=False)
     assert recipe.evidence.verdict is Verdict.FASTER
@@ -176,7 +176,7 @@ LEADER = a_leader(
 TIRED = (a_candidate(9, 0.5, processes=2), *(a_candidate(number, -0.5) for number in range(10, 19)))
 
 
-def test_a_run_without_a_budget_leaves_changes_out_before_it_ends():
+def test_run_without_budget_ablates_changes_before_it_ends():
     state = {"leaders": (LEADER,), "keeps_budget": False}
     assert next_action(a_state(*TIRED, **state, ablation_seconds=10.0)) == LeaveOut(90, "jit_compile")
     assert next_action(a_state(*TIRED, **state, ablation_seconds=9.0)) == End(EndedBy.SETTLED)
@@ -201,7 +201,7 @@ def test_time_that_nothing_else_can_use_is_not_limited():
     assert next_action(unused) == LeaveOut(90, "jit_compile")
 
 
-def test_changes_are_left_out_once_and_only_where_the_rest_can_run():
+def test_ablation_skips_measured_and_sole_changes():
     done = a_record(
         BASELINE, phase=Phase.ABLATION, ablation=Ablation(knob="jit_compile", leader=5, reference=6), trial=7
     )
@@ -263,7 +263,7 @@ def test_the_steps_of_a_waterfall_lead_from_one_to_the_whole(recipe):
     assert math.isclose(steps[-1].ends_at, 3.0)
 
 
-def test_changes_that_explain_the_whole_leave_no_step_for_the_rest(recipe):
+def test_waterfall_omits_the_rest_if_changes_explain_the_gain(recipe):
     steps = waterfall(recipe_with(recipe, 3.0, jit_compile=1.5, steps_per_execution=2.0))
     assert len(steps) == 2
 
@@ -289,7 +289,7 @@ def test_the_last_step_is_what_the_same_losses_need():
     assert step.ends_at == pytest.approx(found.answer.speedup.value, rel=0.001)
 
 
-def test_a_change_that_another_one_brings_about_is_not_left_out_alone(tmp_path):
+def test_ablation_skips_a_change_that_another_one_causes(tmp_path):
     def in_force(configuration):
         return {"prefetch": 2 if configuration["steps_per_execution"] == 8 else 0}
 

@@ -36,7 +36,7 @@ def test_gradients_are_accumulated_below_a_loss_scale():
     assert (inner.gradient_accumulation_steps, outer.gradient_accumulation_steps) == (4, None)
 
 
-def test_arrays_become_a_dataset_without_the_weights_that_are_not_there(monkeypatch):
+def test_as_dataset_drops_missing_sample_weights(monkeypatch):
     def flatten(parts):
         return list(parts)
 

@@ -60,7 +60,7 @@ def test_functions_that_a_step_calls_belong_to_it(tmp_path):
     assert found_in(tmp_path, other) == ""
 
 
-def test_noise_before_the_tape_belongs_to_the_step_and_what_is_printed_does_not(tmp_path):
+def test_noise_before_the_tape_counts_as_step_and_print_does_not(tmp_path):
     loop = """
     N = 16
     data = source.batch(N)
@@ -75,7 +75,7 @@ def test_noise_before_the_tape_belongs_to_the_step_and_what_is_printed_does_not(
     assert found_in(tmp_path, loop.format(noise="tf.random.normal([len(x), 9])")) == ""
 
 
-def test_a_batch_size_that_the_step_reads_from_its_batch_is_no_constant(tmp_path):
+def test_batch_size_read_from_the_batch_is_no_constant(tmp_path):
     source = """
     data = source.batch(16)
     def step(x):
@@ -86,7 +86,7 @@ def test_a_batch_size_that_the_step_reads_from_its_batch_is_no_constant(tmp_path
     assert found_in(tmp_path, source) == ""
 
 
-def test_a_size_that_is_read_from_the_batch_is_no_constant_where_it_is_handed_on(tmp_path):
+def test_size_read_from_the_batch_is_no_constant_when_passed_on(tmp_path):
     source = """
     class Gan(keras.Model):
         def penalty(self, batch_size, x):
@@ -101,7 +101,7 @@ def test_a_size_that_is_read_from_the_batch_is_no_constant_where_it_is_handed_on
     assert found_in(tmp_path, source.format(size="args.batch_size")).startswith("train.py, line 9 ")
 
 
-def test_the_loss_and_the_methods_that_keras_calls_belong_to_a_step_of_fit(tmp_path):
+def test_step_of_fit_includes_the_loss_and_methods_keras_calls(tmp_path):
     source = """
     N = 16
     def own_loss(a, b):

@@ -129,7 +129,7 @@ CASES = json.loads((Path(__file__).parent / "data" / "diagnoses.json").read_text
 steps of tiny operations, convolutions, an optimizer that updates a large table."""
 
 
-def test_no_diagnosis_of_recorded_runs_is_wrong_and_few_are_silent():
+def test_diagnosis_of_recorded_runs_is_right_or_rarely_unknown():
     found = {}
     for case in CASES:
         known = case["baseline"] | {"bottleneck": Bottleneck(**case["baseline"]["bottleneck"])}
@@ -157,7 +157,7 @@ def test_fewer_calls_that_were_faster_name_the_launch_as_limit():
         assert said == "What limits it cannot be told (the step waits for input 0% of its time)."
 
 
-def test_a_wait_is_the_limit_only_where_the_pipeline_alone_is_slower():
+def test_input_is_the_limit_only_if_the_pipeline_alone_is_slower():
     waits = Bottleneck(name="input", share=0.3, why="the step waits for input 30% of its time (±19%)")
     fast, slow = Ceilings(by_input=12_900.0, by_compute=7_600.0), Ceilings(by_input=5_000.0, by_compute=7_600.0)
     assert [diagnose(a_trial(0, waits, ceilings=top)).name for top in (None, fast, slow)] == ["unknown"] * 2 + ["input"]
@@ -198,7 +198,7 @@ def test_advice_begins_with_the_line_that_costs_most():
     assert "×2.63" in third
 
 
-def test_a_serial_map_is_a_cause_of_a_wait_that_a_profile_has_seen():
+def test_serial_map_explains_an_input_wait_seen_in_a_profile():
     first, *_ = advice(a_trial(0, INPUT, input_wait_fraction=0.0), None, SCRIPT)
     assert first.startswith("Input-bound: map() in train.py, line 41 runs serially; ")
 
@@ -208,7 +208,7 @@ def test_a_serial_map_is_no_cause_where_steps_do_not_wait():
     assert said == [f"Compute-bound: {COMPUTE.why}.", "The step runs eagerly (train.py, line 7)."]
 
 
-def test_a_pipeline_that_is_faster_than_the_steps_is_not_set_against_them():
+def test_pipeline_faster_than_the_steps_is_not_the_limit():
     top = Ceilings(by_input=600_000.0, by_compute=47_000.0)
     first, *_ = advice(a_trial(0, INPUT, ceilings=top, rate=25_000.0), None, None)
     assert first == f"What limits it cannot be told ({INPUT.why})."
@@ -222,7 +222,7 @@ def test_a_pipeline_that_cannot_help_is_said_so():
     assert "another precision" in said[2]
 
 
-def test_advice_names_only_what_was_neither_tried_nor_in_force_nor_out_of_reach():
+def test_advice_skips_changes_tried_in_force_or_out_of_reach():
     unreached = ("prefetch", "num_parallel_calls")
     recommended = a_trial(1, INPUT)
     left = advice(a_trial(), recommended, None, [of_speed(0.9, data_threads=4)], unreached=unreached)[-1]
@@ -259,7 +259,7 @@ def test_a_profile_that_could_not_be_read_is_told_once():
         ({"HBM": 1.0, "Unknown": 9.0}, None),
     ],
 )
-def test_the_roofline_of_a_gpu_is_read_where_most_operations_are_known(monkeypatch, bounds, share):
+def test_gpu_roofline_needs_mostly_known_operations(monkeypatch, bounds, share):
     columns = ["step", "category", "bound_by", "total_self_time", "include_infeed_outfeed"]
     rows = [("Total", "Program", "HBM", 100.0, False), ("3", "MatMul", "HBM", 100.0, False)]
     rows += [("Total", "MatMul", bound, seconds, False) for bound, seconds in bounds.items()]

@@ -215,7 +215,7 @@ def test_what_a_full_shuffle_buffer_saves_is_not_charged(
     assert (again.boundary, again.counted_calls, again.taken_over) == (found.boundary, counted, True)
 
 
-def test_a_boundary_that_hardly_costs_anything_leaves_every_step_in(model):
+def test_negligible_boundary_leaves_every_step_counted(model):
     pipeline, there = Pipeline(start_seconds=0.004, buffered=20), training(100)
     found = measured(model, pipeline, there)
     assert (found.counted_calls, found.boundary.seconds) == (None, pytest.approx(0.009))
@@ -243,7 +243,7 @@ def test_a_validation_is_charged_whole_by_a_part_of_it(model, batches, begins_in
     assert model.validated_calls * call_seconds < 6.0, "of each part two runs, and twice as much each time"
 
 
-def test_of_a_validation_of_unknown_length_some_calls_are_charged(model):
+def test_validation_of_unknown_length_is_charged_twenty_calls(model):
     found = measured(model, Pipeline(), validation=Dataset(3000))
     assert found.boundary.validation_seconds == pytest.approx(20 * 0.0125)
 
@@ -255,7 +255,7 @@ def test_a_shuffle_buffer_is_found_behind_what_hands_on(kind):
     assert found == (5.0 if "Batch" in kind else 40.0)
 
 
-def test_without_tensorflows_private_names_no_shuffle_buffer_is_found(caplog):
+def test_shuffle_buffer_is_unknown_without_private_names(caplog):
     for kind in ("_ShuffleDataset", "_PrefetchDataset"):
         assert boundary._steps_in_shuffle_buffer(type(kind, (), {})(), 8) is None
     assert "_ShuffleDataset._buffer_size" in caplog.text
@@ -265,7 +265,7 @@ def test_without_tensorflows_private_names_no_shuffle_buffer_is_found(caplog):
 # ------------------------------------------------------------------------------------------ between two calls of `fit`
 
 
-def test_what_lies_between_two_calls_of_fit_is_measured_without_their_epochs_boundaries(model):
+def test_time_between_fits_excludes_epoch_boundaries(model):
     behind = [0.0]
 
     def synchronise():

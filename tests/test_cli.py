@@ -66,7 +66,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("case", WRONG, ids=lambda each: each.replace(" ", "-"))
-def test_wrong_input_is_answered_by_one_clear_message_and_exit_code_2(case, capsys, tmp_path, monkeypatch):
+def test_wrong_input_gives_one_clear_message_and_exit_code_2(case, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     arguments, expected = WRONG[case]
     code, out, err = run(capsys, *arguments)
@@ -109,7 +109,7 @@ def test_the_command_never_imports_tensorflow(tmp_path):
     assert done.returncode == 0, done.stderr
 
 
-def test_the_page_of_commands_and_the_help_list_every_command_and_option(capsys):
+def test_docs_and_help_list_every_command_and_option(capsys):
     table = re.findall(r"^\| (`autotune .*?) \|", COMMANDS_PAGE.read_text().replace("\\|", "/"), re.MULTILINE)
     told = re.findall(r"`autotune (\w+)([^`]*)`", " ".join(table))
     _, out, _ = run(capsys, "--help")
@@ -288,7 +288,7 @@ def test_an_internal_error_says_so_and_hides_its_traceback(capsys, monkeypatch):
     assert 'raise RuntimeError("broken")' in err
 
 
-def test_a_wrong_input_has_its_exit_code_with_a_traceback_as_well(capsys, tmp_path):
+def test_debug_traceback_keeps_the_exit_code_of_wrong_input(capsys, tmp_path):
     code, _, err = run(capsys, "show", tmp_path / "nowhere", "--debug")
     assert code == 2
     assert "Traceback" in err
@@ -347,9 +347,7 @@ def tune_gives(monkeypatch, tmp_path):
         (Verdict.NO_SIGNIFICANT_GAIN, EndedBy.INTERRUPTED, 130),
     ],
 )
-def test_tune_leaves_with_0_unless_it_was_stopped_with_nothing_to_recommend(
-    capsys, tune_gives, verdict, ended_by, expected
-):
+def test_tune_exits_0_unless_interrupted_without_a_winner(capsys, tune_gives, verdict, ended_by, expected):
     path = tune_gives(verdict, ended_by=ended_by)
     code, out, err = run(capsys, "tune", "train.py", "--budget", "18s")
     assert code == expected
@@ -391,7 +389,7 @@ CLAIMED, MEASURED = Interval(value=1.5, low=1.4, high=1.61), Interval(value=1.2,
 
 @pytest.mark.parametrize("found", ClaimResult)
 @pytest.mark.parametrize("measured", [MEASURED, None])
-def test_verify_says_what_it_found_and_leaves_with_0_only_if_the_claim_holds(capsys, monkeypatch, found, measured):
+def test_verify_prints_its_finding_and_exits_0_if_claim_holds(capsys, monkeypatch, found, measured):
     given = []
 
     def verify(*arguments, **options):
@@ -455,7 +453,7 @@ def test_other_commands_have_no_file_to_hand_arguments_to(capsys, tmp_path):
     assert "nowhere" in err
 
 
-def test_the_options_of_the_function_and_the_command_are_those_that_are_declared():
+def test_tune_function_and_command_declare_the_same_options():
     from autotune import tune
 
     function, command = inspect.signature(tune).parameters, inspect.signature(app["tune"].default_command).parameters
@@ -494,7 +492,7 @@ def test_help_is_wrapped_at_the_width_of_the_terminal_only(capsys, monkeypatch):
     assert "by less than claimed; gone: no gain is shown, and clearly less than claimed;" in out
 
 
-def test_the_first_screen_of_tunes_help_holds_the_everyday_options(capsys, monkeypatch):
+def test_first_screen_of_tune_help_shows_everyday_options(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     _, out, _ = run(capsys, "tune", "--help")
     everyday, search = out.index("─ Everyday ─"), out.index("─ Search ─")
@@ -506,7 +504,7 @@ def test_the_first_screen_of_tunes_help_holds_the_everyday_options(capsys, monke
 
 
 @pytest.mark.parametrize("given", ["tune --budget", "tune train.py --budget", "verify r.json train.py --seed"])
-def test_an_own_option_without_its_value_is_not_taken_for_the_scripts(capsys, given):
+def test_option_without_its_value_is_not_passed_to_the_script(capsys, given):
     code, _, err = run(capsys, *given.split())
     assert code == 2
     assert f"{given.split()[-1]} requires an argument" in err
@@ -529,7 +527,7 @@ def test_completion_is_installed_for_each_shell(capsys, tmp_path, shell, monkeyp
     assert all(word in text for word in ("tune", "compare", "same-training"))
 
 
-def test_completion_in_bash_offers_the_commands_and_their_options(tmp_path):
+def test_bash_completion_offers_commands_and_their_options(tmp_path):
     (tmp_path / "completion").write_text(app.generate_completion(shell="bash"))
     asks = "COMP_WORDS=({words}); COMP_CWORD={last}; COMP_LINE='{words}'; COMP_POINT={end}; {function}"
     function = re.search(r"complete .*-F (\S+)", (tmp_path / "completion").read_text())[1]
@@ -599,7 +597,7 @@ def prepared(monkeypatch):
     return calls
 
 
-def test_run_without_a_script_takes_the_one_that_the_recipe_was_tuned_with(capsys, finished, prepared):
+def test_run_without_a_script_uses_the_tuned_script(capsys, finished, prepared):
     assert run(capsys, "run", finished / "recipe.json")[0] == 0
     assert run(capsys, "run", finished / "recipe.json", "--", "--epochs", "90")[0] == 0
     script = json.loads((finished / "run.json").read_text())["workload"]["reference"]
@@ -616,7 +614,7 @@ def test_run_and_verify_take_the_recipe_of_a_run_directory(capsys, finished, pre
     assert f"{tmp_path} is neither a run nor a folder of recipes" in err
 
 
-def test_run_says_which_argument_is_missing_where_the_script_is_not_known(capsys, finished, prepared, tmp_path):
+def test_run_names_the_missing_argument_if_script_is_unknown(capsys, finished, prepared, tmp_path):
     shutil.copy(finished / "recipe.json", tmp_path)
     code, _, err = run(capsys, "run", tmp_path / "recipe.json")
     assert code == 2

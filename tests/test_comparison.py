@@ -114,7 +114,7 @@ def test_a_steady_drift_cancels(tmp_path, in_blocks):
     assert sides.candidates[0].trial.speedup.value == pytest.approx(1.5, rel=0.02)
 
 
-def test_orders_are_drawn_and_every_second_one_is_the_reverse_of_that_before(tmp_path, monkeypatch):
+def test_orders_are_random_and_every_second_one_is_reversed(tmp_path, monkeypatch):
     taken, measure = [], SimulatedTrial.measure
     monkeypatch.setattr(
         SimulatedTrial, "measure", lambda trial, *given: (taken.append(trial.configuration), measure(trial, *given))[1]
@@ -133,7 +133,7 @@ def test_orders_are_drawn_and_every_second_one_is_the_reverse_of_that_before(tmp
 
 @pytest.mark.parametrize("is_live", [False, True])
 @pytest.mark.parametrize("in_blocks", [False, True])
-def test_a_candidate_that_fails_leaves_no_process_and_says_whose_it_was(tmp_path, is_live, in_blocks):
+def test_failed_candidate_leaves_no_process_and_is_named(tmp_path, is_live, in_blocks):
     sides = Sides(tmp_path, is_live=is_live, candidates=(FAST, LARGE))
     sides.trials.failure = lambda each: TrialFailed(Outcome.CRASHED, "as planned") if each == LARGE else None
     with pytest.raises(TrialFailed, match="as planned") as failed:
@@ -143,14 +143,14 @@ def test_a_candidate_that_fails_leaves_no_process_and_says_whose_it_was(tmp_path
 
 
 @pytest.mark.parametrize("in_blocks", [False, True])
-def test_a_card_that_is_taken_says_nothing_of_memory_where_no_other_process_is_alive(tmp_path, in_blocks):
+def test_busy_gpu_without_other_processes_is_unavailable(tmp_path, in_blocks):
     sides = Sides(tmp_path, is_live=False)
     sides.trials.failure = lambda each: TAKEN if each == FAST else None
     with pytest.raises(DeviceUnavailable):
         sides.compare(in_blocks=in_blocks)
 
 
-def test_a_reference_that_cannot_start_alone_makes_nothing_follow_in_blocks(tmp_path):
+def test_no_candidate_starts_if_the_reference_cannot(tmp_path):
     sides = Sides(tmp_path, is_live=False)
     sides.room = 0
     with pytest.raises(TrialFailed) as failed:
@@ -200,7 +200,7 @@ def test_a_boundary_between_epochs_is_measured_once(tmp_path):
     assert again == sides.reference.boundary is not None
 
 
-def test_a_pair_of_blocks_keeps_its_mark_when_the_trial_is_measured_in_turns_later(tmp_path):
+def test_block_pairs_stay_marked_after_alternating_pairs(tmp_path):
     sides = Sides(tmp_path, is_live=False)
     trial = sides.candidates[0].trial
     sides.compare(in_blocks=True)

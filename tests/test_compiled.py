@@ -112,7 +112,7 @@ os.kill(os.getpid(), signal.SIGTERM)
 """
 
 
-def test_the_copy_of_a_training_that_was_terminated_is_removed_at_the_next_load(run):
+def test_copy_of_a_terminated_training_is_removed_at_next_load(run):
     ended = subprocess.run([sys.executable, "-c", KILLED], stdout=subprocess.PIPE, text=True, check=False)
     assert (ended.returncode, os.path.exists(ended.stdout.strip())) == (-signal.SIGTERM, True)
     load(RECIPE, run)
@@ -155,7 +155,7 @@ SPOILED = {
 
 
 @pytest.mark.parametrize("how", SPOILED)
-def test_what_this_users_run_has_not_made_as_it_is_is_not_loaded_and_that_is_said(run, how):
+def test_foreign_or_altered_compilations_are_refused_with_reason(run, how):
     SPOILED[how](run / "compiled")
     folder, said = load(RECIPE, run)
     assert folder is None
@@ -249,12 +249,12 @@ def test_a_key_in_the_working_directory_is_nobodys(tmp_path, monkeypatch, home):
     assert os.listdir(there) == []
 
 
-def test_a_run_that_is_resumed_without_another_process_keeps_what_it_has(run):
+def test_resume_without_a_new_process_keeps_compilations(run):
     assert keep_compiled(RECIPE, run) == ""
     assert load(RECIPE, run)[0] is not None
 
 
-def test_what_a_run_directory_brings_along_is_not_sealed_when_it_is_resumed(run):
+def test_resume_does_not_seal_files_found_in_the_run_directory(run):
     compile_in(run, 5, 99, {"malicious.pb": b"malicious"})
     with RunDirectory(run).reopen():
         assert keep_compiled(RECIPE, run) == ""
@@ -408,7 +408,7 @@ def test_kernels_that_foreign_work_disturbed_are_not_carried(confirming):
     assert confirming.start(3)[1] == 31.0
 
 
-def test_where_nothing_was_compiled_each_process_stands_for_itself(confirming):
+def test_processes_load_nothing_if_nothing_was_compiled(confirming):
     assert [confirming.start(process, files={})[1] for process in range(3)] == [None] * 3
 
 
@@ -453,7 +453,7 @@ def test_a_program_that_cannot_be_loaded_is_not_carried(tmp_path):
     assert list(tmp_path.glob("trials/*/compiled-*")) == []
 
 
-def test_what_a_process_that_did_not_become_warm_has_compiled_is_not_kept(tmp_path):
+def test_compilations_of_a_failed_warm_up_are_discarded(tmp_path):
     trials = simulated_trials(lambda configuration: 4000.0, gpus=("NVIDIA A100",))
     trials.open()
     run = run_on(trials, tmp_path)

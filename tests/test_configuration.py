@@ -30,7 +30,7 @@ def test_knobs_stand_in_table_order_however_they_were_given():
     assert len(configuration) == 3
 
 
-def test_a_configuration_does_not_follow_the_mapping_it_was_made_from():
+def test_configuration_is_independent_of_its_source_mapping():
     values = {"batch_size": 32}
     configuration = Configuration(values)
     values["batch_size"] = 64
@@ -75,13 +75,13 @@ def test_replacing_makes_a_new_configuration():
         old.replace(prefetch=-1)
 
 
-def test_differences_are_the_values_here_that_the_other_does_not_have():
+def test_differences_are_values_that_the_other_lacks():
     here = Configuration({"batch_size": 64, "precision": "float32", "prefetch": "autotune"})
     other = Configuration({"batch_size": 32, "precision": "float32", "data_threads": 4})
     assert here.differences(other) == {"batch_size": 64, "prefetch": "autotune"}
 
 
-def test_a_configuration_describes_itself_and_its_difference_from_another():
+def test_describe_shows_a_configuration_or_its_difference():
     configuration = Configuration({"batch_size": 256, "jit_compile": True, "prefetch": "autotune"})
     assert configuration.describe() == "batch_size=256 jit_compile=true prefetch=autotune"
     baseline = Configuration({"batch_size": 32, "prefetch": 0})
@@ -122,7 +122,7 @@ def test_making_the_differences_in_the_other_gives_this_one(one, other):
         st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=8), st.lists(st.integers(), max_size=2)
     ),
 )
-def test_whatever_is_handed_in_becomes_a_configuration_or_a_configuration_error(name, value):
+def test_any_input_gives_a_configuration_or_configuration_error(name, value):
     if name in KNOBS and value in KNOBS[name].domain:
         assert Configuration({name: value})[name] is value
     else:
@@ -132,7 +132,7 @@ def test_whatever_is_handed_in_becomes_a_configuration_or_a_configuration_error(
         assert caught.value.hint
 
 
-def test_the_baseline_has_tensorflows_defaults_and_the_workloads_batch_size():
+def test_baseline_has_tensorflow_defaults_and_own_batch_size():
     baseline = baseline_configuration(48, {}, Device.CPU, where="train.py")
     assert dict(baseline) == {
         "batch_size": 48,
@@ -176,6 +176,6 @@ def test_moving_to_the_same_device_changes_nothing():
     assert move_to_device(on_cpu, Device.CPU) == on_cpu
 
 
-def test_a_baseline_that_names_replicas_without_a_strategy_is_refused():
+def test_baseline_with_replicas_but_no_strategy_is_refused():
     with pytest.raises(ConfigurationError, match="replicas acts only with strategy"):
         baseline_configuration(32, {"replicas": 2}, Device.CPU, where="Workload.baseline")

@@ -59,7 +59,7 @@ def test_a_champion_takes_turns_in_the_same_rounds(tmp_path):
 
 
 @pytest.mark.parametrize(("boundary_seconds", "own"), [(0.5, [True, False, False]), (0.001, [False, False, False])])
-def test_the_boundary_of_long_epochs_is_measured_once_and_only_where_it_matters(tmp_path, boundary_seconds, own):
+def test_boundary_of_long_epochs_is_measured_once_if_it_matters(tmp_path, boundary_seconds, own):
     fresh = Fresh(tmp_path, simulated_trials(SPEED, examples=40_000))
     fresh.run.boundary = fresh.run.boundary.model_copy(update={"seconds": boundary_seconds})
     fresh.measure(3)
@@ -70,7 +70,7 @@ def test_the_boundary_of_long_epochs_is_measured_once_and_only_where_it_matters(
 
 
 @pytest.mark.parametrize("decides", [[False, True, True], [False, False, False]])
-def test_only_the_pair_that_decides_is_asked_for_what_the_claim_does_not_need(tmp_path, monkeypatch, decides):
+def test_only_the_deciding_pair_is_asked_for_extra_figures(tmp_path, monkeypatch, decides):
     asked, finish, answers = [], SimulatedTrial.finish, iter(decides)
 
     def noting(trial, seconds, timeout, *, thorough):
@@ -89,7 +89,7 @@ def test_only_the_pair_that_decides_is_asked_for_what_the_claim_does_not_need(tm
 
 
 @pytest.mark.parametrize("waiting", [None, BASELINE, FAST])
-def test_slices_are_long_where_either_side_waits_for_something_from_outside(tmp_path, waiting):
+def test_slices_are_long_if_either_side_waits_on_external_input(tmp_path, waiting):
     gain = lambda each: 1.6 if each == waiting else 1.0  # noqa: E731  # a formula
     fresh = Fresh(tmp_path, simulated_trials(SPEED, examples=None, freeze_gain=gain))
     fresh.measure(3)
@@ -97,7 +97,7 @@ def test_slices_are_long_where_either_side_waits_for_something_from_outside(tmp_
     assert min(later) > 1.0 if waiting else max(later) < 0.6
 
 
-def test_slices_take_no_longer_than_the_time_that_was_planned_for_them(tmp_path):
+def test_slices_stay_within_their_planned_time(tmp_path):
     gain = {"freeze_gain": lambda each: 1.6}
     taken = []
     for most_seconds in (3.0, 12.0, 1000.0):
@@ -205,7 +205,7 @@ def test_what_was_bracketed_in_the_search_is_bracketed_again(tmp_path, champion)
 
 
 @pytest.mark.parametrize("champion", [None, LARGE])
-def test_a_baseline_that_finds_no_memory_beside_a_leader_gets_room(tmp_path, monkeypatch, champion):
+def test_baseline_oom_beside_a_leader_switches_to_bracketing(tmp_path, monkeypatch, champion):
     fresh = Fresh(tmp_path, simulated_trials(SPEED), champion=champion)
     usual, most = SimulatedTrial.measure, 1
 

@@ -175,7 +175,7 @@ def test_a_leaders_line_says_how_its_confirmation_stands(standing, told):
     assert "fresh processes" not in line
 
 
-def test_on_a_terminal_the_status_tells_trial_speed_best_failures_and_time():
+def test_status_shows_trial_speed_best_failures_and_time():
     text = drawn(EVENTS, terminal=True)
     for expected in ("search", "trial 3: batch_size=128", "×2.40", "after 3 pairs", "best", "1 oom", "3:00 of 3:00"):
         assert expected in text
@@ -210,7 +210,7 @@ def test_a_failed_baselines_reason_is_told_once(capsys):
     assert said.count("KeyError") == 2
 
 
-def test_durations_and_sizes_read_like_a_clock_and_like_a_file_manager():
+def test_durations_and_sizes_are_formatted_for_people():
     assert [duration(each) for each in (0, 65, 3700, -3)] == ["0:00", "1:05", "1:01:40", "0:00"]
     assert [memory_size(each) for each in (None, 1 << 20, 3 << 29)] == ["–", "1 MiB", "1.50 GiB"]
 
@@ -267,7 +267,7 @@ def unfolded(text):
     return " ".join(text.replace(" \\\n", "\n").split())
 
 
-def test_a_gain_comes_with_its_interval_and_the_lines_for_the_training_code(recipes):
+def test_gain_is_shown_with_its_interval_and_code_lines(recipes):
     recipe = recipes[Verdict.FASTER]
     text = shown(recipe)
     assert text.index("Faster: ×") < text.index("now") < text.index("batch_size  ") < text.index("samples/s  ")
@@ -342,7 +342,7 @@ def test_undecided_ends_with_the_very_command_that_goes_on(recipes, ended_by, wh
         {"speedup": Interval(value=1.5, low=1.5, high=1.5), "reason": "it failed a stability check: retracing: 3"},
     ],
 )
-def test_nobody_is_told_to_train_with_a_candidate_that_is_slower_or_unstable(recipes, changes):
+def test_slower_or_unstable_candidate_is_not_offered(recipes, changes):
     recipe = recipes[Verdict.UNDECIDED]
     recipe = recipe.model_copy(update={"candidate": recipe.candidate.model_copy(update=changes)})
     text = shown(recipe, ended_by=EndedBy.BUDGET)

@@ -69,7 +69,7 @@ def test_an_epoch_of_unknown_length_is_no_short_one():
         assert costs.pair_seconds([record, record]) > 0
 
 
-def test_a_baseline_that_starts_before_and_after_a_block_is_counted_twice():
+def test_baseline_that_brackets_a_block_is_counted_twice():
     records = [
         a_record(first_step_seconds=10.0, warmup_seconds=1.0, slices=(a_slice(),) * 3),
         a_record(first_step_seconds=20.0, warmup_seconds=1.0, slices=(a_slice(),) * 3),

@@ -54,7 +54,7 @@ def test_values_are_found_again_in_what_a_script_prints():
     assert mask_text(text, values) == "error: no choice ***; ***; N 1234567; https://me:***@host/"
 
 
-def test_only_variables_that_act_on_speed_are_recorded_with_their_values():
+def test_only_variables_that_affect_speed_keep_their_values():
     given = {"TF_NUM_INTEROP_THREADS": "2", "OMP_NUM_THREADS": "1", "DB_PASSWORD": "abc", "HOME_TOWN": "abc"}
     assert recorded_variables({**given, "TF_TOKEN": "abc"}) == {
         "TF_NUM_INTEROP_THREADS": "2",

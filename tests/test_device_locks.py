@@ -85,7 +85,7 @@ def test_a_run_that_waits_begins_when_the_first_has_ended(holder, tmp_path, ends
 
 
 @pytest.mark.parametrize("trick", ["link", "open to others", "file"])
-def test_a_runtime_directory_that_others_can_write_to_is_not_used(tmp_path, monkeypatch, folder, trick):
+def test_runtime_directory_writable_by_others_is_not_used(tmp_path, monkeypatch, folder, trick):
     monkeypatch.setattr("autotune.machine.device_locks.SHARED_TEMPORARY", tmp_path / "missing")
     if trick == "link":
         (tmp_path / "elsewhere").mkdir(mode=0o700)

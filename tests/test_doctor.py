@@ -212,7 +212,7 @@ def test_tensorflow_is_asked_in_a_process_of_its_own(tmp_path, seen_below, monke
     assert {name: getattr(seen, name) for name in expected} == expected
 
 
-def test_the_command_prints_a_line_each_and_leaves_by_what_it_found(monkeypatch, capsys):
+def test_doctor_prints_its_findings_and_exits_accordingly(monkeypatch, capsys):
     monkeypatch.setattr(doctor, "look", lambda _: BROKEN["old driver"][0])
     assert cli.main(["doctor"]) == 1
     out = capsys.readouterr().out

@@ -125,7 +125,7 @@ def test_a_run_ends_standard_output_with_a_line_of_its_own(capfd, monkeypatch):
     assert (document.exit_code, document.throughput, document.claimed) == (7, 900.0, 1000.0)
 
 
-def test_a_script_that_leaves_no_standard_output_keeps_its_exit_code(capfd, monkeypatch):
+def test_failed_json_output_keeps_the_exit_code_of_the_script(capfd, monkeypatch):
     def run_script(reference):
         monkeypatch.setitem(sys.modules, "pandas", None)
         monkeypatch.delitem(sys.modules, "autotune.front.documents")

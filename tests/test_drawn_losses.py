@@ -20,7 +20,7 @@ def recipe():
     return Recipe.load(DIGITS / "recipe.json")
 
 
-def test_a_point_is_the_mean_of_the_seeds_between_their_lowest_and_highest():
+def test_average_losses_gives_mean_and_range_over_seeds():
     points = average_losses([1.5, 3.0, 4.5], [(3.0, None, 2.0), (5.0, 1.0, 2.5)])
     assert [tuple(point.values()) for point in points] == [(1.5, 4.0, 3.0, 5.0), (4.5, 2.25, 2.0, 2.5)]
     assert average_losses([1.0, 2.0], []) == []
@@ -41,7 +41,7 @@ def test_the_gap_and_the_curves_have_the_answers_figures(recipe):
     assert reached["low"] <= gap["loss"] <= reached["high"], "the arrow ends at the other curve"
 
 
-def test_a_batch_size_that_reaches_no_loss_is_drawn_by_its_best_rule(recipe):
+def test_curve_of_a_batch_that_reaches_no_loss_uses_best_rule(recipe):
     records = [*read_trials(RunDirectory(DIGITS))]
     place = next(place for place, record in enumerate(records) if record.branch is not None)
     branch = records[place].branch

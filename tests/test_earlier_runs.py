@@ -87,7 +87,7 @@ def found_in(results, space=SPACE, **fields):
     return [(leader.run, leader.changes, leader.led_over) for leader in find_leaders(results, a_run(**fields), space)]
 
 
-def test_the_recommended_configuration_comes_first_and_the_best_other_second(tmp_path, write):
+def test_recommended_configuration_precedes_the_best_other(tmp_path, write):
     write("script/one", {WIDE: 1.2, FASTER: 1.9, FAST: 1.5, MANY_STEPS: 1.1}, confirmed=[FAST, FASTER])
     assert found_in(tmp_path) == [
         ("script/one", {"batch_size": 256, "jit_compile": True}, 3),
@@ -97,7 +97,7 @@ def test_the_recommended_configuration_comes_first_and_the_best_other_second(tmp
     assert [run for run, _, _ in found_in(tmp_path)] == ["script/two", "script/one"]
 
 
-def test_without_a_second_confirmed_one_the_best_estimate_comes_second(tmp_path, write):
+def test_best_estimate_is_second_if_only_one_is_confirmed(tmp_path, write):
     searched = {WIDE: 1.2, FAST: 1.9, MANY_STEPS: 1.3, FASTER: Outcome.OOM, BASELINE.replace(batch_size=64): 1.01}
     write("one", searched, confirmed=[FAST])
     assert found_in(tmp_path) == [("one", {"jit_compile": True}, 3), ("one", {"steps_per_execution": 8}, 0)]
@@ -107,7 +107,7 @@ def test_without_a_second_confirmed_one_the_best_estimate_comes_second(tmp_path,
     assert [changes for _, changes, _ in found_in(tmp_path)] == [{"jit_compile": True}, {"batch_size": 128}]
 
 
-def test_runs_of_this_kind_of_machine_come_first_then_those_of_the_same_device(tmp_path, write):
+def test_runs_on_this_machine_precede_runs_on_the_same_device(tmp_path, write):
     gpu = Gpu(name="NVIDIA H200", memory_bytes=141 << 30)
     write("here", {FAST: 1.5}, confirmed=[FAST])
     write("slower", {WIDE: 1.5}, confirmed=[WIDE], machine=MACHINE.model_copy(update={"cpu": "another"}))
@@ -117,7 +117,7 @@ def test_runs_of_this_kind_of_machine_come_first_then_those_of_the_same_device(t
     assert [run for run, _, _ in found_in(tmp_path, **other)] == ["gpu", "slower"]
 
 
-def test_a_leader_has_led_over_the_most_candidates_of_any_run_that_it_won(tmp_path, write):
+def test_led_over_is_the_maximum_over_runs_that_a_leader_won(tmp_path, write):
     write("one", {FAST: 1.5, **{BASELINE.replace(batch_size=size): 0.9 for size in (16, 64, 128)}}, confirmed=[FAST])
     write("two", {FAST: 1.5, WIDE: 1.1}, confirmed=[FAST])
     assert found_in(tmp_path)[0] == ("two", {"jit_compile": True}, 3)
@@ -152,7 +152,7 @@ def test_another_script_of_the_same_shapes_has_no_leaders_here(tmp_path, write, 
     ],
     ids=["another machine", "fewer knobs", "no space", "fewer values"],
 )
-def test_another_machine_or_a_smaller_space_says_nothing_of_what_else_there_is(tmp_path, write, fields, space):
+def test_other_machine_or_smaller_space_resets_led_over(tmp_path, write, fields, space):
     write("one", {FAST: 1.5, WIDE: 0.9}, confirmed=[FAST], **fields)
     assert found_in(tmp_path, space) == [("one", {"jit_compile": True}, 0)]
 
@@ -230,7 +230,7 @@ def found_with(*recipes, results=None, space=SPACE, **fields):
     return [(leader.run, leader.changes) for leader in leaders]
 
 
-def test_recipes_give_their_configurations_the_nearest_machine_first():
+def test_recipes_are_ordered_by_nearness_of_their_machine():
     assert found_with(GPU_RECIPE, OLD_RECIPE) == [
         ("the recipe of simulated × 2 cores, TensorFlow 2.18, Keras 3", {"jit_compile": True}),
         ("the recipe of NVIDIA H200, TensorFlow 2.21, Keras 3", {"batch_size": 256}),
@@ -251,7 +251,7 @@ def test_what_a_space_does_not_hold_whole_was_not_confirmed():
         assert leader.confirmed is confirmed
 
 
-def test_both_answers_of_a_recipe_are_taken_if_they_are_confirmed():
+def test_both_answers_of_a_recipe_are_used_if_confirmed():
     one = Interval(value=1.2, low=1.1, high=1.3)
     answers = {
         "same_training": BestConfiguration(configuration=dict(MANY_STEPS), speedup=one, throughput=one, confirmed=True),
@@ -272,7 +272,7 @@ def test_earlier_runs_and_recipes_are_taken_together(tmp_path, write):
     ]
 
 
-def test_steps_per_execution_that_divided_an_epoch_elsewhere_become_the_next_choice():
+def test_earlier_steps_per_execution_round_up_to_next_choice():
     in_force = a_recipe(a_machine(H200), steps_per_execution=6)
     assert [changes for _, changes in found_with(in_force)] == [{"steps_per_execution": 8}]
     assert found_with(a_recipe(a_machine(H200), steps_per_execution=16)) == []
@@ -316,7 +316,7 @@ def tuned(results, name, trials, /, *, watcher=None, **options):
     return recipe, *([record for record in records if record.phase is phase] for phase in (Phase.SEARCH, Phase.CONFIRM))
 
 
-def test_a_second_run_begins_with_the_leaders_of_the_first_and_settles_soon(tmp_path):
+def test_second_run_starts_with_earlier_leaders_and_ends_soon(tmp_path):
     first, searched, _ = tuned(tmp_path, "simulated/one", simulated_trials(SPEED, **QUIET))
     watcher = Watcher()
     second, tried, _ = tuned(tmp_path, "simulated/two", simulated_trials(SPEED, **QUIET), watcher=watcher)
@@ -341,7 +341,7 @@ def test_without_a_results_directory_a_run_begins_anew(tmp_path):
     assert not any("earlier runs" in event.text for event in watcher.of(Notice))
 
 
-def test_a_leader_that_is_no_longer_faster_is_one_candidate_among_others(tmp_path):
+def test_search_goes_on_if_an_earlier_leader_is_now_slower(tmp_path):
     tuned(tmp_path, "one", simulated_trials(faster_by(jit_compile=1.5), **QUIET))
     recipe, tried, _ = tuned(tmp_path, "two", simulated_trials(faster_by(jit_compile=0.7, batch_size=1.4), **QUIET))
     assert tried[0].configuration["jit_compile"] is True
@@ -358,9 +358,8 @@ def test_a_run_that_found_nothing_has_no_leaders(tmp_path):
 
 
 @pytest.mark.parametrize(("objective", "found"), [("time_to_loss", [{"batch_size": 128}]), ("throughput", [])])
-def test_a_run_without_a_gain_of_the_same_training_may_have_leaders_of_other_batch_sizes(
-    tmp_path, write, monkeypatch, objective, found
-):
+def test_run_without_gain_may_give_leaders_of_other_batch_sizes(tmp_path, write, monkeypatch, objective, found):
+    """They count only for the objective time_to_loss."""
     arguments = {"objective": objective}
     write("one", {WIDE: 2.0, FAST: 1.05}, confirmed=[WIDE], arguments=arguments)
     monkeypatch.setattr(earlier_runs, "_verdict_of", lambda directory: Verdict.NO_SIGNIFICANT_GAIN)
@@ -381,7 +380,7 @@ def test_a_resumed_run_keeps_the_leaders_that_it_began_with(tmp_path):
     assert Recipe.load(tmp_path / "two" / "recipe.json") == recipe
 
 
-def test_a_run_begins_with_the_configurations_of_recipes_and_says_so(tmp_path):
+def test_run_begins_with_recipe_configurations_and_says_so(tmp_path):
     first, *_ = tuned(tmp_path, "one", simulated_trials(SPEED, **QUIET), results=None)
     elsewhere = first.model_copy(update={"machine": a_machine(cores=8)})
     elsewhere.save(tmp_path / "elsewhere.json")

@@ -33,7 +33,7 @@ def context_of(baseline, **fields):
     return describe_context(baseline, baseline, [], **{**USUAL, **fields})
 
 
-def test_all_rows_of_the_package_are_of_knobs_and_name_their_source():
+def test_packaged_expectations_name_valid_knobs_and_sources():
     rows = ExpectationsFile.model_validate_json(TABLE.read_bytes()).rows
     assert rows
     for row in rows:
@@ -90,7 +90,7 @@ def test_further_doublings_gain_less():
 @pytest.mark.parametrize(
     ("known", "others", "waits"), [(0.5, None, True), (None, 0.5, True), (0.0, 0.5, False), (None, 0.0, False)]
 )
-def test_a_wait_for_input_is_the_fastest_trials_own_or_else_the_latest_others(known, others, waits):
+def test_input_wait_is_the_fastest_trials_or_the_latest_known(known, others, waits):
     best, beside = (
         a_record(BASELINE, speedup=1.1).model_copy(update={"input_wait_fraction": share}) for share in (known, others)
     )
@@ -149,7 +149,7 @@ def test_units_of_the_device_count_that_trains():
 
 
 @pytest.mark.parametrize(("overhead", "short"), [(0.5, True), (0.1, False), (None, False)])
-def test_epochs_are_short_where_what_lies_between_takes_much_of_them(overhead, short):
+def test_epochs_are_short_if_overhead_takes_a_large_share(overhead, short):
     figures = {"timed_by": "steps", "epoch_overhead_seconds": overhead, "examples_per_epoch": 40_000}
     rate = Interval(value=4000.0, low=4000.0, high=4000.0)
     assert has_short_epochs(a_record(throughput=rate, **figures)) is short

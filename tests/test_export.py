@@ -54,7 +54,7 @@ def stamp_of(record):
     return "".join(filter(str.isdigit, record["started_at"]))[:14]
 
 
-def test_runs_in_directories_of_one_name_do_not_overwrite_each_other(run, tmp_path):
+def test_runs_in_directories_of_equal_name_have_distinct_ids(run, tmp_path):
     other = shutil.copytree(run, tmp_path / "elsewhere" / "run")
     record = json.loads((other / "run.json").read_text())
     (other / "run.json").write_text(json.dumps(record | {"started_at": "2026-11-20T07:00:00.000+00:00"}))

@@ -54,7 +54,7 @@ def test_parallel_calls_hold_memory():
     assert not known_to_fail(BASELINE.replace(num_parallel_calls="autotune", data_threads=32), [failed])
 
 
-def test_tensorflows_own_threads_are_neither_more_nor_less_than_a_number():
+def test_automatic_thread_count_is_not_comparable_to_a_number():
     failed = FAILED.replace(data_threads=0)
     assert not known_to_fail(failed.replace(data_threads=4), [failed])
     assert not known_to_fail(failed, [failed.replace(data_threads=4)])
@@ -73,7 +73,7 @@ def leaves(free_bytes, used_bytes=600):
 
 
 @pytest.mark.parametrize(("peak", "fits"), [(300, True), (301, False)])
-def test_what_a_configuration_took_must_fit_beside_the_baseline_with_a_margin(peak, fits):
+def test_candidate_must_fit_beside_the_baseline_with_a_margin(peak, fits):
     records = [a_record(LARGE, peak_device_bytes=peak)]
     assert fit_on_card([leaves(400)], [LARGE], records) is fits
 
@@ -91,7 +91,7 @@ def test_a_leader_and_a_champion_must_fit_together():
     assert not fit_on_card([leaves(400)], [LARGE, FAST], records)
 
 
-def test_of_several_cards_the_fullest_counts_and_the_latest_slice():
+def test_fit_on_card_uses_the_fullest_card_and_latest_slice():
     both = leaves(400).model_copy(update={"gpus": (*leaves(9000).gpus, *leaves(400).gpus)})
     records = [a_record(LARGE, peak_device_bytes=500)]
     assert not fit_on_card([leaves(9000), both], [LARGE], records)

@@ -91,7 +91,7 @@ def test_a_full_disk_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch,
     assert os.listdir(tmp_path) == ["recipe.json"]
 
 
-def test_a_directory_in_the_files_place_is_refused_and_left_alone(tmp_path):
+def test_write_refuses_a_directory_in_place_of_the_file(tmp_path):
     (tmp_path / "recipe.json").mkdir()
     with pytest.raises(RunDirectoryError, match="Is a directory"):
         write_atomically(tmp_path / "recipe.json", "text")

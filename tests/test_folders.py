@@ -170,7 +170,7 @@ def test_where_none_fits_a_folder_gives_the_baseline(folder, here):
     assert (nearest.recipe, nearest.text) == (ON_GPU, f"{folder}/gpu.json is the nearest to this machine")
 
 
-def test_a_single_recipe_of_another_machine_is_returned_unless_strict(folder, here):
+def test_single_recipe_of_another_machine_loads_unless_strict(folder, here):
     here(GPU_MACHINE)
     assert Recipe.load(folder / "cpu.json") == ON_CPU
     with pytest.raises(MachineMismatchError, match="measured on another machine: device"):

@@ -182,7 +182,7 @@ def test_each_fork_draws_the_numbers_that_the_script_would():
     assert first == second == own
 
 
-def test_memory_that_the_start_has_given_back_counts_in_each_fork():
+def test_memory_freed_at_the_start_counts_in_every_fork():
     def script():
         check, before = ForkCheck(), peak_host_bytes()
         large = b"x" * (64 << 20)

@@ -251,7 +251,7 @@ def test_a_run_on_a_processor_has_no_knob_of_a_gpu(tmp_path, monkeypatch):
     assert not set(recipe.baseline) & {each.name for each in GPU_KNOBS}
 
 
-def test_a_setting_of_the_shell_that_is_not_safe_is_said_at_the_start(tmp_path, monkeypatch):
+def test_unsafe_or_ignored_shell_settings_are_reported_at_start(tmp_path, monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_autotune_level=0")
     monkeypatch.setenv("TF_ENABLE_CUBLAS_TENSOR_OP_MATH_FP32", "1")
     notices = []

@@ -41,7 +41,7 @@ def test_a_card_that_is_full_or_taken_is_want_of_memory(text):
     assert is_memory_error(f"Graph execution error:\n\n{text.upper()}\n\t [[{{{{node dense/MatMul}}}}]]")
 
 
-def test_a_card_that_another_process_holds_is_told_from_a_full_one():
+def test_busy_gpu_is_distinguished_from_a_full_one():
     assert [is_busy_gpu_error(each) for each in FULL_OR_TAKEN].count(True) == 2
     assert all(is_busy_gpu_error(each) == ("busy or unavailable" in each) for each in FULL_OR_TAKEN)
 
@@ -114,7 +114,7 @@ def test_a_template_that_holds_such_a_file_is_found_out(tmp_path):
     assert is_gpu_open(descriptors)
 
 
-def test_importing_what_wakes_a_card_is_found_before_anything_is_asked(monkeypatch):
+def test_import_that_opens_a_gpu_is_detected_before_forking(monkeypatch):
     monkeypatch.setattr(template, "is_gpu_open", lambda: True)
     monkeypatch.setattr(template, "run_in_fork", lambda run: pytest.fail("a process with a GPU was forked"))
     assert template.inspect_import()[0] == "cuda"
@@ -173,7 +173,7 @@ def test_a_recipe_is_applied_to_cards_that_the_user_has_limited(monkeypatch):
     assert cards.growing == {"GPU:1"}
 
 
-def test_a_recipe_that_comes_after_the_first_tensor_is_too_late_for_cards(monkeypatch):
+def test_memory_growth_after_the_first_tensor_is_refused(monkeypatch):
     cards = Cards({"GPU:0": False}, started=True)
     kinds = {"data": SimpleNamespace(Dataset=Divided), "Variable": Divided, "Tensor": Divided}
     monkeypatch.setitem(sys.modules, "tensorflow", SimpleNamespace(config=cards, **kinds))
@@ -206,7 +206,7 @@ GIB = 1 << 30
         ({}, [80], None),
     ],
 )
-def test_the_limit_is_the_cards_memory_or_what_the_workload_allows(monkeypatch, cards, sizes, expected):
+def test_device_limit_is_card_memory_or_the_configured_limit(monkeypatch, cards, sizes, expected):
     found = GpuReading(tuple(Gpu(name="card", memory_bytes=size * GIB) for size in sizes))
     monkeypatch.setattr(gauges, "read_gpus", lambda: found)
     monkeypatch.setitem(sys.modules, "tensorflow", SimpleNamespace(config=Divided(cards)))

@@ -47,7 +47,7 @@ def test_the_cuda_version_keeps_its_minor_number(nvml):
     assert read_gpus().cuda == "12.8"
 
 
-def test_a_gpu_that_fails_half_way_means_no_gpus_and_nvml_is_shut_down(nvml):
+def test_nvml_failure_reports_no_gpus_and_shuts_nvml_down(nvml):
     recorded = nvml("nvml_mixed.json", failing=1)
     assert read_gpus() == GpuReading()
     assert (recorded.started, recorded.shut_down) == (1, 1)

@@ -62,7 +62,7 @@ def test_a_leak_that_the_baseline_has_or_may_have_is_no_fault(baseline, tells, d
     assert detail in found.detail
 
 
-def test_a_slow_baselines_leak_explains_the_same_leak_in_what_trains_faster():
+def test_leak_also_in_a_slow_baseline_passes_inconclusively():
     slow = [(examples / 16, 500 * MIB + 2048 * examples / 16) for examples, _ in samples(0.0)]
     assert slow[-1][1] - slow[0][1] < LEAST_GROWTH_BYTES, "the case is another one"
     found = check([samples(2048)], [slow])
@@ -131,7 +131,7 @@ def test_a_leak_that_comes_in_steps_is_one(every):
     assert not found.passed
 
 
-def test_a_leak_that_a_day_of_training_survives_passes_with_its_figure():
+def test_leak_that_a_day_of_training_survives_passes():
     found = check([samples(2048)], limit=1 << 40)
     assert found.passed
     assert 0 < found.value < found.limit
@@ -175,13 +175,13 @@ FEW = FEWEST_SLICES - 3
         ([], 1.0, ""),
     ],
 )
-def test_few_slices_leave_memory_unclear_that_grew_or_that_the_batch_size_does_not_explain(own, batch_ratio, reason):
+def test_few_slices_leave_unexplained_memory_growth_unclear(own, batch_ratio, reason):
     found = explain_unclear_growth(own, [samples(0.0)], batch_ratio=batch_ratio)
     assert found.startswith(reason) or reason in found
     assert bool(found) == bool(reason)
 
 
-def test_a_leak_beside_a_baseline_that_was_hardly_seen_is_unclear():
+def test_leak_is_unclear_if_the_baseline_was_seen_too_briefly():
     assert "of the baseline" in explain_unclear_growth([samples(2048)], [samples(2048, count=FEW)], batch_ratio=1.0)
 
 

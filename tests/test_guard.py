@@ -50,7 +50,7 @@ def recipe() -> Recipe:
 
 
 @pytest.mark.parametrize(("share", "warnings"), [(1.0, 0), (0.9, 0), (0.8, 1), (0.3, 1)])
-def test_a_training_that_is_much_slower_than_claimed_is_warned_of_once(share, warnings):
+def test_training_much_slower_than_claimed_warns_once(share, warnings):
     training = Training(recipe())
     training.run(120.0, share)
     assert len(training.said) == warnings
@@ -138,7 +138,7 @@ def test_what_lies_before_another_models_first_step_is_left_out(is_new):
     assert share == pytest.approx(0.9, rel=0.01) if is_new else share < 0.5, "one model's pauses are its training's"
 
 
-def test_a_training_of_other_epochs_is_not_compared_with_the_baseline():
+def test_training_of_other_epoch_length_is_not_compared():
     made = recipe()
     made = made.model_copy(update={"evidence": made.evidence.model_copy(update={"examples_per_epoch": 3 * EXAMPLES})})
     training = Training(made)
@@ -218,7 +218,7 @@ def test_a_log_that_cannot_be_written_ends_no_training(tmp_path):
     assert training.said == []
 
 
-def test_a_recipes_callback_counts_calls_and_leaves_the_model_as_it_was(tmp_path, monkeypatch):
+def test_guard_callback_counts_calls_and_restores_the_model(tmp_path, monkeypatch):
     now = 0.0
 
     def train(iterator):

@@ -214,7 +214,7 @@ def test_a_speed_up_is_over_the_baseline_beside_it(tmp_path):
     assert first["baseline_throughput"] is pd.NA
 
 
-def test_a_baselines_throughput_bears_what_an_epoch_costs_the_baseline(tmp_path):
+def test_baseline_throughput_includes_its_own_epoch_overhead(tmp_path):
     pairs = (Pair(baseline_first=True, baseline=a_slice(0.5), candidate=a_slice(0.5)),)
     alone = BASELINE_TRIAL.model_copy(update={"examples_per_epoch": 1000, "epoch_overhead_seconds": 1.0})
     beside = a_trial(1, pairs=pairs, examples_per_epoch=1000, epoch_overhead_seconds=9.0)
@@ -300,7 +300,7 @@ def test_a_byte_order_mark_is_read_over(run):
     pd.testing.assert_frame_equal(load_history(run), before)
 
 
-def test_an_unfinished_trial_and_a_run_inside_a_trial_are_no_rows(run):
+def test_history_skips_unfinished_trials_and_nested_runs(run):
     (run / "trials" / "0005").mkdir()
     (run / "trials" / "0001" / "run.json").write_text("{}")
     assert len(load_history(run)) == len(TRIALS)
@@ -348,7 +348,7 @@ def test_a_file_is_no_run_and_is_compared_only_if_it_is_a_recipe(tmp_path):
 
 
 @pytest.mark.parametrize("call", [load_history, compare])
-def test_a_damaged_run_is_an_error_where_it_is_named_and_left_out_below_a_directory(call, run, tmp_path):
+def test_damaged_run_fails_if_named_and_is_skipped_in_a_folder(call, run, tmp_path):
     shutil.copytree(run, tmp_path / "other")
     (run / "run.json").write_text("[]")
     assert message_of(call, run).startswith(f"{run}/run.json is damaged: ")
@@ -503,7 +503,7 @@ def test_some_rows_of_the_table_can_be_written(write, run, tmp_path):
 
 
 @pytest.mark.parametrize("write", [write_csv, write_parquet])
-def test_a_place_that_cannot_be_written_is_an_error_that_names_it(write, run, tmp_path):
+def test_unwritable_path_is_an_error_that_names_it(write, run, tmp_path):
     frame = load_history(run)
     (tmp_path / "file").write_text("")
     (tmp_path / "directory").mkdir()
@@ -617,7 +617,7 @@ def test_a_machine_is_told_in_words():
     assert machine.describe() == "Xeon × 1 core, 2 × H200, L4"
 
 
-def test_leaders_that_are_confirmed_at_once_have_each_its_own_baseline():
+def test_leaders_confirmed_concurrently_have_own_baselines():
     confirming = {"phase": Phase.CONFIRM}
     references = [a_record(trial=number, slices=(a_slice(0.5),), **confirming) for number in (3, 4)]
     leaders = [
@@ -693,7 +693,7 @@ def test_a_history_fits_a_terminal_of_80_columns_and_is_aligned(tmp_path):
     assert "seat" not in "".join(lines)
 
 
-def test_a_history_in_a_narrow_terminal_is_a_block_for_each_trial(tmp_path):
+def test_history_in_a_narrow_terminal_shows_a_block_per_trial(tmp_path):
     frame = load_history(a_run(tmp_path / "run", TRIALS[:2]))
     *lines, _ = (line.rstrip() for line in terminal_lines(show_history, frame, width=40))
     assert max(map(len, lines)) <= 40
@@ -701,7 +701,7 @@ def test_a_history_in_a_narrow_terminal_is_a_block_for_each_trial(tmp_path):
     assert "  phase      baseline" in lines
 
 
-def test_a_comparison_that_is_too_wide_for_a_terminal_is_a_block_for_each_run(tmp_path):
+def test_comparison_too_wide_for_terminal_shows_a_block_per_run(tmp_path):
     other = MACHINE.model_copy(update={"cpu": "A processor with a long name, as vendors give them"})
     runs = [
         a_run(tmp_path / name, recipe=a_recipe().model_copy(update={"machine": machine}))
@@ -715,7 +715,7 @@ def test_a_comparison_that_is_too_wide_for_a_terminal_is_a_block_for_each_run(tm
     assert all(line.startswith("  recommended  batch_size=") for line in blocks[2::3])
 
 
-def test_a_comparison_shows_what_differs_and_says_once_what_is_the_same(tmp_path):
+def test_comparison_shows_differences_and_shared_values_once(tmp_path):
     runs = [
         a_run(tmp_path / name, recipe=a_recipe(speedup=(value, value - 0.1, value + 0.1)))
         for name, value in (("20261120-191001-1a2b3c", 1.2), ("20261120-201001-4d5e6f", 1.9))

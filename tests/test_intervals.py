@@ -104,7 +104,7 @@ def test_claims_cover_the_luck_of_compilations_that_pairs_share(compilations, co
     assert share_covered(found) >= 0.93
 
 
-def test_claims_cover_a_candidate_that_is_more_restless_than_the_trials_that_the_prior_is_from():
+def test_claims_cover_candidates_noisier_than_the_prior():
     rng = random.Random(2)
     found = []
     for _ in range(WORLDS // 4):
@@ -121,7 +121,7 @@ def test_the_variance_is_weighed_by_degrees_of_freedom():
 
 
 @pytest.mark.parametrize("deviation", [0.02, 0.1, 0.2, 0.4])
-def test_looks_at_every_pair_of_a_disturbed_machine_claim_nothing_false(deviation):
+def test_repeated_looks_on_a_noisy_machine_claim_nothing_false(deviation):
     """Eleven looks at 99.5% stand for 97.5%; the prior expects a quiet machine."""
     rng, prior, worlds = random.Random(5), ProcessPrior(deviation=0.04, degrees=4), WORLDS // 4
     false = 0
@@ -140,20 +140,20 @@ def test_two_pairs_of_a_disturbed_machine_still_bound_a_gain():
     assert found.high < math.log(60)
 
 
-def test_pairs_that_other_trials_repeated_tell_a_quiet_machine_from_a_disturbed_one():
+def test_repeated_pairs_distinguish_quiet_and_noisy_machines():
     quiet, disturbed = (process_prior([[[0.0, 0.01], [of, of]]] * 4, rounds=2) for of in (0.01, 0.5))
     unknown = process_prior([], rounds=2)
     assert quiet.disturbed < unknown.disturbed < disturbed.disturbed
     assert quiet.half_width(2, 0.995) < unknown.half_width(2, 0.995)
 
 
-def test_two_processes_that_agree_by_chance_get_no_narrower_interval_than_other_trials_have_shown():
+def test_processes_that_agree_by_chance_keep_the_prior_width():
     prior = ProcessPrior(deviation=0.02, degrees=8, least=0.05, least_degrees=6)
     found = claim_interval([[0.3], [0.3]], prior=prior)
     assert found.half_width == pytest.approx(t_quantile(0.95, 7) * 0.05 / math.sqrt(2))
 
 
-def test_slices_that_vary_widen_the_interval_of_processes_that_agree():
+def test_varying_slices_widen_intervals_of_agreeing_processes():
     noisy = [[0.0, 0.4], [0.4, 0.0]]
     found = claim_interval(noisy, prior=ProcessPrior(deviation=0.01, degrees=8, disturbed=0.0))
     assert found.half_width == pytest.approx(t_quantile(0.95, 9) * math.sqrt(0.08 / 2 / 2))
@@ -209,13 +209,13 @@ def test_other_trials_processes_add_what_slices_do_not_explain():
     assert different.degrees == alike.degrees > process_prior([], rounds=6).degrees
 
 
-def test_where_nothing_was_measured_the_most_restless_recorded_machine_counts():
+def test_prior_without_data_assumes_the_noisiest_machine():
     found = process_prior([], rounds=4)
     assert found.deviation > NOISY_DEVIATION / 2
     assert found.degrees > 0
 
 
-def test_the_pooled_deviation_is_that_of_all_trials_about_their_own_means():
+def test_pooled_spread_measures_trials_around_their_own_means():
     found = pooled_spread([[1.0, 3.0], [10.0, 10.0, 13.0], [5.0]])
     assert found.deviation == pytest.approx(math.sqrt((1 + 1 + 1 + 1 + 4) / (1 + 2)))
     assert found.degrees == 1 + 2
@@ -227,7 +227,7 @@ def test_without_a_pair_of_pairs_there_is_no_deviation(groups):
 
 
 @pytest.mark.parametrize("pairs", [1, 2, 3, 10])
-def test_with_the_spread_of_other_trials_few_values_cover_as_they_say(pairs):
+def test_intervals_of_few_values_cover_with_pooled_spread(pairs):
     rng = random.Random(3)
     others = Spread(deviation=NOISE, degrees=50)
     found = [mean_interval([rng.gauss(0.3, NOISE) for _ in range(pairs)], pooled_spread=others) for _ in range(WORLDS)]

@@ -10,7 +10,7 @@ from autotune.space.knobs import GPU_KNOBS, KNOBS, Device, Domain, check_value, 
 @pytest.mark.parametrize(
     "name", [name for name, knob in KNOBS.items() if name != "batch_size" and not knob.of_workload]
 )
-def test_what_tensorflow_does_by_default_is_a_value_the_knob_can_take(name):
+def test_tensorflow_default_lies_in_the_domain_of_its_knob(name):
     assert KNOBS[name].default in KNOBS[name].domain
 
 
@@ -31,7 +31,7 @@ def test_true_is_not_one():
 
 
 @pytest.mark.parametrize("value", [1.0, None, "2", b"autotune", ["autotune"], float("nan"), "Autotune", ""])
-def test_a_value_of_another_type_or_spelling_is_not_in_the_domain(value):
+def test_domain_rejects_values_of_other_type_or_spelling(value):
     assert value not in Domain(integers=(0, 8), booleans=True, words=("autotune",))
 
 
@@ -67,7 +67,7 @@ def test_nearest_offers_one_known_name():
         ("onednn", None),
     ],
 )
-def test_a_value_the_knob_cannot_take_is_refused_with_what_it_takes(name, value):
+def test_refused_value_names_the_values_that_the_knob_takes(name, value):
     with pytest.raises(ConfigurationError) as caught:
         check_value(name, value, where="train.py")
     assert caught.value.message == f"train.py: {name} cannot be {value!r}"
@@ -88,7 +88,7 @@ def test_the_knobs_of_a_device_come_in_table_order(device):
     assert names == [name for name in KNOBS if name in names]
 
 
-def test_names_and_values_too_long_to_show_are_refused_all_the_same():
+def test_overlong_names_and_values_are_refused():
     with pytest.raises(ConfigurationError) as caught:
         check_value("batch_size", 10**5000, where="train.py")
     assert caught.value.message == "train.py: batch_size cannot be too large to show"

@@ -40,7 +40,8 @@ def begun(path):
     return run, standings, leaders
 
 
-def test_the_one_that_was_confirmed_last_is_recommended_whichever_was_begun_first(tmp_path):
+def test_last_confirmed_leader_is_recommended(tmp_path):
+    """The order in which the leaders began does not matter."""
     run, standings, leaders = begun(tmp_path)
     for number in (21, 11):
         run.executor.clock.advance(1.0)
@@ -64,7 +65,7 @@ def test_a_claim_knows_the_luck_that_pairs_share(tmp_path, monkeypatch, apart):
     assert [(how["compilations"], how["different_template"]) for how in told] == [(1, apart)]
 
 
-def test_a_leader_that_beats_an_earlier_champion_must_beat_the_present_one(tmp_path, monkeypatch):
+def test_leader_must_beat_the_current_champion(tmp_path, monkeypatch):
     run, standings, leaders = begun(tmp_path)
     leaders._conclude(standings.leader(11), Standing.CONFIRMED)
     monkeypatch.setattr(standings, "over_best_leader", lambda *_: LogInterval(value=0.2, low=0.1, high=0.3, count=4))
@@ -74,7 +75,7 @@ def test_a_leader_that_beats_an_earlier_champion_must_beat_the_present_one(tmp_p
         assert leaders._beats(standings.leader(21), standings.best_leader_beside(FAST)) is beats
 
 
-def test_a_leader_that_is_planned_anew_spends_an_error_of_its_own(tmp_path):
+def test_replanned_leader_spends_an_error_of_its_own(tmp_path):
     run, standings, leaders = begun(tmp_path)
     state = lambda: State(left=1.0, budget=1.0, leaders=tuple(map(standings.weigh_leader, standings.leaders())))  # noqa: E731
     for planned in (3, 4):
@@ -94,7 +95,7 @@ def test_an_interrupted_trial_was_not_tried(tmp_path, outcome):
     assert running not in standings.ended()
 
 
-def test_all_leaders_that_are_open_when_the_time_is_over_are_looked_at(tmp_path):
+def test_all_open_leaders_get_a_last_look_when_time_is_up(tmp_path):
     seen = []
     state = SimpleNamespace(opened=[SimpleNamespace(number=11), SimpleNamespace(number=21)])
     loop = SimpleNamespace(
@@ -107,14 +108,14 @@ def test_all_leaders_that_are_open_when_the_time_is_over_are_looked_at(tmp_path)
     assert seen == [11, 21]
 
 
-def test_another_look_at_what_is_measured_in_blocks_starts_the_baseline_again(tmp_path):
+def test_another_look_in_blocks_costs_a_baseline_start(tmp_path):
     run, standings, _ = begun(tmp_path)
     beside = standings.candidates()[0].look_seconds
     run.records[1] = run.records[1].model_copy(update={"pairing": Pairing.BRACKETED})
     assert standings.candidates()[0].look_seconds == pytest.approx(beside + costs.start_seconds(run.records[0]))
 
 
-def test_a_comparison_of_losses_that_could_not_tell_hides_none_that_told():
+def test_inconclusive_loss_comparison_hides_no_conclusive_one():
     unknown = Check(name=PARITY, passed=True, detail="cannot tell: no time")
     alike = Check(name=PARITY, passed=True, value=0.01, limit=0.05, detail="alike")
     apart = Check(name=PARITY, passed=False, value=0.5, limit=0.05, detail="apart")

@@ -57,7 +57,7 @@ def run(tmp_path, speed, **options):
     return recipe, list(directory.trials.values()), trials, watcher
 
 
-def test_a_larger_batch_that_reaches_the_same_losses_sooner_is_recommended(tmp_path):
+def test_larger_batch_that_reaches_the_same_losses_sooner_wins(tmp_path):
     recipe, _, _, _ = run(tmp_path, faster_by(batch_size=2.0, jit_compile=1.2), critical_batch=LEARNS_AS_FAST)
     rule = recipe.learning_rate_rule
     assert recipe.evidence.verdict is Verdict.FASTER
@@ -71,7 +71,7 @@ def test_a_larger_batch_that_reaches_the_same_losses_sooner_is_recommended(tmp_p
     assert recipe.answer.recommended == "larger batch"
 
 
-def test_a_larger_batch_that_needs_too_many_examples_is_shown_and_not_recommended(tmp_path):
+def test_larger_batch_that_learns_too_slowly_is_only_shown(tmp_path):
     recipe, _, _, _ = run(tmp_path, faster_by(batch_size=2.0, jit_compile=1.3), critical_batch=HARDLY_LEARNS)
     assert recipe.changes == {"jit_compile": True}
     assert recipe.learning_rate_rule is None
@@ -82,7 +82,7 @@ def test_a_larger_batch_that_needs_too_many_examples_is_shown_and_not_recommende
     assert recipe.answer.recommended == "same training"
 
 
-def test_the_same_training_is_offered_only_where_it_is_faster_than_the_baseline(tmp_path):
+def test_same_training_is_offered_only_if_faster_than_baseline(tmp_path):
     recipe, _, _, _ = run(tmp_path, faster_by(batch_size=2.0, jit_compile=1.3))
     assert recipe.answer.recommended == "larger batch"
     assert recipe.same_training is not None
@@ -92,7 +92,7 @@ def test_the_same_training_is_offered_only_where_it_is_faster_than_the_baseline(
     assert offer not in [command.heading for command in answer_at(alone, tmp_path / "recipe.json", "train.py").commands]
 
 
-def test_where_only_a_larger_batch_is_faster_and_learns_too_slowly_nothing_is(tmp_path):
+def test_nothing_wins_if_only_a_slow_learning_batch_is_faster(tmp_path):
     speed = faster_by(batch_size=2.0)
     recipe, _, _, _ = run(tmp_path, speed, critical_batch=HARDLY_LEARNS)
     assert (recipe.evidence.verdict, recipe.changes) == (Verdict.NO_SIGNIFICANT_GAIN, {})
@@ -116,7 +116,7 @@ def test_batches_whose_learning_takes_too_long_come_late(tmp_path, slower, sizes
     assert {record.configuration["batch_size"] for record in records if record.phase is Phase.SEARCH} == sizes
 
 
-def test_without_losses_of_the_branches_a_larger_batch_is_not_recommended(tmp_path):
+def test_larger_batch_without_branch_losses_is_not_recommended(tmp_path):
     trials = simulated_trials(faster_by(batch_size=2.0, jit_compile=1.2), noise=0.02, critical_batch=LEARNS_AS_FAST)
     launch = trials.launch
 
@@ -139,7 +139,7 @@ def test_without_losses_of_the_branches_a_larger_batch_is_not_recommended(tmp_pa
 @pytest.mark.parametrize(
     ("growth", "comparable"), [(lambda size: 1.0, False), (lambda size: float(size), True)], ids=["steps", "examples"]
 )
-def test_a_larger_batch_of_a_training_that_counts_steps_is_not_recommended(tmp_path, growth, comparable):
+def test_training_that_counts_steps_rules_out_a_larger_batch(tmp_path, growth, comparable):
     trials = simulated_trials(faster_by(batch_size=2.0, jit_compile=1.2), noise=0.02, critical_batch=LEARNS_AS_FAST)
     launch = trials.launch
 
@@ -160,7 +160,7 @@ def test_a_larger_batch_of_a_training_that_counts_steps_is_not_recommended(tmp_p
         assert recipe.answer.choices[1].said[-1].startswith(said)
 
 
-def test_how_a_larger_batch_of_a_custom_loop_learns_is_not_measured(tmp_path, capsys, monkeypatch):
+def test_learning_of_a_custom_loop_is_reported_as_not_measured(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     trials = simulated_trials(faster_by(batch_size=2.0, jit_compile=1.2), noise=0.02)
     trials.facts = FACTS.model_copy(update={"script": ScriptFacts(trains=Trains.LOOP, baseline={})})
@@ -199,7 +199,7 @@ def test_every_second_candidate_trains_as_the_script_does(tmp_path):
     assert sizes.count(BASELINE.batch_size) >= len(sizes) // 2
 
 
-def test_comparing_how_leaders_learn_takes_a_quarter_of_the_budget_and_then_what_nothing_else_can_use(tmp_path):
+def test_learning_takes_a_quarter_of_the_budget_then_spare_time(tmp_path):
     slow = faster_by(batch_size=2.0)
     recipe, records, _, watcher = run(
         tmp_path, lambda configuration: slow(configuration) / 40, critical_batch=LEARNS_AS_FAST, budget=600.0
@@ -211,7 +211,7 @@ def test_comparing_how_leaders_learn_takes_a_quarter_of_the_budget_and_then_what
     assert max(record.ended_at_seconds for record in records) < 600.0
 
 
-def test_trainings_that_took_longer_than_planned_are_compared_again_and_planned_with_caution(tmp_path):
+def test_learning_slower_than_planned_is_compared_again(tmp_path):
     slow = faster_by(batch_size=2.0)
     recipe, _, _, watcher = run(
         tmp_path,
@@ -227,7 +227,7 @@ def test_trainings_that_took_longer_than_planned_are_compared_again_and_planned_
     assert recipe.changes == {"batch_size": 128}
 
 
-def test_where_the_state_was_not_saved_the_same_training_comes_first_and_the_reason_is_said(tmp_path):
+def test_same_training_wins_with_reason_if_state_is_not_saved(tmp_path):
     trials = simulated_trials(faster_by(batch_size=2.0, jit_compile=1.4), noise=0.02, critical_batch=LEARNS_AS_FAST)
     launch = trials.launch
     trials.launch = lambda configuration, *, timing=IN_SEARCH, **how: launch(
@@ -240,7 +240,7 @@ def test_where_the_state_was_not_saved_the_same_training_comes_first_and_the_rea
     )
 
 
-def test_what_there_was_no_time_for_is_measured_once_the_run_goes_on(tmp_path):
+def test_learning_skipped_for_time_is_measured_after_resuming(tmp_path):
     slow = faster_by(batch_size=2.0)
     trials = lambda: simulated_trials(  # noqa: E731
         lambda configuration: slow(configuration) / 40, noise=0.02, critical_batch=LEARNS_AS_FAST
@@ -313,7 +313,7 @@ def test_what_fails_while_it_is_watched_is_no_answer(tmp_path, monkeypatch):
     assert recipe.larger_batch is None
 
 
-def test_a_state_that_a_killed_run_left_half_written_is_saved_anew(tmp_path):
+def test_half_written_state_of_a_killed_run_is_saved_again(tmp_path):
     trials = simulated_trials(faster_by(batch_size=2.0), noise=0.02, critical_batch=LEARNS_AS_FAST)
     stale = tmp_path / "trials" / "0000" / STATE
     stale.parent.mkdir(parents=True)
@@ -323,7 +323,7 @@ def test_a_state_that_a_killed_run_left_half_written_is_saved_anew(tmp_path):
     assert recipe.learning_rate_rule.same_loss is not None
 
 
-def test_leaders_of_earlier_runs_come_first_whatever_their_batch_size(tmp_path):
+def test_earlier_leaders_come_first_whatever_their_batch_size(tmp_path):
     wide = BASELINE.replace(batch_size=128)
     leaders = dict.fromkeys((wide.replace(jit_compile=True), wide), LEADER)
     trials = simulated_trials(faster_by(batch_size=2.0), noise=0.02)
@@ -334,7 +334,7 @@ def test_leaders_of_earlier_runs_come_first_whatever_their_batch_size(tmp_path):
     assert [record.configuration for record in tried[:2]] == [dict(leader) for leader in leaders]
 
 
-def test_the_same_training_is_not_given_up_because_a_larger_batch_is_faster(tmp_path):
+def test_faster_larger_batch_does_not_prune_the_same_training(tmp_path):
     trials = simulated_trials(faster_by(batch_size=4.0, jit_compile=1.3), noise=0.02, examples=None)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tune, "starting_points", lambda found, space: {BASELINE.replace(batch_size=128): LEADER})
@@ -363,7 +363,7 @@ def test_trainings_that_hang_at_first_are_compared_again(tmp_path):
     assert recipe.changes == {"batch_size": 128}
 
 
-def test_the_latest_comparison_of_a_batch_size_is_the_one_that_counts():
+def test_latest_comparison_of_a_batch_size_counts():
     wide = BASELINE.replace(batch_size=128)
     trials = {number: Trial(number, Phase.CONFIRM, wide) for number in (5, 9)}
     known = object.__new__(standings.Standings)

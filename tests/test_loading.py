@@ -70,7 +70,7 @@ def as_module(monkeypatch, name, **variables):
 @pytest.mark.parametrize(
     ("text", "name"), [("jobs/train.py", "workload"), ("jobs/train.py:large", "large"), ("link.py", "workload")]
 )
-def test_a_file_is_looked_up_from_the_current_directory_and_through_links(directory, text, name):
+def test_reference_resolves_from_current_directory_and_links(directory, text, name):
     file = write(directory / "jobs" / "train.py", "workload = large = 1")
     (directory / "link.py").symlink_to(file)
     assert parse_reference(text) == reference_to(file, name)
@@ -140,7 +140,7 @@ def test_a_file_that_hides_nothing_from_tensorflow_is_fine(directory, name):
     assert parse_reference("train.py").name == "workload"
 
 
-def test_an_import_that_fails_beside_a_hidden_library_module_names_the_file(directory):
+def test_failed_import_names_the_file_that_hides_a_module(directory):
     write(directory / "jobs" / "this.py", "")
     write(directory / "jobs" / "train.py", "import this\nthis.s")
     try:
@@ -335,7 +335,7 @@ def test_a_missing_tensorflow_is_said_with_how_to_install_it(tmp_path, monkeypat
     assert "your own build" in error.hint
 
 
-def test_a_run_without_tensorflow_ends_with_that_sentence_and_leaves_nothing(directory, monkeypatch):
+def test_missing_tensorflow_ends_the_run_and_leaves_nothing(directory, monkeypatch):
     hidden = write(directory / "hidden" / "sitecustomize.py", "import sys\nsys.modules['tensorflow'] = None\n")
     monkeypatch.setenv("PYTHONPATH", str(hidden.parent))
     write(directory / "train.py", "import tensorflow\n" + GOOD)
@@ -355,7 +355,7 @@ def test_a_module_that_the_users_file_misses_is_the_files_error(tmp_path, as_mod
     assert "line 1" in error.detail
 
 
-def test_a_file_that_raises_is_answered_with_the_users_own_frames(tmp_path):
+def test_file_that_raises_shows_only_the_users_frames(tmp_path):
     file = write(tmp_path / "train.py", "def read():\n    return {}['path']\n\nread()\n")
     error = find_conflict(load, reference_to(file))
     assert error.message == f"importing {file} raised KeyError: 'path'"
@@ -426,7 +426,7 @@ def test_only_the_users_frames_are_shown(tmp_path):
         assert str(foreign) not in shown
 
 
-def test_an_error_from_a_library_shows_the_users_line_that_called_it(tmp_path):
+def test_library_error_shows_the_users_calling_line(tmp_path):
     shown = format_user_traceback(raised_by(tmp_path, "import json\njson.loads('{')\n"))
     assert "line 2, in <module>\n    json.loads('{')" in shown
     assert "decoder.py" not in shown
@@ -463,7 +463,7 @@ def test_the_facts_are_what_the_tuner_needs_to_know(tmp_path):
         ("jobs/__main__.py", "workload", None, "jobs"),
     ],
 )
-def test_a_workload_is_called_by_its_own_name_its_variable_or_its_file(tmp_path, file, variable, own, expected):
+def test_workload_name_is_its_own_its_variable_or_its_file(tmp_path, file, variable, own, expected):
     path = write(tmp_path / file, GOOD)
     assert facts_of(a_workload(name=own), reference_to(path, variable)).name == expected
 
@@ -516,7 +516,7 @@ def test_a_file_sees_its_own_arguments(tmp_path, as_module):
     assert load(reference).batch_size == 48
 
 
-def test_arguments_that_a_file_refuses_are_answered_with_how_to_give_them(tmp_path):
+def test_refused_arguments_hint_how_to_pass_them(tmp_path):
     file = write(tmp_path / "train.py", PARSES + "parser.parse_args()\n" + GOOD)
     error = find_conflict(load, with_args(file, "--wdith", "3"))
     assert error.message == f"importing {file} raised SystemExit: 2 in {file}, line 5"

@@ -66,7 +66,7 @@ def test_a_process_that_waits_for_another_environment_is_ended(templates, tmp_pa
         assert [template.closed for template in templates.all] == [True, False]
 
 
-def test_a_template_that_is_gone_is_cleared_away_and_started_again(templates, tmp_path):
+def test_dead_template_is_closed_and_replaced(templates, tmp_path):
     with LocalExecutor(REFERENCE, logs=tmp_path) as executor:
         executor.open()
         templates.all[0].alive = False
@@ -75,7 +75,7 @@ def test_a_template_that_is_gone_is_cleared_away_and_started_again(templates, tm
 
 
 @pytest.mark.parametrize(("deaths", "starts"), [(1, 2), (2, 0)])
-def test_a_template_that_dies_at_its_first_use_is_started_once_more(templates, tmp_path, deaths, starts):
+def test_template_that_dies_at_first_use_is_restarted_once(templates, tmp_path, deaths, starts):
     templates.deaths = deaths
 
     def use(template):
@@ -93,7 +93,7 @@ def test_a_template_that_dies_at_its_first_use_is_started_once_more(templates, t
 TWO_GPUS = [Place(seat=f"gpu{number}", host="here", devices=(f"GPU-{number}",)) for number in range(2)]
 
 
-def test_a_seat_that_is_dropped_ends_its_templates_and_takes_no_trials(templates, tmp_path):
+def test_dropped_seat_closes_its_templates_and_rejects_trials(templates, tmp_path):
     with LocalExecutor(REFERENCE, logs=tmp_path, places=TWO_GPUS) as executor:
         executor.open()
         template, *_ = launched(executor, seat="gpu1")
@@ -106,7 +106,7 @@ def test_a_seat_that_is_dropped_ends_its_templates_and_takes_no_trials(templates
             launched(executor, seat="gpu1")
 
 
-def test_what_no_fork_survives_gives_each_trial_a_fresh_interpreter(templates, tmp_path):
+def test_workload_that_cannot_fork_gets_fresh_interpreters(templates, tmp_path):
     templates.ready = TemplateReady(workload=FACTS, started="threads")
     with LocalExecutor(REFERENCE, logs=tmp_path) as executor:
         executor.open()
@@ -117,7 +117,7 @@ def test_what_no_fork_survives_gives_each_trial_a_fresh_interpreter(templates, t
         assert not executor.needs_different_template(BASELINE, BASELINE.replace(onednn=False))
 
 
-def test_a_script_that_was_run_before_is_known_and_knobs_win_over_its_variables(templates, tmp_path, monkeypatch):
+def test_known_script_is_reused_and_knobs_override_variables(templates, tmp_path, monkeypatch):
     monkeypatch.setattr(local, "fingerprint_of_script", lambda reference: FACTS.fingerprint)
     script = ScriptFacts(trains=Trains.FIT, baseline={}, variables={"TF_ENABLE_ONEDNN_OPTS": "1", "OWN": "x"})
     templates.ready = TemplateReady(workload=FACTS.model_copy(update={"script": script}))
@@ -145,7 +145,7 @@ def test_trials_share_a_start_unless_they_are_fresh_interpreters(
 
 
 @pytest.mark.parametrize("allow_writes", [False, True])
-def test_what_trials_write_is_kept_in_layers_unless_the_user_allows_it(templates, tmp_path, allow_writes):
+def test_trial_writes_stay_in_layers_unless_writes_are_allowed(templates, tmp_path, allow_writes):
     reference = REFERENCE.model_copy(update={"script": ScriptSettings(allow_writes=allow_writes)})
     with LocalExecutor(reference, logs=tmp_path) as executor:
         executor.open()

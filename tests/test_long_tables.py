@@ -70,7 +70,7 @@ def test_the_study_agrees_with_the_history_row_by_row(run):
         assert sorted(told[f"params_{knob}"]) == sorted([*ours[knob], history[knob][0]])
 
 
-def test_the_notebook_runs_on_the_recorded_runs_and_holds_its_outputs(monkeypatch):
+def test_notebook_runs_on_recorded_runs_and_stores_its_outputs(monkeypatch):
     matplotlib = pytest.importorskip("matplotlib")
     matplotlib.use("Agg")
     monkeypatch.setattr("matplotlib.pyplot.show", lambda: matplotlib.pyplot.close("all"))
@@ -88,7 +88,7 @@ def test_the_notebook_runs_on_the_recorded_runs_and_holds_its_outputs(monkeypatc
     assert set(scope["trials"]["on"]) == set(scope["RUNS"])
 
 
-def test_runs_of_one_id_are_told_apart_by_their_paths_in_all_tables(run, tmp_path):
+def test_tables_distinguish_runs_of_equal_id_by_path(run, tmp_path):
     here, there = (shutil.copytree(run.path, tmp_path / name / "run") for name in ("here", "there"))
     frame = load_history(here, there)
     names = [f"{run.name} ({path})" for path in (here, there)]
@@ -97,7 +97,7 @@ def test_runs_of_one_id_are_told_apart_by_their_paths_in_all_tables(run, tmp_pat
     assert set(load_slices(here, there)["run"]) == set(names)
 
 
-def test_all_tables_name_a_run_alike_whatever_its_directory_is_called(run, tmp_path):
+def test_tables_name_a_run_alike_in_a_renamed_directory(run, tmp_path):
     copy = shutil.copytree(run.path, tmp_path / "renamed")
     history = load_history(copy)
     assert set(load_slices(copy)["run"]) == set(history["run"])

@@ -58,7 +58,7 @@ def in_confirmation(watcher):
 # ----------------------------------------------------------------------------------------------- the claim
 
 
-def test_a_claim_is_of_fresh_processes_and_of_nothing_that_the_search_saw(tmp_path):
+def test_claim_rests_on_fresh_processes_not_on_the_search(tmp_path):
     watcher = Watcher()
     trials = simulated_trials(
         lambda each: 4000.0 * (1.0 if each != FAST else 1.3 if in_confirmation(watcher) else 2.0), noise=0.02
@@ -73,7 +73,8 @@ def test_a_claim_is_of_fresh_processes_and_of_nothing_that_the_search_saw(tmp_pa
     assert leader.phase is Phase.CONFIRM
 
 
-def test_a_clear_gain_is_claimed_after_two_processes_a_side_and_the_look_is_paid_for(tmp_path):
+def test_clear_gain_is_claimed_after_two_processes_per_side(tmp_path):
+    """The confidence of the claim is corrected for its look."""
     recipe, records, watcher = run(tmp_path, simulated_trials(faster_by(jit_compile=3.0), noise=0.01), budget=400.0)
     (looks,) = leaders_of(records)[0].looks
     assert (looks.leader, looks.standing) == (1, Standing.CONFIRMED)
@@ -152,7 +153,7 @@ def test_a_leader_that_fails_in_fresh_processes_makes_way(tmp_path, outcome):
     assert {each.outcome for each in failed} == {outcome}
 
 
-def test_a_baseline_that_fails_now_and_then_is_told_of_and_ends_nothing(tmp_path):
+def test_occasional_baseline_failure_is_reported_and_tolerated(tmp_path):
     watcher, starts = Watcher(), itertools.count()
     trials = simulated_trials(SPEED, noise=0.02)
     trials.failure = lambda each: (
@@ -317,7 +318,8 @@ def test_what_computes_otherwise_and_learns_says_so(tmp_path):
     assert len([each for each in trials.launched if not each.timed]) == 2, "float32, and bfloat16"
 
 
-def test_what_does_not_learn_is_refused_with_all_its_like_and_the_next_is_confirmed(tmp_path):
+def test_failed_loss_parity_rejects_all_similar_candidates(tmp_path):
+    """The next candidate that passes is recommended."""
     trials = precise(lambda each: each["precision"] == "float32", precision=1.6, batch_size=1.2)
     both = space(precision=["float32", "mixed_bfloat16"], batch_size=[32, 64, 128])
     recipe, records, _ = run(tmp_path, trials, space=both, budget=500.0)
@@ -356,7 +358,8 @@ def test_a_champion_that_was_not_compared_falls_with_its_class(tmp_path):
     assert second.evidence.verdict is Verdict.UNSTABLE
 
 
-def test_a_run_that_is_stopped_while_losses_are_compared_says_nothing_of_them(tmp_path):
+def test_interrupted_loss_comparison_gives_no_verdict(tmp_path):
+    """The resumed run compares again."""
     trials, compared = precise(), []
     launch = trials.launch
 
@@ -396,7 +399,7 @@ def without_losses(**gains):
     return trials
 
 
-def test_numerics_that_cannot_be_compared_are_recommended_only_where_nothing_else_is_faster(tmp_path):
+def test_uncomparable_numerics_win_only_if_nothing_else_does(tmp_path):
     alone, *_ = run(tmp_path / "alone", without_losses(), space=PRECISION)
     assert alone.configuration["precision"] == "mixed_bfloat16"
     unknown = "Its numerics could not be compared with float32 without XLA (the model reports no loss)."
@@ -462,7 +465,7 @@ def records_of(tmp_path):
 
 
 @pytest.mark.parametrize("fit", [3, 1], ids=["beside the baseline", "alone"])
-def test_a_better_leader_replaces_the_champion_after_a_head_to_head(tmp_path, fit):
+def test_better_leader_replaces_champion_after_a_head_to_head(tmp_path, fit):
     memory = {"fits_together": lambda alive: len(alive) <= fit}
     first = begun(tmp_path, simulated_trials(SPEED, noise=0.02, **memory), budget=300.0)
     assert first.changes == {"batch_size": 64}
@@ -480,7 +483,7 @@ def test_a_better_leader_replaces_the_champion_after_a_head_to_head(tmp_path, fi
     assert second.evidence.speedup.value == pytest.approx(1.8, rel=0.03)
 
 
-def test_what_is_not_faster_than_the_champion_does_not_replace_it(tmp_path):
+def test_leader_not_faster_than_the_champion_does_not_replace_it(tmp_path):
     begun(tmp_path, simulated_trials(SPEED, noise=0.02))
     watcher = Watcher()
     trials = simulated_trials(noise=0.02, seed=1)
@@ -560,7 +563,7 @@ def test_a_baseline_that_is_killed_from_outside_is_started_again(tmp_path, times
 # ------------------------------------------------------------------------------------------ what stays known
 
 
-def test_a_leader_that_failed_in_its_first_fresh_process_is_not_confirmed_again_after_a_resume(tmp_path):
+def test_leader_that_failed_at_once_is_not_retried_on_resume(tmp_path):
     watcher = Watcher()
     fails = lambda each: in_confirmation(watcher) and each["jit_compile"]  # noqa: E731  # a word
     machines = [simulated_trials(SPEED, noise=0.02, seed=seed) for seed in (0, 1)]
@@ -625,7 +628,7 @@ def waiting_for_a_lock(seconds):
 
 
 @pytest.mark.parametrize("kind", ["port", "lock"])
-def test_what_the_live_baseline_holds_is_got_round_by_one_process_at_a_time(tmp_path, kind):
+def test_conflict_with_the_live_baseline_leads_to_bracketing(tmp_path, kind):
     trials, seconds = simulated_trials(SPEED, noise=0.02), itertools.count(10)
 
     def failure(each):
@@ -645,7 +648,7 @@ def test_what_the_live_baseline_holds_is_got_round_by_one_process_at_a_time(tmp_
     assert recipe.evidence.confirmation.pairing == "bracketed"
 
 
-def test_candidates_that_fail_alike_also_without_the_baseline_end_the_search(tmp_path):
+def test_search_ends_if_candidates_fail_alike_without_baseline(tmp_path):
     trials = simulated_trials(SPEED, failure=lambda each: None if each == BASELINE else PORT)
     recipe, records, watcher = run(tmp_path, trials, space=WIDE, budget=900.0)
     assert (recipe.evidence.verdict, recipe.evidence.ended_by) == (Verdict.UNDECIDED, EndedBy.FAILED)
@@ -655,7 +658,7 @@ def test_candidates_that_fail_alike_also_without_the_baseline_end_the_search(tmp
     assert "log.txt" in notice
 
 
-def test_candidates_that_fail_alike_for_one_change_do_not_end_the_search(tmp_path):
+def test_failures_of_one_change_do_not_end_the_search(tmp_path):
     trials = simulated_trials(
         faster_by(prefetch=1.4),
         noise=0.02,

@@ -134,7 +134,7 @@ def line_with(source: str, mark: str) -> str:
 
 
 @pytest.mark.parametrize("name", COUNTED)
-def test_a_loop_that_a_number_of_steps_ends_is_found_with_the_line_that_counts(tmp_path, name):
+def test_loop_ended_by_step_count_is_found_with_counting_line(tmp_path, name):
     found = loop_of(tmp_path, COUNTED[name])
     assert found is not None
     assert found.counted == line_with(COUNTED[name], "# here")

@@ -107,7 +107,8 @@ TAKEN = TrialFailed(Outcome.OOM, "INTERNAL: all CUDA-capable devices are busy or
 
 
 @pytest.mark.parametrize("precision", ["float32", "mixed_bfloat16"])
-def test_losses_of_another_model_give_no_verdict_and_two_end_the_run(started, tmp_path, precision):
+def test_two_losses_of_another_model_end_the_run(started, tmp_path, precision):
+    """Neither of them gives a verdict."""
     _, run, _ = started(model=lambda own: {"shapes": ("(99,)",) if own["precision"] == precision else ()})
     run.model = a_warm_up()
     run.reference = WorkloadReference(file=str(tmp_path / "train.py"), search_path=(str(tmp_path),))

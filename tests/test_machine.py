@@ -106,7 +106,7 @@ def test_the_tightest_limit_of_the_groups_above_counts(roots):
     assert fingerprint.memory_limit_bytes() == 6 * GIB
 
 
-def test_a_group_named_as_the_host_sees_it_falls_back_to_the_mount(roots):
+def test_cgroup_path_of_the_host_falls_back_to_the_mount(roots):
     cgroup, proc = roots
     write(proc / "self" / "cgroup", "5:cpu:/docker/0123\n4:memory:/docker/0123\n")
     write(cgroup / "cpu" / "cpu.cfs_quota_us", "400000\n")
@@ -136,7 +136,7 @@ def test_a_group_name_that_is_no_text_hides_no_other(roots):
 @example(groups="0::/" + "x" * 5000, limit="² ٣")
 @example(groups=":::\n3:cpu,memory", limit="1 99999999999999999999")
 @example(groups="", limit="inf inf")
-def test_control_groups_of_any_content_leave_a_core_and_some_memory(groups, limit):
+def test_any_cgroup_content_leaves_a_core_and_some_memory(groups, limit):
     with tempfile.TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as monkeypatch:
         cgroup, proc = Path(directory, "cgroup"), Path(directory, "proc")
         monkeypatch.setattr(fingerprint, "CGROUP_ROOT", cgroup)
@@ -223,7 +223,7 @@ def test_the_cpu_is_the_model_name_or_the_architecture(roots, cpuinfo, name):
     assert fingerprint.fingerprint().cpu == name
 
 
-def test_units_for_low_precision_are_those_of_the_processor_and_of_the_weakest_gpu(roots, monkeypatch):
+def test_low_precision_units_are_of_the_cpu_and_weakest_gpu(roots, monkeypatch):
     _, proc = roots
     write(proc / "cpuinfo", "model name\t: Intel(R) Xeon(R)\nflags\t\t: fpu avx512_bf16 amx_tile amx_bf16\n")
     assert fingerprint.fingerprint().units == ("amx_bf16", "avx512_bf16")
@@ -236,7 +236,7 @@ def test_units_for_low_precision_are_those_of_the_processor_and_of_the_weakest_g
     assert units_of_gpu("6.1") == units_of_gpu(None) == ()
 
 
-def test_the_fingerprint_imports_neither_tensorflow_nor_pynvml_early():
+def test_fingerprint_imports_neither_tensorflow_nor_early_pynvml():
     code = (
         "import sys, autotune.machine.fingerprint as m; assert 'pynvml' not in sys.modules; m.fingerprint(); "
         "assert not {'tensorflow', 'keras'} & set(sys.modules)"

@@ -21,7 +21,7 @@ def folder(tmp_path):
     return save_all(tmp_path, a=ON_CPU, b=ON_GPU, c=ON_L4, d=NOTHING)
 
 
-def test_what_all_machines_with_a_recommendation_have_carries_over():
+def test_changes_common_to_all_recommendations_carry_over():
     assert describe_transfer([ON_CPU, ON_GPU, ON_L4, NOTHING]) == [
         "Carries over to each of the 3 machines with a recommendation: jit_compile=true",
         "Does not carry over: steps_per_execution=8 (only simulated × 2 cores, and NVIDIA L4); batch_size=256 (only "
@@ -32,7 +32,7 @@ def test_what_all_machines_with_a_recommendation_have_carries_over():
     )
 
 
-def test_machines_with_the_same_device_are_told_apart_by_their_versions():
+def test_machines_with_the_same_device_are_named_by_version():
     older = a_recipe(a_machine(tensorflow="2.18.0"), jit_compile=True)
     (_, line) = describe_transfer([ON_CPU, older])
     assert line == "Does not carry over: steps_per_execution=8 (only simulated × 2 cores, TensorFlow 2.21, Keras 3)"

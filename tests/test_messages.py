@@ -139,7 +139,7 @@ def test_every_kind_of_message_is_tried_here():
     assert set(kinds) == {message.kind for message in EVERY_MESSAGE}
 
 
-def test_messages_sent_in_one_write_arrive_one_by_one_and_in_order(pair):
+def test_messages_in_one_write_arrive_singly_and_in_order(pair):
     sent = [protocol.Measure(seconds=1), protocol.Finish(), protocol.Measure(seconds=2)]
     pair[0].sendall(b"".join(map(encoded, sent)))
     channel = Channel(pair[1])
@@ -344,7 +344,7 @@ def everything_received(data):
         st.sampled_from(EVERY_MESSAGE).map(lambda each: encoded(each)[:-1]),
     ),
 )
-def test_whatever_bytes_come_they_are_messages_or_one_of_two_errors(sent, rest):
+def test_any_bytes_decode_to_messages_or_a_channel_error(sent, rest):
     received, end = everything_received(b"".join(map(encoded, sent)) + rest)
     assert received == sent
     assert isinstance(end, (ProtocolError, ChannelClosed) if rest else ChannelClosed)  # cut in a frame: closed

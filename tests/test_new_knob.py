@@ -93,7 +93,7 @@ def test_the_search_varies_it_and_tries_its_change(layout):
     assert {"constant_folding": False} in found
 
 
-def test_a_knob_that_the_table_of_expectations_does_not_know_is_tried(layout):
+def test_knob_missing_from_the_expectations_is_tried(layout):
     proposals, tried = Proposals(space(), Sampler(space(), file=None, name="test", seed=0)), {baseline(): 0.0}
     for _ in range(10):
         evidence = Evidence(ratios=tried)
@@ -148,7 +148,7 @@ def test_it_is_gone_afterwards():
         Configuration({"constant_folding": False})
 
 
-def test_a_recipe_of_another_workload_lacks_what_one_workload_alone_has(tmp_path):
+def test_recipe_may_lack_only_knobs_of_another_workload(tmp_path):
     trials = simulated_trials(faster_by(batch_size=1.5), noise=0.02)
     with on_disk(tmp_path / "run") as directory:
         recipe = tune_simulated(trials, directory, budget=200.0)

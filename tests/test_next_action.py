@@ -50,12 +50,12 @@ def confirms(action):
 # ---------------------------------------------------------------------------------- search on, or confirm
 
 
-def test_a_run_begins_with_a_candidate_and_one_that_holds_none_ends():
+def test_run_begins_with_a_candidate_or_ends_without_time():
     assert next_action(a_state()) == TryAnother()
     assert next_action(a_state(left=4.0)) == End(EndedBy.BUDGET)
 
 
-def test_a_leader_is_confirmed_when_what_is_left_is_what_that_needs():
+def test_leader_is_confirmed_when_the_time_left_just_suffices():
     needed = confirmation_seconds(a_state(FAST), FAST)
     budget = 2 * needed
     assert next_action(a_state(*SLOWER[:2], FAST, left=needed + 20.0, budget=budget)) == TryAnother()
@@ -63,7 +63,7 @@ def test_a_leader_is_confirmed_when_what_is_left_is_what_that_needs():
 
 
 @pytest.mark.parametrize(("gain", "share"), [(0.1, 0.5), (1.2, 0.7)])
-def test_half_of_the_time_goes_by_before_a_claim_and_less_before_a_large_one(gain, share):
+def test_claim_waits_for_half_the_time_or_less_for_a_large_gain(gain, share):
     leader = a_candidate(9, gain, processes=2, pairs=40)
     for left, is_due in ((1.01 * share, False), (0.99 * share, True)):
         action = next_action(a_state(*SLOWER[:3], leader, left=1000.0 * left, budget=1000.0))
@@ -81,7 +81,7 @@ def test_time_for_two_processes_is_kept_while_few_were_tried():
     assert confirms(next_action(dataclasses.replace(few, candidates=(*SLOWER[:3], slightly)))) == 9
 
 
-def test_a_larger_batch_that_cannot_learn_in_time_waits_for_others():
+def test_larger_batch_that_cannot_learn_in_time_waits():
     larger = a_candidate(9, 1.2, processes=2, batch_ratio=4.0, learning_seconds=300.0)
     larger = dataclasses.replace(larger, least_learning_seconds=90.0)
     state = a_state(*SLOWER[:4], larger, left=60.0, budget=120.0, learning_seconds=30.0)
@@ -93,7 +93,7 @@ def test_a_larger_batch_that_cannot_learn_in_time_waits_for_others():
     assert next_action(unlimited) == TryAnother()
 
 
-def test_a_leader_of_an_earlier_run_that_looks_faster_again_is_confirmed_at_once():
+def test_earlier_leader_that_is_faster_is_confirmed_at_once():
     much = {"left": 990.0, "budget": 1000.0}
     again = dataclasses.replace(FAST, was_confirmed=True, processes=1, pairs=4)
     assert next_action(a_state(dataclasses.replace(again, was_confirmed=False), **much)) == TryAnother()
@@ -103,7 +103,7 @@ def test_a_leader_of_an_earlier_run_that_looks_faster_again_is_confirmed_at_once
 
 
 @pytest.mark.parametrize(("led_over", "more"), [(0, 8), (5, 3), (7, 1), (30, 1)])
-def test_what_an_earlier_run_tried_beside_its_leader_is_not_sought_again(led_over, more):
+def test_earlier_rivals_of_a_leader_shorten_the_search(led_over, more):
     again = dataclasses.replace(FAST, led_over=led_over)
     for count in (more - 1, more):
         behind = [a_candidate(number, -0.5) for number in range(10, 10 + count)]
@@ -123,7 +123,7 @@ def test_what_was_confirmed_is_what_the_next_must_beat():
     assert not dataclasses.replace(state, leaders=(level,)).likely_leaders
 
 
-def test_a_leader_that_stays_ahead_is_confirmed_early_and_the_search_goes_on():
+def test_steady_leader_is_confirmed_early_and_search_goes_on():
     behind = [a_candidate(number, 0.1, pairs=20) for number in range(10, 25)]
     assert next_action(a_state(FAST, *behind[:1], left=1000.0, budget=1000.0)) == TryAnother()
     assert confirms(next_action(a_state(FAST, *behind, left=1000.0, budget=1000.0))) == FAST.number
@@ -148,7 +148,8 @@ def test_how_leaders_learn_is_compared_on_one_seat_at_a_time():
     assert next_action(dataclasses.replace(state, compares_losses=True)) != CompareLearning(90)
 
 
-def test_learning_that_the_time_kept_for_it_was_too_short_for_is_compared_again_before_a_claim_is_narrowed():
+def test_retries_loss_comparison_that_ran_out_of_time():
+    """The retry comes before narrowing a claim, if it can change the recommendation."""
     larger, wide = a_candidate(9, 1.0, batch_ratio=4.0), {"number": 90, "processes": 4, "batch_ratio": 4.0}
     cut_short = a_leader(9, low=0.2, high=1.8, standing=Standing.CONFIRMED, learning_needs=50.0, **wide)
     state = a_state(larger, leaders=(cut_short,), more_candidates=False, exhausted=True, left=60.0)
@@ -164,7 +165,7 @@ def test_learning_that_the_time_kept_for_it_was_too_short_for_is_compared_again_
     assert next_action(both) != CompareLearning(90), "it would not be recommended"
 
 
-def test_larger_batches_that_were_not_compared_are_named_time_for():
+def test_seconds_to_learn_covers_batches_not_compared():
     """Also beside another recommendation: how they learn is not known."""
     same = a_leader(8, low=1.4, high=1.6, standing=Standing.CONFIRMED, number=80, processes=4)
     larger = {"standing": Standing.CONFIRMED, "low": 0.9, "high": 1.1, "number": 90, "batch_ratio": 4.0}
@@ -174,7 +175,7 @@ def test_larger_batches_that_were_not_compared_are_named_time_for():
         assert seconds_to_learn(state) == seconds
 
 
-def test_learning_is_compared_again_once_half_of_the_time_has_shown_nothing_to_recommend():
+def test_learning_is_retried_at_half_time_without_a_winner():
     larger = a_candidate(9, 1.0, batch_ratio=4.0)
     cut_short = a_leader(
         9, standing=Standing.CONFIRMED, low=0.9, high=1.1, number=90, processes=4, batch_ratio=4.0, learning_needs=50.0
@@ -184,7 +185,7 @@ def test_learning_is_compared_again_once_half_of_the_time_has_shown_nothing_to_r
     assert next_action(dataclasses.replace(state, left=110.0)) == CompareLearning(90)
 
 
-def test_time_that_holds_no_pair_of_a_contender_is_for_learning_that_it_suffices_for():
+def test_time_too_short_for_a_pair_goes_to_learning():
     larger = a_candidate(9, 1.0, batch_ratio=4.0)
     same = a_candidate(8, 0.5, processes=2, pair_seconds=80.0, look_seconds=70.0)
     confirmed = {"standing": Standing.CONFIRMED, "number": 90, "processes": 4, "batch_ratio": 4.0}
@@ -194,7 +195,8 @@ def test_time_that_holds_no_pair_of_a_contender_is_for_learning_that_it_suffices
     assert next_action(dataclasses.replace(state, left=45.0)) == End(EndedBy.BUDGET)
 
 
-def test_a_run_that_would_end_unasked_compares_learning_first_and_one_with_a_budget_searches_on():
+def test_run_without_budget_retries_learning_before_it_ends():
+    """A run with a budget goes on searching."""
     larger, slower = a_candidate(9, 1.0, batch_ratio=4.0), [a_candidate(number, -0.5) for number in range(10, 20)]
     confirmed = {"standing": Standing.CONFIRMED, "number": 90, "processes": 4, "batch_ratio": 4.0}
     cut_short = a_leader(9, low=0.9, high=1.1, learning_needs=50.0, **confirmed)
@@ -203,7 +205,7 @@ def test_a_run_that_would_end_unasked_compares_learning_first_and_one_with_a_bud
     assert next_action(state) == TryAnother()
 
 
-def test_losses_are_compared_before_the_confirmation_of_what_computes_otherwise():
+def test_losses_are_compared_before_confirming_other_numerics():
     unchecked = dataclasses.replace(FAST, unchecked=True)
     state = a_state(unchecked, more_candidates=False, check_seconds=20.0)
     assert next_action(state) == CompareLosses(9)
@@ -232,7 +234,7 @@ def test_time_that_holds_no_fresh_pair_is_used_by_the_search(leaders):
     assert next_action(dataclasses.replace(state, left=4.0)) == End(EndedBy.BUDGET)
 
 
-def test_a_leader_that_the_time_will_hardly_show_makes_way_for_what_it_holds_else():
+def test_unpromising_leader_gives_way_to_other_candidates():
     doubtful = a_leader(9, low=-0.15, high=0.16, processes=2)
     state = a_state(*SLOWER, FAST, leaders=(doubtful,), left=100.0)
     assert next_action(state) == GiveUp(90)
@@ -241,7 +243,8 @@ def test_a_leader_that_the_time_will_hardly_show_makes_way_for_what_it_holds_els
     assert next_action(dataclasses.replace(state, leaders=(promising,))) == FreshPair(90)
 
 
-def test_after_a_claim_the_search_has_its_share_before_anything_is_confirmed():
+def test_search_gets_its_share_after_a_claim():
+    """The other answer is confirmed next, then faster candidates; narrowing comes last."""
     wide = a_leader(9, standing=Standing.CONFIRMED, low=0.4, high=0.9, processes=2)
     other, faster = a_candidate(10, 1.5, batch_ratio=4.0, learning_seconds=60.0), a_candidate(11, 4.0, processes=2)
     state = a_state(FAST, *SLOWER, leaders=(wide,), left=500.0, budget=1000.0, learning_seconds=100.0)
@@ -255,7 +258,7 @@ def test_after_a_claim_the_search_has_its_share_before_anything_is_confirmed():
     assert next_action(dataclasses.replace(both, candidates=(FAST, *SLOWER), left=25.0)) == FreshPair(90)
 
 
-def test_what_the_time_will_hardly_show_to_beat_a_claim_makes_way_for_the_search():
+def test_candidate_unlikely_to_beat_the_claim_yields_to_search():
     slightly = a_candidate(10, 0.65, pairs=40, processes=4)
     state = a_state(FAST, slightly, leaders=(CONFIRMED,), left=40.0, budget=300.0)
     assert state.likely_leaders
@@ -263,7 +266,7 @@ def test_what_the_time_will_hardly_show_to_beat_a_claim_makes_way_for_the_search
     assert confirms(next_action(dataclasses.replace(state, more_candidates=False))) == 10
 
 
-def test_what_a_larger_batch_needs_to_learn_is_kept_while_others_are_tried_and_measured():
+def test_time_for_a_larger_batch_to_learn_is_reserved():
     larger = a_candidate(10, 0.5, batch_ratio=4.0, learning_seconds=60.0)
     state = a_state(*SLOWER[:2], FAST, larger, left=150.0, budget=150.0, learning_seconds=60.0)
     assert state.likely_leaders[0] is FAST
@@ -274,7 +277,7 @@ def test_what_a_larger_batch_needs_to_learn_is_kept_while_others_are_tried_and_m
         assert kept_for_learning(dataclasses.replace(state, leaders=(opened,), left=left), 90) == kept
 
 
-def test_a_run_ends_once_each_change_is_tried_and_none_can_gain_enough():
+def test_run_ends_if_all_is_tried_and_no_gain_is_possible():
     flat = [a_candidate(number, 0.0, pairs=60, processes=3) for number in range(1, 7)]
     state = a_state(*flat, left=250.0)
     assert next_action(state) == TryAnother()
@@ -301,7 +304,7 @@ def test_time_that_is_left_narrows_a_wide_claim():
     assert next_action(dataclasses.replace(state, leaders=(spent,))) == End(EndedBy.EXHAUSTED)
 
 
-def test_an_open_leader_gets_a_short_pair_where_the_time_holds_no_usual_one():
+def test_open_leader_gets_a_short_pair_if_time_is_short():
     leader = a_leader(9, pair_seconds=20.0, least_pair_seconds=8.0)
     assert next_action(a_state(FAST, leaders=(leader,), left=9.0)) == FreshPair(90)
 
@@ -314,7 +317,7 @@ def test_who_asks_to_stop_is_heard_first(leaders):
 # ------------------------------------------------------------------------------------- nothing is faster
 
 
-def test_what_is_unclear_is_looked_at_again_where_nothing_is_faster():
+def test_unclear_candidate_gets_another_look_if_none_is_faster():
     doubtful = (a_candidate(8, 0.02, pairs=1), a_candidate(9, 0.04, pairs=1))
     state = a_state(*SLOWER, *doubtful, left=14.0)
     assert next_action(state) == LookAgain(9)
@@ -331,7 +334,7 @@ def test_a_budget_that_was_asked_for_is_used(keeps, by):
         assert next_action(state) == (TryAnother() if by is None else End(by))
 
 
-def test_time_that_holds_no_confirmation_beside_what_was_confirmed_is_used_by_the_search():
+def test_time_too_short_to_confirm_is_used_by_the_search():
     for left in (5.0, 20.0, 60.0):
         assert next_action(a_state(FAST, leaders=(CONFIRMED,), left=left)) == TryAnother()
     assert next_action(a_state(FAST, leaders=(CONFIRMED,), left=4.9)) == End(EndedBy.BUDGET)
@@ -343,7 +346,7 @@ def test_an_exhausted_space_ends_the_run():
     assert verdict(state) is Verdict.NO_SIGNIFICANT_GAIN
 
 
-def test_a_leader_whose_looks_decided_nothing_is_measured_further():
+def test_leader_without_a_decision_is_measured_further():
     open_question = a_leader(9, standing=NOT_SHOWN, low=-0.1, high=0.4, processes=12)
     state = a_state(*SLOWER, FAST, leaders=(open_question,), more_candidates=False)
     action = next_action(state)
@@ -355,13 +358,13 @@ def test_a_leader_whose_looks_decided_nothing_is_measured_further():
 # -------------------------------------------------------------------------------------- looks and errors
 
 
-def test_the_errors_of_any_number_of_leaders_are_five_percent_together():
+def test_errors_of_all_leaders_sum_to_five_percent():
     errors = [error_of(leader) for leader in range(1, 10_000)]
     assert 0.0499 < math.fsum(errors) <= 0.05
     assert errors == sorted(errors, reverse=True)
 
 
-def test_large_gains_need_two_processes_and_small_ones_as_many_as_the_error_allows():
+def test_smaller_gains_need_more_processes_up_to_a_cap():
     wanted = [processes_wanted(math.log(ratio), USUAL_PRIOR, error=0.025) for ratio in (2.0, 1.3, 1.1, 1.001)]
     assert wanted == sorted(wanted)
     assert wanted[0] == 2

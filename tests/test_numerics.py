@@ -55,7 +55,7 @@ def test_the_limit_is_how_far_two_trainings_may_end_apart():
     assert limit == pytest.approx(2.776445 * statistics.stdev(ends) * math.sqrt(2))
 
 
-def test_a_curve_is_held_against_the_training_that_began_with_its_weights():
+def test_curve_is_compared_with_the_run_of_equal_first_weights():
     reference = [[9.0] * 20 + [end] * 10 for end in (1.0, 1.1, 1.2, 1.3, 1.4)]
     assert check_parity(reference, reference[0]).value == 0.0
 

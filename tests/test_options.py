@@ -169,7 +169,7 @@ def test_credentials_are_recorded_as_a_mask_and_asked_for_again():
         ("fresh", True, False),
     ],
 )
-def test_a_resumed_run_keeps_its_options_except_those_that_may_change(name, value, may_change):
+def test_resumed_run_keeps_options_that_must_not_change(name, value, may_change):
     begun = Options(budget=60.0)
     if may_change:
         assert getattr(begun.resumed_with({name: value}), name) == value

@@ -36,7 +36,7 @@ def test_the_public_names_are_these():
     assert all(getattr(autotune, name) is not None for name in autotune.__all__)
 
 
-def test_completion_of_names_offers_the_public_ones_and_nothing_else():
+def test_dir_lists_only_public_names():
     assert dir(autotune) == sorted(autotune.__all__)
 
 
@@ -50,7 +50,7 @@ def test_name_and_version_are_the_distributions():
     assert (DISTRIBUTION, autotune.__version__) == (project["name"], project["version"])
 
 
-def test_the_command_names_itself_its_version_and_its_distribution(capsys):
+def test_version_names_the_command_and_its_distribution(capsys):
     assert cli.main(["--version"]) == 0
     assert capsys.readouterr().out == f"autotune {autotune.__version__} (distribution {DISTRIBUTION})\n"
 
@@ -62,7 +62,7 @@ def test_the_command_names_itself_its_version_and_its_distribution(capsys):
         ("autotune.runtime.template", {"optuna", "pandas", "tensorflow"}),  # a trial's process
     ],
 )
-def test_what_is_imported_loads_no_large_package_that_it_does_not_need(imports, unwanted):
+def test_imports_load_no_large_package_without_need(imports, unwanted):
     script = f"import sys, {imports}; loaded = {unwanted} & set(sys.modules); assert not loaded, loaded"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=False)
@@ -81,7 +81,7 @@ def test_every_page_that_the_package_names_exists():
     assert named == {page for page in named if (ROOT / page).exists()} != set()
 
 
-def test_no_file_of_the_project_is_left_half_written_in_the_readme():
+def test_readme_has_no_placeholders_left():
     assert "@@" not in (ROOT / "README.md").read_text()
 
 

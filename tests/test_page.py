@@ -218,7 +218,7 @@ def learnt(tmp_path_factory):
     return directory.path
 
 
-def test_the_page_holds_both_answers_and_the_losses_of_both_batch_sizes(learnt):
+def test_page_shows_both_answers_and_losses_of_both_batches(learnt):
     data, recipe = page_data(RunDirectory(learnt)), Recipe.load(learnt / "recipe.json")
     assert recipe.answer.recommended == "larger batch"
     assert [data.losses["curves"][place]["kind"] for place in (0, -1)] == ["baseline", "other"]
@@ -257,7 +257,7 @@ def test_what_others_wrote_stays_text(run):
     assert max(len(html.unescape(log)) for log in logs) == LONGEST_LOG
 
 
-def test_an_unfinished_and_a_damaged_run_have_a_page_that_says_what_is_missing(run, tmp_path):
+def test_page_of_unfinished_or_damaged_run_lists_missing_parts(run, tmp_path):
     cut = tmp_path / "cut"
     shutil.copytree(run, cut)
     (cut / "recipe.json").unlink()
@@ -351,7 +351,7 @@ def undecided(tmp_path_factory):
     return directory.path
 
 
-def test_an_undecided_run_shows_its_best_candidate_and_the_command_that_goes_on(undecided):
+def test_page_of_undecided_run_shows_candidate_and_next_command(undecided):
     text, recipe = words(undecided), Recipe.load(undecided / "recipe.json")
     assert "Undecided" in text
     assert f"Best candidate: {Configuration(recipe.candidate.configuration).describe(BASELINE)}" in text

@@ -110,7 +110,7 @@ def test_a_map_that_others_may_read_is_not_moved(tmp_path, lines):
     assert moved(tmp_path, f"{lines}\n") == ([], ["batched_map=true"])
 
 
-def test_the_edit_sets_constants_at_their_calls_and_lines_at_the_top(tmp_path):
+def test_edit_sets_constants_at_calls_and_lines_at_the_top(tmp_path):
     file = written(tmp_path, PIPELINE)
     changes = {"batch_size": 64, "prefetch": 8, "num_parallel_calls": "autotune", "jit_compile": True}
     changes |= {"steps_per_execution": 2, "precision": "mixed_bfloat16", "onednn": False, "data_threads": 3}
@@ -171,7 +171,7 @@ def test_options_and_a_persistent_iterator_are_lines_above_fit(tmp_path, source,
     assert ([line.strip() for line in changed_lines(diff)[1]], rest) == (added, [])
 
 
-def test_what_a_fit_of_arrays_cannot_be_given_is_omitted_with_its_gain(tmp_path, monkeypatch, capsys):
+def test_edit_of_an_array_fit_lists_omitted_changes_with_gains(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     file = written(tmp_path, ARRAYS)
     recipe = recipe_of(file, {"batch_size": 32}, batch_size=64, persistent_iterator=True, data_autotune=False)
@@ -308,14 +308,14 @@ def rate_edit(tmp_path, source, rule=LINEAR):
     ],
     ids=["compile", "compile in lines", "compile in a block", "imported optimizer", "two optimizers", "training"],
 )
-def test_the_edit_says_above_which_line_the_learning_rate_changes(tmp_path, source, lines):
+def test_edit_marks_the_line_where_the_learning_rate_changes(tmp_path, source, lines):
     assert rate_edit(tmp_path, source) == (
         [(line[: len(line) - len(line.lstrip())] + COMMENT, line) for line in lines],
         [],
     )
 
 
-def test_lines_after_the_imports_do_not_part_the_comment_from_its_call(tmp_path):
+def test_inserted_lines_do_not_separate_comment_from_its_call(tmp_path):
     file = written(tmp_path, "import keras\nmodel.compile('adam')\nmodel.fit(x)\n")
     recipe = recipe_of(file, {"batch_size": 32}, rule=LINEAR, precision="mixed_bfloat16")
     added = [line for line in changed_lines(script_diff(recipe, file)[0])[1] if line]
@@ -331,7 +331,7 @@ def test_a_rule_that_leaves_the_learning_rate_edits_nothing(tmp_path):
     assert rate_edit(tmp_path, "model.compile('adam')\nmodel.fit(x)\n", as_is) == ([], [])
 
 
-def test_the_speed_of_the_edit_is_that_with_the_tested_learning_rate(tmp_path, monkeypatch, capsys):
+def test_edit_says_speed_was_measured_with_the_tested_rate(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     file = written(tmp_path, "model.compile('adam')\nmodel.fit(x)\n")
     recipe_of(file, {"batch_size": 32}, rule=LINEAR).save(tmp_path / "recipe.json")

@@ -57,7 +57,7 @@ def test_a_value_so_deep_that_it_has_no_text_is_shown_too():
     assert short(value) == "too large to show"
 
 
-def test_the_message_of_an_error_is_one_line_whatever_stands_in_it():
+def test_error_message_is_one_line_whatever_it_contains():
     error = RecipeError("my\n\x1b[2J.json: " + "x" * 5000 + ": bad", hint="try\nthis\u202e")
     assert error.message.startswith(r"my \x1b[2J.json: x")
     assert error.message.endswith("x: bad")

@@ -105,12 +105,14 @@ def batch_sizes(critical, *, per_example):
 # ------------------------------------------------------------------------------------------------- the batch size
 
 
-def test_batch_sizes_around_the_one_that_reaches_a_loss_soonest_come_first():
+def test_batch_sizes_near_the_best_one_come_first():
+    """The best batch size reaches a loss soonest."""
     assert set(batch_sizes(64, per_example=2e-5)[:4]) == {64, 128}  # soonest with 80
     assert batch_sizes(2000, per_example=2e-6)[:3] == [128, 512, 1024]  # with 1,414
 
 
-def test_batch_sizes_far_above_the_one_that_reaches_a_loss_soonest_come_last():
+def test_batch_sizes_far_above_the_best_one_come_late():
+    """The best batch size reaches a loss soonest."""
     order = batch_sizes(64, per_example=2e-5)
     assert len(order) == 19
     assert max(order[:7]) <= 4 * 80 < min(order[7:17])
@@ -120,7 +122,7 @@ def test_batch_sizes_far_above_the_one_that_reaches_a_loss_soonest_come_last():
 # ------------------------------------------------------------------------------------------------- the combination
 
 
-def test_the_first_candidate_joins_what_hardware_and_limit_suggest():
+def test_first_candidate_combines_hardware_and_limit():
     assert Trying(shipped(), AMX).changes() == {"batch_size": 128, "precision": "mixed_bfloat16"}
     assert Trying(shipped(), LONG).changes() == {"batch_size": 128}
     assert set(Trying(shipped(), SHORT).changes()) == {"batch_size", "steps_per_execution", "persistent_iterator"}
@@ -151,7 +153,7 @@ def test_edits_are_in_the_first_two_candidates(now, first):
     assert trying.changes(context=known).keys() >= {"batch_size", "cache"}
 
 
-def test_a_batch_size_that_does_not_vary_is_left_out_of_the_combination():
+def test_combination_omits_a_fixed_batch_size():
     assert Trying(space_of(TINY_SPACE), AMX).changes() == {"precision": "mixed_bfloat16"}
 
 
@@ -161,7 +163,7 @@ def test_the_combination_has_no_batch_that_hardly_fits(share, batch_size):
     assert Trying(shipped(), now).changes().get("batch_size") == batch_size
 
 
-def test_the_combination_leaves_out_a_batch_that_would_be_passed_over():
+def test_combination_omits_a_batch_size_that_is_passed_over():
     trying = Trying(shipped(), AMX)
     assert trying.changes(passes_over=lambda found: found.batch_size >= 128) == {
         "batch_size": 64,
@@ -192,7 +194,7 @@ def test_a_part_that_failed_alone_is_in_no_combination():
     assert trying.changes() == {"batch_size": 128}
 
 
-def test_doubtful_parts_are_blamed_for_a_combination_that_disappoints():
+def test_disappointing_combination_blames_doubtful_parts():
     trying = Trying(shipped(), AMX)
     trying.ratios[trying.next()] = -0.3
     assert trying.changes() == {"batch_size": 128}
@@ -231,7 +233,7 @@ def test_a_change_with_a_slow_start_comes_after_an_equal_one():
     assert trying.changes() == {"precision": "mixed_bfloat16"}
 
 
-def test_knobs_that_cannot_act_are_tried_alone_only_when_nothing_else_is_left():
+def test_knobs_that_cannot_act_are_tried_alone_only_at_the_end():
     text = TINY_SPACE + '[knobs.prefetch]\nkind = "categorical"\nchoices = [0, 2]\n'
     trying = Trying(space_of(text), LONG)
     proposed = []
@@ -343,7 +345,7 @@ def told(sampler):
     return {each: states.count(each) for each in set(states)}
 
 
-def test_all_of_a_small_space_is_proposed_once_and_then_it_is_exhausted():
+def test_small_space_is_proposed_once_and_then_exhausted():
     trying = Trying(space_of(TINY_SPACE))
     while (configuration := trying.next()) is not None:
         assert configuration not in trying.ratios
@@ -376,7 +378,7 @@ def test_the_first_samples_follow_the_expectations():
     assert {each["prefetch"] for each in drawn} == {0}
 
 
-def test_what_the_time_does_not_hold_is_passed_over_and_the_space_is_not_exhausted():
+def test_lack_of_time_does_not_exhaust_the_space():
     trying = Trying(space_of(TINY_SPACE))
     needs_import = lambda each: each["jit_compile"]  # noqa: E731  # a word
     configuration = trying.next(passes_over=needs_import)
@@ -403,7 +405,7 @@ class Repeating:
         """It learns nothing."""
 
 
-def test_given_configurations_come_before_the_neighbours_unless_they_were_tried():
+def test_given_configurations_precede_neighbours_unless_tried():
     space = space_of()
     first = [BASELINE.replace(batch_size=16, steps_per_execution=8), BASELINE, BASELINE.replace(batch_size=512)]
     tried, proposed = {BASELINE}, []

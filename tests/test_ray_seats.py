@@ -163,7 +163,8 @@ def test_a_host_that_differs_from_the_first_is_not_used(differs, why):
         assert [actor.node for actor in ray.killed] == ["b"]
 
 
-def test_what_the_first_seat_cannot_import_ends_the_run_and_a_later_one_is_not_used():
+def test_import_error_of_the_first_seat_ends_the_run():
+    """On a later seat it only drops that seat."""
     ray = FakeRay(a=1)
     ray.opens = WorkloadError("no such module")
     with pytest.raises(WorkloadError, match="no such module"):
@@ -190,7 +191,7 @@ def test_a_host_that_comes_after_one_was_lost_is_used():
         assert [trials.place(each).host for each in trials.seats] == ["a"]
 
 
-def test_a_cluster_of_which_no_seat_can_be_used_is_not_waited_for():
+def test_cluster_without_usable_seats_is_not_waited_for():
     said = []
     ray = FakeRay(a=1)
     ray.files_are_there = False
@@ -219,7 +220,8 @@ def test_a_trial_is_started_and_asked_by_its_number(tmp_path):
         assert actor.asked.count((7, "end")) == 1
 
 
-def test_a_failure_is_the_trials_own_and_its_files_come_to_the_driver(tmp_path):
+def test_remote_trial_returns_its_failure_and_its_files(tmp_path):
+    """No file is written outside the folder of the trial."""
     ray = FakeRay(a=1)
     with opened(ray) as trials:
         (actor,) = ray.actors
@@ -311,7 +313,7 @@ def test_a_ray_of_this_machines_own_is_private(ray_module):
     assert "runtime_env" not in ray_module
 
 
-def test_a_cluster_is_joined_as_it_is_and_given_the_working_directory(ray_module):
+def test_connect_passes_the_working_directory_to_the_cluster(ray_module):
     ray_seats.connect("auto", directory="/home/me/project", left=60.0)
     assert ray_module["address"] == "auto"
     assert ray_module["runtime_env"] == {"working_dir": "/home/me/project"}
@@ -367,7 +369,7 @@ with socket.create_server(("127.0.0.1", 0)) as server:
 """
 
 
-def test_what_answers_and_is_no_cluster_is_not_waited_for_beyond_the_budget():
+def test_silent_server_is_not_waited_for_beyond_the_budget():
     pytest.importorskip("ray")
     said = subprocess.run([sys.executable, "-c", SILENT], capture_output=True, text=True, check=True, timeout=60).stdout
     assert said.endswith("nothing was heard of Ray for 1 s\n")
@@ -442,7 +444,7 @@ def test_an_upload_is_looked_for_where_ray_has_put_it(actor_with, tmp_path):
     assert actor_with(reference=SCRIPT, directory="/home/me/project")._reference == SCRIPT
 
 
-def test_a_run_with_ray_upload_has_ray_copy_the_working_directory(tmp_path, monkeypatch):
+def test_ray_upload_copies_the_working_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     options = Options(budget=60.0, executor="ray", ray_upload=True)
     asked = {}
@@ -463,7 +465,7 @@ def test_a_run_with_ray_upload_has_ray_copy_the_working_directory(tmp_path, monk
         assert trials._settings.isolation == "spawn", "also of seats that open later"
 
 
-def test_what_an_actors_trial_has_written_is_handed_over_up_to_a_limit(actor_with, monkeypatch):
+def test_actor_returns_files_of_its_trial_up_to_a_limit(actor_with, monkeypatch):
     monkeypatch.setattr(ray_actor, "LARGEST_FILES_BYTES", 5)
     actor = actor_with()
     ended = []

@@ -430,7 +430,7 @@ def undecided(recipe, *, speedup, reason=""):
     return recipe.model_copy(update=changes)
 
 
-def test_the_recipe_of_a_candidate_claims_its_estimate_with_its_interval(recipe):
+def test_recipe_of_a_candidate_claims_estimate_and_interval(recipe):
     found = undecided(recipe, speedup=Interval(value=1.5, low=0.9, high=2.0)).with_candidate()
     rate = recipe.evidence.baseline_throughput.value
     assert found.changes == recipe.changes
@@ -447,7 +447,7 @@ def test_the_recipe_of_a_candidate_claims_its_estimate_with_its_interval(recipe)
         ({"speedup": Interval(value=0.9, low=0.8, high=1.1)}, False),
     ],
 )
-def test_only_a_candidate_that_looks_faster_and_broke_no_rule_may_be_run(recipe, candidate, may):
+def test_only_faster_looking_stable_candidate_may_be_run(recipe, candidate, may):
     found = undecided(recipe, **candidate)
     assert found.candidate.may_be_faster is may
     if not may:

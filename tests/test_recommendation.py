@@ -201,7 +201,7 @@ def test_the_budget_to_go_on_with_is_bounded(ended):
     assert recipe.evidence.go_on_seconds == 10 * ended.given["run"].budget
 
 
-def test_larger_batches_alone_exclude_no_gain_of_the_same_training(ended):
+def test_larger_batches_exclude_no_gain_of_the_same_training(ended):
     larger = Candidate(number=1, configuration=FAST, ratio=0.2, pairs=4, batch_ratio=2.0)
     changes = {"candidates": (larger,), "leaders": (), "more_candidates": False}
     recipe = ended.recipe_from(**changes)
@@ -219,7 +219,7 @@ def test_a_candidate_in_doubt_leaves_the_verdict_open(tmp_path):
 
 
 @pytest.mark.parametrize(("start_seconds", "budget"), [(1.5, 18.0), (25.0, 130.0)])
-def test_an_undecided_run_names_its_leader_and_a_budget_that_decides(tmp_path, start_seconds, budget):
+def test_undecided_run_names_leader_and_sufficient_budget(tmp_path, start_seconds, budget):
 
     def run(name, seconds):
         trials = simulated_trials(faster_by(batch_size=1.5), noise=0.03, start_seconds=start_seconds)
@@ -289,13 +289,13 @@ def test_the_compile_times_are_those_of_both_sides(ended):
     assert (evidence.compile_seconds, evidence.baseline_compile_seconds) == (2.5, 0.5)
 
 
-def test_what_counts_samples_per_second_alone_says_that_learning_was_not_measured(ended):
+def test_throughput_objective_says_learning_was_not_measured(ended):
     rule = ended.recipe().learning_rate_rule
     assert (rule.batch_ratio, rule.factor, rule.same_loss) == (4.0, 1.0, None)
     assert rule.not_measured
 
 
-def test_the_examples_of_an_epoch_are_the_datas_unless_fewer_were_seen(ended):
+def test_examples_per_epoch_prefer_observed_calls_to_the_data(ended):
     log = ended.records[ended.number].processes[-1]
     size = ended.recipe().configuration["batch_size"]
 

@@ -131,7 +131,7 @@ def test_the_study_knows_all_of_it(tmp_path):
 
 
 @pytest.mark.parametrize(("pairing", "inferred"), [(Pairing.ALTERNATING, False), (Pairing.BRACKETED, True)])
-def test_what_ran_out_of_memory_only_beside_the_baseline_says_nothing_of_what_is_larger(tmp_path, pairing, inferred):
+def test_oom_beside_the_baseline_says_nothing_of_larger_batches(tmp_path, pairing, inferred):
     directory = stop_at(tmp_path / "run", 2)
     record = searched(directory)[1]
     small = {**record.configuration, "batch_size": 64, "steps_per_execution": 1}
@@ -185,7 +185,7 @@ def test_a_confirmation_that_was_stopped_goes_on(tmp_path):
     assert len(processes) == recipe.evidence.confirmation.processes > len({pair.instance for pair in before.pairs})
 
 
-def test_a_leader_that_the_time_cut_off_gets_further_looks_at_an_error_of_their_own(tmp_path):
+def test_resumed_leader_gets_further_looks_at_own_errors(tmp_path):
     path = tmp_path / "run"
     wild = {"speed": faster_by(jit_compile=1.5), "noise": 0.02}
     machine = trials(**wild)
@@ -317,7 +317,7 @@ def test_another_question_is_refused(tmp_path, options, words):
 
 
 @pytest.mark.parametrize("set_by", [3600.0, -3600.0], ids=["forward", "back"])
-def test_a_wall_clock_that_is_set_changes_nothing_of_what_is_spent(tmp_path, monkeypatch, set_by):
+def test_wall_clock_change_does_not_affect_time_spent(tmp_path, monkeypatch, set_by):
     machine = trials()
 
     def now():
@@ -330,7 +330,7 @@ def test_a_wall_clock_that_is_set_changes_nothing_of_what_is_spent(tmp_path, mon
     assert read_earlier(directory).spent_seconds == machine.clock()
 
 
-def test_what_is_spent_adds_up_over_invocations_and_slices_go_on_in_it(tmp_path):
+def test_time_spent_adds_up_over_resumed_runs(tmp_path):
     directory = stop_at(tmp_path / "run", 3)
     before = read_earlier(directory).spent_seconds
     early = [pair.candidate.at for each in searched(directory).values() for pair in each.pairs]
@@ -348,7 +348,7 @@ def test_what_is_spent_adds_up_over_invocations_and_slices_go_on_in_it(tmp_path)
     assert sorted(ends)[: len(early)] == sorted(early)
 
 
-def test_a_record_that_stands_keeps_the_moment_at_which_its_trial_ended(tmp_path):
+def test_rewritten_record_keeps_the_end_time_of_its_trial(tmp_path):
     run = run_on(trials(), tmp_path)
     run.clock.advance(3.0)
     first = run.keep(a_record(trial=1))
@@ -401,7 +401,7 @@ def test_two_cannot_have_the_same_run(tmp_path):
         pass
 
 
-def test_a_damaged_record_is_left_out_and_its_number_not_used_again(tmp_path):
+def test_damaged_record_is_skipped_and_its_number_not_reused(tmp_path):
     directory = stop_at(tmp_path / "run", 4)
     file = directory.trial_directory(2) / "result.json"
     file.write_text("{")
@@ -412,7 +412,7 @@ def test_a_damaged_record_is_left_out_and_its_number_not_used_again(tmp_path):
     assert file.read_text() == "{"
 
 
-def test_a_leader_whose_baseline_cannot_be_read_is_not_judged_by_another(tmp_path):
+def test_leader_with_unreadable_baseline_is_not_restored(tmp_path):
     ended(tmp_path / "run")
     directory = RunDirectory(tmp_path / "run")
     records = {each.trial: each for each in read_trials(directory)}
@@ -470,7 +470,7 @@ def test_a_run_that_holds_a_link_is_not_gone_on_with(tmp_path, name):
     assert os.path.getsize(outside) == 0 or outside.is_dir()
 
 
-def test_what_trials_of_a_killed_run_have_written_is_nobodys_link(tmp_path):
+def test_resume_tolerates_links_in_layers_but_no_linked_layers(tmp_path):
     directory = stop_at(tmp_path / "run", 2)
     layers = directory.log_directory / "layers"
     (layers / "123" / "upper-0").mkdir(parents=True)
@@ -486,7 +486,7 @@ def test_what_trials_of_a_killed_run_have_written_is_nobodys_link(tmp_path):
         read_earlier(RunDirectory(directory.path))
 
 
-def test_a_run_directory_that_is_deleted_meanwhile_is_said_to_be_gone(tmp_path):
+def test_run_directory_deleted_meanwhile_is_reported_as_gone(tmp_path):
     def observe(event):
         if isinstance(event, TrialBegan) and event.trial == 2:
             (tmp_path / "run").rename(tmp_path / "gone")
@@ -559,7 +559,7 @@ def test_the_number_of_an_interrupted_trial_is_not_used_again(tmp_path):
     assert earlier.next_number == 4
 
 
-def test_a_run_that_needs_fresh_interpreters_says_so_to_who_resumes_it(tmp_path):
+def test_need_for_fresh_interpreters_is_recorded_in_the_run(tmp_path):
     machine = trials()
     stuck = TrialFailed(Outcome.TIMEOUT, "stuck")
     machine.failure = lambda each: stuck if machine.isolation == "template" else None

@@ -77,7 +77,7 @@ def test_a_log_that_was_cut_is_read_on(log, monkeypatch):
     assert slices(seen, log, "", "\n" + COMPILED.format(2)) == [0, 1]
 
 
-def test_where_tensorflow_does_not_tell_of_traces_nothing_is_known(log, monkeypatch):
+def test_retraces_are_unknown_without_tensorflow_trace_times(log, monkeypatch):
     monkeypatch.setattr(gauges, "tracing_seconds", lambda: None)
     seen = Retracing(log, xla=False)
     assert seen.wrap(len) is len

@@ -47,7 +47,7 @@ def test_many_times_the_examples_are_found_however_losses_fall(loss, needs):
 
 
 @pytest.mark.parametrize("over_critical", [0.0, 0.01, 0.16, 3.0, math.inf])
-def test_the_critical_batch_size_follows_from_the_examples_needed(over_critical):
+def test_critical_batch_size_follows_from_examples_needed(over_critical):
     assert over_critical_of(log_examples(4.0, over_critical), 4.0) == pytest.approx(over_critical)
     assert log_examples(1.0, over_critical) == 0.0
     assert 0.0 <= log_examples(4.0, over_critical) <= math.log(4.0)
@@ -126,7 +126,7 @@ def test_the_same_loss_interval_covers_the_truth():
     assert 0.92 <= held / 400 <= 0.98
 
 
-def test_the_best_batch_size_is_where_the_time_to_a_loss_is_least():
+def test_best_batch_size_minimizes_the_time_to_a_loss():
     def step_seconds(size):
         return 0.02 + 0.001 * size
 
@@ -137,6 +137,6 @@ def test_the_best_batch_size_is_where_the_time_to_a_loss_is_least():
     assert seconds(best) < min(seconds(best * 1.05), seconds(best / 1.05))
 
 
-def test_where_larger_batches_cost_nothing_the_best_one_has_no_bound():
+def test_best_batch_size_has_no_bound_if_larger_ones_are_free():
     assert best_batch_size(64, {32: 0.01, 64: 0.01}) > 1e6
     assert best_batch_size(64, {32: 0.01, 64: 0.03}) == 0.0

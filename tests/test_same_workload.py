@@ -72,7 +72,7 @@ def test_another_model_training_or_pipeline_is_another_workload(other):
     assert first_difference(a_workload(a_script()), other)
 
 
-def test_a_batch_of_fixed_size_has_the_same_shape_at_another_batch_size():
+def test_fixed_batch_shape_matches_at_another_batch_size():
     dropping = {"drop_remainder": True}
     mine = a_workload(a_script(), element=ELEMENT.format(32, 32), **dropping)
     assert first_difference(mine, a_workload(a_script(), element=ELEMENT.format(64, 64), **dropping)) == ""
@@ -84,7 +84,7 @@ def test_a_workload_in_code_is_known_by_its_name_and_shape():
     assert "batches" in first_difference(a_workload(), a_workload(batched=True))
 
 
-def test_what_never_started_is_no_workload_that_could_be_known_again():
+def test_workload_that_never_started_matches_nothing():
     unknown = a_workload(a_script(), element=None, parameters=None)
     assert first_difference(unknown, unknown)
 

@@ -226,7 +226,7 @@ def test_a_study_of_other_trials_is_replaced(tmp_path):
 
 
 @pytest.mark.parametrize(("seconds", "value"), [(60.0, 1.7), (0.0, 1.5)])
-def test_what_was_measured_again_is_written_anew_where_the_time_holds_it(tmp_path, seconds, value):
+def test_repeated_measurement_is_rewritten_if_time_allows(tmp_path, seconds, value):
     space, faster, file = space_of(), BASELINE.replace(jit_compile=True), tmp_path / "study.db"
     baseline, record = a_record(BASELINE, trial=0), a_record(faster, trial=1, speedup=1.5)
     sampler = a_sampler(space, file=file)

@@ -96,7 +96,7 @@ def test_what_may_end_a_fit_early_is_named_with_its_line(ender, is_model):
     assert re.fullmatch(rf"{type(ender).__name__} \({Path(__file__).name}, line \d+\)", found)
 
 
-def test_a_callback_of_kerass_is_named_with_the_line_that_makes_it(monkeypatch, tmp_path):
+def test_keras_callback_is_named_with_the_line_that_creates_it(monkeypatch, tmp_path):
     script = tmp_path / "train.py"
     script.write_text("import keras\n\nmodel.fit(x, callbacks=[keras.callbacks.EarlyStopping()])\n")
     monkeypatch.setattr(batch_dependence, "is_installed", lambda file: True)

@@ -73,7 +73,7 @@ def written(folder: Path, name: str, source: str) -> Path:
         ("other = 1\n", False),
     ],
 )
-def test_a_file_is_a_workload_if_it_binds_that_name_at_its_top_level(tmp_path, source, is_workload):
+def test_file_is_workload_if_it_binds_the_name_at_top_level(tmp_path, source, is_workload):
     file = written(tmp_path, "train.py", "raise SystemExit('imported')\n" + textwrap.dedent(source))
     assert binds_workload(file, "workload") is is_workload
 
@@ -105,7 +105,7 @@ def test_a_script_is_told_from_a_workload_by_its_source(tmp_path, monkeypatch):
         ("def again():\n    model.fit(x)\n    again()\nagain()\n", False),
     ],
 )
-def test_a_call_in_a_loop_is_found_through_the_functions_that_lead_to_it(tmp_path, source, loops):
+def test_call_in_a_loop_is_found_through_intermediate_functions(tmp_path, source, loops):
     assert is_called_in_loop([written(tmp_path, "train.py", source)], "fit") is loops
 
 
@@ -157,7 +157,7 @@ def test_a_script_sees_itself_as_under_python(tmp_path, called):
     assert seen[0] == seen[1]
 
 
-def test_a_scripts_own_files_are_those_it_imports_from_its_directory(tmp_path, monkeypatch):
+def test_own_files_are_imports_from_the_script_directory(tmp_path, monkeypatch):
     file = written(tmp_path, "train.py", "import numpy\nimport nets.big\nfrom data import load\n")
     written(tmp_path, "data.py", "import train\nmodel.fit(x)\nscaler.fit(y)\n")
     written(tmp_path, "nets/__init__.py", "")
@@ -275,7 +275,7 @@ def test_a_watched_environment_is_put_back(monkeypatch):
         assert "AUTOTUNE_SURVEY" not in os.environ
 
 
-def test_pythons_that_a_script_starts_import_the_users_own_customization(tmp_path, monkeypatch):
+def test_child_pythons_import_the_users_sitecustomize(tmp_path, monkeypatch):
     written(tmp_path, "sitecustomize.py", "print('the user')\n")
     for name in ("PYTHONPATH", "AUTOTUNE_SURVEY"):
         monkeypatch.setenv(name, str(tmp_path))
@@ -408,7 +408,7 @@ def test_the_ranges_around_a_line_are_found_the_innermost_first(tmp_path):
     ["/lib/site-packages", "/usr/local/lib/python3.12/dist-packages", "/opt/modules/tf"],
     ids=os.path.basename,
 )
-def test_a_call_through_packages_and_pythons_own_wrappers_is_the_users(packages, monkeypatch):
+def test_users_frame_skips_packages_and_python_wrappers(packages, monkeypatch):
     module = SimpleNamespace(__path__=["/opt/modules/tf/tensorflow"])
     monkeypatch.setitem(sys.modules, "tensorflow", module)
     source = "def called(*_):\n    return users_frame()\n"
@@ -450,7 +450,7 @@ def test_only_what_differs_from_the_script_is_changed():
     assert other.value("jit_compile", "auto") is True
 
 
-def test_a_call_site_that_is_gone_is_an_error_before_the_first_step():
+def test_missing_call_site_fails_before_the_first_step():
     settings = Settings.of({"batch_size": 64, "prefetch": 2, "jit_compile": "auto"}, FACTS)
     settings.at("batch_size", SITE, 32)
     with pytest.raises(ApplyError, match=r"prefetch was set at prefetch\(\) in train.py, line 7"):
@@ -525,7 +525,7 @@ def work(tmp_path):
     return tmp_path / "work"
 
 
-def test_a_users_file_in_the_temporary_directory_is_not_written_over(work, monkeypatch):
+def test_users_temporary_file_is_not_overwritten(work, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(work))
     mine = written(work, "mine.csv", "mine")
 
@@ -539,7 +539,7 @@ def test_a_users_file_in_the_temporary_directory_is_not_written_over(work, monke
     assert (work / "new.csv").read_text() == "a trial's"
 
 
-def test_what_is_appended_to_a_file_that_exists_follows_what_it_holds(work):
+def test_append_extends_a_copy_of_the_existing_file(work):
     log = written(work, "log.txt", "old")
 
     def act(effects):
@@ -565,7 +565,7 @@ def recreates_its_output(_):
     return sorted(os.listdir("."))
 
 
-def test_what_a_trial_has_created_is_no_file_of_the_users_to_the_next_one(work):
+def test_output_of_a_trial_is_not_a_user_file_in_the_next_trial(work):
     for _ in range(2):
         answer = in_watched_fork(work.parent / "run", work, recreates_its_output)
         assert answer == str(["latest", "new.db", "out"]), answer
@@ -623,7 +623,8 @@ def changes_everything():
     return read, there, shown, os.path.exists("made")
 
 
-def test_changes_of_existing_files_go_to_the_trials_own_folder_and_new_files_are_in_place(work):
+def test_changes_of_files_are_redirected_and_new_files_are_not(work):
+    """Changed files go to the trial's own folder."""
     names = ("mine.txt", "changed.txt", "cut.txt", "mode.txt", "gone.txt", "old.txt")
     before = [(written(work, name, "old").stat(), name) for name in names]
     answer = in_watched_fork(work.parent / "run", work, lambda _: changes_everything())
@@ -703,7 +704,7 @@ def test_a_database_is_known_by_its_file(database, file):
     assert sandbox._database_path(database) == (file and os.path.abspath(file))
 
 
-def test_experiment_trackers_are_off_in_trials_whatever_the_shell_says(monkeypatch, tmp_path):
+def test_trials_disable_trackers_whatever_the_shell_sets(monkeypatch, tmp_path):
     monkeypatch.setattr(os, "environ", {"WANDB_MODE": "online", "MLFLOW_TRACKING_URI": "http://server"})
     monkeypatch.setattr(containment, "is_active", lambda: True)
     settings = ScriptSettings(scratch=str(tmp_path / SCRATCH))
@@ -715,7 +716,8 @@ def test_experiment_trackers_are_off_in_trials_whatever_the_shell_says(monkeypat
 
 
 @pytest.mark.parametrize("contained", [False, True])
-def test_callbacks_that_write_are_left_out_and_results_kept_where_they_are_read(monkeypatch, contained):
+def test_writing_callbacks_are_dropped_unless_results_are_needed(monkeypatch, contained):
+    """A contained `fit` that is not timed keeps its results."""
     names = ("EarlyStopping", "ModelCheckpoint", "TensorBoard", "RemoteMonitor")
     callbacks = [type(name, (), {})() for name in names]
     callbacks += [type("Mine", (type(callbacks[1]),), {})(), type("Logger", (), {"__module__": "wandb.keras"})()]

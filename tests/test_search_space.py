@@ -117,7 +117,7 @@ def test_every_kind_of_range_is_read():
         (numbers(high="memory"), "high is 'memory', which is no bound", "Bounds look like"),
     ],
 )
-def test_each_mistake_is_answered_with_what_is_wrong_and_what_to_do(text, message, hint):
+def test_mistake_in_a_space_names_the_problem_and_the_fix(text, message, hint):
     error = find_conflict(text)
     assert error.message.startswith("space.toml: ")
     assert message in error.message
@@ -227,11 +227,11 @@ def test_a_batch_size_without_room_stays_the_baselines():
     assert space.left_out == {"batch_size": "only the baseline's value, 32, is left"}
 
 
-def test_until_memory_ends_somewhere_without_a_number_of_examples():
+def test_until_memory_is_bounded_without_an_example_count():
     assert resolve(UNTIL_MEMORY, examples=None).choices["batch_size"][-1] == LARGEST_DOUBLED_BATCH
 
 
-def test_knobs_that_do_not_exist_here_are_left_out_with_the_reason():
+def test_unavailable_knobs_are_left_out_with_the_reason():
     text = (
         choices("tensor_float_32", "[true, false]")
         + '[knobs.num_parallel_calls]\nkind = "power_of_two"\nlow = 1\nhigh = 4\n'
@@ -247,7 +247,7 @@ def test_knobs_that_do_not_exist_here_are_left_out_with_the_reason():
     }
 
 
-def test_a_space_that_leaves_nothing_to_vary_is_refused_with_every_reason():
+def test_space_with_nothing_to_vary_is_refused_with_reasons():
     with pytest.raises(SearchSpaceError) as caught:
         resolve(choices("prefetch", "[0]") + '[knobs.tensor_float_32]\nkind = "categorical"\nchoices = [true]\n')
     assert caught.value.message == "space.toml: nothing is left to vary here"
@@ -275,7 +275,7 @@ def test_a_range_that_does_not_work_on_this_machine_is_refused(text, message):
     assert caught.value.hint
 
 
-def test_a_resolved_space_knows_its_size_and_makes_configurations():
+def test_resolved_space_has_a_size_and_builds_configurations():
     space = resolve(choices("prefetch", "[0, 2, 8]") + '[knobs.batch_size]\nkind = "categorical"\nchoices = [64]\n')
     assert space.size == 6
     assert list(space.choices) == ["batch_size", "prefetch"]  # in table order
@@ -284,7 +284,7 @@ def test_a_resolved_space_knows_its_size_and_makes_configurations():
         space.configuration({"prefetch": -8})
 
 
-def test_a_space_contains_the_configurations_it_can_make_and_no_others():
+def test_space_contains_only_configurations_it_can_build():
     space = resolve(choices("prefetch", "[0, 2, 8]"))
     assert space.baseline.replace(prefetch=8) in space
     assert space.baseline.replace(prefetch=4) not in space

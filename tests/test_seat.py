@@ -74,7 +74,7 @@ def test_a_failing_baseline_ends_the_run_and_leaves_its_record(tmp_path, failure
 
 
 @pytest.mark.parametrize("outcome", [Outcome.TIMEOUT, Outcome.CRASHED])
-def test_a_baseline_that_never_trains_in_a_fork_starts_once_more_in_a_fresh_interpreter(tmp_path, outcome):
+def test_baseline_stuck_in_a_fork_restarts_in_new_interpreter(tmp_path, outcome):
     watcher, failure = Watcher(), TrialFailed(outcome, "stuck")
     trials = simulated_trials(failure=lambda each: failure if trials.isolation == "template" else None)
     searching = Searching(tmp_path, trials, observe=watcher)
@@ -84,7 +84,7 @@ def test_a_baseline_that_never_trains_in_a_fork_starts_once_more_in_a_fresh_inte
     assert "stuck" in notice
 
 
-def test_a_later_seats_baseline_that_fails_changes_nothing_for_the_others(tmp_path):
+def test_failing_baseline_of_a_later_seat_affects_no_other_seat(tmp_path):
     trials = simulated_trials()
     searching = Searching(tmp_path, trials)
     trials.failure = lambda each: TrialFailed(Outcome.CRASHED, "stuck")
@@ -102,7 +102,7 @@ def test_a_baseline_that_trains_nowhere_is_started_no_third_time(tmp_path, outco
 
 
 @pytest.mark.parametrize(("timeout", "told"), [(5.0, BudgetError), (600.0, NoStableConfigurationError)])
-def test_a_baseline_that_stands_still_in_a_small_budget_asks_for_more_time(tmp_path, timeout, told):
+def test_stalled_baseline_in_a_small_budget_asks_for_more_time(tmp_path, timeout, told):
     trials = simulated_trials()
     trials.open()
     warm_at = trials.clock() + trials.start_seconds
@@ -132,7 +132,7 @@ def test_the_baselines_closing_figures_are_kept_quietly(tmp_path):
 
 
 @pytest.mark.parametrize("times", [1, 2])
-def test_a_baseline_that_is_killed_while_it_is_timed_is_started_again(tmp_path, monkeypatch, times):
+def test_baseline_killed_while_timed_is_restarted(tmp_path, monkeypatch, times):
     measure, left = SimulatedTrial.measure, [None] * times
 
     def killed(trial, seconds, timeout_seconds):
@@ -153,7 +153,7 @@ def test_a_stop_ends_the_slices_of_the_baseline(tmp_path):
     assert len(searching.run.records[0].slices) == 1
 
 
-def test_a_baseline_that_starts_slowly_has_the_time_to_start_again(tmp_path):
+def test_slowly_starting_baseline_has_time_to_restart(tmp_path):
     searching = Searching(tmp_path, simulated_trials(TWICE, start_seconds=120.0), bracketed=True)
     _, record = searching.measure(timeout=300.0)
     assert record.outcome is Outcome.OK
@@ -188,7 +188,7 @@ def test_a_noisy_candidate_is_measured_until_its_time_is_up(tmp_path):
 
 
 @pytest.mark.parametrize("slower", [0.5, 0.97])
-def test_a_candidate_that_cannot_win_is_pruned_and_one_that_may_is_not(tmp_path, slower):
+def test_only_a_candidate_that_cannot_win_is_pruned(tmp_path, slower):
     trials = simulated_trials(faster_by(jit_compile=slower), noise=0.05, examples=None)
     best = LogInterval(value=0.02, low=-0.03, high=0.07, count=4)
     _, record = Searching(tmp_path, trials).measure(
@@ -213,7 +213,7 @@ def test_a_failing_candidate_is_data(tmp_path, outcome):
 
 
 @pytest.mark.parametrize("together", [True, False])
-def test_a_model_that_falls_back_from_xla_is_not_measured_as_if_it_did_not(tmp_path, together):
+def test_xla_fallback_is_recorded_as_not_compiled(tmp_path, together):
     trials = simulated_trials(xla_falls_back=True, fits_together=lambda each: together or len(each) < 2)
     searching = Searching(tmp_path, trials)
     trial, record = searching.measure()
@@ -264,7 +264,7 @@ def test_what_was_tried_under_another_name_is_not_measured_again(tmp_path):
         ({"batch_size": 64, "num_parallel_calls": 4}, True),
     ],
 )
-def test_the_boundary_of_epochs_is_the_baselines_unless_the_pipeline_is_another(tmp_path, changes, own):
+def test_boundary_is_the_baselines_unless_the_pipeline_differs(tmp_path, changes, own):
     searching = Searching(tmp_path, simulated_trials(examples=1_000_000))
     searching.measure(BASELINE.replace(**changes))
     searching.lose_the_baseline()
@@ -277,7 +277,7 @@ def test_the_boundary_of_epochs_is_the_baselines_unless_the_pipeline_is_another(
     assert again.timing.boundary == searching.run.boundary is not None
 
 
-def test_slow_steps_are_not_spent_on_the_boundary_of_another_pipeline(tmp_path):
+def test_slow_steps_skip_the_boundary_of_another_pipeline(tmp_path):
     trials = simulated_trials(lambda configuration: 64.0, examples=1_000_000)  # half a second a step
     searching = Searching(tmp_path, trials)
     searching.measure(BASELINE.replace(prefetch=2))
@@ -312,7 +312,7 @@ def lose_slices_of_the_baseline(monkeypatch, trials, outcome, *, since_slices=0,
 
 
 @pytest.mark.parametrize("since_slices", [0, 3])
-def test_a_baseline_that_finds_no_memory_beside_a_candidate_is_not_given_up(tmp_path, monkeypatch, since_slices):
+def test_baseline_oom_beside_a_candidate_switches_to_bracketing(tmp_path, monkeypatch, since_slices):
     trials = simulated_trials(TWICE, noise=0.3)
     searching = Searching(tmp_path, trials)
     lose_slices_of_the_baseline(monkeypatch, trials, Outcome.OOM, since_slices=since_slices)
@@ -323,7 +323,7 @@ def test_a_baseline_that_finds_no_memory_beside_a_candidate_is_not_given_up(tmp_
     assert alive(trials) == [BASELINE]
 
 
-def test_what_runs_out_of_memory_when_there_is_no_time_to_try_it_alone_has_run_out_of_it(tmp_path, monkeypatch):
+def test_oom_stands_if_no_time_is_left_for_a_run_alone(tmp_path, monkeypatch):
     trials = simulated_trials(TWICE, noise=0.3)
     searching = Searching(tmp_path, trials, left=12.0)
     lose_slices_of_the_baseline(monkeypatch, trials, Outcome.OOM, since_slices=3)
@@ -400,7 +400,7 @@ def test_what_cannot_start_in_time_is_not_begun(tmp_path):
     assert searching.run.records[new.number].outcome is Outcome.INTERRUPTED
 
 
-def test_what_needs_an_import_of_its_own_is_known_before_and_after(tmp_path):
+def test_configuration_needs_its_own_import_only_once(tmp_path):
     searching = Searching(tmp_path, simulated_trials())
     apart = BASELINE.replace(onednn=False)
     assert searching.seat.imports_first(apart)
@@ -421,7 +421,7 @@ def test_whenever_the_time_is_up_nobody_is_blamed(tmp_path, left):
 
 
 @pytest.mark.parametrize("bracketed", [False, True])
-def test_a_machine_that_stands_still_is_not_waited_for_beyond_the_last_moment(tmp_path, bracketed):
+def test_stalled_machine_is_not_waited_for_past_the_deadline(tmp_path, bracketed):
     trials = simulated_trials(TWICE)
     searching = Searching(tmp_path, trials, bracketed=bracketed, left=3.0)
     trials.drift = lambda seconds: 1e-6

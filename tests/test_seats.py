@@ -70,7 +70,7 @@ def test_both_seats_are_at_work_at_the_same_time(tmp_path):
     assert trials.alive == []
 
 
-def test_no_configuration_is_tried_twice_and_no_leader_measured_on_two_seats_at_once(tmp_path):
+def test_no_configuration_runs_twice_and_no_leader_on_two_seats(tmp_path):
     watcher = Watcher()
     trials = TwoSeats(samples_per_second=SPEED, noise=0.05)
     _, directory = quick_tune(trials, tmp_path, budget=400.0, observe=watcher, space=SMALL_SPACE)
@@ -87,7 +87,7 @@ def test_no_configuration_is_tried_twice_and_no_leader_measured_on_two_seats_at_
 
 
 @pytest.mark.parametrize("when", ["at the start", "later"])
-def test_a_seat_that_cannot_train_is_dropped_and_the_others_go_on(tmp_path, when):
+def test_seat_that_cannot_train_is_dropped_and_others_go_on(tmp_path, when):
     watcher = Watcher()
     trials = SimulatedTrials(facts=FACTS, seats=("left", "right"), samples_per_second=SPEED, noise=0.02)
     launch = trials.launch
@@ -104,7 +104,7 @@ def test_a_seat_that_cannot_train_is_dropped_and_the_others_go_on(tmp_path, when
     assert recipe.evidence.verdict is Verdict.FASTER
 
 
-def test_a_seat_that_is_lost_in_another_look_takes_nothing_with_it(tmp_path):
+def test_seat_lost_in_another_look_keeps_earlier_pairs(tmp_path):
     trials = simulated_trials(SPEED, noise=0.02)
     trials.elastic = True
     searching = Searching(tmp_path, trials)
@@ -132,7 +132,7 @@ def test_a_seat_that_is_lost_in_another_look_takes_nothing_with_it(tmp_path):
     assert len(record.pairs) == first + 1
 
 
-def test_a_seat_of_a_resumed_run_is_held_against_its_own_baseline(tmp_path):
+def test_seat_of_a_resumed_run_uses_its_own_baseline(tmp_path):
     trials = SimulatedTrials(facts=FACTS, seats=("simulated", "other"), samples_per_second=SPEED, noise=0.002)
     searching = Searching(tmp_path, trials)
     earlier = searching.seat.baseline.trial
@@ -163,7 +163,7 @@ class Losing(SimulatedTrials):
         self.restarted.append(seat)
 
 
-def test_a_trial_whose_seat_was_lost_is_run_again_and_the_seat_is_made_anew(tmp_path):
+def test_trial_of_a_lost_seat_is_rerun_and_the_seat_restarted(tmp_path):
     watcher = Watcher()
     trials = Losing({"right": 1})
     recipe, directory = quick_tune(trials, tmp_path, budget=400.0, trials=8, observe=watcher)
@@ -176,7 +176,7 @@ def test_a_trial_whose_seat_was_lost_is_run_again_and_the_seat_is_made_anew(tmp_
     assert any("was lost; restarting it" in each.text for each in watcher.of(Notice))
 
 
-def test_a_seat_that_is_lost_twice_is_dropped_and_the_run_ends_with_the_rest(tmp_path):
+def test_seat_lost_twice_is_dropped_and_the_run_finishes(tmp_path):
     watcher = Watcher()
     trials = Losing({"right": 2})
     recipe, directory = quick_tune(trials, tmp_path, budget=400.0, trials=8, observe=watcher)
@@ -186,7 +186,7 @@ def test_a_seat_that_is_lost_twice_is_dropped_and_the_run_ends_with_the_rest(tmp
     assert {each.seat for each in directory.trials.values() if each.outcome is Outcome.OK} == {"left", "right"}
 
 
-def test_a_run_that_has_lost_every_seat_says_so_and_recommends_what_it_can(tmp_path):
+def test_run_that_lost_every_seat_says_so(tmp_path):
     with pytest.raises(NoStableConfigurationError, match="every seat was lost"):
         quick_tune(Losing({"left": 9, "right": 9}), tmp_path, budget=400.0, trials=8)
 
@@ -208,7 +208,7 @@ def test_seats_that_come_are_used_from_the_next_trial_on(tmp_path):
 
 
 @pytest.mark.parametrize(("waits", "gains"), [(True, "jit_compile"), (False, "prefetch"), (False, "jit_compile")])
-def test_neighbours_on_a_host_rest_while_a_leader_of_the_input_is_confirmed(tmp_path, waits, gains):
+def test_host_neighbours_rest_while_input_leader_is_confirmed(tmp_path, waits, gains):
     class OneHost(SimulatedTrials):
         def place(self, seat):
             return super().place(seat).model_copy(update={"host": "one"})
@@ -234,7 +234,7 @@ def test_neighbours_on_a_host_rest_while_a_leader_of_the_input_is_confirmed(tmp_
         assert together == {0}
 
 
-def test_a_seat_that_is_lost_while_losses_are_compared_refuses_nothing(tmp_path):
+def test_seat_lost_during_loss_comparison_rejects_nothing(tmp_path):
     trials = Losing({})
     launch, lost = trials.launch, []
 

@@ -51,7 +51,7 @@ def judgements(found):
     return found.same.judgement, found.delayed.judgement
 
 
-def test_no_difference_is_found_where_there_is_none_and_the_delay_is(tmp_path):
+def test_self_test_finds_only_the_planted_delay(tmp_path):
     found = self_tested(tmp_path)
     assert judgements(found) == (HOLDS, HOLDS)
     assert (found.same.true, found.delayed.true) == (1.0, pytest.approx(1 / 1.2, rel=0.01))
@@ -63,13 +63,13 @@ def test_no_difference_is_found_where_there_is_none_and_the_delay_is(tmp_path):
 
 
 @pytest.mark.parametrize(("wrong", "judged"), [({"other": 1.3}, (WRONG, HOLDS)), ({"delay": 3.0}, (HOLDS, WRONG))])
-def test_a_difference_that_is_not_planted_and_a_delay_of_another_size_show(tmp_path, wrong, judged):
+def test_self_test_fails_on_unplanted_or_wrong_differences(tmp_path, wrong, judged):
     found = self_tested(tmp_path, **wrong)
     assert judgements(found) == judged
     assert found.fails
 
 
-def test_too_short_a_time_tells_nothing_and_asks_for_a_longer_one(tmp_path):
+def test_self_test_too_short_to_decide_asks_for_more_time(tmp_path):
     found = self_tested(tmp_path, budget=12.0)
     assert judgements(found) == (CANNOT_TELL, CANNOT_TELL)
     assert not found.fails

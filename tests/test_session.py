@@ -142,23 +142,22 @@ def test_a_session_is_announced_with_its_facts(timed):
         (Boundary(seconds=0.0, seconds_per_example=1.0, measured=False), 1000.0, False),
     ],
 )
-def test_a_boundary_is_left_out_where_the_baselines_was_and_of_epochs_that_are_too_long(
-    timed, baselines, longest, measures
-):
+def test_boundary_is_skipped_as_in_baseline_or_in_long_epochs(timed, baselines, longest, measures):
     clock = timed({"boundary": baselines, "longest_boundary_epoch_seconds": longest}).trial.clock
     clock.warm_up.call_seconds.extend([5.0] * 3)  # an epoch takes a minute
     with pytest.raises(LongEpoch) if measures else contextlib.nullcontext():
         clock.change_to_steps()
 
 
-def test_weights_are_told_after_the_first_step_which_builds_some_models(timed):
+def test_weights_are_reported_after_the_first_step(timed):
+    """Some models are built by their first step."""
     made = timed()
     made.trial._session.variables += [Variable(1.0, 2.0, 3.0), Variable(4.0)]
     made.trial.clock.call_ended({"loss": 2.5})
     assert made.sent[1] == FirstStep(loss=2.5, parameters=5, shapes=("(1,)", "(1,)", "(3,)"))
 
 
-def test_closing_figures_come_at_once_and_again_with_what_takes_time(timed):
+def test_closing_figures_come_at_once_and_again_when_complete(timed):
     made = timed()
     assert list(made.trial.close(Finish(input_wait_seconds=1.0))) == [7]
     first, last = made.sent[1:]
@@ -261,7 +260,7 @@ def curves(monkeypatch):
     return train
 
 
-def test_a_training_begins_with_the_weights_and_the_state_of_the_first(curves):
+def test_every_training_starts_with_the_first_weights_and_state(curves):
     first, second = curves((0, 1))
     assert first == (50.0, 61.0)
     assert second == pytest.approx(first, abs=0.02)

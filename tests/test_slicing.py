@@ -6,7 +6,7 @@ from simulated_runs import a_slice, a_warm_up
 from autotune.tuning.costs import is_busy, length_in_turns, most_waiting, slice_length, taken_seconds
 
 
-def test_a_slice_is_as_long_as_was_wanted_where_calls_and_epochs_are_short():
+def test_slice_has_the_wanted_length_if_calls_are_short():
     warm = a_warm_up(call_seconds=0.001, epoch_seconds=None)
     assert slice_length(warm, warm, wanted=0.25) == 0.25
     assert slice_length(warm, warm, wanted=2.0) == 2.0
@@ -60,17 +60,17 @@ def slices(busy, cores=2):
         (None, None, 0.3),  # nothing is known: slices are neither short nor long
     ],
 )
-def test_a_trial_waits_no_longer_than_for_input_and_with_idle_processors(busy, input_wait, expected):
+def test_waiting_is_bounded_by_input_wait_and_idle_processors(busy, input_wait, expected):
     assert most_waiting(slices(busy), input_wait) == pytest.approx(expected)
 
 
-def test_slices_are_short_only_where_nothing_waits_and_long_where_one_waits_a_lot():
+def test_slices_lengthen_with_the_waiting_of_either_side():
     short, longer, longest = length_in_turns(0.0, 0.1), length_in_turns(0.1, 0.2), length_in_turns(0.1, 0.9)
     assert 0.0 < short < longer < longest
     assert length_in_turns(0.9, 0.1) == longest
 
 
-def test_where_nothing_is_known_of_waiting_slices_are_neither_short_nor_long():
+def test_unknown_waiting_gives_slices_of_medium_length():
     unknown = length_in_turns(most_waiting([], None))
     assert length_in_turns(0.0) < unknown < length_in_turns(1.0)
 

@@ -171,7 +171,7 @@ def test_boundaries_between_epochs_are_no_tail(epochs, steps, slow):
     assert (of_calls.median, of_calls.slow, of_calls.longest) == (2.0, pytest.approx(4 * slow), 36.0)
 
 
-def test_a_boundary_that_only_large_batches_have_among_their_calls_is_no_hang():
+def test_boundary_among_calls_of_large_batches_is_no_hang():
     own = [calls(0.1, longest=2.1)] * 8
     steps = [calls(0.01)] * 8
     assert check_hangs(own, steps, boundary_seconds=0.41).passed
@@ -224,14 +224,14 @@ def test_a_loss_scale_may_skip_few_steps(skipped, steps, beside, passed):
         ([True] * 8, [True] * 8, True, "in 100% of the slices (baseline: 100%); cool the GPU"),
     ],
 )
-def test_a_winner_that_heats_the_card_more_than_the_baseline_is_refused(own, baseline, passed, said):
+def test_winner_that_throttles_the_gpu_more_is_refused(own, baseline, passed, said):
     check = check_throttling(own, baseline)
     assert (check.passed, check.conclusive) == (passed, True)
     assert said in check.detail
     assert ("cool the GPU" in check.detail) == any(own)
 
 
-def test_a_gain_below_what_the_baseline_varies_by_itself_is_not_claimed():
+def test_gain_within_the_baselines_variation_is_not_claimed():
     assert check_constant_work([30.0, 16.0], [20.0, 10.0]).passed is False
     assert check_constant_work([45.0, 48.0], [20.0, 18.0]).passed is True
 
@@ -262,7 +262,7 @@ def test_an_epoch_of_other_work_is_refused(own, baseline, passed):
         assert "the batch size does not explain that" in check.detail
 
 
-def test_the_calls_of_an_epoch_are_those_of_the_last_process_that_saw_one(tmp_path):
+def test_calls_per_epoch_come_from_the_last_process_with_any(tmp_path):
     _, directory = quick_tune(simulated_trials(faster_by(batch_size=1.5), noise=0.02), tmp_path)
     leader = next(each for each in directory.trials.values() if each.phase is Phase.CONFIRM and each.pairs)
     baseline = directory.trials[0]
@@ -278,7 +278,7 @@ def test_the_calls_of_an_epoch_are_those_of_the_last_process_that_saw_one(tmp_pa
     assert "45 calls of" in check.detail
 
 
-def test_only_where_updates_are_no_constant_work_is_the_gain_held_against_their_variation(tmp_path):
+def test_constant_work_is_checked_only_if_updates_vary(tmp_path):
     _, directory = quick_tune(simulated_trials(faster_by(batch_size=1.5), noise=0.02), tmp_path)
     leader = next(each for each in directory.trials.values() if each.phase is Phase.CONFIRM and each.pairs)
     varying = replace(LIMITS, work_varies=True)

@@ -21,13 +21,13 @@ def numbers(found):
     return [each.number for each in found]
 
 
-def test_more_slices_and_processes_make_an_estimate_surer_but_not_exact():
+def test_slices_reduce_error_to_a_floor_that_processes_lower():
     errors = [a_candidate(1, pairs=pairs).error(SPREAD) for pairs in (2, 8, 10_000)]
     assert errors == sorted(errors, reverse=True)
     assert errors[-1] > 0.01 > a_candidate(1, pairs=10_000, processes=9).error(SPREAD)
 
 
-def test_what_looks_faster_by_more_than_chance_may_be_confirmed_the_surest_first():
+def test_likely_leaders_beat_chance_and_come_surest_first():
     found = a_state(
         a_candidate(1, 0.5),
         a_candidate(2, 0.6),
@@ -43,12 +43,12 @@ def test_what_looks_faster_by_more_than_chance_may_be_confirmed_the_surest_first
 @pytest.mark.parametrize(
     ("standing", "again"), [(Standing.OUT_OF_TIME, True), (Standing.NOT_SHOWN, False), (Standing.UNSTABLE, False)]
 )
-def test_a_leader_may_be_confirmed_again_only_where_the_time_ended_it(standing, again):
+def test_leader_is_confirmed_again_only_if_it_ran_out_of_time(standing, again):
     leader = a_leader(1, standing=standing, low=-0.1, high=0.1, processes=4)
     assert bool(a_state(a_candidate(1, 0.5), leaders=(leader,)).likely_leaders) is again
 
 
-def test_beside_a_champion_only_what_looks_clearly_faster_may_be_confirmed():
+def test_only_clearly_faster_candidates_challenge_a_champion():
     state = a_state(a_candidate(1, 0.5), a_candidate(2, 0.5, pairs=500), a_candidate(3, 0.7), leaders=(CONFIRMED,))
     assert numbers(state.likely_leaders) == [3]
     second = a_leader(3, number=95, standing=Standing.CONFIRMED, low=0.5, high=0.8)
@@ -87,7 +87,8 @@ def test_of_each_batch_size_there_is_a_champion():
         ((LARGER,), None),
     ],
 )
-def test_a_larger_batch_is_recommended_only_if_it_surely_reaches_the_same_losses_sooner(leaders, recommended):
+def test_larger_batch_is_recommended_only_if_surely_sooner(leaders, recommended):
+    """Sooner to the same losses than the baseline and the same training."""
     found = a_state(a_candidate(1, 0.5), a_candidate(2, 2.0, batch_ratio=4.0), leaders=leaders).recommended
     assert (found and ("same" if found.is_same_training else "larger")) == recommended
 
@@ -108,19 +109,19 @@ def test_a_larger_batch_must_gain_what_counts():
     assert dataclasses.replace(state, min_gain=0.5).recommended is None
 
 
-def test_a_larger_batch_must_look_sooner_at_the_same_loss_than_what_was_confirmed():
+def test_larger_batch_must_look_sooner_than_a_confirmed_leader():
     small, large = (a_candidate(number, gain, batch_ratio=4.0) for number, gain in ((2, 0.8), (3, 2.0)))
     assert numbers(a_state(a_candidate(1, 0.5), small, large, leaders=(CONFIRMED,)).likely_leaders) == [3]
     needs_all = dataclasses.replace(a_state(small, large, leaders=(CONFIRMED,)), over_critical=math.inf)
     assert needs_all.likely_leaders == [], "it needs four times the examples"
 
 
-def test_the_same_training_need_not_be_faster_than_a_larger_batch():
+def test_same_training_need_not_beat_a_larger_batch():
     state = a_state(a_candidate(1, 0.5), a_candidate(2, 2.0, batch_ratio=4.0), leaders=(sooner(1.5, 2.5),))
     assert numbers(state.likely_leaders) == [1]
 
 
-def test_what_should_reach_the_same_loss_soonest_is_confirmed_first():
+def test_soonest_to_the_same_loss_is_confirmed_first():
     same, larger = a_candidate(1, 0.5), a_candidate(2, 0.8, batch_ratio=4.0)
     faster = dataclasses.replace(larger, ratio=math.log(4.0))
     assert numbers(a_state(same, larger, learning_seconds=30.0).likely_leaders) == [1, 2]
@@ -128,7 +129,8 @@ def test_what_should_reach_the_same_loss_soonest_is_confirmed_first():
     assert numbers(a_state(same, faster).likely_leaders) == [1, 2], "without time to see how it learns it comes last"
 
 
-def test_numerics_that_cannot_be_compared_come_last_and_never_replace_a_champion_of_known_ones():
+def test_uncomparable_numerics_come_last():
+    """They never replace a champion of comparable numerics."""
     unknown = dataclasses.replace(a_candidate(3, 0.9), uncheckable=True)
     fast, faster = a_candidate(1, 0.5), a_candidate(4, 0.7)
     assert numbers(a_state(unknown, fast).likely_leaders) == [1, 3]
@@ -187,7 +189,7 @@ def test_the_looks_that_exclude_a_gain_are_enough(gain, pairs):
     assert (looks > 0) or state.unclear == []
 
 
-def test_how_long_the_best_has_been_the_best_is_counted_in_candidates():
+def test_since_best_counts_candidates_after_the_best():
     slower = [a_candidate(number, 0.1) for number in (3, 4)]
     assert a_state(a_candidate(1, 0.2), a_candidate(2, 0.5), *slower).since_best == 2
     assert a_state(a_candidate(1, 0.2), a_candidate(2, 0.5, unstable=True), *slower).since_best == 3

@@ -297,7 +297,7 @@ def test_the_first_lap_after_a_freeze_is_not_counted():
     assert simulation.ready.run_in_seconds == simulation.ready.epoch_seconds > 0
 
 
-def test_a_slice_of_epochs_begins_and_ends_when_the_device_has_caught_up():
+def test_epoch_slice_begins_and_ends_with_device_synchronised():
     simulation = Simulation(Measure(seconds=0.1), synchronise_seconds=0.25)
     (measured,) = simulation.run()
     assert measured.seconds == EPOCH_SECONDS + 0.25
@@ -306,7 +306,7 @@ def test_a_slice_of_epochs_begins_and_ends_when_the_device_has_caught_up():
 
 
 @pytest.mark.parametrize("length", [{"boundary_seconds": 0.0}, NO_END], ids=["epochs", "steps"])
-def test_what_the_device_is_behind_at_the_end_of_a_slice_is_time_of_its_calls(length):
+def test_device_lag_at_the_end_of_a_slice_counts_as_call_time(length):
     simulation = Simulation(Measure(seconds=0.5), synchronise_seconds=0.25, **length)
     (measured,) = simulation.run()
     calls = measured.steps - measured.epochs  # an epoch's first call is left out
@@ -369,7 +369,7 @@ def test_short_epochs_are_never_cut(examples, steps_per_call, target, boundary, 
 # ------------------------------------------------------------------------------------------- the tuner's end
 
 
-def test_each_report_is_sent_before_freezing_and_each_command_taken_after():
+def test_reports_precede_freezes_and_commands_follow_them():
     simulation = Simulation(Measure(seconds=0.1))
     simulation.run()
     events = [event for event in simulation.events if event != "synchronise"]
@@ -403,7 +403,7 @@ def test_the_train_function_is_called_as_before():
 
 
 @pytest.mark.parametrize("settings", [{}, NO_END, SHORT], ids=["epochs", "no end", "short"])
-def test_slices_of_a_continuous_run_follow_on_one_another_without_a_freeze(settings):
+def test_continuous_slices_follow_without_a_freeze(settings):
     simulation = Simulation(Measure(seconds=1.0, slices=4), Measure(seconds=0.1), **settings)
     *measured, single = simulation.run()
     assert len(measured) == 4
@@ -475,7 +475,7 @@ def test_the_epoch_that_compiles_says_nothing_of_the_usual_pace():
 
 
 @pytest.mark.parametrize(("cap", "epochs"), [(2.2, 2), (2.8, 3)])
-def test_the_time_of_an_epoch_is_the_median_of_those_after_the_first(cap, epochs):
+def test_epoch_time_is_the_median_after_the_first_epoch(cap, epochs):
     pace = [4, 2, 1]  # of the second epoch to the fourth, in 256ths of a second a step
     simulation = Simulation(
         step_seconds=lambda call: pace[max(0, min((call - 1) // STEPS, 3) - 1)] / 256, warmup_seconds=cap
@@ -487,14 +487,14 @@ def test_the_time_of_an_epoch_is_the_median_of_those_after_the_first(cap, epochs
 
 
 @pytest.mark.parametrize(("pace", "settled"), [(1.0, True), (1.1, True), (0.9, False)])
-def test_epochs_of_which_the_cap_holds_few_are_judged_by_their_calls(pace, settled):
+def test_warm_up_of_few_epochs_is_judged_by_its_calls(pace, settled):
     simulation = Simulation(step_seconds=lambda call: pace ** (call // STEPS) / 64, warmup_seconds=3.2)
     simulation.run()
     assert simulation.ready.settled is settled
 
 
 @pytest.mark.parametrize("by_steps", [False, True])
-def test_a_warm_up_of_too_few_steps_does_not_say_that_it_was_not_steady(by_steps):
+def test_warm_up_of_too_few_steps_leaves_settled_unknown(by_steps):
     steps = {"examples": None, "step_seconds": 0.15, "warmup_seconds": 0.4}
     epochs = {"examples": 20, "step_seconds": 0.8, "warmup_seconds": 2.25}
     simulation = Simulation(**(steps if by_steps else epochs))
@@ -545,14 +545,14 @@ def test_as_long_epochs_as_the_tuner_allows_are_timed_whole():
 
 
 @pytest.mark.parametrize("step_seconds", [1 / 256, 1 / 32])
-def test_an_epoch_that_will_take_long_is_left_once_its_steps_are_steady(step_seconds):
+def test_long_epoch_is_left_once_its_steps_are_steady(step_seconds):
     simulation = Simulation(**{**LONG, "examples": 32 * 600, "step_seconds": step_seconds})
     with pytest.raises(LongEpoch):
         simulation.fit()
     assert 0.4 <= simulation.calls * step_seconds < 0.5
 
 
-def test_an_epoch_whose_steps_get_faster_is_watched_for_as_long_as_a_warm_up():
+def test_epoch_of_accelerating_steps_is_watched_for_a_warm_up():
     simulation = Simulation(examples=32 * 400, warmup_seconds=1.5, epoch_seconds=1.0)
     began = simulation.now
     simulation.step_seconds = lambda call: 0.75 ** (simulation.now - began) / 205
@@ -590,7 +590,7 @@ def test_a_long_epoch_is_timed_by_steps_from_four_calls_on(steps_per_call, timed
         assert (measured.epochs, measured.examples, measured.seconds) == (1, 1437, STEPS / 8 + 1 / 8)
 
 
-def test_an_epoch_of_one_call_has_no_time_of_a_call_without_a_boundary():
+def test_epoch_of_one_call_has_no_separate_boundary():
     simulation = Simulation(Measure(seconds=0.1), steps_per_call=64, first_call_seconds=1 / 16)
     simulation.run()
     assert simulation.ready.epoch_overhead_seconds is None
@@ -640,14 +640,14 @@ def test_a_training_with_slow_steps_is_warm_after_few_of_them(step_seconds, boun
     assert simulation.ready.warmup_steps <= 8
 
 
-def test_slow_steps_that_do_not_settle_end_the_warm_up_after_eight():
+def test_unsettled_slow_steps_end_the_warm_up_after_eight():
     simulation = Simulation(Measure(seconds=0.25), **SLOW | {"step_seconds": lambda call: 9.0 * 0.9**call})
     simulation.run()
     assert simulation.ready.settled is False
     assert simulation.ready.warmup_steps <= 1 + 8 + 2  # the first, and those of the `fit` that was left
 
 
-def test_the_boundary_of_an_epoch_that_is_too_long_is_not_measured():
+def test_boundary_of_a_too_long_epoch_is_not_measured():
     simulation = Simulation(Measure(seconds=4.0), **SLOW, longest_boundary_epoch_seconds=600.0)
     (measured,) = simulation.run(overhead=9.0)
     assert measured.seconds == 4.0
@@ -724,7 +724,7 @@ def test_validation_is_charged_by_the_trials_own_pace():
     assert charged == [3.5, 2.0]
 
 
-def test_a_boundary_that_was_measured_is_reported_at_the_pace_of_the_warm_training():
+def test_boundary_is_reported_at_the_pace_of_warm_training():
     simulation = Simulation(**{**LONG, "step_seconds": lambda call: (1 if call < 20 else 1 / 2) / 32})
     simulation.run(overhead=0.5)
     assert simulation.ready.boundary == Boundary(seconds=0.5, seconds_per_example=1 / 64 / 32)
@@ -749,7 +749,7 @@ def test_examples_trained_before_a_fit_was_left_are_counted():
     assert measured.trained_examples == 32 * simulation.calls
 
 
-def test_the_end_of_an_epoch_that_the_overhead_speaks_of_is_not_counted():
+def test_epoch_end_covered_by_the_overhead_is_not_counted():
     first_fit = 15  # so many calls tell that the epoch will be long
 
     def step_seconds(call):
@@ -797,7 +797,7 @@ def test_what_a_slice_may_take_beyond_what_counts_is_told(training, counted, unc
 
 
 @pytest.mark.parametrize(("examples", "step_seconds"), [(14_370, 2.0), (160, 0.25)])
-def test_a_step_or_an_epoch_longer_than_a_slice_is_measured_whole(examples, step_seconds):
+def test_step_or_epoch_longer_than_a_slice_is_measured_whole(examples, step_seconds):
     simulation = Simulation(*[Measure(seconds=0.5)] * 3, examples=examples, step_seconds=step_seconds)
     slices = simulation.run(overhead=0.0)
     by_steps = simulation.ready.timed_by == "steps"
@@ -808,7 +808,7 @@ def test_a_step_or_an_epoch_longer_than_a_slice_is_measured_whole(examples, step
 
 @pytest.mark.parametrize("examples", [320, 1_437_000])
 @pytest.mark.parametrize("period", [2, 5, 64])
-def test_steps_that_come_fast_and_slow_in_turn_are_counted_as_they_come(examples, period):
+def test_alternating_fast_and_slow_steps_are_counted_in_turn(examples, period):
     simulation = Simulation(
         *[Measure(seconds=0.5)] * 40,
         examples=examples,
@@ -897,7 +897,7 @@ def test_skipped_steps_are_counted_and_cost_what_others_do(settings, steps_per_c
 # -------------------------------------------------------------------------------------------------- failing
 
 
-def test_the_losses_at_the_beginning_and_at_the_end_of_a_slice_are_reported():
+def test_losses_of_first_step_and_slice_end_are_reported():
     simulation = Simulation(Measure(seconds=0.1), loss=lambda call: 2.0 if call == 0 else 0.5)
     (measured,) = simulation.run()
     assert [message.loss for message in simulation.sent if isinstance(message, FirstStep)] == [2.0]
@@ -907,7 +907,7 @@ def test_the_losses_at_the_beginning_and_at_the_end_of_a_slice_are_reported():
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf])
-def test_a_loss_that_is_not_finite_ends_the_trial_at_the_first_step(loss):
+def test_nonfinite_loss_fails_the_trial_at_the_first_step(loss):
     simulation = Simulation(loss=loss)
     with pytest.raises(TrialFailed) as failed:
         simulation.fit()

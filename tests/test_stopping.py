@@ -42,7 +42,7 @@ def states(pid):
     return sorted(found)
 
 
-def test_a_process_that_is_stopped_while_it_starts_a_program_stands_still(process):
+def test_process_stopped_while_spawning_counts_as_stopped(process):
     until(lambda: states(process) == ["D", "S"], "a thread to wait for its child")
     assert not is_stopped(process)
     os.killpg(process, signal.SIGSTOP)

@@ -63,7 +63,7 @@ def space_on(devices, baseline):
         ({"strategy": "mirrored", "replicas": 2, "xla_auto_clustering": True}, "keras#18145"),
     ],
 )
-def test_what_cannot_be_in_force_together_is_refused_in_a_sentence(knobs, why):
+def test_conflicting_strategy_knobs_are_refused_with_a_reason(knobs, why):
     found = find_conflict(of_strategy(**knobs))
     assert why in found
     assert bool(why) == bool(found)
@@ -109,7 +109,7 @@ def test_what_is_proposed_under_mirrored_needs_no_refusal():
     assert space.configuration({"replicas": 4, "cross_device": "reduce_to_one"}) == baseline
 
 
-def test_what_is_idle_under_a_strategy_has_the_baselines_value_however_it_is_proposed():
+def test_knobs_idle_under_a_strategy_have_baseline_values():
     baseline = of_strategy(jit_compile=False)
     space = find_search_space("several_gpus").resolve(
         baseline=baseline, device=Device.GPU, cores=8, examples=4096, dataset_takes_config=True, devices=2
@@ -142,7 +142,7 @@ def spread_over(replicas, speedup, trial=1, **fields):
     return a_record(of_strategy(strategy=strategy, replicas=replicas, **fields), speedup=speedup, trial=trial)
 
 
-def test_scaling_is_measured_against_one_device_that_is_otherwise_alike():
+def test_scaling_is_relative_to_one_otherwise_equal_device():
     baseline = a_record(of_strategy(), trial=0)
     assert scaling_efficiency(spread_over(4, 3.0), [baseline]) == pytest.approx(0.75)
     faster = spread_over(1, 1.5, trial=2, batch_size=128, prefetch_to_device=2)
@@ -203,7 +203,7 @@ def test_only_a_tpu_strategy_that_was_made_is_refused():
     assert re.match(r".*test_strategies\.py, line \d+: makes a TPUStrategy: ", error.message)
 
 
-def test_a_loop_is_told_the_lines_that_it_needs_where_there_are_several_devices():
+def test_strategy_note_appears_only_with_several_devices():
     reasons = {"strategy": "it needs strategy.run"}
     assert list(not_varied_notes(reasons, 2)) == ["not varied: strategy: it needs strategy.run"]
     assert list(not_varied_notes(reasons, 1)) == []
@@ -214,7 +214,7 @@ def test_a_loop_whose_work_varies_has_its_speed_in_updates():
     assert (loop.unit, loop.model_copy(update={"work_varies": False}).unit) == ("updates", "samples")
 
 
-def test_a_start_is_said_to_run_once_or_in_each_trial_with_the_reason():
+def test_note_on_script_start_gives_frequency_and_reason():
     def said(**facts):
         return list(script_notes(ScriptFacts(trains=Trains.FIT, baseline={}, **facts), 10.0))
 
@@ -227,7 +227,7 @@ def test_a_start_is_said_to_run_once_or_in_each_trial_with_the_reason():
     assert said(shared_seconds=20.0) == ["the script's first 20 s, before TensorFlow starts, run once for all trials"]
 
 
-def test_each_knob_that_does_not_reach_a_script_is_named_once_with_its_reason():
+def test_knobs_not_varied_are_grouped_by_reason():
     reasons = {
         "prefetch": "it is so",
         "data_threads": "it is so",

@@ -75,7 +75,7 @@ print(subprocess.run(["sh", "-c", script], stdout=subprocess.PIPE, text=True, ch
 @pytest.mark.parametrize(
     ("ends", "status"), [("os._exit(3)", 3), ("os.kill(os.getpid(), signal.SIGKILL)", 137)], ids=["exits", "is killed"]
 )
-def test_a_supervisor_ends_as_its_child_does_and_kills_what_that_left(ends, status):
+def test_supervisor_exits_like_its_child_and_kills_orphans(ends, status):
     command = [sys.executable, "-c", SUPERVISED.format(ends=ends)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as supervisor:
         orphan = int(supervisor.stdout.readline())

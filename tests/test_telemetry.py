@@ -45,7 +45,7 @@ def test_cores_that_are_not_listed_leave_busy_unknown(two_cores):
     assert (counters.busy, counters.steal) == (None, None)
 
 
-def test_a_machine_that_shows_nothing_leaves_nothing_but_ones_own(two_cores, monkeypatch):
+def test_unreadable_machine_counters_leave_only_own_time(two_cores, monkeypatch):
     def missing(percpu):
         raise FileNotFoundError(2, "No such file", "/proc/stat")
 
@@ -143,7 +143,7 @@ def test_this_machine_can_be_read():
 SIZE = 64 << 20
 
 
-def test_memory_that_is_written_to_counts_and_counts_no_more_when_given_back():
+def test_written_memory_counts_until_it_is_released():
     before = host_bytes()
     block = mmap.mmap(-1, SIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     block.write(b"x" * SIZE)

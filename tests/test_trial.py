@@ -18,7 +18,7 @@ def test_throughput_is_all_examples_over_all_the_time():
     assert throughput_interval([100.0, 300.0], [100, 100]).value == pytest.approx(150.0)  # the slow one took longer
 
 
-def test_the_interval_of_a_throughput_holds_it_and_narrows_with_more_slices():
+def test_throughput_interval_narrows_with_more_slices():
     few = throughput_interval([90.0, 100.0, 110.0], [90, 100, 110])
     many = throughput_interval([90.0, 100.0, 110.0] * 5, [90, 100, 110] * 5)
     for each in (few, many):
@@ -77,7 +77,7 @@ def test_over_another_trial_what_is_left_must_be_enough():
     ],
     ids=["epochs beside steps", "bracketed", "search"],
 )
-def test_a_machine_that_halves_its_speed_cancels_out_where_sides_are_timed_differently(trial):
+def test_machine_slowdown_cancels_out_if_sides_are_timed_unlike(trial):
     assert trial.speedup.value == pytest.approx(1.0)
 
 
@@ -207,14 +207,14 @@ def test_what_no_process_told_is_not_in_the_record():
         trial.note_warm(warm(None))
 
 
-def test_a_recorded_slice_has_the_rate_that_it_had_when_it_was_measured():
+def test_recorded_slice_keeps_the_rate_it_was_measured_with():
     trial = Trial(1, Phase.SEARCH, Configuration({}))
     trial.note_warm(warm(2.0))
     each = a_slice(100)
     assert recorded_rate(each, trial.record(Outcome.OK)) == pytest.approx(1000 / 12.0)
 
 
-def test_a_restored_trial_that_runs_no_more_leaves_the_record_it_had():
+def test_restored_trial_without_new_runs_keeps_its_record():
     trial = Trial(3, Phase.CONFIRM, Configuration({}))
     trial.instances = 1
     trial.note_warm(replace(warm(2.0), first_loss=2.5))
@@ -225,7 +225,7 @@ def test_a_restored_trial_that_runs_no_more_leaves_the_record_it_had():
     assert again == record
 
 
-def test_a_restored_trial_that_goes_on_averages_over_all_its_processes():
+def test_restored_trial_averages_over_all_its_processes():
     trial = Trial(3, Phase.CONFIRM, Configuration({}))
     for overhead in (1.0, 2.0):
         trial.instances += 1

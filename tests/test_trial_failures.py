@@ -178,7 +178,7 @@ def test_the_innermost_line_that_says_something_is_the_cause(run, error, cause, 
     assert caught.value.message == f"the workload's model() raised {cause}"
 
 
-def test_a_script_that_fails_with_a_candidates_values_need_not_be_checked_alone(monkeypatch):
+def test_script_failure_in_a_trial_has_no_hint_to_run_it_alone(monkeypatch):
     def fail(*_, **__):
         raise KeyError("labels")
 

@@ -139,7 +139,7 @@ def test_what_is_in_force_is_told_before_the_first_step(say):
         say(STARTED).warm_up(10.0, refuse)
 
 
-def test_the_start_of_a_process_that_has_surveyed_the_script_counts_from_its_survey(say, template):
+def test_start_of_a_surveying_process_counts_from_its_survey(say, template):
     template.ran_seconds = 20.0
     warm = say(STARTED, protocol.FirstStep(), READY).warm_up(10.0)
     assert warm.launch_seconds == 0.0
@@ -157,7 +157,7 @@ def test_those_that_were_asked_for_are_profiled(say, template, profile, thorough
     assert (asked.profile, asked.ceilings) == (expected, thorough)
 
 
-def test_the_figures_before_the_input_wait_stand_where_the_wait_fails(say):
+def test_closing_figures_survive_a_failed_input_wait(say):
     assert say(figures(1), figures(1, 0.5)).finish(1.0, 5.0).input_wait_fraction == 0.5
     assert say(figures(1)).finish(1.0, 0.5).input_wait_fraction is None
 
@@ -171,7 +171,7 @@ def test_what_the_trial_reports_is_its_failure(say):
     assert (failure.detail, failure.input_error) == ("a", True)
 
 
-def test_a_message_out_of_turn_and_silence_are_failures_that_name_the_phase(say):
+def test_message_out_of_turn_or_silence_names_the_phase(say):
     with pytest.raises(TrialFailed, match="sent 'slice' out of turn while building the model"):
         say(a_slice(1.0)).warm_up(5.0)
     with pytest.raises(TrialFailed, match=r"timed out after 0.[56] s in the first step") as caught:

@@ -43,7 +43,7 @@ def test_a_directory_that_was_there_before_is_emptied_again(tmp_path):
     RunDirectory(tmp_path).create()
 
 
-def test_a_script_that_fails_leaves_its_log_and_the_error_names_it(tmp_path):
+def test_failed_script_leaves_its_log_and_the_error_names_it(tmp_path):
     """The directory can be used again, and the log is then the next failure's."""
 
     def run(printed):
@@ -129,7 +129,7 @@ def test_the_latest_link_leads_to_the_run_that_was_begun_last(tmp_path):
         directory.release()
 
 
-def test_the_latest_link_is_followed_to_the_run_itself_and_no_other_link_is(tmp_path):
+def test_follow_latest_resolves_only_a_link_to_a_run(tmp_path):
     run = tmp_path / "20261120-191001-1a2b3c"
     latest = tmp_path / "latest"
     latest.symlink_to(run.name)
@@ -148,7 +148,7 @@ def test_a_new_run_beside_the_users_links_asks_for_another_place(tmp_path):
     assert (tmp_path / "mine").is_symlink()
 
 
-def test_no_link_is_made_beside_a_directory_that_the_user_named_or_over_a_file_of_the_users(tmp_path):
+def test_latest_link_spares_named_directories_and_user_files(tmp_path):
     RunDirectory(tmp_path / "mine").link_latest()
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "latest").write_text("mine")

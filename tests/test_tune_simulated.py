@@ -90,7 +90,7 @@ def test_a_planted_faster_configuration_is_found(directory):
     assert Recipe.load(directory.recipe_file) == recipe
 
 
-def test_slow_calls_that_took_too_long_are_not_tried_with_another_pipeline(tmp_path):
+def test_timed_out_calls_are_not_retried_with_other_pipelines(tmp_path):
     def too_slow(configuration):
         return TrialFailed(Outcome.TIMEOUT, "too slow") if configuration.batch_size >= 256 else None
 
@@ -322,7 +322,8 @@ def room_for(examples):
     return lambda alive: sum(each.batch_size for each in alive) <= examples
 
 
-def test_what_fits_alone_only_is_bracketed_and_what_cannot_fit_is_not_run(tmp_path):
+def test_configuration_that_fits_only_alone_is_bracketed(tmp_path):
+    """The failure of one that cannot fit at all is inferred without a run."""
     trials = simulated_trials(
         lambda each: 20 * each.batch_size + 3400.0, noise=0.02, examples=1 << 16, fits_together=room_for(140)
     )
@@ -384,7 +385,7 @@ def machine(budget, import_seconds, start_seconds, epoch, wrong, fit):
 
 
 @pytest.mark.parametrize("budget", [30.0, 60.0, 120.0, *LONG])
-def test_the_budget_is_kept_whatever_the_machine_and_the_candidates_do(tmp_path, budget):
+def test_budget_holds_for_any_machine_and_candidates(tmp_path, budget):
     over = {}
     for setting in random.Random(int(budget)).sample(MACHINES, 24 if budget < 300.0 else 12):
         trials = machine(budget, *setting)
@@ -439,7 +440,7 @@ def test_slow_steps_are_counted_and_get_an_answer(tmp_path):
     assert len(searched(records)) >= 3
 
 
-def test_what_needs_an_import_that_the_time_does_not_hold_is_not_tried(tmp_path):
+def test_import_longer_than_the_time_left_is_not_tried(tmp_path):
     for import_seconds in (120.0, 4.0):
         trials = simulated_trials(**QUIET, import_seconds=import_seconds)
         _, records = answered(tmp_path / str(import_seconds), trials, space=TINY_SPACE + ONEDNN, budget=240.0)
@@ -499,7 +500,7 @@ def test_below_nohup_a_closed_terminal_stops_nothing(tmp_path):
     assert recipe.evidence.ended_by is not EndedBy.INTERRUPTED
 
 
-def test_what_was_confirmed_before_the_run_was_stopped_is_recommended(tmp_path):
+def test_confirmed_result_is_recommended_after_interruption(tmp_path):
     confirmed = []
 
     def when(event):
@@ -513,7 +514,7 @@ def test_what_was_confirmed_before_the_run_was_stopped_is_recommended(tmp_path):
     assert recipe.evidence.ended_by is EndedBy.INTERRUPTED
 
 
-def test_a_run_that_is_stopped_before_its_baseline_is_measured_ends_at_once(directory):
+def test_run_stopped_before_its_baseline_ends_at_once(directory):
     with pytest.raises(KeyboardInterrupt):
         tune_simulated(simulated_trials(SPEED), directory, observe=stopping(lambda event: event.trial == 0))
     assert not directory.recipe_file.exists()
@@ -530,7 +531,7 @@ def test_the_second_interruption_stops_at_once(directory):
 # -------------------------------------------------------------------------------------------------- statistics
 
 
-def test_the_same_seed_gives_the_same_recipe_and_another_another_run(tmp_path):
+def test_equal_seeds_give_equal_recipes_and_others_differ(tmp_path):
     made = []
     for name, seed in (("first", 5), ("second", 5), ("third", 6)):
         recipe, records = answered(tmp_path / name, simulated_trials(SPEED, **NOISY), seed=seed)

@@ -110,7 +110,7 @@ def test_a_folder_with_quotes_takes_no_flag_apart(folder, quoted):
     assert without_caches(users | kept).get("XLA_FLAGS", "--xla_dump_to=/d") == "--xla_dump_to=/d"
 
 
-def test_compilations_are_loaded_beside_the_users_flags_and_not_in_the_place_of_the_users_caches(tmp_path):
+def test_loaded_compilations_respect_user_flags_and_caches(tmp_path):
     programs = {"TF_XLA_FLAGS": f"--tf_xla_persistent_cache_directory={tmp_path}"}
     assert loading_from(str(tmp_path), {}) == programs
     (tmp_path / "autotuned.txt").touch()

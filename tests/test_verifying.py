@@ -86,7 +86,7 @@ def test_where_noise_hides_all_nothing_is_decided(recipe, tmp_path):
     assert verification.reason.endswith("give --budget 400s")
 
 
-def test_a_budget_without_two_processes_decides_nothing_and_a_larger_one_is_named(recipe, tmp_path):
+def test_budget_for_under_two_processes_names_a_larger_one(recipe, tmp_path):
     budget, advised = 12.0, []
     while len(advised) < 6:
         verification = found(recipe, tmp_path / str(budget), budget=budget)
@@ -256,7 +256,7 @@ NAMED = Workload(**FUNCTIONS, name="digits")
 @pytest.mark.parametrize(
     ("workload", "expected"), [(UNNAMED, True), (NAMED, False), (f"{Path(__file__)}:NAMED", False)]
 )
-def test_only_an_object_without_a_name_is_known_by_where_it_was_found(recipe, monkeypatch, workload, expected):
+def test_only_an_unnamed_object_is_found_by_object(recipe, monkeypatch, workload, expected):
     given = settings_of_verify_with(monkeypatch)
     verify(recipe, workload)
     assert [each["found_by_object"] for each in given] == [expected]
@@ -291,7 +291,7 @@ def test_a_recipe_that_claims_nothing_holds(recipe, tmp_path):
     assert [each.phase for each in watcher.of(TrialBegan)] == [Phase.BASELINE]
 
 
-def test_a_recipe_that_claims_nothing_must_be_of_this_workload_too(recipe, tmp_path):
+def test_recipe_without_a_claim_must_match_the_workload(recipe, tmp_path):
     nothing = claiming_nothing(recipe, recipe.baseline)
     with pytest.raises(RecipeError, match="but the recipe was made for"):
         found(of_workload(nothing, name="digits", fingerprint="sha256:11"), tmp_path / "other")
@@ -468,7 +468,7 @@ def test_a_recipes_workload_is_loaded_with_its_arguments(recipe, tmp_path, monke
     assert ("tuned with --width 512" in told) == (given is not None)
 
 
-def test_of_a_folder_the_recipe_of_this_machine_is_verified_and_named(verify_simulated, recipe, tmp_path, monkeypatch):
+def test_verify_picks_this_machines_recipe_in_a_folder(verify_simulated, recipe, tmp_path, monkeypatch):
     verified, _ = verify_simulated
     monkeypatch.setattr(recipe_module, "fingerprint", lambda: MACHINE)
     elsewhere = recipe.model_copy(update={"machine": MACHINE.model_copy(update={"cores": 64})})

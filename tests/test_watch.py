@@ -136,7 +136,7 @@ def test_its_time_is_kept_from_the_search(tmp_path):
     assert trials.clock() <= 155.0
 
 
-def test_a_winner_that_fails_while_it_is_watched_is_not_recommended(tmp_path):
+def test_winner_that_fails_during_the_watch_is_not_recommended(tmp_path):
     fast_starts = itertools.count()
     limit = {}
 

@@ -165,7 +165,7 @@ def with_own_options(shuffle=True, config=None):
         (functools.partial(lambda split, config: None, "train"), True),
     ],
 )
-def test_a_config_is_for_a_parameter_of_that_name_or_a_first_one_that_must_be_given(function, takes):
+def test_config_goes_to_its_name_or_the_first_required_parameter(function, takes):
     assert takes_config(function) is takes
 
 
