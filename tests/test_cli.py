@@ -465,7 +465,7 @@ def test_tune_function_and_command_declare_the_same_options():
     documented = " ".join(inspect.getdoc(tune).split())
     assert all(f"{name}: {option.help}" in documented for name, option in OPTIONS.items())
     with pytest.raises(ArgumentError, match="bugdet: Unexpected keyword argument"):
-        tune("train.py", bugdet="3m")
+        tune(EXAMPLE, bugdet="3m")
 
 
 @pytest.mark.parametrize(
@@ -589,7 +589,7 @@ def prepared(monkeypatch):
     """What `prepare_run` was called with."""
     calls = []
 
-    def prepare_run(recipe, script, args, **options):
+    def prepare_run(recipe, script, args, options):
         calls.append((script, args))
         return lambda: 0
 
