@@ -18,6 +18,7 @@ from simulated_runs import (
 )
 
 from autotune.data.figures import Check, Interval
+from autotune.data.options import Options
 from autotune.data.record import Phase
 from autotune.recipe.evidence import Watch
 from autotune.recipe.recipe import Recipe
@@ -198,7 +199,7 @@ def test_the_budget_to_go_on_with_is_bounded(ended):
     doubtful = Candidate(number=1, configuration=FAST, ratio=0.2, pairs=4, look_seconds=1e6)
     changes = {"candidates": (doubtful,), "leaders": (), "spread": Spread(deviation=1.0, degrees=50)}
     recipe = ended.recipe_from(**changes)
-    assert recipe.evidence.go_on_seconds == 10 * ended.given["run"].budget
+    assert recipe.evidence.go_on_seconds == 10 * ended.given["run"].options.budget
 
 
 def test_larger_batches_exclude_no_gain_of_the_same_training(ended):
@@ -395,7 +396,10 @@ def test_retracing_that_the_log_does_not_show_is_listed(ended):
 def test_the_likely_larger_batch_is_the_most_promising():
     state = a_state(a_candidate(1, 0.2, batch_ratio=2.0), a_candidate(2, 0.5, batch_ratio=2.0), a_candidate(3, 0.9))
     rate = Interval(value=1.0, low=1.0, high=1.0)
-    run = SimpleNamespace(objective="energy", records={number: a_record(throughput=rate) for number in (1, 2)})
+    run = SimpleNamespace(
+        options=Options(budget=60.0, objective="energy"),
+        records={number: a_record(throughput=rate) for number in (1, 2)},
+    )
     likely = likely_larger_batch(SimpleNamespace(state=state), run)
     assert (likely.speedup.value, likely.confirmed) == (pytest.approx(1.5), False)
     assert likely.learning_rate_rule.not_measured == "the objective is energy"

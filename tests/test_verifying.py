@@ -185,7 +185,7 @@ def test_a_baseline_that_fails_now_and_then_does_not_end_it(recipe, tmp_path):
 
 @pytest.mark.parametrize("options", [{"budget": -1}, {"budget": math.nan}, {"seed": -1}, {"memory_margin": 2}])
 def test_options_are_checked(recipe, tmp_path, options):
-    with pytest.raises(ArgumentError, match=f"{next(iter(options))} is "):
+    with pytest.raises(ArgumentError, match=f"{next(iter(options))}: Input should be "):
         verify(recipe, str(tmp_path / "train.py"), **options)
 
 

@@ -16,7 +16,6 @@ Kinds: `categorical` (choices), `power_of_two` (low, high). Bounds are integers 
 from __future__ import annotations
 
 import math
-import os
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -291,13 +290,15 @@ def find_search_space(name_or_path: str | Path) -> SearchSpace:
     if source in shipped_names():
         file, source = shipped_directory("search_spaces") / f"{source}.toml", f"{source}.toml"
     shipped = ", ".join(shipped_names())
-    if not os.path.lexists(file):
+    try:
+        content = read_whole(file, LARGEST_FILE_BYTES, SearchSpaceError, f"Give a TOML file, or one of {shipped}.")
+        return SearchSpace.parse(content.decode(), source=source)
+    except SearchSpaceError as error:
+        if not isinstance(error.__cause__, FileNotFoundError):
+            raise
         raise SearchSpaceError(
             f"no search space {source!r}: no such file, and none of that name is shipped",
             hint=f"{did_you_mean(source, shipped_names())}Shipped: {shipped}.",
-        )
-    content = read_whole(file, LARGEST_FILE_BYTES, SearchSpaceError, f"Give a TOML file, or one of {shipped}.")
-    try:
-        return SearchSpace.parse(content.decode(), source=source)
+        ) from error
     except UnicodeDecodeError as error:
         raise SearchSpaceError(f"{source} is not UTF-8 text") from error
