@@ -398,6 +398,7 @@ def test_a_step_reads_several_iterators(watched, pairs, end):
     assert seen[:13] == [8] * 6 + end + [8] * (7 - len(end))
     kept = [elements[index][side] is elements[index - 1][side] for index in range(8, 11) for side in (0, 1)]
     assert kept == [True] * 4 + [False] * 2
+    assert watch.reads_several
 
 
 def test_a_pass_over_two_datasets_begins_once(steps, monkeypatch):
@@ -408,12 +409,14 @@ def test_a_pass_over_two_datasets_begins_once(steps, monkeypatch):
     assert [steps.count("began"), steps.count("end")] == [2, 3]
 
 
-def test_a_validation_between_steps_loses_none(steps):
+def test_a_validation_between_steps_loses_none(watched):
+    watch, seen = watched
     for index, _ in enumerate(Dataset()):
         Optimizer().apply()
         if index % 2:
             assert len(list(itertools.islice(Dataset(), 4))) == 4
-    assert steps == [8] * 6 + ["end"]
+    assert seen == [8] * 6 + ["end"]
+    assert not watch.reads_several
 
 
 def test_a_pass_that_the_script_leaves_counts_its_last_step(steps):

@@ -15,7 +15,7 @@ import inspect
 import os
 import sys
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from types import CodeType, FrameType, ModuleType
@@ -99,6 +99,8 @@ class LoopWatch:
         self._called_at: float | None = None  # when a call that updates weights was last made, where it is a step
         self.work: list[int] = []  # calls of layers and functions before each update, where no dataset is read
         self._batch: _Batch | None = None
+        self._read_in_step: set[int] = set()  # iterators
+        self._steps = Counter[bool]()  # by whether they have read several iterators
         self._pass: Literal["begun", "read", "ended"] = "read"  # of the training's data
         self._updates = 0  # since the last step
         # Of what slows each step down, the file and line: after how many updates it was done.
@@ -195,6 +197,11 @@ class LoopWatch:
         return self.by_call and self.dataset is None and len(set(self.work[1:])) > 1
 
     @property
+    def reads_several(self) -> bool:
+        """True if most steps read several iterators, as of `zip`: batches of one alone cannot be larger."""
+        return self._steps[True] > self._steps[False]
+
+    @property
     def step_began_at(self) -> float | None:
         """When the step that ends now has begun: its input was read, or its function called; None if not known."""
         return self._called_at if self.by_call else self.read_at
@@ -242,6 +249,7 @@ class LoopWatch:
                     self._hooks.epoch_ended()
                 raise
         setattr(iterator, _LAST, (element, self._all_updates))
+        self._read_in_step.add(id(iterator))
         if trains or (self.place is None and not self.by_call):
             self._batch, self._pass = _Batch(ref(iterator), origin, _length(element)), "read"
         return element
@@ -266,6 +274,8 @@ class LoopWatch:
             self._unused.append(self._workers * batch.length)
             self._batch = None
         if is_used:
+            self._steps[len(self._read_in_step) > 1] += 1
+            self._read_in_step.clear()
             if self.place is None:
                 self.dataset, self.place, self.parts = batch.origin.dataset, batch.origin.place, batch.origin.parts
             logs, self._logs, self._updates = self._logs, None, 0

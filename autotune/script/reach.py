@@ -199,6 +199,8 @@ def facts_of_loop(watch: LoopWatch, examples: int, context: ScriptContext) -> Wo
         reasons = {name: why for name, why in reasons.items() if why != _NO_FUNCTION}
     elif held:
         reasons["graph_step"] = held[0]
+    if watch.reads_several:
+        why = why or "each step reads several iterators, whose batches belong together"
     why = why or count_of_loop(loop, dataset)
     why = why or find_batch_constant(context.own_files, [call.site for call in calls], batch_size, directory)
     return _facts(
