@@ -126,13 +126,13 @@ def open_run(
             refuse_another_machine(invocation.earlier, executor.machine)
         invocation = replace(invocation, machine=executor.machine)
     run = _new_run(invocation, facts, interruptions)
-    run.import_seconds = import_seconds if executor.isolation == "template" else 0.0
     workers = 0 if facts.script is None else facts.script.workers
     if workers > 1:
         text = f"TF_CONFIG lists {workers} workers: each trial runs all of them on this host"
         run.observe(Notice(text=f"{text}, and no other trial runs meanwhile"))
     seat = Seat(run, name=executor.seats[0], bracketed=workers > 1)
     warm = _start_baseline(seat)
+    run.import_seconds = import_seconds if executor.isolation == "template" else 0.0
     if why := warm.started.reads_changing:
         run.not_reached = {**run.not_reached, **{name: why for name in READS_AHEAD if name in run.baseline}}
     _refuse_without_energy(options, tells=all(map(joules_of, seat.baseline.trial.slices)))
