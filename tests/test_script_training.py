@@ -279,6 +279,34 @@ def test_reading_a_tensor_of_a_gpu_in_each_step_is_noted(watched, device, named)
     assert [kind for kind, _ in watch.slow_lines()] == ["reads"] * named
 
 
+def test_another_loop_that_updates_gets_all_its_elements(watched):
+    """Within a step, and after the loop whose element is kept was left."""
+    (watch, _), read = watched, []
+    for _ in range(2):
+        for number, _ in enumerate(Dataset()):
+            Optimizer().apply()
+            watch.keeps_element = True
+            for element in itertools.islice(Dataset(), 9):
+                Optimizer().apply()
+                read.append(element)
+            if number:
+                break
+    for element in itertools.islice(Dataset(), 9):
+        Optimizer().apply()
+        read.append(element)
+    assert len({*map(id, read)}) == len(read) == 30
+
+
+def test_a_marked_step_counts_once_beside_other_iterators(watched):
+    watch, seen = watched
+    held = iter(Dataset())
+    assert next(held) is not None
+    for _ in watch.explicit(Dataset()):
+        Optimizer().apply()
+        assert len(list(itertools.islice(Dataset(), 2))) == 2
+    assert seen == [8] * 6 + ["end"]
+
+
 def test_a_validation_within_a_loop_that_keeps_its_element_ends(watched):
     watch, _ = watched
     for number, _ in enumerate(Dataset()):

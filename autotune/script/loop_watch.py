@@ -169,6 +169,7 @@ class LoopWatch:
         """Yield the elements of a dataset, each of which is a step because the script says so: see `autotune.steps`."""
         origin = getattr(dataset, _ORIGIN, _Origin(dataset))
         self.dataset, self.place, self.by_call = origin.dataset, ("autotune.steps", 0), False
+        self._batch, self._updates = None, 0
         self._hooks.epoch_began()
         with self._wrappers.inert():
             iterator = iter(_with_knobs(self._wrappers, dataset))
@@ -237,18 +238,20 @@ class LoopWatch:
         trains = origin.place == self.place
         if trains and self._hooks.cuts_epoch(_is_read_by_for):
             raise StopIteration
-        element, updates = getattr(iterator, _LAST, (None, self._all_updates))
-        if not self.keeps_element or updates == self._all_updates:  # without an update it waits for another element
+        steps = self._steps.total()
+        element, read_after = getattr(iterator, _LAST, (None, steps))
+        if not self.keeps_element or read_after == steps:  # before its step has ended, it waits for another element
             try:
                 element = self._read(usual, iterator)
             except StopIteration:
+                setattr(iterator, _LAST, (None, steps))
                 if self._batch is not None and self._batch.iterator() is iterator:
                     self._batch = None
                 if trains and self._pass != "ended":  # a strict `zip` reads the end of each
                     self._pass = "ended"
                     self._hooks.epoch_ended()
                 raise
-        setattr(iterator, _LAST, (element, self._all_updates))
+        setattr(iterator, _LAST, (element, steps))
         self._read_in_step.add(id(iterator))
         if trains or (self.place is None and not self.by_call):
             self._batch, self._pass = _Batch(ref(iterator), origin, _length(element)), "read"
