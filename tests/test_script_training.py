@@ -279,6 +279,17 @@ def test_reading_a_tensor_of_a_gpu_in_each_step_is_noted(watched, device, named)
     assert [kind for kind, _ in watch.slow_lines()] == ["reads"] * named
 
 
+@pytest.mark.parametrize("batches", [2, 99])
+def test_a_validation_before_the_first_update_hides_no_dataset(watched, batches):
+    watch, seen = watched
+    for index, _ in enumerate(Dataset()):
+        if not index:
+            assert list(itertools.islice(Dataset(), batches))
+        Optimizer().apply()
+    assert isinstance(watch.dataset, Dataset)
+    assert seen == [8] * 6 + ["end"]
+
+
 def test_another_loop_that_updates_gets_all_its_elements(watched):
     """Within a step, and after the loop whose element is kept was left."""
     (watch, _), read = watched, []
@@ -461,6 +472,15 @@ def test_iterator_created_per_step_is_noted_and_hides_no_steps(watched):
         model.train_on_batch(next(iter(Dataset())))
     assert [kind for kind, _ in watch.slow_lines()] == ["iterates"]
     assert seen == [8] * 3
+
+
+def test_iterators_created_per_step_of_two_optimizers_are_noted(watched):
+    optimizers = [Optimizer(), Optimizer()]
+    for _ in range(4):
+        assert next(iter(Dataset()))
+        for optimizer in optimizers:
+            optimizer.apply()
+    assert [kind for kind, _ in watched[0].slow_lines()] == ["iterates"]
 
 
 def test_an_iterator_of_each_epoch_is_usual(watched):

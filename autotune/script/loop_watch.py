@@ -99,6 +99,7 @@ class LoopWatch:
         self._called_at: float | None = None  # when a call that updates weights was last made, where it is a step
         self.work: list[int] = []  # calls of layers and functions before each update, where no dataset is read
         self._batch: _Batch | None = None
+        self._unended = WeakKeyDictionary[Any, _Batch]()  # before the first update: of iterators, the last read last
         self._read_in_step: set[int] = set()  # iterators
         self._steps = Counter[bool]()  # by whether they have read several iterators
         self._pass: Literal["begun", "read", "ended"] = "read"  # of the training's data
@@ -245,7 +246,10 @@ class LoopWatch:
                 element = self._read(usual, iterator)
             except StopIteration:
                 setattr(iterator, _LAST, (None, steps))
-                if self._batch is not None and self._batch.iterator() is iterator:
+                self._unended.pop(iterator, None)
+                if self.place is None:
+                    self._return_to_iterator_before()
+                elif self._batch is not None and self._batch.iterator() is iterator:
                     self._batch = None
                 if trains and self._pass != "ended":  # a strict `zip` reads the end of each
                     self._pass = "ended"
@@ -255,7 +259,14 @@ class LoopWatch:
         self._read_in_step.add(id(iterator))
         if trains or (self.place is None and not self.by_call):
             self._batch, self._pass = _Batch(ref(iterator), origin, _length(element)), "read"
+            if not trains:
+                self._unended.pop(iterator, None)
+                self._unended[iterator] = self._batch
         return element
+
+    def _return_to_iterator_before(self) -> None:
+        """Forget an iterator that has ended before the first update, as of a validation within the training's loop."""
+        self._batch, self._unused = next(iter([*self._unended.values()][::-1]), None), []
 
     def _read(self, usual: Callable[..., Any], iterator: Any) -> Any:
         began = time.perf_counter()
@@ -319,10 +330,11 @@ class LoopWatch:
 
     def slow_lines(self) -> Iterator[tuple[SlowLine, str]]:
         """Yield lines that slow each step down: what they do, and where they stand."""
+        most = max(1, len(self.optimizers))  # updates of a step
         for (kind, file, line), updates in self._slow_lines.items():
             # An iterator for each epoch is usual.
-            is_often = any(number + 1 in updates for number in updates) or kind != "iterates"
-            if len(updates) > 1 and is_often:
+            is_often = any(0 < later - number <= most for number in updates for later in updates)
+            if len(updates) > 1 and (is_often or kind != "iterates"):
                 yield kind, line_of(file, line, self._wrappers.directory)
 
     # ------------------------------------------------------------------------------------------ updating
@@ -432,7 +444,9 @@ class LoopWatch:
         self._updates += 1
         self._all_updates += 1
         self._logs = logs if logs is not None else self._logs
-        if self.place is not None or (self._batch is not None and self._batch.iterator() is not None):
+        if self.place is None and self._batch is not None and self._batch.iterator() is None:
+            self._return_to_iterator_before()
+        if self.place is not None or self._batch is not None:
             return
         self.by_call, self._batch = True, None
         if self._first_updating is None:
