@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import jsonschema
 import pytest
@@ -26,10 +27,11 @@ from autotune.recipe.evidence import (
     LearningRateRule,
     SameLoss,
 )
-from autotune.recipe.recipe import SCHEMA_FILE, MachineMismatchWarning, Recipe
+from autotune.recipe.recipe import MachineMismatchWarning, Recipe
 from autotune.space.knobs import KNOBS, Device, Domain, Stage, knobs_on
 from autotune.stats.deciding import Verdict
 
+SCHEMA_FILE = Path(recipe_module.__file__).with_name("recipe.schema.json")
 SPACE = space(batch_size=[32, 128], onednn=[True, False])
 
 
@@ -231,7 +233,10 @@ def test_the_knobs_of_a_gpu_are_as_good_as_those_of_a_cpu(recipe):
 
 
 def test_the_shipped_schema_is_the_models():
-    """It holds what is required, each bound and each word, so that a model which allows more fails here."""
+    """It holds what is required, each bound and each word, so that a model which allows more fails here.
+
+    `python -m autotune.front.documents recipe` prints it anew.
+    """
     assert SCHEMA_FILE.read_text(encoding="utf-8") == recipe_schema_text()
 
 

@@ -37,7 +37,6 @@ from autotune.space.variables import loading_from
 from autotune.stats.deciding import Verdict
 
 _EDITS = ("graph_step", "batched_map", "cache", "num_parallel_calls")  # knobs that act in the code of a script
-SCHEMA_FILE = Path(__file__).with_name("recipe.schema.json")
 LARGEST_FILE_BYTES = 1 << 20  # a recipe has some 10 kB
 MOST_FILES = 1000  # of a folder
 _GIVE = "Give a recipe.json, a run directory, or a folder that has the recipe.json files of one training."
