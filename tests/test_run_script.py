@@ -52,6 +52,7 @@ def test_another_machine_is_warned_of_and_the_baseline_is_said(recipe):
     [
         (["--strict"], MachineMismatchError, "measured on another machine"),
         (["--scale-learning-rate", "linear", "--keep-learning-rate"], ArgumentError, "exclude one another"),
+        (["--candidate", "--larger-batch"], ArgumentError, "exclude one another"),
     ],
 )
 def test_what_is_refused_runs_nothing(recipe, options, error, why):

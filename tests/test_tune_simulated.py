@@ -47,6 +47,7 @@ from autotune.space.configuration import Configuration
 from autotune.space.space_file import SearchSpace
 from autotune.stats.deciding import EndedBy, Verdict
 from autotune.tuning.events import Notice, TrialBegan, TrialEnded
+from autotune.tuning.run_setup import open_run
 from autotune.tuning.tune import tune_with
 
 SPEED = faster_by(jit_compile=1.5, batch_size=1.1)
@@ -438,6 +439,14 @@ def test_slow_steps_are_counted_and_get_an_answer(tmp_path):
         assert record.outcome is not Outcome.TIMEOUT, "what the time does not hold is not begun"
         assert record.configuration["batch_size"] > BATCH_SIZE or sum(one.steps for one in record.own_slices) <= 8
     assert len(searched(records)) >= 3
+
+
+@pytest.mark.parametrize("stuck", [False, True])
+def test_templates_import_unless_trials_do(directory, stuck):
+    failure = TrialFailed(Outcome.CRASHED, "stuck")
+    trials = simulated_trials(failure=lambda each: failure if stuck and trials.isolation == "template" else None)
+    seat = open_run(an_invocation(trials, directory, budget=300.0), lambda: 0)
+    assert (seat.run.import_seconds > 0) is not stuck
 
 
 def test_import_longer_than_the_time_left_is_not_tried(tmp_path):

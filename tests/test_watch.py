@@ -10,6 +10,7 @@ from autotune.data.record import Outcome, Phase
 from autotune.runtime.executor import TrialFailed
 from autotune.stats.deciding import Verdict
 from autotune.tuning.rules import Limits
+from autotune.tuning.run import Deadline
 from autotune.tuning.tune import soak
 
 ROOMY = Limits(host_bytes=8 << 30, device_bytes=80 << 30)
@@ -29,6 +30,7 @@ def watched(tmp_path, seconds=60.0, *, stops_after=10**9, **settings):
         setattr(trials, name, value)
     began.append(trials.clock())
     fresh.run.limits = ROOMY
+    fresh.run.deadline = Deadline(clock=trials.clock, at=trials.clock())  # of the search, whose time is over
     found = soak(fresh.run, fresh.record, seat="simulated", seconds=seconds)
     assert trials.alive == []
     records = fresh.run.directory.trials
