@@ -388,13 +388,37 @@ def test_each_element_is_a_step_where_each_updates(steps):
     assert steps == [8] * 6 + ["end"]
 
 
-def test_each_element_is_a_step_where_several_make_one_update(steps):
+def zipped():
+    yield from zip(Dataset(), Dataset(), strict=True)
+
+
+def read_in_two_lines():
+    first = iter(Dataset())
+    second = iter(Dataset())
+    for element in first:
+        yield element, next(second)
+
+
+@pytest.mark.parametrize("elements", [Dataset, zipped, read_in_two_lines])
+def test_each_element_is_a_step_where_several_make_one_update(steps, elements):
     optimizer = Optimizer()
     for _ in range(2):
-        for index, _ in enumerate(Dataset()):
+        for index, _ in enumerate(elements()):
             if index % 3 == 2:
                 optimizer.apply()
     assert steps == ([8] * 6 + ["end"]) * 2
+
+
+@pytest.mark.parametrize("batches", [2, 99])
+def test_a_validation_amid_an_update_loses_no_element(watched, batches):
+    watch, seen = watched
+    for index, _ in enumerate(Dataset()):
+        if index % 3 == 2:
+            Optimizer().apply()
+        elif index % 3 == 1:
+            assert list(itertools.islice(Dataset(), batches))
+    assert seen == [8] * 6 + ["end"]
+    assert watch.reads_several == (batches < 6), "what is read to its end is a validation"
 
 
 def test_what_is_read_without_an_update_is_no_step(steps):
@@ -415,29 +439,47 @@ def test_a_step_without_a_dataset_is_an_update(steps):
     assert steps == [4] * 3
 
 
-def zipped():
-    yield from zip(Dataset(), Dataset(), strict=True)
-
-
-def read_in_two_lines():
-    first = iter(Dataset())
-    second = iter(Dataset())
-    for element in first:
-        yield element, next(second)
-
-
-@pytest.mark.parametrize(("pairs", "end"), [(zipped, ["end"]), (read_in_two_lines, [])])
-def test_a_step_reads_several_iterators(watched, pairs, end):
+@pytest.mark.parametrize("pairs", [zipped, read_in_two_lines])
+def test_a_step_reads_several_iterators(watched, pairs):
     (watch, seen), elements = watched, []
     for _ in range(2):
         for pair in pairs():
             Optimizer().apply()
             elements.append(pair)
             watch.keeps_element = len(elements) in (8, 9)  # in the second pass
-    assert seen[:13] == [8] * 6 + end + [8] * (7 - len(end))
+    assert seen[:13] == [8] * 6 + ["end"] + [8] * 6
     kept = [elements[index][side] is elements[index - 1][side] for index in range(8, 11) for side in (0, 1)]
     assert kept == [True] * 4 + [False] * 2
     assert watch.reads_several
+
+
+@pytest.mark.parametrize(
+    ("order", "reads_several"),
+    [(["train", "read"], False), (["read", "train"], True), (["train", "read", "train"], True)],
+)
+def test_a_batch_read_after_each_update_is_no_part_of_it(watched, order, reads_several):
+    watch, _ = watched
+    held, trained = iter(Dataset()), Dataset()
+    for _ in trained:
+        for act in order:
+            if act == "train":
+                Optimizer().apply()
+            else:
+                assert next(held)
+    assert watch.reads_several == reads_several
+    assert watch.dataset is trained
+
+
+def test_the_loop_of_a_step_that_another_iterator_ends_is_found(watched):
+    watch, _ = watched
+    watch.eager = SimpleNamespace(note_update=lambda optimizer, element: None)
+    held = iter(Dataset())
+    for _ in Dataset():
+        Optimizer().apply()
+        assert next(held)
+    line = test_the_loop_of_a_step_that_another_iterator_ends_is_found.__code__.co_firstlineno + 4
+    assert watch.loop.line.endswith(f"test_script_training.py, line {line}")
+    assert watch.loop.counted == ""
 
 
 def test_a_pass_over_two_datasets_begins_once(steps, monkeypatch):
@@ -472,6 +514,18 @@ def test_iterator_created_per_step_is_noted_and_hides_no_steps(watched):
         model.train_on_batch(next(iter(Dataset())))
     assert [kind for kind, _ in watch.slow_lines()] == ["iterates"]
     assert seen == [8] * 3
+    reasons = reach._not_reached_by_loop(watch, None)
+    assert {name for name, why in reasons.items() if why == watch.why_unseen} >= {"prefetch", "cache", "batched_map"}
+    assert watch.why_unseen.endswith("starts the pipeline anew in each step: make one iterator before the loop")
+
+
+def test_an_iterator_made_per_step_beside_arrays_hides_no_dataset(watched):
+    (watch, _), model = watched, Model()
+    for _ in range(3):
+        model.train_on_batch(SimpleNamespace(shape=(4,)))
+        assert next(iter(Dataset()))
+    assert [kind for kind, _ in watch.slow_lines()] == ["iterates"]
+    assert watch.why_unseen == ""
 
 
 def test_iterators_created_per_step_of_two_optimizers_are_noted(watched):

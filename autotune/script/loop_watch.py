@@ -1,9 +1,9 @@
 """Observe the steps of a training loop that a script has written itself.
 
 A step is one element taken from the training's iterator: the iterator that was read last when an optimizer first
-updated weights. It ends when any iterator is read or made after an update. Where no dataset is read, a step is one call
-that updates weights: of `train_on_batch`, of a `tf.function`, or of the optimizer itself. Where several optimizers take
-turns, it is a round of all of them.
+updated weights, or that of the `for` around it. It ends when any iterator is read or made after an update. Where no
+dataset is read, a step is one call that updates weights: of `train_on_batch`, of a `tf.function`, or of the optimizer
+itself. Where several optimizers take turns, it is a round of all of them.
 """
 
 from __future__ import annotations
@@ -27,11 +27,13 @@ from autotune.recipe import apply
 from autotune.recipe.keras_api import api_of, keras_api
 from autotune.recipe.tf_private import loop_classes, name_next_functions_alike, name_of_strategy, workers_of
 from autotune.runtime.sources import is_installed
-from autotune.script.call_sites import is_own, line_of, place_of, users_frame
-from autotune.script.dataset_trace import batch_calls
+from autotune.script.call_sites import is_own, line_of, place_of, running_frames, users_frame
+from autotune.script.dataset_trace import batch_calls, is_batched
 from autotune.script.eager_steps import EagerSteps
 from autotune.script.interpose import Wrappers, around, owner_of
+from autotune.script.loop_ends import StepLoop, find_step_loop
 from autotune.script.settings import serve_script
+from autotune.script.slow_parts import RESTARTS
 from autotune.space.configuration import Configuration
 from autotune.space.keras_in_use import keras_of
 from autotune.space.knobs import KNOBS, Stage
@@ -60,7 +62,8 @@ class _Batch:
 
     iterator: ReferenceType[Any]
     origin: _Origin
-    length: int  # examples for one worker
+    lengths: list[int]  # examples for one worker, of each element that was read since the last step
+    is_by_for: bool  # read by a `for`, before the first update
 
 
 class LoopWatch:
@@ -97,17 +100,19 @@ class LoopWatch:
         self.wait_seconds = 0.0  # how long reading has taken
         self.read_at: float | None = None  # when an element was last read
         self._called_at: float | None = None  # when a call that updates weights was last made, where it is a step
+        self.loop: StepLoop | None = None  # that reads the training's elements, once these are known
         self.work: list[int] = []  # calls of layers and functions before each update, where no dataset is read
         self._batch: _Batch | None = None
-        self._unended = WeakKeyDictionary[Any, _Batch]()  # before the first update: of iterators, the last read last
-        self._read_in_step: set[int] = set()  # iterators
+        self._unended = WeakKeyDictionary[Any, _Batch]()  # of iterators that may be the training's, the last read last
+        self._read_in_step: dict[int, tuple[str, int] | None] = {}  # iterators, and where they were made
+        self._needed: set[tuple[str, int] | None] = set()  # where iterators were made that an update may have needed
         self._steps = Counter[bool]()  # by whether they have read several iterators
         self._pass: Literal["begun", "read", "ended"] = "read"  # of the training's data
         self._updates = 0  # since the last step
         # Of what slows each step down, the file and line: after how many updates it was done.
         self._slow_lines = defaultdict[tuple[SlowLine, str, int], set[int]](set)
         self._all_updates = 0
-        self._unused: list[int] = []  # examples of elements that were read and have updated nothing yet
+        self._anew_at: tuple[str, int] | None = None  # where an iterator was made that was gone at the first update
         self._logs: Any = None
         self._calls: list[Any] = []  # functions that are being called, and their arguments, the outermost first
         self._updating: WeakKeyDictionary[Any, list[int]] = WeakKeyDictionary()  # functions, and their optimizers
@@ -200,8 +205,14 @@ class LoopWatch:
 
     @property
     def reads_several(self) -> bool:
-        """True if most steps read several iterators, as of `zip`: batches of one alone cannot be larger."""
+        """True if most steps read several iterators that their updates may need, as of `zip`."""
         return self._steps[True] > self._steps[False]
+
+    @property
+    def why_unseen(self) -> str:
+        """Why the training's dataset is not known: each step makes its iterator anew; empty if none does."""
+        line = "" if self._anew_at is None else line_of(*self._anew_at, self._wrappers.directory)
+        return RESTARTS.format(line) if ("iterates", line) in self.slow_lines() else ""
 
     @property
     def step_began_at(self) -> float | None:
@@ -225,7 +236,6 @@ class LoopWatch:
         trains = place == self.place
         iterator = usual(_with_knobs(self._wrappers, dataset) if trains else dataset)
         setattr(iterator, _ORIGIN, replace(getattr(dataset, _ORIGIN, _Origin(dataset)), place=place))
-        self._unused = []
         if trains and self._pass != "begun":  # `zip` makes several iterators in one line
             self._hooks.epoch_began()
             self._pass = "begun"
@@ -240,6 +250,8 @@ class LoopWatch:
         if trains and self._hooks.cuts_epoch(_is_read_by_for):
             raise StopIteration
         steps = self._steps.total()
+        if trains and self.loop is None and self.eager is not None:  # in a survey, before another iterator is read
+            self.loop = find_step_loop(running_frames(), self._wrappers.directory, is_batched)
         element, read_after = getattr(iterator, _LAST, (None, steps))
         if not self.keeps_element or read_after == steps:  # before its step has ended, it waits for another element
             try:
@@ -247,6 +259,7 @@ class LoopWatch:
             except StopIteration:
                 setattr(iterator, _LAST, (None, steps))
                 self._unended.pop(iterator, None)
+                self._read_in_step.pop(id(iterator), None)
                 if self.place is None:
                     self._return_to_iterator_before()
                 elif self._batch is not None and self._batch.iterator() is iterator:
@@ -256,17 +269,18 @@ class LoopWatch:
                     self._hooks.epoch_ended()
                 raise
         setattr(iterator, _LAST, (element, steps))
-        self._read_in_step.add(id(iterator))
+        self._read_in_step[id(iterator)] = origin.place
         if trains or (self.place is None and not self.by_call):
-            self._batch, self._pass = _Batch(ref(iterator), origin, _length(element)), "read"
-            if not trains:
-                self._unended.pop(iterator, None)
-                self._unended[iterator] = self._batch
+            before = self._unended.pop(iterator, None)
+            lengths = [] if before is None else before.lengths
+            lengths.append(_length(element))
+            self._batch = _Batch(ref(iterator), origin, lengths, self.place is None and _is_read_by_for())
+            self._unended[iterator], self._pass = self._batch, "read"
         return element
 
     def _return_to_iterator_before(self) -> None:
         """Forget an iterator that has ended before the first update, as of a validation within the training's loop."""
-        self._batch, self._unused = next(iter([*self._unended.values()][::-1]), None), []
+        self._batch = next(iter([*self._unended.values()][::-1]), None)
 
     def _read(self, usual: Callable[..., Any], iterator: Any) -> Any:
         began = time.perf_counter()
@@ -285,17 +299,18 @@ class LoopWatch:
             return
         is_used = self._updates > 0
         if is_used or batch.iterator() is iterator:
-            self._unused.append(self._workers * batch.length)
             self._batch = None
         if is_used:
-            self._steps[len(self._read_in_step) > 1] += 1
+            self._steps[sum(place in self._needed for place in self._read_in_step.values()) > 1] += 1
             self._read_in_step.clear()
             if self.place is None:
+                again = None if iterator is None else self._unended.get(iterator)
+                batch = again if again is not None and again.is_by_for else batch
                 self.dataset, self.place, self.parts = batch.origin.dataset, batch.origin.place, batch.origin.parts
             logs, self._logs, self._updates = self._logs, None, 0
-            lengths, self._unused = self._unused, []
-            for length in lengths:
-                self._hooks.stepped(length, logs)
+            self._unended.clear()
+            for length in batch.lengths:
+                self._hooks.stepped(self._workers * length, logs)
 
     def _distribute(self, usual: Callable[..., Any], strategy: Any, data: Any, *rest: Any, **named: Any) -> Any:
         """Give a strategy a dataset, or a function that makes one per worker and whose calls are the script's own."""
@@ -441,10 +456,13 @@ class LoopWatch:
 
     def _update(self, updater: int, arguments: tuple[Any, ...], logs: Any) -> None:
         """Note the end of a call that updates weights. It is a step if no dataset is read outside."""
+        read = list(self._read_in_step.values())
+        self._needed.update(read[-1:] if self._all_updates else read)
         self._updates += 1
         self._all_updates += 1
         self._logs = logs if logs is not None else self._logs
         if self.place is None and self._batch is not None and self._batch.iterator() is None:
+            self._anew_at = self._batch.origin.place
             self._return_to_iterator_before()
         if self.place is not None or self._batch is not None:
             return

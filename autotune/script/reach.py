@@ -179,7 +179,8 @@ def facts_of_loop(watch: LoopWatch, examples: int, context: ScriptContext) -> Wo
     import tensorflow as tf
 
     dataset = watch.dataset if isinstance(watch.dataset, tf.data.Dataset) else None
-    calls, why = batch_calls(dataset) if dataset is not None else ([], "the script makes its batches itself")
+    makes_batches = watch.why_unseen or "the script makes its batches itself"
+    calls, why = batch_calls(dataset) if dataset is not None else ([], makes_batches)
     batch_size = calls[0].given if calls else 1 if watch.work_varies else examples
     if not batch_size:
         raise WorkloadError(
@@ -187,7 +188,7 @@ def facts_of_loop(watch: LoopWatch, examples: int, context: ScriptContext) -> Wo
             hint="Pass the batch as the step's first argument.",
         )
     directory = context.directory
-    loop = find_step_loop(running_frames(), directory, is_batched)
+    loop = watch.loop or find_step_loop(running_frames(), directory, is_batched)
     source = OwnSource(context.own_files, directory)
     parts = [*watch.layers.values(), *watch.optimizers.values()]
     steps, held = watch.eager.find_sites(source, parts, reseeds=_reseeds(context)) if watch.eager else ((), [])
@@ -200,7 +201,7 @@ def facts_of_loop(watch: LoopWatch, examples: int, context: ScriptContext) -> Wo
     elif held:
         reasons["graph_step"] = held[0]
     if watch.reads_several:
-        why = why or "each step reads several iterators, whose batches belong together"
+        why = why or "each step reads several iterators, whose batches may belong together"
     why = why or count_of_loop(loop, dataset)
     why = why or find_batch_constant(context.own_files, [call.site for call in calls], batch_size, directory)
     return _facts(
@@ -322,7 +323,7 @@ def _edits_of_pipeline(
     `trained`: variables that the training writes; `counts`: the epochs are known. Adds to `given`, `sites`, `reasons`.
     """
     if dataset is None:
-        reasons["batched_map"] = _NO_DATASET
+        reasons.setdefault("batched_map", _NO_DATASET)
         return {}
     settings, source = context.reference.script, OwnSource(context.own_files, context.directory)
     changing = source.describe_dataset(dataset, trained)
@@ -431,8 +432,8 @@ def _not_reached_by_loop(watch: LoopWatch, dataset: Any) -> dict[str, str]:
     if watch.step_function is None:
         reasons |= dict.fromkeys(_XLA, _NO_FUNCTION)
     if dataset is None:
-        why = f"{_NO_DATASET}; read batches from one to tune this"
-        reasons |= dict.fromkeys(("prefetch", "num_parallel_calls", *_OPTIONS), why)
+        why = watch.why_unseen or f"{_NO_DATASET}; read batches from one to tune this"
+        reasons |= dict.fromkeys(("prefetch", "num_parallel_calls", "batched_map", "cache", *_OPTIONS), why)
     elif watch.by_call or watch.distributed:
         inside = "the step reads its batches itself, from the iterator that it is given"
         distributed = "the script hands its dataset to its tf.distribute strategy"

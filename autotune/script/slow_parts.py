@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
 _FLOAT = 4  # bytes
+RESTARTS = "iter() in {} starts the pipeline anew in each step: make one iterator before the loop"
 LARGE_TABLE = 1 << 24  # bytes of an embedding above which a pass over all its rows takes a millisecond and more
 
 
@@ -70,7 +71,7 @@ def slow_parts_of_step(
         what = {
             "reads": f"the loop reads a tensor in each step ({line}): no step is launched before the last has ended",
             "predicts": f"predict() in {line} makes a pipeline and a loop for each step: call the model itself",
-            "iterates": f"iter() in {line} starts the pipeline anew in each step: make one iterator before the loop",
+            "iterates": RESTARTS.format(line),
         }[kind]
         yield SlowPart(what=what, limit="launch")
     plain_sgd = all(type(rule).__name__ == "SGD" and not getattr(rule, "momentum", 0) for rule in optimizers)
