@@ -23,6 +23,11 @@ LOOPS = {
     "reads_inside": "@tf.function\ndef read(it):\n    step(*next(it))\nit = iter(endless)\n"
     "for i in range(50):\n    read(it)",
     "endless": "for a, b in endless:\n    if step(a, b) < -1.0:\n        break",
+    "monitors": "held = iter(endless)\nfor e in range(9):\n    for a, b in batches:\n        step(a, b)\n"
+    "        model(next(held)[0])",
+    "looks_ahead": "held = iter(batches.unbatch().batch(48).repeat())\nfor e in range(9):\n    for a, b in batches:\n"
+    "        model(next(held)[0])\n        step(a, b)",
+    "starts_anew": "for i in range(50):\n    step(*next(iter(batches)))",
     "to_the_end": "for e in range(9):\n    for i, (a, b) in enumerate(batches):\n        step(a, b)\n"
     "        if i % 100 == 0:\n            print(i)",
 }
@@ -113,8 +118,23 @@ def test_a_loop_that_counts_steps_keeps_its_batch_size(surveyed, name):
     assert "autotune.tuned" in reason
 
 
-def test_a_loop_over_its_data_has_its_batch_size_varied(surveyed):
-    assert "batch_size" not in surveyed["loop_to_the_end"]["not_reached"]
+@pytest.mark.parametrize("name", ["to_the_end", "monitors"])
+def test_a_loop_over_its_data_has_its_batch_size_varied(surveyed, name):
+    assert "batch_size" not in surveyed[f"loop_{name}"]["not_reached"]
+
+
+def test_a_loop_whose_step_reads_more_keeps_its_own_batch_size(surveyed):
+    found = surveyed["loop_looks_ahead"]
+    assert found["baseline"]["batch_size"] == 16
+    assert found["not_reached"]["batch_size"].startswith("each step reads several iterators, whose batches may belong")
+
+
+def test_an_iterator_made_in_each_step_is_why_no_dataset_is_known(surveyed):
+    reasons = surveyed["loop_starts_anew"]["not_reached"]
+    why = (
+        f"iter() in {line_of('loop_starts_anew', 'next(iter(')}starts the pipeline anew in each step: make one iterator"
+    )
+    assert all(reasons[name].startswith(why) for name in ("batch_size", "prefetch", "num_parallel_calls", "cache"))
 
 
 def test_endless_data_without_steps_keeps_the_batch_size(surveyed):
