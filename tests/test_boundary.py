@@ -2,9 +2,11 @@
 
 import itertools
 import math
+from types import SimpleNamespace
 
 import pytest
 
+from autotune.recipe import tf_private
 from autotune.training import boundary
 from autotune.training.progress import Training
 
@@ -86,7 +88,6 @@ class Model:
     def fit(self, x, *, callbacks, epochs, validation_data=None, **_):
         """Calls back as Keras does; the old iterator goes before an epoch's first call."""
         (*own, edges), self.stop_training = callbacks, False
-        edges.set_model(self)
         for epoch in range(epochs):
             edges.on_epoch_begin(epoch)
             self.wait(0.005 + (next(x.stalls) if epoch else 0.0))
@@ -108,6 +109,9 @@ class Model:
 def model(monkeypatch):
     """One on a clock of its own."""
     now = [0.0]
+    callbacks = SimpleNamespace(LambdaCallback=SimpleNamespace)
+    monkeypatch.setattr(boundary, "keras", SimpleNamespace(callbacks=callbacks))
+    monkeypatch.setattr(boundary, "tf", SimpleNamespace(data=SimpleNamespace(Iterator=Pipeline)))
     monkeypatch.setattr(boundary.time, "perf_counter", lambda: now[0])
     return Model(now)
 
@@ -255,7 +259,9 @@ def test_a_shuffle_buffer_is_found_behind_what_hands_on(kind):
     assert found == (5.0 if "Batch" in kind else 40.0)
 
 
-def test_shuffle_buffer_is_unknown_without_private_names(caplog):
+def test_shuffle_buffer_is_unknown_without_private_names(monkeypatch, caplog):
+    for name in ("keras", "tf"):
+        monkeypatch.setattr(tf_private, name, SimpleNamespace(__version__="9.9"))
     for kind in ("_ShuffleDataset", "_PrefetchDataset"):
         assert boundary._steps_in_shuffle_buffer(type(kind, (), {})(), 8) is None
     assert "_ShuffleDataset._buffer_size" in caplog.text

@@ -14,7 +14,6 @@ from autotune.data.record import LOOK_SHARE, Phase
 from autotune.front.console import trial_line
 from autotune.stats.disturbance import CAUSES, find_disturbances, load_of, usable_pairs
 from autotune.tuning import trial as running
-from autotune.tuning.earlier_runs import Earlier
 from autotune.tuning.policy import error_of
 
 SPEED = faster_by(jit_compile=1.5, batch_size=1.2, steps_per_execution=1.1)
@@ -208,12 +207,6 @@ def test_bursts_that_do_not_show_leave_the_claim_covering(tmp_path):
     assert not any(pair.disturbed for each in found for pair in each.record.pairs)
 
 
-@pytest.mark.parametrize("load", [0.0, 0.5])
-def test_constant_load_marks_nothing(tmp_path, load):
-    record = confirmed(tmp_path, 1, load=lambda at: load).record
-    assert not any(pair.disturbed for pair in record.pairs)
-
-
 def test_what_the_claim_rests_on_can_be_read_from_the_record(tmp_path):
     found = confirmed(tmp_path, 3, load=bursts(3))
     assert any(pair.disturbed for pair in found.record.pairs)
@@ -254,16 +247,3 @@ def test_a_search_trials_disturbed_pairs_do_not_count(tmp_path):
             assert math.log(each.speedup.value) == pytest.approx(statistics.fmean(ratios))
     ends = [pair.candidate.at for each in searched for pair in each.pairs]
     assert all(0 < at < 600.0 for at in ends)
-
-
-def test_a_restored_trial_has_the_marks_of_its_record(tmp_path):
-    trials = simulated_trials(SPEED, noise=0.02, foreign_load=bursts(6, every=2.0))
-    _, directory = quick_tune(trials, tmp_path / "run", budget=600.0)
-    records = {n: each for n, each in directory.trials.items() if each.phase is not Phase.CONFIRM}
-    earlier = Earlier(run=directory.record, records=records, next_number=max(records) + 1)
-    restored = {trial.number: trial for trial in earlier.trials()}
-    assert any(pair.disturbed for each in records.values() for pair in each.pairs)
-    for number, record in records.items():
-        assert tuple(restored[number].pairs) == record.pairs
-        if record.speedup is not None:
-            assert restored[number].speedup.value == pytest.approx(record.speedup.value)

@@ -11,11 +11,13 @@ from test_kind import H200, a_machine
 from test_same_workload import ELEMENT, a_script
 
 from autotune.data.errors import MachineMismatchError, RecipeError
+from autotune.data.options import LongRunOptions
 from autotune.front import cli
 from autotune.machine.fingerprint import fingerprint
 from autotune.recipe import recipe as recipe_module
 from autotune.recipe.evidence import RecipeWorkload
 from autotune.recipe.recipe import MachineMismatchWarning, Recipe, read_recipes, select_nearest
+from autotune.script.long_run import prepare_run
 from autotune.stats.deciding import Verdict
 
 GPU_MACHINE, OLD_TENSORFLOW = a_machine(H200), a_machine(tensorflow="2.18.0")
@@ -201,25 +203,17 @@ def test_a_folder_is_shown_with_what_this_machine_takes(folder, here, capsys):
     assert [*document["recipes"]] == [f"{folder}/{name}.json" for name in ("cpu", "gpu", "old")]
 
 
-@pytest.mark.parametrize(
-    ("is_known", "options", "code", "output", "said"),
-    [
-        (
-            True,
-            ["--strict", "--skip-missing"],
-            0,
-            "oneDNN 0\n",
-            "recipes/here.json was measured on this kind of machine",
-        ),
-        (False, [], 0, "oneDNN None\n", "Training as the script has it"),
-        (False, ["--strict"], MachineMismatchError.exit_code, "", "recipes has no recipe for"),
-    ],
-)
-def test_a_script_is_run_with_the_recipe_of_its_machine(tmp_path, is_known, options, code, output, said):
-    machine = fingerprint() if is_known else MACHINE
-    save_all(tmp_path / "recipes", gpu=a_recipe(GPU_MACHINE), here=a_recipe(machine, onednn=False))
+def test_a_script_is_run_with_the_recipe_of_its_machine(tmp_path):
+    save_all(tmp_path / "recipes", gpu=a_recipe(GPU_MACHINE), here=a_recipe(fingerprint(), onednn=False))
     (tmp_path / "train.py").write_text("import os\nprint('oneDNN', os.environ.get('TF_ENABLE_ONEDNN_OPTS'))\n")
-    command = [sys.executable, "-m", "autotune", "run", "recipes", *options, "train.py"]
+    command = [sys.executable, "-m", "autotune", "run", "recipes", "--strict", "--skip-missing", "train.py"]
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert (ended.returncode, ended.stdout) == (code, output)
-    assert said in ended.stderr
+    assert (ended.returncode, ended.stdout) == (0, "oneDNN 0\n")
+    assert "recipes/here.json was measured on this kind of machine" in ended.stderr
+
+
+def test_without_a_recipe_of_its_machine_a_script_runs_as_it_is(folder, here, tmp_path, capsys):
+    here(a_machine(H200, tensorflow="2.18.0"))
+    (tmp_path / "train.py").write_text("raise SystemExit('run')")
+    assert prepare_run(folder, str(tmp_path / "train.py"), [], LongRunOptions()).long_run is None
+    assert "Training as the script has it" in capsys.readouterr().err

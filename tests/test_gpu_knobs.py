@@ -247,7 +247,7 @@ def test_a_run_on_a_gpu_leaves_out_what_the_binary_lacks(tmp_path, monkeypatch):
 def test_a_run_on_a_processor_has_no_knob_of_a_gpu(tmp_path, monkeypatch):
     monkeypatch.setattr(run_setup, "missing_xla_flags", lambda names: pytest.fail("asked"))
     with on_disk(tmp_path / "run") as directory:
-        recipe = tune_simulated(simulated_trials(noise=0.02), directory, space=SPACE, budget=120.0)
+        recipe = tune_simulated(simulated_trials(noise=0.02), directory, space=SPACE, budget=60.0, trials=1)
     assert not set(recipe.baseline) & {each.name for each in GPU_KNOBS}
 
 
@@ -256,7 +256,7 @@ def test_unsafe_or_ignored_shell_settings_are_reported_at_start(tmp_path, monkey
     monkeypatch.setenv("TF_ENABLE_CUBLAS_TENSOR_OP_MATH_FP32", "1")
     notices = []
     with on_disk(tmp_path / "run") as directory:
-        tune_simulated(simulated_trials(noise=0.02), directory, space=SPACE, budget=60.0, observe=notices.append)
+        tune_simulated(simulated_trials(), directory, space=SPACE, budget=60.0, trials=1, observe=notices.append)
     said = [each.text for each in notices if isinstance(each, Notice)]
     assert said[0].startswith("XLA_FLAGS has --xla_gpu_autotune_level=0: below 4, XLA does not check")
     assert said[1] == "TF_ENABLE_CUBLAS_TENSOR_OP_MATH_FP32 is set, but TensorFlow 2.21.0 no longer reads it"

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from autotune.data.figures import Interval
 from autotune.recipe import guard
 from autotune.recipe.guard import Guard
 from autotune.recipe.recipe import Recipe
@@ -44,9 +45,10 @@ class Training:
         return calls
 
 
-def recipe() -> Recipe:
-    """A recorded one."""
-    return Recipe.load(RECIPE)
+def recipe(**evidence: object) -> Recipe:
+    """A recorded one, with changes to its evidence."""
+    recorded = Recipe.load(RECIPE)
+    return recorded.model_copy(update={"evidence": recorded.evidence.model_copy(update=evidence)})
 
 
 @pytest.mark.parametrize(("share", "warnings"), [(1.0, 0), (0.9, 0), (0.8, 1), (0.3, 1)])
@@ -68,8 +70,8 @@ def test_a_training_whose_batches_are_not_seen_is_not_judged():
 
 
 def test_its_last_line_has_both_epochs_their_ratio_and_the_claim():
-    evidence = recipe().evidence.model_copy(update={"examples_per_epoch": 400 * EXAMPLES})
-    training = Training(recipe().model_copy(update={"evidence": evidence}))
+    made = recipe(examples_per_epoch=400 * EXAMPLES)
+    evidence, training = made.evidence, Training(made)
     training.run(60.0, 0.9)
     training.now += 300.0  # of other work, after the training
     training.guard.ended()
@@ -92,10 +94,7 @@ def test_the_first_epoch_counts_where_it_fills_a_cache(fills_cache, ratio):
 
 
 def test_a_slow_training_has_its_rate_in_its_last_line():
-    made = recipe()
-    rate = made.evidence.throughput.model_copy(update={"value": 0.8, "low": 0.8, "high": 0.8})
-    changes = {"throughput": rate, "examples_per_epoch": None}
-    training = Training(made.model_copy(update={"evidence": made.evidence.model_copy(update=changes)}))
+    training = Training(recipe(throughput=Interval(value=0.8, low=0.8, high=0.8), examples_per_epoch=None))
     training.run(6000.0, 0.5 / recipe().evidence.throughput.value)
     training.guard.ended()
     assert training.said[0].startswith("0.5 samples/s, 62% of what the recipe claims")
@@ -139,9 +138,7 @@ def test_what_lies_before_another_models_first_step_is_left_out(is_new):
 
 
 def test_training_of_other_epoch_length_is_not_compared():
-    made = recipe()
-    made = made.model_copy(update={"evidence": made.evidence.model_copy(update={"examples_per_epoch": 3 * EXAMPLES})})
-    training = Training(made)
+    training = Training(recipe(examples_per_epoch=3 * EXAMPLES))
     training.run(20.0, 0.2)
     training.guard.epoch_ended()
     training.run(60.0, 0.2)
@@ -189,9 +186,7 @@ def test_ten_seconds_of_short_epochs_are_compared():
 
 def epochs(expected, calls):
     """What is said of epochs of so many calls, where the recipe's had so many examples."""
-    made = recipe()
-    made = made.model_copy(update={"evidence": made.evidence.model_copy(update={"examples_per_epoch": expected})})
-    training = Training(made)
+    training = Training(recipe(examples_per_epoch=expected))
     for of_epoch in calls:
         for _ in range(of_epoch):
             training.guard.called(EXAMPLES)

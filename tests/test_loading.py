@@ -178,6 +178,7 @@ def test_whatever_is_written_is_a_reference_or_a_workload_error(text):
 def test_a_modules_variable_is_found_by_module_and_name(monkeypatch):
     workload = a_workload()
     as_module(monkeypatch, "__main__", __file__=__file__)  # a program, also where a worker runs this test
+    monkeypatch.setitem(sys.modules, "a_stand_in", object())  # packages put such things among the modules
     as_module(monkeypatch, "jobs.train", small=workload)
     monkeypatch.setattr(sys, "path", ["/somewhere", ""])
     monkeypatch.setattr(sys, "argv", ["program.py", "--width", "512"])
@@ -186,22 +187,11 @@ def test_a_modules_variable_is_found_by_module_and_name(monkeypatch):
     )
 
 
-def test_a_local_variable_is_refused_with_where_to_put_it():
+def test_a_local_variable_is_refused_with_where_to_put_it(monkeypatch):
+    as_module(monkeypatch, "jobs.train", workload=a_workload())  # equal, and another one
     error = find_conflict(reference_of, a_workload())
     assert "not a variable at the top level of a module" in error.message
     assert "outside of any function" in error.hint
-
-
-def test_an_equal_workload_is_not_the_workload(monkeypatch):
-    as_module(monkeypatch, "jobs.train", workload=a_workload())
-    find_conflict(reference_of, a_workload())
-
-
-def test_what_is_no_module_among_the_modules_is_passed_over(monkeypatch):
-    workload = a_workload()
-    monkeypatch.setitem(sys.modules, "a_stand_in", object())
-    as_module(monkeypatch, "the_right_one", workload=workload)
-    assert reference_of(workload).module == "the_right_one"
 
 
 def test_a_programs_variable_is_found_by_its_file(directory, monkeypatch):
@@ -261,13 +251,6 @@ def test_a_workload_is_loaded_from_a_file(tmp_path, more):
     loaded = load(reference_to(write(tmp_path / "train.py", GOOD + more)))
     assert isinstance(loaded, Workload)
     assert loaded.batch_size == 32
-
-
-def test_a_workload_is_loaded_from_a_module(tmp_path):
-    write(tmp_path / "package_for_this_test" / "__init__.py", "")
-    write(tmp_path / "package_for_this_test" / "jobs.py", GOOD)
-    reference = WorkloadReference(module="package_for_this_test.jobs", search_path=(str(tmp_path),))
-    assert load(reference).batch_size == 32
 
 
 def test_the_search_path_comes_first_in_its_own_order(tmp_path):

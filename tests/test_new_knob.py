@@ -5,7 +5,8 @@ from types import SimpleNamespace
 from unittest import mock
 
 import pytest
-from simulated_runs import SMALL_SPACE, faster_by, on_disk, simulated_trials, tune_simulated
+from factories import a_recipe
+from simulated_runs import BASELINE, SMALL_SPACE, on_disk, simulated_trials, tune_simulated
 
 from autotune import load_history
 from autotune.data.errors import ApplyError, ConfigurationError, RecipeError
@@ -130,7 +131,7 @@ def test_memory_and_numerics_are_known(layout):
 def test_a_run_finds_it_and_recipe_and_history_have_it(layout, tmp_path):
     trials = simulated_trials(lambda each: 4000.0 if each["constant_folding"] else 6400.0, noise=0.02)
     with on_disk(tmp_path / "run") as directory:
-        recipe = tune_simulated(trials, directory, space=SPACE, budget=200.0)
+        recipe = tune_simulated(trials, directory, space=SPACE, budget=100.0)
     assert recipe.changes["constant_folding"] is False
     assert Recipe.load(tmp_path / "run" / "recipe.json") == recipe
     frame = load_history(tmp_path / "run")
@@ -148,10 +149,8 @@ def test_it_is_gone_afterwards():
         Configuration({"constant_folding": False})
 
 
-def test_recipe_may_lack_only_knobs_of_another_workload(tmp_path):
-    trials = simulated_trials(faster_by(batch_size=1.5), noise=0.02)
-    with on_disk(tmp_path / "run") as directory:
-        recipe = tune_simulated(trials, directory, budget=200.0)
+def test_recipe_may_lack_only_knobs_of_another_workload():
+    recipe = a_recipe(configuration=BASELINE.replace(batch_size=64))
     found = Knob(**{**vars(LAYOUT), "of_workload": True})
     with registered(found):
         assert Recipe.parse(recipe.to_json(), source="recipe.json") == recipe

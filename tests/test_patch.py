@@ -52,6 +52,12 @@ def recipe_of(file, baseline, batch_calls=("batch",), *, rule=None, **changes):
     return recorded.model_copy(update={**changed, "workload": workload})
 
 
+def with_script(recipe, **changes):
+    """The recipe, with changes to what is known of its script."""
+    script = recipe.workload.script.model_copy(update=changes)
+    return recipe.model_copy(update={"workload": recipe.workload.model_copy(update={"script": script})})
+
+
 def written(folder, text):
     """A script with this text."""
     file = folder / "train.py"
@@ -74,10 +80,7 @@ def moved(tmp_path, text, *, vectorized=False, **changes):
     )
     calls = {site.call: site for site, _ in calls_in(str(file), str(tmp_path)).values()}
     sites = {**recipe.workload.script.sites, "batched_map": (calls["map"], calls["batch"])}
-    script = recipe.workload.script.model_copy(update={"sites": sites, "vectorized": vectorized})
-    diff, rest = script_diff(
-        recipe.model_copy(update={"workload": recipe.workload.model_copy(update={"script": script})}), file
-    )
+    diff, rest = script_diff(with_script(recipe, sites=sites, vectorized=vectorized), file)
     return [line.strip() for line in changed_lines(diff)[1]], rest
 
 
@@ -171,7 +174,7 @@ def test_options_and_a_persistent_iterator_are_lines_above_fit(tmp_path, source,
     assert ([line.strip() for line in changed_lines(diff)[1]], rest) == (added, [])
 
 
-def test_edit_of_an_array_fit_lists_omitted_changes_with_gains(tmp_path, monkeypatch, capsys):
+def test_printed_edit_lists_omitted_changes_with_their_gains(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     file = written(tmp_path, ARRAYS)
     recipe = recipe_of(file, {"batch_size": 32}, batch_size=64, persistent_iterator=True, data_autotune=False)
@@ -181,6 +184,7 @@ def test_edit_of_an_array_fit_lists_omitted_changes_with_gains(tmp_path, monkeyp
     assert cli.main(["show", "recipe.json", "--diff", "train.py"]) == 0
     out, err = capsys.readouterr()
     said = " ".join(err.split())
+    assert out.startswith("--- train.py\n+++ train.py\n"), "as patch reads it"
     assert "batches" not in out
     assert "omits persistent_iterator=true (gave ×1.30)" in said
     assert "omits data_autotune=false (its part of the gain was not measured)" in said
@@ -212,11 +216,9 @@ def test_what_an_edit_cannot_reach_is_left_to_run(tmp_path):
     )
     calls_in.cache_clear()
     recipe = recipe_of(file, {"batch_size": 32}, ("image_dataset_from_directory",), batch_size=64)
-    facts = recipe.workload.script
-    sites = {**facts.sites, "prefetch": facts.sites["batch_size"]}
-    workload = recipe.workload.model_copy(update={"script": facts.model_copy(update={"sites": sites})})
-    configuration = {**recipe.configuration, "prefetch": 2}
-    diff, rest = script_diff(recipe.model_copy(update={"workload": workload, "configuration": configuration}), file)
+    sites = {**recipe.workload.script.sites, "prefetch": recipe.workload.script.sites["batch_size"]}
+    recipe = recipe.model_copy(update={"configuration": {**recipe.configuration, "prefetch": 2}})
+    diff, rest = script_diff(with_script(recipe, sites=sites), file)
     assert changed_lines(diff)[1] == ["model.fit(keras.utils.image_dataset_from_directory('d', batch_size=64))"]
     assert rest == ["prefetch=2"]
 
@@ -238,14 +240,11 @@ def test_an_eager_step_gets_one_line_above_it(tmp_path, imports, jit, added):
         file, {"batch_size": 32, "graph_step": False, "jit_compile": False}, graph_step=True, jit_compile=jit
     )
     site = Site(file="train.py", function="Agent.step", call="step", order=0, line=99)
-    facts = recipe.workload.script.model_copy(update={"sites": {"graph_step": (site,)}})
-    recipe = recipe.model_copy(update={"workload": recipe.workload.model_copy(update={"script": facts})})
-    diff, rest = script_diff(recipe, file)
+    diff, rest = script_diff(with_script(recipe, sites={"graph_step": (site,)}), file)
     assert ([line for line in changed_lines(diff)[1] if line], rest) == (added, [])
     assert diff.index("@staticmethod") < diff.index(".function")
-    moved = facts.model_copy(update={"sites": {"graph_step": (site.model_copy(update={"function": "gone"}),)}})
-    recipe = recipe.model_copy(update={"workload": recipe.workload.model_copy(update={"script": moved})})
-    assert script_diff(recipe, file)[1][-1] == "graph_step=true"
+    gone = site.model_copy(update={"function": "gone"})
+    assert script_diff(with_script(recipe, sites={"graph_step": (gone,)}), file)[1][-1] == "graph_step=true"
 
 
 def test_an_eager_fit_gets_another_argument_of_compile(tmp_path):
@@ -266,17 +265,6 @@ def test_a_recipe_of_another_script_is_refused(tmp_path):
     recipe = recipe_of(file, {"batch_size": 32}, batch_size=64)
     with pytest.raises(RecipeError, match=r"other\.py is another script"):
         script_diff(recipe, file.rename(tmp_path / "other.py"))
-
-
-def test_the_command_prints_an_edit_that_patch_reads(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    file = written(tmp_path, ARRAYS)
-    recipe_of(file, {"batch_size": 32}, batch_size=64, data_threads=3).save(tmp_path / "recipe.json")
-    assert cli.main(["show", "recipe.json", "--diff", "train.py"]) == 0
-    out, err = capsys.readouterr()
-    assert out.startswith("--- train.py\n+++ train.py\n")
-    assert "+model.fit(x, y, batch_size=64)" in out
-    assert "data_threads=3" in err
 
 
 # ------------------------------------------------------------------------------------------- the learning rate

@@ -9,6 +9,7 @@ import pytest
 from autotune.data.errors import ArgumentError, MachineMismatchError
 from autotune.data.facts import ScriptFacts, Site, Trains
 from autotune.data.figures import Interval
+from autotune.front import cli
 from autotune.recipe.evidence import BestConfiguration, LearningRateRule
 from autotune.recipe.recipe import Recipe
 
@@ -55,10 +56,10 @@ def test_another_machine_is_warned_of_and_the_baseline_is_said(recipe):
         (["--candidate", "--larger-batch"], ArgumentError, "exclude one another"),
     ],
 )
-def test_what_is_refused_runs_nothing(recipe, options, error, why):
-    ended = run(recipe, *options)
-    assert (ended.returncode, ended.stdout) == (error.exit_code, "")
-    assert why in ended.stderr
+def test_what_is_refused_runs_nothing(recipe, capsys, options, error, why):
+    assert cli.main(["run", str(recipe), *options, "train.py"]) == error.exit_code
+    out, err = capsys.readouterr()
+    assert (out, why in err) == ("", True)
 
 
 def test_a_script_that_would_lose_its_recipe_names_the_command(recipe):
@@ -105,11 +106,10 @@ def test_a_fit_in_a_module_found_at_run_time_is_not_gone(recipe):
     assert run(recipe).stdout == "ran\n"
 
 
-def test_a_recipe_without_changes_has_no_edit(recipe):
-    command = [sys.executable, "-m", "autotune", "show", str(recipe), "--diff", "train.py"]
-    ended = subprocess.run(command, cwd=recipe.parent, capture_output=True, text=True, check=False)
-    assert (ended.returncode, ended.stdout) == (0, "")
-    assert "The recipe is the baseline: run the script as it is." in ended.stderr
+def test_a_recipe_without_changes_has_no_edit(recipe, capsys):
+    assert cli.main(["show", str(recipe), "--diff", "train.py"]) == 0
+    out, err = capsys.readouterr()
+    assert (out, "The recipe is the baseline: run the script as it is." in err) == ("", True)
 
 
 def test_what_is_not_known_of_the_larger_batch_is_said(recipe):

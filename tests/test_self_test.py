@@ -28,23 +28,14 @@ def speeds(delay=1.0, other=1.0):
     return samples_per_second
 
 
-def self_tested(path, budget=100.0, **changes):
+def self_tested(path, budget=100.0, observe=lambda event: None, **changes):
     """The self-test on simulated trials."""
     trials = simulated_trials(speeds(**changes), noise=0.02, seed=4)
     with on_disk(path / "run") as directory:
-        found = self_test_with(an_invocation(trials, directory, budget=budget))
+        found = self_test_with(an_invocation(trials, directory, budget=budget, observe=observe))
     assert trials.alive == []
     assert trials.clock() <= 1.1 * budget
     return found
-
-
-def test_lines_of_progress_name_the_trials_by_what_they_are(tmp_path):
-    events = []
-    with on_disk(tmp_path / "run") as directory:
-        trials = simulated_trials(speeds(), noise=0.02, seed=4)
-        self_test_with(an_invocation(trials, directory, budget=100.0, observe=events.append))
-    told = {event.changes for event in events if isinstance(event, TrialBegan | TrialEnded)}
-    assert told == {"baseline", "the same training", "a planted delay"}
 
 
 def judgements(found):
@@ -52,7 +43,10 @@ def judgements(found):
 
 
 def test_self_test_finds_only_the_planted_delay(tmp_path):
-    found = self_tested(tmp_path)
+    events = []
+    found = self_tested(tmp_path, observe=events.append)
+    told = {event.changes for event in events if isinstance(event, TrialBegan | TrialEnded)}
+    assert told == {"baseline", "the same training", "a planted delay"}
     assert judgements(found) == (HOLDS, HOLDS)
     assert (found.same.true, found.delayed.true) == (1.0, pytest.approx(1 / 1.2, rel=0.01))
     assert min(found.same.processes, found.delayed.processes) >= 2

@@ -3,9 +3,11 @@
 from dataclasses import replace
 
 import pytest
-from simulated_runs import LIMITS, a_slice, faster_by, quick_tune, simulated_trials
+from simulated_runs import LIMITS, a_slice
 
 from autotune.data.record import Phase, StepSeconds
+from autotune.data.run_directory import RunDirectory
+from autotune.space.configuration import read_trials
 from autotune.stats.stability import (
     DEVICE_MEMORY,
     HOST_MEMORY,
@@ -262,25 +264,27 @@ def test_an_epoch_of_other_work_is_refused(own, baseline, passed):
         assert "the batch size does not explain that" in check.detail
 
 
-def test_calls_per_epoch_come_from_the_last_process_with_any(tmp_path):
-    _, directory = quick_tune(simulated_trials(faster_by(batch_size=1.5), noise=0.02), tmp_path)
-    leader = next(each for each in directory.trials.values() if each.phase is Phase.CONFIRM and each.pairs)
-    baseline = directory.trials[0]
+@pytest.fixture
+def sides(finished):
+    """The records of a confirmed leader, of another batch size, and of the baseline."""
+    baseline, *others = read_trials(RunDirectory(finished))
+    return next(each for each in others if each.phase is Phase.CONFIRM and each.pairs), baseline
+
+
+def test_calls_per_epoch_come_from_the_last_process_with_any(sides):
     seen = [
         record.model_copy(
             update={"processes": tuple(log.model_copy(update={"calls_per_epoch": 45}) for log in record.processes)}
         )
-        for record in (leader, baseline)
+        for record in sides
     ]
-    assert all(check.passed for check in checks_of(leader, baseline, LIMITS) if check.name == "epoch_work")
+    assert all(check.passed for check in checks_of(*sides, LIMITS) if check.name == "epoch_work")
     (check,) = (check for check in checks_of(*seen, LIMITS) if check.name == "epoch_work")
     assert not check.passed
     assert "45 calls of" in check.detail
 
 
-def test_constant_work_is_checked_only_if_updates_vary(tmp_path):
-    _, directory = quick_tune(simulated_trials(faster_by(batch_size=1.5), noise=0.02), tmp_path)
-    leader = next(each for each in directory.trials.values() if each.phase is Phase.CONFIRM and each.pairs)
+def test_constant_work_is_checked_only_if_updates_vary(sides):
     varying = replace(LIMITS, work_varies=True)
-    usual, more = ({check.name for check in checks_of(leader, directory.trials[0], each)} for each in (LIMITS, varying))
+    usual, more = ({check.name for check in checks_of(*sides, each)} for each in (LIMITS, varying))
     assert more - usual == {"constant_work"}

@@ -9,7 +9,7 @@ from collections import namedtuple
 
 import psutil
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.data.record import Slice
@@ -74,7 +74,6 @@ def readings():
     )
 
 
-@settings(deadline=None)
 @given(readings(), readings())
 def test_what_lies_between_two_readings_is_never_negative(before, after):
     found = between(before, after, seconds=1.0)

@@ -215,12 +215,15 @@ def test_recorded_slice_keeps_the_rate_it_was_measured_with():
 
 
 def test_restored_trial_without_new_runs_keeps_its_record():
-    trial = Trial(3, Phase.CONFIRM, Configuration({}))
+    baseline, trial = (Trial(number, Phase.CONFIRM, Configuration({})) for number in (0, 3))
     trial.instances = 1
     trial.note_warm(replace(warm(2.0), first_loss=2.5))
     trial.add_slices([a_slice(100)])
+    for rate in (100, 110, 120):
+        trial.add_pair(baseline_first=True, baseline=a_slice(), candidate=a_slice(rate), reference=baseline)
+    trial.pairs = (trial.pairs[0].model_copy(update={"disturbed": True, "disturbed_by": "others"}), *trial.pairs[1:])
     record = trial.record(Outcome.OK)
-    assert record.throughput is not None
+    assert None not in (record.throughput, record.speedup)
     again = Trial.of_record(record).record(Outcome.OK)
     assert again == record
 
