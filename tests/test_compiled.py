@@ -4,9 +4,6 @@ import dataclasses
 import json
 import os
 import shutil
-import signal
-import subprocess
-import sys
 
 import pytest
 from simulated_runs import (
@@ -98,25 +95,11 @@ def test_it_is_loaded_as_a_private_copy(run):
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == FILES
     assert folder.stat().st_mode & 0o077 == 0
     assert f"({run}/compiled)" in said
+    assert (folder.parent / files.LOCK).exists(), "one of a killed training is removed by the next (test_scratch.py)"
     files._remove(folder, os.getpid() + 1)
     assert folder.exists(), "a fork that ends removes nothing"
     files._remove(folder, os.getpid())
     assert not folder.exists()
-
-
-KILLED = """
-import os, signal, sys
-from autotune.data.files import make_scratch
-print(make_scratch("autotune-compiled-"), flush=True)
-os.kill(os.getpid(), signal.SIGTERM)
-"""
-
-
-def test_copy_of_a_terminated_training_is_removed_at_next_load(run):
-    ended = subprocess.run([sys.executable, "-c", KILLED], stdout=subprocess.PIPE, text=True, check=False)
-    assert (ended.returncode, os.path.exists(ended.stdout.strip())) == (-signal.SIGTERM, True)
-    load(RECIPE, run)
-    assert not os.path.exists(ended.stdout.strip())
 
 
 def test_the_key_can_be_read_by_its_owner_alone(run, tmp_path):

@@ -194,14 +194,6 @@ def test_a_local_variable_is_refused_with_where_to_put_it(monkeypatch):
     assert "outside of any function" in error.hint
 
 
-def test_a_programs_variable_is_found_by_its_file(directory, monkeypatch):
-    file = write(directory / "train.py", GOOD)
-    workload = a_workload()
-    as_module(monkeypatch, "__main__", workload=workload, __file__="train.py")
-    reference = reference_of(workload)
-    assert (reference.file, reference.module, reference.name) == (str(file), None, "workload")
-
-
 @pytest.mark.parametrize("name", ["jobs.train", "jobs.__main__"])
 def test_a_program_run_as_a_module_is_found_as_that_module(monkeypatch, name):
     workload = a_workload()

@@ -65,8 +65,7 @@ def a_branch(needs, *, noise=0.0, seeds=8, seed=0, **rules):
     return ContinuedTraining(examples=int(PROBES[-1]), baseline=trainings(1.0), leader=leader)
 
 
-@pytest.mark.parametrize("needs", [1.0, 2.0])
-@pytest.mark.parametrize("noise", [0.02, 0.1, 0.2])
+@pytest.mark.parametrize(("needs", "noise"), [(1.0, 0.02), (2.0, 0.1), (1.0, 0.2), (2.0, 0.2)])
 def test_noisy_losses_favour_neither_batch_size(needs, noise):
     """The fall of the losses is 1.1."""
     found = [examples_needed(a_branch(needs, noise=noise, seed=seed)).log_ratio for seed in range(40)]

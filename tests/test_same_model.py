@@ -102,7 +102,7 @@ def test_a_baseline_that_builds_another_model_ends_the_run(tmp_path):
 
 def test_a_run_is_not_continued_with_another_model(tmp_path):
     with on_disk(tmp_path / "run") as directory:
-        tune_simulated(simulated_trials(), directory, budget=60.0)
+        tune_simulated(simulated_trials(), directory, budget=60.0, trials=1)
     with pytest.raises(RunDirectoryError, match=r"the model \(1,000 weights before, 2,000 now\)"):
         go_on(simulated_trials(model=lambda _: {"parameters": 2000}), tmp_path / "run", budget=60.0)
 

@@ -381,13 +381,6 @@ def test_what_a_script_does_between_some_steps_is_no_wait():
     assert answers == [{"input_wait_fraction": 0.5}]
 
 
-def test_each_element_is_a_step_where_each_updates(steps):
-    optimizer = Optimizer()
-    for _ in Dataset():
-        optimizer.apply()
-    assert steps == [8] * 6 + ["end"]
-
-
 def zipped():
     yield from zip(Dataset(), Dataset(), strict=True)
 
