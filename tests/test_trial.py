@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from simulated_runs import a_slice, a_warm_up
@@ -10,6 +11,7 @@ from autotune.data.record import Outcome, Pair, Pairing, Phase
 from autotune.runtime.protocol import Finished
 from autotune.space.configuration import Configuration
 from autotune.stats.ratios import recorded_rate, throughput_interval
+from autotune.tuning.earlier_runs import Earlier
 from autotune.tuning.trial import Trial
 
 
@@ -187,9 +189,9 @@ def test_losses_are_medians_of_processes(of_baseline):
 def test_what_an_epoch_costs_is_borne_by_what_it_trains_on():
     told = warm(1.0)
     dropping = replace(told, started=told.started.model_copy(update={"examples_per_epoch": 900}))
-    reference = Trial(0, Phase.CONFIRM, Configuration({}))
+    reference = Trial(0, Phase.BASELINE, Configuration({}))
     reference.note_warm(told)
-    trial = Trial(1, Phase.CONFIRM, Configuration({}))
+    trial = Trial(1, Phase.SEARCH, Configuration({}))
     trial.note_warm(dropping)
     each = a_slice(100, seconds=1.0, epochs=0)
     trial.add_slices([each])
@@ -198,6 +200,9 @@ def test_what_an_epoch_costs_is_borne_by_what_it_trains_on():
     assert record.examples_per_epoch == 900
     assert record.throughput.value == pytest.approx(90.0)
     assert trial.log_ratios == [pytest.approx(math.log(90 / (1000 / 11)))]
+    records = {0: reference.record(Outcome.OK), 1: record}
+    earlier = Earlier(run=SimpleNamespace(arguments={}), records=records, next_number=2)
+    assert earlier.trials()[1].log_ratios == trial.log_ratios
 
 
 def test_what_no_process_told_is_not_in_the_record():
