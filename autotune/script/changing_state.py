@@ -21,6 +21,7 @@ from autotune.recipe.tf_private import functions_of, operations_of
 from autotune.runtime.sources import parse_source
 from autotune.script.call_sites import is_own, line_of_code, name_of, running_frames
 from autotune.script.dataset_trace import upstream
+from autotune.script.inline_steps import move_inline_steps
 
 READS_AHEAD = ("persistent_iterator", "prefetch", "num_parallel_calls", "prefetch_to_device", "per_replica_buffer_size")
 _FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
@@ -39,7 +40,7 @@ class OwnSource:
     def __init__(self, files: Iterable[Path], directory: str) -> None:
         self._directory = directory
         self.files: dict[Any, str] = {}  # of each function and module
-        self._modules: dict[Any, str] = {}
+        self._modules: dict[Any, str] = {}  # files by tree
         self.functions_at: defaultdict[tuple[str, int], list[Any]] = defaultdict(list)  # by file and first line
         self.outer: dict[Any, Any] = {}  # the function, or module, around each function
         # By function or module; whether in a loop that runs now, and whether below what runs now.
@@ -54,6 +55,7 @@ class OwnSource:
         self.names = ChainMap(*(dict(frame.f_locals) for frame in frames))  # what they see, without its changes
         for path in files:
             file, tree = os.path.realpath(path), parse_source(path)
+            move_inline_steps(tree)
             self._modules[tree] = self.files[tree] = file
             self._collect(file, tree, tree, in_loop=False)
 
@@ -133,6 +135,10 @@ class OwnSource:
             )
             reached += [node for node in found if node not in reached]
         return reached
+
+    def tree_of(self, file: str) -> Any:
+        """Return the syntax tree of a file, in which inline steps are functions."""
+        return next(tree for tree, known in self._modules.items() if known == os.path.realpath(file))
 
     def nodes_at(self, code: CodeType) -> list[Any]:
         """Return the function of some code; of several that begin in its line, the innermost around its first place."""

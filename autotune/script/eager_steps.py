@@ -15,14 +15,14 @@ import re
 import sys
 from collections import ChainMap, Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from types import CodeType, FrameType, ModuleType
 from typing import Any
 
 from autotune.data.facts import Site
-from autotune.runtime.sources import is_installed, parse_source
+from autotune.runtime.sources import is_installed
 from autotune.script.call_sites import functions_in, is_own, line_of, line_of_code, name_of, running_frames
 from autotune.script.changing_state import OwnSource, code_of
+from autotune.script.inline_steps import is_moved
 
 _STDLIB = os.path.dirname(os.__file__) + os.sep
 _ONCE = "a graph would do that once"
@@ -147,7 +147,7 @@ class EagerSteps:
                 continue
             self.draws += draws
             line, file = source.nodes_at(code)[0].lineno, code.co_filename
-            known = functions_in(parse_source(Path(file)), file, self._directory)
+            known = functions_in(source.tree_of(file), file, self._directory)
             sites.append(next(site for site, node in known if node.lineno == line))
         return tuple(sites), reasons
 
@@ -250,18 +250,19 @@ def _first_obstacle(
             where = line_of(source.files[caller], call, directory)
             return f"{where}: makes an optimizer as it trains: a graph would keep the first one"
         for node, what in _find_signature_obstacles(step, scopes[step], source, calls[step.name], {*stored, *changed}):
-            return f"{line_of(source.files[step], node, directory)}: {step.name}() {what}"
+            name = "the step" if is_moved(step) else f"{step.name}()"
+            return f"{line_of(source.files[step], node, directory)}: {name} {what}"
     for function, scope in scopes.items():
         theirs, outer = dict.fromkeys(changed, False) | dict.fromkeys(stored, True), source.outer.get(function)
         while outer in scopes:  # whose variables each call makes anew
             theirs = {name: is_set for name, is_set in theirs.items() if name not in source.names_bound(outer)}
             outer = source.outer.get(outer)
-        name = getattr(function, "name", "a lambda")
+        name = "the step" if is_moved(function) else f"{getattr(function, 'name', 'a lambda')}()"
         found = find_obstacles(function, source, scope, theirs)
         for node, what in found:
             line = line_of(source.files[function], node, directory)
             if reseeds or not what.startswith("draws"):
-                return f"{line}: {name}() {what}"
+                return f"{line}: {name} {what}"
             draws.append(line)
     return ""
 
@@ -278,7 +279,8 @@ def _find_signature_obstacles(
         if name_of(decorator) not in ("staticmethod", "classmethod"):
             yield decorator, f"is decorated by {ast.unparse(decorator)}, which may replace it"
     usual = {default.value for default in function.args.defaults if isinstance(default, ast.Constant)}
-    names = [argument.arg for argument in function.args.args if scope.get("self") is None or argument.arg != "self"]
+    is_method = scope.get("self") is not None and not is_moved(function)
+    names = [argument.arg for argument in function.args.args if not is_method or argument.arg != "self"]
     for argument in (*function.args.args, *function.args.kwonlyargs):
         value = scope.get(argument.arg)
         if not _is_number(value) or value in usual:

@@ -23,6 +23,7 @@ from autotune.runtime import failures
 from autotune.runtime.executor import TrialFailed
 from autotune.script.call_sites import functions_in, line_of_code, place_of, uses_shapes
 from autotune.script.execute import edit_trees
+from autotune.script.inline_steps import is_moved, move_inline_steps
 from autotune.script.settings import Settings
 
 _DECORATOR = "__autotune_graph_step__"
@@ -53,6 +54,7 @@ class StepCompiler:
         self._traces = 0  # in the first calls
         self._is_proving = False
         self._fixed: set[str] = set()  # files whose functions need the sizes of shapes
+        self._moved: set[str] = set()  # names of functions that are made of steps in their loops
         setattr(builtins, _DECORATOR, self._compile)
         edit_trees(self._decorate, {Path(directory, site.file).resolve() for site in sites})
 
@@ -60,15 +62,22 @@ class StepCompiler:
         wanted = {site.key for site in self._sites}
         if uses_shapes(tree):
             self._fixed.add(os.path.realpath(file))
+        move_inline_steps(tree)
         for site, node in functions_in(tree, file, self._directory):
             if site.key in wanted:
+                self._moved |= {node.name} if is_moved(node) else set()
                 node.decorator_list.append(ast.copy_location(ast.Name(_DECORATOR, ast.Load()), node))
 
     def _compile(self, function: Any) -> Any:
         jit_compile = self._settings.changes.get("jit_compile")
         self._settings.reached |= {site.key for site in self._sites if site.call == function.__name__}
         relaxed = os.path.realpath(function.__code__.co_filename) not in self._fixed
-        compiled = tf.function(function, reduce_retracing=relaxed, jit_compile=jit_compile or None)
+        compiled = tf.function(
+            function,
+            reduce_retracing=relaxed,
+            jit_compile=jit_compile or None,
+            autograph=function.__name__ not in self._moved,  # which reads a source that these have not
+        )
         return compiled if self._obey is None else _ProvenStep(function, compiled, self.call)
 
     def call(self, step: _ProvenStep, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
@@ -111,7 +120,8 @@ class StepCompiler:
 
     def _refuse(self, step: _ProvenStep, why: str, outcome: Outcome = Outcome.UNSTABLE) -> None:
         code = step.plain.__code__
-        where = f"{code.co_name}() in {line_of_code(code, self._directory)}"
+        name = "the step" if code.co_name in self._moved else f"{code.co_name}()"
+        where = f"{name} in {line_of_code(code, self._directory)}"
         raise TrialFailed(outcome, f"graph_step: {where}, {why}")
 
     def _prove(self, step: _ProvenStep, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:

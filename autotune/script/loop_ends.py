@@ -89,18 +89,18 @@ def _loops_around(frame: FrameType) -> list[ast.stmt | ast.expr]:
             scope = node
     around: list[ast.stmt | ast.expr] = [
         node
-        for node in _walk_own(scope)
+        for node in walk_own(scope)
         if isinstance(node, _LOOPS) and node.lineno <= frame.f_lineno <= (node.end_lineno or 0)
     ]
     return sorted(around, key=lambda loop: (-loop.lineno, -loop.col_offset))
 
 
-def _walk_own(scope: ast.AST) -> Iterator[ast.AST]:
+def walk_own(scope: ast.AST) -> Iterator[ast.AST]:
     """Yield the nodes below one, without those of functions that are defined there."""
     for child in ast.iter_child_nodes(scope):
         yield child
         if not isinstance(child, _FUNCTIONS | ast.Lambda | ast.ClassDef):
-            yield from _walk_own(child)
+            yield from walk_own(child)
 
 
 # ------------------------------------------------------------------------------------------------ what ends it
@@ -208,7 +208,7 @@ def _counts_batches(value: ast.expr, tree: ast.Module, is_batched: Callable[[str
 
 def _find_periodic(loop: ast.AST, counters: set[str]) -> ast.AST | None:
     """Return the test by which a loop does something at every so many steps; None without one, or for a log only."""
-    for node in _walk_own(loop):
+    for node in walk_own(loop):
         if not isinstance(node, ast.If):
             continue
         remainders = (
@@ -231,7 +231,7 @@ def _counters_in(loop: ast.AST) -> set[str]:
         is_numbered = name_of(loop.iter.func) == "enumerate" and isinstance(loop.target, ast.Tuple)
         found |= {ast.unparse(loop.target.elts[0])} if is_numbered and isinstance(loop.target, ast.Tuple) else set()
         found |= {ast.unparse(loop.target)} if name_of(loop.iter.func) == "range" else set()
-    for node in _walk_own(loop):
+    for node in walk_own(loop):
         if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add) and _is_whole(node.value):
             found.add(ast.unparse(node.target))
         elif isinstance(node, ast.Assign) and isinstance(node.value, ast.BinOp) and _is_whole(node.value.right):
@@ -239,7 +239,7 @@ def _counters_in(loop: ast.AST) -> set[str]:
             found |= {target} if ast.unparse(node.value.left) == target else set()
         elif isinstance(node, ast.Call) and name_of(node.func) == "assign_add":
             found |= {ast.unparse(node.func.value)} if isinstance(node.func, ast.Attribute) else set()
-    for node in _walk_own(loop):  # `step = int(optimizer.iterations)`
+    for node in walk_own(loop):  # `step = int(optimizer.iterations)`
         if isinstance(node, ast.Assign) and _mentions(node.value, found) and names_called(node.value) <= _CONVERSIONS:
             found |= {ast.unparse(target) for target in node.targets}
     return found

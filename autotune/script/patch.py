@@ -6,6 +6,7 @@ import ast
 import difflib
 import itertools
 import re
+import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -16,6 +17,7 @@ from autotune.data.models import KnobValue
 from autotune.recipe.recipe import Recipe
 from autotune.runtime.sources import cell_at, cells_of, file_of, own_files, parse_source
 from autotune.script.call_sites import calls_in, functions_in, shown, uses_shapes
+from autotune.script.inline_steps import InlineStep, find_inline_steps, is_moved, move_inline_steps
 from autotune.script.loading import parse_reference
 from autotune.script.long_run import facts_in
 from autotune.script.notebook import open_notebook
@@ -152,15 +154,40 @@ def _above(source: bytes, line: int, *texts: str) -> _Edit:
 def _decorated(
     source: bytes, sites: Sequence[Site], file: str, directory: str, changes: Mapping[str, KnobValue]
 ) -> list[_Edit]:
-    """Return the edits that decorate the functions at these sites; none where the script does not import TensorFlow."""
-    tree, wanted = ast.parse(source), {site.key for site in sites}
+    """Return the edits that decorate the functions at these sites; none where the script does not import TensorFlow.
+
+    A step that stands in its loop is moved into such a function.
+    """
+    tree, moved, wanted = ast.parse(source), ast.parse(source), {site.key for site in sites}
     name = _tensorflow_in(tree)
     given = [] if uses_shapes(tree) else ["reduce_retracing=True"]
     given += ["jit_compile=True"] if changes.get("jit_compile") else []
-    arguments = f"({', '.join(given)})" if given else ""
-    found = [node for site, node in functions_in(tree, file, directory) if name and site.key in wanted]
-    begins = [(_offset(source, node.lineno, 0), node.col_offset) for node in found]
-    return [_Edit(begin, begin, f"{' ' * column}@{name}.function{arguments}\n") for begin, column in begins]
+    decorator = f"@{name}.function" + (f"({', '.join(given)})" if given else "")
+    steps = {step.name: step for step in find_inline_steps(tree)}
+    move_inline_steps(moved)
+    edits = []
+    for node in (node for site, node in functions_in(moved, file, directory) if name and site.key in wanted):
+        if is_moved(node):
+            edits += _moved(source, steps[node.name], decorator)
+        else:
+            begin = _offset(source, node.lineno, 0)
+            edits.append(_Edit(begin, begin, f"{' ' * node.col_offset}{decorator}\n"))
+    return edits
+
+
+def _moved(source: bytes, step: InlineStep, decorator: str) -> list[_Edit]:
+    """Return the edits that move a step into a function; none where a text of several lines would change."""
+    constants = (node for part in step.statements for node in ast.walk(part) if isinstance(node, ast.Constant))
+    if any(node.end_lineno != node.lineno for node in constants):
+        return []
+    first, last, before = step.statements[0], step.statements[-1], step.before
+    begin, end = _offset(source, first.lineno, 0), _offset(source, (last.end_lineno or 0) + 1, 0)
+    above = min([before.lineno, *(mark.lineno for mark in getattr(before, "decorator_list", ()))])
+    place, margin = _offset(source, above, 0), " " * before.col_offset
+    body = textwrap.dedent(source[begin:end].decode()).rstrip("\n") + (f"\n{step.footer}" if step.results else "")
+    lines = f"{decorator}\n{step.header}\n{textwrap.indent(body, ' ' * 4)}\n\n{'' if margin else chr(10)}"
+    call = f"{source[begin:].decode()[: first.col_offset]}{step.call}\n"
+    return [_Edit(place, place, textwrap.indent(lines, margin)), _Edit(begin, end, call)]
 
 
 def _tensorflow_in(tree: ast.Module) -> str:

@@ -31,7 +31,9 @@ from autotune.runtime.supervisor import leave, run_in_fork, send_answer
 from autotune.script import children, strategies
 from autotune.script.call_sites import count_method_calls, is_called_in_loop, with_line
 from autotune.script.eager_steps import EagerSteps
+from autotune.script.execute import edit_trees
 from autotune.script.fit_call import FitCall, few_steps, settle_steps
+from autotune.script.inline_steps import move_inline_steps
 from autotune.script.interpose import Hooks, Wrappers
 from autotune.script.loop_watch import LoopWatch
 from autotune.script.reach import ScriptContext, facts_of_fit, facts_of_loop
@@ -192,6 +194,7 @@ class Survey(Hooks):
                 strategies.before_strategy(tf, self._look_for_workers)
             tf.compat.v1.Session.__init__ = self._refuse_session
             before.update(os.environ)
+            edit_trees(move_inline_steps, {file.resolve() for file in self._around.own_files})
             yield
         except BaseException as error:
             if not self._has_wanted_fit:

@@ -1,0 +1,189 @@
+"""Steps that stand in their loops: which are moved into a function, and that the script then does the same."""
+
+import ast
+import contextlib
+import textwrap
+
+import pytest
+
+from autotune.script.inline_steps import find_inline_steps, is_moved, move_inline_steps
+
+STEP = """
+with tf.GradientTape() as tape:
+    loss = model * x
+optimizer.apply_gradients(tape.gradient(loss))
+"""
+
+
+class Tape(contextlib.nullcontext):
+    """Stands for a tape and an optimizer: what they are given is written down."""
+
+    GradientTape, gradient = staticmethod(lambda **_: Tape()), staticmethod(lambda loss: -loss)
+
+    def __enter__(self):
+        return self
+
+    def __init__(self, seen=None):
+        super().__init__()
+        self.seen = [] if seen is None else seen
+
+    def apply_gradients(self, gradients):
+        self.seen.append(gradients)
+
+    apply = apply_gradients
+
+
+def indented(text, by):
+    return textwrap.indent(text.strip("\n"), " " * by).lstrip()
+
+
+def run(source, *, moved):
+    """What a script has applied and printed."""
+    tree, seen = ast.parse(source), []
+    if moved:
+        move_inline_steps(tree)
+    exec(compile(tree, "train.py", "exec"), {"tf": Tape, "optimizer": Tape(seen), "print": seen.append, "model": 3})
+    return seen
+
+
+SCRIPTS = {
+    "of_a_script": (
+        f"""
+        for epoch in range(2):
+            for step, x in enumerate([1.0, 2.0]):
+                {indented(STEP, 16)}
+                if step % 2 == 0:
+                    print((epoch, loss))
+        """,
+        "loss = train_step(x)",
+    ),
+    "nothing_is_read_later": (f"for x in [1.0, 2.0]:\n    {indented(STEP, 4)}\n", "train_step(x)"),
+    "of_a_main_function": (
+        f"""
+        def main():
+            scale, total = 2.0, 0.0
+            for x in [1.0, 2.0]:
+                {indented(STEP.replace("model", "scale"), 16)}
+                total += loss
+            print(total)
+        main()
+        """,
+        "loss = train_step(x)",
+    ),
+    "of_a_function_that_is_called_often": (
+        f"""
+        def train(model, data):
+            for x in data:
+                {indented(STEP, 16)}
+        for epoch in range(3):
+            train(epoch, [1.0, 2.0])
+        """,
+        "train_step(x, model)",
+    ),
+    "of_a_method": (
+        f"""
+        class Trainer:
+            model = 2
+            def fit(self, data):
+                for x in data:
+                    {indented(STEP.replace("model", "self.model"), 20)}
+        Trainer().fit([1.0])
+        """,
+        "train_step(x, self)",
+    ),
+    "carries_a_value_on": (
+        """
+        total = 1.0
+        for x in [1.0, 2.0]:
+            with tf.GradientTape() as tape:
+                total += model * x
+            optimizer.apply(tape.gradient(total))
+        """,
+        "total = train_step(total, x)",
+    ),
+    "of_two_tapes": (
+        f"for x in [1.0, 2.0]:\n    {indented(STEP, 4)}\n    y = x + 1\n    {indented(STEP.replace('x', 'y'), 4)}\n"
+        "    print(loss)\n",
+        "loss = train_step(x)",
+    ),
+    "with_inner_variables": (
+        """
+        g = 7
+        for x in [1.0, 2.0]:
+            with tf.GradientTape(persistent=True) as tape:
+                loss = sum([g * x for g in range(3)]) + (lambda x: x)(1)
+                for part in (1, 2):
+                    loss = loss + part
+            optimizer.apply_gradients(tape.gradient(loss))
+            del tape
+        print(g)
+        """,
+        "train_step(x)",
+    ),
+    "beside_a_function_of_that_name": (
+        f"""
+        def train_step():
+            loss = 1
+            return loss
+        for x in [1.0]:
+            {indented(STEP, 12)}
+        """,
+        "train_step_2(x)",
+    ),
+    "of_an_inner_loop_only": (
+        f"""
+        for x in [1.0]:
+            for y in [2.0]:
+                {indented(STEP.replace("x", "y"), 16)}
+            for z in [3.0]:
+                {indented(STEP.replace("x", "z"), 16)}
+        """,
+        "train_step(y)",
+    ),
+    "in_a_branch": (f"for x in [1.0, 2.0]:\n    if x > 1:\n        {indented(STEP, 8)}\n", "train_step(x)"),
+}
+
+
+@pytest.mark.parametrize(("source", "call"), SCRIPTS.values(), ids=SCRIPTS)
+def test_moved_step_does_the_same(source, call):
+    source = textwrap.dedent(source)
+    assert find_inline_steps(ast.parse(source))[0].call == call
+    assert run(source, moved=True) == run(source, moved=False) != []
+
+
+HELD = {
+    "break": "for x in [1.0]:\n    with tf.GradientTape() as tape:\n        break\n    optimizer.apply(0)\n",
+    "return": "def main():\n    for x in [1.0]:\n        with tf.GradientTape() as tape:\n            return 1\n"
+    "        optimizer.apply(0)\n",
+    "its_tape_is_read": f"for x in [1.0]:\n    {indented(STEP, 4)}\n    print(tape)\n",
+    "may_not_be_set": f"for x in [1.0]:\n    {indented(STEP, 4)}\n    if x:\n        pass\n".replace(
+        "    loss = model * x", "    loss = 1\n        if x:\n            extra = 2"
+    )
+    + "    print(extra)\n",
+    "not_yet_set": f"for x in [1.0]:\n    {indented(STEP, 4)}\n    late = 1\n".replace(
+        "model * x", "late if x > 1 else 0"
+    ),
+    "global": f"count = 0\ndef main():\n    global loss\n    for x in [1.0]:\n        {indented(STEP, 8)}\n",
+    "no_loop": f"def step(x):\n    {indented(STEP, 4)}\nstep(1.0)\n",
+    "reads_all_names": f"for x in [1.0]:\n    {indented(STEP, 4)}\n".replace("model * x", "locals()['x']"),
+    "in_a_class": f"class A:\n    def step(self, x):\n        {indented(STEP, 8)}\n",
+}
+
+
+@pytest.mark.parametrize("source", HELD.values(), ids=HELD)
+def test_step_that_no_function_can_have_stays(source):
+    tree = ast.parse(source)
+    assert find_inline_steps(tree) == []
+    before = ast.dump(tree)
+    move_inline_steps(tree)
+    assert ast.dump(tree) == before
+
+
+def test_moved_step_keeps_its_lines():
+    """What fails in it is shown at its own line, and nothing else counts as moved."""
+    source = f"def other():\n    pass\nfor x in [1.0]:\n    {indented(STEP, 4)}\n"
+    tree = ast.parse(source)
+    move_inline_steps(tree)
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+    assert [is_moved(function) for function in functions] == [False, True]
+    assert [statement.lineno for statement in functions[1].body] == [4, 6, 6]
