@@ -32,7 +32,7 @@ from autotune.script.execute import make_endless, note_process
 from autotune.script.interpose import around
 from autotune.script.sandbox import SideEffects
 from autotune.script.settings import serve_script
-from autotune.script.survey import Survey
+from autotune.script.survey import Survey, make_steps_functions
 from autotune.script.trial import prepare, run_users, timing
 from autotune.space.configuration import Configuration
 from autotune.space.keras_in_use import use_keras
@@ -68,6 +68,7 @@ def share_start(
     for package in KERAS_PACKAGES:
         after_import(package, effects.install_keras)
         after_import(package, lambda keras: start.stop_before(api_of(keras).building_calls()))
+    make_steps_functions(reference)
     with contextlib.suppress(Exception), start.role:
         run_users(reference, adjustable=True)
     if os.getpid() != start.process:  # a fork has ended its role by itself

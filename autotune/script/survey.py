@@ -85,6 +85,7 @@ def survey(
             leave_template()
             ours.close()
             survey = Survey(reference, variables, answer, workers, began=began, requests=theirs)
+            make_steps_functions(reference)
             with survey.watching():
                 run_users(reference)
             leave(1)
@@ -108,6 +109,12 @@ def survey(
         or f"Check that it runs by itself: {'all cells of ' if reference.is_notebook else 'python '}{reference.shown}",
         detail=found.get("detail", ""),
     )
+
+
+def make_steps_functions(reference: WorkloadReference) -> None:
+    """Have the script, which has not begun, make functions of its inline steps: some of them can be compiled."""
+    files = own_files(file_of(reference), Path(directory_of(reference)))
+    edit_trees(move_inline_steps, {file.resolve() for file in files})
 
 
 def _keeps_values(facts: WorkloadFacts, request: protocol.TrialRequest) -> bool:
@@ -194,7 +201,6 @@ class Survey(Hooks):
                 strategies.before_strategy(tf, self._look_for_workers)
             tf.compat.v1.Session.__init__ = self._refuse_session
             before.update(os.environ)
-            edit_trees(move_inline_steps, {file.resolve() for file in self._around.own_files})
             yield
         except BaseException as error:
             if not self._has_wanted_fit:

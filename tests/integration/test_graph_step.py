@@ -96,6 +96,45 @@ def test_a_step_that_reads_what_nothing_shows_is_refused(launched):
     assert failed.value.reason.startswith("graph_step: update() in agent.py, line 11, trains otherwise as a graph")
 
 
+
+INLINE = """
+import keras
+import tensorflow as tf
+
+keras.utils.set_random_seed(1)
+x = tf.random.stateless_uniform((96, 4), (1, 2))
+data = tf.data.Dataset.from_tensor_slices((x, tf.reduce_sum(x, 1, keepdims=True))).batch(16)
+
+def main():
+    net, optimizer = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)]), keras.optimizers.Adam(0.01)
+    for epoch in range(1000):
+        for step, (x, y) in enumerate(data):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((net(x) - y) ** 2) + 0.0 * {read}
+            gradients = tape.gradient(loss, net.trainable_variables)
+            optimizer.apply_gradients(zip(gradients, net.trainable_variables))
+            if step == 0:
+                print(float(loss))
+
+main()
+"""
+
+
+def test_a_step_in_its_loop_is_compiled_and_proven(trials_of_script):
+    trials = trials_of_script(INLINE.format(read="1.0"))
+    script = trials.facts.script
+    assert [(site.call, site.line) for site in script.sites["graph_step"]] == [("train_step", 13)]
+    trial = trials.launch(graph_step=True)
+    trial.warm_up(PATIENCE_SECONDS)
+    assert trial.measure(0.2, PATIENCE_SECONDS).steps > 0
+    assert trial.finish(0.0, PATIENCE_SECONDS).peak_host_bytes > 0
+
+
+def test_a_step_in_its_loop_that_no_graph_repeats_is_held(trials_of_script):
+    reasons = trials_of_script(INLINE.format(read="epoch")).facts.script.not_reached
+    assert reasons["graph_step"].startswith("train.py, line 13: the step is given epoch as a Python number")
+
+
 @pytest.mark.parametrize(
     ("eager", "by_attribute"),
     [(", run_eagerly=True", ""), ("", "model.run_eagerly = True")],
