@@ -170,7 +170,7 @@ def find_difference(plain: Callable[..., Any], compiled: Any, *arguments: Any, *
     if drawn or (own is not None and "Random" in str(operations_in(own))):
         # XLA draws other numbers, which matters where they are constants of the training.
         jit_compile = (own is not None and draws_constants(own)) or None
-        compiled = tf.function(plain, reduce_retracing=True, jit_compile=jit_compile)
+        compiled = tf.function(plain, reduce_retracing=True, jit_compile=jit_compile, autograph=compiled._autograph)
     graph = run(compiled)
     starts = [*before, *map(np.zeros_like, values[len(before) :])]
     bounds = [
