@@ -1,6 +1,7 @@
 """`show --diff`: the edit that makes a recipe permanent in a script."""
 
 import itertools
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -245,6 +246,62 @@ def test_an_eager_step_gets_one_line_above_it(tmp_path, imports, jit, added):
     assert diff.index("@staticmethod") < diff.index(".function")
     gone = site.model_copy(update={"function": "gone"})
     assert script_diff(with_script(recipe, sites={"graph_step": (gone,)}), file)[1][-1] == "graph_step=true"
+
+
+INLINE = """import tensorflow as tf
+
+
+def main():
+    model, optimizer = make()
+    for epoch in range(3):
+        for x, y in data:
+            with tf.GradientTape() as tape:  # of one batch
+                loss = model(x, y)
+
+            optimizer.apply_gradients(tape.gradient(loss))
+            print(loss)
+
+
+main()
+"""
+MOVED = """import tensorflow as tf
+
+
+def main():
+    model, optimizer = make()
+    @tf.function(reduce_retracing=True)
+    def train_step(x, y):
+        with tf.GradientTape() as tape:  # of one batch
+            loss = model(x, y)
+
+        optimizer.apply_gradients(tape.gradient(loss))
+        return loss
+
+    for epoch in range(3):
+        for x, y in data:
+            loss = train_step(x, y)
+            print(loss)
+
+
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "rest"), [(INLINE, []), (INLINE.replace("x, y)\n\n", '"""a\nb""")\n'), ["graph_step=true"])]
+)
+def test_an_eager_step_in_its_loop_becomes_a_function(tmp_path, text, rest):
+    file = written(tmp_path, text)
+    recipe = recipe_of(file, {"batch_size": 32, "graph_step": False}, graph_step=True)
+    site = Site(file="train.py", function="main.<locals>.train_step", call="train_step", order=0, line=8)
+    facts = recipe.workload.script.model_copy(update={"sites": {"graph_step": (site,)}})
+    workload = recipe.workload.model_copy(update={"script": facts})
+    diff, left_out = script_diff(recipe.model_copy(update={"workload": workload}), file)
+    assert left_out == rest
+    (tmp_path / "a.diff").write_text(diff, encoding="utf-8")
+    if not rest:
+        subprocess.run(["patch", "-s", file, tmp_path / "a.diff"], check=True)
+        assert file.read_text(encoding="utf-8") == MOVED
 
 
 def test_an_eager_fit_gets_another_argument_of_compile(tmp_path):

@@ -96,7 +96,6 @@ def test_a_step_that_reads_what_nothing_shows_is_refused(launched):
     assert failed.value.reason.startswith("graph_step: update() in agent.py, line 11, trains otherwise as a graph")
 
 
-
 INLINE = """
 import keras
 import tensorflow as tf
