@@ -98,6 +98,7 @@ def test_all_sides_are_measured_however_they_fit(tmp_path, is_live, candidates, 
         assert len(record.pairs) == ROUNDS
         assert {pair.in_blocks for pair in record.pairs} == {pairing == "bracketed"}
         assert record.speedup.value == pytest.approx(factor, rel=0.01)
+        assert 0 < record.pairs[0].candidate.at < record.pairs[-1].candidate.at
         assert record.peak_host_bytes > 0, "it was not closed"
     assert sides.alive == ([BASELINE] if is_live else [])
     if asked:

@@ -7,21 +7,23 @@ import statistics
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from simulated_runs import Fresh, a_slice, faster_by, log_ratios_of, quick_tune, simulated_trials
+from simulated_runs import Fresh, a_slice, faster_by, log_ratios_of, simulated_trials
 
 from autotune.data.facts import GpuUse
 from autotune.data.record import LOOK_SHARE, Phase
 from autotune.front.console import trial_line
+from autotune.space.configuration import Configuration
 from autotune.stats.disturbance import CAUSES, find_disturbances, load_of, usable_pairs
 from autotune.tuning import trial as running
 from autotune.tuning.policy import error_of
+from autotune.tuning.trial import Trial
 
 SPEED = faster_by(jit_compile=1.5, batch_size=1.2, steps_per_execution=1.1)
 
 
-def loaded(load):
+def loaded(load, rate=4000.0):
     """A slice during which others took so much of the machine; None where that is unknown."""
-    return a_slice().model_copy(update={"cores": 1, "foreign_cpu_seconds": None if load is None else 0.5 * load})
+    return a_slice(rate).model_copy(update={"cores": 1, "foreign_cpu_seconds": None if load is None else 0.5 * load})
 
 
 def disturbed_pairs(loads):
@@ -153,8 +155,8 @@ def test_a_card_that_is_slowed_or_shared_at_times_disturbs(baseline, candidate, 
     assert on_gpu(baseline=baseline, candidate=candidate) == left_out
 
 
-def test_the_trial_says_why_pairs_were_left_out(tmp_path):
-    record = confirmed(tmp_path, 3, load=bursts(3)).record
+def test_the_trial_says_why_pairs_were_left_out(among_bursts):
+    record = among_bursts.record
     left_out = [pair.disturbed_by for pair in record.pairs if pair.disturbed]
     assert set(left_out) == {"others"}
     line = trial_line(record, "jit_compile=true", stamp="1:00").plain
@@ -183,6 +185,12 @@ def confirmed(tmp_path, seed, *, load, pairs=6, **settings):
     return fresh
 
 
+@pytest.fixture(scope="module")
+def among_bursts(tmp_path_factory):
+    """Pairs of which bursts have disturbed some."""
+    return confirmed(tmp_path_factory.mktemp("bursts"), 3, load=bursts(3))
+
+
 def test_with_bursts_the_claim_is_narrower_and_still_covers(tmp_path, monkeypatch):
     def intervals(seeds):
         return [confirmed(tmp_path, seed, load=bursts(seed)).interval() for seed in range(seeds)]
@@ -203,8 +211,8 @@ def test_bursts_that_do_not_show_leave_the_claim_covering(tmp_path):
     assert not any(pair.disturbed for each in found for pair in each.record.pairs)
 
 
-def test_what_the_claim_rests_on_can_be_read_from_the_record(tmp_path):
-    found = confirmed(tmp_path, 3, load=bursts(3))
+def test_what_the_claim_rests_on_can_be_read_from_the_record(among_bursts):
+    found = among_bursts
     assert any(pair.disturbed for pair in found.record.pairs)
     instances = {}
     for pair in found.record.pairs:
@@ -214,32 +222,21 @@ def test_what_the_claim_rests_on_can_be_read_from_the_record(tmp_path):
     assert found.interval().value == pytest.approx(statistics.fmean(means))
 
 
-def test_disturbed_pairs_are_taken_again_within_bounds(tmp_path):
-    def rounds(load):
-        pairs = confirmed(tmp_path, 3, load=load).record.pairs
-        counts = [sum(pair.instance == each for pair in pairs) for each in range(6)]
+def test_disturbed_pairs_are_taken_again_within_bounds(tmp_path, among_bursts):
+    def rounds(fresh):
+        counts = [sum(pair.instance == each for pair in fresh.record.pairs) for each in range(6)]
         return min(counts), max(counts)
 
-    assert rounds(lambda at: 0.0) == (12, 12)
-    fewest, most = rounds(bursts(3))
+    assert rounds(confirmed(tmp_path, 3, load=lambda at: 0.0)) == (12, 12)
+    fewest, most = rounds(among_bursts)
     assert fewest >= 12
     assert 12 < most <= 30
 
 
-def test_a_search_trials_disturbed_pairs_do_not_count(tmp_path):
-    trials = simulated_trials(SPEED, noise=0.02, foreign_load=bursts(6, every=2.0))
-    _, directory = quick_tune(trials, tmp_path / "run", budget=600.0)
-    searched = [each for each in directory.trials.values() if each.phase is Phase.SEARCH]
-    disturbed = [each for each in searched if any(pair.disturbed for pair in each.pairs)]
-    assert disturbed
-    for each in disturbed:
-        instances = {pair.instance for pair in each.pairs}
-        ratios = [
-            math.log(p.candidate.examples / p.candidate.seconds / (p.baseline.examples / p.baseline.seconds))
-            for p in each.pairs
-            if not p.disturbed
-        ]
-        if len(instances) == 1:
-            assert math.log(each.speedup.value) == pytest.approx(statistics.fmean(ratios))
-    ends = [pair.candidate.at for each in searched for pair in each.pairs]
-    assert all(0 < at < 600.0 for at in ends)
+def test_a_search_trials_disturbed_pairs_do_not_count():
+    baseline, trial = (Trial(number, Phase.SEARCH, Configuration({})) for number in (0, 1))
+    for load, rate in ((0.0, 6000.0), (0.0, 6600.0), (0.8, 2000.0), (0.0, 6300.0)):
+        trial.add_pair(baseline_first=True, baseline=loaded(0.0), candidate=loaded(load, rate), reference=baseline)
+    assert [pair.disturbed for pair in trial.pairs] == [False, False, True, False]
+    left = [math.log(rate / 4000) for rate in (6000, 6600, 6300)]
+    assert math.log(trial.speedup.value) == pytest.approx(statistics.fmean(left))
