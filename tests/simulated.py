@@ -401,7 +401,6 @@ class SimulatedTrials(Executor):
     samples_per_second: Callable[[Configuration], float]  # of a long training, epoch boundaries included
     noise: float = 0.0  # standard deviation of a slice's speed, as a logarithm
     instance_noise: float = 0.0  # of a process's speed against others of its configuration
-    template_noise: float = 0.0  # of all processes that are forks of one template
     seed: int = 0  # of all noise
     drift: Callable[[float], float] = lambda seconds: 1.0  # the machine's speed as a factor, by seconds on the clock
     progress: Callable[[int], float] = lambda examples: 1.0  # a process's, by the examples that it has trained on
@@ -475,7 +474,7 @@ class SimulatedTrials(Executor):
         known = data in (None, Data(examples=self.examples, endless=self.examples is None))
         assert known, f"the trial was told wrong things of its dataset: {data}"
         self._wait_until(self._start_template(environment(configuration)))
-        luck = math.exp(self.random.gauss(0.0, self.instance_noise)) * self._template_luck(environment(configuration))
+        luck = math.exp(self.random.gauss(0.0, self.instance_noise))
         resolved = configuration
         if configuration["jit_compile"] == "auto":
             resolved = configuration.replace(jit_compile=self.jit_resolves_to)
@@ -508,11 +507,6 @@ class SimulatedTrials(Executor):
         """When the template with these environment variables has imported everything."""
         key = tuple(sorted(variables.items()))
         return self._ready_at.setdefault(key, self.clock() + self.import_seconds)
-
-    def _template_luck(self, variables: dict[str, str]) -> float:
-        """How much faster than the formula all forks of the template are, as a factor; drawn apart from the rest."""
-        drawn = random.Random(f"{self.seed} {sorted(variables.items())}")
-        return math.exp(drawn.gauss(0.0, self.template_noise))
 
     def _wait_until(self, moment: float) -> None:
         self.clock.advance(max(0.0, moment - self.clock()))

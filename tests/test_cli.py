@@ -14,7 +14,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from simulated_runs import faster_by, on_disk, simulated_trials, tune_simulated
 from test_recommendation import run_that_is
 
 from autotune.data.errors import ArgumentError
@@ -24,8 +23,6 @@ from autotune.data.options import OPTIONS, Options
 from autotune.front import cli
 from autotune.front.cli import app
 from autotune.machine.gpu import GpuReading
-from autotune.recipe.evidence import BestConfiguration, LearningRateRule
-from autotune.recipe.recipe import Recipe
 from autotune.space.knobs import KNOBS
 from autotune.stats.deciding import ClaimResult, EndedBy, Verdict
 from autotune.tuning.events import RunBegan
@@ -144,26 +141,8 @@ def test_show_prints_the_trials_and_the_claim_of_a_run(capsys, finished):
     assert "  0  baseline" in out
     assert f"×{recipe['evidence']['speedup']['value']:.2f}" in out
     assert "Faster" in out
+    assert f'.load("{finished / "recipe.json"}")' in out
     assert "--resume" not in out
-
-
-def test_show_prints_both_answers_of_a_run_and_of_its_recipe(capsys, finished, tmp_path):
-    recipe, copy = Recipe.load(finished / "recipe.json"), tmp_path / "run"
-    shutil.copytree(finished, copy)
-    larger = BestConfiguration(
-        configuration={**recipe.baseline, "batch_size": 4096},
-        speedup=Interval(value=7.0, low=6.5, high=7.5),
-        throughput=recipe.evidence.throughput,
-        confirmed=True,
-        learning_rate_rule=LearningRateRule(batch_ratio=8.0, not_measured="no time was left for it"),
-    )
-    recipe = recipe.model_copy(update={"larger_batch": larger})
-    recipe.save(copy / "recipe.json")
-    for path in (copy, copy / "recipe.json"):
-        code, out, _ = run(capsys, "show", path)
-        assert code == 0
-        same, other = out.index("Same training: "), out.index("Larger batch: ×7.00 (6.50 to 7.50) in samples/s")
-        assert same < other < out.rindex("samples/s  ")
 
 
 def test_history_writes_what_it_says(capsys, finished, tmp_path):
@@ -370,18 +349,6 @@ def test_a_second_ctrl_c_says_how_to_go_on(capsys, monkeypatch, tmp_path):
     code, _, err = run(capsys, "tune", "train.py")
     assert code == 130
     assert "--resume" not in err
-
-
-def test_show_of_an_undecided_run_has_the_command_that_goes_on(capsys, tmp_path):
-    trials = simulated_trials(faster_by(batch_size=2.0), noise=0.02)
-    with on_disk(tmp_path / "my run") as directory:
-        recipe = tune_simulated(trials, directory, budget=18.0)
-    assert recipe.evidence.verdict is Verdict.UNDECIDED
-    _, out, _ = run(capsys, "show", tmp_path / "my run")
-    (going_on,) = [line for line in out.replace(" \\\n", "").splitlines() if "--resume" in line]
-    words = shlex.split(going_on.removeprefix("Go on: "))
-    assert words[3:5] == ["--resume", str(tmp_path / "my run")]
-    assert cli.app.parse_args(words[1:])
 
 
 CLAIMED, MEASURED = Interval(value=1.5, low=1.4, high=1.61), Interval(value=1.2, low=1.15, high=1.26)

@@ -6,6 +6,7 @@ import random
 import pytest
 
 from autotune.data.figures import LogInterval
+from autotune.data.options import MIN_GAIN
 from autotune.stats.deciding import ClaimResult, Stop, is_faster, judge_claim, stop_measuring
 from autotune.stats.intervals import Spread
 
@@ -87,13 +88,27 @@ def test_faster_needs_a_sure_gain_that_is_worth_it(speedup, half_width, min_gain
 
 
 @pytest.mark.parametrize(
-    ("now", "min_gain", "expected"),
+    ("claim", "now", "min_gain", "expected"),
     [
-        (around(0.30, 0.01), 0.02, ClaimResult.WEAKER),
-        (around(0.30, 0.01), 0.15, ClaimResult.HOLDS),
-        (around(-0.01, 0.02), 0.02, ClaimResult.GONE),
-        (around(-0.01, 0.02), 0.60, ClaimResult.UNDECIDED),
+        ((1.5, 0.05), (1.45, 0.05), MIN_GAIN, ClaimResult.HOLDS),
+        ((1.5, 0.05), (2.0, 0.01), MIN_GAIN, ClaimResult.HOLDS),
+        ((1.5, 0.05), (1.3, 0.05), MIN_GAIN, ClaimResult.WEAKER),
+        ((1.5, 0.005), (1.48, 0.005), MIN_GAIN, ClaimResult.HOLDS),
+        ((1.5, 0.30), (1.3, 0.05), MIN_GAIN, ClaimResult.HOLDS),
+        ((1.5, 0.05), (1.5, 0.21), MIN_GAIN, ClaimResult.UNDECIDED),
+        ((1.5, 0.05), (1.5, 0.20), MIN_GAIN, ClaimResult.HOLDS),
+        ((1.5, 0.25), (1.5, 0.24), MIN_GAIN, ClaimResult.HOLDS),
+        ((8.32, 0.06), (5.0, 1.5), MIN_GAIN, ClaimResult.UNDECIDED),
+        ((1.10, 0.027), (2.0, 0.077), MIN_GAIN, ClaimResult.HOLDS),
+        ((1.5, 0.05), (1.02, 0.05), MIN_GAIN, ClaimResult.GONE),
+        ((1.05, 0.04), (1.02, 0.05), MIN_GAIN, ClaimResult.UNDECIDED),
+        ((1.5, 0.05), (0.7, 0.05), MIN_GAIN, ClaimResult.GONE),
+        ((1.492, 0.01), (1.350, 0.01), 0.02, ClaimResult.WEAKER),  # what a claim lacks must count
+        ((1.492, 0.01), (1.350, 0.01), 0.15, ClaimResult.HOLDS),
+        ((1.492, 0.01), (0.99, 0.02), 0.02, ClaimResult.GONE),
+        ((1.492, 0.01), (0.99, 0.02), 0.60, ClaimResult.UNDECIDED),
     ],
 )
-def test_what_a_claim_lacks_must_count(now, min_gain, expected):
-    assert judge_claim(around(0.40, 0.01), now, min_gain=min_gain) is expected
+def test_two_intervals_are_held_against_each_other(claim, now, min_gain, expected):
+    then, later = (around(math.log(ratio), half_width) for ratio, half_width in (claim, now))
+    assert judge_claim(then, later, min_gain=min_gain) is expected

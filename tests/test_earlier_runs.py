@@ -332,15 +332,6 @@ def test_second_run_starts_with_earlier_leaders_and_ends_soon(tmp_path):
     assert (third.configuration, len(tried)) == (first.configuration, 2)
 
 
-def test_without_a_results_directory_a_run_begins_anew(tmp_path):
-    tuned(tmp_path, "one", simulated_trials(SPEED, **QUIET))
-    watcher = Watcher()
-    recipe, tried, _ = tuned(tmp_path, "two", simulated_trials(SPEED, **QUIET), watcher=watcher, results=None)
-    assert recipe.created_by.started_from == ()
-    assert len(tried) > 8
-    assert not any("earlier runs" in event.text for event in watcher.of(Notice))
-
-
 def test_search_goes_on_if_an_earlier_leader_is_now_slower(tmp_path):
     tuned(tmp_path, "one", simulated_trials(faster_by(jit_compile=1.5), **QUIET))
     recipe, tried, _ = tuned(tmp_path, "two", simulated_trials(faster_by(jit_compile=0.7, batch_size=1.4), **QUIET))

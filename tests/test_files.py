@@ -146,6 +146,11 @@ def test_no_more_is_read_than_one_byte_over_the_limit(tmp_path):
     assert read_at_most(file, 3) == b"1234"
 
 
+def test_a_byte_order_mark_is_read_over(tmp_path):
+    (tmp_path / "data").write_text("12345", encoding="utf-8-sig")
+    assert read_at_most(tmp_path / "data", 50) == b"12345"
+
+
 def test_pipes_and_devices_are_not_read(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "link").symlink_to("/dev/zero")

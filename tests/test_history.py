@@ -5,7 +5,6 @@ import json
 import os
 import re
 import shutil
-from pathlib import Path
 
 import factories
 import pandas as pd
@@ -293,13 +292,6 @@ def test_a_run_that_is_named_twice_counts_once(run, tmp_path):
     assert len(load_history(run, tmp_path, run / ".." / run.name)) == len(TRIALS)
 
 
-def test_a_byte_order_mark_is_read_over(run):
-    before = load_history(run)
-    for file in (run / "run.json", run / "trials" / "0001" / "result.json"):
-        file.write_text(file.read_text(), encoding="utf-8-sig")
-    pd.testing.assert_frame_equal(load_history(run), before)
-
-
 def test_history_skips_unfinished_trials_and_nested_runs(run):
     (run / "trials" / "0005").mkdir()
     (run / "trials" / "0001" / "run.json").write_text("{}")
@@ -503,24 +495,6 @@ def test_some_rows_of_the_table_can_be_written(write, run, tmp_path):
 
 
 @pytest.mark.parametrize("write", [write_csv, write_parquet])
-def test_unwritable_path_is_an_error_that_names_it(write, run, tmp_path):
-    frame = load_history(run)
-    (tmp_path / "file").write_text("")
-    (tmp_path / "directory").mkdir()
-    # Nobody can make a file in /sys; a directory without write permission would not stop root.
-    for place, problem in {
-        tmp_path / "missing" / "history": "No such file or directory",
-        tmp_path / "file" / "history": "Not a directory",
-        tmp_path / "directory": "Is a directory",
-        Path("/sys/history"): "",
-    }.items():
-        with pytest.raises(RunDirectoryError) as caught:
-            write(frame, place)
-        assert caught.value.message.startswith(f"cannot write {place}: {problem}")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["directory", "file", "run-a"]
-
-
-@pytest.mark.parametrize("write", [write_csv, write_parquet])
 def test_a_full_disk_leaves_the_old_file_and_nothing_else(write, run, tmp_path, monkeypatch):
 
     def full(descriptor):
@@ -557,21 +531,14 @@ def test_a_run_without_a_recipe_claims_nothing(tmp_path, fields, workload):
     assert {row[name] for name in ("verdict", "claim", "low", "high", "throughput", "recommended")} == {None}
 
 
-def test_a_recipe_brings_verdict_claim_and_recommendation(tmp_path):
-    summary = only(a_run(tmp_path / "run", recipe=a_recipe()))
-    assert summary["verdict"] == "faster"
-    assert (summary["claim"], summary["low"], summary["high"]) == (1.84, 1.79, 1.90)
-    assert summary["recommended"] == "batch_size=512"
-    assert summary["differs"] == ""
-
-
-@pytest.mark.parametrize("verdict", [each for each in Verdict if each is not Verdict.FASTER])
-def test_a_recipe_may_recommend_the_baseline(tmp_path, verdict):
-    recipe = a_recipe(verdict, (1.0, 1.0, 1.0), EVERY_KNOB)
+@pytest.mark.parametrize("verdict", Verdict)
+def test_a_recipe_brings_verdict_claim_and_recommendation(tmp_path, verdict):
+    claims = verdict is Verdict.FASTER
+    recipe = a_recipe() if claims else a_recipe(verdict, (1.0, 1.0, 1.0), EVERY_KNOB)
     summary = only(a_run(tmp_path / "run", recipe=recipe))
-    assert summary["verdict"] == verdict
-    assert (summary["claim"], summary["low"], summary["high"]) == (1.0, 1.0, 1.0)
-    assert summary["recommended"] == "baseline"
+    assert (summary["verdict"], summary["differs"]) == (verdict, "")
+    assert (summary["claim"], summary["low"], summary["high"]) == ((1.84, 1.79, 1.90) if claims else (1.0, 1.0, 1.0))
+    assert summary["recommended"] == ("batch_size=512" if claims else "baseline")
 
 
 def compared_with_first(tmp_path, **fields):

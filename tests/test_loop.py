@@ -28,7 +28,6 @@ from autotune.runtime.executor import TrialFailed
 from autotune.space.configuration import Configuration, read_trials
 from autotune.stats.deciding import EndedBy, Verdict
 from autotune.tuning.events import Began, Notice, PairMeasured, TrialBegan, TrialEnded
-from autotune.tuning.rules import Limits
 
 ONE = space(jit_compile=[False, True])
 TWO = space(jit_compile=[False, True], batch_size=[32, 64])
@@ -56,21 +55,6 @@ def in_confirmation(watcher):
 
 
 # ----------------------------------------------------------------------------------------------- the claim
-
-
-def test_claim_rests_on_fresh_processes_not_on_the_search(tmp_path):
-    watcher = Watcher()
-    trials = simulated_trials(
-        lambda each: 4000.0 * (1.0 if each != FAST else 1.3 if in_confirmation(watcher) else 2.0), noise=0.02
-    )
-    recipe, records, _ = run(tmp_path, trials, observe=watcher)
-    low, high = recipe.evidence.speedup.low, recipe.evidence.speedup.high
-    assert low < 1.3 < high < 1.6
-    (leader,) = leaders_of(records)
-    confirmation = recipe.evidence.confirmation
-    assert confirmation.trials == (leader.looks[-1].reference, leader.trial)
-    assert confirmation.processes == leader.instances == len({pair.instance for pair in leader.pairs}) >= 2
-    assert leader.phase is Phase.CONFIRM
 
 
 def test_clear_gain_is_claimed_after_two_processes_per_side(tmp_path):
@@ -121,15 +105,6 @@ def test_what_the_time_did_not_decide_is_open(tmp_path, deviation, standing, ver
     recipe, records, _ = run(tmp_path, trials, observe=Watcher(slow_down), budget=100.0)
     leader = leaders_of(records)[-1]
     assert (leader.looks[-1].standing, recipe.evidence.verdict) == (standing, verdict)
-
-
-def test_long_slices_cost_no_processes(tmp_path):
-    counts = []
-    for gain in (1.0, 1.6):
-        trials = simulated_trials(SPEED, noise=0.005, examples=None, freeze_gain=lambda each, gain=gain: gain)
-        recipe, *_ = run(tmp_path / str(gain), trials, budget=90.0)
-        counts.append(recipe.evidence.confirmation.processes)
-    assert counts[1] >= counts[0] >= 2
 
 
 def is_confirming(event):
@@ -255,14 +230,6 @@ def test_what_the_baseline_does_as_well_is_nobodys_fault(tmp_path, behaviour):
     assert recipe.configuration == dict(FAST)
 
 
-@pytest.mark.parametrize(("waiting", "told"), [(1.0, True), (1.6, False)])
-def test_what_a_rule_could_not_see_is_not_said_to_be_checked(tmp_path, waiting, told):
-    trials = simulated_trials(SPEED, noise=0.01, examples=1_000_000, freeze_gain=lambda each: waiting)
-    recipe, *_ = run(tmp_path, trials, budget=800.0)
-    missing = any("host memory growth" in each for each in recipe.evidence.stability.not_checked)
-    assert missing is not told
-
-
 def test_one_odd_process_breaks_no_rule(tmp_path):
     watcher, first = Watcher(), []
 
@@ -276,19 +243,6 @@ def test_one_odd_process_breaks_no_rule(tmp_path):
     recipe, records, _ = run(tmp_path, trials, observe=watcher)
     assert recipe.configuration == dict(FAST)
     assert leaders_of(records)[0].retraces > 2
-
-
-def test_the_next_one_is_confirmed_after_one_that_broke_a_rule(tmp_path):
-    trials = simulated_trials(faster_by(jit_compile=1.3, batch_size=1.5), noise=0.02)
-    tight = Limits(host_bytes=int(515 / 0.9) << 20, device_bytes=None)  # 514 MiB for 32 examples, 516 for 64
-    with on_disk(tmp_path / "run", DirectoryWithoutStudy) as directory, pytest.MonkeyPatch.context() as patch:
-        patch.setattr("simulated_runs.LIMITS", tight)
-        recipe = tune_simulated(trials, directory, space=TWO, budget=600.0)
-    assert recipe.changes == {"jit_compile": True}
-    refused = [each for each in read_trials(RunDirectory(directory.path)) if each.outcome is Outcome.UNSTABLE]
-    assert refused
-    assert {each.configuration["batch_size"] for each in refused} == {64}
-    assert all("host_memory" in each.reason for each in refused)
 
 
 def test_what_the_process_may_take_of_a_device_is_its_limit(tmp_path):
@@ -305,17 +259,6 @@ def test_what_the_process_may_take_of_a_device_is_its_limit(tmp_path):
 def precise(learns=lambda each: True, **gains):
     """Trials that are faster in bfloat16."""
     return simulated_trials(faster_by(**(gains or {"precision": 1.6})), noise=0.02, learns=learns)
-
-
-def test_what_computes_otherwise_and_learns_says_so(tmp_path):
-    trials = precise()
-    recipe, *_ = run(tmp_path, trials, space=PRECISION)
-    assert recipe.configuration["precision"] == "mixed_bfloat16"
-    (parity,) = [each for each in recipe.evidence.stability.checks if each.name == "numerics_parity"]
-    assert parity.passed
-    assert parity.value <= parity.limit
-    assert not any("numerics" in each for each in recipe.evidence.stability.not_checked)
-    assert len([each for each in trials.launched if not each.timed]) == 2, "float32, and bfloat16"
 
 
 def test_failed_loss_parity_rejects_all_similar_candidates(tmp_path):

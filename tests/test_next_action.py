@@ -341,9 +341,11 @@ def test_time_too_short_to_confirm_is_used_by_the_search():
 
 
 def test_an_exhausted_space_ends_the_run():
-    state = a_state(*SLOWER, more_candidates=False, exhausted=True)
-    assert next_action(state) == End(EndedBy.EXHAUSTED)
-    assert verdict(state) is Verdict.NO_SIGNIFICANT_GAIN
+    failed = [dataclasses.replace(slower, pairs=0, ratio=-math.inf) for slower in SLOWER]
+    for candidates in (SLOWER, failed):
+        state = a_state(*candidates, more_candidates=False, exhausted=True)
+        assert next_action(state) == End(EndedBy.EXHAUSTED)
+        assert verdict(state) is Verdict.NO_SIGNIFICANT_GAIN
 
 
 def test_leader_without_a_decision_is_measured_further():
@@ -391,6 +393,7 @@ def unstable(number, gain):
         (a_state(*SLOWER, FAST, leaders=(a_leader(9),)), Verdict.UNDECIDED),
         (a_state(*SLOWER, FAST, leaders=(CONFIRMED,)), Verdict.FASTER),
         (a_state(*SLOWER, FAST, leaders=(CONFIRMED, a_leader(1))), Verdict.FASTER),
+        (a_state(*SLOWER, FAST, leaders=(CONFIRMED,), interrupted=True), Verdict.FASTER),
         (a_state(*SLOWER, unstable(9, 0.5)), Verdict.UNSTABLE),
         (a_state(*SLOWER, unstable(9, -0.5)), Verdict.NO_SIGNIFICANT_GAIN),
         (a_state(*SLOWER, FAST, leaders=(a_leader(9, standing=Standing.UNSTABLE),)), Verdict.UNSTABLE),

@@ -150,12 +150,6 @@ def test_a_newer_recipe_asks_for_an_upgrade(recipe):
         assert "or a later one" in error.hint
 
 
-def test_a_recipe_without_a_version_is_refused(recipe):
-    document = document_of(recipe)
-    del document["schema_version"]
-    assert "schema_version" in find_conflict(json.dumps(document)).message
-
-
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
 def test_numbers_that_are_none_are_refused(recipe, number):
     text = changed(recipe, "evidence.speedup.value", "HERE").replace('"HERE"', number)

@@ -2,10 +2,9 @@
 
 import itertools
 import math
-import statistics
 
 import pytest
-from simulated_runs import BASELINE, FACTS, faster_by, simulated_trials
+from simulated_runs import BASELINE, simulated_trials
 
 from autotune.data.record import Outcome
 from autotune.runtime.executor import TrialFailed
@@ -29,30 +28,6 @@ def warm(trials, configuration=BASELINE, **settings):
 def rate(measured):
     """Samples per second of a slice."""
     return measured.examples / measured.seconds
-
-
-def test_opening_takes_an_import_and_tells_the_facts():
-    trials = simulated_trials(import_seconds=7.0)
-    assert trials.open() == FACTS
-    assert trials.clock() == 7.0
-
-
-def test_the_formula_is_the_speed():
-    trials = simulated_trials(faster_by(batch_size=2.0), examples=None)
-    trial = warm(trials, BASELINE.replace(batch_size=64))
-    before = trials.clock()
-    measured = trial.measure(0.5, 100.0)
-    assert rate(measured) == pytest.approx(8000.0)
-    assert trials.clock() - before == pytest.approx(measured.seconds)
-    assert measured.seconds >= 0.5
-
-
-def test_short_epochs_are_timed_whole():
-    trials = simulated_trials(examples=1437)
-    trial = launch(trials)
-    assert trial.warm_up(100.0).ready.timed_by == "epochs"
-    measured = trial.measure(0.5, 100.0)
-    assert (measured.epochs, measured.examples, measured.steps) == (2, 2 * 1437, 2 * 45)
 
 
 def test_what_an_epoch_runs_in_with_is_not_counted():
@@ -114,19 +89,6 @@ def test_long_epochs_are_timed_by_steps(examples):
     assert measured.seconds == pytest.approx(0.5, abs=8 * 32 / 4000)
 
 
-def test_noise_is_of_the_slice_and_luck_of_the_process():
-    trials = simulated_trials(noise=0.1, instance_noise=0.3, examples=None)
-    centres = []
-    for _ in range(40):
-        trial = warm(trials)
-        speeds = [math.log(rate(trial.measure(0.5, 100.0))) for _ in range(30)]
-        assert 0.05 < statistics.stdev(speeds) < 0.17
-        centres.append(statistics.fmean(speeds))
-        trial.kill()
-    assert 0.2 < statistics.stdev(centres) < 0.4
-    assert statistics.fmean(centres) == pytest.approx(math.log(4000.0), abs=0.2)
-
-
 def test_a_pause_is_one_only_where_another_has_run_meanwhile():
     trials = simulated_trials(freeze_gain=lambda configuration: 2.0, examples=None)
     first, second = launch(trials), launch(trials)
@@ -147,33 +109,6 @@ def test_drift_hits_everything_alike():
     assert rate(trial.measure(0.5, 100.0)) == pytest.approx(fast / 2)
 
 
-def test_the_same_seed_gives_the_same_noise():
-    def first_slice(seed):
-        return warm(simulated_trials(noise=0.1, seed=seed)).measure(0.5, 100.0)
-
-    assert first_slice(3) == first_slice(3) != first_slice(4)
-
-
-def test_a_configuration_fails_as_it_was_told_to():
-    failure = TrialFailed(Outcome.CRASHED, "killed by SIGSEGV")
-    trials = simulated_trials(failure=lambda each: failure if each["jit_compile"] else None)
-    trial = launch(trials, BASELINE.replace(jit_compile=True))
-    with pytest.raises(TrialFailed) as caught:
-        trial.warm_up(100.0)
-    assert caught.value is failure
-    assert trials.alive == []
-    warm(trials)
-
-
-def test_a_trial_that_hangs_takes_its_whole_time_limit():
-    trials = simulated_trials(failure=lambda each: TrialFailed(Outcome.TIMEOUT, "hangs"))
-    trial = launch(trials)
-    began = trials.clock()
-    with pytest.raises(TrialFailed):
-        trial.warm_up(33.0)
-    assert trials.clock() - began == pytest.approx(33.0)
-
-
 def test_what_takes_longer_than_allowed_times_out():
     trials = simulated_trials(start_seconds=10.0, examples=None)
     late = launch(trials)
@@ -185,22 +120,6 @@ def test_what_takes_longer_than_allowed_times_out():
         trial.measure(5.0, 2.0)
     assert trials.clock() - before == pytest.approx(2.0)
     assert trials.alive == []
-
-
-def test_trials_that_do_not_fit_together_run_out_of_memory():
-    trials = simulated_trials(fits_together=lambda alive: sum(each.batch_size for each in alive) <= 64)
-    first = warm(trials)
-    with pytest.raises(TrialFailed, match="oom"):
-        launch(trials, BASELINE.replace(batch_size=64)).warm_up(100.0)
-    first.finish(0.0, 10.0)
-    warm(trials, BASELINE.replace(batch_size=64))
-
-
-def test_auto_is_resolved():
-    asked = []
-    trials = simulated_trials(lambda each: asked.append(each["jit_compile"]) or 4000.0, jit_resolves_to=True)
-    assert launch(trials, BASELINE.replace(jit_compile="auto")).warm_up(100.0).started.jit_compile is True
-    assert set(asked) == {True}
 
 
 def test_closing_figures():
@@ -237,22 +156,6 @@ def test_what_is_closed_has_no_trials_any_more():
     with pytest.raises(TrialFailed, match="template died") as caught:
         gone.measure(0.5, 10.0)
     assert caught.value.outcome is Outcome.CRASHED
-
-
-def test_forks_of_one_template_share_its_luck():
-    trials = simulated_trials(template_noise=0.3, examples=None)
-    apart = BASELINE.replace(onednn=False)
-    one, like, other = (rate(warm(trials, each).measure(0.5, 100.0)) for each in (BASELINE, BASELINE, apart))
-    assert one == pytest.approx(like)
-    assert one != pytest.approx(other, rel=0.01)
-    assert trials.needs_different_template(BASELINE, apart)
-    assert not trials.needs_different_template(BASELINE, BASELINE.replace(batch_size=64))
-
-
-def test_what_is_in_force_may_be_another_configuration():
-    trials = simulated_trials(in_force=lambda each: {"steps_per_execution": 4})
-    found = launch(trials, BASELINE.replace(steps_per_execution=16)).warm_up(100.0)
-    assert found.started.in_force == {"steps_per_execution": 4}
 
 
 # --------------------------------------------------------------------------------------------------- misuse

@@ -32,10 +32,10 @@ from simulated_runs import (
     tune_simulated,
 )
 
-from autotune.data.errors import ArgumentError, BudgetError, NoStableConfigurationError
+from autotune.data.errors import ArgumentError, BudgetError
 from autotune.data.facts import Gpu, ScriptFacts, Trains
 from autotune.data.figures import Interval
-from autotune.data.record import Outcome, Pairing, Phase
+from autotune.data.record import Outcome, Phase
 from autotune.data.run_directory import RunDirectory
 from autotune.front.results import show_answer, show_history
 from autotune.recipe.apply import largest_divisor
@@ -252,20 +252,6 @@ def test_everything_is_written_and_told(tmp_path):
 # ---------------------------------------------------------------------------------------------------- failures
 
 
-def test_a_failing_baseline_ends_the_run(directory):
-    trials = simulated_trials(failure=lambda each: TrialFailed(Outcome.NONFINITE, "the loss became nan"))
-    before = signal.getsignal(signal.SIGINT)
-    with pytest.raises(NoStableConfigurationError) as caught:
-        tune_simulated(trials, directory, budget=1200.0)
-    assert caught.value.exit_code == 3
-    assert caught.value.hint
-    (record,) = records_of(directory)
-    assert (record.trial, record.outcome) == (0, Outcome.NONFINITE)
-    assert not directory.recipe_file.exists()
-    assert trials.clock() < 1200.0
-    assert signal.getsignal(signal.SIGINT) is before
-
-
 def test_no_file_holds_what_the_script_was_given_in_confidence(tmp_path):
     said = "no access with hunter22 and swordfish to https://me:secret99@host/"
     trials = simulated_trials(
@@ -290,58 +276,11 @@ def test_no_file_holds_what_the_script_was_given_in_confidence(tmp_path):
     assert recipe.workload.script.variables == {**dict.fromkeys(variables, "***"), "TF_CPP_MIN_LOG_LEVEL": "1"}
 
 
-def test_everything_but_the_baseline_may_fail(tmp_path):
-    trials = simulated_trials(failure=lambda each: TrialFailed(Outcome.CRASHED, "killed") if each != BASELINE else None)
-    recipe, records = answered(tmp_path, trials, space=TINY_SPACE)
-    assert recipe.changes == {}
-    assert recipe.evidence.verdict is Verdict.NO_SIGNIFICANT_GAIN
-    assert recipe.evidence.ended_by is EndedBy.EXHAUSTED
-    assert len(searched(records)) == 3 + 1
-    assert (recipe.evidence.candidates, recipe.evidence.excluded_gain, recipe.candidate) == (3, None, None)
-
-
 def test_a_trial_that_hangs_costs_a_tenth_of_the_budget_at_most(tmp_path):
-    for budget, start in ((60.0, 1.0), (300.0, 1.0), (300.0, 5.0), (1200.0, 20.0)):
-        trials = simulated_trials(
-            SPEED,
-            **NOISY,
-            start_seconds=start,
-            failure=lambda each: TrialFailed(Outcome.TIMEOUT, "hangs") if each["jit_compile"] else None,
-        )
-        _, records = answered(tmp_path / f"{budget}-{start}", trials, budget=budget)
-        hung = [each.seconds for each in records if each.outcome is Outcome.TIMEOUT]
-        assert hung
-        assert max(hung) <= 0.1 * budget + 1.0
-        assert trials.clock() <= 1.1 * budget
-
-
-# ------------------------------------------------------------------------------------------------------ memory
-
-
-def room_for(examples):
-    """Memory for batches of so many examples, all live trials together."""
-    return lambda alive: sum(each.batch_size for each in alive) <= examples
-
-
-def test_configuration_that_fits_only_alone_is_bracketed(tmp_path):
-    """The failure of one that cannot fit at all is inferred without a run."""
-    trials = simulated_trials(
-        lambda each: 20 * each.batch_size + 3400.0, noise=0.02, examples=1 << 16, fits_together=room_for(140)
-    )
-    recipe, records = answered(tmp_path, trials, space=GROWING_SPACE, budget=900.0)
-    plain = {
-        each.configuration["batch_size"]: each for each in searched(records) if not each.configuration["jit_compile"]
-    }
-    assert plain[64].pairing is Pairing.ALTERNATING
-    assert plain[128].pairing is Pairing.BRACKETED
-    assert {each.outcome for size, each in plain.items() if size >= 256} <= {Outcome.OOM, Outcome.INFERRED_OOM}
-    inferred = [each for each in searched(records) if each.outcome is Outcome.INFERRED_OOM]
-    assert inferred
-    launched = {each.configuration for each in trials.launched}
-    assert all(each.instances == 0 and each.reason for each in inferred)
-    assert not launched & {Configuration(each.configuration) for each in inferred}
-    assert recipe.configuration["batch_size"] == 128
-    assert recipe.evidence.confirmation.pairing == "bracketed"
+    hangs = TrialFailed(Outcome.TIMEOUT, "hangs")
+    trials = simulated_trials(SPEED, **NOISY, failure=lambda each: hangs if each["jit_compile"] else None)
+    _, records = answered(tmp_path, trials, budget=300.0)
+    assert 0.0 < max(each.seconds for each in records if each.outcome is Outcome.TIMEOUT) <= 31.0
 
 
 # -------------------------------------------------------------------------------------------------------- time
@@ -507,20 +446,6 @@ def test_below_nohup_a_closed_terminal_stops_nothing(tmp_path):
     finally:
         signal.signal(signal.SIGHUP, before)
     assert recipe.evidence.ended_by is not EndedBy.INTERRUPTED
-
-
-def test_confirmed_result_is_recommended_after_interruption(tmp_path):
-    confirmed = []
-
-    def when(event):
-        confirmed.append(event.phase is Phase.CONFIRM)
-        return event.phase is Phase.SEARCH and any(confirmed)
-
-    space = SMALL_SPACE.replace("[1, 8]", "[1, 2, 4, 8, 16]")
-    trials = simulated_trials(faster_by(jit_compile=1.5), **QUIET)
-    recipe, _ = answered(tmp_path, trials, observe=stopping(when), budget=2000.0, space=space)
-    assert recipe.evidence.verdict is Verdict.FASTER
-    assert recipe.evidence.ended_by is EndedBy.INTERRUPTED
 
 
 def test_run_stopped_before_its_baseline_ends_at_once(directory):
