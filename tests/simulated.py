@@ -87,6 +87,8 @@ class SimulatedTrial(LiveTrial):
         losses: What to train for the losses alone; None for a trial that is timed.
     """
 
+    seat = log = ""
+
     def __init__(
         self,
         trials: SimulatedTrials,
@@ -101,7 +103,7 @@ class SimulatedTrial(LiveTrial):
         self._epoch_seconds = timing.epoch_seconds
         self._trials = trials
         self._luck = luck
-        self._losses = losses
+        self.losses = losses
         self._requested = trials.clock()
         self._state = _State.LAUNCHED
         self._trained = 0
@@ -117,7 +119,7 @@ class SimulatedTrial(LiveTrial):
     @property
     def timed(self) -> bool:
         """Whether it was launched to be timed, and not for its losses."""
-        return self._losses is None
+        return self.losses is None
 
     @property
     def alive(self) -> bool:
@@ -247,7 +249,7 @@ class SimulatedTrial(LiveTrial):
 
     def loss_curves(self, timeout_seconds: float, stopped: Callable[[], bool] = never) -> LossCurves:
         """See `LiveTrial`. Seeds differ by `SEED_SPREAD`; a configuration that does not learn stays put."""
-        trials, runs = self._trials, self._losses
+        trials, runs = self._trials, self.losses
         self._require(_State.LAUNCHED)
         assert runs is not None, "a trial that was launched to be timed was asked for losses"
         deadline = self._requested + timeout_seconds
@@ -436,6 +438,7 @@ class SimulatedTrials(Executor):
     model: Callable[[Configuration], Mapping[str, Any]] = lambda configuration: {"parameters": 1000}
     started_by_import: StartedByImport | None = None  # what importing the workload would wake
     seats: tuple[str, ...] = ("simulated",)
+    on_launch: Callable[[SimulatedTrial], object] = lambda trial: None  # called with each; where it raises, none starts
 
     def __post_init__(self) -> None:
         started_by_import = self.started_by_import
@@ -479,6 +482,8 @@ class SimulatedTrials(Executor):
         if configuration["jit_compile"] == "auto":
             resolved = configuration.replace(jit_compile=self.jit_resolves_to)
         trial = self.process(resolved, luck=luck, timing=timing, losses=losses)
+        trial.seat, trial.log = seat, log
+        self.on_launch(trial)
         self.launched.append(trial)
         return trial
 

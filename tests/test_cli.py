@@ -143,6 +143,8 @@ def test_show_prints_the_trials_and_the_claim_of_a_run(capsys, finished):
     assert "Faster" in out
     assert f'.load("{finished / "recipe.json"}")' in out
     assert "--resume" not in out
+    _, of_recipe, _ = run(capsys, "show", finished / "recipe.json")
+    assert of_recipe.strip().startswith("Faster: ×")
 
 
 def test_history_writes_what_it_says(capsys, finished, tmp_path):
@@ -401,16 +403,9 @@ def test_the_help_of_verify_names_every_finding_and_exit_code(capsys):
         (("tune", EXAMPLE), None),
     ],
 )
-def test_what_follows_two_hyphens_is_the_files_own(capsys, monkeypatch, command, files):
-    called = {}
-
-    def tune(workload, **options):
-        called.update(options)
-        raise ArgumentError("was called")
-
-    monkeypatch.setattr("autotune.front.tune.tune", tune)
+def test_what_follows_two_hyphens_is_the_files_own(capsys, tuned_with, command, files):
     code, _, err = run(capsys, *command)
-    assert (code, called["args"]) == (2, files)
+    assert (code, tuned_with[0]["args"]) == (2, files)
     assert "Traceback" not in err
 
 
@@ -618,7 +613,7 @@ def tuned_with(monkeypatch):
     calls = []
 
     def tune(workload, **options):
-        calls.append((workload, options["budget"]))
+        calls.append({"workload": str(workload), **options})
         raise ArgumentError("was called")
 
     monkeypatch.setattr("autotune.front.tune.tune", tune)
@@ -629,7 +624,7 @@ def test_the_demo_tunes_a_copy_of_its_example_wherever_one_is(capsys, tuned_with
     monkeypatch.chdir(tmp_path)
     for _ in range(2):
         run(capsys, "demo", "--budget", "1m")
-    assert tuned_with == [("train_shapes.py", "1m")] * 2
+    assert [(given["workload"], given["budget"]) for given in tuned_with] == [("train_shapes.py", "1m")] * 2
     assert Path("train_shapes.py").read_text() == (ROOT / "examples" / "train_shapes.py").read_text()
     Path("train_shapes.py").unlink()
     Path("train_shapes.py").symlink_to(tmp_path / "elsewhere.py")

@@ -31,7 +31,7 @@ from autotune.recipe import recipe as recipe_module
 from autotune.recipe.compiled import ConfirmedCompilations, keep_compiled, load_compiled, open_folder
 from autotune.recipe.evidence import Confirmation
 from autotune.recipe.recipe import Recipe, read_recipes
-from autotune.runtime.executor import IN_SEARCH, TrialFailed
+from autotune.runtime.executor import TrialFailed
 from autotune.stats.deciding import ClaimResult
 from autotune.tuning import run_setup
 from autotune.tuning.comparison import MeasuredProcess, own_compilations
@@ -271,17 +271,17 @@ def trials_on_gpu():
         lambda configuration: 6400.0 if configuration.get("cublaslt") else 4000.0, noise=0.02, gpus=("NVIDIA A100",)
     )
     trials.keeps_files = True
-    launch, launched = trials.launch, []
+    launched = []
 
-    def launch_and_compile(configuration, *, log, timing=IN_SEARCH, **how):
+    def compile_program(trial):
+        timing = trial.timing
         if timing.compiled_use == "written" and timing.compiled:
             assert os.listdir(timing.compiled) == []
             with open(os.path.join(timing.compiled, "xla.pb"), "w") as stream:
                 stream.write(f"{len(launched)}")
-        launched.append((log, timing.compiled, timing.compiled_use))
-        return launch(configuration, log=log, timing=timing, **how)
+        launched.append((trial.log, timing.compiled, timing.compiled_use))
 
-    trials.launch = launch_and_compile
+    trials.on_launch = compile_program
     return trials, launched
 
 
@@ -413,19 +413,19 @@ def test_a_program_that_cannot_be_loaded_is_not_carried(tmp_path):
     trials.open()
     run, said, uses = run_on(trials, tmp_path), [], []
     run.records[0], run.confirmed = a_record(), ConfirmedCompilations(said.append)
-    trial, launch = Trial(5, Phase.CONFIRM, BASELINE.replace(jit_compile=True)), trials.launch
+    trial = Trial(5, Phase.CONFIRM, BASELINE.replace(jit_compile=True))
     (tmp_path / "trials" / "0005").mkdir(parents=True)
 
-    def crash_on_loading(configuration, *, timing, **how):
+    def crash_on_loading(live):
+        timing = live.timing
         uses.append(timing.compiled_use if timing.compiled else "")
         if timing.compiled_use == "loaded":
             raise TrialFailed(Outcome.CRASHED, "SIGILL")
         if timing.compiled:
             with open(os.path.join(timing.compiled, "xla.pb"), "w") as stream:
                 stream.write("program")
-        return launch(configuration, timing=timing, **how)
 
-    trials.launch = crash_on_loading
+    trials.on_launch = crash_on_loading
     process = a_process(run, trials, trial)
     for _ in range(3):
         process.start()
@@ -445,12 +445,12 @@ def test_compilations_of_a_failed_warm_up_are_discarded(tmp_path):
     trial.instances = 1
     compile_in(tmp_path, 5, 0)
 
-    def compile_half(configuration, *, timing, **how):
-        with open(os.path.join(timing.compiled, "xla.pb"), "w") as stream:
+    def compile_half(live):
+        with open(os.path.join(live.timing.compiled, "xla.pb"), "w") as stream:
             stream.write("half a progr")
         raise TrialFailed(Outcome.CRASHED, "killed")
 
-    trials.launch = compile_half
+    trials.on_launch = compile_half
     process = a_process(run, trials, trial)
     with pytest.raises(TrialFailed):
         process.start()

@@ -208,16 +208,14 @@ def test_baseline_oom_beside_a_leader_switches_to_bracketing(tmp_path, monkeypat
 def test_a_card_that_another_process_holds_is_nobodys_fault(tmp_path, lost):
     fresh = Fresh(tmp_path, simulated_trials(SPEED, gpus=("H200",)), champion=LARGE)
     fresh.measure()
-    launch = fresh.trials.launch
 
-    def launch_without(configuration, **how):
-        fresh.trials.gpus = () if configuration == (lost or fresh.run.baseline) else ("H200",)
-        return launch(configuration, **how)
+    def lose_card(trial):
+        fresh.trials.gpus = () if trial.configuration == (lost or fresh.run.baseline) else ("H200",)
 
-    fresh.trials.launch = launch_without
+    fresh.trials.on_launch = lose_card
     with pytest.raises(DeviceUnavailable):
         fresh.measure()
-    fresh.trials.launch = launch
+    fresh.trials.on_launch = lambda trial: None
     fresh.trials.gpus = ("H200",)
     fresh.measure()
     assert fresh.confirmation.failure is None
@@ -251,21 +249,18 @@ def test_a_leader_that_measures_its_boundary_has_time_for_it(tmp_path):
     trials = simulated_trials(SPEED, examples=1_000_000)
     fresh = Fresh(tmp_path, trials)
     fresh.run.boundary = fresh.run.boundary.model_copy(update={"seconds": 5.0})
-    launch = trials.launch
 
-    def measuring(configuration, *, timing, **how):
-        trial = launch(configuration, timing=timing, **how)
-        if timing.boundary is None:
-            usual = trial.warm_up
+    def slow_down(trial):
+        usual = trial.warm_up
 
-            def slowly(timeout, on_started):
-                trial._pass(100.0, trial._requested + timeout)
-                return usual(timeout, on_started)
+        def measure_boundary(timeout, on_started):
+            trial._pass(100.0, trial._requested + timeout)
+            return usual(timeout, on_started)
 
-            trial.warm_up = slowly
-        return trial
+        if trial.timing.boundary is None:
+            trial.warm_up = measure_boundary
 
-    trials.launch = measuring
+    trials.on_launch = slow_down
     fresh.measure()
     assert [trial.timing.boundary is None for trial in fresh.launched] == [False, True]
     assert fresh.confirmation.failure is None

@@ -13,7 +13,6 @@ from simulated_runs import (
     Watcher,
     a_record,
     faster_by,
-    flat,
     go_on,
     on_disk,
     simulated_trials,
@@ -341,19 +340,12 @@ def test_search_goes_on_if_an_earlier_leader_is_now_slower(tmp_path):
     assert len(tried) > 8
 
 
-def test_a_run_that_found_nothing_has_no_leaders(tmp_path):
-    recipe, _, _ = tuned(tmp_path, "one", simulated_trials(flat, noise=0.05))
-    assert recipe.evidence.verdict is Verdict.NO_SIGNIFICANT_GAIN
-    recipe, _, _ = tuned(tmp_path, "two", simulated_trials(flat, noise=0.05))
-    assert recipe.created_by.started_from == ()
-
-
 @pytest.mark.parametrize(("objective", "found"), [("time_to_loss", [{"batch_size": 128}]), ("throughput", [])])
-def test_run_without_gain_may_give_leaders_of_other_batch_sizes(tmp_path, write, monkeypatch, objective, found):
+def test_run_without_gain_may_give_leaders_of_other_batch_sizes(tmp_path, write, objective, found):
     """They count only for the objective time_to_loss."""
     arguments = {"objective": objective}
-    write("one", {WIDE: 2.0, FAST: 1.05}, confirmed=[WIDE], arguments=arguments)
-    monkeypatch.setattr(earlier_runs, "_verdict_of", lambda directory: Verdict.NO_SIGNIFICANT_GAIN)
+    directory = write("one", {WIDE: 2.0, FAST: 1.05}, confirmed=[WIDE], arguments=arguments)
+    a_recipe(evidence={"verdict": Verdict.NO_SIGNIFICANT_GAIN}).save(directory.recipe_file)
     assert [changes for _, changes, _ in found_in(tmp_path, arguments=arguments)] == found
 
 

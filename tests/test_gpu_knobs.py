@@ -264,17 +264,15 @@ def test_unsafe_or_ignored_shell_settings_are_reported_at_start(tmp_path, monkey
 
 def test_two_compilations_never_run_at_once_on_a_gpu(tmp_path):
     trials = on_gpu()
-    launch, cold, most = trials.launch, [], []
+    cold, most = [], []
 
-    def watched(*given, **named):
-        trial = launch(*given, **named)
+    def watch(trial):
         cold.append(trial)
         most.append(len(cold))
         for method in ("warm_up", "loss_curves", "kill"):
             _then(trial, method, lambda: cold.remove(trial) if trial in cold else None)
-        return trial
 
-    trials.launch = watched
+    trials.on_launch = watch
     machine = MACHINE.model_copy(update={"gpus": (A100,)})
     with on_disk(tmp_path / "run") as directory:
         recipe = tune_simulated(

@@ -28,7 +28,7 @@ from autotune.data.record import ContinuedTraining, Outcome, Phase
 from autotune.data.run_directory import STATE, EarlierLeader
 from autotune.recipe.advice import answer_at
 from autotune.recipe.evidence import BestCandidate, Watch
-from autotune.runtime.executor import IN_SEARCH, TrialFailed
+from autotune.runtime.executor import TrialFailed
 from autotune.runtime.protocol import BranchRuns
 from autotune.stats.deciding import Verdict
 from autotune.tuning import standings, tune
@@ -43,7 +43,7 @@ LEARNS_AS_FAST, HARDLY_LEARNS = 1e6, 8.0  # critical batch sizes
 
 def run(tmp_path, speed, **options):
     """The recipe, the records, the trials and the events of a run to the same loss."""
-    names = ("critical_batch", "branch_slowness", "failure")
+    names = ("critical_batch", "branch_slowness", "failure", "on_launch")
     settings = {name: options.pop(name) for name in names if name in options}
     trials, watcher = simulated_trials(speed, noise=0.02, **settings), Watcher()
     options = {"space": BOTH, "budget": 400.0, "objective": "time_to_loss", **options}
@@ -105,18 +105,12 @@ def test_batches_whose_learning_takes_too_long_come_late(tmp_path, slower, sizes
 
 
 def test_larger_batch_without_branch_losses_is_not_recommended(tmp_path):
-    trials = simulated_trials(faster_by(batch_size=2.0, jit_compile=1.2), noise=0.02, critical_batch=LEARNS_AS_FAST)
-    launch = trials.launch
-
-    def without_branches(configuration, *, losses=None, **how):
-        if isinstance(losses, BranchRuns):
+    def refuse_branches(trial):
+        if isinstance(trial.losses, BranchRuns):
             raise TrialFailed("error", "the model reports no loss on held-out examples")
-        return launch(configuration, losses=losses, **how)
 
-    trials.launch = without_branches
-    watcher = Watcher()
-    options = {"space": BOTH, "budget": 400.0, "objective": "time_to_loss"}
-    recipe, _ = quick_tune(trials, tmp_path, observe=watcher, **options)
+    speed, settings = faster_by(batch_size=2.0, jit_compile=1.2), {"critical_batch": LEARNS_AS_FAST}
+    recipe, _, _, watcher = run(tmp_path, speed, on_launch=refuse_branches, **settings)
     assert recipe.changes == {"jit_compile": True}
     why = recipe.larger_batch.learning_rate_rule.not_measured
     assert why == "the model reports no loss on held-out examples"
@@ -128,19 +122,14 @@ def test_larger_batch_without_branch_losses_is_not_recommended(tmp_path):
     ("growth", "comparable"), [(lambda size: 1.0, False), (lambda size: float(size), True)], ids=["steps", "examples"]
 )
 def test_training_that_counts_steps_rules_out_a_larger_batch(tmp_path, growth, comparable):
-    trials = simulated_trials(faster_by(batch_size=2.0, jit_compile=1.2), noise=0.02, critical_batch=LEARNS_AS_FAST)
-    launch = trials.launch
-
-    def counting(configuration, *, losses=None, **how):
-        trial = launch(configuration, losses=losses, **how)
-        if isinstance(losses, BranchRuns):
-            counted = {"vae/kl/calls (vae.py, line 31)": (growth(configuration.batch_size),) * 3}
+    def count(trial):
+        if isinstance(trial.losses, BranchRuns):
+            counted = {"vae/kl/calls (vae.py, line 31)": (growth(trial.configuration.batch_size),) * 3}
             usual = trial.loss_curves
             trial.loss_curves = lambda *given: usual(*given).model_copy(update={"counted": counted})
-        return trial
 
-    trials.launch = counting
-    recipe, _ = quick_tune(trials, tmp_path, space=BOTH, budget=400.0, objective="time_to_loss")
+    speed, settings = faster_by(batch_size=2.0, jit_compile=1.2), {"critical_batch": LEARNS_AS_FAST}
+    recipe, *_ = run(tmp_path, speed, on_launch=count, **settings)
     assert (recipe.configuration["batch_size"] == 128) is comparable
     if not comparable:
         assert recipe.changes == {"jit_compile": True}
@@ -158,7 +147,7 @@ def test_learning_of_a_custom_loop_is_reported_as_not_measured(tmp_path):
     assert recipe.larger_batch.learning_rate_rule.not_measured == why
     assert recipe.answer.recommended == "same training"
     assert recipe.answer.choices[1].said[-1] == f"how it learns was not measured: {why}"
-    assert not any(isinstance(trial._losses, BranchRuns) for trial in trials.launched)
+    assert not any(isinstance(trial.losses, BranchRuns) for trial in trials.launched)
 
 
 def test_samples_per_second_may_be_asked_for(tmp_path):
@@ -167,7 +156,7 @@ def test_samples_per_second_may_be_asked_for(tmp_path):
     )
     assert recipe.configuration["batch_size"] == 128
     assert recipe.learning_rate_rule.same_loss is None
-    assert not any(isinstance(trial._losses, BranchRuns) for trial in trials.launched)
+    assert not any(isinstance(trial.losses, BranchRuns) for trial in trials.launched)
     assert not any(record.branch for record in records)
 
 
@@ -179,41 +168,34 @@ def test_every_second_candidate_trains_as_the_script_does(tmp_path):
     assert sizes.count(BASELINE.batch_size) >= len(sizes) // 2
 
 
-def test_learning_takes_a_quarter_of_the_budget_then_spare_time(tmp_path):
-    slow = faster_by(batch_size=2.0)
-    recipe, records, _, watcher = run(
-        tmp_path, lambda configuration: slow(configuration) / 40, critical_batch=LEARNS_AS_FAST, budget=600.0
-    )
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"budget": 600.0}, "and 150 s were kept for it"),
+        (
+            {"budget": 2100.0, "branch_slowness": 2.5, "space": space(batch_size=[32, 128])},
+            "it takes longer than the 525 s that were kept for it",
+        ),
+    ],
+    ids=["as planned", "slower than planned"],
+)
+def test_learning_takes_a_quarter_of_the_budget_then_spare_time(tmp_path, settings, said):
+    speed = faster_by(batch_size=2.0)
+    settings = {"critical_batch": LEARNS_AS_FAST, **settings}
+    recipe, records, _, watcher = run(tmp_path, lambda configuration: speed(configuration) / 40, **settings)
     kept, learnt = (event.text for event in watcher.of(Notice) if "batch size 128" in event.text)
-    assert kept.endswith("and 150 s were kept for it")
+    assert kept.endswith(said)
     assert "reaches the same losses" in learnt
     assert recipe.changes == {"batch_size": 128}
-    assert max(record.ended_at_seconds for record in records) < 600.0
-
-
-def test_learning_slower_than_planned_is_compared_again(tmp_path):
-    slow = faster_by(batch_size=2.0)
-    recipe, _, _, watcher = run(
-        tmp_path,
-        lambda configuration: slow(configuration) / 40,
-        space=space(batch_size=[32, 128]),
-        critical_batch=LEARNS_AS_FAST,
-        branch_slowness=2.5,
-        budget=2100.0,
-    )
-    kept, learnt = (event.text for event in watcher.of(Notice) if "batch size 128" in event.text)
-    assert kept.endswith("it takes longer than the 525 s that were kept for it")
-    assert "reaches the same losses" in learnt
-    assert recipe.changes == {"batch_size": 128}
+    assert max(record.ended_at_seconds for record in records) < settings["budget"]
 
 
 def test_same_training_wins_with_reason_if_state_is_not_saved(tmp_path):
-    trials = simulated_trials(faster_by(batch_size=2.0, jit_compile=1.4), noise=0.02, critical_batch=LEARNS_AS_FAST)
-    launch = trials.launch
-    trials.launch = lambda configuration, *, timing=IN_SEARCH, **how: launch(
-        configuration, timing=dataclasses.replace(timing, save_state=""), **how
-    )
-    recipe, _ = quick_tune(trials, tmp_path, space=BOTH, budget=60.0, objective="time_to_loss")
+    def save_nothing(trial):
+        trial.timing = dataclasses.replace(trial.timing, save_state="")
+
+    settings = {"critical_batch": LEARNS_AS_FAST, "on_launch": save_nothing, "budget": 60.0}
+    recipe, *_ = run(tmp_path, faster_by(batch_size=2.0, jit_compile=1.4), **settings)
     assert recipe.changes == {"jit_compile": True}
     assert (
         recipe.larger_batch.learning_rate_rule.not_measured == "the state of the baseline's training could not be saved"
@@ -259,23 +241,20 @@ def test_the_state_of_the_baseline_is_not_left_behind(tmp_path, ends, monkeypatc
         if ends == "stopped" and isinstance(event, TrialEnded) and event.record.phase is Phase.SEARCH:
             raise KeyboardInterrupt
 
-    trials, saved = simulated_trials(faster_by(batch_size=2.0), noise=0.02), []
-    launch = trials.launch
+    saved = []
 
-    def noting(configuration, *, timing=IN_SEARCH, **how):
-        live = launch(configuration, timing=timing, **how)
-        if timing.save_state:
-            saved.append(timing.save_state)
+    def note(trial):
+        if trial.timing.save_state:
+            saved.append(trial.timing.save_state)
             if ends == "before it has opened":
-                monkeypatch.setattr(live, "warm_up", partial(fail_after, live.warm_up))
-        return live
+                monkeypatch.setattr(trial, "warm_up", partial(fail_after, trial.warm_up))
 
     def fail_after(warm_up, *given):
         warm_up(*given)
         assert Path(saved[-1]).exists()
         raise TrialFailed(Outcome.CRASHED, "crashed")
 
-    trials.launch = noting
+    trials = simulated_trials(faster_by(batch_size=2.0), noise=0.02, on_launch=note)
     with contextlib.suppress(KeyboardInterrupt, NoStableConfigurationError):
         quick_tune(trials, tmp_path, observe=Watcher(react), space=BOTH, budget=60.0, objective="time_to_loss")
     assert saved
@@ -328,17 +307,15 @@ def test_faster_larger_batch_does_not_prune_the_same_training(tmp_path):
 
 
 def test_trainings_that_hang_at_first_are_compared_again(tmp_path):
-    trials, hung = simulated_trials(faster_by(batch_size=2.0), noise=0.02, critical_batch=LEARNS_AS_FAST), []
-    launch = trials.launch
+    hung = []
 
-    def hanging_once(configuration, *, losses=None, **how):
-        if isinstance(losses, BranchRuns) and not hung:
-            hung.append(configuration)
+    def hang_once(trial):
+        if isinstance(trial.losses, BranchRuns) and not hung:
+            hung.append(trial)
             raise TrialFailed(Outcome.TIMEOUT, "no answer in time")
-        return launch(configuration, losses=losses, **how)
 
-    trials.launch = hanging_once
-    recipe, _ = quick_tune(trials, tmp_path, space=space(batch_size=[32, 128]), budget=400.0, objective="time_to_loss")
+    settings = {"critical_batch": LEARNS_AS_FAST, "on_launch": hang_once, "space": space(batch_size=[32, 128])}
+    recipe, *_ = run(tmp_path, faster_by(batch_size=2.0), **settings)
     assert hung
     assert recipe.changes == {"batch_size": 128}
 

@@ -304,16 +304,13 @@ def test_a_champion_that_was_not_compared_falls_with_its_class(tmp_path):
 def test_interrupted_loss_comparison_gives_no_verdict(tmp_path):
     """The resumed run compares again."""
     trials, compared = precise(), []
-    launch = trials.launch
 
-    def noting(configuration, *, losses=None, **how):
-        trial = launch(configuration, losses=losses, **how)
-        compared.extend([configuration] if losses is not None else [])
+    def note(trial):
+        compared.extend([] if trial.timed else [trial])
         if len(compared) == 2:  # float32 gave its losses
             signal.raise_signal(signal.SIGINT)
-        return trial
 
-    trials.launch = noting
+    trials.on_launch = note
     with on_disk(tmp_path / "run", DirectoryWithoutStudy) as directory:
         recipe = tune_simulated(trials, directory, space=PRECISION, budget=200.0)
     assert len(compared) == 2
@@ -364,30 +361,26 @@ def test_nothing_is_compared_where_nothing_computes_otherwise(tmp_path):
 
 def test_comparing_losses_takes_a_tenth_of_the_budget_at_most(tmp_path):
     speed = faster_by(precision=1.6, jit_compile=1.4)
+    classes = space(precision=["float32", "mixed_bfloat16", "mixed_float16"], jit_compile=[False, True])
+    spent = []
+
+    def note_seconds(trial):
+        began, curves = trials.clock(), trial.loss_curves
+
+        def take_time(*given):
+            try:
+                return curves(*given)
+            finally:
+                spent.append(trials.clock() - began)
+
+        trial.loss_curves = take_time
+
     trials = simulated_trials(
         lambda each: speed(each) / 10,
         noise=0.02,
         learns=lambda each: each["precision"] == "float32" and not each["jit_compile"],
+        on_launch=note_seconds,
     )
-    classes = space(precision=["float32", "mixed_bfloat16", "mixed_float16"], jit_compile=[False, True])
-    spent = []
-    launch = trials.launch
-
-    def timed(configuration, *, losses=None, **how):
-        trial = launch(configuration, losses=losses, **how)
-        if losses is not None:
-            began, curves = trials.clock(), trial.loss_curves
-
-            def noting(*given):
-                try:
-                    return curves(*given)
-                finally:
-                    spent.append(trials.clock() - began)
-
-            trial.loss_curves = noting
-        return trial
-
-    trials.launch = timed
     run(tmp_path, trials, space=classes, budget=400.0)
     assert len(spent) > 2
     assert sum(spent) <= 40.0 + 1.0
@@ -579,7 +572,7 @@ def test_conflict_with_the_live_baseline_leads_to_bracketing(tmp_path, kind):
         return None if not others else PORT if kind == "port" else waiting_for_a_lock(next(seconds) + 0.3)
 
     trials.failure = failure
-    recipe, records, watcher = run(tmp_path, trials, space=WIDE, budget=900.0, trial_timeout=10.0)
+    recipe, records, watcher = run(tmp_path, trials, space=WIDE, budget=300.0, trial_timeout=10.0)
     failed = [each for each in records if each.phase is Phase.SEARCH and not each.outcome.measured]
     assert len(failed) == 3
     assert recipe.evidence.verdict is Verdict.FASTER
@@ -607,7 +600,7 @@ def test_failures_of_one_change_do_not_end_the_search(tmp_path):
         noise=0.02,
         failure=lambda each: TrialFailed(Outcome.ERROR, "no XLA") if each["jit_compile"] is True else None,
     )
-    recipe, records, watcher = run(tmp_path, trials, space=WIDE, budget=900.0)
+    recipe, records, watcher = run(tmp_path, trials, space=WIDE, budget=300.0)
     assert recipe.configuration["prefetch"] != BASELINE["prefetch"]
     assert recipe.evidence.confirmation.pairing == "alternating"
     failed = [each for each in records if each.outcome is Outcome.ERROR]

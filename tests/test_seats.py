@@ -38,19 +38,15 @@ class TwoSeats(SimulatedTrials):
     """Two seats. The first candidates of both meet: neither is measured before the other has been launched."""
 
     def __init__(self, **settings):
-        super().__init__(facts=FACTS, seats=("left", "right"), **settings)
-        self.launched_on = []
+        super().__init__(facts=FACTS, seats=("left", "right"), on_launch=self.meet, **settings)
         self.meeting = threading.Barrier(2)
         self.met = set()
 
-    def launch(self, configuration, *, seat="", **how):
-        """As one machine; the first candidates of both seats meet here."""
-        trial = super().launch(configuration, seat=seat, **how)
-        self.launched_on.append((seat, trial.configuration))
-        if trial.configuration != BASELINE and seat not in self.met:
-            self.met.add(seat)
+    def meet(self, trial):
+        """Wait for the other seat with the first candidate of each."""
+        if trial.configuration != BASELINE and trial.seat not in self.met:
+            self.met.add(trial.seat)
             self.meeting.wait(WAIT_SECONDS)
-        return trial
 
 
 def test_both_seats_are_at_work_at_the_same_time(tmp_path):
@@ -58,7 +54,7 @@ def test_both_seats_are_at_work_at_the_same_time(tmp_path):
     recipe, directory = quick_tune(trials, tmp_path, budget=400.0, trials=8)
     assert trials.met == {"left", "right"}
     for seat in trials.seats:
-        own = [each for on, each in trials.launched_on if on == seat]
+        own = [trial.configuration for trial in trials.launched if trial.seat == seat]
         assert own[0] == BASELINE
         assert set(own) - {BASELINE}
     assert recipe.evidence.verdict is Verdict.FASTER
@@ -89,15 +85,13 @@ def test_no_configuration_runs_twice_and_no_leader_on_two_seats(tmp_path):
 @pytest.mark.parametrize("when", ["at the start", "later"])
 def test_seat_that_cannot_train_is_dropped_and_others_go_on(tmp_path, when):
     watcher = Watcher()
-    trials = SimulatedTrials(facts=FACTS, seats=("left", "right"), samples_per_second=SPEED, noise=0.02)
-    launch = trials.launch
+    trials = simulated_trials(SPEED, seats=("left", "right"), noise=0.02)
 
-    def fail_on_the_right(configuration, *, seat="", **how):
-        if seat == "right" and (when == "at the start" or configuration != BASELINE):
+    def fail_on_the_right(trial):
+        if trial.seat == "right" and (when == "at the start" or trial.configuration != BASELINE):
             raise DeviceUnavailable(Outcome.ERROR, "no card", hint="See nvidia-smi.")
-        return launch(configuration, seat=seat, **how)
 
-    trials.launch = fail_on_the_right
+    trials.on_launch = fail_on_the_right
     recipe, _ = quick_tune(trials, tmp_path, budget=400.0, trials=8, observe=watcher)
     assert trials.seats == ("left",)
     assert any("seat right is dropped" in each.text and "no card" in each.text for each in watcher.of(Notice))
@@ -109,10 +103,9 @@ def test_seat_lost_in_another_look_keeps_earlier_pairs(tmp_path):
     trials.elastic = True
     searching = Searching(tmp_path, trials)
     trial, _ = searching.measure()
-    first, launch = len(trial.pairs), trials.launch
+    first = len(trial.pairs)
 
-    def lost_after_a_round(*arguments, **how):
-        live = launch(*arguments, **how)
+    def lose_after_a_round(live):
         measure, slices = live.measure_continuously, []
 
         def measured(*given):
@@ -122,9 +115,8 @@ def test_seat_lost_in_another_look_keeps_earlier_pairs(tmp_path):
             return measure(*given)
 
         live.measure_continuously = measured
-        return live
 
-    trials.launch = lost_after_a_round
+    trials.on_launch = lose_after_a_round
     with pytest.raises(SeatLost):
         searching.measure(trial=trial)
     record = searching.run.records[trial.number]
@@ -133,7 +125,7 @@ def test_seat_lost_in_another_look_keeps_earlier_pairs(tmp_path):
 
 
 def test_seat_of_a_resumed_run_uses_its_own_baseline(tmp_path):
-    trials = SimulatedTrials(facts=FACTS, seats=("simulated", "other"), samples_per_second=SPEED, noise=0.002)
+    trials = simulated_trials(SPEED, seats=("simulated", "other"), noise=0.002)
     searching = Searching(tmp_path, trials)
     earlier = searching.seat.baseline.trial
     searching.seat.end_baseline()
@@ -147,16 +139,15 @@ class Losing(SimulatedTrials):
     """Seats that are lost: a number of times each, when a candidate is launched there."""
 
     def __init__(self, losses, **settings):
-        super().__init__(facts=FACTS, seats=("left", "right"), samples_per_second=SPEED, noise=0.02, **settings)
+        usual = {"samples_per_second": SPEED, "noise": 0.02, "on_launch": self.lose}
+        super().__init__(facts=FACTS, seats=("left", "right"), **{**usual, **settings})
         self.losses, self.restarted = losses, []
 
-    def launch(self, configuration, *, seat="", **how):
-        """As one machine, or the seat is lost."""
-        is_baseline = configuration in (BASELINE, BASELINE.replace(jit_compile="auto"))
-        if not is_baseline and self.losses.get(seat, 0) > 0:
-            self.losses[seat] -= 1
-            raise SeatLost(Outcome.CRASHED, f"{seat} is gone")
-        return super().launch(configuration, seat=seat, **how)
+    def lose(self, trial):
+        """Lose the seat of a candidate."""
+        if trial.configuration != BASELINE and self.losses.get(trial.seat, 0) > 0:
+            self.losses[trial.seat] -= 1
+            raise SeatLost(Outcome.CRASHED, f"{trial.seat} is gone")
 
     def restart(self, seat):
         """Noted."""
@@ -213,13 +204,12 @@ def test_host_neighbours_rest_while_input_leader_is_confirmed(tmp_path, waits, g
         def place(self, seat):
             return super().place(seat).model_copy(update={"host": "one"})
 
-        def launch(self, configuration, *, log, **how):
-            if loops and Path(log).parent.name.isdecimal():
-                beside.append((int(Path(log).parent.name), len(loops[0]._seats.busy)))
-            return super().launch(configuration, log=log, **how)
+    def count_neighbours(trial):
+        if loops and Path(trial.log).parent.name.isdecimal():
+            beside.append((int(Path(trial.log).parent.name), len(loops[0]._seats.busy)))
 
     beside, loops = [], []
-    gain = {"freeze_gain": lambda configuration: 1.5} if waits else {}
+    gain = {"freeze_gain": lambda configuration: 1.5 if waits else 1.0, "on_launch": count_neighbours}
     space = f'schema_version = 1\n[knobs.{gains}]\nkind = "categorical"\nchoices = {CHOICES[gains]}\n'
     speed = faster_by(**{gains: 1.5})
     trials = OneHost(facts=FACTS, seats=("left", "right"), samples_per_second=speed, noise=0.02, **gain)
@@ -235,17 +225,14 @@ def test_host_neighbours_rest_while_input_leader_is_confirmed(tmp_path, waits, g
 
 
 def test_seat_lost_during_loss_comparison_rejects_nothing(tmp_path):
-    trials = Losing({})
-    launch, lost = trials.launch, []
+    lost = []
 
-    def lost_once(configuration, *, losses=None, **how):
-        if losses is not None and configuration["jit_compile"] and not lost:
-            lost.append(configuration)
+    def lose_once(trial):
+        if not trial.timed and trial.configuration["jit_compile"] and not lost:
+            lost.append(trial)
             raise SeatLost(Outcome.CRASHED, "gone")
-        return launch(configuration, losses=losses, **how)
 
-    trials.launch = lost_once
-    recipe, directory = quick_tune(trials, tmp_path, budget=400.0, trials=8)
+    recipe, directory = quick_tune(Losing({}, on_launch=lose_once), tmp_path, budget=400.0, trials=8)
     assert lost
     assert recipe.configuration["jit_compile"] is True
     assert not [each for each in directory.trials.values() if each.outcome is Outcome.UNSTABLE]
@@ -254,29 +241,24 @@ def test_seat_lost_during_loss_comparison_rejects_nothing(tmp_path):
 def test_losses_are_compared_on_one_seat_at_a_time(tmp_path):
     comparing, most, meeting = set(), [], threading.Condition()
 
-    class Comparing(SimulatedTrials):
-        def launch(self, configuration, *, seat="", losses=None, **how):
-            trial = super().launch(configuration, seat=seat, losses=losses, **how)
-            if losses is None:
-                return trial
-            curves = trial.loss_curves
+    def watch(trial):
+        curves = trial.loss_curves
 
-            def watched(*given):
-                with meeting:  # the other seat has time to come
-                    comparing.add(seat)
-                    most.append(len(comparing))
-                    meeting.notify_all()
-                    meeting.wait_for(lambda: len(comparing) > 1, timeout=0.5)
-                try:
-                    return curves(*given)
-                finally:
-                    comparing.discard(seat)
+        def watched(*given):
+            with meeting:  # the other seat has time to come
+                comparing.add(trial.seat)
+                most.append(len(comparing))
+                meeting.notify_all()
+                meeting.wait_for(lambda: len(comparing) > 1, timeout=0.5)
+            try:
+                return curves(*given)
+            finally:
+                comparing.discard(trial.seat)
 
-            trial.loss_curves = watched
-            return trial
+        trial.loss_curves = watched
 
     for folder in map(str, range(4)):
-        trials = Comparing(facts=FACTS, seats=("left", "right"), samples_per_second=SPEED, noise=0.02)
+        trials = simulated_trials(SPEED, seats=("left", "right"), noise=0.02, on_launch=watch)
         quick_tune(trials, tmp_path / folder, budget=400.0, trials=8)
     assert set(most) == {1}
 
@@ -287,14 +269,12 @@ def test_a_seat_that_others_of_its_host_slow_down_is_said_once(tmp_path, host, s
         def place(self, seat):
             return super().place(seat).model_copy(update={"host": host or seat})
 
-        def launch(self, configuration, *, seat="", **how):
-            trial = super().launch(configuration, seat=seat, **how)
-            pace = trial._pace
-            trial._pace = lambda: pace() * (share if len(self.launched) > 1 else 1.0)
-            return trial
+    def slow_down(trial):
+        pace = trial._pace
+        trial._pace = lambda: pace() * (share if len(trials.launched) > 1 else 1.0)
 
-    watcher = Watcher()
-    trials = Shared(facts=FACTS, seats=("left", "right"), samples_per_second=SPEED, noise=0.002)
+    watcher, seats = Watcher(), ("left", "right")
+    trials = Shared(facts=FACTS, seats=seats, samples_per_second=SPEED, noise=0.002, on_launch=slow_down)
     quick_tune(trials, tmp_path, budget=120.0, trials=6, observe=watcher)
     said = [each.text for each in watcher.of(Notice) if "they share its cores" in each.text]
     assert len(said) == told

@@ -51,16 +51,16 @@ class Machine:
         self.run.baseline = XLA
         self.run.shared = SharedCompilations(path, machine, self.said.append)
         self.fail = lambda timing: None
-        self._launch, self.trials.launch = self.trials.launch, self.launch
+        self.trials.on_launch = self.compile
 
-    def launch(self, configuration, *, timing, **how):
-        self.launched.append(timing.compiled)
+    def compile(self, trial):
+        folder, size = trial.timing.compiled, trial.configuration.batch_size
+        self.launched.append(folder)
         self.trials.start_seconds = 2.0
-        if timing.compiled and not (program := Path(timing.compiled, f"{configuration.batch_size}.pb")).exists():
+        if folder and not (program := Path(folder, f"{size}.pb")).exists():
             program.write_bytes(b"machine code")
             self.trials.start_seconds = 20.0
-        self.fail(timing)
-        return self._launch(configuration, timing=timing, **how)
+        self.fail(trial.timing)
 
     def start(self, number=5, **changes):
         """Start a process of a search trial; return it with its trial."""
@@ -226,13 +226,10 @@ def test_a_run_removes_what_it_shared_and_confirms_without(tmp_path):
     with on_disk(tmp_path / "run") as directory:
         trials = simulated_trials(lambda configuration: 6000.0 if configuration.get("prefetch") else 4000.0, noise=0.02)
         trials.keeps_files, trials.jit_resolves_to = True, True
-        launch, phases = trials.launch, {}
-
-        def keep(configuration, *, log, timing, **how):
-            phases.setdefault(Path(log).parent.name, []).append(timing.compiled)
-            return launch(configuration, log=log, timing=timing, **how)
-
-        trials.launch = keep
+        phases = {}
+        trials.on_launch = lambda trial: phases.setdefault(Path(trial.log).parent.name, []).append(
+            trial.timing.compiled
+        )
         invocation = an_invocation(trials, directory, observe=notices.append, budget=120.0)
         tune_with(replace(invocation, shares_compilations=True), SearchSpace.parse(SPACE, source="test.toml"))
         records = {f"{record.trial:04d}": record for record in directory.read_trials(check=lambda record, file: None)}

@@ -198,8 +198,7 @@ def test_batches_are_not_read_ahead_of_what_changes(shell, tmp_path):
     trials, watcher = simulated_trials(faster_by(prefetch=3.0, jit_compile=1.5), noise=0.02), Watcher()
     space = space_of(prefetch="[0, 2]", jit_compile="[false, true]")
     trials.reads_changing = "the function in train.py, line 3, reads a variable"
-    with on_disk(tmp_path / "run") as directory:
-        recipe = tune_simulated(trials, directory, observe=watcher, space=space)
+    recipe, _ = quick_tune(trials, tmp_path, observe=watcher, space=space)
     assert recipe.changes == {"jit_compile": True}
     knobs = "persistent_iterator, prefetch, num_parallel_calls"
     assert f"not varied: {knobs}: {trials.reads_changing}" in [notice.text for notice in watcher.of(Notice)]
@@ -213,8 +212,7 @@ def test_a_precision_that_the_file_chooses_is_kept(shell, tmp_path, allowed):
     trials.facts = facts(precision="float64")
     watcher = Watcher()
     space = space_of(precision='["float64", "mixed_bfloat16"]', jit_compile="[false, true]")
-    with on_disk(tmp_path / "run") as directory:
-        recipe = tune_simulated(trials, directory, observe=watcher, space=space, allow_precision=allowed)
+    recipe, _ = quick_tune(trials, tmp_path, observe=watcher, space=space, allow_precision=allowed)
     assert (recipe.baseline["precision"], recipe.configuration["jit_compile"]) == ("float64", True)
     assert ("precision" in recipe.changes) is allowed
     said = "not varied: precision: the workload chooses precision=float64; --allow-precision varies it"

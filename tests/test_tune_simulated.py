@@ -468,7 +468,7 @@ def test_the_second_interruption_stops_at_once(directory):
 def test_equal_seeds_give_equal_recipes_and_others_differ(tmp_path):
     made = []
     for name, seed in (("first", 5), ("second", 5), ("third", 6)):
-        recipe, records = answered(tmp_path / name, simulated_trials(SPEED, **NOISY), seed=seed)
+        recipe, records = answered(tmp_path / name, simulated_trials(SPEED, **NOISY), seed=seed, budget=100.0)
         document = json.loads(recipe.to_json())
         for field in ("created_at", "run", "seed"):
             del document["created_by"][field]
