@@ -293,10 +293,22 @@ def run_on_gpu(directory, *, keeps_files=True, has_flags=True, monkeypatch):
     return tune_simulated(trials, directory, space=SPACE, machine=GPU_MACHINE), launched
 
 
+@pytest.fixture(scope="module")
+def gpu_run(tmp_path_factory):
+    """The folder of a run and of its user's key; the recipe, the trials' records, and what was launched."""
+    folder = tmp_path_factory.mktemp("gpu")
+    with pytest.MonkeyPatch.context() as monkeypatch, on_disk(folder / "run") as directory:
+        monkeypatch.setenv("XDG_STATE_HOME", str(folder / "state"))
+        recipe, launched = run_on_gpu(directory, monkeypatch=monkeypatch)
+        recipe.save(folder / "run" / "recipe.json")
+        records = {record.trial: record for record in directory.read_trials(check=lambda record, file: None)}
+    return folder, recipe, records, launched
+
+
 @pytest.mark.parametrize("carries", [True, False])
-def test_verify_measures_the_program_that_the_recipe_carries(tmp_path, monkeypatch, carries):
-    with on_disk(tmp_path / "run") as directory:
-        run_on_gpu(directory, monkeypatch=monkeypatch)[0].save(tmp_path / "run" / "recipe.json")
+def test_verify_measures_the_program_that_the_recipe_carries(tmp_path, monkeypatch, gpu_run, carries):
+    shutil.copytree(gpu_run[0], tmp_path, dirs_exist_ok=True)
+    monkeypatch.setattr(run_setup, "can_keep_compilations", lambda names=(): True)
     if not carries:
         shutil.rmtree(tmp_path / "run" / "compiled")
     recipe, watcher = read_recipes(tmp_path / "run").files[0].recipe, Watcher()
@@ -317,22 +329,20 @@ def test_verify_measures_the_program_that_the_recipe_carries(tmp_path, monkeypat
     assert len(said) == carries
 
 
-def test_the_long_training_gets_the_program_that_was_measured(tmp_path, monkeypatch):
-    with on_disk(tmp_path / "run") as directory:
-        recipe, launched = run_on_gpu(directory, monkeypatch=monkeypatch)
-        records = {record.trial: record for record in directory.read_trials(check=lambda record, file: None)}
-    sides = [f"{trial:04d}" for trial in recipe.evidence.confirmation.trials]
+def test_the_long_training_gets_the_program_that_was_measured(gpu_run):
+    folder, recipe, records, launched = gpu_run
+    run, sides = folder / "run", [f"{trial:04d}" for trial in recipe.evidence.confirmation.trials]
     used = {
         side: [(place, *how) for place, (log, *how) in enumerate(launched) if os.path.dirname(log).endswith(side)]
         for side in sides
     }
     assert {records[int(side)].phase for side in sides} == {Phase.CONFIRM}
-    (first, folder, _), *others = used[sides[1]]
+    (first, kept, _), *others = used[sides[1]]
     assert [use for *_, use in used[sides[1]]] == ["written", *["loaded"] * len(others)]
-    assert {folder for _, folder, _ in others} == {folder}
-    assert (tmp_path / "run" / "compiled" / "xla.pb").read_text() == f"{first}"
+    assert {place for _, place, _ in others} == {kept}
+    assert (run / "compiled" / "xla.pb").read_text() == f"{first}"
     assert [use for *_, use in used[sides[0]]][:2] == ["written", "written"]  # the user's own run would compile
-    assert list((tmp_path / "run").glob("trials/*/compiled-*")) == []
+    assert list(run.glob("trials/*/compiled-*")) == []
     assert any("another compilation" in gap for gap in recipe.evidence.stability.not_checked)
     assert recipe.configuration != dict(BASELINE)
 

@@ -58,11 +58,6 @@ def write(file, text):
 # --------------------------------------------------------------------------------------------------- cores
 
 
-def test_without_control_groups_all_of_the_host_may_be_used(roots):
-    assert fingerprint.available_cores() == 16
-    assert fingerprint.memory_limit_bytes() == 64 * GIB
-
-
 @pytest.mark.parametrize(
     ("cpu_max", "cores"),
     [
