@@ -485,7 +485,7 @@ def test_a_baseline_that_is_killed_from_outside_is_started_again(tmp_path, times
             dying(trials, times=times)
 
     watcher.react = kill
-    recipe, records, _ = run(tmp_path, trials, observe=watcher, space=WIDE, budget=300.0)
+    recipe, records, _ = run(tmp_path, trials, observe=watcher, space=WIDE, budget=120.0)
     if times <= 3:
         assert recipe.evidence.verdict is Verdict.FASTER
         return
@@ -529,7 +529,7 @@ def test_what_does_not_learn_is_not_tried_again(tmp_path):
         for seed in (0, 1)
     ]
     with on_disk(tmp_path / "run", DirectoryWithoutStudy) as directory:
-        tune_simulated(trials[0], directory, space=many, budget=300.0)
+        tune_simulated(trials[0], directory, space=many, budget=150.0)
     refused = [each.trial for each in records_of(tmp_path) if each.reason.startswith("numerics_parity")]
     assert refused
     go_on(trials[1], tmp_path / "run", space=many, budget=60.0)

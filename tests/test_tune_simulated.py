@@ -202,7 +202,7 @@ def test_what_the_dataset_sets_itself_is_the_baselines_and_stays(directory):
     space = SMALL_SPACE + '[knobs.data_autotune]\nkind = "categorical"\nchoices = [true, false]\n'
     watcher = Watcher()
     trials = simulated_trials(SPEED, set_by_dataset={"data_autotune": False}, **QUIET)
-    recipe = tune_simulated(trials, directory, space=space, observe=watcher)
+    recipe = tune_simulated(trials, directory, space=space, observe=watcher, budget=60.0)
     assert recipe.baseline["data_autotune"] is False
     assert {each.configuration["data_autotune"] for each in records_of(directory)} == {False}
     assert any("dataset() sets data_autotune=false itself" in each.text for each in watcher.of(Notice))
@@ -441,7 +441,7 @@ def test_below_nohup_a_closed_terminal_stops_nothing(tmp_path):
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         watcher = stopping(lambda event: event.trial == 1, number=signal.SIGHUP)
-        recipe, _ = answered(tmp_path, simulated_trials(SPEED, **QUIET), observe=watcher)
+        recipe, _ = answered(tmp_path, simulated_trials(SPEED, **QUIET), observe=watcher, budget=60.0)
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)
@@ -558,7 +558,7 @@ def test_a_machine_that_slows_down_is_no_changing_work(tmp_path, gain, expected)
 def test_a_claim_names_the_part_of_an_epoch_it_covers(tmp_path, gain, verdict):
     """Of an epoch of four minutes, trials see the beginning: it may be its shortest batches, or its first files."""
     trials = simulated_trials(faster_by(jit_compile=gain), examples=1_000_000, **QUIET)
-    recipe, _ = quick_tune(trials, tmp_path / "run", train_samples=50_000_000)
+    recipe, _ = quick_tune(trials, tmp_path / "run", train_samples=50_000_000, keeps_budget=False)
     evidence, terminal = recipe.evidence, RichConsole(width=250, file=io.StringIO())
     show_answer(recipe.answer, tmp_path / "recipe.json", terminal)
     shown, part = (
@@ -574,6 +574,7 @@ def test_a_claim_names_the_part_of_an_epoch_it_covers(tmp_path, gain, verdict):
 
 @pytest.mark.parametrize(("examples", "gain"), [(1437, 1.5), (None, 1.5)])
 def test_a_claim_on_whole_epochs_needs_no_part(tmp_path, examples, gain):
-    recipe, _ = quick_tune(simulated_trials(faster_by(jit_compile=gain), examples=examples, **QUIET), tmp_path / "run")
+    trials = simulated_trials(faster_by(jit_compile=gain), examples=examples, **QUIET)
+    recipe, _ = quick_tune(trials, tmp_path / "run", budget=90.0)
     assert recipe.evidence.epoch_seen is None
     assert "of an epoch" not in recipe.answer.headline
