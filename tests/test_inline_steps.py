@@ -140,6 +140,21 @@ SCRIPTS = {
         """,
         "train_step(y)",
     ),
+    "of_a_function_that_records": (
+        """
+        def grad(model, x):
+            with tf.GradientTape() as tape:
+                loss = model * x
+            return loss, tape.gradient(loss)
+        for x in [1.0, 2.0]:
+            loss, gradients = grad(model, x)
+            optimizer.apply_gradients(gradients)
+            print(loss)
+        for x in [3.0]:
+            optimizer.apply(grad(model, x)[1])
+        """,
+        "loss = train_step(x)",
+    ),
     "in_a_branch": (f"for x in [1.0, 2.0]:\n    if x > 1:\n        {indented(STEP, 8)}\n", "train_step(x)"),
 }
 

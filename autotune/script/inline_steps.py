@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, count
 
-from autotune.script.call_sites import name_of
+from autotune.script.call_sites import name_of, names_called
 from autotune.script.loop_ends import walk_own
 
 NAME = "train_step"
@@ -59,6 +59,7 @@ class _Place:
 
     body: list[ast.stmt]
     scopes: Sequence[ast.Module | ast.FunctionDef | ast.AsyncFunctionDef]  # the innermost last
+    recorders: frozenset[str]  # names of the script's functions that open a tape for their caller's update
     top: ast.stmt | None = None  # the statement of the module
     loop: ast.stmt | None = None  # the outermost loop of the innermost scope
     around: list[ast.stmt] | None = None  # the statements with that loop
@@ -69,7 +70,13 @@ def find_inline_steps(tree: ast.Module) -> list[InlineStep]:
     taken = {name_of(node) or getattr(node, "name", "") for node in ast.walk(tree)}
     names = (NAME if number == 1 else f"{NAME}_{number}" for number in count(1))
     free = (name for name in names if name not in taken)
-    places = [*_find(_Place(body=tree.body, scopes=(tree,)))]
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    recorders = frozenset(
+        known.name
+        for known in functions
+        if any(map(_is_tape, walk_own(known))) and _UPDATES.isdisjoint(names_called(known))
+    )
+    places = [*_find(_Place(body=tree.body, scopes=(tree,), recorders=recorders))]
     found = (_describe(place, statements, places, tree) for place, statements in places)
     return [replace(step, name=next(free)) for step in found if step is not None]
 
@@ -99,15 +106,15 @@ def is_moved(function: ast.AST) -> bool:
 
 def _find(place: _Place) -> Iterator[tuple[_Place, list[ast.stmt]]]:
     """Yield the steps below some statements, with their places."""
-    tapes = [index for index, statement in enumerate(place.body) if _opens_tape(statement)]
+    tapes = [index for index, statement in enumerate(place.body) if _records(statement, place.recorders)]
     updates = [index for index, statement in enumerate(place.body) if _updates(statement)]
     if place.loop is not None and tapes and updates and tapes[0] <= updates[-1]:
         end = updates[-1] + 1
         while end < len(place.body) and isinstance(place.body[end], ast.Delete):  # of a persistent tape
             end += 1
         part = place.body[tapes[0] : end]
-        whole = [statement for statement in part if _opens_tape(statement) and _updates(statement)]
-        if all(isinstance(statement, ast.With) and _is_tape(statement) for statement in whole):
+        whole = [statement for statement in part if _records(statement, place.recorders) and _updates(statement)]
+        if all(_is_tape(statement) or not hasattr(statement, "body") for statement in whole):
             yield place, part
             return
     for statement in place.body:
@@ -133,12 +140,17 @@ def _is_tape(node: ast.AST) -> bool:
     return any(isinstance(call, ast.Call) and name_of(call.func) == "GradientTape" for call in calls)
 
 
-def _opens_tape(statement: ast.stmt) -> bool:
-    return any(map(_is_tape, _own_nodes(statement)))
+def _records(statement: ast.stmt, recorders: frozenset[str]) -> bool:
+    """Return whether a statement opens a tape, or calls a function that does."""
+    return any(map(_is_tape, _own_nodes(statement))) or not recorders.isdisjoint(_called(statement))
 
 
 def _updates(statement: ast.stmt) -> bool:
-    return any(isinstance(node, ast.Call) and name_of(node.func) in _UPDATES for node in _own_nodes(statement))
+    return not _UPDATES.isdisjoint(_called(statement))
+
+
+def _called(statement: ast.stmt) -> Iterator[str]:
+    return (name_of(node.func) for node in _own_nodes(statement) if isinstance(node, ast.Call))
 
 
 def _describe(
