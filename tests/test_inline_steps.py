@@ -30,7 +30,7 @@ class Tape(contextlib.nullcontext):
     def apply_gradients(self, gradients):
         self.seen.append(gradients)
 
-    apply = apply_gradients
+    apply = update_state = apply_gradients
 
 
 def indented(text, by):
@@ -42,7 +42,10 @@ def run(source, *, moved):
     tree, seen = ast.parse(source), []
     if moved:
         move_inline_steps(tree)
-    exec(compile(tree, "train.py", "exec"), {"tf": Tape, "optimizer": Tape(seen), "print": seen.append, "model": 3})
+    exec(
+        compile(tree, "train.py", "exec"),
+        {"tf": Tape, "Tape": Tape, "optimizer": Tape(seen), "print": seen.append, "model": 3},
+    )
     return seen
 
 
@@ -155,6 +158,20 @@ SCRIPTS = {
         """,
         "loss = train_step(x)",
     ),
+    "with_metrics_that_live_on": (
+        f"""
+        mean, scores = Tape(), []
+        for epoch in range(2):
+            other = Tape()
+            for x in [1.0, 2.0]:
+                {indented(STEP, 16)}
+                mean.update_state(loss)
+                other.update_state(loss)
+            scores.append(mean.seen + other.seen)
+        print(scores)
+        """,
+        "loss = train_step(x)",
+    ),
     "in_a_branch": (f"for x in [1.0, 2.0]:\n    if x > 1:\n        {indented(STEP, 8)}\n", "train_step(x)"),
 }
 
@@ -192,6 +209,16 @@ def test_step_that_no_function_can_have_stays(source):
     before = ast.dump(tree)
     move_inline_steps(tree)
     assert ast.dump(tree) == before
+
+
+@pytest.mark.parametrize(
+    ("line", "count"), [("metric.update_state(loss)", 3), ("total.append(loss)", 2), ("del tape", 3)]
+)
+def test_step_ends_with_metrics_and_tape(line, count):
+    source = (
+        f"for x in [1.0]:\n    other = Metric()\n    {indented(STEP, 4)}\n    {line}\n    other.update_state(loss)\n"
+    )
+    assert len(find_inline_steps(ast.parse(source))[0].statements) == count
 
 
 def test_moved_step_keeps_its_lines():

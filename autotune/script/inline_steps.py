@@ -1,8 +1,8 @@
 """Move a step that stands in its training loop into a function of one batch, which `graph_step` can compile.
 
-The step is what a loop's body does from its first tape to its last update. What the loop sets becomes the function's
-arguments; what is read elsewhere becomes its results. The function stands outside of the user's functions where it
-can: there it is made once.
+The step is what a loop's body does from its first tape to its last update, with the metrics that follow. What the loop
+sets becomes the function's arguments; what is read elsewhere becomes its results. The function stands outside of the
+user's functions where it can: there it is made once.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def _find(place: _Place) -> Iterator[tuple[_Place, list[ast.stmt]]]:
     updates = [index for index, statement in enumerate(place.body) if _updates(statement)]
     if place.loop is not None and tapes and updates and tapes[0] <= updates[-1]:
         end = updates[-1] + 1
-        while end < len(place.body) and isinstance(place.body[end], ast.Delete):  # of a persistent tape
+        while end < len(place.body) and _goes_along(place.body[end], place.loop):
             end += 1
         part = place.body[tapes[0] : end]
         whole = [statement for statement in part if _records(statement, place.recorders) and _updates(statement)]
@@ -147,6 +147,15 @@ def _records(statement: ast.stmt, recorders: frozenset[str]) -> bool:
 
 def _updates(statement: ast.stmt) -> bool:
     return not _UPDATES.isdisjoint(_called(statement))
+
+
+def _goes_along(statement: ast.stmt, loop: ast.stmt) -> bool:
+    """Return whether what follows an update is part of it: a metric that lives on, or the end of a persistent tape."""
+    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
+        metric = statement.value.func.value if isinstance(statement.value.func, ast.Attribute) else statement
+        made = {name for name, _ in _stores(loop)}
+        return name_of(statement.value.func) == "update_state" and made.isdisjoint(map(name_of, ast.walk(metric)))
+    return isinstance(statement, ast.Delete)
 
 
 def _called(statement: ast.stmt) -> Iterator[str]:
