@@ -115,14 +115,14 @@ def test_the_baseline_is_announced_as_such_whatever_keras_chose(tmp_path):
 
     stop_at(tmp_path, 2, on=machine())
     watcher = Watcher()
-    go_on(machine(), tmp_path, budget=600.0, observe=watcher)
+    go_on(machine(), tmp_path, budget=60.0, observe=watcher)
     announced = [event for event in watcher.of(TrialBegan) if event.phase is Phase.BASELINE]
     assert [event.changes for event in announced] == ["baseline"]
 
 
 def test_the_study_knows_all_of_it(tmp_path):
     directory = stop_at(tmp_path / "run", 4, kind=RunDirectory)
-    go_on(trials(1), tmp_path / "run", kind=RunDirectory)
+    go_on(trials(1), tmp_path / "run", kind=RunDirectory, budget=60.0)
     study = optuna.load_study(study_name="simulated", storage=f"sqlite:///{directory.study_file}")
     told = [each.user_attrs["trial"] for each in study.trials if "trial" in each.user_attrs]
     assert set(told) >= set(searched(directory))
@@ -146,14 +146,14 @@ def test_a_run_without_a_baseline_begins_again(tmp_path):
     directory = stop_at(tmp_path / "run", 0)
     earlier = read_earlier(directory)
     assert (earlier.records, earlier.next_number, earlier.spent_seconds) == ({}, 0, 0.0)
-    go_on(trials(1), tmp_path / "run")
+    go_on(trials(1), tmp_path / "run", budget=60.0)
     assert searched(directory)[0].outcome is Outcome.OK
 
 
 def test_what_the_dataset_sets_itself_is_found_again(tmp_path):
     own = {"set_by_dataset": {"data_autotune": False}}
     directory = stop_at(tmp_path / "run", 3, on=trials(**own))
-    go_on(trials(1, **own), tmp_path / "run")
+    go_on(trials(1, **own), tmp_path / "run", budget=60.0)
     assert {each.configuration["data_autotune"] for each in read_trials(directory)} == {False}
 
 
