@@ -208,12 +208,6 @@ def test_a_serial_map_is_no_cause_where_steps_do_not_wait():
     assert said == [f"Compute-bound: {COMPUTE.why}.", "The step runs eagerly (train.py, line 7)."]
 
 
-def test_pipeline_faster_than_the_steps_is_not_the_limit():
-    top = Ceilings(by_input=600_000.0, by_compute=47_000.0)
-    first, *_ = advice(a_trial(0, INPUT, ceilings=top, rate=25_000.0), None, None)
-    assert first == f"What limits it cannot be told ({INPUT.why})."
-
-
 def test_a_pipeline_that_cannot_help_is_said_so():
     top = Ceilings(by_input=9e9, by_compute=1020.0)
     said = advice(a_trial(0, COMPUTE, ceilings=top), a_trial(1, COMPUTE), None)
