@@ -172,6 +172,69 @@ SCRIPTS = {
         """,
         "loss = train_step(x)",
     ),
+    "default_is_read_within": (
+        """
+        def main():
+            for x in [1.0, 2.0]:
+                scale = x + 1
+                with tf.GradientTape() as tape:
+                    loss = (lambda by=scale: by)()
+                optimizer.apply(loss)
+        main()
+        """,
+        "train_step(scale)",
+    ),
+    "default_is_read_later": (
+        f"for x in [1.0, 2.0]:\n    {indented(STEP, 4)}\n    print((lambda loss=loss: loss)())\n",
+        "loss = train_step(x)",
+    ),
+    "either_branch_sets_it": (
+        """
+        for x in [1.0, 2.0]:
+            with tf.GradientTape() as tape:
+                if x > 1:
+                    loss = x
+                else:
+                    loss = 3
+            optimizer.apply(loss)
+            print(loss)
+        """,
+        "loss = train_step(x)",
+    ),
+    "an_error_leads_elsewhere": (
+        """
+        batches = iter([1.0, 2.0])
+        while True:
+            try:
+                x = next(batches)
+            except StopIteration:
+                break
+            with tf.GradientTape() as tape:
+                loss = sum(x for _ in range(2))
+            optimizer.apply(loss)
+        """,
+        "train_step(x)",
+    ),
+    "a_match_sets_what_it_reads": (
+        f"""
+        def main():
+            for pair in [(1.0, 2.0)]:
+                match pair:
+                    case (x, _):
+                        pass
+                {indented(STEP, 16)}
+        main()
+        """,
+        "train_step(x)",
+    ),
+    "declares_a_type": (
+        f"for x in [1.0]:\n    {indented(STEP, 4)}\n".replace("    loss =", "    loss: float\n        loss ="),
+        "train_step(x)",
+    ),
+    "beside_an_argument_of_that_name": (
+        f"def main(train_step=None):\n    for x in [1.0]:\n        {indented(STEP, 8)}\nmain()\n",
+        "train_step_2(x)",
+    ),
     "in_a_branch": (f"for x in [1.0, 2.0]:\n    if x > 1:\n        {indented(STEP, 8)}\n", "train_step(x)"),
 }
 
@@ -196,6 +259,61 @@ HELD = {
         "model * x", "late if x > 1 else 0"
     ),
     "global": f"count = 0\ndef main():\n    global loss\n    for x in [1.0]:\n        {indented(STEP, 8)}\n",
+    "reads_what_may_not_be_set": f"""
+for epoch in range(2):
+    for x in [1.0]:
+        if epoch:
+            last = x
+        {indented(STEP.replace("model * x", "last if epoch else x"), 8)}
+""",
+    "deletes_what_is_set_again": f"for x in [1.0]:\n    {indented(STEP, 4)}\n    del loss\n"
+    "    loss = 1\n    print(loss)\n",
+    "names_within_an_expression": f"y = 1\nfor x in [1.0]:\n    {indented(STEP, 4)}\n".replace(
+        "model * x", "(y := y + x)"
+    ),
+    "may_be_suppressed": f"for x in [1.0]:\n    {indented(STEP, 4)}\n    late = 1\n    print(late)\n".replace(
+        "    loss =", "    with contextlib.suppress(Exception):\n            late = x\n        loss ="
+    ),
+    "its_function_reads_what_it_sets": f"""
+def main():
+    def double():
+        return half * 2
+    for x in [1.0]:
+        {indented(STEP.replace("    loss = model * x", "    half = x; loss = double()"), 8)}
+""",
+    "its_function_sets_what_it_reads": f"""
+count = 0
+def advance():
+    global count
+    count += 1
+for x in [1.0]:
+    count = x
+    {indented(STEP.replace("model * x", "advance() or count"), 4)}
+""",
+    "a_function_reads_and_sets_it": f"""
+def log():
+    global loss
+    print(loss)
+    loss = 0
+for x in [1.0]:
+    {indented(STEP, 4)}
+    log()
+""",
+    "a_handler_of_its_errors_reads_it": f"""
+for x in [1.0]:
+    try:
+        {indented(STEP, 8)}
+    except ValueError:
+        print(loss)
+""",
+    "all_names_are_read_later": f"for x in [1.0]:\n    {indented(STEP, 4)}\n    print(locals()['loss'])\n",
+    "private_name": f"""
+class Trainer:
+    def fit(self):
+        for x in [1.0]:
+            {indented(STEP.replace("model", "self.__model"), 12)}
+""",
+    "of_a_class": f"x = 1\nclass Trainer:\n    model = 2\n    for x in [1.0]:\n        {indented(STEP, 8)}\n",
     "no_loop": f"def step(x):\n    {indented(STEP, 4)}\nstep(1.0)\n",
     "reads_all_names": f"for x in [1.0]:\n    {indented(STEP, 4)}\n".replace("model * x", "locals()['x']"),
     "in_a_class": f"class A:\n    def step(self, x):\n        {indented(STEP, 8)}\n",

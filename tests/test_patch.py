@@ -1,5 +1,6 @@
 """`show --diff`: the edit that makes a recipe permanent in a script."""
 
+import ast
 import itertools
 import subprocess
 from pathlib import Path
@@ -13,6 +14,7 @@ from autotune.front import cli
 from autotune.recipe.evidence import Contribution, LearningRateRule
 from autotune.recipe.recipe import Recipe
 from autotune.script.call_sites import calls_in
+from autotune.script.inline_steps import is_moved, move_inline_steps
 from autotune.script.patch import script_diff
 
 RECORDED = Path(__file__).parents[1] / "results" / "recorded" / "digits_mlp_command_one" / "recipe.json"
@@ -302,6 +304,57 @@ def test_an_eager_step_in_its_loop_becomes_a_function(tmp_path, text, rest):
     if not rest:
         subprocess.run(["patch", "-s", file, tmp_path / "a.diff"], check=True)
         assert file.read_text(encoding="utf-8") == MOVED
+
+
+def edit_of_inline_step(tmp_path, text):
+    """The script with the printed edit, and what that omits."""
+    file = written(tmp_path, text)
+    recipe = recipe_of(file, {"batch_size": 32, "graph_step": False}, graph_step=True)
+    function = "main.<locals>.train_step" if "def main" in text else "train_step"
+    site = Site(file="train.py", function=function, call="train_step", order=0, line=1)
+    diff, rest = script_diff(with_script(recipe, sites={"graph_step": (site,)}), file)
+    (tmp_path / "a.diff").write_text(diff, encoding="utf-8")
+    if diff:
+        subprocess.run(["patch", "-s", file, tmp_path / "a.diff"], check=True)
+    return file.read_text(encoding="utf-8"), rest
+
+
+LOOP = """import tensorflow as tf
+for x in data:
+    with tf.GradientTape() as tape:
+        loss = max(
+            x, 1)
+    optimizer.apply(loss)"""
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        INLINE.replace(" " * 4, "\t"),
+        INLINE.replace("                loss", "# the loss\n                loss"),
+        f"{LOOP}\n    print(loss)\n".replace("            x, 1)", "  x, 1)"),
+        LOOP,
+    ],
+    ids=["tabs", "comment_further_left", "line_further_left", "no_last_newline"],
+)
+def test_a_moved_step_can_be_laid_out_in_any_way(tmp_path, text):
+    edited, rest = edit_of_inline_step(tmp_path, text)
+    tree = ast.parse(text)
+    move_inline_steps(tree)
+    moved = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and is_moved(node)]
+    moved[0].decorator_list = [ast.parse("tf.function(reduce_retracing=True)", mode="eval").body]
+    if not isinstance(moved[0].body[-1], ast.Return) or moved[0].body[-1].value is None:
+        moved[0].body = [part for part in moved[0].body if not isinstance(part, ast.Return)]
+    assert (ast.unparse(ast.parse(edited)), rest) == (ast.unparse(tree), [])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [f"{LOOP}; print(loss)\n", "if True:\n    " + LOOP.replace("\n", "\n    ")],
+    ids=["shares_its_line", "tensorflow_is_imported_below"],
+)
+def test_a_step_whose_lines_cannot_move_is_left_to_run(tmp_path, text):
+    assert edit_of_inline_step(tmp_path, text) == (text, ["graph_step=true"])
 
 
 def test_an_eager_fit_gets_another_argument_of_compile(tmp_path):

@@ -8,6 +8,7 @@ user's functions where it can: there it is made once.
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, count
@@ -21,8 +22,12 @@ _FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 _LOOPS = ast.For | ast.AsyncFor | ast.While
 _DEFINITIONS = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Import | ast.ImportFrom
 _UNMOVABLE = _DEFINITIONS | ast.Return | ast.Yield | ast.YieldFrom | ast.Await | ast.Global | ast.Nonlocal | ast.Match
+_UNMOVABLE |= ast.NamedExpr
 """Nodes that no step may have."""
+_LEAVES = ast.Break | ast.Continue | ast.Raise | ast.Return
 _READS_SCOPE = {"locals", "globals", "vars", "exec", "eval", "super"}
+_PRIVATE = re.compile(r"__class__|__\w*(?<!__)")
+"""Names that mean something else outside of their class."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +72,7 @@ class _Place:
 
 def find_inline_steps(tree: ast.Module) -> list[InlineStep]:
     """Return the steps of a file that can be moved."""
-    taken = {name_of(node) or getattr(node, "name", "") for node in ast.walk(tree)}
+    taken = {name_of(node) or getattr(node, "name", "") or getattr(node, "arg", "") for node in ast.walk(tree)}
     names = (NAME if number == 1 else f"{NAME}_{number}" for number in count(1))
     free = (name for name in names if name not in taken)
     functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
@@ -123,6 +128,10 @@ def _find(place: _Place) -> Iterator[tuple[_Place, list[ast.stmt]]]:
             inner = replace(inner, scopes=(*place.scopes, statement), loop=None, around=None)
         elif isinstance(statement, _LOOPS) and place.loop is None:
             inner = replace(inner, loop=statement, around=place.body)
+        if isinstance(statement, ast.ClassDef):  # whose variables no function sees
+            inner = replace(inner, body=[part for part in statement.body if isinstance(part, _FUNCTIONS)])
+            yield from _find(inner)
+            continue
         for parent in (statement, *getattr(statement, "handlers", ())):
             for name in ("body", "orelse", "finalbody"):
                 yield from _find(replace(inner, body=getattr(parent, name, [])))
@@ -170,6 +179,8 @@ def _describe(
     called = {name_of(node.func) for node in nodes if isinstance(node, ast.Call)}
     if any(isinstance(node, _UNMOVABLE) for node in nodes) or called & _READS_SCOPE or _leaves_loop(statements):
         return None
+    if any(map(_PRIVATE.fullmatch, map(name_of, nodes))) or _reads_all_names(place.scopes[-1]):
+        return None
     assert place.loop is not None
     assert place.top is not None
     assert place.around is not None
@@ -189,9 +200,16 @@ def _describe(
     results = [name for name in sets if name in elsewhere]
     items = [item for node in nodes if isinstance(node, ast.With) and _is_tape(node) for item in node.items]
     tapes = {name_of(item.optional_vars) for item in items if item.optional_vars is not None}
-    shared = {name for node in walk_own(scope) if isinstance(node, ast.Global | ast.Nonlocal) for name in node.names}
-    is_known = earlier.issuperset(given) and {*given, *names.sets}.issuperset(results)  # when it begins, and ends
-    if not is_known or not {*shared, *tapes}.isdisjoint({*results, *(shared & {*sets})}):
+    shared = {name for node in ast.walk(tree) if isinstance(node, ast.Global | ast.Nonlocal) for name in node.names}
+    shared |= _names_read(scope, statements, in_functions=True) & {*sets}  # also while the step runs
+    shared |= _names_read_on_error(scope, statements) & {*sets}
+    before = _Names(
+        [*_arguments(scope), *scope.body] if not isinstance(scope, ast.Module) else scope.body, until=statements[0]
+    )
+    unsure = {*given} & varying - {*names.surely_read}  # which must be set nevertheless
+    is_known = earlier.issuperset(given) and before.known.issuperset(unsure)  # when it begins
+    is_known = is_known and {*given, *names.sets}.issuperset(results)  # when it ends
+    if not is_known or not {*tapes, *names.deleted}.isdisjoint(results) or not shared.isdisjoint({*given, *sets}):
         return None
     return InlineStep(
         name="",
@@ -216,15 +234,35 @@ def _leaves_loop(statements: Sequence[ast.stmt]) -> bool:
     return False
 
 
+def _reads_all_names(scope: ast.AST) -> bool:
+    """Return whether what a scope calls may read its variables by text."""
+    calls = (node for node in ast.walk(scope) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name))
+    return any(name_of(call.func) in _READS_SCOPE - {"super", *(["vars"] if call.args else [])} for call in calls)
+
+
+def _names_read_on_error(scope: ast.AST, statements: Sequence[ast.stmt]) -> set[str]:
+    """Return the names that handlers of errors in some statements read."""
+    tries = (node for node in walk_own(scope) if isinstance(node, ast.Try | ast.TryStar))
+    around = (node for node in tries if any(statements[0] in ast.walk(part) for part in node.body))
+    parts = ((*node.handlers, *node.finalbody) for node in around)
+    return {name for part in chain(*parts) for name in _names_read(part, ())}
+
+
 def _arguments(function: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> Iterator[ast.arg]:
     return (node for node in ast.walk(function.args) if isinstance(node, ast.arg))
 
 
 def _stores(scope: ast.AST) -> Iterator[tuple[str, int]]:
     """Yield the names that are set in a scope or loop, without those of functions inside, and the lines."""
+    clauses = (node for node in walk_own(scope) if isinstance(node, ast.comprehension))
+    inner = {part for clause in clauses for part in ast.walk(clause.target)}
     for node in walk_own(scope):
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node not in inner:
             yield node.id, node.lineno
+        elif isinstance(node, ast.MatchAs | ast.MatchStar) and node.name:
+            yield node.name, node.lineno
+        elif isinstance(node, ast.MatchMapping) and node.rest:
+            yield node.rest, node.lineno
         elif isinstance(node, ast.Import | ast.ImportFrom):
             yield from (((alias.asname or alias.name).partition(".")[0], node.lineno) for alias in node.names)
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.ExceptHandler) and node.name:
@@ -233,58 +271,111 @@ def _stores(scope: ast.AST) -> Iterator[tuple[str, int]]:
 
 def _bound(function: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> set[str]:
     """Return the names of a function's own."""
-    return {argument.arg for argument in _arguments(function)} | {name for name, _ in _stores(function)}
+    outer = (node.names for node in walk_own(function) if isinstance(node, ast.Global | ast.Nonlocal))
+    own = {name for name, _ in _stores(function)} - {*chain(*outer)}
+    return {argument.arg for argument in _arguments(function)} | own
 
 
-def _names_read(scope: ast.AST, without: Sequence[ast.stmt]) -> set[str]:
-    """Return the names of a scope that are read in it and in functions inside, but for some statements."""
+def _names_read(scope: ast.AST, without: Sequence[ast.stmt], *, in_functions: bool = False) -> set[str]:
+    """Return the names of a scope that are read in it and in functions inside, but for some statements.
+
+    `in_functions`: only there.
+    """
     found = set[str]()
     for node in ast.iter_child_nodes(scope):
         if isinstance(node, _FUNCTIONS):
-            found |= _names_read(node, without) - _bound(node)
+            body = [node.body] if isinstance(node, ast.Lambda) else node.body
+            found |= _names_read(_together(body), without) - _bound(node)
+            around = [node.args, *getattr(node, "decorator_list", ())]
+            found |= _names_read(_together(around), without, in_functions=in_functions)
         elif node not in without:
             target = node.target if isinstance(node, ast.AugAssign) else node
             is_read = target is not node or not isinstance(getattr(node, "ctx", None), ast.Store)
-            found |= {target.id} if isinstance(target, ast.Name) and is_read else set()
-            found |= _names_read(node, without)
+            found |= {target.id} if isinstance(target, ast.Name) and is_read and not in_functions else set()
+            found |= _names_read(node, without, in_functions=in_functions)
     return found
 
 
-class _Names:
-    """The names that some statements read before they surely set them, and those that they set, in order."""
+def _together(nodes: Sequence[ast.AST]) -> ast.AST:
+    return ast.Module([*nodes], [])  # type: ignore[list-item]
 
-    def __init__(self, statements: Iterable[ast.stmt]) -> None:
+
+class _Names:
+    """The names that some statements read before they surely set them, and those that they set, in order.
+
+    `until`: one of them, or within; `known` are the names that are surely set when it begins.
+    """
+
+    def __init__(self, statements: Iterable[ast.AST], until: ast.stmt | None = None) -> None:
         self.read: dict[str, None] = {}
+        self.surely_read: dict[str, None] = {}
         self.sets: dict[str, None] = {}
         self.may_set: dict[str, None] = {}  # in a branch
+        self.deleted = set[str]()
+        self._until, self._depth, self._known = until, 0, set[str]()
         self._visit(*statements)
+
+    @property
+    def known(self) -> set[str]:
+        return self._known - self.deleted
 
     def _visit(self, *nodes: ast.AST | None) -> None:
         for node in nodes:
+            if node is not None and node is self._until:
+                self._known = {*self.sets}
             match node:
-                case ast.Name(id=name, ctx=ast.Store()):
+                case ast.Name(id=name, ctx=ast.Store()) | ast.arg(arg=name):
                     self.sets[name] = None
                 case ast.Name(id=name):
                     self.read |= {} if name in self.sets else {name: None}
+                    self.surely_read |= {} if name in self.sets or self._depth else {name: None}
+                case ast.Delete(targets=targets):
+                    self._visit(*targets)
+                    self.deleted |= {target.id for target in targets if isinstance(target, ast.Name)}
+                case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                    self.sets[name] = None
+                case ast.Import() | ast.ImportFrom():
+                    self.sets |= {name: None for name, _ in _stores(_together([node]))}
                 case ast.Assign(targets=targets, value=value):
                     self._visit(value, *targets)
+                case ast.AnnAssign(target=ast.Name(id=name), value=None):
+                    self.may_set[name] = None
                 case ast.AnnAssign(target=target, value=value):
                     self._visit(value, target)
                 case ast.AugAssign(target=ast.Name(id=name) as target, value=value):
                     self._visit(ast.Name(name, ast.Load()), value, target)
-                case ast.If(test=test, body=body, orelse=orelse) | ast.While(test=test, body=body, orelse=orelse):
+                case ast.With(items=items, body=body) if any("suppress" in ast.unparse(item) for item in items):
+                    self._visit(*items)
+                    self._branch(body)
+                case ast.If(test=test, body=body, orelse=orelse):
+                    self._visit(test)
+                    self._one_of(body, orelse)
+                case ast.While(test=test, body=body, orelse=orelse):
                     self._visit(test)
                     self._branch(body)
                     self._branch(orelse)
+                case ast.BoolOp(values=[first, *others]):
+                    self._visit(first)
+                    self._branch(others)
+                case ast.IfExp(test=test, body=value, orelse=other):
+                    self._visit(test)
+                    self._branch([value])
+                    self._branch([other])
                 case ast.For(iter=iterated, target=target, body=body, orelse=orelse):
                     self._visit(iterated)
                     self._branch([target, *body])
                     self._branch(orelse)
-                case ast.Try(body=body, handlers=handlers, orelse=orelse, finalbody=finalbody):
-                    for part in (body, handlers, orelse, finalbody):
-                        self._branch(part)
-                case ast.Lambda(body=value):
-                    self._branch([*(ast.Name(name.arg, ast.Store()) for name in _arguments(node)), value], own=True)
+                case ast.Try() | ast.TryStar():
+                    self._branch(handler.type for handler in node.handlers if handler.type)
+                    self._one_of([*node.body, *node.orelse], *(handler.body for handler in node.handlers))
+                    self._branch(node.finalbody)
+                case ast.Match(subject=subject, cases=cases):
+                    self._visit(subject)
+                    for case in cases:
+                        self._branch([case])
+                case ast.Lambda(args=arguments, body=value):
+                    self._visit(*arguments.defaults, *arguments.kw_defaults)
+                    self._branch([*_arguments(node), value], own=True)
                 case ast.ListComp() | ast.SetComp() | ast.GeneratorExp() | ast.DictComp():
                     *made, clauses = [getattr(node, name) for name in node._fields]
                     parts = [part for clause in clauses for part in (clause.iter, clause.target, *clause.ifs)]
@@ -292,10 +383,18 @@ class _Names:
                 case ast.AST():
                     self._visit(*ast.iter_child_nodes(node))
 
-    def _branch(self, nodes: Iterable[ast.AST], *, own: bool = False) -> None:
-        """Visit what may not run; `own`: what it sets are variables of its own."""
-        before = dict(self.sets)
+    def _one_of(self, *blocks: Sequence[ast.stmt]) -> None:
+        """Visit statements of which one list runs: what each sets is set, but for those that lead elsewhere."""
+        found = [(block, self._branch(block)) for block in blocks]
+        common = [names for block, names in found if not block or not isinstance(block[-1], _LEAVES)]
+        self.sets |= dict.fromkeys(sorted(set[str].intersection(*common)) if common else ())
+
+    def _branch(self, nodes: Iterable[ast.AST], *, own: bool = False) -> set[str]:
+        """Visit what may not run, and return what it sets; `own`: that are variables of its own."""
+        before, self._depth = dict(self.sets), self._depth + 1
         self._visit(*nodes)
+        found = self.sets.keys() - before.keys()
         if not own:
-            self.may_set |= {name: None for name in self.sets if name not in before}
-        self.sets = before
+            self.may_set |= {name: None for name in self.sets if name in found}
+        self.sets, self._depth = before, self._depth - 1
+        return found

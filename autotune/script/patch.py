@@ -6,7 +6,6 @@ import ast
 import difflib
 import itertools
 import re
-import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -168,31 +167,49 @@ def _decorated(
     edits = []
     for node in (node for site, node in functions_in(moved, file, directory) if name and site.key in wanted):
         if is_moved(node):
-            edits += _moved(source, steps[node.name], decorator)
+            if not (moves := _moved(source, steps[node.name], decorator)):
+                return []
+            edits += moves
         else:
             begin = _offset(source, node.lineno, 0)
-            edits.append(_Edit(begin, begin, f"{' ' * node.col_offset}{decorator}\n"))
+            edits.append(_Edit(begin, begin, f"{_indent(source, node)}{decorator}\n"))
     return edits
 
 
 def _moved(source: bytes, step: InlineStep, decorator: str) -> list[_Edit]:
-    """Return the edits that move a step into a function; none where a text of several lines would change."""
+    """Return the edits that move a step into a function; none where a text of several lines would change.
+
+    None either where the step does not end its line, or TensorFlow is imported below the function.
+    """
     constants = (node for part in step.statements for node in ast.walk(part) if isinstance(node, ast.Constant))
-    if any(node.end_lineno != node.lineno for node in constants):
-        return []
     first, last, before = step.statements[0], step.statements[-1], step.before
+    shares_line = any(part.lineno == last.end_lineno for part in step.body if part not in step.statements)
+    is_imported = _tensorflow_in(ast.parse(source), above=before)
+    if shares_line or not is_imported or any(node.end_lineno != node.lineno for node in constants):
+        return []
     begin, end = _offset(source, first.lineno, 0), _offset(source, (last.end_lineno or 0) + 1, 0)
     above = min([before.lineno, *(mark.lineno for mark in getattr(before, "decorator_list", ()))])
-    place, margin = _offset(source, above, 0), " " * before.col_offset
-    body = textwrap.dedent(source[begin:end].decode()).rstrip("\n") + (f"\n{step.footer}" if step.results else "")
-    lines = f"{decorator}\n{step.header}\n{textwrap.indent(body, ' ' * 4)}\n\n{'' if margin else chr(10)}"
-    call = f"{source[begin:].decode()[: first.col_offset]}{step.call}\n"
-    return [_Edit(place, place, textwrap.indent(lines, margin)), _Edit(begin, end, call)]
+    place, margin = _offset(source, above, 0), _indent(source, before)
+    old = _indent(source, first)
+    new = margin + ("\t" if "\t" in old else " " * 4)
+    lines = source[begin:end].decode().rstrip("\r\n").split("\n") + [f"{old}{step.footer}"] * bool(step.results)
+    # Only comments and continued lines may begin further left.
+    body = (f"{new}{line.removeprefix(old) if line.startswith(old) else line.lstrip()}".rstrip() for line in lines)
+    text = "\n".join([f"{margin}{decorator}", f"{margin}{step.header}", *body, "", "" if margin else "\n"])
+    return [_Edit(place, place, text), _Edit(begin, end, f"{old}{step.call}\n")]
 
 
-def _tensorflow_in(tree: ast.Module) -> str:
-    """Return the name by which a file imports TensorFlow; empty where it does not."""
-    imported = (alias for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names)
+def _indent(source: bytes, node: ast.stmt) -> str:
+    """Return what stands before a statement in its line."""
+    begin = _offset(source, node.lineno, 0)
+    return source[begin : begin + node.col_offset].decode()
+
+
+def _tensorflow_in(tree: ast.Module, above: ast.stmt | None = None) -> str:
+    """Return the name by which a file imports TensorFlow, above a statement; empty where it does not."""
+    imports = (node for node in ast.walk(tree) if isinstance(node, ast.Import))
+    early = (node for node in imports if above is None or node.lineno < above.lineno)
+    imported = (alias for node in early for alias in node.names)
     return next((alias.asname or alias.name for alias in imported if alias.name == "tensorflow"), "")
 
 
@@ -358,7 +375,8 @@ def _diffs(source: bytes, edits: list[_Edit], file: str, directory: str) -> Iter
         before, after = written.splitlines(keepends=True), list[str]()
         for kind, low, high, start, stop in difflib.SequenceMatcher(None, code, edited, autojunk=False).get_opcodes():
             after += before[low:high] if kind == "equal" else edited[start:stop]
-        yield "".join(difflib.unified_diff(before, after, name, name))
+        for line in difflib.unified_diff(before, after, name, name):
+            yield line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"
 
 
 def _apply(source: bytes, edits: Iterable[_Edit]) -> bytes:
