@@ -268,6 +268,7 @@ for epoch in range(2):
 """,
     "deletes_what_is_set_again": f"for x in [1.0]:\n    {indented(STEP, 4)}\n    del loss\n"
     "    loss = 1\n    print(loss)\n",
+    "deletes_another": f"y = 1\nfor x in [1.0]:\n    {indented(STEP, 4)}\n    del y\n",
     "names_within_an_expression": f"y = 1\nfor x in [1.0]:\n    {indented(STEP, 4)}\n".replace(
         "model * x", "(y := y + x)"
     ),

@@ -209,6 +209,7 @@ def _describe(
     unsure = {*given} & varying - {*names.surely_read}  # which must be set nevertheless
     is_known = earlier.issuperset(given) and before.known.issuperset(unsure)  # when it begins
     is_known = is_known and {*given, *names.sets}.issuperset(results)  # when it ends
+    is_known = is_known and {*given, *sets}.issuperset(names.deleted)
     if not is_known or not {*tapes, *names.deleted}.isdisjoint(results) or not shared.isdisjoint({*given, *sets}):
         return None
     return InlineStep(
