@@ -2,10 +2,14 @@
 
 import ast
 import contextlib
+import sys
 import textwrap
+from types import SimpleNamespace
 
 import pytest
 
+from autotune.script.changing_state import OwnSource
+from autotune.script.eager_steps import EagerSteps
 from autotune.script.inline_steps import find_inline_steps, is_moved, move_inline_steps
 
 STEP = """
@@ -348,3 +352,17 @@ def test_moved_step_keeps_its_lines():
     functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
     assert [is_moved(function) for function in functions] == [False, True]
     assert [statement.lineno for statement in functions[1].body] == [4, 6, 6]
+
+
+def test_message_does_not_name_a_function_that_the_user_has_not(tmp_path):
+    file, eager = tmp_path / "train.py", EagerSteps(str(tmp_path))
+    file.write_text(f"for x in [1.0]:\n    {indented(STEP, 4)}\n", encoding="utf-8")
+    tree, tf = ast.parse(file.read_text(encoding="utf-8")), SimpleNamespace(GradientTape=lambda: eager.note_tape(Tape))
+    move_inline_steps(tree)
+    optimizer = SimpleNamespace(apply_gradients=lambda _: eager.note_update(optimizer, object()))
+    try:
+        exec(compile(tree, str(file), "exec"), {"tf": tf, "optimizer": optimizer, "model": 3.0, "__name__": "__main__"})
+        _, reasons = eager.find_sites(OwnSource([file], str(tmp_path)), [])
+    finally:
+        sys.setprofile(None)
+    assert reasons == ["train.py, line 2: the step was called once only while it was looked at"]

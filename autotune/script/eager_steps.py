@@ -167,9 +167,8 @@ class EagerSteps:
             line = line_of(step.co_filename, self._loops[step], self._directory)
             return f"{line}: the eager step stands in its loop; move it into a function of one batch to tune this"
         if self._counts[step] < 2:
-            return (
-                f"{line_of_code(step, self._directory)}: {step.co_name}() was called once only while it was looked at"
-            )
+            name = "the step" if any(map(is_moved, source.nodes_at(step))) else f"{step.co_name}()"
+            return f"{line_of_code(step, self._directory)}: {name} was called once only while it was looked at"
         functions: dict[CodeType, Mapping[str, Any]] = {step: {}}
         scopes: dict[Any, Mapping[str, Any]] = {}
         while functions:
